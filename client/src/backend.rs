@@ -1,0 +1,268 @@
+//! Burn's `Backend`, by way of its router: every op of a [`TensordDevice`] goes
+//! to the session behind it.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU32, Ordering},
+};
+
+use burn_backend::{
+    BoolStore, DType, DTypeUsageSet, DeviceId, DeviceOps, DeviceSettings, ExecutionError, Shape,
+    TensorData,
+};
+use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
+use burn_router::{
+    BackendRouter, Graph, MultiBackendBridge, RouterChannel, RouterClient,
+    RouterClientRegistration, RouterTensor, get_client, register_scoped_client,
+};
+
+use burn_std::future::DynFut;
+use dashmap::DashMap;
+use std::sync::LazyLock;
+
+use crate::session::{Session, never};
+
+/// Burn's `Backend` over a pool; `Autodiff<Tensord>` differentiates through it.
+/// Programs written against `burn::tensor::Device` use
+/// [`Lease::devices`](crate::Lease::devices) instead.
+pub type Tensord = BackendRouter<TensordChannel>;
+
+/// Marks tensord among the device types of a process.
+const DEVICE_TYPE: u16 = 0x7e50;
+
+/// Sessions by the number of their device. A number is never used again.
+static SESSIONS: LazyLock<DashMap<u16, Arc<Session>>> = LazyLock::new(DashMap::new);
+static NEXT_DEVICE: AtomicU32 = AtomicU32::new(0);
+
+/// A leased device, by its number in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct TensordDevice {
+    index: u16,
+}
+
+impl TensordDevice {
+    /// A new device backed by `session`, or `None` when this process has used
+    /// up its 65,536 numbers.
+    pub(crate) fn register(session: Arc<Session>) -> Option<Self> {
+        let index = NEXT_DEVICE.fetch_add(1, Ordering::Relaxed);
+        let index = u16::try_from(index).ok()?;
+        SESSIONS.insert(index, session);
+        Some(Self { index })
+    }
+
+    /// Forgets the device. Tensors that are left keep their session.
+    pub(crate) fn unregister(self) {
+        SESSIONS.remove(&self.index);
+    }
+
+    fn session(self) -> Arc<Session> {
+        let session = SESSIONS.get(&self.index).map(|session| session.clone());
+        // A device that outlived its lease: all it has is an error.
+        session.unwrap_or_else(|| never("the lease of this device was dropped"))
+    }
+}
+
+impl burn_std::device::Device for TensordDevice {
+    fn from_id(id: DeviceId) -> Self {
+        Self { index: id.index_id }
+    }
+
+    fn to_id(&self) -> DeviceId {
+        DeviceId::new(DEVICE_TYPE, self.index)
+    }
+}
+
+impl DeviceOps for TensordDevice {
+    fn defaults(&self) -> DeviceSettings {
+        let usual =
+            || DeviceSettings::with_dtypes(DType::F32, DType::I32, DType::Bool(BoolStore::Native));
+        self.session().settings().unwrap_or_else(usual)
+    }
+}
+
+/// Keeps a device known to Burn's router.
+pub(crate) type Registration = RouterClientRegistration<TensordChannel>;
+
+/// The channel type that makes Burn's router ours.
+#[derive(Debug, Clone)]
+pub struct TensordChannel;
+
+/// Burn's handle on one device: records ops and asks for values.
+#[derive(Clone)]
+pub struct TensordClient {
+    device: TensordDevice,
+    session: Arc<Session>,
+    /// Op graphs that a layer above registered, for this device.
+    graphs: Arc<Mutex<std::collections::HashMap<GraphId, Graph>>>,
+}
+
+impl std::fmt::Debug for TensordClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TensordClient")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RouterClient for TensordClient {
+    type Device = TensordDevice;
+
+    fn register_op(&self, op: OperationIr) {
+        self.session.record(&op);
+    }
+
+    fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        let answered = self.session.read(&tensor);
+        Box::pin(async move { answered.await.unwrap_or_else(|_| Err(unanswered())) })
+    }
+
+    fn sync(&self) -> Result<(), ExecutionError> {
+        wait(self.session.sync()).unwrap_or_else(|| Err(unanswered()))
+    }
+
+    fn flush(&self) {
+        // Ops are on their way as soon as the driver gets to them.
+    }
+
+    fn create_empty_handle(&self) -> TensorId {
+        self.session.new_tensor()
+    }
+
+    fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
+        let id = self.session.new_tensor();
+        let (shape, dtype) = (data.shape().clone(), data.dtype());
+        self.session.upload(id, data);
+        RouterTensor::new(id, shape, dtype, self.clone())
+    }
+
+    fn device(&self) -> TensordDevice {
+        self.device
+    }
+
+    fn seed(&self, seed: u64) {
+        self.session.seed(seed);
+    }
+
+    fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
+        DTypeUsageSet::from_u8_truncated(self.session.dtype_usage(dtype))
+    }
+
+    fn register_and_execute_graph(
+        &self,
+        graph_id: GraphId,
+        relative_graph: Vec<OperationIr>,
+        bindings: GraphBindings,
+    ) {
+        let graph = Graph::new(relative_graph);
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        graphs.insert(graph_id, graph.clone());
+        drop(graphs);
+        self.replay(&graph, bindings);
+    }
+
+    fn execute_graph(&self, graph_id: GraphId, bindings: GraphBindings) {
+        let graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let graph = graphs.get(&graph_id).cloned();
+        drop(graphs);
+        match graph {
+            Some(graph) => self.replay(&graph, bindings),
+            // The outputs stay unknown, so reading them is an error that says so.
+            None => tracing::error!("op graph {graph_id:?} was never registered here"),
+        }
+    }
+
+    fn register_alias(&self, new_id: TensorId, src_id: TensorId) {
+        self.session.alias(new_id, src_id);
+    }
+}
+
+impl TensordClient {
+    fn new(device: TensordDevice) -> Self {
+        Self {
+            device,
+            session: device.session(),
+            graphs: Arc::default(),
+        }
+    }
+
+    /// Makes `device` known to Burn's router for as long as the guard lives.
+    pub(crate) fn register(device: TensordDevice) -> Option<Registration> {
+        register_scoped_client::<TensordChannel>(&device, Self::new(device))
+    }
+
+    fn replay(&self, graph: &Graph, bindings: GraphBindings) {
+        graph
+            .bind(bindings)
+            .operations
+            .iter()
+            .for_each(|op| self.session.record(op));
+    }
+}
+
+fn unanswered() -> ExecutionError {
+    ExecutionError::with_context("the session ended before it answered")
+}
+
+/// Waits on a thread that may be inside a runtime, where Tokio's own blocking
+/// receive panics: Burn calls us from its runtimes and from plain threads.
+/// Bounded, as a session that gets no answers fails.
+fn wait<T>(answered: tokio::sync::oneshot::Receiver<T>) -> Option<T> {
+    burn_std::future::block_on(answered).ok()
+}
+
+impl RouterChannel for TensordChannel {
+    type Device = TensordDevice;
+    type Bridge = NoBridge;
+    type Client = TensordClient;
+
+    fn name(_device: &TensordDevice) -> String {
+        "tensord".into()
+    }
+
+    fn init_client(device: &TensordDevice) -> TensordClient {
+        TensordClient::new(*device)
+    }
+
+    fn get_tensor_handle(_tensor: &TensorIr, _client: &TensordClient) {}
+
+    fn register_tensor(
+        client: &TensordClient,
+        _handle: (),
+        shape: Shape,
+        dtype: DType,
+    ) -> RouterTensor<TensordClient> {
+        // Only the default `change_client_backend` would call this.
+        RouterTensor::new(client.create_empty_handle(), shape, dtype, client.clone())
+    }
+
+    fn change_client_backend(
+        tensor: RouterTensor<TensordClient>,
+        device: &TensordDevice,
+    ) -> RouterTensor<TensordClient> {
+        let source = tensor.client.clone();
+        let target = get_client::<Self>(device);
+        let tensor = tensor.into_ir();
+        match wait(source.session.read(&tensor)).unwrap_or_else(|| Err(unanswered())) {
+            Ok(data) => target.register_tensor_data(data),
+            Err(e) => {
+                let id = target.session.new_tensor();
+                target.session.poison(id, &tensor, e.reason().to_owned());
+                RouterTensor::new(id, tensor.shape, tensor.dtype, target)
+            }
+        }
+    }
+}
+
+/// Burn's router asks for a bridge between backends; our channel moves tensors
+/// itself, so there is nothing for one to do.
+#[derive(Debug)]
+pub struct NoBridge;
+
+impl MultiBackendBridge for NoBridge {
+    type TensorHandle = ();
+    type Device = TensordDevice;
+
+    fn change_backend_float(_tensor: (), _shape: Shape, _target: &TensordDevice) {}
+    fn change_backend_int(_tensor: (), _shape: Shape, _target: &TensordDevice) {}
+    fn change_backend_bool(_tensor: (), _shape: Shape, _target: &TensordDevice) {}
+}

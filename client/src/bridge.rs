@@ -1,0 +1,79 @@
+//! Leased devices as ordinary Burn devices.
+//!
+//! Burn's `Device` has one open door, its remote device. So the client runs
+//! Burn's own remote server on loopback, in its own process, over [`Tensord`];
+//! Burn's remote client connects to it, and its devices are what users get. All
+//! devices of a lease are devices of one such host, which is what lets Burn's
+//! data-parallel strategies span them.
+
+use std::net::TcpListener;
+
+use burn::{remote::RemoteHost, tensor::Device};
+use burn_remote::server::{BackendServer, ServeError, TokenAuthorizer, WebSocketTransport};
+use rand::Rng;
+use tensord_transport::Secret;
+use tokio::{runtime::Handle, task::AbortHandle};
+use tracing::error;
+
+use crate::backend::{Tensord, TensordDevice};
+
+/// A running bridge. Dropping it ends it.
+pub(crate) struct Bridge {
+    devices: Vec<Device>,
+    serving: AbortHandle,
+}
+
+impl Bridge {
+    /// Starts a bridge for `devices` on `runtime`.
+    pub(crate) fn start(runtime: &Handle, devices: Vec<TensordDevice>) -> Result<Self, String> {
+        let listener = TcpListener::bind(("127.0.0.1", 0));
+        let listener = listener.map_err(|e| format!("no loopback port: {e}"))?;
+        let address = listener.local_addr().map_err(|e| e.to_string())?;
+        let token = new_token();
+        let serving = serve(devices, listener, &token);
+        let serving = runtime.spawn(async move {
+            if let Err(e) = serving.await {
+                error!("the bridge to Burn ended: {e}");
+            }
+        });
+        // Ends the server again if the devices cannot be had.
+        let mut bridge = Self {
+            devices: Vec::new(),
+            serving: serving.abort_handle(),
+        };
+        let host = RemoteHost::websocket(&format!("ws://{address}"))
+            .with_credential(token.reveal().to_owned());
+        let devices = host.devices().map_err(|e| e.to_string())?;
+        bridge.devices = devices.into_iter().collect();
+        Ok(bridge)
+    }
+
+    pub(crate) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Serves `devices` to Burn's remote clients that show `token`.
+pub(crate) fn serve(
+    devices: Vec<TensordDevice>,
+    listener: TcpListener,
+    token: &Secret,
+) -> impl Future<Output = Result<(), ServeError>> + Send + 'static + use<> {
+    let authorizer = TokenAuthorizer::new(token.reveal().to_owned());
+    BackendServer::<Tensord>::new(devices)
+        .with_authorizer(authorizer.expect("the token is not empty"))
+        .serve_async(WebSocketTransport::from_listener(listener))
+}
+
+/// 256 random bits, hex.
+pub(crate) fn new_token() -> Secret {
+    let mut bytes = [0u8; 32];
+    rand::rng().fill_bytes(&mut bytes);
+    Secret::new(bytes.map(|byte| format!("{byte:02x}")).concat())
+}

@@ -1,0 +1,222 @@
+//! A lease: devices that are ours until it is dropped.
+
+use std::{
+    fmt,
+    net::TcpListener,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use burn::tensor::Device;
+use burn_remote::server::ServeError;
+use tensord_proto::{ids::LeaseId, v1};
+use tensord_transport::Secret;
+
+use crate::{
+    backend::{Registration, TensordDevice},
+    bridge::{self, Bridge},
+    pool::{Inner, LeaseWatch},
+    session::Session,
+};
+
+/// What to lease, and how to wait for it.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tensord_client::LeaseRequest;
+/// let request = LeaseRequest::devices(4)
+///     .kind("cuda")
+///     .memory_bytes(16 << 30)
+///     .timeout(Duration::from_secs(600))
+///     .on_queued(|position| eprintln!("position {position} in the queue"));
+/// ```
+#[must_use = "a request does nothing until it is given to Pool::lease"]
+pub struct LeaseRequest {
+    pub(crate) devices: u32,
+    pub(crate) kind: String,
+    pub(crate) memory_bytes: u64,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
+}
+
+impl LeaseRequest {
+    /// Asks for `count` devices, all or none.
+    pub fn devices(count: u32) -> Self {
+        Self {
+            devices: count,
+            kind: String::new(),
+            memory_bytes: 0,
+            timeout: None,
+            on_queued: None,
+        }
+    }
+
+    /// Only devices of this kind, such as `"cuda"` or `"flex"`.
+    pub fn kind(mut self, kind: impl Into<String>) -> Self {
+        self.kind = kind.into();
+        self
+    }
+
+    /// Only devices with at least this much memory each.
+    pub fn memory_bytes(mut self, bytes: u64) -> Self {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    /// Gives up if it waits longer. Without this it waits as long as the pool
+    /// keeps it in the queue.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Calls `callback` with the position in the queue, 1 being next, whenever
+    /// that changes.
+    pub fn on_queued(mut self, callback: impl FnMut(u32) + Send + 'static) -> Self {
+        self.on_queued = Some(Box::new(callback));
+        self
+    }
+}
+
+impl fmt::Debug for LeaseRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRequest")
+            .field("devices", &self.devices)
+            .field("kind", &self.kind)
+            .field("memory_bytes", &self.memory_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a leased device is and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeasedDevice {
+    /// Its kind, such as `"cuda"`.
+    pub kind: String,
+    /// Its name, for people.
+    pub name: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// The worker it is on.
+    pub worker: String,
+}
+
+impl From<&v1::LeasedDevice> for LeasedDevice {
+    fn from(leased: &v1::LeasedDevice) -> Self {
+        let device = leased.device.clone().unwrap_or_default();
+        Self {
+            kind: device.kind,
+            name: device.name,
+            memory_bytes: device.memory_bytes,
+            worker: leased
+                .worker
+                .as_ref()
+                .map_or_else(String::new, |worker| worker.name.clone()),
+        }
+    }
+}
+
+/// Bytes between this process and the workers of a lease, frames and all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Sent to the workers.
+    pub bytes_up: u64,
+    /// Received from them.
+    pub bytes_down: u64,
+}
+
+/// The right to some devices. Dropping it gives them back, and ends whatever
+/// still runs on them: read what you need first.
+pub struct Lease {
+    pub(crate) id: LeaseId,
+    pub(crate) pool: Arc<Inner>,
+    pub(crate) held: Vec<Held>,
+    pub(crate) bridge: Option<Bridge>,
+    pub(crate) watch: LeaseWatch,
+}
+
+/// One device of a lease.
+pub(crate) struct Held {
+    pub(crate) device: TensordDevice,
+    pub(crate) session: Arc<Session>,
+    pub(crate) description: LeasedDevice,
+    pub(crate) _registration: Option<Registration>,
+}
+
+impl Lease {
+    /// The devices, in a fixed order, as ordinary Burn devices.
+    pub fn devices(&self) -> &[Device] {
+        self.bridge.as_ref().map_or(&[], Bridge::devices)
+    }
+
+    /// The devices for code that is generic over Burn's `Backend`, where
+    /// [`Tensord`](crate::Tensord) is the backend.
+    pub fn backend_devices(&self) -> Vec<TensordDevice> {
+        self.held.iter().map(|held| held.device).collect()
+    }
+
+    /// What each device is and where.
+    pub fn descriptions(&self) -> Vec<LeasedDevice> {
+        self.held
+            .iter()
+            .map(|held| held.description.clone())
+            .collect()
+    }
+
+    /// Bytes that crossed the wire so far, all devices together.
+    pub fn traffic(&self) -> Traffic {
+        let sum =
+            |count: fn(&Session) -> u64| self.held.iter().map(|held| count(&held.session)).sum();
+        Traffic {
+            bytes_up: sum(|session| session.counters.up.load(Ordering::Relaxed)),
+            bytes_down: sum(|session| session.counters.down.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Why the lease ended, if it did although it was not dropped: a worker was
+    /// lost, say. Its devices give errors from then on.
+    pub fn ended(&self) -> Option<String> {
+        self.watch.ended()
+    }
+
+    /// Serves the devices to stock Burn programs, which connect with
+    /// `RemoteHost::websocket` and `token` as the credential. Runs until the
+    /// future is dropped, on the Tokio runtime it is awaited on.
+    ///
+    /// The stock client speaks plain WebSocket: bind `listener` to loopback.
+    ///
+    /// # Errors
+    ///
+    /// When serving fails.
+    ///
+    /// # Panics
+    ///
+    /// When `token` is empty.
+    pub fn serve(
+        &self,
+        listener: TcpListener,
+        token: &Secret,
+    ) -> impl Future<Output = Result<(), ServeError>> + Send + 'static + use<> {
+        bridge::serve(self.backend_devices(), listener, token)
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("id", &self.id)
+            .field("devices", &self.descriptions())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.bridge.take();
+        for held in &self.held {
+            held.session.close();
+            held.device.unregister();
+        }
+        self.pool.release(self.id);
+    }
+}

@@ -1,0 +1,387 @@
+//! The task that speaks with the scheduler.
+//!
+//! Owns the one control stream of this client, makes a new one when it is lost,
+//! and then tells the scheduler again what it holds and what it waits for. A
+//! scheduler that is away touches no lease: sessions go on without it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak, mpsc as blocking},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tensord_proto::{
+    ids::{ClientId, LeaseId, RequestId},
+    v1::{
+        CancelRequest, ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest,
+        PoolMessage, ReleaseLease, StatusReply, StatusRequest, client_message,
+        pool_client::PoolClient, pool_message,
+    },
+    version,
+};
+use tensord_transport::{PoolUrl, control};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
+use tracing::{info, warn};
+
+use crate::{error::ConnectError, session::Session};
+
+/// How long the scheduler may take to answer.
+const DEADLINE: Duration = Duration::from_millis(3500);
+
+/// A stream that is silent for this long is lost; schedulers beat each second.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Pause between tries to reconnect.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Messages on the way to the scheduler.
+const QUEUE: usize = 64;
+
+/// What the rest of the client asks.
+pub(crate) enum Ask {
+    Lease {
+        request: LeaseRequest,
+        tell: blocking::Sender<Told>,
+    },
+    Cancel(RequestId),
+    Release(LeaseId),
+    /// Says when it has left.
+    Leave(blocking::SyncSender<()>),
+}
+
+/// What becomes of a request.
+pub(crate) enum Told {
+    Queued(u32),
+    Granted(Granted, LeaseWatch),
+    Refused(Error),
+}
+
+/// What happens to a lease from the pool's side.
+#[derive(Clone, Default)]
+pub(crate) struct LeaseWatch(Arc<Mutex<Watched>>);
+
+#[derive(Default)]
+struct Watched {
+    ended: Option<String>,
+    sessions: Vec<Weak<Session>>,
+}
+
+impl LeaseWatch {
+    pub(crate) fn ended(&self) -> Option<String> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .ended
+            .clone()
+    }
+
+    /// `session` fails when the lease ends.
+    pub(crate) fn add(&self, session: &Arc<Session>) {
+        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.sessions.push(Arc::downgrade(session));
+        if let Some(reason) = &watched.ended {
+            session.fail(reason.clone());
+        }
+    }
+
+    fn end(&self, reason: &str) {
+        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.ended = Some(reason.to_owned());
+        let sessions = watched.sessions.iter().filter_map(Weak::upgrade);
+        sessions.for_each(|session| session.fail(reason));
+    }
+}
+
+struct Waiting {
+    request: LeaseRequest,
+    tell: blocking::Sender<Told>,
+}
+
+struct Holding {
+    token: Bytes,
+    watch: LeaseWatch,
+}
+
+pub(crate) struct Control {
+    url: PoolUrl,
+    client: ClientId,
+    asked: mpsc::Receiver<Ask>,
+    waiting: HashMap<RequestId, Waiting>,
+    holding: HashMap<LeaseId, Holding>,
+}
+
+struct Stream {
+    say: mpsc::Sender<ClientMessage>,
+    hear: Streaming<PoolMessage>,
+}
+
+/// Why a stream is no longer used.
+enum Ended {
+    Lost(String),
+    Left,
+}
+
+impl Control {
+    pub(crate) fn new(url: PoolUrl, client: ClientId, asked: mpsc::Receiver<Ask>) -> Self {
+        Self {
+            url,
+            client,
+            asked,
+            waiting: HashMap::new(),
+            holding: HashMap::new(),
+        }
+    }
+
+    /// Runs until the client leaves. `connected` hears how the first try went.
+    pub(crate) async fn run(mut self, connected: blocking::SyncSender<Result<(), ConnectError>>) {
+        let mut stream = match self.attach().await {
+            Ok(stream) => stream,
+            Err(e) => {
+                let _ = connected.send(Err(e));
+                return;
+            }
+        };
+        let _ = connected.send(Ok(()));
+        drop(connected);
+        loop {
+            match self.serve(stream).await {
+                Ended::Left => return,
+                Ended::Lost(reason) => {
+                    warn!(
+                        "lost the scheduler at {} ({reason}); leases go on",
+                        self.url.authority()
+                    );
+                }
+            }
+            stream = loop {
+                match self.attach().await {
+                    Ok(stream) => break stream,
+                    Err(_) if self.left_meanwhile().await => return,
+                    Err(_) => {}
+                }
+            };
+            info!("the scheduler at {} is back", self.url.authority());
+        }
+    }
+
+    async fn attach(&self) -> Result<Stream, ConnectError> {
+        let attached = timeout(DEADLINE, self.try_attach()).await;
+        attached.unwrap_or_else(|_| {
+            let reason = format!("no answer within {DEADLINE:?}");
+            Err(ConnectError::Broken {
+                pool: self.url.authority(),
+                reason,
+            })
+        })
+    }
+
+    async fn try_attach(&self) -> Result<Stream, ConnectError> {
+        let pool = self.url.authority();
+        let mut client = connect(&self.url).await?;
+        let (say, said) = mpsc::channel(QUEUE);
+        let hello = client_message::Body::Hello(ClientHello {
+            hello: Some(version::hello()),
+            client_id: self.client.0,
+            lease_tokens: self
+                .holding
+                .values()
+                .map(|holding| holding.token.clone())
+                .collect(),
+        });
+        // Nothing is in the queue yet.
+        let _ = say.try_send(message(hello));
+        for waiting in self.waiting.values() {
+            let _ = say.try_send(message(client_message::Body::Request(
+                waiting.request.clone(),
+            )));
+        }
+        let request = authorised(ReceiverStream::new(said), &self.url)?;
+        let refused = |status: tonic::Status| ConnectError::from_status(&pool, &status);
+        let mut hear = client.attach(request).await.map_err(refused)?.into_inner();
+        let first = hear
+            .message()
+            .await
+            .map_err(refused)?
+            .and_then(|message| message.body);
+        let Some(pool_message::Body::Hello(hello)) = first else {
+            let reason = "it did not answer the hello".into();
+            return Err(ConnectError::Broken { pool, reason });
+        };
+        version::negotiate(&version::hello(), &hello.hello.unwrap_or_default()).map_err(|e| {
+            ConnectError::Version {
+                pool,
+                reason: e.message,
+            }
+        })?;
+        Ok(Stream { say, hear })
+    }
+
+    async fn serve(&mut self, mut stream: Stream) -> Ended {
+        loop {
+            tokio::select! {
+                heard = timeout(SILENCE, stream.hear.message()) => match heard {
+                    Ok(Ok(Some(heard))) => {
+                        if let Some(body) = self.told(heard)
+                            && stream.say.send(message(body)).await.is_err()
+                        {
+                            return Ended::Lost("the stream ended".into());
+                        }
+                    }
+                    Ok(Ok(None)) => return Ended::Lost("it closed the connection".into()),
+                    Ok(Err(status)) => return Ended::Lost(status.message().to_owned()),
+                    Err(_) => return Ended::Lost(format!("silent for {SILENCE:?}")),
+                },
+                ask = self.asked.recv() => match self.asked(ask) {
+                    Ok(Some(body)) => {
+                        if stream.say.send(message(body)).await.is_err() {
+                            return Ended::Lost("the stream ended".into());
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(left) => {
+                        leave(stream).await;
+                        // Nobody waits any more if that took too long.
+                        let _ = left.map(|left| left.send(()));
+                        return Ended::Left;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Takes note of `ask`; what is to be said of it, or who wants to leave.
+    fn asked(
+        &mut self,
+        ask: Option<Ask>,
+    ) -> Result<Option<client_message::Body>, Option<blocking::SyncSender<()>>> {
+        Ok(match ask {
+            None => return Err(None),
+            Some(Ask::Leave(left)) => return Err(Some(left)),
+            Some(Ask::Lease { request, tell }) => {
+                let id = RequestId(request.request_id);
+                self.waiting.insert(
+                    id,
+                    Waiting {
+                        request: request.clone(),
+                        tell,
+                    },
+                );
+                Some(client_message::Body::Request(request))
+            }
+            Some(Ask::Cancel(RequestId(request_id))) => {
+                self.waiting.remove(&RequestId(request_id));
+                Some(client_message::Body::Cancel(CancelRequest { request_id }))
+            }
+            Some(Ask::Release(LeaseId(lease_id))) => {
+                self.holding.remove(&LeaseId(lease_id));
+                Some(client_message::Body::Release(ReleaseLease { lease_id }))
+            }
+        })
+    }
+
+    /// Between two tries: takes notes, and says whether the client left.
+    async fn left_meanwhile(&mut self) -> bool {
+        let pause = sleep(RETRY);
+        tokio::pin!(pause);
+        loop {
+            tokio::select! {
+                () = &mut pause => return false,
+                ask = self.asked.recv() => {
+                    if let Err(left) = self.asked(ask) {
+                        let _ = left.map(|left| left.send(()));
+                        return true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Passes on what the pool says; what is to be answered, if anything.
+    fn told(&mut self, message: PoolMessage) -> Option<client_message::Body> {
+        match message.body {
+            Some(pool_message::Body::Queued(queued)) => {
+                if let Some(waiting) = self.waiting.get(&RequestId(queued.request_id)) {
+                    let _ = waiting.tell.send(Told::Queued(queued.position));
+                }
+            }
+            Some(pool_message::Body::Granted(granted)) => return self.granted(granted),
+            Some(pool_message::Body::Refused(refused)) => {
+                if let Some(waiting) = self.waiting.remove(&RequestId(refused.request_id)) {
+                    let error = refused.error.unwrap_or_default();
+                    let _ = waiting.tell.send(Told::Refused(error));
+                }
+            }
+            Some(pool_message::Body::Ended(ended)) => {
+                if let Some(holding) = self.holding.remove(&LeaseId(ended.lease_id)) {
+                    let error = ended.error.unwrap_or_else(|| {
+                        Error::new(ErrorCode::Lease, "the pool did not say why")
+                    });
+                    warn!("lease {} ended: {error}", LeaseId(ended.lease_id));
+                    holding.watch.end(&format!("the lease ended: {error}"));
+                }
+            }
+            Some(pool_message::Body::Hello(_) | pool_message::Body::Beat(_)) | None => {}
+        }
+        None
+    }
+
+    fn granted(&mut self, granted: Granted) -> Option<client_message::Body> {
+        let lease = LeaseId(granted.lease_id);
+        let watch = LeaseWatch::default();
+        let holding = Holding {
+            token: granted.token.clone(),
+            watch: watch.clone(),
+        };
+        let waiting = self.waiting.remove(&RequestId(granted.request_id));
+        let told = waiting.map(|waiting| waiting.tell.send(Told::Granted(granted, watch)));
+        if let Some(Ok(())) = told {
+            self.holding.insert(lease, holding);
+            return None;
+        }
+        // It was cancelled as it was granted.
+        Some(client_message::Body::Release(ReleaseLease { lease_id: lease.0 }))
+    }
+}
+
+/// Ends the stream in an orderly way, so that what was said before is heard.
+async fn leave(stream: Stream) {
+    drop(stream.say);
+    let mut hear = stream.hear;
+    while let Ok(Some(_)) = hear.message().await {}
+}
+
+async fn connect(url: &PoolUrl) -> Result<PoolClient<Channel>, ConnectError> {
+    let channel = control::connect(&url.host, url.port, &url.trust).await?;
+    Ok(PoolClient::new(channel))
+}
+
+fn authorised<T>(body: T, url: &PoolUrl) -> Result<Request<T>, ConnectError> {
+    let token = url.token.as_ref().map_or("", |token| token.reveal());
+    let bearer = MetadataValue::try_from(format!("Bearer {token}"));
+    let mut bearer = bearer.map_err(|_| ConnectError::Token {
+        pool: url.authority(),
+        reason: "it has characters that no token has".into(),
+    })?;
+    bearer.set_sensitive(true);
+    let mut request = Request::new(body);
+    request.metadata_mut().insert("authorization", bearer);
+    Ok(request)
+}
+
+/// Asks the pool at `url` what it has and does.
+pub(super) async fn status(url: &PoolUrl) -> Result<StatusReply, ConnectError> {
+    let mut client = connect(url).await?;
+    let reply = client.status(authorised(StatusRequest {}, url)?).await;
+    let reply = reply.map_err(|status| ConnectError::from_status(&url.authority(), &status))?;
+    Ok(reply.into_inner())
+}
+
+fn message(body: client_message::Body) -> ClientMessage {
+    ClientMessage { body: Some(body) }
+}

@@ -1,0 +1,344 @@
+//! A connection to a pool, and leasing from it.
+
+mod control;
+
+use std::{
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError, mpsc as blocking},
+    time::{Duration, Instant},
+};
+
+use rand::Rng;
+use tensord_proto::{
+    ids::{ClientId, LeaseId, RequestId, SessionId},
+    v1,
+};
+use tensord_transport::{
+    Dialer, PoolUrl,
+    faults::FaultSwitch,
+    tls::{Fingerprint, Trust},
+};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::{mpsc, oneshot},
+};
+
+pub(crate) use self::control::LeaseWatch;
+use self::control::{Ask, Control, Told};
+use crate::{
+    backend::{TensordClient, TensordDevice},
+    bridge::Bridge,
+    error::{ConnectError, LeaseError},
+    lease::{Held, Lease, LeaseRequest},
+    session::{Session, Target, drive},
+};
+
+/// How long a pool may take to answer at first.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
+
+/// How long the workers of a lease may take to open its sessions.
+const OPEN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long leaving may take; the pool finds out by itself if it takes longer.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Threads that move bytes; the work itself is done elsewhere.
+const IO_THREADS: usize = 2;
+
+/// Questions on the way to the control task.
+const ASK_QUEUE: usize = 64;
+
+/// Settings beyond the URL, for tests.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Puts the links to workers under the control of a switch.
+    pub faults: Option<FaultSwitch>,
+}
+
+/// A connection to a pool. It reconnects by itself; clones share it.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+pub(crate) struct Inner {
+    url: PoolUrl,
+    dialer: Dialer,
+    ask: mpsc::Sender<Ask>,
+    next_request: std::sync::atomic::AtomicU64,
+    handle: Handle,
+    /// Taken when dropped.
+    runtime: Mutex<Option<Runtime>>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({})", self.0.url)
+    }
+}
+
+impl Pool {
+    /// Connects to the pool at `url`.
+    ///
+    /// # Errors
+    ///
+    /// Within 5 s, one for each of: a malformed URL, nothing there, another
+    /// certificate, a token the pool does not know, another version.
+    pub fn connect(url: &str) -> Result<Self, ConnectError> {
+        Self::connect_with(PoolUrl::from_str(url)?, Options::default())
+    }
+
+    /// Connects to the pool whose URL is in `TENSORD_URL`.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect), and when the variable is not set.
+    pub fn connect_env() -> Result<Self, ConnectError> {
+        let url = std::env::var("TENSORD_URL").map_err(|_| ConnectError::NoUrl)?;
+        Self::connect(&url)
+    }
+
+    /// Connects to a pool with settings beyond the URL.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn connect_with(url: PoolUrl, options: Options) -> Result<Self, ConnectError> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(IO_THREADS)
+            .thread_name("tensord-io")
+            .enable_all()
+            .build()?;
+        let (ask, asked) = mpsc::channel(ASK_QUEUE);
+        let client = ClientId(rand::rng().next_u64());
+        let control = Control::new(url.clone(), client, asked);
+        let (connected, connects) = blocking::sync_channel(1);
+        runtime.spawn(control.run(connected));
+        let mut dialer = Dialer::new(url.transport);
+        if let Some(faults) = options.faults {
+            dialer = dialer.with_faults(faults);
+        }
+        let handle = runtime.handle().clone();
+        let runtime = Mutex::new(Some(runtime));
+        let inner = Inner {
+            url,
+            dialer,
+            ask,
+            next_request: 1.into(),
+            handle,
+            runtime,
+        };
+        let broken = |reason: &str| ConnectError::Broken {
+            pool: inner.url.authority(),
+            reason: reason.to_owned(),
+        };
+        match connects.recv_timeout(CONNECT_DEADLINE) {
+            Ok(Ok(())) => Ok(Self(Arc::new(inner))),
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(broken(&format!("no answer within {CONNECT_DEADLINE:?}"))),
+        }
+    }
+
+    /// Where the pool is; prints without the token.
+    pub fn url(&self) -> &PoolUrl {
+        &self.0.url
+    }
+
+    /// What the pool has and does.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub fn status(&self) -> Result<v1::StatusReply, ConnectError> {
+        let (tell, told) = blocking::sync_channel(1);
+        let url = self.0.url.clone();
+        self.0.handle.spawn(async move {
+            // Nobody listens any more once the deadline has passed.
+            let _ = tell.send(control::status(&url).await);
+        });
+        told.recv_timeout(CONNECT_DEADLINE).unwrap_or_else(|_| {
+            let pool = self.0.url.authority();
+            let reason = format!("no status within {CONNECT_DEADLINE:?}");
+            Err(ConnectError::Broken { pool, reason })
+        })
+    }
+
+    /// Leases devices, waiting in the pool's queue while they are taken.
+    ///
+    /// # Errors
+    ///
+    /// When the pool refuses, or the request's timeout passes.
+    pub fn lease(&self, request: LeaseRequest) -> Result<Lease, LeaseError> {
+        let mut on_queued = request.on_queued;
+        let id = self.0.new_request();
+        let (tell, told) = blocking::channel();
+        self.0.ask(Ask::Lease {
+            request: v1::LeaseRequest {
+                request_id: id.0,
+                devices: request.devices,
+                kind: request.kind,
+                memory_bytes: request.memory_bytes,
+            },
+            tell,
+        })?;
+        let begun = Instant::now();
+        let mut position = 0;
+        loop {
+            let left = request
+                .timeout
+                .map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            // Without a timeout the pool decides: it grants, refuses or is gone.
+            let told = match left {
+                Some(left) => told.recv_timeout(left),
+                None => told
+                    .recv()
+                    .map_err(|_| blocking::RecvTimeoutError::Disconnected),
+            };
+            match told {
+                Ok(Told::Queued(at)) => {
+                    position = at;
+                    if let Some(on_queued) = &mut on_queued {
+                        on_queued(at);
+                    }
+                }
+                Ok(Told::Granted(granted, watch)) => return self.open(&granted, watch),
+                Ok(Told::Refused(error)) => {
+                    let code = error.code();
+                    return Err(LeaseError::Refused {
+                        code,
+                        reason: error.message,
+                    });
+                }
+                Err(blocking::RecvTimeoutError::Timeout) => {
+                    self.0.ask(Ask::Cancel(id))?;
+                    let waited = begun.elapsed();
+                    return Err(LeaseError::TimedOut { waited, position });
+                }
+                Err(blocking::RecvTimeoutError::Disconnected) => return Err(LeaseError::Closed),
+            }
+        }
+    }
+
+    /// Opens a session on each device of a lease, then the bridge.
+    fn open(&self, granted: &v1::Granted, watch: LeaseWatch) -> Result<Lease, LeaseError> {
+        // From here on dropping the lease gives everything back.
+        let mut lease = Lease {
+            id: LeaseId(granted.lease_id),
+            pool: self.0.clone(),
+            held: Vec::new(),
+            bridge: None,
+            watch,
+        };
+        let mut openings = Vec::new();
+        for leased in &granted.devices {
+            let (held, opening) = self.0.open_session(leased, granted)?;
+            lease.watch.add(&held.session);
+            lease.held.push(held);
+            openings.push(opening);
+        }
+        for (opening, held) in openings.into_iter().zip(&lease.held) {
+            let worker = || held.description.worker.clone();
+            let opened = opening.recv_timeout(OPEN_DEADLINE);
+            let opened =
+                opened.unwrap_or_else(|_| Err(format!("no answer within {OPEN_DEADLINE:?}")));
+            opened.map_err(|reason| LeaseError::Worker {
+                worker: worker(),
+                reason,
+            })?;
+        }
+        let bridge = Bridge::start(&self.0.handle, lease.backend_devices());
+        lease.bridge = Some(bridge.map_err(|reason| LeaseError::Bridge { reason })?);
+        Ok(lease)
+    }
+}
+
+type Opening = blocking::Receiver<Result<(), String>>;
+
+impl Inner {
+    fn new_request(&self) -> RequestId {
+        let order = std::sync::atomic::Ordering::Relaxed;
+        RequestId(self.next_request.fetch_add(1, order))
+    }
+
+    fn ask(&self, ask: Ask) -> Result<(), LeaseError> {
+        // The control task takes these as they come; a full queue means that
+        // this process asks for dozens of leases at once.
+        let mut ask = ask;
+        for _ in 0..1000 {
+            match self.ask.try_send(ask) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::error::TrySendError::Closed(_)) => return Err(LeaseError::Closed),
+                Err(mpsc::error::TrySendError::Full(back)) => {
+                    ask = back;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        Err(LeaseError::Closed)
+    }
+
+    fn open_session(
+        &self,
+        leased: &v1::LeasedDevice,
+        granted: &v1::Granted,
+    ) -> Result<(Held, Opening), LeaseError> {
+        let worker = leased.worker.clone().unwrap_or_default();
+        let unusable = |reason: &str| LeaseError::Worker {
+            worker: worker.name.clone(),
+            reason: reason.to_owned(),
+        };
+        let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
+            .map_err(|_| unusable("the pool sent no fingerprint of its certificate"))?;
+        let session = Session::new(SessionId(rand::rng().next_u64()));
+        let device = TensordDevice::register(session.clone())
+            .ok_or_else(|| unusable("this process has leased 65,536 devices; restart it"))?;
+        let target = Target {
+            dialer: self.dialer.clone(),
+            worker: worker.name.clone(),
+            address: worker.address,
+            trust: Trust::Pin(Fingerprint(pin)),
+            lease_token: granted.token.clone(),
+            device_index: leased.index,
+            seed: rand::rng().next_u64(),
+        };
+        let (opened, opens) = oneshot::channel();
+        let (tell, opening) = blocking::sync_channel(1);
+        self.handle.spawn(drive(session.clone(), target, opened));
+        self.handle.spawn(async move {
+            let opened = opens
+                .await
+                .unwrap_or_else(|_| Err("the client is shutting down".into()));
+            let _ = tell.send(opened);
+        });
+        let registration = TensordClient::register(device);
+        let held = Held {
+            device,
+            session,
+            description: leased.into(),
+            _registration: registration,
+        };
+        Ok((held, opening))
+    }
+
+    /// Gives a lease back. Best effort: the pool takes it back by itself when
+    /// this process is gone.
+    pub(crate) fn release(&self, lease: LeaseId) {
+        let _ = self.ask(Ask::Release(lease));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let (tell, told) = blocking::sync_channel(1);
+        if self.ask(Ask::Leave(tell)).is_ok() {
+            let _ = told.recv_timeout(GOODBYE);
+        }
+        let runtime = self
+            .runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(runtime) = runtime {
+            // Does not block, so that a pool may be dropped anywhere.
+            runtime.shutdown_background();
+        }
+    }
+}

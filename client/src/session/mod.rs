@@ -1,0 +1,363 @@
+//! A session on the client: ops go in, in order; frames go out; values come back.
+//!
+//! Callers of [`Session::record`] and its like are Burn's threads: they must
+//! return at once, so they only append to a buffer, unless the worker is so far
+//! behind that the outbox is full. One task ([`driver`]) owns the connection. It
+//! cuts the buffer into a frame whenever it is ready to send, so frames are
+//! small while the worker keeps up, and large when there is much to say.
+
+mod driver;
+mod values;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn_backend::{DType, ExecutionError, TensorData};
+use burn_ir::{OperationIr, TensorId, TensorIr};
+use bytes::Bytes;
+use tensord_proto::{
+    CHUNK_BYTES,
+    codec::{DeviceProfile, OpEncoder, encode_tensor, encode_type},
+    ids::SessionId,
+    v1::{Alias, Chunk, Close, Fault, Ops, Poison, Read, Seed, Sync, Upload, frame::Body},
+};
+use tensord_transport::duplex::Duplex;
+use tokio::sync::{Notify, oneshot};
+
+pub(crate) use self::driver::{Target, drive};
+use self::values::Gathering;
+
+/// What is kept until the worker confirms it; a program that is further ahead
+/// waits in the op it records.
+const OUTBOX_BYTES: usize = 32 << 20;
+
+/// An op buffer of this size is cut even if nobody asks for it, so that the
+/// worker can start.
+const CUT_BYTES: usize = 48 << 10;
+
+/// Uploads up to this size go in the frame that announces them.
+const INLINE_BYTES: usize = 16 << 10;
+
+/// Bytes of answers the worker may send: all, as only what was asked for comes.
+const WINDOW_BYTES: u64 = u64::MAX;
+
+/// The answer to a read or a sync.
+type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
+
+/// Bytes that crossed the wire.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) up: AtomicU64,
+    pub(crate) down: AtomicU64,
+}
+
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    state: Mutex<State>,
+    /// Signals that the outbox has room again.
+    room: Condvar,
+    /// Wakes the driver.
+    wake: Notify,
+    next_tensor: AtomicU64,
+    pub(crate) counters: Counters,
+}
+
+struct State {
+    duplex: Duplex,
+    encoder: OpEncoder,
+    /// Ops recorded and not yet cut into a frame.
+    ops: Vec<u8>,
+    op_count: u32,
+    next_request: u64,
+    reads: HashMap<u64, Answer<TensorData>>,
+    syncs: HashMap<u64, Answer<()>>,
+    gathering: Option<Gathering>,
+    /// The driver waits to be woken.
+    driver_waits: bool,
+    profile: Option<DeviceProfile>,
+    /// Why the session is over, once it is.
+    end: Option<End>,
+}
+
+/// Why a session is over.
+#[derive(Debug, Clone)]
+pub(crate) enum End {
+    /// The program is done with it.
+    Closed,
+    /// It cannot go on.
+    Failed(String),
+}
+
+impl End {
+    fn error(&self) -> ExecutionError {
+        ExecutionError::with_context(match self {
+            Self::Closed => "the lease was dropped, and its devices with it".to_owned(),
+            Self::Failed(reason) => reason.clone(),
+        })
+    }
+}
+
+impl Session {
+    pub(crate) fn new(id: SessionId) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            state: Mutex::new(State {
+                // The worker says what it lets us send when it opens the session.
+                duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
+                encoder: OpEncoder::default(),
+                ops: Vec::new(),
+                op_count: 0,
+                next_request: 1,
+                reads: HashMap::new(),
+                syncs: HashMap::new(),
+                gathering: None,
+                driver_waits: false,
+                profile: None,
+                end: None,
+            }),
+            room: Condvar::new(),
+            wake: Notify::new(),
+            next_tensor: AtomicU64::new(1),
+            counters: Counters::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code of others runs under this lock, and ours leaves it whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tensor id not used before in this session.
+    pub(crate) fn new_tensor(&self) -> TensorId {
+        TensorId::new(self.next_tensor.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Records an op. Waits while the worker is too far behind.
+    pub(crate) fn record(&self, op: &OperationIr) {
+        let mut state = self.lock();
+        if state.end.is_some() {
+            return;
+        }
+        let State { encoder, ops, .. } = &mut *state;
+        encoder.encode(op, ops);
+        state.op_count += 1;
+        if state.ops.len() >= CUT_BYTES {
+            state.cut();
+            state = self.wait_for_room(state);
+        }
+        self.wake(&mut state);
+    }
+
+    /// Makes a tensor of `data`.
+    pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
+        let kind = encode_type(data.shape(), data.dtype());
+        let bytes = Bytes::from_owner(Owned(data.into_bytes()));
+        let inline = if bytes.len() <= INLINE_BYTES {
+            bytes.clone()
+        } else {
+            Bytes::new()
+        };
+        let mut state = self.lock();
+        state.say(Body::Upload(Upload {
+            tensor_id: id.value(),
+            r#type: Some(kind),
+            size_bytes: bytes.len() as u64,
+            bytes: inline.clone(),
+        }));
+        if inline.len() < bytes.len() {
+            for start in (0..bytes.len()).step_by(CHUNK_BYTES) {
+                let end = bytes.len().min(start + CHUNK_BYTES);
+                // Chunks share the tensor's memory, so all of them can be queued
+                // under one lock: nothing may come between them.
+                state.say(Body::Chunk(Chunk {
+                    bytes: bytes.slice(start..end),
+                }));
+            }
+        }
+        self.wake(&mut state);
+        drop(self.wait_for_room(state));
+    }
+
+    /// Declares a tensor that has no value.
+    pub(crate) fn poison(&self, id: TensorId, tensor: &TensorIr, reason: String) {
+        let fault = Fault {
+            op_name: "to_device".into(),
+            reason,
+            ..Fault::default()
+        };
+        self.push(Body::Poison(Poison {
+            tensor_id: id.value(),
+            r#type: Some(encode_type(&tensor.shape, tensor.dtype)),
+            fault: Some(fault),
+        }));
+    }
+
+    /// Gives a tensor a second id.
+    pub(crate) fn alias(&self, id: TensorId, source: TensorId) {
+        self.push(Body::Alias(Alias {
+            tensor_id: id.value(),
+            source_id: source.value(),
+        }));
+    }
+
+    /// Seeds the session's random ops.
+    pub(crate) fn seed(&self, seed: u64) {
+        self.push(Body::Seed(Seed { seed }));
+    }
+
+    /// Asks for a tensor's data.
+    pub(crate) fn read(
+        &self,
+        tensor: &TensorIr,
+    ) -> oneshot::Receiver<Result<TensorData, ExecutionError>> {
+        let (answer, answered) = oneshot::channel();
+        let mut state = self.lock();
+        match &state.end {
+            Some(end) => drop(answer.send(Err(end.error()))),
+            None => {
+                let request_id = state.request();
+                state.reads.insert(request_id, answer);
+                state.say(Body::Read(Read {
+                    request_id,
+                    tensor: encode_tensor(tensor),
+                }));
+                self.wake(&mut state);
+            }
+        }
+        answered
+    }
+
+    /// Asks to hear when everything recorded is done.
+    pub(crate) fn sync(&self) -> oneshot::Receiver<Result<(), ExecutionError>> {
+        let (answer, answered) = oneshot::channel();
+        let mut state = self.lock();
+        match &state.end {
+            Some(end) => drop(answer.send(Err(end.error()))),
+            None => {
+                let request_id = state.request();
+                state.syncs.insert(request_id, answer);
+                state.say(Body::Sync(Sync { request_id }));
+                self.wake(&mut state);
+            }
+        }
+        answered
+    }
+
+    /// What the device can do with `dtype`, as the bits of a set.
+    pub(crate) fn dtype_usage(&self, dtype: DType) -> u8 {
+        let state = self.lock();
+        let dtypes = state.profile.iter().flat_map(|profile| &profile.dtypes);
+        dtypes
+            .into_iter()
+            .find(|(d, _)| *d == dtype)
+            .map_or(0, |(_, usage)| *usage)
+    }
+
+    /// The dtypes the device prefers, once the session was opened.
+    pub(crate) fn settings(&self) -> Option<burn_backend::DeviceSettings> {
+        self.lock().profile.as_ref().map(|profile| profile.settings)
+    }
+
+    /// Ends the session after what was recorded.
+    pub(crate) fn close(&self) {
+        self.push(Body::Close(Close {}));
+        self.end(End::Closed);
+    }
+
+    /// Ends the session for `reason`; what waits for an answer gets it.
+    pub(crate) fn fail(&self, reason: impl Into<String>) {
+        self.end(End::Failed(reason.into()));
+    }
+
+    fn end(&self, end: End) {
+        let (reads, syncs) = {
+            let mut state = self.lock();
+            if state.end.is_some() {
+                return;
+            }
+            state.end = Some(end.clone());
+            (
+                std::mem::take(&mut state.reads),
+                std::mem::take(&mut state.syncs),
+            )
+        };
+        self.room.notify_all();
+        self.wake.notify_one();
+        // Whoever waited may be gone; then there is nobody to tell.
+        reads
+            .into_values()
+            .for_each(|answer| drop(answer.send(Err(end.error()))));
+        syncs
+            .into_values()
+            .for_each(|answer| drop(answer.send(Err(end.error()))));
+    }
+
+    fn push(&self, body: Body) {
+        let mut state = self.lock();
+        state.say(body);
+        self.wake(&mut state);
+    }
+
+    fn wake(&self, state: &mut State) {
+        if std::mem::take(&mut state.driver_waits) {
+            self.wake.notify_one();
+        }
+    }
+
+    fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        // Bounded by the driver: it makes room or ends the session.
+        while state.duplex.outbox().is_full() && state.end.is_none() {
+            self.wake(&mut state);
+            state = self
+                .room
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+}
+
+impl State {
+    fn request(&mut self) -> u64 {
+        self.next_request += 1;
+        self.next_request - 1
+    }
+
+    /// Makes a frame of the ops recorded since the last.
+    fn cut(&mut self) {
+        if self.op_count > 0 {
+            let encoded = std::mem::take(&mut self.ops).into();
+            let count = std::mem::take(&mut self.op_count);
+            self.duplex.push(Body::Ops(Ops { count, encoded }));
+        }
+    }
+
+    /// Queues `body` behind the ops recorded so far.
+    fn say(&mut self, body: Body) {
+        if self.end.is_none() {
+            self.cut();
+            self.duplex.push(body);
+        }
+    }
+}
+
+/// Lets a tensor's bytes be shared as [`Bytes`].
+struct Owned(burn_backend::Bytes);
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A session that never was: everything asked of it fails for `reason`.
+pub(crate) fn never(reason: &str) -> Arc<Session> {
+    let session = Session::new(SessionId(0));
+    session.fail(reason);
+    session
+}

@@ -1,0 +1,74 @@
+//! Conveniences on the generated [`Error`] and [`Fault`].
+
+use std::fmt;
+
+use crate::v1::{Error, ErrorCode, Fault, FaultKind};
+
+impl Error {
+    /// An error with `code` that says `message`.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code: code.into(),
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl FaultKind {
+    /// What happened, in words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Unspecified => "failed",
+            Self::UnknownTensor => "reads a tensor that does not exist",
+            Self::Mismatch => "does not fit its tensors",
+            Self::OutOfMemory => "needs more memory than the device has left",
+            Self::Panic => "made the backend panic",
+            Self::Unsupported => "is not supported here",
+            Self::Backend => "was refused by the backend",
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "op {} ({}) on worker {} {}: {}",
+            self.op_number,
+            self.op_name,
+            self.worker,
+            self.kind().describe(),
+            self.reason
+        )
+    }
+}
+
+impl std::error::Error for Fault {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_names_op_worker_and_reason() {
+        let fault = Fault {
+            kind: FaultKind::OutOfMemory.into(),
+            op_number: 17,
+            op_name: "Float.Matmul".into(),
+            worker: "gpu-1".into(),
+            reason: "4.0 GiB asked, 1.2 GiB free".into(),
+        };
+        assert_eq!(
+            fault.to_string(),
+            "op 17 (Float.Matmul) on worker gpu-1 needs more memory than the device has left: 4.0 GiB asked, 1.2 GiB free"
+        );
+    }
+}

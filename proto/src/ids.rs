@@ -1,0 +1,60 @@
+//! Ids, as distinct types so that one cannot stand in for another.
+//!
+//! All are 64 random bits chosen by whoever creates the thing (the client for
+//! itself and its sessions, the worker for itself, the scheduler for leases),
+//! so that no two processes need to agree on a counter. They print as 16 hex
+//! digits, the form used in logs and errors.
+
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:016x}", self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({:016x})", stringify!($name), self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A client process, kept over reconnects.
+    ClientId
+);
+id!(
+    /// A worker process, from its start to its end.
+    WorkerId
+);
+id!(
+    /// A lease, for the life of the pool.
+    LeaseId
+);
+id!(
+    /// A session: one op stream bound to one leased device.
+    SessionId
+);
+id!(
+    /// A client's lease request, unique within the client.
+    RequestId
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_print_as_sixteen_hex_digits() {
+        assert_eq!(LeaseId(0xab).to_string(), "00000000000000ab");
+        assert_eq!(format!("{:?}", LeaseId(0xab)), "LeaseId(00000000000000ab)");
+    }
+}

@@ -1,0 +1,33 @@
+//! What tensord's processes say to each other.
+//!
+//! Everything that crosses a process boundary is defined here and nowhere
+//! else: the messages (`proto/tensord/v1/*.proto`), ids, error codes, version
+//! rules and the op codec. Clients, workers and the scheduler know of each
+//! other only through this crate; it knows none of them, no runtime, no I/O.
+//!
+//! - [`v1`]: the generated messages; with the feature `rpc`, the gRPC services.
+//! - [`ids`]: typed ids.
+//! - [`version`]: what "compatible" means.
+//! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
+
+pub mod error;
+pub mod ids;
+pub mod version;
+
+#[cfg(feature = "ir")]
+pub mod codec;
+
+/// The generated messages of `tensord.v1`. Their documentation stands in the
+/// `.proto` files.
+#[allow(missing_docs, clippy::all, unreachable_pub)]
+pub mod v1 {
+    include!(concat!(env!("OUT_DIR"), "/tensord.v1.rs"));
+}
+
+/// Largest frame on a link, in bytes, header included. Both ends enforce it, so
+/// a peer can make the other hold no more than this before it is understood.
+pub const MAX_FRAME_BYTES: usize = 4 << 20;
+
+/// Tensor bytes in one frame; larger tensors go in several. Small enough that
+/// a read reply or an ack is never stuck for long behind an upload.
+pub const CHUNK_BYTES: usize = 1 << 20;

@@ -1,0 +1,108 @@
+//! Devices in words: what a worker offers, what a client asks for, and what
+//! the pool has, each with the form it takes in errors.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One accelerator (or CPU) that a worker offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// "flex", "cuda", "vulkan", …
+    pub kind: String,
+    /// For people.
+    pub name: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+}
+
+/// What a client asks for: so many devices, all or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// How many devices, at least one.
+    pub devices: u32,
+    /// Their kind. `None`: any, and not all need be of one kind.
+    pub kind: Option<String>,
+    /// The memory each must have.
+    pub memory_bytes: u64,
+}
+
+impl Demand {
+    /// Whether `device` will do.
+    pub(crate) fn accepts(&self, device: &DeviceSpec) -> bool {
+        self.kind.as_ref().is_none_or(|kind| *kind == device.kind)
+            && self.memory_bytes <= device.memory_bytes
+    }
+}
+
+impl fmt::Display for Demand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.devices == 1 { "" } else { "s" };
+        write!(f, "{} device{plural} of ", self.devices)?;
+        match &self.kind {
+            Some(kind) => write!(f, "kind {kind}")?,
+            None => write!(f, "any kind")?,
+        }
+        if self.memory_bytes > 0 {
+            write!(f, " with {} each", Memory(self.memory_bytes))?;
+        }
+        Ok(())
+    }
+}
+
+/// What the pool could lease if nothing were leased.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    workers: usize,
+    /// How many devices of each kind and memory.
+    devices: BTreeMap<(String, u64), usize>,
+}
+
+impl Inventory {
+    /// More sorts of devices than this are not spelled out in an error.
+    const MAX_SPELLED_OUT: usize = 8;
+
+    /// Counts one more worker and the devices it can still lease.
+    pub(crate) fn add<'a>(&mut self, devices: impl Iterator<Item = &'a DeviceSpec>) {
+        self.workers += 1;
+        for device in devices {
+            let sort = (device.kind.clone(), device.memory_bytes);
+            *self.devices.entry(sort).or_default() += 1;
+        }
+    }
+}
+
+impl fmt::Display for Inventory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.workers == 0 {
+            return write!(f, "no worker has joined the pool");
+        }
+        if self.devices.is_empty() {
+            return write!(f, "the pool's workers are leaving or have no devices");
+        }
+        write!(f, "the pool has ")?;
+        for (i, ((kind, memory), count)) in self.devices.iter().enumerate() {
+            if i == Self::MAX_SPELLED_OUT {
+                let more: usize = self.devices.values().skip(i).sum();
+                return write!(f, " and {more} more");
+            }
+            let comma = if i > 0 { ", " } else { "" };
+            write!(f, "{comma}{count} {kind} ({})", Memory(*memory))?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes for people to read.
+struct Memory(u64);
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = 1024.0 * 1024.0;
+        let mib = self.0 as f64 / MIB;
+        if mib < 1024.0 {
+            write!(f, "{mib:.1} MiB")
+        } else {
+            write!(f, "{:.1} GiB", mib / 1024.0)
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The engine: the state of the pool, and what changes it.
+//!
+//! Here is what all events have in common: deadlines, the ends of leases, and
+//! the settling of the queue after each event. What workers and clients say is
+//! handled in `engine/workers.rs` and `engine/clients.rs`.
+//!
+//! What holds after every event:
+//! - A device has at most one lease, and no lease has a device that does not
+//!   exist.
+//! - No request waits that would fit, and none that could never fit.
+//! - A lease without its client, or with a worker yet to join, has a deadline.
+
+mod clients;
+mod workers;
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use tensord_proto::ids::{ClientId, LeaseId};
+
+use crate::command::Command;
+use crate::event::{Event, StreamId};
+use crate::lease::Leases;
+use crate::options::Options;
+use crate::pool::{Pool, Verdict};
+use crate::queue::{Queue, Waiting};
+use crate::reason::{EndReason, RefuseReason};
+use crate::snapshot::Snapshot;
+use crate::time::Timestamp;
+
+/// The scheduler's state. See the crate's documentation.
+pub struct Engine {
+    options: Options,
+    /// When the event being handled happened.
+    now: Timestamp,
+    pool: Pool,
+    leases: Leases,
+    queue: Queue,
+    /// Attached clients, with the stream each speaks on.
+    clients: BTreeMap<ClientId, StreamId>,
+    /// What the event being handled led to.
+    commands: Vec<Command>,
+}
+
+impl Engine {
+    /// A pool without workers, which starts now.
+    pub fn new(options: Options, now: Timestamp) -> Self {
+        Self {
+            leases: Leases::new(now + options.adoption_window),
+            options,
+            now,
+            pool: Pool::default(),
+            queue: Queue::default(),
+            clients: BTreeMap::new(),
+            commands: Vec::new(),
+        }
+    }
+
+    /// Takes in what happened at `now`, and says what to do about it, in
+    /// order.
+    pub fn handle(&mut self, event: Event, now: Timestamp) -> Vec<Command> {
+        self.now = now;
+        match event {
+            Event::Tick => self.tick(),
+            Event::Worker {
+                worker,
+                stream,
+                event,
+            } => self.worker_event(worker, stream, event),
+            Event::Client {
+                client,
+                stream,
+                event,
+            } => self.client_event(client, stream, event),
+        }
+        self.settle();
+        mem::take(&mut self.commands)
+    }
+
+    /// When to send the next [`Event::Tick`], which may be a moment in the
+    /// past. `None` until there is something to wait for.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        let losses = self
+            .pool
+            .losses(self.options.worker_timeout)
+            .map(|(at, _)| at);
+        let ends = self.leases.iter().filter_map(|(_, lease)| lease.ends_at());
+        losses.chain(ends).min()
+    }
+
+    /// The pool as it is.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            workers: self.pool.snapshot(),
+            waiting_requests: self.queue.len(),
+            leases: self.leases.len(),
+        }
+    }
+
+    fn tick(&mut self) {
+        let losses = self.pool.losses(self.options.worker_timeout);
+        let due = losses.filter(|(at, _)| *at <= self.now);
+        for (_, worker) in due.collect::<Vec<_>>() {
+            self.lose(worker);
+        }
+        let ends = self.leases.iter();
+        let due = ends.filter(|(_, lease)| lease.ends_at().is_some_and(|at| at <= self.now));
+        for id in due.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.end_lease(id, self.missing_worker(id));
+        }
+        self.leases.forget_ended(self.now);
+    }
+
+    /// Why an overdue lease ends, if it is not for want of its client.
+    fn missing_worker(&self, lease: LeaseId) -> Option<EndReason> {
+        let workers = self.leases.get(lease)?.workers();
+        let worker = workers
+            .into_iter()
+            .find(|worker| !self.pool.contains(*worker))?;
+        Some(EndReason::WorkerMissing { worker })
+    }
+
+    /// Ends a lease, and tells everyone who is there. Its client is told why;
+    /// `None` is for an end the client itself brought about, by a command or
+    /// by staying away.
+    fn end_lease(&mut self, id: LeaseId, reason: Option<EndReason>) {
+        let Some(lease) = self.leases.remove(id, self.now) else {
+            return;
+        };
+        for worker in lease.workers() {
+            self.pool.free(worker, id);
+            if self.pool.is_connected(worker) {
+                self.commands.push(Command::EndLease { worker, lease: id });
+            }
+        }
+        if let (Some(owner), Some(reason)) = (lease.owner, reason) {
+            self.tell_ended(owner, id, reason);
+        }
+    }
+
+    fn tell_ended(&mut self, client: ClientId, lease: LeaseId, reason: EndReason) {
+        if self.clients.contains_key(&client) {
+            self.commands.push(Command::LeaseEnded {
+                client,
+                lease,
+                reason,
+            });
+        }
+    }
+
+    /// Takes every device of an adopted lease whose worker is here. The lease
+    /// ends if one is not to be had, and gets a deadline if a worker is not
+    /// here yet.
+    fn reserve(&mut self, id: LeaseId) {
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        let mut complete = true;
+        for &share in &lease.shares {
+            if !self.pool.contains(share.worker) {
+                complete = false;
+            } else if self.pool.take(share, id).is_err() {
+                let reason = EndReason::DeviceUnavailable {
+                    worker: share.worker,
+                    index: share.index,
+                };
+                return self.end_lease(id, Some(reason));
+            }
+        }
+        let rejoin_by = lease
+            .rejoin_by
+            .unwrap_or(self.now + self.options.lease_expiry);
+        lease.rejoin_by = (!complete).then_some(rejoin_by);
+    }
+
+    /// Grants or refuses whatever can be by now, and tells the others where
+    /// they stand.
+    fn settle(&mut self) {
+        // Grants only make the pool fuller, so one pass is enough.
+        if self.pool.take_changed() {
+            for waiting in self.queue.take() {
+                if let Some(waiting) = self.resolve(waiting) {
+                    self.queue.push(waiting);
+                }
+            }
+        }
+        for (waiting, position) in self.queue.moved() {
+            let Waiting {
+                client, request, ..
+            } = *waiting;
+            self.commands.push(Command::Queued {
+                client,
+                request,
+                position,
+            });
+        }
+    }
+
+    /// Grants or refuses a request, or hands it back to wait.
+    fn resolve(&mut self, waiting: Waiting) -> Option<Waiting> {
+        match self.pool.assess(&waiting.demand) {
+            Verdict::Fits(shares) => self.grant(waiting, shares),
+            Verdict::Busy => return Some(waiting),
+            Verdict::Never => {
+                let Waiting {
+                    client,
+                    request,
+                    demand,
+                    ..
+                } = waiting;
+                let pool = self.pool.inventory();
+                self.refuse(
+                    client,
+                    request,
+                    RefuseReason::Unsatisfiable { demand, pool },
+                );
+            }
+        }
+        None
+    }
+}
+
+/// For tests to look inside.
+#[cfg(test)]
+impl Engine {
+    pub(crate) fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    pub(crate) fn attached_clients(&self) -> usize {
+        self.clients.len()
+    }
+}

@@ -1,0 +1,134 @@
+//! What workers say: they join, beat, leave, go, and tell what they still run.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tensord_proto::ids::{LeaseId, WorkerId};
+
+use super::Engine;
+use crate::command::Command;
+use crate::event::{HeldDevice, Registration, Share, StreamId, WorkerEvent};
+use crate::lease::Lease;
+use crate::reason::EndReason;
+
+impl Engine {
+    pub(super) fn worker_event(&mut self, worker: WorkerId, stream: StreamId, event: WorkerEvent) {
+        match event {
+            WorkerEvent::Join { registration, held } => {
+                self.join(worker, stream, registration, held);
+            }
+            // The end of a stream that was replaced, or what was left in it.
+            _ if !self.pool.is_speaking(worker, stream) => {}
+            WorkerEvent::Beat => self.pool.beat(worker, self.now),
+            WorkerEvent::Leaving => self.pool.leave(worker),
+            WorkerEvent::Gone => self.gone(worker),
+        }
+    }
+
+    fn join(
+        &mut self,
+        worker: WorkerId,
+        stream: StreamId,
+        registration: Registration,
+        held: Vec<HeldDevice>,
+    ) {
+        let known = self.pool.get(worker);
+        if known.is_some_and(|known| known.is_registered_as(&registration)) {
+            self.pool.reconnect(worker, stream, self.now);
+        } else {
+            self.lose(worker);
+            self.pool.insert(worker, registration, stream, self.now);
+        }
+        self.resume_held(worker, held);
+        self.resume_claimed(worker);
+    }
+
+    /// A worker that said it would leave has left; any other has a while to
+    /// come back.
+    fn gone(&mut self, worker: WorkerId) {
+        if self
+            .pool
+            .get(worker)
+            .is_some_and(|worker| worker.is_leaving())
+        {
+            self.lose(worker);
+        } else {
+            self.pool.disconnect(worker);
+        }
+    }
+
+    /// Forgets a worker, if it is known, and ends the leases it was part of.
+    pub(super) fn lose(&mut self, id: WorkerId) {
+        let Some(worker) = self.pool.remove(id) else {
+            return;
+        };
+        let name = || worker.name().to_owned();
+        for lease in worker.leases() {
+            let reason = match worker.is_leaving() {
+                true => EndReason::WorkerLeft {
+                    worker: id,
+                    name: name(),
+                },
+                false => EndReason::WorkerLost {
+                    worker: id,
+                    name: name(),
+                },
+            };
+            self.end_lease(lease, Some(reason));
+        }
+    }
+
+    /// Settles, lease by lease, what a worker says it still runs.
+    fn resume_held(&mut self, worker: WorkerId, held: Vec<HeldDevice>) {
+        let mut held_by_lease = BTreeMap::<LeaseId, BTreeSet<Share>>::new();
+        for HeldDevice { lease, index } in held {
+            held_by_lease
+                .entry(lease)
+                .or_default()
+                .insert(Share { worker, index });
+        }
+        // Should a worker run two leases on one device, a known one stays.
+        let (known, unknown): (Vec<_>, Vec<_>) = held_by_lease
+            .into_iter()
+            .partition(|(id, _)| self.leases.get(*id).is_some());
+        for (lease, shares) in known.into_iter().chain(unknown) {
+            self.resume(worker, lease, shares);
+        }
+    }
+
+    fn resume(&mut self, worker: WorkerId, id: LeaseId, shares: BTreeSet<Share>) {
+        let may_adopt = self.leases.may_adopt(id, self.now);
+        match self.leases.get_mut(id) {
+            // Nobody has claimed it yet, so this may be a further part of it.
+            Some(lease) if lease.owner.is_none() => lease.shares.extend(shares),
+            Some(lease) if lease.shares.is_superset(&shares) => {}
+            None if may_adopt => {
+                let expires_at = Some(self.now + self.options.lease_expiry);
+                self.leases.insert(
+                    id,
+                    Lease {
+                        shares,
+                        expires_at,
+                        ..Lease::default()
+                    },
+                );
+            }
+            // It ended, or has no right to these devices.
+            Some(_) | None => {
+                return self.commands.push(Command::EndLease { worker, lease: id });
+            }
+        }
+        self.reserve(id);
+    }
+
+    /// Takes what clients claimed before the worker joined.
+    fn resume_claimed(&mut self, worker: WorkerId) {
+        let leases = self
+            .leases
+            .iter()
+            .filter(|(_, lease)| lease.rejoin_by.is_some());
+        let claimed = leases.filter(|(_, lease)| lease.workers().contains(&worker));
+        for lease in claimed.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.reserve(lease);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What the engine is told.
+//!
+//! An event names who it is from and on which stream it came. The stream is
+//! there because streams end late: when a client or worker reconnects, the
+//! driver often notices the end of the old stream after the start of the new
+//! one. The engine ignores whatever comes from a stream that was replaced.
+
+use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
+
+use crate::device::{Demand, DeviceSpec};
+
+/// One stream between the scheduler and a client or worker. The driver
+/// numbers them and uses no number twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamId(pub u64);
+
+/// Something that happened outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Time has passed. Deadlines are acted upon on this event alone, so a
+    /// client or worker that comes back late but before it has lost nothing.
+    Tick,
+    /// A worker said something, or its stream broke.
+    Worker {
+        /// Who.
+        worker: WorkerId,
+        /// The stream it came on.
+        stream: StreamId,
+        /// What.
+        event: WorkerEvent,
+    },
+    /// A client said something, or its stream broke.
+    Client {
+        /// Who.
+        client: ClientId,
+        /// The stream it came on.
+        stream: StreamId,
+        /// What.
+        event: ClientEvent,
+    },
+}
+
+/// What a worker says, or its stream says by ending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkerEvent {
+    /// The first message of a stream: a worker that is new, or back.
+    Join {
+        /// What it offers.
+        registration: Registration,
+        /// What still runs there.
+        held: Vec<HeldDevice>,
+    },
+    /// It is alive.
+    Beat,
+    /// It is about to stop: nothing new goes to it.
+    Leaving,
+    /// Its stream ended. A stream that stays open but silent is for the
+    /// driver to break.
+    Gone,
+}
+
+/// What a worker offers. The same worker never changes it, because clients
+/// that hold leases were told so: a worker that comes back with another one
+/// is a new worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Where clients find it.
+    pub endpoint: Endpoint,
+    /// Its devices. Their order gives them their index.
+    pub devices: Vec<DeviceSpec>,
+}
+
+/// Where a worker's data plane is, and the certificate that proves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// For people.
+    pub name: String,
+    /// host:port.
+    pub address: String,
+    /// SHA-256 of its certificate, DER.
+    pub certificate_sha256: [u8; 32],
+}
+
+/// A device on which a worker still runs sessions of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldDevice {
+    /// The lease the sessions belong to.
+    pub lease: LeaseId,
+    /// The device's position in the worker's list.
+    pub index: u32,
+}
+
+/// What a client says, or its stream says by ending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientEvent {
+    /// The first message of a stream: a client that is new, or back.
+    Attach {
+        /// Every lease it holds, from tokens the driver has verified. A lease
+        /// that is not among them is one the client gave up, or never heard
+        /// of, while it was away.
+        claims: Vec<Claim>,
+    },
+    /// It asks for a lease.
+    Request {
+        /// The client's name for the request.
+        request: RequestId,
+        /// What it asks for.
+        demand: Demand,
+        /// The id the lease will have if granted: random, used for no other.
+        lease: LeaseId,
+    },
+    /// It gives up a request that waits.
+    Cancel {
+        /// Which.
+        request: RequestId,
+    },
+    /// It gives up a lease.
+    Release {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// Its stream ended.
+    Gone,
+}
+
+/// A lease a client holds, as its token tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The lease.
+    pub lease: LeaseId,
+    /// All its devices.
+    pub shares: Vec<Share>,
+}
+
+/// One device of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share {
+    /// The worker that offers it.
+    pub worker: WorkerId,
+    /// Its position in the worker's list.
+    pub index: u32,
+}

@@ -1,0 +1,43 @@
+//! The scheduler's engine: events in, commands out.
+//!
+//! [`Engine`] decides which client may use which devices of the pool, and
+//! until when. It is a state machine and nothing else: time arrives with every
+//! event, new lease ids arrive with the requests that may need them, and what
+//! it decides leaves as [`Command`]s for a driver to carry out. So every rule
+//! can be tested as a list of events and the exact commands they lead to, and
+//! a recorded list of events always replays to the same state.
+//!
+//! The driver's loop is: take the next event, or [`Event::Tick`] once
+//! [`Engine::next_deadline`] has passed; call [`Engine::handle`]; carry out
+//! the commands in order.
+//!
+//! This crate must not know: an async runtime, a clock, a source of
+//! randomness, I/O, tokens and their signatures, or how messages look on the
+//! wire.
+
+mod command;
+mod device;
+mod engine;
+mod event;
+mod lease;
+mod options;
+mod placement;
+mod pool;
+mod queue;
+mod reason;
+mod snapshot;
+mod time;
+
+#[cfg(test)]
+mod tests;
+
+pub use command::{Command, LeasedDevice};
+pub use device::{Demand, DeviceSpec, Inventory};
+pub use engine::Engine;
+pub use event::{
+    Claim, ClientEvent, Endpoint, Event, HeldDevice, Registration, Share, StreamId, WorkerEvent,
+};
+pub use options::Options;
+pub use reason::{EndReason, RefuseReason};
+pub use snapshot::{DeviceSnapshot, Snapshot, WorkerSnapshot};
+pub use time::Timestamp;

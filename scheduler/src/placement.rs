@@ -1,0 +1,153 @@
+//! Which free devices a lease gets.
+//!
+//! A pure choice between candidates, so that a better rule (racks, links,
+//! several gangs at once) can take its place without the engine noticing.
+//!
+//! The rule: as few workers as possible, because what stays inside a worker
+//! crosses no network. Beyond that it fits tightly: the least device memory,
+//! then the worker with the least free memory left, so that big devices and
+//! whole workers stay free for those who need them; then the lower worker id.
+//! Exact in the number of workers, greedy in the rest.
+
+use std::cmp::Reverse;
+
+use tensord_proto::ids::WorkerId;
+
+use crate::event::Share;
+
+/// A worker with the free devices that would do.
+pub(crate) struct Candidate {
+    worker: WorkerId,
+    /// Memory and index, least first.
+    devices: Vec<(u64, u32)>,
+}
+
+impl Candidate {
+    /// `devices` are memory and index, in any order.
+    pub(crate) fn new(worker: WorkerId, mut devices: Vec<(u64, u32)>) -> Self {
+        devices.sort_unstable();
+        Self { worker, devices }
+    }
+
+    /// Memory of the `n` least devices, and of the others.
+    fn split_memory(&self, n: usize) -> (u128, u128) {
+        let sum = |part: &[(u64, u32)]| part.iter().map(|&(memory, _)| u128::from(memory)).sum();
+        let (taken, left) = self.devices.split_at(n);
+        (sum(taken), sum(left))
+    }
+
+    fn shares(&self, n: usize) -> impl Iterator<Item = Share> {
+        let worker = self.worker;
+        let taken = self.devices.iter().take(n);
+        taken.map(move |&(_, index)| Share { worker, index })
+    }
+}
+
+/// Chooses `wanted` devices, sorted, or `None` if there are not so many.
+pub(crate) fn choose(mut candidates: Vec<Candidate>, mut wanted: usize) -> Option<Vec<Share>> {
+    let mut chosen = Vec::new();
+    // While no worker can do the rest alone, the one with the most devices
+    // gives them all: no other choice ends with fewer workers.
+    let last = loop {
+        if let Some(last) = tightest(&candidates, wanted) {
+            break last;
+        }
+        let whole = candidates.swap_remove(largest(&candidates)?);
+        chosen.extend(whole.shares(whole.devices.len()));
+        wanted -= whole.devices.len();
+    };
+    chosen.extend(last.shares(wanted));
+    chosen.sort_unstable();
+    Some(chosen)
+}
+
+/// The best of those that have all of `wanted`.
+fn tightest(candidates: &[Candidate], wanted: usize) -> Option<&Candidate> {
+    candidates
+        .iter()
+        .filter(|candidate| candidate.devices.len() >= wanted)
+        .min_by_key(|candidate| (candidate.split_memory(wanted), candidate.worker))
+}
+
+/// Position of the one with the most devices; of equals, the least memory.
+fn largest(candidates: &[Candidate]) -> Option<usize> {
+    let key = |candidate: &Candidate| {
+        let count = candidate.devices.len();
+        (
+            Reverse(count),
+            candidate.split_memory(count),
+            candidate.worker,
+        )
+    };
+    (0..candidates.len()).min_by_key(|&i| key(&candidates[i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `free[w]` is the memory of each free device of worker w; `expected` the
+    /// worker and index of each chosen device.
+    fn check(free: &[&[u64]], wanted: usize, expected: Option<&[(u64, u32)]>) {
+        let candidates = (0..).zip(free).map(|(worker, memory)| {
+            let devices = memory.iter().copied().zip(0..).collect();
+            Candidate::new(WorkerId(worker), devices)
+        });
+        // The order in which candidates are listed must not matter.
+        for reversed in [false, true] {
+            let mut candidates: Vec<_> = candidates.clone().collect();
+            if reversed {
+                candidates.reverse();
+            }
+            let chosen = choose(candidates, wanted);
+            let chosen: Option<Vec<_>> = chosen.map(|shares| {
+                shares
+                    .iter()
+                    .map(|share| (share.worker.0, share.index))
+                    .collect()
+            });
+            assert_eq!(chosen.as_deref(), expected, "{wanted} of {free:?}");
+        }
+    }
+
+    #[test]
+    fn all_or_none() {
+        check(&[], 1, None);
+        check(&[&[8, 8], &[8]], 4, None);
+        check(&[&[8, 8], &[8]], 3, Some(&[(0, 0), (0, 1), (1, 0)]));
+    }
+
+    #[test]
+    fn one_worker_if_one_can() {
+        check(&[&[1], &[1], &[8, 8]], 2, Some(&[(2, 0), (2, 1)]));
+    }
+
+    #[test]
+    fn as_few_workers_as_can() {
+        check(
+            &[&[8, 8], &[8, 8, 8], &[8], &[8]],
+            4,
+            Some(&[(1, 0), (1, 1), (1, 2), (2, 0)]),
+        );
+    }
+
+    #[test]
+    fn the_smallest_devices_that_do() {
+        check(&[&[80], &[8, 40]], 1, Some(&[(1, 0)]));
+        check(&[&[80, 16, 24]], 2, Some(&[(0, 1), (0, 2)]));
+    }
+
+    #[test]
+    fn whole_workers_stay_whole() {
+        check(&[&[8, 8, 8, 8], &[8, 8]], 1, Some(&[(1, 0)]));
+        check(&[&[8, 8, 8], &[8, 8, 8], &[8], &[8, 8]], 5, {
+            Some(&[(0, 0), (0, 1), (0, 2), (3, 0), (3, 1)])
+        });
+    }
+
+    #[test]
+    fn of_equals_the_lower_worker_and_index() {
+        check(&[&[8, 8], &[8, 8]], 1, Some(&[(0, 0)]));
+        check(&[&[8], &[8], &[8]], 2, Some(&[(0, 0), (1, 0)]));
+    }
+}

@@ -1,0 +1,204 @@
+//! The workers, their devices, and which lease has which device.
+//!
+//! The pool keeps the one fact that must never be wrong, that a device has at
+//! most one lease, and answers whether a demand can be met now, later, or
+//! never. It must not know clients, requests, or why a lease begins or ends.
+
+mod worker;
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::time::Duration;
+
+use tensord_proto::ids::{LeaseId, WorkerId};
+
+use crate::command::LeasedDevice;
+use crate::device::{Demand, Inventory};
+use crate::event::{Registration, Share, StreamId};
+use crate::placement::{self, Candidate};
+use crate::snapshot::WorkerSnapshot;
+use crate::time::Timestamp;
+pub(crate) use worker::Worker;
+
+/// Every worker that joined and is not lost.
+#[derive(Default)]
+pub(crate) struct Pool {
+    workers: BTreeMap<WorkerId, Worker>,
+    /// A demand that was busy may now fit, or never will.
+    changed: bool,
+}
+
+/// Whether a demand can be met.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Now, with these devices.
+    Fits(Vec<Share>),
+    /// Later, when leases end or a worker is back.
+    Busy,
+    /// Not with the workers there are.
+    Never,
+}
+
+/// The device has another lease, or does not exist.
+#[derive(Debug)]
+pub(crate) struct Unavailable;
+
+/// Workers come and go.
+impl Pool {
+    pub(crate) fn get(&self, worker: WorkerId) -> Option<&Worker> {
+        self.workers.get(&worker)
+    }
+
+    pub(crate) fn contains(&self, worker: WorkerId) -> bool {
+        self.workers.contains_key(&worker)
+    }
+
+    pub(crate) fn is_connected(&self, worker: WorkerId) -> bool {
+        self.get(worker)
+            .is_some_and(|worker| worker.stream.is_some())
+    }
+
+    /// Whether `stream` is the one the worker speaks on.
+    pub(crate) fn is_speaking(&self, worker: WorkerId, stream: StreamId) -> bool {
+        self.get(worker)
+            .is_some_and(|worker| worker.stream == Some(stream))
+    }
+
+    pub(crate) fn insert(
+        &mut self,
+        worker: WorkerId,
+        registration: Registration,
+        stream: StreamId,
+        now: Timestamp,
+    ) {
+        self.workers
+            .insert(worker, Worker::new(registration, stream, now));
+        self.changed = true;
+    }
+
+    /// A worker is back, with its leases and, if it was leaving, still leaving.
+    pub(crate) fn reconnect(&mut self, worker: WorkerId, stream: StreamId, now: Timestamp) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.stream = Some(stream);
+            worker.last_beat = now;
+            self.changed = true;
+        }
+    }
+
+    pub(crate) fn disconnect(&mut self, worker: WorkerId) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.stream = None;
+        }
+    }
+
+    pub(crate) fn beat(&mut self, worker: WorkerId, now: Timestamp) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.last_beat = now;
+        }
+    }
+
+    pub(crate) fn leave(&mut self, worker: WorkerId) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.leaving = true;
+            self.changed = true;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, worker: WorkerId) -> Option<Worker> {
+        let removed = self.workers.remove(&worker)?;
+        self.changed = true;
+        Some(removed)
+    }
+
+    /// Workers without a stream, and when each is lost.
+    pub(crate) fn losses(&self, timeout: Duration) -> impl Iterator<Item = (Timestamp, WorkerId)> {
+        self.workers
+            .iter()
+            .filter(|(_, worker)| worker.stream.is_none())
+            .map(move |(id, worker)| (worker.last_beat + timeout, *id))
+    }
+}
+
+/// Leases take devices and give them back.
+impl Pool {
+    /// Takes a device for a lease; taking it again changes nothing.
+    pub(crate) fn take(&mut self, share: Share, lease: LeaseId) -> Result<(), Unavailable> {
+        let worker = self.workers.get_mut(&share.worker);
+        let device = worker.and_then(|worker| worker.leases.get_mut(share.index as usize));
+        match device {
+            Some(holder) if holder.is_none_or(|holder| holder == lease) => {
+                *holder = Some(lease);
+                Ok(())
+            }
+            _ => Err(Unavailable),
+        }
+    }
+
+    /// Gives back what `lease` has on a worker.
+    pub(crate) fn free(&mut self, worker: WorkerId, lease: LeaseId) {
+        let Some(worker) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        for holder in &mut worker.leases {
+            if *holder == Some(lease) {
+                *holder = None;
+                self.changed = true;
+            }
+        }
+    }
+
+    /// Whether a demand can be met, and with what.
+    pub(crate) fn assess(&self, demand: &Demand) -> Verdict {
+        let wanted = demand.devices as usize;
+        let free = self.workers.values().flat_map(|worker| worker.free(demand));
+        // Any `wanted` devices will do, so counting tells before choosing.
+        if free.count() >= wanted
+            && let Some(shares) = placement::choose(self.candidates(demand), wanted)
+        {
+            return Verdict::Fits(shares);
+        }
+        let offered = self.workers.values().flat_map(Worker::offers);
+        if offered.filter(|device| demand.accepts(device)).count() >= wanted {
+            Verdict::Busy
+        } else {
+            Verdict::Never
+        }
+    }
+
+    fn candidates(&self, demand: &Demand) -> Vec<Candidate> {
+        self.workers
+            .iter()
+            .map(|(id, worker)| Candidate::new(*id, worker.free(demand).collect()))
+            .collect()
+    }
+
+    /// Whether, since the last call, anything happened that may have changed
+    /// the verdict on a demand that was busy.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        mem::take(&mut self.changed)
+    }
+
+    pub(crate) fn leased_device(&self, share: Share) -> Option<LeasedDevice> {
+        let Registration { endpoint, devices } = &self.get(share.worker)?.registration;
+        Some(LeasedDevice {
+            share,
+            device: devices.get(share.index as usize)?.clone(),
+            worker: endpoint.clone(),
+        })
+    }
+
+    pub(crate) fn inventory(&self) -> Inventory {
+        let mut inventory = Inventory::default();
+        for worker in self.workers.values() {
+            inventory.add(worker.offers());
+        }
+        inventory
+    }
+
+    pub(crate) fn snapshot(&self) -> Vec<WorkerSnapshot> {
+        self.workers
+            .iter()
+            .map(|(id, worker)| worker.snapshot(*id))
+            .collect()
+    }
+}

@@ -1,0 +1,337 @@
+//! Every rule as a table: events with their time, and the exact commands each
+//! leads to. Then, in `property`, any events at all against what must always
+//! hold.
+//!
+//! Ids are small numbers. Worker 3 is called "w3", and unless `on` says
+//! otherwise a client or worker speaks on the stream of its own number.
+
+mod actions;
+mod clients;
+mod invariants;
+mod placement;
+mod property;
+mod queue;
+mod restart;
+mod workers;
+mod world;
+
+use std::time::Duration;
+
+use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
+
+use crate::{
+    Claim, ClientEvent, Command, Demand, DeviceSpec, EndReason, Endpoint, Engine, Event,
+    HeldDevice, LeasedDevice, Options, RefuseReason, Registration, Share, StreamId, Timestamp,
+    WorkerEvent,
+};
+
+/// A time in ms, what happens then, and what comes of it.
+type Step = (u64, Event, Vec<Command>);
+
+fn check(steps: impl IntoIterator<Item = Step>) -> Engine {
+    check_with(Options::default(), steps)
+}
+
+/// Runs the steps, with ticks at every deadline between them, which must lead
+/// to nothing: an end in time is a step of its own, `tick()`.
+fn check_with(options: Options, steps: impl IntoIterator<Item = Step>) -> Engine {
+    let mut engine = Engine::new(options, at(0));
+    for (i, (now, event, expected)) in steps.into_iter().enumerate() {
+        while let Some(deadline) = engine
+            .next_deadline()
+            .filter(|deadline| *deadline < at(now))
+        {
+            let commands = engine.handle(Event::Tick, deadline);
+            assert_eq!(
+                commands,
+                [],
+                "before step {i}, at the deadline {deadline:?}"
+            );
+        }
+        if event == Event::Tick {
+            assert_eq!(
+                engine.next_deadline(),
+                Some(at(now)),
+                "step {i}: no deadline now"
+            );
+        }
+        let commands = engine.handle(event.clone(), at(now));
+        assert_eq!(commands, expected, "step {i}: {event:?} at {now} ms");
+    }
+    engine
+}
+
+fn at(millis: u64) -> Timestamp {
+    Timestamp::from_millis(millis)
+}
+
+/// Options with other bounds, and the times that the tables count on.
+fn bounds(max_waiting: usize, max_waiting_per_client: usize) -> Options {
+    let defaults = Options::default();
+    assert_eq!(defaults.worker_timeout, Duration::from_secs(5));
+    assert_eq!(defaults.lease_expiry, Duration::from_secs(30));
+    assert_eq!(defaults.adoption_window, Duration::from_secs(60));
+    Options {
+        max_waiting,
+        max_waiting_per_client,
+        ..defaults
+    }
+}
+
+// What is in the pool.
+
+fn device(kind: &str, gib: u64) -> DeviceSpec {
+    DeviceSpec {
+        kind: kind.into(),
+        name: format!("{kind} device"),
+        memory_bytes: gib << 30,
+    }
+}
+
+fn cuda(gib: u64) -> DeviceSpec {
+    device("cuda", gib)
+}
+
+fn flex(gib: u64) -> DeviceSpec {
+    device("flex", gib)
+}
+
+fn endpoint(worker: u64) -> Endpoint {
+    Endpoint {
+        name: format!("w{worker}"),
+        address: format!("w{worker}:7420"),
+        certificate_sha256: [worker as u8; 32],
+    }
+}
+
+fn share(worker: u64, index: u32) -> Share {
+    Share {
+        worker: WorkerId(worker),
+        index,
+    }
+}
+
+// Events.
+
+fn tick() -> Event {
+    Event::Tick
+}
+
+/// The same event, on another stream.
+fn on(other: u64, event: Event) -> Event {
+    let stream = StreamId(other);
+    match event {
+        Event::Tick => Event::Tick,
+        Event::Worker { worker, event, .. } => Event::Worker {
+            worker,
+            stream,
+            event,
+        },
+        Event::Client { client, event, .. } => Event::Client {
+            client,
+            stream,
+            event,
+        },
+    }
+}
+
+fn worker(worker: u64, event: WorkerEvent) -> Event {
+    Event::Worker {
+        worker: WorkerId(worker),
+        stream: StreamId(worker),
+        event,
+    }
+}
+
+fn join(id: u64, devices: &[DeviceSpec]) -> Event {
+    join_holding(id, devices, &[])
+}
+
+/// `held` are leases and device indices.
+fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
+    let registration = Registration {
+        endpoint: endpoint(id),
+        devices: devices.to_vec(),
+    };
+    let held = held.iter().map(|&(lease, index)| HeldDevice {
+        lease: LeaseId(lease),
+        index,
+    });
+    worker(
+        id,
+        WorkerEvent::Join {
+            registration,
+            held: held.collect(),
+        },
+    )
+}
+
+fn beat(id: u64) -> Event {
+    worker(id, WorkerEvent::Beat)
+}
+
+fn leaving(id: u64) -> Event {
+    worker(id, WorkerEvent::Leaving)
+}
+
+fn worker_gone(id: u64) -> Event {
+    worker(id, WorkerEvent::Gone)
+}
+
+fn client(client: u64, event: ClientEvent) -> Event {
+    Event::Client {
+        client: ClientId(client),
+        stream: StreamId(client),
+        event,
+    }
+}
+
+fn attach(id: u64) -> Event {
+    attach_claiming(id, &[])
+}
+
+/// `claims` are leases, with the worker and index of each device.
+fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
+    let claims = claims.iter().map(|&(lease, shares)| Claim {
+        lease: LeaseId(lease),
+        shares: shares
+            .iter()
+            .map(|&(worker, index)| share(worker, index))
+            .collect(),
+    });
+    client(
+        id,
+        ClientEvent::Attach {
+            claims: claims.collect(),
+        },
+    )
+}
+
+/// Asks for devices of any kind. The lease, if it comes to one, has the number
+/// of the request times ten.
+fn request(id: u64, request: u64, devices: u32) -> Event {
+    request_for(
+        id,
+        request,
+        Demand {
+            devices,
+            kind: None,
+            memory_bytes: 0,
+        },
+    )
+}
+
+fn request_for(id: u64, request: u64, demand: Demand) -> Event {
+    let (request, lease) = (RequestId(request), LeaseId(request * 10));
+    client(
+        id,
+        ClientEvent::Request {
+            request,
+            demand,
+            lease,
+        },
+    )
+}
+
+fn cancel(id: u64, request: u64) -> Event {
+    client(
+        id,
+        ClientEvent::Cancel {
+            request: RequestId(request),
+        },
+    )
+}
+
+fn release(id: u64, lease: u64) -> Event {
+    client(
+        id,
+        ClientEvent::Release {
+            lease: LeaseId(lease),
+        },
+    )
+}
+
+fn client_gone(id: u64) -> Event {
+    client(id, ClientEvent::Gone)
+}
+
+// Commands.
+
+fn queued(client: u64, request: u64, position: u32) -> Command {
+    Command::Queued {
+        client: ClientId(client),
+        request: RequestId(request),
+        position,
+    }
+}
+
+/// `devices` are worker and index, and what is there.
+fn granted(client: u64, request: u64, devices: &[(u64, u32, DeviceSpec)]) -> Command {
+    let devices = devices.iter().map(|(worker, index, device)| LeasedDevice {
+        share: share(*worker, *index),
+        device: device.clone(),
+        worker: endpoint(*worker),
+    });
+    Command::Granted {
+        client: ClientId(client),
+        request: RequestId(request),
+        lease: LeaseId(request * 10),
+        devices: devices.collect(),
+    }
+}
+
+fn refused(client: u64, request: u64, reason: RefuseReason) -> Command {
+    Command::Refused {
+        client: ClientId(client),
+        request: RequestId(request),
+        reason,
+    }
+}
+
+/// As `refused`, for the pool's want of devices of any kind. `workers` lists
+/// the devices of each worker that could still give one.
+fn unsatisfiable(client: u64, request: u64, devices: u32, workers: &[&[DeviceSpec]]) -> Command {
+    let demand = Demand {
+        devices,
+        kind: None,
+        memory_bytes: 0,
+    };
+    let mut pool = crate::Inventory::default();
+    for devices in workers {
+        pool.add(devices.iter());
+    }
+    refused(
+        client,
+        request,
+        RefuseReason::Unsatisfiable { demand, pool },
+    )
+}
+
+fn ended(client: u64, lease: u64, reason: EndReason) -> Command {
+    Command::LeaseEnded {
+        client: ClientId(client),
+        lease: LeaseId(lease),
+        reason,
+    }
+}
+
+fn end_lease(worker: u64, lease: u64) -> Command {
+    Command::EndLease {
+        worker: WorkerId(worker),
+        lease: LeaseId(lease),
+    }
+}
+
+fn lost(worker: u64) -> EndReason {
+    EndReason::WorkerLost {
+        worker: WorkerId(worker),
+        name: format!("w{worker}"),
+    }
+}
+
+fn left(worker: u64) -> EndReason {
+    EndReason::WorkerLeft {
+        worker: WorkerId(worker),
+        name: format!("w{worker}"),
+    }
+}

@@ -1,0 +1,273 @@
+//! What workers and clients do in the small world, and what that should mean
+//! to the scheduler.
+
+use super::world::{KnownWorker, Waiting, World, engine_at};
+use super::*;
+
+impl World {
+    pub(super) fn join(&mut self, i: usize, devices: Vec<DeviceSpec>) {
+        let (stream, now) = (self.number(), self.now);
+        let worker = &mut self.workers[i];
+        worker.old_stream = std::mem::replace(&mut worker.stream, stream);
+        let known = worker.known.take().filter(|known| known.devices == devices);
+        let (is_new, leaving) = (known.is_none(), known.is_some_and(|known| known.leaving));
+        let devices_known = devices.clone();
+        let known = KnownWorker {
+            devices: devices_known,
+            connected: true,
+            leaving,
+            last_beat: now,
+        };
+        worker.known = Some(known);
+        let registration = Registration {
+            endpoint: endpoint(worker.id),
+            devices,
+        };
+        let held = worker
+            .held
+            .iter()
+            .map(|&(lease, index)| HeldDevice { lease, index })
+            .collect();
+        if is_new {
+            self.lose_leases_of(i);
+        }
+        self.send_worker(i, WorkerEvent::Join { registration, held });
+    }
+
+    pub(super) fn beat(&mut self, i: usize) {
+        if let Some(known) = self.workers[i]
+            .known
+            .as_mut()
+            .filter(|known| known.connected)
+        {
+            known.last_beat = self.now;
+        }
+        self.send_worker(i, WorkerEvent::Beat);
+    }
+
+    pub(super) fn leaving(&mut self, i: usize) {
+        if let Some(known) = self.workers[i]
+            .known
+            .as_mut()
+            .filter(|known| known.connected)
+        {
+            known.leaving = true;
+        }
+        self.send_worker(i, WorkerEvent::Leaving);
+    }
+
+    pub(super) fn worker_gone(&mut self, i: usize) {
+        let known = &mut self.workers[i].known;
+        match known {
+            Some(KnownWorker {
+                leaving: true,
+                connected: true,
+                ..
+            }) => {
+                *known = None;
+                self.lose_leases_of(i);
+            }
+            Some(known) => known.connected = false,
+            None => {}
+        }
+        self.send_worker(i, WorkerEvent::Gone);
+    }
+
+    /// The sessions on a worker end, as when clients close them.
+    pub(super) fn close_sessions(&mut self, i: usize) {
+        self.workers[i].held.clear();
+    }
+
+    /// Attaches with the leases it has, less those it gives up, and with a
+    /// token or two of leases that it has no more.
+    pub(super) fn attach(&mut self, i: usize, give_up: usize, outdated: usize) {
+        let stream = self.number();
+        let client = &mut self.clients[i];
+        client.attached = true;
+        client.old_stream = std::mem::replace(&mut client.stream, stream);
+        let outdated = client.tokens.keys().rev().take(outdated).copied();
+        client.leases = client
+            .leases
+            .iter()
+            .skip(give_up)
+            .copied()
+            .chain(outdated)
+            .collect();
+        let claims = client.leases.iter().map(|&lease| {
+            let shares = client.tokens[&lease].clone();
+            Claim { lease, shares }
+        });
+        let claims = claims.collect();
+        for (id, lease) in self
+            .leases
+            .iter_mut()
+            .flatten()
+            .filter(|(_, lease)| lease.client == i)
+        {
+            if client.leases.contains(id) {
+                lease.absent_since = None;
+            }
+        }
+        if let Some(leases) = &mut self.leases {
+            leases.retain(|id, lease| lease.client != i || client.leases.contains(id));
+        }
+        self.waiting.retain(|waiting| waiting.client != i);
+        self.send_client(i, ClientEvent::Attach { claims });
+    }
+
+    pub(super) fn client_gone(&mut self, i: usize) {
+        let was_attached = std::mem::take(&mut self.clients[i].attached);
+        for lease in self
+            .leases
+            .iter_mut()
+            .flat_map(|leases| leases.values_mut())
+        {
+            if was_attached && lease.client == i {
+                lease.absent_since = Some(self.now);
+            }
+        }
+        self.waiting.retain(|waiting| waiting.client != i);
+        self.send_client(i, ClientEvent::Gone);
+    }
+
+    pub(super) fn request(&mut self, i: usize, demand: Demand) {
+        let (request, lease) = (RequestId(self.number()), LeaseId(self.number()));
+        if self.clients[i].attached {
+            let demand = demand.clone();
+            self.waiting.push(Waiting {
+                client: i,
+                request,
+                lease,
+                demand,
+                told: 0,
+            });
+        }
+        self.send_client(
+            i,
+            ClientEvent::Request {
+                request,
+                demand,
+                lease,
+            },
+        );
+    }
+
+    /// Asks again for something that waits, as a client unsure of itself may.
+    pub(super) fn request_again(&mut self, i: usize) {
+        if let Some(waiting) = self.waiting.iter().find(|waiting| waiting.client == i) {
+            let (request, demand) = (waiting.request, waiting.demand.clone());
+            let lease = LeaseId(self.number());
+            self.send_client(
+                i,
+                ClientEvent::Request {
+                    request,
+                    demand,
+                    lease,
+                },
+            );
+        }
+    }
+
+    /// Cancels something that waits, perhaps another client's.
+    pub(super) fn cancel(&mut self, i: usize, nth: usize) {
+        let request = match self.waiting.get(nth % self.waiting.len().max(1)) {
+            Some(waiting) => waiting.request,
+            None => RequestId(0),
+        };
+        self.send_client(i, ClientEvent::Cancel { request });
+        assert!(
+            !self.clients[i].attached
+                || !self
+                    .waiting
+                    .iter()
+                    .any(|w| w.client == i && w.request == request),
+            "a request waits although it was cancelled",
+        );
+    }
+
+    /// Releases a lease that was granted once, perhaps to another.
+    pub(super) fn release(&mut self, i: usize, nth: usize) {
+        let all: Vec<_> = self
+            .clients
+            .iter()
+            .flat_map(|client| client.tokens.keys())
+            .collect();
+        let lease = all
+            .get(nth % all.len().max(1))
+            .map_or(LeaseId(0), |lease| **lease);
+        if self.clients[i].attached {
+            self.clients[i].leases.remove(&lease);
+            if let Some(leases) = &mut self.leases {
+                leases.retain(|id, held| *id != lease || held.client != i);
+            }
+        }
+        self.send_client(i, ClientEvent::Release { lease });
+    }
+
+    /// Lets time pass, with a tick at each deadline.
+    pub(super) fn wait(&mut self, millis: u64) {
+        let until = self.now + millis;
+        while let Some(deadline) = self
+            .engine
+            .next_deadline()
+            .filter(|next| *next <= at(until))
+        {
+            self.now = self.now.max(deadline.as_millis());
+            self.tick();
+            assert_ne!(
+                self.engine.next_deadline(),
+                Some(deadline),
+                "a deadline that stays"
+            );
+        }
+        self.now = until;
+    }
+
+    /// Lets time pass while the driver sleeps.
+    pub(super) fn oversleep(&mut self, millis: u64) {
+        self.now += millis;
+        self.tick();
+    }
+
+    fn tick(&mut self) {
+        for i in 0..self.workers.len() {
+            let known = &mut self.workers[i].known;
+            if known
+                .as_ref()
+                .is_some_and(|k| !k.connected && k.last_beat + 5_000 <= self.now)
+            {
+                *known = None;
+                self.lose_leases_of(i);
+            }
+        }
+        let now = self.now;
+        if let Some(leases) = &mut self.leases {
+            leases.retain(|_, lease| lease.absent_since.is_none_or(|since| now < since + 30_000));
+        }
+        self.send(Event::Tick);
+    }
+
+    /// The scheduler starts anew, knowing nothing. Workers and clients lose
+    /// their streams, and keep the rest, except perhaps the sessions.
+    pub(super) fn restart(&mut self, sessions_closed: bool) {
+        self.engine = engine_at(self.now);
+        self.leases = None;
+        self.waiting.clear();
+        for worker in &mut self.workers {
+            worker.known = None;
+            if sessions_closed {
+                worker.held.clear();
+            }
+        }
+        for client in &mut self.clients {
+            client.attached = false;
+        }
+    }
+
+    fn lose_leases_of(&mut self, i: usize) {
+        let id = WorkerId(self.workers[i].id);
+        if let Some(leases) = &mut self.leases {
+            leases.retain(|_, lease| lease.shares.iter().all(|share| share.worker != id));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Clients that attach, go, and come back with or without what they had.
+
+use super::*;
+
+/// One worker of two devices, of which client 9 has leased the first.
+fn one_leased() -> [Step; 3] {
+    [
+        (0, join(1, &[flex(1), flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+    ]
+}
+
+fn check_leased(steps: impl IntoIterator<Item = Step>) -> Engine {
+    check(one_leased().into_iter().chain(steps))
+}
+
+#[test]
+fn the_leases_of_a_client_that_stays_away_expire() {
+    let engine = check_leased([
+        (1_000, client_gone(9), vec![]),
+        (31_000, tick(), vec![end_lease(1, 10)]),
+        (
+            32_000,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![ended(9, 10, EndReason::Unknown)],
+        ),
+    ]);
+    assert_eq!(engine.snapshot().leases, 0);
+}
+
+#[test]
+fn a_client_that_is_back_in_time_keeps_its_leases() {
+    let engine = check_leased([
+        (1_000, client_gone(9), vec![]),
+        (
+            30_999,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![],
+        ),
+        (90_000, attach(8), vec![]),
+    ]);
+    assert_eq!(engine.next_deadline(), None);
+    assert_eq!(engine.snapshot().leases, 1);
+}
+
+#[test]
+fn every_absence_starts_the_expiry_anew() {
+    check_leased([
+        (1_000, client_gone(9), vec![]),
+        (
+            20_000,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![],
+        ),
+        (25_000, on(19, client_gone(9)), vec![]),
+        (55_000, tick(), vec![end_lease(1, 10)]),
+    ]);
+}
+
+#[test]
+fn the_late_end_of_a_replaced_stream_means_nothing() {
+    let engine = check_leased([
+        (
+            1_000,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![],
+        ),
+        (1_001, client_gone(9), vec![]),
+        (1_002, release(9, 10), vec![]),
+        (1_003, request(9, 2, 1), vec![]),
+        (
+            1_004,
+            on(19, request(9, 3, 1)),
+            vec![granted(9, 3, &[(1, 1, flex(1))])],
+        ),
+    ]);
+    assert_eq!(engine.next_deadline(), None);
+}
+
+#[test]
+fn a_lease_not_claimed_on_return_was_given_up() {
+    check_leased([
+        (0, request(9, 2, 1), vec![granted(9, 2, &[(1, 1, flex(1))])]),
+        (1_000, client_gone(9), vec![]),
+        (
+            2_000,
+            on(19, attach_claiming(9, &[(20, &[(1, 1)])])),
+            vec![end_lease(1, 10)],
+        ),
+        (
+            2_000,
+            on(19, request(9, 3, 1)),
+            vec![granted(9, 3, &[(1, 0, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn what_waits_is_dropped_with_the_stream() {
+    check_leased([
+        (0, attach(8), vec![]),
+        (0, request(9, 2, 2), vec![queued(9, 2, 1)]),
+        (0, request(8, 3, 2), vec![queued(8, 3, 2)]),
+        (0, request(9, 4, 2), vec![queued(9, 4, 3)]),
+        (1_000, client_gone(9), vec![queued(8, 3, 1)]),
+        // It asks again, and goes to the end.
+        (
+            2_000,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![],
+        ),
+        (2_000, on(19, request(9, 2, 2)), vec![queued(9, 2, 2)]),
+        // As when its old stream is noticed to be gone only by its new one.
+        (
+            3_000,
+            on(29, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![],
+        ),
+        (3_000, on(29, cancel(9, 2)), vec![]),
+        (
+            3_000,
+            on(29, release(9, 10)),
+            vec![
+                end_lease(1, 10),
+                granted(8, 3, &[(1, 0, flex(1)), (1, 1, flex(1))]),
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn nobody_tells_a_client_that_is_away() {
+    check_leased([
+        (0, attach(8), vec![]),
+        (1_000, client_gone(9), vec![]),
+        (1_000, leaving(1), vec![]),
+        (1_000, worker_gone(1), vec![]),
+        (1_000, release(9, 10), vec![]),
+        (1_000, cancel(9, 1), vec![]),
+    ]);
+}
+
+#[test]
+fn a_client_may_release_only_what_it_has() {
+    check_leased([
+        (0, attach(8), vec![]),
+        // Another's, and one that never was: the same answer.
+        (0, release(8, 10), vec![ended(8, 10, EndReason::Unknown)]),
+        (0, release(8, 70), vec![ended(8, 70, EndReason::Unknown)]),
+        (0, release(9, 10), vec![end_lease(1, 10)]),
+        (0, release(9, 10), vec![ended(9, 10, EndReason::Unknown)]),
+    ]);
+}
+
+#[test]
+fn a_client_may_claim_only_what_it_has() {
+    let engine = check_leased([
+        (
+            0,
+            attach_claiming(8, &[(10, &[(1, 0)])]),
+            vec![ended(8, 10, EndReason::Unknown)],
+        ),
+        (0, release(9, 10), vec![end_lease(1, 10)]),
+        // Its token outlives the lease.
+        (
+            0,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![ended(9, 10, EndReason::Unknown)],
+        ),
+        (
+            0,
+            on(29, attach_claiming(9, &[(70, &[])])),
+            vec![ended(9, 70, EndReason::Unknown)],
+        ),
+    ]);
+    assert_eq!(engine.snapshot().leases, 0);
+}
+
+#[test]
+fn those_who_never_attached_are_not_heard() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, request(9, 1, 1), vec![]),
+        (0, release(9, 10), vec![]),
+        (0, client_gone(9), vec![]),
+        (0, beat(2), vec![]),
+        (0, leaving(2), vec![]),
+        (0, worker_gone(2), vec![]),
+    ]);
+}

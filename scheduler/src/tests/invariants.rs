@@ -1,0 +1,295 @@
+//! What must hold after every event, whatever came before. Counted and tried
+//! out by brute force where the engine reasons.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::world::{KnownWorker, MAX_WAITING, MAX_WAITING_PER_CLIENT, World, does};
+use super::*;
+
+impl World {
+    pub(super) fn check_invariants(&self) {
+        self.check_workers();
+        self.check_devices();
+        self.check_waiting();
+        self.check_views();
+        self.check_deadlines();
+        if let Some(expected) = &self.leases {
+            let leases = self.engine.leases().iter().map(|(id, lease)| {
+                (
+                    id,
+                    (
+                        lease.owner.unwrap(),
+                        lease.shares.iter().copied().collect::<Vec<_>>(),
+                    ),
+                )
+            });
+            let expected = expected.iter().map(|(id, lease)| {
+                (
+                    *id,
+                    (
+                        ClientId(self.clients[lease.client].id),
+                        lease.shares.clone(),
+                    ),
+                )
+            });
+            assert_eq!(leases.collect::<BTreeMap<_, _>>(), expected.collect());
+        }
+    }
+
+    /// The scheduler knows the workers that it should.
+    fn check_workers(&self) {
+        let snapshot = self.engine.snapshot().workers.into_iter().map(|worker| {
+            let known = KnownWorker {
+                devices: worker
+                    .devices
+                    .into_iter()
+                    .map(|device| device.device)
+                    .collect(),
+                connected: worker.connected,
+                leaving: worker.leaving,
+                last_beat: worker.last_beat.as_millis(),
+            };
+            (worker.worker.0, known)
+        });
+        let expected = self
+            .workers
+            .iter()
+            .filter_map(|worker| Some((worker.id, worker.known.clone()?)));
+        assert_eq!(snapshot.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    }
+
+    /// Each leased device is in exactly one lease, and each device of a lease
+    /// exists, if its worker is here.
+    fn check_devices(&self) {
+        let snapshot = self.engine.snapshot();
+        assert_eq!(snapshot.leases, self.engine.leases().len());
+        let mut leased = BTreeSet::new();
+        let mut here = BTreeSet::new();
+        for worker in &snapshot.workers {
+            here.insert(worker.worker);
+            let devices = (0..)
+                .zip(&worker.devices)
+                .filter(|(_, device)| device.leased);
+            leased.extend(devices.map(|(index, _)| share(worker.worker.0, index)));
+        }
+        for (id, lease) in self.engine.leases().iter() {
+            assert!(!lease.shares.is_empty());
+            for share in lease
+                .shares
+                .iter()
+                .filter(|share| here.contains(&share.worker))
+            {
+                assert!(
+                    leased.remove(share),
+                    "{share:?} of {id} is leased twice, or not at all"
+                );
+            }
+        }
+        assert_eq!(leased, BTreeSet::new(), "leased, but to whom?");
+    }
+
+    /// Nothing waits that would fit, could never fit, or has ended; and every
+    /// client knows its positions.
+    fn check_waiting(&self) {
+        assert_eq!(self.engine.snapshot().waiting_requests, self.waiting.len());
+        assert!(self.waiting.len() <= MAX_WAITING);
+        for client in 0..self.clients.len() {
+            let waiting = self
+                .waiting
+                .iter()
+                .filter(|waiting| waiting.client == client);
+            assert!(waiting.count() <= MAX_WAITING_PER_CLIENT);
+        }
+        let free = self.free();
+        for (position, waiting) in (1..).zip(&self.waiting) {
+            assert_eq!(waiting.told, position);
+            let wanted = waiting.demand.devices as usize;
+            let fit = free
+                .iter()
+                .filter(|share| does(self.device(**share), &waiting.demand));
+            assert!(fit.count() < wanted, "{} waits, and fits", waiting.demand);
+            assert!(
+                self.could_ever_fit(&waiting.demand),
+                "{} waits in vain",
+                waiting.demand
+            );
+        }
+    }
+
+    /// A client that is here and the scheduler agree on its leases, and what
+    /// runs on a worker that is here belongs to a lease.
+    fn check_views(&self) {
+        for client in self.clients.iter().filter(|client| client.attached) {
+            let owned = self.engine.leases().owned_by(ClientId(client.id));
+            assert_eq!(
+                client.leases,
+                owned.into_iter().collect(),
+                "leases of {}",
+                client.id
+            );
+        }
+        for worker in &self.workers {
+            if worker.known.as_ref().is_some_and(|known| known.connected) {
+                for (lease, index) in &worker.held {
+                    let known = self.engine.leases().get(*lease);
+                    let rightly =
+                        known.is_some_and(|l| l.shares.contains(&share(worker.id, *index)));
+                    assert!(rightly, "{lease} runs on {}, device {index}", worker.id);
+                }
+            }
+        }
+    }
+
+    /// A lease has a deadline exactly if someone is missing.
+    fn check_deadlines(&self) {
+        for (id, lease) in self.engine.leases().iter() {
+            let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
+            let client_here = lease.owner.is_some_and(attached);
+            assert_eq!(lease.expires_at.is_none(), client_here, "{id}");
+            let known = |id: WorkerId| {
+                self.workers
+                    .iter()
+                    .any(|w| w.known.is_some() && w.id == id.0)
+            };
+            let workers_here = lease.workers().into_iter().all(known);
+            assert_eq!(lease.rejoin_by.is_none(), workers_here, "{id}");
+        }
+        if let Some(leases) = &self.leases {
+            let away = self
+                .workers
+                .iter()
+                .filter_map(|worker| worker.known.as_ref());
+            let away = away
+                .filter(|known| !known.connected)
+                .map(|known| known.last_beat + 5_000);
+            let absent = leases.values().filter_map(|lease| lease.absent_since);
+            let next = away.chain(absent.map(|since| since + 30_000)).min();
+            assert_eq!(self.engine.next_deadline(), next.map(at));
+        }
+    }
+
+    /// Once everyone has gone for good, nothing is left.
+    pub(super) fn check_nothing_left(&self) {
+        let snapshot = self.engine.snapshot();
+        assert_eq!(
+            (snapshot.workers, snapshot.leases, snapshot.waiting_requests),
+            (vec![], 0, 0)
+        );
+        assert_eq!(self.engine.attached_clients(), 0);
+        assert_eq!(self.engine.leases().ended_len(), 0);
+        assert_eq!(self.engine.next_deadline(), None);
+    }
+}
+
+/// What must hold of a single command.
+impl World {
+    /// No grant takes a device that is not free, and each uses as few workers
+    /// as any could have at that moment.
+    pub(super) fn check_grants(&self, commands: &[Command]) {
+        // Devices become free before the first grant only, so going back from
+        // what is free now gives what was free at each.
+        let mut free = self.free();
+        for command in commands.iter().rev() {
+            let Command::Granted {
+                request, devices, ..
+            } = command
+            else {
+                continue;
+            };
+            let taken: BTreeSet<_> = devices.iter().map(|device| device.share).collect();
+            assert_eq!(taken.len(), devices.len(), "a device twice in one lease");
+            assert!(free.is_disjoint(&taken), "a device is free and leased");
+            free.extend(taken.iter().copied());
+            let waiting = self
+                .waiting
+                .iter()
+                .find(|waiting| waiting.request == *request);
+            let used: BTreeSet<_> = taken.iter().map(|share| share.worker).collect();
+            let fewest = self.fewest_workers(&free, &waiting.unwrap().demand);
+            assert_eq!(Some(used.len() as u32), fewest);
+        }
+    }
+
+    pub(super) fn check_refusal(&self, event: &Event, refused: usize, reason: &RefuseReason) {
+        let waiting = &self.waiting[refused];
+        // The others, since a refused request never waited.
+        let others = self.waiting.len() - 1;
+        let of_client = self
+            .waiting
+            .iter()
+            .filter(|other| other.client == waiting.client);
+        match reason {
+            RefuseReason::NoDevices => assert_eq!(waiting.demand.devices, 0),
+            RefuseReason::Unsatisfiable { demand, .. } => {
+                assert_eq!(*demand, waiting.demand);
+                assert!(!self.could_ever_fit(demand), "{demand} could be granted");
+            }
+            RefuseReason::PoolLimit { max } => assert_eq!((*max, others), (MAX_WAITING, *max)),
+            RefuseReason::ClientLimit { max } => {
+                assert_eq!(
+                    (*max, of_client.count() - 1),
+                    (MAX_WAITING_PER_CLIENT, *max)
+                );
+            }
+            RefuseReason::Cancelled => {
+                let cancelled = ClientEvent::Cancel {
+                    request: waiting.request,
+                };
+                assert!(matches!(event, Event::Client { event, .. } if *event == cancelled));
+            }
+        }
+    }
+
+    /// Devices that a lease could have now.
+    fn free(&self) -> BTreeSet<Share> {
+        let workers = self.engine.snapshot().workers;
+        let workers = workers
+            .into_iter()
+            .filter(|worker| worker.connected && !worker.leaving);
+        workers
+            .flat_map(|worker| {
+                let free = (0..)
+                    .zip(worker.devices)
+                    .filter(|(_, device)| !device.leased);
+                free.map(move |(index, _)| Share {
+                    worker: worker.worker,
+                    index,
+                })
+            })
+            .collect()
+    }
+
+    fn could_ever_fit(&self, demand: &Demand) -> bool {
+        let known = self
+            .workers
+            .iter()
+            .filter_map(|worker| worker.known.as_ref());
+        let devices = known
+            .filter(|known| !known.leaving)
+            .flat_map(|known| &known.devices);
+        devices.filter(|device| does(device, demand)).count() >= demand.devices as usize
+    }
+
+    fn device(&self, share: Share) -> &DeviceSpec {
+        let worker = self
+            .workers
+            .iter()
+            .find(|worker| worker.id == share.worker.0)
+            .unwrap();
+        &worker.known.as_ref().unwrap().devices[share.index as usize]
+    }
+
+    /// Tries every set of workers.
+    fn fewest_workers(&self, free: &BTreeSet<Share>, demand: &Demand) -> Option<u32> {
+        let fit: Vec<_> = free
+            .iter()
+            .filter(|share| does(self.device(**share), demand))
+            .collect();
+        let enough = |set: &u32| {
+            let in_set = |share: &&&Share| set >> share.worker.0 & 1 == 1;
+            fit.iter().filter(in_set).count() >= demand.devices as usize
+        };
+        let sets = 0..1_u32 << self.workers.len();
+        sets.filter(enough).map(u32::count_ones).min()
+    }
+}

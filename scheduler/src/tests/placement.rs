@@ -1,0 +1,136 @@
+//! Which devices a request gets, and what it is told when it gets none. The
+//! choice itself is tested in `crate::placement`.
+
+use super::*;
+
+fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
+    Demand {
+        devices,
+        kind: kind.map(str::to_owned),
+        memory_bytes: gib << 30,
+    }
+}
+
+/// Two flex devices on worker 1, two cuda devices on worker 2.
+fn mixed_pool() -> [Step; 3] {
+    [
+        (0, join(1, &[flex(16), flex(16)]), vec![]),
+        (0, join(2, &[cuda(8), cuda(80)]), vec![]),
+        (0, attach(9), vec![]),
+    ]
+}
+
+/// What comes of one demand in the mixed pool: these devices, or this refusal.
+fn check_mixed(demand: Demand, expected: Result<&[(u64, u32, DeviceSpec)], &str>) {
+    let mut engine = check(mixed_pool());
+    let commands = engine.handle(request_for(9, 1, demand), at(0));
+    match (expected, &commands[..]) {
+        (Ok(devices), commands) => assert_eq!(commands, [granted(9, 1, devices)]),
+        (Err(text), [Command::Refused { reason, .. }]) => assert_eq!(reason.to_string(), text),
+        (Err(text), commands) => panic!("expected {text:?}, got {commands:?}"),
+    }
+}
+
+#[test]
+fn kind_and_memory_are_what_was_asked() {
+    check_mixed(demand(1, Some("cuda"), 0), Ok(&[(2, 0, cuda(8))]));
+    check_mixed(demand(1, Some("cuda"), 9), Ok(&[(2, 1, cuda(80))]));
+    check_mixed(demand(1, None, 8), Ok(&[(2, 0, cuda(8))]));
+    check_mixed(demand(1, None, 16), Ok(&[(1, 0, flex(16))]));
+    check_mixed(
+        demand(2, Some("flex"), 16),
+        Ok(&[(1, 0, flex(16)), (1, 1, flex(16))]),
+    );
+}
+
+#[test]
+fn what_the_pool_can_never_give_is_refused_with_what_it_has() {
+    let has = "the pool has 1 cuda (8.0 GiB), 1 cuda (80.0 GiB), 2 flex (16.0 GiB)";
+    check_mixed(
+        demand(4, Some("cuda"), 8),
+        Err(&format!(
+            "asked for 4 devices of kind cuda with 8.0 GiB each; {has}"
+        )),
+    );
+    check_mixed(
+        demand(1, Some("vulkan"), 0),
+        Err(&format!("asked for 1 device of kind vulkan; {has}")),
+    );
+    check_mixed(
+        demand(2, None, 17),
+        Err(&format!(
+            "asked for 2 devices of any kind with 17.0 GiB each; {has}"
+        )),
+    );
+    check_mixed(
+        demand(u32::MAX, None, 0),
+        Err(&format!(
+            "asked for {} devices of any kind; {has}",
+            u32::MAX
+        )),
+    );
+    check_mixed(
+        demand(0, None, 0),
+        Err("asked for 0 devices; a lease has at least one"),
+    );
+}
+
+#[test]
+fn a_pool_without_workers_refuses_and_says_so() {
+    let mut engine = check([(0, attach(9), vec![])]);
+    let commands = engine.handle(request(9, 1, 1), at(0));
+    assert_eq!(commands, [unsatisfiable(9, 1, 1, &[])]);
+    let [Command::Refused { reason, .. }] = &commands[..] else {
+        unreachable!()
+    };
+    assert_eq!(
+        reason.to_string(),
+        "asked for 1 device of any kind; no worker has joined the pool"
+    );
+}
+
+#[test]
+fn a_pool_of_many_sorts_is_not_spelled_out() {
+    let devices: Vec<_> = (1..=20).map(cuda).collect();
+    let mut engine = check([(0, join(1, &devices), vec![]), (0, attach(9), vec![])]);
+    let commands = engine.handle(request(9, 1, 21), at(0));
+    let [Command::Refused { reason, .. }] = &commands[..] else {
+        panic!("{commands:?}")
+    };
+    assert!(
+        reason.to_string().ends_with("1 cuda (8.0 GiB) and 12 more"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn what_is_only_busy_waits() {
+    check([
+        (0, join(1, &[flex(16), flex(16)]), vec![]),
+        (0, attach(9), vec![]),
+        (
+            0,
+            request(9, 1, 1),
+            vec![granted(9, 1, &[(1, 0, flex(16))])],
+        ),
+        (0, request(9, 2, 2), vec![queued(9, 2, 1)]),
+    ]);
+}
+
+#[test]
+fn a_gang_spans_workers_if_it_must() {
+    check([
+        (0, join(1, &[flex(16)]), vec![]),
+        (0, join(2, &[flex(16), flex(16)]), vec![]),
+        (0, attach(9), vec![]),
+        (
+            0,
+            request(9, 1, 3),
+            vec![granted(
+                9,
+                1,
+                &[(1, 0, flex(16)), (2, 0, flex(16)), (2, 1, flex(16))],
+            )],
+        ),
+    ]);
+}

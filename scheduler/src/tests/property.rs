@@ -1,0 +1,210 @@
+//! Any events in any order: whatever happens, the invariants hold.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::world::World;
+use super::*;
+
+const WORKERS: usize = 4;
+const CLIENTS: usize = 3;
+
+/// Something that happens to the world. Numbers name workers, clients and
+/// things that there may be fewer of; `World` takes them modulo.
+#[derive(Clone, Debug)]
+enum Op {
+    Join {
+        worker: usize,
+        changed: bool,
+    },
+    Beat {
+        worker: usize,
+    },
+    Leaving {
+        worker: usize,
+    },
+    WorkerGone {
+        worker: usize,
+    },
+    CloseSessions {
+        worker: usize,
+    },
+    Attach {
+        client: usize,
+        give_up: usize,
+        outdated: usize,
+    },
+    ClientGone {
+        client: usize,
+    },
+    Request {
+        client: usize,
+        demand: Demand,
+    },
+    RequestAgain {
+        client: usize,
+    },
+    Cancel {
+        client: usize,
+        nth: usize,
+    },
+    Release {
+        client: usize,
+        nth: usize,
+    },
+    Ghosts {
+        who: usize,
+    },
+    Wait {
+        millis: u64,
+    },
+    Oversleep {
+        millis: u64,
+    },
+    Restart {
+        sessions_closed: bool,
+    },
+}
+
+/// Devices of each worker, and of the same worker if it comes back changed.
+fn devices(worker: usize, changed: bool) -> Vec<DeviceSpec> {
+    match (worker, changed) {
+        (0, false) => vec![flex(16), flex(16), flex(16)],
+        (1, false) => vec![cuda(8), flex(8), cuda(16)],
+        (2, false) => vec![cuda(80)],
+        (_, false) => vec![cuda(8), cuda(8)],
+        (0, true) => vec![],
+        (_, true) => vec![flex(16), cuda(8)],
+    }
+}
+
+fn demand() -> impl Strategy<Value = Demand> {
+    let count = prop_oneof![30 => 1..4_u32, 4 => 4..8_u32, 1 => Just(0), 1 => Just(u32::MAX)];
+    let kind = prop_oneof![4 => Just(None), 2 => Just(Some("cuda")), 1 => Just(Some("flex"))];
+    let gib = prop_oneof![6 => Just(0_u64), 1 => Just(9), 1 => Just(16), 1 => Just(81)];
+    (count, kind, gib).prop_map(|(devices, kind, gib)| Demand {
+        devices,
+        kind: kind.map(str::to_owned),
+        memory_bytes: gib << 30,
+    })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![16 => worker_op(), 32 => client_op(), 8 => time_op()]
+}
+
+/// Half of all that happens is that someone comes back.
+fn op_or_restart() -> impl Strategy<Value = Op> {
+    let back = prop_oneof![
+        (0..WORKERS).prop_map(|worker| Op::Join {
+            worker,
+            changed: false
+        }),
+        (0..CLIENTS).prop_map(|client| Op::Attach {
+            client,
+            give_up: 0,
+            outdated: 0
+        }),
+    ];
+    let restart = prop::bool::ANY.prop_map(|sessions_closed| Op::Restart { sessions_closed });
+    prop_oneof![10 => op(), 10 => back, 1 => restart]
+}
+
+fn worker_op() -> impl Strategy<Value = Op> {
+    let worker = || 0..WORKERS;
+    let changed = prop::bool::weighted(0.1);
+    prop_oneof![
+        8 => (worker(), changed).prop_map(|(worker, changed)| Op::Join { worker, changed }),
+        3 => worker().prop_map(|worker| Op::Beat { worker }),
+        1 => worker().prop_map(|worker| Op::Leaving { worker }),
+        3 => worker().prop_map(|worker| Op::WorkerGone { worker }),
+        1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
+    ]
+}
+
+fn client_op() -> impl Strategy<Value = Op> {
+    let client = || 0..CLIENTS;
+    let rarely_some = || prop_oneof![4 => Just(0_usize), 1 => 1..3_usize];
+    prop_oneof![
+        6 => (client(), rarely_some(), rarely_some())
+            .prop_map(|(client, give_up, outdated)| Op::Attach { client, give_up, outdated }),
+        2 => client().prop_map(|client| Op::ClientGone { client }),
+        18 => (client(), demand()).prop_map(|(client, demand)| Op::Request { client, demand }),
+        1 => client().prop_map(|client| Op::RequestAgain { client }),
+        2 => (client(), 0..8_usize).prop_map(|(client, nth)| Op::Cancel { client, nth }),
+        5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
+        1 => (0..WORKERS).prop_map(|who| Op::Ghosts { who }),
+    ]
+}
+
+fn time_op() -> impl Strategy<Value = Op> {
+    let millis = || prop_oneof![6 => 0..2_000_u64, 2 => Just(5_000), 1 => 20_000..70_000_u64];
+    prop_oneof![
+        5 => millis().prop_map(|millis| Op::Wait { millis }),
+        1 => millis().prop_map(|millis| Op::Oversleep { millis }),
+    ]
+}
+
+fn apply(world: &mut World, op: Op) {
+    match op {
+        Op::Join { worker, changed } => world.join(worker, devices(worker, changed)),
+        Op::Beat { worker } => world.beat(worker),
+        Op::Leaving { worker } => world.leaving(worker),
+        Op::WorkerGone { worker } => world.worker_gone(worker),
+        Op::CloseSessions { worker } => world.close_sessions(worker),
+        Op::Attach {
+            client,
+            give_up,
+            outdated,
+        } => world.attach(client, give_up, outdated),
+        Op::ClientGone { client } => world.client_gone(client),
+        Op::Request { client, demand } => world.request(client, demand),
+        Op::RequestAgain { client } => world.request_again(client),
+        Op::Cancel { client, nth } => world.cancel(client, nth),
+        Op::Release { client, nth } => world.release(client, nth),
+        Op::Ghosts { who } => world.send_ghosts(who),
+        Op::Wait { millis } => world.wait(millis),
+        Op::Oversleep { millis } => world.oversleep(millis),
+        Op::Restart { sessions_closed } => world.restart(sessions_closed),
+    }
+}
+
+/// Plays the ops to a pool that starts with some workers and clients, then
+/// takes everyone away.
+fn check_any(ops: Vec<Op>) {
+    let mut world = World::new(WORKERS, CLIENTS);
+    for worker in 0..3 {
+        world.join(worker, devices(worker, false));
+    }
+    for client in 0..2 {
+        world.attach(client, 0, 0);
+    }
+    for op in ops {
+        apply(&mut world, op);
+    }
+    for client in 0..CLIENTS {
+        world.client_gone(client);
+    }
+    for worker in 0..WORKERS {
+        world.worker_gone(worker);
+    }
+    world.wait(60_000);
+    world.oversleep(0);
+    world.check_nothing_left();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Without restarts the world knows every lease, to the millisecond.
+    #[test]
+    fn any_events(ops in vec(op(), 1..120)) {
+        check_any(ops);
+    }
+
+    /// With restarts, that all agree in the end is what counts.
+    #[test]
+    fn any_events_with_restarts(ops in vec(op_or_restart(), 1..120)) {
+        check_any(ops);
+    }
+}

@@ -1,0 +1,209 @@
+//! Who waits, in which order, and how many may.
+
+use super::*;
+
+/// One worker of two devices, which client 8 has leased one by one.
+fn full_pool() -> Vec<Step> {
+    vec![
+        (0, join(1, &[flex(1), flex(1)]), vec![]),
+        (0, attach(8), vec![]),
+        (0, request(8, 1, 1), vec![granted(8, 1, &[(1, 0, flex(1))])]),
+        (0, request(8, 2, 1), vec![granted(8, 2, &[(1, 1, flex(1))])]),
+        (0, attach(9), vec![]),
+    ]
+}
+
+fn check_full(steps: impl IntoIterator<Item = Step>) {
+    check(full_pool().into_iter().chain(steps));
+}
+
+#[test]
+fn first_come_first_served() {
+    check_full([
+        (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
+        (0, request(8, 4, 1), vec![queued(8, 4, 2)]),
+        (0, request(9, 5, 1), vec![queued(9, 5, 3)]),
+        (
+            0,
+            release(8, 10),
+            vec![
+                end_lease(1, 10),
+                granted(9, 3, &[(1, 0, flex(1))]),
+                queued(8, 4, 1),
+                queued(9, 5, 2),
+            ],
+        ),
+        (
+            0,
+            release(8, 20),
+            vec![
+                end_lease(1, 20),
+                granted(8, 4, &[(1, 1, flex(1))]),
+                queued(9, 5, 1),
+            ],
+        ),
+        (
+            0,
+            release(9, 30),
+            vec![end_lease(1, 30), granted(9, 5, &[(1, 0, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn what_fits_does_not_wait_behind_what_does_not() {
+    check_full([
+        (0, request(9, 3, 2), vec![queued(9, 3, 1)]),
+        (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
+        // The position of the larger one stays the same, so it is not told.
+        (
+            0,
+            release(8, 10),
+            vec![end_lease(1, 10), granted(9, 4, &[(1, 0, flex(1))])],
+        ),
+        (0, release(8, 20), vec![end_lease(1, 20)]),
+        (0, request(8, 5, 1), vec![granted(8, 5, &[(1, 1, flex(1))])]),
+        (0, release(8, 50), vec![end_lease(1, 50)]),
+        (
+            0,
+            release(9, 40),
+            vec![
+                end_lease(1, 40),
+                granted(9, 3, &[(1, 0, flex(1)), (1, 1, flex(1))]),
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn one_release_may_grant_several() {
+    check([
+        (0, join(1, &[flex(1), flex(1)]), vec![]),
+        (0, attach(8), vec![]),
+        (
+            0,
+            request(8, 1, 2),
+            vec![granted(8, 1, &[(1, 0, flex(1)), (1, 1, flex(1))])],
+        ),
+        (0, request(8, 2, 1), vec![queued(8, 2, 1)]),
+        (0, request(8, 3, 1), vec![queued(8, 3, 2)]),
+        (0, request(8, 4, 1), vec![queued(8, 4, 3)]),
+        (
+            0,
+            release(8, 10),
+            vec![
+                end_lease(1, 10),
+                granted(8, 2, &[(1, 0, flex(1))]),
+                granted(8, 3, &[(1, 1, flex(1))]),
+                queued(8, 4, 1),
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn a_cancelled_request_ends_and_the_others_move_up() {
+    check_full([
+        (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
+        (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
+        (
+            0,
+            cancel(9, 3),
+            vec![refused(9, 3, RefuseReason::Cancelled), queued(9, 4, 1)],
+        ),
+        // It has ended, is another's, was granted, or never was.
+        (0, cancel(9, 3), vec![]),
+        (0, cancel(8, 4), vec![]),
+        (0, cancel(8, 1), vec![]),
+        (0, cancel(8, 7), vec![]),
+    ]);
+}
+
+#[test]
+fn to_ask_twice_is_to_ask_once() {
+    check_full([
+        (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
+        (0, request(9, 3, 2), vec![]),
+        // The same number is another request if another client uses it.
+        (0, request_as_lease(8, 3, 1, 33), vec![queued(8, 3, 2)]),
+    ]);
+}
+
+fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
+    let demand = Demand {
+        devices,
+        kind: None,
+        memory_bytes: 0,
+    };
+    let (request, lease) = (RequestId(request), LeaseId(lease));
+    client(
+        id,
+        ClientEvent::Request {
+            request,
+            demand,
+            lease,
+        },
+    )
+}
+
+#[test]
+fn a_client_may_have_so_many_waiting() {
+    let steps = [
+        (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
+        (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
+        (
+            0,
+            request(9, 5, 1),
+            vec![refused(9, 5, RefuseReason::ClientLimit { max: 2 })],
+        ),
+        (0, request(8, 6, 1), vec![queued(8, 6, 3)]),
+        (
+            0,
+            cancel(9, 3),
+            vec![
+                refused(9, 3, RefuseReason::Cancelled),
+                queued(9, 4, 1),
+                queued(8, 6, 2),
+            ],
+        ),
+        (0, request(9, 7, 1), vec![queued(9, 7, 3)]),
+    ];
+    check_with(bounds(100, 2), full_pool().into_iter().chain(steps));
+}
+
+#[test]
+fn the_pool_may_have_so_many_waiting() {
+    let steps = [
+        (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
+        (0, request(8, 4, 1), vec![queued(8, 4, 2)]),
+        (
+            0,
+            request(9, 5, 1),
+            vec![refused(9, 5, RefuseReason::PoolLimit { max: 2 })],
+        ),
+        // What can never be granted is told so, full or not.
+        (
+            0,
+            request(9, 6, 3),
+            vec![unsatisfiable(9, 6, 3, &[&[flex(1), flex(1)]])],
+        ),
+    ];
+    check_with(bounds(2, 100), full_pool().into_iter().chain(steps));
+}
+
+#[test]
+fn bounds_are_on_waiting_only() {
+    let options = bounds(0, 0);
+    check_with(
+        options,
+        full_pool().into_iter().chain([
+            (
+                0,
+                request(9, 3, 1),
+                vec![refused(9, 3, RefuseReason::ClientLimit { max: 0 })],
+            ),
+            (0, release(8, 10), vec![end_lease(1, 10)]),
+            (0, request(9, 4, 1), vec![granted(9, 4, &[(1, 0, flex(1))])]),
+        ]),
+    );
+}

@@ -1,0 +1,304 @@
+//! Workers that join, go silent, come back and leave.
+
+use super::*;
+
+/// Worker 1 with one device and worker 2 with one, leased together to client 9.
+fn gang_of_two() -> [Step; 4] {
+    [
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, join(2, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (
+            0,
+            request(9, 1, 2),
+            vec![granted(9, 1, &[(1, 0, flex(1)), (2, 0, flex(1))])],
+        ),
+    ]
+}
+
+fn check_gang(steps: impl IntoIterator<Item = Step>) -> Engine {
+    check(gang_of_two().into_iter().chain(steps))
+}
+
+#[test]
+fn a_worker_is_lost_some_time_after_its_last_beat() {
+    check_gang([
+        (3_000, beat(1), vec![]),
+        (4_000, worker_gone(1), vec![]),
+        (8_000, tick(), vec![end_lease(2, 10), ended(9, 10, lost(1))]),
+        // It is known no more, and what it had is not to be had.
+        (
+            8_000,
+            request(9, 2, 2),
+            vec![unsatisfiable(9, 2, 2, &[&[flex(1)]])],
+        ),
+        (
+            8_000,
+            request(9, 3, 1),
+            vec![granted(9, 3, &[(2, 0, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_silent_worker_is_not_lost_while_its_stream_is_up() {
+    let engine = check_gang([(60_000, attach(8), vec![])]);
+    assert_eq!(engine.next_deadline(), None);
+}
+
+#[test]
+fn a_stream_that_breaks_after_long_silence_is_a_loss_at_once() {
+    let mut engine = check_gang([(6_000, worker_gone(1), vec![])]);
+    assert_eq!(engine.next_deadline(), Some(at(5_000)));
+    let commands = engine.handle(Event::Tick, at(6_000));
+    assert_eq!(commands, [end_lease(2, 10), ended(9, 10, lost(1))]);
+}
+
+#[test]
+fn a_worker_that_is_back_in_time_keeps_its_leases() {
+    let engine = check_gang([
+        (1_000, worker_gone(1), vec![]),
+        (
+            4_999,
+            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            vec![],
+        ),
+        (20_000, attach(8), vec![]),
+    ]);
+    assert_eq!(engine.next_deadline(), None);
+    assert_eq!(engine.snapshot().leases, 1);
+}
+
+#[test]
+fn a_worker_that_is_back_before_the_tick_is_back_in_time() {
+    let mut engine = check_gang([(1_000, worker_gone(1), vec![])]);
+    let back = on(11, join_holding(1, &[flex(1)], &[(10, 0)]));
+    assert_eq!(engine.handle(back, at(9_000)), []);
+    assert_eq!(engine.handle(Event::Tick, at(9_000)), []);
+    assert_eq!(engine.snapshot().leases, 1);
+}
+
+#[test]
+fn the_late_end_of_a_replaced_stream_means_nothing() {
+    let engine = check_gang([
+        (
+            1_000,
+            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            vec![],
+        ),
+        (1_001, leaving(1), vec![]),
+        (1_002, worker_gone(1), vec![]),
+        (1_003, beat(1), vec![]),
+    ]);
+    let snapshot = engine.snapshot();
+    assert!(snapshot.workers[0].connected && !snapshot.workers[0].leaving);
+    assert_eq!(snapshot.workers[0].last_beat, at(1_000));
+}
+
+#[test]
+fn a_worker_whose_stream_is_down_gets_no_lease_until_it_is_back() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (1_000, worker_gone(1), vec![]),
+        (1_000, request(9, 1, 1), vec![queued(9, 1, 1)]),
+        (
+            1_500,
+            on(11, join(1, &[flex(1)])),
+            vec![granted(9, 1, &[(1, 0, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_back_with_other_devices_is_a_new_one() {
+    check_gang([
+        (1_000, worker_gone(1), vec![]),
+        (
+            2_000,
+            on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
+            vec![end_lease(2, 10), ended(9, 10, lost(1)), end_lease(1, 10)],
+        ),
+        (
+            2_000,
+            request(9, 2, 3),
+            vec![granted(
+                9,
+                2,
+                &[(1, 0, flex(1)), (1, 1, flex(1)), (2, 0, flex(1))],
+            )],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_back_with_another_certificate_is_a_new_one() {
+    let registration = Registration {
+        endpoint: Endpoint {
+            certificate_sha256: [77; 32],
+            ..endpoint(1)
+        },
+        devices: vec![flex(1)],
+    };
+    let back = worker(
+        1,
+        WorkerEvent::Join {
+            registration,
+            held: vec![],
+        },
+    );
+    check_gang([(
+        1_000,
+        on(11, back),
+        vec![end_lease(2, 10), ended(9, 10, lost(1))],
+    )]);
+}
+
+#[test]
+fn a_lost_worker_that_is_back_ends_what_it_still_runs() {
+    check_gang([
+        (1_000, worker_gone(1), vec![]),
+        (5_000, tick(), vec![end_lease(2, 10), ended(9, 10, lost(1))]),
+        (
+            9_000,
+            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            vec![end_lease(1, 10)],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_that_was_away_when_a_lease_ended_is_told_when_it_is_back() {
+    check_gang([
+        (1_000, worker_gone(1), vec![]),
+        (1_000, release(9, 10), vec![end_lease(2, 10)]),
+        (
+            2_000,
+            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            vec![end_lease(1, 10)],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_that_runs_a_lease_on_a_device_it_does_not_have_is_told_to_end_it() {
+    check([
+        (0, join(1, &[flex(1), flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (
+            1_000,
+            on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 1)])),
+            vec![end_lease(1, 10)],
+        ),
+    ]);
+}
+
+#[test]
+fn a_leaving_worker_keeps_its_leases_but_gets_no_more() {
+    check([
+        (0, join(1, &[flex(1), flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (0, leaving(1), vec![]),
+        (0, request(9, 2, 1), vec![unsatisfiable(9, 2, 1, &[&[]])]),
+        // Not even if it reconnects on its way out.
+        (
+            1_000,
+            on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
+            vec![],
+        ),
+        (
+            1_000,
+            request(9, 3, 1),
+            vec![unsatisfiable(9, 3, 1, &[&[]])],
+        ),
+        (2_000, release(9, 10), vec![end_lease(1, 10)]),
+        (
+            2_000,
+            request(9, 4, 1),
+            vec![unsatisfiable(9, 4, 1, &[&[]])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_leaving_worker_that_goes_has_left_at_once() {
+    check_gang([
+        (1_000, leaving(1), vec![]),
+        (
+            2_000,
+            worker_gone(1),
+            vec![end_lease(2, 10), ended(9, 10, left(1))],
+        ),
+    ]);
+}
+
+#[test]
+fn a_request_waits_no_longer_than_there_is_hope() {
+    let two = [flex(1), flex(1)];
+    check([
+        (0, join(1, &two), vec![]),
+        (0, join(2, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(2, 0, flex(1))])]),
+        (0, request(9, 2, 3), vec![queued(9, 2, 1)]),
+        (
+            0,
+            request(9, 3, 2),
+            vec![granted(9, 3, &[(1, 0, flex(1)), (1, 1, flex(1))])],
+        ),
+        (0, request(9, 4, 2), vec![queued(9, 4, 2)]),
+        // A broken stream alone is no reason to give up.
+        (1_000, worker_gone(2), vec![]),
+        (
+            5_000,
+            tick(),
+            vec![
+                ended(9, 10, lost(2)),
+                unsatisfiable(9, 2, 3, &[&two]),
+                queued(9, 4, 1),
+            ],
+        ),
+        (6_000, leaving(1), vec![unsatisfiable(9, 4, 2, &[&[]])]),
+    ]);
+}
+
+#[test]
+fn a_new_worker_serves_those_who_wait() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (0, request(9, 2, 1), vec![queued(9, 2, 1)]),
+        (
+            0,
+            join(2, &[flex(1)]),
+            vec![granted(9, 2, &[(2, 0, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn the_snapshot_shows_workers_devices_requests_and_leases() {
+    let engine = check([
+        (0, join(1, &[flex(1), cuda(8)]), vec![]),
+        (0, join(2, &[]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (0, request(9, 2, 2), vec![queued(9, 2, 1)]),
+        (1_500, beat(1), vec![]),
+        (1_600, worker_gone(2), vec![]),
+    ]);
+    let snapshot = engine.snapshot();
+    assert_eq!((snapshot.waiting_requests, snapshot.leases), (1, 1));
+    let [first, second] = &snapshot.workers[..] else {
+        panic!("{snapshot:?}")
+    };
+    assert_eq!((&*first.name, &*first.address), ("w1", "w1:7420"));
+    assert_eq!((first.connected, second.connected), (true, false));
+    assert_eq!((first.last_beat, second.last_beat), (at(1_500), at(0)));
+    let leased: Vec<_> = first.devices.iter().map(|device| device.leased).collect();
+    assert_eq!(leased, [true, false]);
+    assert_eq!(first.devices[1].device, cuda(8));
+}

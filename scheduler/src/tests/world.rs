@@ -1,0 +1,271 @@
+//! A small world around an engine: workers and clients that behave, with a
+//! network that does not.
+//!
+//! The world knows only what they would: what they sent, and which commands
+//! reached them. From that it keeps its own, simpler account of the pool, and
+//! checks every command against it. What they do is in `actions`, what must
+//! hold between events in `invariants`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+pub(super) struct World {
+    pub(super) engine: Engine,
+    pub(super) now: u64,
+    /// Source of streams, requests and leases.
+    last_number: u64,
+    pub(super) workers: Vec<SimWorker>,
+    pub(super) clients: Vec<SimClient>,
+    /// In order of arrival.
+    pub(super) waiting: Vec<Waiting>,
+    /// Every lease there should be, as long as the scheduler never restarted.
+    pub(super) leases: Option<BTreeMap<LeaseId, SimLease>>,
+}
+
+/// A worker process, and what the scheduler should know of it.
+pub(super) struct SimWorker {
+    pub(super) id: u64,
+    pub(super) stream: u64,
+    pub(super) old_stream: u64,
+    /// The sessions that run on it.
+    pub(super) held: BTreeSet<(LeaseId, u32)>,
+    /// `None` before it joined and once it is lost.
+    pub(super) known: Option<KnownWorker>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct KnownWorker {
+    pub(super) devices: Vec<DeviceSpec>,
+    pub(super) connected: bool,
+    pub(super) leaving: bool,
+    pub(super) last_beat: u64,
+}
+
+pub(super) struct SimClient {
+    pub(super) id: u64,
+    pub(super) attached: bool,
+    pub(super) stream: u64,
+    pub(super) old_stream: u64,
+    /// The leases it believes it has.
+    pub(super) leases: BTreeSet<LeaseId>,
+    /// Every token it ever got.
+    pub(super) tokens: BTreeMap<LeaseId, Vec<Share>>,
+}
+
+pub(super) struct Waiting {
+    pub(super) client: usize,
+    pub(super) request: RequestId,
+    pub(super) lease: LeaseId,
+    pub(super) demand: Demand,
+    pub(super) told: u32,
+}
+
+#[derive(Clone)]
+pub(super) struct SimLease {
+    pub(super) client: usize,
+    pub(super) shares: Vec<Share>,
+    pub(super) absent_since: Option<u64>,
+}
+
+/// Small enough for a few requests to reach them.
+pub(super) const MAX_WAITING: usize = 6;
+pub(super) const MAX_WAITING_PER_CLIENT: usize = 3;
+
+pub(super) fn engine_at(now: u64) -> Engine {
+    Engine::new(bounds(MAX_WAITING, MAX_WAITING_PER_CLIENT), at(now))
+}
+
+impl World {
+    pub(super) fn new(workers: usize, clients: usize) -> Self {
+        let worker = |id| SimWorker {
+            id,
+            stream: 0,
+            old_stream: 0,
+            held: BTreeSet::new(),
+            known: None,
+        };
+        let client = |id| SimClient {
+            id,
+            attached: false,
+            stream: 0,
+            old_stream: 0,
+            leases: BTreeSet::new(),
+            tokens: BTreeMap::new(),
+        };
+        Self {
+            engine: engine_at(0),
+            now: 0,
+            last_number: 0,
+            workers: (0..).take(workers).map(worker).collect(),
+            clients: (0..).take(clients).map(client).collect(),
+            waiting: Vec::new(),
+            leases: Some(BTreeMap::new()),
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// Hands an event over, and takes in what comes of it.
+    pub(super) fn send(&mut self, event: Event) {
+        let commands = self.engine.handle(event.clone(), at(self.now));
+        self.check_grants(&commands);
+        for command in &commands {
+            self.obey(&event, command);
+        }
+        self.check_invariants();
+    }
+
+    pub(super) fn send_worker(&mut self, i: usize, event: WorkerEvent) {
+        let SimWorker { id, stream, .. } = self.workers[i];
+        self.send(on(stream, worker(id, event)));
+    }
+
+    pub(super) fn send_client(&mut self, i: usize, event: ClientEvent) {
+        let SimClient { id, stream, .. } = self.clients[i];
+        self.send(on(stream, client(id, event)));
+    }
+
+    /// Whatever comes from a stream that was replaced must change nothing.
+    pub(super) fn send_ghosts(&mut self, i: usize) {
+        if let Some(worker_i) = self.workers.get(i) {
+            let (id, stream) = (worker_i.id, worker_i.old_stream);
+            for event in [WorkerEvent::Beat, WorkerEvent::Leaving, WorkerEvent::Gone] {
+                self.send(on(stream, worker(id, event)));
+            }
+        }
+        let SimClient { id, old_stream, .. } = self.clients[i % self.clients.len()];
+        self.send(on(old_stream, request(id, u64::MAX / 10, 1)));
+        self.send(on(old_stream, client_gone(id)));
+    }
+}
+
+/// What commands mean to those they reach.
+impl World {
+    fn obey(&mut self, event: &Event, command: &Command) {
+        match command {
+            Command::Queued {
+                client,
+                request,
+                position,
+            } => {
+                let waiting = self.find_waiting(*client, *request);
+                let told = &mut self.waiting[waiting].told;
+                assert_ne!(told, position, "told the same position twice");
+                *told = *position;
+            }
+            Command::Granted {
+                client,
+                request,
+                lease,
+                devices,
+            } => {
+                self.take_lease(*client, *request, *lease, devices);
+            }
+            Command::Refused {
+                client,
+                request,
+                reason,
+            } => {
+                let refused = self.find_waiting(*client, *request);
+                self.check_refusal(event, refused, reason);
+                self.waiting.remove(refused);
+            }
+            Command::LeaseEnded {
+                client,
+                lease,
+                reason,
+            } => {
+                let client = self.attached_client(*client);
+                let had_it = self.clients[client].leases.remove(lease);
+                assert!(
+                    had_it || *reason == EndReason::Unknown,
+                    "{lease} ended: {reason}"
+                );
+            }
+            Command::EndLease { worker, lease } => {
+                let worker = self.connected_worker(*worker);
+                self.workers[worker].held.retain(|(held, _)| held != lease);
+            }
+        }
+    }
+
+    fn take_lease(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        lease: LeaseId,
+        devices: &[LeasedDevice],
+    ) {
+        let granted = self.find_waiting(client, request);
+        let granted = self.waiting.remove(granted);
+        assert_eq!(granted.lease, lease);
+        assert_eq!(granted.demand.devices as usize, devices.len());
+        for LeasedDevice {
+            share,
+            device,
+            worker,
+        } in devices
+        {
+            let i = self.connected_worker(share.worker);
+            let known = self.workers[i].known.as_ref().unwrap();
+            assert!(!known.leaving);
+            assert_eq!(device, &known.devices[share.index as usize]);
+            assert!(does(device, &granted.demand));
+            assert_eq!(worker, &endpoint(share.worker.0));
+            self.workers[i].held.insert((lease, share.index));
+        }
+        let shares: Vec<_> = devices.iter().map(|device| device.share).collect();
+        let client = granted.client;
+        if let Some(leases) = &mut self.leases {
+            let lease_of = SimLease {
+                client,
+                shares: shares.clone(),
+                absent_since: None,
+            };
+            assert!(leases.insert(lease, lease_of).is_none());
+        }
+        self.clients[client].leases.insert(lease);
+        self.clients[client].tokens.insert(lease, shares);
+    }
+
+    /// Position of a request that has not ended; one that has ended, or never
+    /// was, must not be spoken of.
+    fn find_waiting(&self, client: ClientId, request: RequestId) -> usize {
+        let client = self.attached_client(client);
+        let found = self
+            .waiting
+            .iter()
+            .position(|w| w.client == client && w.request == request);
+        found.unwrap_or_else(|| panic!("request {request} has ended or never was"))
+    }
+
+    fn attached_client(&self, client: ClientId) -> usize {
+        let found = self
+            .clients
+            .iter()
+            .position(|c| c.attached && c.id == client.0);
+        found.unwrap_or_else(|| panic!("client {client} is not there to be told"))
+    }
+
+    fn connected_worker(&self, worker: WorkerId) -> usize {
+        let connected = |w: &SimWorker| w.known.as_ref().is_some_and(|known| known.connected);
+        let found = self
+            .workers
+            .iter()
+            .position(|w| w.id == worker.0 && connected(w));
+        found.unwrap_or_else(|| panic!("worker {worker} is not there to be told"))
+    }
+}
+
+/// Whether a device is what a demand asks for, in the test's own words.
+pub(super) fn does(device: &DeviceSpec, demand: &Demand) -> bool {
+    let kind_does = match &demand.kind {
+        None => true,
+        Some(kind) => kind == &device.kind,
+    };
+    kind_does && device.memory_bytes >= demand.memory_bytes
+}

@@ -1,0 +1,225 @@
+//! The command line: what can be said, and how it is explained.
+//!
+//! No decision is made here. What the flags, the environment and the
+//! configuration file come to together is for [`config`](crate::config).
+
+use std::{ffi::OsString, path::PathBuf};
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
+
+use crate::config::{
+    ConfigError,
+    settings::{
+        DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
+        WorkerSettings,
+    },
+    values::Filter,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tensord up --devices flex*2        a pool on this host, for this host
+  tensord scheduler                  a pool for the network
+  tensord worker --devices flex*2    this host's devices, for the pool in TENSORD_URL
+  tensord status                     who is in the pool, and what they do
+
+`tensord up` and `tensord scheduler` print the TENSORD_URL for programs and workers.
+Settings come from flags, else the environment, else the file named by --config.";
+
+/// One pool out of the GPUs of many hosts, for Burn programs.
+#[derive(Debug, Parser)]
+#[command(name = "tensord", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Common {
+    /// TOML file with settings
+    #[arg(long, global = true, value_name = "FILE", env = "TENSORD_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// What to log to stderr, such as debug or warn,tensord=debug [default: info]
+    #[arg(long, global = true, value_name = "FILTER", env = "TENSORD_LOG")]
+    pub(crate) log: Option<Filter>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a pool on this host: a scheduler and a worker in one process
+    #[command(after_help = "\
+Examples:
+  tensord up                         one CPU device, reachable from this host
+  tensord up --devices flex*4        four devices, to try data-parallel training
+  tensord up --listen 0.0.0.0:7461   reachable from other hosts")]
+    Up {
+        #[command(flatten)]
+        settings: UpSettings,
+        #[command(flatten)]
+        state: StateSettings,
+        #[command(flatten)]
+        drain: DrainSettings,
+    },
+    /// Run a pool's scheduler, for workers and programs on the network
+    #[command(after_help = "\
+Examples:
+  tensord scheduler
+  tensord scheduler --advertise pool.example --state /var/lib/tensord")]
+    Scheduler {
+        #[command(flatten)]
+        settings: SchedulerSettings,
+        #[command(flatten)]
+        state: StateSettings,
+    },
+    /// Offer this host's devices to the pool in TENSORD_URL
+    #[command(after_help = "\
+Examples:
+  export TENSORD_URL='...'           the `workers:` line of the scheduler
+  tensord worker --devices flex*2
+  tensord worker --url-file /etc/tensord/url --name gpu-1")]
+    Worker {
+        #[command(flatten)]
+        settings: WorkerSettings,
+        #[command(flatten)]
+        url: UrlSettings,
+        #[command(flatten)]
+        drain: DrainSettings,
+    },
+    /// Lease devices and serve them to stock Burn programs over WebSocket
+    #[command(after_help = "\
+Examples:
+  export TENSORD_URL='...'           the `programs:` line of the scheduler
+  tensord gateway --devices 2
+  tensord gateway --listen 127.0.0.1:3000 --devices 1 --kind cuda
+
+The token that programs show comes from TENSORD_GATEWAY_TOKEN; without it, one is
+made and kept in the state directory.")]
+    Gateway {
+        #[command(flatten)]
+        settings: GatewaySettings,
+        #[command(flatten)]
+        url: UrlSettings,
+        #[command(flatten)]
+        state: StateSettings,
+    },
+    /// Show the workers and devices of the pool in TENSORD_URL
+    #[command(after_help = "\
+Examples:
+  tensord status
+  tensord status --json | jq '.workers[].name'")]
+    Status {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        url: UrlSettings,
+    },
+}
+
+/// What a command line comes to.
+pub(crate) enum Parsed {
+    /// A command to run.
+    Run(Cli),
+    /// A text the user asked for.
+    Text(String),
+}
+
+/// Reads a command line.
+///
+/// # Errors
+///
+/// When it breaks a rule; the error names the flag.
+pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, ConfigError> {
+    // Help on a flag fits a line; the environment's values are not shown in it.
+    let command = Cli::command().mut_args(|arg| arg.hide_env_values(true));
+    let command = hide_values(command);
+    let parsed = command
+        .try_get_matches_from(args)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    match parsed {
+        Ok(cli) => Ok(Parsed::Run(cli)),
+        Err(e) => match e.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Text(e.to_string())),
+            _ => Err(ConfigError::CommandLine(one_line(&e))),
+        },
+    }
+}
+
+fn hide_values(command: clap::Command) -> clap::Command {
+    command.mut_subcommands(|sub| sub.mut_args(|arg| arg.hide_env_values(true)))
+}
+
+/// The error without the usage and tips that follow it on further lines.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let paragraphs = text.split("\n\n").map(|paragraph| {
+        let words: Vec<_> = paragraph.split_whitespace().collect();
+        words.join(" ")
+    });
+    let telling = |text: &String| !text.starts_with("Usage:") && !text.starts_with("For more");
+    let told: Vec<_> = paragraphs.filter(telling).collect();
+    told.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(line: &str) -> String {
+        let args = line.split_whitespace().map(OsString::from);
+        match parse(args) {
+            Err(e) => e.to_string(),
+            Ok(_) => panic!("{line:?} was accepted"),
+        }
+    }
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_error_is_one_line_that_names_the_flag() {
+        let cases = [
+            (
+                "tensord up --lisen 127.0.0.1:1",
+                "unexpected argument '--lisen' found; tip: a similar argument exists: '--listen'",
+            ),
+            (
+                "tensord scheduler --listen here",
+                "invalid value 'here' for '--listen <IP:PORT>': \"here\" is not IP:PORT, such as 0.0.0.0:7461",
+            ),
+            (
+                "tensord gateway --devices two",
+                "invalid value 'two' for '--devices <N>': invalid digit found in string",
+            ),
+            (
+                "tensord",
+                "'tensord' requires a subcommand but one was not provided [subcommands: up, scheduler, worker, gateway, status]",
+            ),
+            (
+                "tensord upp",
+                "unrecognized subcommand 'upp'; tip: a similar subcommand exists: 'up'",
+            ),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(error(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn help_is_no_error() {
+        let args = ["tensord", "worker", "--help"].map(OsString::from);
+        let Ok(Parsed::Text(help)) = parse(args) else {
+            panic!("help is a text");
+        };
+        assert!(help.contains("--devices <LIST>"), "{help}");
+        assert!(help.contains("[env: TENSORD_DEVICES]"), "{help}");
+        assert!(!help.contains("TENSORD_URL="), "{help}");
+    }
+}

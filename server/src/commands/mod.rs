@@ -1,0 +1,23 @@
+//! The commands: each puts parts together and waits for the end.
+//!
+//! What they have in common: they take a validated configuration, print what
+//! their user asked for to stdout, and end in order on the first signal.
+
+mod gateway;
+mod scheduler;
+mod status;
+mod up;
+mod worker;
+
+use crate::{config::Config, failure::Failure};
+
+/// Runs a command to its end.
+pub(crate) async fn run(config: Config) -> Result<(), Failure> {
+    match config {
+        Config::Up(config) => up::run(config).await,
+        Config::Scheduler(config) => scheduler::run(config).await,
+        Config::Worker(config) => worker::run(config).await,
+        Config::Gateway(config) => gateway::run(config).await,
+        Config::Status(config) => status::run(config).await,
+    }
+}

@@ -1,0 +1,142 @@
+//! Configuration: from flags, environment and file to one typed value per
+//! command.
+//!
+//! ```text
+//! flags + their environment (cli) ─┐
+//! configuration file (file) ───────┼─► resolve ─► Config
+//! surroundings (environment) ──────┘
+//! ```
+//!
+//! Precedence: flags, environment, file, defaults. Everything is validated
+//! here, once; the commands never look at the environment or the file again.
+
+mod environment;
+mod error;
+mod file;
+mod resolve;
+pub(crate) mod settings;
+pub(crate) mod values;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use tensord_transport::{PoolUrl, Secret};
+use tensord_worker::DeviceSelection;
+
+pub(crate) use environment::Environment;
+pub(crate) use error::ConfigError;
+pub(crate) use file::File;
+pub(crate) use resolve::{log_filter, resolve};
+
+/// What to run, and how.
+#[derive(Debug)]
+pub(crate) enum Config {
+    /// `tensord up`.
+    Up(UpConfig),
+    /// `tensord scheduler`.
+    Scheduler(SchedulerConfig),
+    /// `tensord worker`.
+    Worker(WorkerConfig),
+    /// `tensord gateway`.
+    Gateway(GatewayConfig),
+    /// `tensord status`.
+    Status(StatusConfig),
+}
+
+/// A scheduler and a worker in one process.
+#[derive(Debug)]
+pub(crate) struct UpConfig {
+    /// The scheduler.
+    pub(crate) scheduler: SchedulerConfig,
+    /// The worker.
+    pub(crate) node: NodeConfig,
+    /// How long running sessions get to end.
+    pub(crate) drain: Duration,
+}
+
+/// A scheduler.
+#[derive(Debug)]
+pub(crate) struct SchedulerConfig {
+    /// Where its secrets are.
+    pub(crate) state: StatePath,
+    /// Where it listens.
+    pub(crate) listen: SocketAddr,
+    /// The host in the URLs it prints, if the operator knows better.
+    pub(crate) advertise: Option<String>,
+}
+
+/// A worker, and the pool it joins.
+#[derive(Debug)]
+pub(crate) struct WorkerConfig {
+    /// The pool, with the worker token.
+    pub(crate) url: PoolUrl,
+    /// The worker.
+    pub(crate) node: NodeConfig,
+    /// How long running sessions get to end.
+    pub(crate) drain: Duration,
+}
+
+/// One host's worker.
+#[derive(Debug)]
+pub(crate) struct NodeConfig {
+    /// Its name, for people.
+    pub(crate) name: String,
+    /// Where op streams arrive.
+    pub(crate) listen: SocketAddr,
+    /// The host under which programs reach it, if the operator knows better.
+    pub(crate) advertise: Option<String>,
+    /// What it offers.
+    pub(crate) devices: Vec<DeviceSelection>,
+    /// What each device may use, if less than it has.
+    pub(crate) memory_bytes: Option<u64>,
+}
+
+/// A gateway.
+#[derive(Debug)]
+pub(crate) struct GatewayConfig {
+    /// The pool, with the client token.
+    pub(crate) url: PoolUrl,
+    /// Where stock Burn programs connect.
+    pub(crate) listen: SocketAddr,
+    /// What to lease.
+    pub(crate) demand: Demand,
+    /// What stock Burn programs show.
+    pub(crate) token: GatewayToken,
+}
+
+/// Devices to lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Demand {
+    /// How many.
+    pub(crate) devices: u32,
+    /// Of which kind; any if `None`.
+    pub(crate) kind: Option<String>,
+    /// With at least this much memory each.
+    pub(crate) memory_bytes: u64,
+}
+
+/// Where the gateway's token comes from.
+#[derive(Debug)]
+pub(crate) enum GatewayToken {
+    /// The environment.
+    Given(Secret),
+    /// The state directory; made there if there is none yet.
+    Kept(StatePath),
+}
+
+/// A look at the pool.
+#[derive(Debug)]
+pub(crate) struct StatusConfig {
+    /// The pool, with the client token.
+    pub(crate) url: PoolUrl,
+    /// JSON instead of a table.
+    pub(crate) json: bool,
+}
+
+/// A state directory, and how to write it for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StatePath {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// The same, with `~` for the home directory.
+    pub(crate) shown: String,
+}

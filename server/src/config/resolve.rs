@@ -1,0 +1,241 @@
+//! Lays the layers of settings over each other and fills in the defaults.
+//!
+//! Pure but for one read: the file with the pool URL, if one is named.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tensord_transport::{PoolUrl, Secret};
+use tensord_worker::DeviceSelection;
+
+use super::{
+    Config, ConfigError, Demand, Environment, File, GatewayConfig, GatewayToken, NodeConfig,
+    SchedulerConfig, StatePath, StatusConfig, UpConfig, WorkerConfig,
+    settings::{
+        DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
+        WorkerSettings,
+    },
+    values::{Devices, Filter, Listen, Name},
+};
+use crate::{
+    cli::{Command, Common},
+    state,
+};
+
+/// Port of a pool.
+const POOL_PORT: u16 = 7461;
+/// Port of a worker that runs by itself.
+const WORKER_PORT: u16 = 7462;
+/// Port of a gateway.
+const GATEWAY_PORT: u16 = 7463;
+/// How long running sessions get to end, in seconds.
+const DRAIN_SECONDS: u64 = 10;
+
+const NO_URL: &str = "TENSORD_URL is not set; export the line that `tensord up` or `tensord scheduler` prints, or name a file that holds the URL with --url-file";
+const NO_STATE: &str = "--state: there is no home directory to keep state in; name a directory";
+const NO_NAME: &str = "--name: this host has no name that would do; give the worker one";
+const NO_DEVICES: &str = "--devices: 0 devices are nothing to lease; ask for at least 1";
+
+/// What to log.
+pub(crate) fn log_filter(common: &Common, file: &File) -> Filter {
+    common.log.clone().or(file.log.clone()).unwrap_or_default()
+}
+
+/// The configuration that `command`, `file` and `environment` come to.
+///
+/// # Errors
+///
+/// When a setting is missing or wrong; the error names it.
+pub(crate) fn resolve(
+    command: Command,
+    file: File,
+    environment: &Environment,
+) -> Result<Config, ConfigError> {
+    let layers = Layers { file, environment };
+    Ok(match command {
+        Command::Up { settings, state, drain } => Config::Up(layers.up(settings, state, &drain)?),
+        Command::Scheduler { settings, state } => {
+            Config::Scheduler(layers.scheduler(settings, state)?)
+        }
+        Command::Worker { settings, url, drain } => {
+            Config::Worker(layers.worker(settings, url, &drain)?)
+        }
+        Command::Gateway { settings, url, state } => {
+            Config::Gateway(layers.gateway(settings, url, state)?)
+        }
+        Command::Status { json, url } => Config::Status(StatusConfig {
+            url: layers.url(url)?,
+            json,
+        }),
+    })
+}
+
+/// What lies below the command line.
+struct Layers<'a> {
+    file: File,
+    environment: &'a Environment,
+}
+
+impl Layers<'_> {
+    fn up(
+        mut self,
+        settings: UpSettings,
+        state: StateSettings,
+        drain: &DrainSettings,
+    ) -> Result<UpConfig, ConfigError> {
+        let settings = settings.over(std::mem::take(&mut self.file.up));
+        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, POOL_PORT));
+        let listen = or_default(settings.listen, local);
+        let advertise = settings.advertise.map(|Name(host)| host);
+        Ok(UpConfig {
+            node: NodeConfig {
+                name: self.worker_name(settings.name)?,
+                listen: or_default(settings.worker_listen, SocketAddr::new(listen.ip(), 0)),
+                advertise: advertise.clone(),
+                devices: or_one_cpu(settings.devices),
+                memory_bytes: settings.memory.map(|memory| memory.size_bytes),
+            },
+            scheduler: SchedulerConfig {
+                state: self.state(state)?,
+                listen,
+                advertise,
+            },
+            drain: self.drain(drain),
+        })
+    }
+
+    fn scheduler(
+        mut self,
+        settings: SchedulerSettings,
+        state: StateSettings,
+    ) -> Result<SchedulerConfig, ConfigError> {
+        let settings = settings.over(std::mem::take(&mut self.file.scheduler));
+        Ok(SchedulerConfig {
+            state: self.state(state)?,
+            listen: or_default(settings.listen, anywhere(POOL_PORT)),
+            advertise: settings.advertise.map(|Name(host)| host),
+        })
+    }
+
+    fn worker(
+        mut self,
+        settings: WorkerSettings,
+        url: UrlSettings,
+        drain: &DrainSettings,
+    ) -> Result<WorkerConfig, ConfigError> {
+        let settings = settings.over(std::mem::take(&mut self.file.worker));
+        Ok(WorkerConfig {
+            url: self.url(url)?,
+            node: NodeConfig {
+                name: self.worker_name(settings.name)?,
+                listen: or_default(settings.listen, anywhere(WORKER_PORT)),
+                advertise: settings.advertise.map(|Name(host)| host),
+                devices: or_one_cpu(settings.devices),
+                memory_bytes: settings.memory.map(|memory| memory.size_bytes),
+            },
+            drain: self.drain(drain),
+        })
+    }
+
+    fn gateway(
+        mut self,
+        settings: GatewaySettings,
+        url: UrlSettings,
+        state: StateSettings,
+    ) -> Result<GatewayConfig, ConfigError> {
+        let settings = settings.over(std::mem::take(&mut self.file.gateway));
+        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, GATEWAY_PORT));
+        let listen = or_default(settings.listen, local);
+        if !listen.ip().is_loopback() && !settings.allow_plaintext {
+            return Err(ConfigError::Plaintext(listen));
+        }
+        let demand = Demand {
+            devices: settings.devices.unwrap_or(1),
+            kind: settings.kind.map(|Name(kind)| kind),
+            memory_bytes: settings.memory.map_or(0, |memory| memory.size_bytes),
+        };
+        if demand.devices == 0 {
+            return Err(ConfigError::Missing(NO_DEVICES));
+        }
+        let token = match &self.environment.gateway_token {
+            Some(token) if state::is_token(token.reveal()) => GatewayToken::Given(token.clone()),
+            Some(_) => return Err(ConfigError::GatewayToken),
+            None => GatewayToken::Kept(self.state(state)?),
+        };
+        Ok(GatewayConfig { url: self.url(url)?, listen, demand, token })
+    }
+
+    fn state(&self, settings: StateSettings) -> Result<StatePath, ConfigError> {
+        let chosen = settings.state.or(self.file.state.clone());
+        let path = chosen.or_else(|| self.environment.default_state());
+        let path = path.ok_or(ConfigError::Missing(NO_STATE))?;
+        let home = self.environment.home.as_ref();
+        let shown = match home.and_then(|home| path.strip_prefix(home).ok()) {
+            Some(below) => Path::new("~").join(below).display().to_string(),
+            None => path.display().to_string(),
+        };
+        Ok(StatePath { path, shown })
+    }
+
+    /// A file the user names goes before `TENSORD_URL`, which goes before a
+    /// file that the configuration file names.
+    fn url(&self, settings: UrlSettings) -> Result<PoolUrl, ConfigError> {
+        if let Some(path) = settings.url_file {
+            return url_in_file(path);
+        }
+        if let Some(url) = &self.environment.url {
+            return pool_url(url, "TENSORD_URL".into());
+        }
+        match &self.file.url_file {
+            Some(path) => url_in_file(path.clone()),
+            None => Err(ConfigError::Missing(NO_URL)),
+        }
+    }
+
+    fn worker_name(&self, given: Option<Name>) -> Result<String, ConfigError> {
+        let host = || self.environment.host_name.as_ref()?.parse().ok();
+        let Name(name) = given.or_else(host).ok_or(ConfigError::Missing(NO_NAME))?;
+        Ok(name)
+    }
+
+    fn drain(&self, settings: &DrainSettings) -> Duration {
+        let seconds = settings.drain_seconds.or(self.file.drain_seconds);
+        Duration::from_secs(seconds.unwrap_or(DRAIN_SECONDS))
+    }
+}
+
+fn url_in_file(path: PathBuf) -> Result<PoolUrl, ConfigError> {
+    match fs::read_to_string(&path) {
+        Ok(text) => pool_url(&Secret::new(text), format!("--url-file {}", path.display())),
+        Err(source) => Err(ConfigError::UrlFileUnreadable { path, source }),
+    }
+}
+
+fn pool_url(text: &Secret, origin: String) -> Result<PoolUrl, ConfigError> {
+    match text.reveal().parse::<PoolUrl>() {
+        Ok(url) if url.token.is_some() => Ok(url),
+        Ok(_) => Err(ConfigError::UrlWithoutToken { origin }),
+        Err(source) => Err(ConfigError::Url { origin, source }),
+    }
+}
+
+fn anywhere(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))
+}
+
+fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {
+    listen.map_or(default, |Listen(address)| address)
+}
+
+fn or_one_cpu(devices: Option<Devices>) -> Vec<DeviceSelection> {
+    let one_cpu = || "flex".parse().expect("every build offers the CPU");
+    let Devices(devices) = devices.unwrap_or_else(one_cpu);
+    devices
+}
+
+#[cfg(test)]
+mod tests;

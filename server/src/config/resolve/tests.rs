@@ -1,0 +1,135 @@
+//! Layers in, configuration or one line out.
+
+use super::*;
+use crate::cli::{self, Parsed};
+
+const URL: &str = "tensord://0123456789abcdef@h:1";
+
+/// Resolves a command line over a configuration file, in surroundings with a
+/// home, a host name and a pool URL.
+fn resolved(line: &str, file: &str) -> Result<Config, ConfigError> {
+    let environment = Environment {
+        url: Some(Secret::new(URL)),
+        home: Some("/home/ada".into()),
+        host_name: Some("gpu-1".into()),
+        ..Environment::default()
+    };
+    resolved_in(&environment, line, file)
+}
+
+fn resolved_in(environment: &Environment, line: &str, file: &str) -> Result<Config, ConfigError> {
+    let args = line.split_whitespace().map(Into::into);
+    let Parsed::Run(cli) = cli::parse(args)? else {
+        panic!("{line:?} asks for a text");
+    };
+    let file = toml::from_str(file).expect("the test's file is right");
+    resolve(cli.command, file, environment)
+}
+
+fn up(line: &str, file: &str) -> UpConfig {
+    match resolved(line, file) {
+        Ok(Config::Up(config)) => config,
+        other => panic!("{line:?} came to {other:?}"),
+    }
+}
+
+#[test]
+fn what_nobody_says_has_a_default() {
+    let config = up("tensord up", "");
+    assert_eq!(config.scheduler.listen, "127.0.0.1:7461".parse().unwrap());
+    assert_eq!(config.scheduler.advertise, None);
+    assert_eq!(config.scheduler.state.path, Path::new("/home/ada/.local/state/tensord"));
+    assert_eq!(config.scheduler.state.shown, "~/.local/state/tensord");
+    assert_eq!(config.node.name, "gpu-1");
+    assert_eq!(config.node.listen, "127.0.0.1:0".parse().unwrap());
+    assert_eq!(config.node.devices.len(), 1);
+    assert_eq!(config.node.memory_bytes, None);
+    assert_eq!(config.drain, Duration::from_secs(10));
+}
+
+#[test]
+fn the_file_goes_before_defaults_and_flags_before_the_file() {
+    let file = "
+        state = \"/s\"
+        drain-seconds = 3
+        [up]
+        listen = \"0.0.0.0:1\"
+        advertise = \"pool.example\"
+        devices = \"flex*2\"
+        [scheduler]
+        listen = \"0.0.0.0:9\"
+    ";
+    let config = up("tensord up", file);
+    assert_eq!(config.scheduler.listen, "0.0.0.0:1".parse().unwrap());
+    assert_eq!(config.scheduler.state.shown, "/s");
+    assert_eq!(config.node.listen, "0.0.0.0:0".parse().unwrap());
+    assert_eq!(config.node.advertise.as_deref(), Some("pool.example"));
+    assert_eq!(config.node.devices.len(), 2);
+    assert_eq!(config.drain, Duration::from_secs(3));
+
+    let line = "tensord up --listen 0.0.0.0:2 --devices flex*3 --state /t --drain-seconds 4";
+    let config = up(line, file);
+    assert_eq!(config.scheduler.listen, "0.0.0.0:2".parse().unwrap());
+    assert_eq!(config.scheduler.advertise.as_deref(), Some("pool.example"));
+    assert_eq!(config.scheduler.state.shown, "/t");
+    assert_eq!(config.node.devices.len(), 3);
+    assert_eq!(config.drain, Duration::from_secs(4));
+}
+
+#[test]
+fn the_url_comes_from_a_named_file_then_the_environment_then_the_configured_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let [named, configured] = ["named", "configured"].map(|host| {
+        let path = directory.path().join(host);
+        fs::write(&path, format!("tensord://0123456789abcdef@{host}:1\n")).unwrap();
+        path
+    });
+    let file = format!("url-file = {configured:?}");
+    let status = format!("tensord status --url-file {}", named.display());
+    let host = |environment: &Environment, line: &str| {
+        match resolved_in(environment, line, &file) {
+            Ok(Config::Status(config)) => config.url.host,
+            other => panic!("{line:?} came to {other:?}"),
+        }
+    };
+    let nothing = Environment::default();
+    let url = Environment { url: Some(Secret::new(URL)), ..Environment::default() };
+    assert_eq!(host(&url, &status), "named");
+    assert_eq!(host(&url, "tensord status"), "h");
+    assert_eq!(host(&nothing, "tensord status"), "configured");
+}
+
+#[test]
+fn a_wrong_setting_is_one_line_that_names_it() {
+    let anywhere = "tensord gateway --listen 0.0.0.0:1";
+    let cases = [
+        (anywhere, "--listen: 0.0.0.0:1 is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext"),
+        ("tensord gateway --devices 0", "--devices: 0 devices are nothing to lease; ask for at least 1"),
+        ("tensord status --url-file /nowhere", "--url-file: cannot read /nowhere: No such file or directory (os error 2)"),
+    ];
+    for (line, expected) in cases {
+        assert_eq!(resolved(line, "").unwrap_err().to_string(), expected);
+    }
+    assert!(resolved(&format!("{anywhere} --allow-plaintext"), "").is_ok());
+}
+
+#[test]
+fn surroundings_that_will_not_do_are_one_line_too() {
+    let error = |environment: Environment, line: &str| {
+        resolved_in(&environment, line, "").unwrap_err().to_string()
+    };
+    let url = |text: &str| Environment { url: Some(Secret::new(text)), ..Environment::default() };
+    assert_eq!(error(Environment::default(), "tensord status"), NO_URL);
+    assert_eq!(error(Environment::default(), "tensord scheduler"), NO_STATE);
+    assert_eq!(error(url(URL), "tensord worker"), NO_NAME);
+    assert_eq!(
+        error(url("tensord://h:1"), "tensord status"),
+        "TENSORD_URL: the URL has no token; copy the whole line that `tensord up` or `tensord scheduler` prints"
+    );
+    let malformed = error(url("tensord://secret@h"), "tensord status");
+    assert!(malformed.starts_with("TENSORD_URL: pool URL: the port is missing;"), "{malformed}");
+    assert!(!malformed.contains("secret"), "{malformed}");
+    let short = Environment { gateway_token: Some(Secret::new("short")), ..url(URL) };
+    let refused = error(short, "tensord gateway");
+    assert!(refused.starts_with("TENSORD_GATEWAY_TOKEN: "), "{refused}");
+}

@@ -1,0 +1,165 @@
+//! What each command may be told, before anything is decided.
+//!
+//! Each struct is both a group of flags (with their environment variables) and
+//! a table of the configuration file: one list of settings, whose names cannot
+//! drift apart. All are optional here; [`resolve`](super::resolve) lays the
+//! layers over each other and fills in defaults.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Deserialize;
+
+use super::values::{Devices, Listen, Memory, Name};
+
+/// `up`: a scheduler and a worker in one process.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct UpSettings {
+    /// Where programs and further workers reach the pool [default: 127.0.0.1:7461]
+    #[arg(long, value_name = "IP:PORT", env = "TENSORD_LISTEN")]
+    pub(crate) listen: Option<Listen>,
+    /// Host that the printed URLs name [default: the address listened on]
+    #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
+    pub(crate) advertise: Option<Name>,
+    /// Devices to offer, such as flex*2 [default: flex]
+    #[arg(long, value_name = "LIST", env = "TENSORD_DEVICES")]
+    pub(crate) devices: Option<Devices>,
+    /// Name of this host's worker [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "TENSORD_WORKER_NAME")]
+    pub(crate) name: Option<Name>,
+    /// Memory that each device may use, such as 16GiB [default: what it has]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
+    pub(crate) memory: Option<Memory>,
+    /// Where op streams arrive, over UDP and TCP [default: any free port where --listen is]
+    #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
+    pub(crate) worker_listen: Option<Listen>,
+}
+
+/// `scheduler`: the pool itself.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct SchedulerSettings {
+    /// Where programs and workers reach the pool [default: 0.0.0.0:7461]
+    #[arg(long, value_name = "IP:PORT", env = "TENSORD_LISTEN")]
+    pub(crate) listen: Option<Listen>,
+    /// Host that the printed URLs name [default: this host's address]
+    #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
+    pub(crate) advertise: Option<Name>,
+}
+
+/// `worker`: one host's devices.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct WorkerSettings {
+    /// Devices to offer, such as flex*2 [default: flex]
+    #[arg(long, value_name = "LIST", env = "TENSORD_DEVICES")]
+    pub(crate) devices: Option<Devices>,
+    /// Name of this worker [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "TENSORD_WORKER_NAME")]
+    pub(crate) name: Option<Name>,
+    /// Memory that each device may use, such as 16GiB [default: what it has]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
+    pub(crate) memory: Option<Memory>,
+    /// Where op streams arrive, over UDP and TCP [default: 0.0.0.0:7462]
+    #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
+    pub(crate) listen: Option<Listen>,
+    /// Host under which programs reach this worker [default: the address the scheduler sees]
+    #[arg(long, value_name = "HOST", env = "TENSORD_WORKER_ADVERTISE")]
+    pub(crate) advertise: Option<Name>,
+}
+
+/// `gateway`: leased devices for stock Burn programs.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct GatewaySettings {
+    /// Where stock Burn programs connect [default: 127.0.0.1:7463]
+    #[arg(long, value_name = "IP:PORT", env = "TENSORD_GATEWAY_LISTEN")]
+    pub(crate) listen: Option<Listen>,
+    /// How many devices to lease [default: 1]
+    #[arg(long, value_name = "N", env = "TENSORD_GATEWAY_DEVICES")]
+    pub(crate) devices: Option<u32>,
+    /// Kind of the devices, such as flex [default: any]
+    #[arg(long, value_name = "KIND", env = "TENSORD_GATEWAY_KIND")]
+    pub(crate) kind: Option<Name>,
+    /// Memory that each device must have, such as 16GiB [default: any]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_GATEWAY_MEMORY")]
+    pub(crate) memory: Option<Memory>,
+    /// Listen beyond this host although ws:// is not encrypted
+    #[arg(long, env = "TENSORD_GATEWAY_ALLOW_PLAINTEXT")]
+    pub(crate) allow_plaintext: bool,
+}
+
+/// For commands that keep secrets on disk.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct StateSettings {
+    /// Directory of keys and tokens [default: ~/.local/state/tensord]
+    #[arg(long, value_name = "DIR", env = "TENSORD_STATE")]
+    pub(crate) state: Option<PathBuf>,
+}
+
+/// For commands that need a pool.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct UrlSettings {
+    /// File that holds the pool URL, instead of TENSORD_URL
+    #[arg(long, value_name = "FILE", env = "TENSORD_URL_FILE")]
+    pub(crate) url_file: Option<PathBuf>,
+}
+
+/// For commands that others depend on while they run.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct DrainSettings {
+    /// Seconds that running sessions get to end after Ctrl+C or SIGTERM [default: 10]
+    #[arg(long, value_name = "N", env = "TENSORD_DRAIN_SECONDS")]
+    pub(crate) drain_seconds: Option<u64>,
+}
+
+impl UpSettings {
+    /// These settings where given, `below` where not.
+    pub(super) fn over(self, below: Self) -> Self {
+        Self {
+            listen: self.listen.or(below.listen),
+            advertise: self.advertise.or(below.advertise),
+            devices: self.devices.or(below.devices),
+            name: self.name.or(below.name),
+            memory: self.memory.or(below.memory),
+            worker_listen: self.worker_listen.or(below.worker_listen),
+        }
+    }
+}
+
+impl SchedulerSettings {
+    /// These settings where given, `below` where not.
+    pub(super) fn over(self, below: Self) -> Self {
+        Self {
+            listen: self.listen.or(below.listen),
+            advertise: self.advertise.or(below.advertise),
+        }
+    }
+}
+
+impl WorkerSettings {
+    /// These settings where given, `below` where not.
+    pub(super) fn over(self, below: Self) -> Self {
+        Self {
+            devices: self.devices.or(below.devices),
+            name: self.name.or(below.name),
+            memory: self.memory.or(below.memory),
+            listen: self.listen.or(below.listen),
+            advertise: self.advertise.or(below.advertise),
+        }
+    }
+}
+
+impl GatewaySettings {
+    /// These settings where given, `below` where not.
+    pub(super) fn over(self, below: Self) -> Self {
+        Self {
+            listen: self.listen.or(below.listen),
+            devices: self.devices.or(below.devices),
+            kind: self.kind.or(below.kind),
+            memory: self.memory.or(below.memory),
+            allow_plaintext: self.allow_plaintext || below.allow_plaintext,
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The types of single settings: what a value may be, and how a wrong one is
+//! refused.
+//!
+//! A value reads the same on the command line, in the environment and in the
+//! configuration file, so each type has one parser and no other way in.
+
+use std::{fmt, net::SocketAddr, str::FromStr};
+
+use serde::Deserialize;
+use tensord_worker::DeviceSelection;
+use tracing_subscriber::EnvFilter;
+
+/// Longest name of a worker or host, in bytes; DNS allows no longer ones.
+const MAX_NAME_BYTES: usize = 253;
+
+/// Makes a type that parses from text also read from a TOML string.
+macro_rules! from_text {
+    ($($name:ident),*) => {$(
+        impl TryFrom<String> for $name {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+    )*};
+}
+
+from_text!(Devices, Filter, Listen, Memory, Name);
+
+/// Where to listen: an address of this host and a port, 0 for any free one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Listen(pub(crate) SocketAddr);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(address) => Ok(Self(address)),
+            Err(_) => Err(format!("{text:?} is not IP:PORT, such as 0.0.0.0:7461")),
+        }
+    }
+}
+
+/// The name of a worker, or of the host under which others reach one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Name(pub(crate) String);
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+        if text.is_empty() || text.len() > MAX_NAME_BYTES || !text.chars().all(allowed) {
+            return Err(format!(
+                "{text:?} is not a name or address of letters, digits and - _ . :"
+            ));
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+/// Which devices a worker offers, such as `flex*2`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Devices(pub(crate) Vec<DeviceSelection>);
+
+impl FromStr for Devices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match tensord_worker::parse_devices(text) {
+            Ok(devices) => Ok(Self(devices)),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
+/// An amount of memory, such as `512MiB` or `16GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Memory {
+    pub(crate) size_bytes: u64,
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_at);
+        let shift = match unit.trim() {
+            "KiB" => Some(10),
+            "MiB" => Some(20),
+            "GiB" => Some(30),
+            "TiB" => Some(40),
+            _ => None,
+        };
+        let size_bytes = number
+            .parse::<u64>()
+            .ok()
+            .zip(shift)
+            .and_then(|(number, shift)| number.checked_mul(1 << shift))
+            .filter(|&bytes| bytes > 0);
+        match size_bytes {
+            Some(size_bytes) => Ok(Self { size_bytes }),
+            None => Err(format!(
+                "{text:?} is not an amount of memory, such as 512MiB or 16GiB"
+            )),
+        }
+    }
+}
+
+/// What to log: a level, or a filter with targets.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Filter(String);
+
+impl Filter {
+    /// The filter in the form the subscriber takes.
+    pub(crate) fn to_env_filter(&self) -> EnvFilter {
+        EnvFilter::new(&self.0)
+    }
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self("info".into())
+    }
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Filter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match EnvFilter::try_new(text) {
+            Ok(_) => Ok(Self(text.into())),
+            Err(_) => Err(format!(
+                "{text:?} is not a log filter, such as debug or warn,tensord=debug"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused<T: FromStr<Err = String> + fmt::Debug>(text: &str) -> String {
+        text.parse::<T>().unwrap_err()
+    }
+
+    #[test]
+    fn memory_takes_binary_units() {
+        let bytes = |text: &str| text.parse::<Memory>().map(|memory| memory.size_bytes);
+        assert_eq!(bytes("512MiB"), Ok(512 << 20));
+        assert_eq!(bytes("16 GiB"), Ok(16 << 30));
+        for wrong in ["", "16", "GiB", "0GiB", "1.5GiB", "16GB", "99999999999TiB"] {
+            assert_eq!(
+                refused::<Memory>(wrong),
+                format!("{wrong:?} is not an amount of memory, such as 512MiB or 16GiB")
+            );
+        }
+    }
+
+    #[test]
+    fn an_address_has_a_port() {
+        assert_eq!("[::]:0".parse(), Ok(Listen(([0u16; 8], 0).into())));
+        assert_eq!(
+            refused::<Listen>("0.0.0.0"),
+            "\"0.0.0.0\" is not IP:PORT, such as 0.0.0.0:7461"
+        );
+    }
+
+    #[test]
+    fn a_name_is_safe_to_print_and_to_put_into_a_url() {
+        assert_eq!("gpu-1.example".parse(), Ok(Name("gpu-1.example".into())));
+        assert_eq!("fe80::1".parse(), Ok(Name("fe80::1".into())));
+        for wrong in ["", "a b", "a/b", "x@y", "\u{1b}[31m"] {
+            assert!(refused::<Name>(wrong).contains("is not a name"), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_filter_is_checked_when_it_is_read() {
+        assert!("warn,tensord=debug".parse::<Filter>().is_ok());
+        assert_eq!(
+            refused::<Filter>("tensord=loud"),
+            "\"tensord=loud\" is not a log filter, such as debug or warn,tensord=debug"
+        );
+    }
+}

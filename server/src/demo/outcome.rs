@@ -1,0 +1,217 @@
+//! What a run of the demo leaves behind, as a table for people and JSON for programs.
+//!
+//! Pure formatting: both forms are functions of an [`Outcome`] and are pinned by tests.
+
+use serde::Serialize;
+
+use super::models::Model;
+
+/// The result of one training run.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    /// The network that was trained.
+    pub(crate) model: Model,
+    /// How many devices trained it.
+    pub(crate) devices: usize,
+    /// Optimiser steps taken.
+    pub(crate) steps: usize,
+    /// The share of the test set the trained model gets right, from 0 to 1.
+    pub(crate) test_accuracy: f64,
+    /// Wall time of the training, the test at the end of each epoch included.
+    pub(crate) seconds: f64,
+    /// Tensor and op bytes sent to the devices. Training cannot know: the caller fills it in.
+    pub(crate) bytes_up: u64,
+    /// Bytes received from the devices. Filled in by the caller.
+    pub(crate) bytes_down: u64,
+    /// The epochs that ran to their end, in order.
+    pub(crate) epochs: Vec<Epoch>,
+    /// Whether the user stopped the training before its last epoch.
+    pub(crate) interrupted: bool,
+}
+
+impl Outcome {
+    /// Steps per second over the whole training.
+    pub(crate) fn steps_per_s(&self) -> f64 {
+        self.steps as f64 / self.seconds
+    }
+}
+
+/// One pass over the training set, and the test after it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Epoch {
+    /// Counted from 1.
+    pub(crate) number: usize,
+    /// Mean training loss.
+    pub(crate) loss: f64,
+    /// Training accuracy in percent.
+    pub(crate) accuracy: f64,
+    /// Mean loss on the test set.
+    pub(crate) test_loss: f64,
+    /// Accuracy on the test set in percent.
+    pub(crate) test_accuracy: f64,
+    /// Optimiser steps taken.
+    pub(crate) steps: usize,
+    /// Wall time, the test included.
+    pub(crate) seconds: f64,
+}
+
+impl Epoch {
+    /// The epoch as one line of progress; the lines of a run align.
+    pub(super) fn line(&self, epochs: usize) -> String {
+        let width = epochs.to_string().len();
+        format!(
+            "epoch {:>width$}/{epochs}  loss {:.3}  accuracy {:>5.1} %  \
+             test accuracy {:>5.1} %  {:>4.0} steps/s",
+            self.number,
+            self.loss,
+            self.accuracy,
+            self.test_accuracy,
+            self.steps as f64 / self.seconds,
+        )
+    }
+}
+
+/// The outcome as aligned rows, the last one without a newline.
+pub(crate) fn render_table(outcome: &Outcome) -> String {
+    let rows = [
+        ("model", outcome.model.name().to_owned()),
+        ("devices", outcome.devices.to_string()),
+        (
+            "test accuracy",
+            format!("{:.1} %", 100.0 * outcome.test_accuracy),
+        ),
+        ("steps", outcome.steps.to_string()),
+        ("speed", format!("{:.1} steps/s", outcome.steps_per_s())),
+        ("time", format!("{:.1} s", outcome.seconds)),
+        ("sent", human_bytes(outcome.bytes_up)),
+        ("received", human_bytes(outcome.bytes_down)),
+    ];
+    rows.map(|(name, value)| format!("{name:<15}{value}"))
+        .join("\n")
+}
+
+/// The outcome as one JSON object on one line.
+pub(crate) fn to_json(outcome: &Outcome) -> String {
+    #[derive(Serialize)]
+    struct Json {
+        model: &'static str,
+        devices: usize,
+        steps: usize,
+        test_accuracy: f64,
+        seconds: f64,
+        steps_per_s: f64,
+        bytes_up: u64,
+        bytes_down: u64,
+    }
+    let json = Json {
+        model: outcome.model.name(),
+        devices: outcome.devices,
+        steps: outcome.steps,
+        test_accuracy: round(outcome.test_accuracy, 4),
+        seconds: round(outcome.seconds, 3),
+        steps_per_s: round(outcome.steps_per_s(), 1),
+        bytes_up: outcome.bytes_up,
+        bytes_down: outcome.bytes_down,
+    };
+    serde_json::to_string(&json).expect("numbers and names are always valid JSON")
+}
+
+fn round(value: f64, decimals: i32) -> f64 {
+    let scale = 10f64.powi(decimals);
+    (value * scale).round() / scale
+}
+
+/// A size in the largest binary unit that keeps it at 1 or more.
+fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // 1023.95 would print as 1024.0.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome() -> Outcome {
+        Outcome {
+            model: Model::Transformer,
+            devices: 2,
+            steps: 330,
+            test_accuracy: 350.0 / 360.0,
+            seconds: 2.5004,
+            bytes_up: 5_662_310,
+            bytes_down: 980,
+            epochs: Vec::new(),
+            interrupted: false,
+        }
+    }
+
+    #[test]
+    fn the_table_aligns() {
+        let expected = "\
+model          transformer
+devices        2
+test accuracy  97.2 %
+steps          330
+speed          132.0 steps/s
+time           2.5 s
+sent           5.4 MiB
+received       980 B";
+        assert_eq!(render_table(&outcome()), expected);
+    }
+
+    #[test]
+    fn the_json_is_one_line_in_a_fixed_order() {
+        let expected = concat!(
+            r#"{"model":"transformer","devices":2,"steps":330,"test_accuracy":0.9722,"#,
+            r#""seconds":2.5,"steps_per_s":132.0,"bytes_up":5662310,"bytes_down":980}"#,
+        );
+        assert_eq!(to_json(&outcome()), expected);
+    }
+
+    #[test]
+    fn lines_of_one_run_align() {
+        let epoch = |number, accuracy| Epoch {
+            number,
+            loss: 0.2118,
+            accuracy,
+            test_loss: 0.3,
+            test_accuracy: 95.23,
+            steps: 22,
+            seconds: 0.1864,
+        };
+        assert_eq!(
+            epoch(3, 94.06).line(12),
+            "epoch  3/12  loss 0.212  accuracy  94.1 %  test accuracy  95.2 %   118 steps/s"
+        );
+        assert_eq!(
+            epoch(12, 100.0).line(12),
+            "epoch 12/12  loss 0.212  accuracy 100.0 %  test accuracy  95.2 %   118 steps/s"
+        );
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        let cases = [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            (1024 * 1024 - 1, "1.0 MiB"),
+            (3 << 30, "3.0 GiB"),
+            (5_000 << 40, "5000.0 TiB"),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(human_bytes(bytes), expected);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Trains a network on the digits with Burn's own training stack.
+//!
+//! The one thing here that is not in every Burn program is where the devices come from: the
+//! caller passes them in. They may be local or anywhere in a pool; nothing in this file can tell.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::Module;
+use burn::optim::AdamConfig;
+use burn::tensor::{Device, TensorReadError};
+use burn::train::logger::{FileMetricLogger, InMemoryMetricLogger};
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{
+    ExecutionStrategy, Interrupter, Learner, LearningResult, SupervisedTraining, TrainingError,
+};
+
+use super::data::{Digit, DigitBatcher, Digits};
+use super::models::{Model, Network};
+use super::outcome::Outcome;
+use super::progress::{History, Monitor, Record, View};
+
+/// What to train, on what, and for how long.
+pub(crate) struct TrainOptions {
+    /// The network.
+    pub(crate) model: Model,
+    /// The devices to train on; the first one holds the model.
+    pub(crate) devices: Vec<Device>,
+    /// Passes over the training set, at least 1.
+    pub(crate) epochs: usize,
+    /// Digits a step, at least 1.
+    pub(crate) batch_size: usize,
+    /// Decides the data split, the first weights and the order of the batches.
+    pub(crate) seed: u64,
+    /// Where to write checkpoints and metric logs; nothing is written without it.
+    pub(crate) artifacts: Option<PathBuf>,
+    /// How to show the progress.
+    pub(crate) view: View,
+    /// Stops the training after the step that runs, say on Ctrl+C. Keep a clone of it.
+    pub(crate) interrupter: Interrupter,
+}
+
+impl TrainOptions {
+    /// The options the demo starts from.
+    pub(crate) fn new(model: Model, devices: Vec<Device>) -> Self {
+        Self {
+            model,
+            devices,
+            epochs: 12,
+            batch_size: 64,
+            seed: 42,
+            artifacts: None,
+            view: View::detect(),
+            interrupter: Interrupter::new(),
+        }
+    }
+}
+
+/// Why a training gave no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TrainError {
+    /// The options make no sense.
+    #[error("cannot train: {0}")]
+    Options(&'static str),
+    /// The directory for the artifacts cannot be made.
+    #[error("cannot create the artifact directory {}", path.display())]
+    Artifacts {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A device failed, or a checkpoint could not be written.
+    #[error("the training stopped: {0}")]
+    Training(Arc<TrainingError>),
+    /// The trained model could not be tested.
+    #[error("the trained model could not be tested: {0}")]
+    Test(#[from] TensorReadError),
+}
+
+/// Trains the network, tests it on digits it has not seen, and returns what came of it.
+pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
+    options.check()?;
+    let strategy = options.strategy()?;
+    options.create_artifacts()?;
+    let digits = Digits::split(options.seed);
+    let history = History::default();
+    let learner = learner(options, digits.train.len());
+    let training = training(options, strategy, &digits, history.clone());
+
+    let start = Instant::now();
+    let LearningResult {
+        model,
+        renderer,
+        interrupted,
+        error,
+    } = training.launch(learner);
+    let seconds = start.elapsed().as_secs_f64();
+    drop(renderer); // Gives the terminal back.
+    if let Some(error) = error {
+        return Err(TrainError::Training(error));
+    }
+
+    let Record { epochs, steps } = history.take();
+    Ok(Outcome {
+        model: options.model,
+        devices: options.devices.len(),
+        steps,
+        test_accuracy: accuracy(&model, digits.test, &options.devices[0].clone().inner())?,
+        seconds,
+        bytes_up: 0,
+        bytes_down: 0,
+        epochs,
+        interrupted: interrupted.is_some(),
+    })
+}
+
+impl TrainOptions {
+    fn check(&self) -> Result<(), TrainError> {
+        match self {
+            Self { epochs: 0, .. } => Err(TrainError::Options("the number of epochs is 0")),
+            Self { batch_size: 0, .. } => Err(TrainError::Options("the batch size is 0")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Burn ignores a directory it cannot create, and panics later when it writes to it.
+    fn create_artifacts(&self) -> Result<(), TrainError> {
+        self.artifacts.as_ref().map_or(Ok(()), |path| {
+            std::fs::create_dir_all(path).map_err(|source| TrainError::Artifacts {
+                path: path.clone(),
+                source,
+            })
+        })
+    }
+
+    /// Where and how the steps run.
+    fn strategy(&self) -> Result<ExecutionStrategy, TrainError> {
+        match self.devices.as_slice() {
+            [] => Err(TrainError::Options("there is no device")),
+            [device] => Ok(ExecutionStrategy::single(device.clone().autodiff())),
+            [..] => Err(TrainError::Options("several devices are not supported yet")),
+        }
+    }
+}
+
+/// The network with its first weights, its optimiser and its learning rate.
+fn learner(options: &TrainOptions, digits: usize) -> Learner<Network> {
+    let device = options.devices[0].clone().autodiff();
+    device.seed(options.seed);
+    // Burn draws a weight when it is first used. Draw them all here, in one order.
+    let network = Network::new(options.model, &device).fork(&device);
+    let steps = options.epochs * digits.div_ceil(options.batch_size);
+    let rate = CosineAnnealingLrSchedulerConfig::new(options.model.learning_rate(), steps)
+        .init()
+        .expect("the learning rate and the number of steps are positive");
+    Learner::new(network, AdamConfig::new().init(), rate)
+}
+
+/// Data, metrics, files and screen of the training.
+fn training(
+    options: &TrainOptions,
+    strategy: ExecutionStrategy,
+    digits: &Digits,
+    history: History,
+) -> SupervisedTraining<Network> {
+    let train = DataLoaderBuilder::new(DigitBatcher)
+        .batch_size(options.batch_size)
+        .shuffle(options.seed)
+        .set_device(options.devices[0].clone())
+        .build(InMemDataset::new(digits.train.clone()));
+    // The test set is one batch: one forward pass and two reads an epoch.
+    let test = DataLoaderBuilder::new(DigitBatcher)
+        .batch_size(digits.test.len())
+        .set_device(options.devices[0].clone())
+        .build(InMemDataset::new(digits.test.clone()));
+    let interrupter = options.interrupter.clone();
+    let monitor = Monitor::new(options.view, history, interrupter.clone());
+
+    let directory = options.artifacts.clone().unwrap_or_default();
+    let training = SupervisedTraining::new(&directory, train, test)
+        .num_epochs(options.epochs)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_training_strategy(strategy.into())
+        .with_interrupter(interrupter)
+        .renderer(Box::new(monitor))
+        // Burn would install a log subscriber and a panic hook; both are the program's business.
+        .with_application_logger(None);
+    match &options.artifacts {
+        Some(directory) => training
+            .with_metric_logger(FileMetricLogger::new(directory))
+            .with_default_checkpointers(),
+        None => training.with_metric_logger(InMemoryMetricLogger::new()),
+    }
+}
+
+/// The share of `digits` that `network` gets right, computed on `device`.
+fn accuracy(
+    network: &Network,
+    digits: Vec<Digit>,
+    device: &Device,
+) -> Result<f64, TensorReadError> {
+    let count = digits.len() as f64;
+    let batch = DigitBatcher.batch(digits, device);
+    let predicted = network.forward(batch.images).argmax(1).squeeze_dim(1);
+    let right = predicted.equal(batch.labels).int().sum();
+    Ok(right.try_into_scalar::<i64>()? as f64 / count)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    fn options(model: Model) -> TrainOptions {
+        TrainOptions {
+            epochs: 2,
+            view: View::Quiet,
+            ..TrainOptions::new(model, vec![Device::flex()])
+        }
+    }
+
+    #[test]
+    fn two_epochs_teach_every_model_something() {
+        for &model in Model::value_variants() {
+            let outcome = train(&options(model)).unwrap();
+            let [first, last] = outcome.epochs.as_slice() else {
+                panic!("{model:?}: {:?}", outcome.epochs);
+            };
+            assert!(
+                last.loss < 0.5 * first.loss,
+                "{model:?}: {first:?} {last:?}"
+            );
+            assert!(outcome.test_accuracy > 0.8, "{model:?}: {outcome:?}");
+            // The last epoch tested the same weights on the same digits.
+            assert!((100.0 * outcome.test_accuracy - last.test_accuracy).abs() < 1e-6);
+            assert_eq!(outcome.steps, 2 * 22, "{model:?}");
+            assert!(!outcome.interrupted);
+        }
+    }
+
+    #[test]
+    fn a_stop_ends_the_training_after_a_step() {
+        let options = options(Model::Mlp);
+        options.interrupter.stop(Some("the test says so"));
+        let outcome = train(&options).unwrap();
+        assert!(outcome.interrupted);
+        assert_eq!((outcome.steps, outcome.epochs.len()), (1, 0));
+    }
+
+    #[test]
+    fn artifacts_hold_a_checkpoint_and_the_metrics() {
+        let directory =
+            std::env::temp_dir().join(format!("tensord-demo-test-{}", std::process::id()));
+        let mut options = options(Model::Mlp);
+        options.artifacts = Some(directory.clone());
+        train(&options).unwrap();
+        for file in ["checkpoint/model-2.bpk", "train/epoch-1/Loss.log"] {
+            assert!(directory.join(file).is_file(), "{file}");
+        }
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn bad_options_are_refused_before_any_work() {
+        let bad: [fn(&mut TrainOptions); 5] = [
+            |options| options.epochs = 0,
+            |options| options.batch_size = 0,
+            |options| options.devices.clear(),
+            |options| options.devices.push(Device::flex()),
+            |options| options.artifacts = Some("Cargo.toml/below/a/file".into()),
+        ];
+        for spoil in bad {
+            let mut options = options(Model::Mlp);
+            spoil(&mut options);
+            assert!(train(&options).is_err());
+        }
+    }
+}

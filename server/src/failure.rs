@@ -1,0 +1,98 @@
+//! How a command ends when it does not end well: a line on stderr and an exit
+//! code that scripts and service managers can tell apart.
+
+use std::{io, process::ExitCode};
+
+use crate::{
+    config::ConfigError, gateway::GatewayError, scheduler, state::StateError, status::StatusError,
+};
+
+/// The configuration is wrong (`EX_USAGE`): starting again changes nothing.
+const USAGE: u8 = 64;
+/// No device of this host works (`EX_UNAVAILABLE`).
+const UNAVAILABLE: u8 = 69;
+/// Anything else.
+const FAILED: u8 = 1;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Keys and tokens are not to be had.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The scheduler did not start.
+    #[error(transparent)]
+    Scheduler(#[from] scheduler::StartError),
+    /// The scheduler stopped by itself.
+    #[error("the scheduler stopped by itself, which is a bug; its log says more")]
+    SchedulerEnded,
+    /// The worker did not start.
+    #[error("cannot offer this host's devices: {0}")]
+    Worker(#[from] tensord_worker::StartError),
+    /// The pool does not want the worker.
+    #[error(transparent)]
+    WorkerRefused(#[from] tensord_worker::RefusedError),
+    /// The gateway did not start, or stopped by itself.
+    #[error(transparent)]
+    Gateway(#[from] GatewayError),
+    /// The pool did not tell its status.
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    /// The system refused something every command needs.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Failure {
+    /// The failure to do `what`.
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) => USAGE,
+            Self::Worker(tensord_worker::StartError::Thread(_)) => UNAVAILABLE,
+            _ => FAILED,
+        }
+    }
+
+    /// Says what went wrong, in one line, and gives the code to exit with.
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("error: {}", self.line());
+        ExitCode::from(self.exit_code())
+    }
+
+    fn line(&self) -> String {
+        let text = self.to_string();
+        let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        lines.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_tell_causes_apart_and_the_message_is_one_line() {
+        let config = Failure::from(ConfigError::CommandLine("--listen: no".into()));
+        let worker = tensord_worker::StartError::Thread(io::Error::other("no\n  threads\n"));
+        let worker = Failure::from(worker);
+        assert_eq!((config.exit_code(), config.line()), (64, "--listen: no".into()));
+        assert_eq!(worker.exit_code(), 69);
+        assert_eq!(
+            worker.line(),
+            "cannot offer this host's devices: cannot start a thread for a device: no; threads"
+        );
+        assert_eq!(Failure::SchedulerEnded.exit_code(), 1);
+    }
+}

@@ -1,0 +1,54 @@
+//! Our errors as gRPC statuses, and back.
+//!
+//! A status carries the encoded [`Error`] in its details, so that the other
+//! side gets the code and not only the words; the gRPC code next to it is for
+//! tools that know nothing of tensord.
+
+use prost::Message;
+use tensord_proto::v1::{Error, ErrorCode};
+use tonic::{Code, Status};
+
+/// The status that carries `error`.
+pub(crate) fn status(error: &Error) -> Status {
+    let code = match error.code() {
+        ErrorCode::Version => Code::FailedPrecondition,
+        ErrorCode::Token => Code::Unauthenticated,
+        ErrorCode::Protocol => Code::InvalidArgument,
+        ErrorCode::Limit => Code::ResourceExhausted,
+        ErrorCode::Draining => Code::Unavailable,
+        ErrorCode::Cancelled => Code::Aborted,
+        ErrorCode::Lease | ErrorCode::Session => Code::NotFound,
+        ErrorCode::Unsatisfiable | ErrorCode::WorkerLost => Code::FailedPrecondition,
+        ErrorCode::Internal | ErrorCode::Unspecified => Code::Internal,
+    };
+    Status::with_details(code, &error.message, error.encode_to_vec().into())
+}
+
+/// The error that `status` carries, if it comes from a tensord.
+pub(crate) fn error(status: &Status) -> Option<Error> {
+    match Error::decode(status.details()) {
+        Ok(error) if error.code() != ErrorCode::Unspecified => Some(error),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_survives_as_a_status() {
+        let sent = Error::new(ErrorCode::Version, "update this side");
+        let status = status(&sent);
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert_eq!(status.message(), "update this side");
+        assert_eq!(error(&status), Some(sent));
+    }
+
+    #[test]
+    fn a_status_of_another_origin_carries_none() {
+        assert_eq!(error(&Status::unavailable("gone")), None);
+        let foreign = Status::with_details(Code::Internal, "x", vec![0xff; 3].into());
+        assert_eq!(error(&foreign), None);
+    }
+}

@@ -1,0 +1,64 @@
+//! Where a worker is, from what it says and where its call came from.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// The address under which clients reach a worker that says it is at `said`
+/// and whose call came from `peer`. A worker that listens on every address
+/// knows none of them, but the scheduler sees the one it came from.
+///
+/// # Errors
+///
+/// What is wrong with `said`.
+pub(super) fn reachable(said: &str, peer: IpAddr) -> Result<String, String> {
+    let wrong = |rule: &str| Err(format!("the worker's address {said:?} {rule}"));
+    if let Ok(address) = said.parse::<SocketAddr>() {
+        return match (address.ip().is_unspecified(), address.port()) {
+            (_, 0) => wrong("has no port"),
+            (true, port) => Ok(SocketAddr::new(peer.to_canonical(), port).to_string()),
+            (false, _) => Ok(said.into()),
+        };
+    }
+    let Some((host, port)) = said.rsplit_once(':') else {
+        return wrong("is not host:port");
+    };
+    let Some(port) = port.parse().ok().filter(|&port: &u16| port != 0) else {
+        return wrong("has no port");
+    };
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match host {
+        "" => Ok(SocketAddr::new(peer.to_canonical(), port).to_string()),
+        host if host.len() <= 253 && host.chars().all(allowed) => Ok(said.into()),
+        _ => wrong("names no host"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_host_becomes_the_callers() {
+        let cases = [
+            ("0.0.0.0:7462", "10.0.0.5", "10.0.0.5:7462"),
+            ("[::]:7462", "10.0.0.5", "10.0.0.5:7462"),
+            (":7462", "10.0.0.5", "10.0.0.5:7462"),
+            ("0.0.0.0:7462", "::ffff:10.0.0.5", "10.0.0.5:7462"),
+            ("0.0.0.0:7462", "fd00::5", "[fd00::5]:7462"),
+            ("10.9.9.9:7462", "10.0.0.5", "10.9.9.9:7462"),
+            ("gpu-1.example:7462", "10.0.0.5", "gpu-1.example:7462"),
+            ("[fd00::9]:7462", "10.0.0.5", "[fd00::9]:7462"),
+        ];
+        for (said, peer, expected) in cases {
+            assert_eq!(reachable(said, peer.parse().unwrap()).as_deref(), Ok(expected), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_can_dial_is_refused() {
+        let peer = "10.0.0.5".parse().unwrap();
+        for said in ["", "gpu-1", "gpu-1:", "gpu-1:0", "0.0.0.0:0", "gpu-1:99999", "a b:1", "\u{1b}:1"] {
+            let error = reachable(said, peer).unwrap_err();
+            assert!(error.starts_with(&format!("the worker's address {said:?} ")), "{error}");
+        }
+    }
+}

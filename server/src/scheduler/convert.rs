@@ -1,0 +1,236 @@
+//! Between messages and the engine's events and commands.
+//!
+//! What comes in is checked here: the engine may rely on it, and what others
+//! will be shown (names, kinds) is safe to print.
+
+use std::net::IpAddr;
+
+use tensord_proto::{
+    ids::{ClientId, LeaseId, RequestId, WorkerId},
+    v1::{
+        self, Error, ErrorCode, LeaseClaims, PoolMessage, WorkerCommand, client_message,
+        pool_message, worker_command,
+    },
+};
+use tensord_scheduler::{
+    Claim, ClientEvent, Demand, DeviceSpec, EndReason, Endpoint, HeldDevice, LeasedDevice,
+    RefuseReason, Registration, Share,
+};
+use tensord_transport::token::{self, LeaseSigner};
+
+use super::address;
+
+/// Most devices of one worker: more than any host has.
+const MAX_DEVICES: usize = 256;
+
+/// Longest text that others are shown, in bytes.
+const MAX_TEXT_BYTES: usize = 253;
+
+fn protocol<T>(message: impl Into<String>) -> Result<T, Error> {
+    Err(Error::new(ErrorCode::Protocol, message))
+}
+
+/// Text that others are shown.
+fn text(what: &str, text: String) -> Result<String, Error> {
+    if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
+        return protocol(format!(
+            "{what} is {text:?}; it must have 1 to {MAX_TEXT_BYTES} bytes and no control characters"
+        ));
+    }
+    Ok(text)
+}
+
+/// What a worker registers, whose call came from `peer`.
+pub(super) fn registration(
+    register: v1::Register,
+    peer: IpAddr,
+) -> Result<(Registration, Vec<HeldDevice>), Error> {
+    let count = register.devices.len();
+    if count > MAX_DEVICES {
+        return protocol(format!("{count} devices are more than {MAX_DEVICES}"));
+    }
+    let Ok(certificate_sha256) = register.certificate_sha256.as_ref().try_into() else {
+        let length = register.certificate_sha256.len();
+        return protocol(format!("certificate_sha256 has {length} bytes, not 32"));
+    };
+    let address = address::reachable(&register.address, peer).or_else(protocol)?;
+    let device = |device: v1::Device| {
+        Ok(DeviceSpec {
+            kind: text("a device's kind", device.kind)?,
+            name: text("a device's name", device.name)?,
+            memory_bytes: device.memory_bytes,
+        })
+    };
+    let held = register.held.iter().map(|held| HeldDevice {
+        lease: LeaseId(held.lease_id),
+        index: held.device_index,
+    });
+    let held = held.collect();
+    let registration = Registration {
+        endpoint: Endpoint {
+            name: text("the worker's name", register.name)?,
+            address,
+            certificate_sha256,
+        },
+        devices: register.devices.into_iter().map(device).collect::<Result<_, Error>>()?,
+    };
+    Ok((registration, held))
+}
+
+/// The leases that `client` holds, as its tokens tell.
+pub(super) fn claims(
+    client: ClientId,
+    tokens: &[impl AsRef<[u8]>],
+    lease_key: &[u8],
+) -> Result<Vec<Claim>, Error> {
+    let lease = |message: String| Err(Error::new(ErrorCode::Lease, message));
+    let claim = |(number, token): (usize, &[u8])| match token::verify(token, lease_key) {
+        Ok(claims) if claims.client_id == client.0 => Ok(claim(&claims)),
+        Ok(claims) => lease(format!("lease {} is another client's", LeaseId(claims.lease_id))),
+        Err(e) => lease(format!("lease token {number} of the client's hello: {e}")),
+    };
+    let tokens = tokens.iter().map(AsRef::as_ref);
+    (1..).zip(tokens).map(claim).collect()
+}
+
+fn claim(claims: &LeaseClaims) -> Claim {
+    let share = |share: &v1::LeaseShare| Share {
+        worker: WorkerId(share.worker_id),
+        index: share.device_index,
+    };
+    Claim {
+        lease: LeaseId(claims.lease_id),
+        shares: claims.shares.iter().map(share).collect(),
+    }
+}
+
+/// What a client says after its hello. `lease` is the id for a lease that may
+/// come of it.
+pub(super) fn client_event(
+    message: v1::ClientMessage,
+    lease: LeaseId,
+) -> Result<ClientEvent, Error> {
+    use client_message::Body;
+    match message.body {
+        Some(Body::Request(request)) => Ok(ClientEvent::Request {
+            request: RequestId(request.request_id),
+            demand: demand(request)?,
+            lease,
+        }),
+        Some(Body::Cancel(cancel)) => Ok(ClientEvent::Cancel {
+            request: RequestId(cancel.request_id),
+        }),
+        Some(Body::Release(release)) => Ok(ClientEvent::Release {
+            lease: LeaseId(release.lease_id),
+        }),
+        Some(Body::Hello(_)) => protocol("a second hello on one stream"),
+        None => protocol("an empty or unknown message"),
+    }
+}
+
+fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
+    Ok(Demand {
+        devices: request.devices,
+        kind: match request.kind {
+            any if any.is_empty() => None,
+            kind => Some(text("the kind of devices asked for", kind)?),
+        },
+        memory_bytes: request.memory_bytes,
+    })
+}
+
+/// A position in the queue, for the client that waits.
+pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
+    let request_id = request.0;
+    pool_message(pool_message::Body::Queued(v1::Queued { request_id, position }))
+}
+
+/// A lease, with its token.
+pub(super) fn granted(
+    client: ClientId,
+    request: RequestId,
+    lease: LeaseId,
+    devices: Vec<LeasedDevice>,
+    signer: &LeaseSigner,
+) -> PoolMessage {
+    let share = |device: &LeasedDevice| v1::LeaseShare {
+        worker_id: device.share.worker.0,
+        device_index: device.share.index,
+    };
+    let claims = LeaseClaims {
+        lease_id: lease.0,
+        client_id: client.0,
+        shares: devices.iter().map(share).collect(),
+    };
+    pool_message(pool_message::Body::Granted(v1::Granted {
+        request_id: request.0,
+        lease_id: lease.0,
+        token: signer.sign(&claims).into(),
+        devices: devices.into_iter().map(leased_device).collect(),
+    }))
+}
+
+fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
+    let Endpoint { name, address, certificate_sha256 } = leased.worker;
+    v1::LeasedDevice {
+        device: Some(device(leased.device)),
+        worker: Some(v1::WorkerEndpoint {
+            worker_id: leased.share.worker.0,
+            name,
+            address,
+            certificate_sha256: certificate_sha256.to_vec().into(),
+        }),
+        index: leased.share.index,
+    }
+}
+
+/// A device in a message.
+pub(super) fn device(device: DeviceSpec) -> v1::Device {
+    let DeviceSpec { kind, name, memory_bytes } = device;
+    v1::Device { kind, name, memory_bytes }
+}
+
+/// The end of a request without a lease.
+pub(super) fn refused(request: RequestId, error: Error) -> PoolMessage {
+    let (request_id, error) = (request.0, Some(error));
+    pool_message(pool_message::Body::Refused(v1::Refused { request_id, error }))
+}
+
+/// Why a request was refused.
+pub(super) fn refuse_error(reason: &RefuseReason) -> Error {
+    let code = match reason {
+        RefuseReason::NoDevices => ErrorCode::Protocol,
+        RefuseReason::Unsatisfiable { .. } => ErrorCode::Unsatisfiable,
+        RefuseReason::PoolLimit { .. } | RefuseReason::ClientLimit { .. } => ErrorCode::Limit,
+        RefuseReason::Cancelled => ErrorCode::Cancelled,
+    };
+    Error::new(code, reason.to_string())
+}
+
+/// The end of a lease, for the client that held it.
+pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
+    let code = match reason {
+        EndReason::WorkerLost { .. }
+        | EndReason::WorkerLeft { .. }
+        | EndReason::WorkerMissing { .. }
+        | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
+        EndReason::Unknown => ErrorCode::Lease,
+    };
+    pool_message(pool_message::Body::Ended(v1::LeaseEnded {
+        lease_id: lease.0,
+        error: Some(Error::new(code, reason.to_string())),
+    }))
+}
+
+/// The end of a lease, for a worker that runs its sessions.
+pub(super) fn end_lease(lease: LeaseId) -> WorkerCommand {
+    let end_lease = v1::EndLease { lease_id: lease.0 };
+    WorkerCommand {
+        body: Some(worker_command::Body::EndLease(end_lease)),
+    }
+}
+
+/// A message to a client.
+pub(super) fn pool_message(body: pool_message::Body) -> PoolMessage {
+    PoolMessage { body: Some(body) }
+}

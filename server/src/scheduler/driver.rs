@@ -1,0 +1,218 @@
+//! Drives the engine: one task that owns it, takes what streams and timers
+//! say, and carries out what it decides.
+//!
+//! The task waits for nothing but its next input, so that no peer can hold up
+//! another. It decides nothing about leases; it only keeps which stream is
+//! whose, and what workers last said about their use.
+
+mod clients;
+mod workers;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use rand::{Rng, rngs::StdRng};
+use tensord_proto::{
+    ids::{ClientId, LeaseId, WorkerId},
+    v1::{ClientMessage, Error, PoolMessage, StatusReply, WorkerCommand, WorkerMessage},
+};
+use tensord_scheduler::{
+    Claim, Command, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
+};
+use tensord_transport::token::LeaseSigner;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::{self, JoinError, JoinSet},
+    time::Instant,
+};
+use tracing::error;
+
+use self::workers::Member;
+use super::{
+    stream::{Open, Opened},
+    view,
+};
+
+/// Inputs that wait for the driver; streams wait when it is full. An input is
+/// handled in microseconds, so this is a few milliseconds of work.
+pub(super) const INPUT_QUEUE: usize = 1024;
+
+/// Attached clients and joined workers at once, of each; the connections they
+/// come over have a bound of their own.
+const MAX_STREAMS: usize = 4096;
+
+/// What the driver is told.
+pub(super) enum Input {
+    /// A client is here: its hello was checked.
+    Attach {
+        client: ClientId,
+        claims: Vec<Claim>,
+        opened: Opened<ClientMessage, PoolMessage>,
+    },
+    /// A client said something.
+    FromClient(ClientId, StreamId, ClientMessage),
+    /// A worker is here: its registration was checked.
+    Join {
+        worker: WorkerId,
+        registration: Registration,
+        held: Vec<HeldDevice>,
+        opened: Opened<WorkerMessage, WorkerCommand>,
+    },
+    /// A worker said something.
+    FromWorker(WorkerId, StreamId, WorkerMessage),
+    /// Somebody wants to know how the pool is.
+    Status(oneshot::Sender<StatusReply>),
+    /// The process is about to stop: nothing is granted any more.
+    StopGranting,
+}
+
+/// Whose stream a reader reads.
+#[derive(Clone, Copy)]
+enum Peer {
+    Client(ClientId, StreamId),
+    Worker(WorkerId, StreamId),
+}
+
+/// See the module's documentation.
+pub(super) struct Driver {
+    engine: Engine,
+    started: Instant,
+    signer: LeaseSigner,
+    lease_ids: StdRng,
+    granting: bool,
+    clients: HashMap<ClientId, Open<PoolMessage>>,
+    workers: HashMap<WorkerId, Member>,
+    next_stream: u64,
+    readers: JoinSet<Option<Error>>,
+    read_by: HashMap<task::Id, Peer>,
+    /// For readers.
+    sender: mpsc::Sender<Input>,
+    inputs: mpsc::Receiver<Input>,
+    worker_silence: Duration,
+}
+
+impl Driver {
+    /// A driver of a new engine, and where to tell it things. A worker that is
+    /// silent for `worker_silence` is cut off.
+    pub(super) fn new(
+        options: Options,
+        signer: LeaseSigner,
+        worker_silence: Duration,
+    ) -> (Self, mpsc::Sender<Input>) {
+        let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
+        let driver = Self {
+            engine: Engine::new(options, Timestamp::from_millis(0)),
+            started: Instant::now(),
+            signer,
+            lease_ids: rand::make_rng(),
+            granting: true,
+            clients: HashMap::new(),
+            workers: HashMap::new(),
+            next_stream: 0,
+            readers: JoinSet::new(),
+            read_by: HashMap::new(),
+            sender: sender.clone(),
+            inputs,
+            worker_silence,
+        };
+        (driver, sender)
+    }
+
+    /// Runs until the future is dropped, which ends every stream.
+    pub(super) async fn run(mut self) {
+        loop {
+            let deadline = self.engine.next_deadline();
+            let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
+            tokio::select! {
+                Some(input) = self.inputs.recv() => self.take(input),
+                Some(ended) = self.readers.join_next_with_id() => self.reader_ended(ended),
+                () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    self.apply(Event::Tick);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Attach { client, claims, opened } => self.attach(client, claims, opened),
+            Input::FromClient(client, stream, message) => self.client_said(client, stream, message),
+            Input::Join { worker, registration, held, opened } => {
+                self.join(worker, registration, held, opened);
+            }
+            Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
+            Input::Status(reply) => {
+                let usage = |worker| self.workers.get(&worker).map(Member::usage);
+                // An error means that whoever asked is gone.
+                let _ = reply.send(view::status(self.engine.snapshot(), self.now(), usage));
+            }
+            Input::StopGranting => self.granting = false,
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        let elapsed = self.started.elapsed().as_millis();
+        Timestamp::from_millis(u64::try_from(elapsed).unwrap_or(u64::MAX))
+    }
+
+    /// Tells the engine of an event, and of those that carrying out its
+    /// commands leads to.
+    fn apply(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for command in self.engine.handle(event, self.now()) {
+                events.extend(self.execute(command));
+            }
+        }
+    }
+
+    /// Carries out a command. What comes of it is an event when the one it is
+    /// for does not take it.
+    fn execute(&mut self, command: Command) -> Option<Event> {
+        match command {
+            Command::Queued { client, request, position } => {
+                self.tell_queued(client, request, position)
+            }
+            Command::Granted { client, request, lease, devices } => {
+                self.tell_granted(client, request, lease, devices)
+            }
+            Command::Refused { client, request, reason } => {
+                self.tell_refused(client, request, &reason)
+            }
+            Command::LeaseEnded { client, lease, reason } => {
+                self.tell_lease_ended(client, lease, &reason)
+            }
+            Command::EndLease { worker, lease } => self.tell_end_lease(worker, lease),
+        }
+    }
+
+    fn reader_ended(&mut self, ended: Result<(task::Id, Option<Error>), JoinError>) {
+        let (id, error) = match ended {
+            Ok(ended) => ended,
+            Err(e) => {
+                if e.is_panic() {
+                    error!("the reader of a stream ended by a bug: {e}");
+                }
+                (e.id(), None)
+            }
+        };
+        match self.read_by.remove(&id) {
+            Some(Peer::Client(client, stream)) => self.client_gone(client, stream, error.as_ref()),
+            Some(Peer::Worker(worker, stream)) => self.worker_gone(worker, stream, error.as_ref()),
+            None => {}
+        }
+    }
+
+    /// A number that no stream had before.
+    fn new_stream(&mut self) -> StreamId {
+        self.next_stream += 1;
+        StreamId(self.next_stream)
+    }
+
+    /// An id that no lease had before.
+    fn new_lease(&mut self) -> LeaseId {
+        LeaseId(self.lease_ids.next_u64())
+    }
+}

@@ -1,0 +1,148 @@
+//! The driver's side of clients: they attach, speak, are told, and go.
+
+use tensord_proto::{
+    ids::{ClientId, LeaseId, RequestId},
+    v1::{ClientMessage, Error, ErrorCode, PoolMessage},
+};
+use tensord_scheduler::{
+    Claim, ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId,
+};
+use tracing::{debug, info};
+
+use super::{Driver, Input, MAX_STREAMS, Peer};
+use crate::scheduler::{
+    convert,
+    stream::{self, Open, Opened},
+};
+
+fn event(client: ClientId, stream: StreamId, event: ClientEvent) -> Event {
+    Event::Client { client, stream, event }
+}
+
+impl Driver {
+    /// Takes in a client's stream. One it had before ends.
+    pub(super) fn attach(
+        &mut self,
+        client: ClientId,
+        claims: Vec<Claim>,
+        opened: Opened<ClientMessage, PoolMessage>,
+    ) {
+        let id = self.new_stream();
+        let wrap = move |message| Input::FromClient(client, id, message);
+        let reading = stream::read(opened.incoming, None, self.sender.clone(), wrap);
+        let reader = self.readers.spawn(reading);
+        self.read_by.insert(reader.id(), Peer::Client(client, id));
+        let open = Open::new(id, opened.outgoing, reader);
+        if !self.clients.contains_key(&client) && self.clients.len() >= MAX_STREAMS {
+            let words = format!("{MAX_STREAMS} clients are attached, which is the most there may be");
+            return open.end(Some(&Error::new(ErrorCode::Limit, words)));
+        }
+        debug!(%client, leases = claims.len(), "attached");
+        if let Some(replaced) = self.clients.insert(client, open) {
+            let words = "another stream of the same client took the place of this one";
+            replaced.end(Some(&Error::new(ErrorCode::Cancelled, words)));
+        }
+        self.apply(event(client, id, ClientEvent::Attach { claims }));
+    }
+
+    pub(super) fn client_said(&mut self, client: ClientId, id: StreamId, message: ClientMessage) {
+        if self.clients.get(&client).is_none_or(|open| open.id != id) {
+            return; // It was cut off with this on the way.
+        }
+        let lease = self.new_lease();
+        match convert::client_event(message, lease) {
+            Ok(ClientEvent::Request { request, .. }) if !self.granting => {
+                if let Some(gone) = self.tell(client, draining(request)) {
+                    self.apply(gone);
+                }
+            }
+            Ok(said) => self.apply(event(client, id, said)),
+            Err(error) => self.client_gone(client, id, Some(&error)),
+        }
+    }
+
+    /// The client's stream is over, by its own end or by ours.
+    pub(super) fn client_gone(&mut self, client: ClientId, id: StreamId, error: Option<&Error>) {
+        if let Some(gone) = self.cut_off_client(client, id, error) {
+            self.apply(gone);
+        }
+    }
+
+    fn cut_off_client(
+        &mut self,
+        client: ClientId,
+        id: StreamId,
+        error: Option<&Error>,
+    ) -> Option<Event> {
+        if self.clients.get(&client)?.id != id {
+            return None;
+        }
+        match error {
+            Some(error) => info!(%client, "cut off: {error}"),
+            None => debug!(%client, "detached"),
+        }
+        self.clients.remove(&client)?.end(error);
+        Some(event(client, id, ClientEvent::Gone))
+    }
+
+    /// Queues a message to a client. One that does not read is cut off.
+    fn tell(&mut self, client: ClientId, message: PoolMessage) -> Option<Event> {
+        let open = self.clients.get(&client)?;
+        let (id, sent) = (open.id, open.send(message));
+        self.cut_off_client(client, id, Some(&sent.err()?))
+    }
+
+    pub(super) fn tell_queued(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        position: u32,
+    ) -> Option<Event> {
+        self.tell(client, convert::queued(request, position))
+    }
+
+    /// Hands a lease to its client, or back to the engine if there are to be
+    /// no more.
+    pub(super) fn tell_granted(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        lease: LeaseId,
+        devices: Vec<LeasedDevice>,
+    ) -> Option<Event> {
+        if !self.granting {
+            let id = self.clients.get(&client)?.id;
+            let gone = self.tell(client, draining(request));
+            return gone.or(Some(event(client, id, ClientEvent::Release { lease })));
+        }
+        info!(%client, %lease, devices = devices.len(), "lease granted");
+        let message = convert::granted(client, request, lease, devices, &self.signer);
+        self.tell(client, message)
+    }
+
+    pub(super) fn tell_refused(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        reason: &RefuseReason,
+    ) -> Option<Event> {
+        debug!(%client, "request refused: {reason}");
+        self.tell(client, convert::refused(request, convert::refuse_error(reason)))
+    }
+
+    pub(super) fn tell_lease_ended(
+        &mut self,
+        client: ClientId,
+        lease: LeaseId,
+        reason: &EndReason,
+    ) -> Option<Event> {
+        info!(%client, %lease, "lease ended: {reason}");
+        self.tell(client, convert::lease_ended(lease, reason))
+    }
+}
+
+/// The answer to whoever asks a scheduler that is about to stop.
+fn draining(request: RequestId) -> PoolMessage {
+    let words = "the scheduler is shutting down and grants no more leases; ask again when it is back";
+    convert::refused(request, Error::new(ErrorCode::Draining, words))
+}

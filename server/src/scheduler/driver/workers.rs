@@ -1,0 +1,120 @@
+//! The driver's side of workers: they join, beat, are told, and go.
+
+use tensord_proto::{
+    ids::{LeaseId, WorkerId},
+    v1::{DeviceUsage, Error, ErrorCode, WorkerCommand, WorkerMessage, worker_message::Body},
+};
+use tensord_scheduler::{Event, HeldDevice, Registration, StreamId, WorkerEvent};
+use tracing::{info, warn};
+
+use super::{Driver, Input, MAX_STREAMS, Peer};
+use crate::scheduler::{
+    convert,
+    stream::{self, Open, Opened},
+};
+
+/// A worker whose stream is up.
+pub(super) struct Member {
+    open: Open<WorkerCommand>,
+    name: String,
+    /// What it last said, in the order of its devices.
+    usage: Vec<DeviceUsage>,
+}
+
+impl Member {
+    /// What the worker last said of its devices' use, in their order.
+    pub(super) fn usage(&self) -> &[DeviceUsage] {
+        &self.usage
+    }
+}
+
+fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
+    Event::Worker { worker, stream, event }
+}
+
+impl Driver {
+    /// Takes in a worker's stream. One it had before ends.
+    pub(super) fn join(
+        &mut self,
+        worker: WorkerId,
+        registration: Registration,
+        held: Vec<HeldDevice>,
+        opened: Opened<WorkerMessage, WorkerCommand>,
+    ) {
+        let id = self.new_stream();
+        let wrap = move |message| Input::FromWorker(worker, id, message);
+        let silence = Some(self.worker_silence);
+        let reading = stream::read(opened.incoming, silence, self.sender.clone(), wrap);
+        let reader = self.readers.spawn(reading);
+        self.read_by.insert(reader.id(), Peer::Worker(worker, id));
+        let open = Open::new(id, opened.outgoing, reader);
+        if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_STREAMS {
+            let words = format!("{MAX_STREAMS} workers have joined, which is the most there may be");
+            return open.end(Some(&Error::new(ErrorCode::Limit, words)));
+        }
+        let endpoint = &registration.endpoint;
+        let (name, devices) = (endpoint.name.clone(), registration.devices.len());
+        info!(%worker, address = endpoint.address, devices, held = held.len(), "worker {name} joined");
+        let member = Member { open, name, usage: Vec::new() };
+        if let Some(replaced) = self.workers.insert(worker, member) {
+            let words = "another stream of the same worker took the place of this one";
+            replaced.open.end(Some(&Error::new(ErrorCode::Cancelled, words)));
+        }
+        self.apply(event(worker, id, WorkerEvent::Join { registration, held }));
+    }
+
+    pub(super) fn worker_said(&mut self, worker: WorkerId, id: StreamId, message: WorkerMessage) {
+        let member = self.workers.get_mut(&worker);
+        let Some(member) = member.filter(|member| member.open.id == id) else {
+            return; // It was cut off with this on the way.
+        };
+        let said = match message.body {
+            Some(Body::Heartbeat(heartbeat)) => {
+                member.usage = heartbeat.usage;
+                WorkerEvent::Beat
+            }
+            Some(Body::Leaving(_)) => {
+                info!(%worker, "worker {} is leaving", member.name);
+                WorkerEvent::Leaving
+            }
+            Some(Body::Register(_)) | None => {
+                let words = "a second registration, or an empty or unknown message";
+                let error = Error::new(ErrorCode::Protocol, words);
+                return self.worker_gone(worker, id, Some(&error));
+            }
+        };
+        self.apply(event(worker, id, said));
+    }
+
+    /// The worker's stream is over, by its own end or by ours.
+    pub(super) fn worker_gone(&mut self, worker: WorkerId, id: StreamId, error: Option<&Error>) {
+        if let Some(gone) = self.cut_off_worker(worker, id, error) {
+            self.apply(gone);
+        }
+    }
+
+    fn cut_off_worker(
+        &mut self,
+        worker: WorkerId,
+        id: StreamId,
+        error: Option<&Error>,
+    ) -> Option<Event> {
+        if self.workers.get(&worker)?.open.id != id {
+            return None;
+        }
+        let Member { open, name, .. } = self.workers.remove(&worker)?;
+        match error {
+            Some(error) => warn!(%worker, "worker {name} was cut off: {error}"),
+            None => info!(%worker, "the connection of worker {name} ended"),
+        }
+        open.end(error);
+        Some(event(worker, id, WorkerEvent::Gone))
+    }
+
+    /// Has a worker end a lease's sessions. One that does not read is cut off.
+    pub(super) fn tell_end_lease(&mut self, worker: WorkerId, lease: LeaseId) -> Option<Event> {
+        let open = &self.workers.get(&worker)?.open;
+        let (id, sent) = (open.id, open.send(convert::end_lease(lease)));
+        self.cut_off_worker(worker, id, Some(&sent.err()?))
+    }
+}

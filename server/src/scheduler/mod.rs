@@ -1,0 +1,154 @@
+//! The scheduler of a pool: the engine of `tensord_scheduler`, driven by gRPC
+//! streams and a timer.
+//!
+//! ```text
+//! service ──(checked hello)──► driver ◄──► Engine
+//!   ▲                          │   ▲
+//!   └──── answers ◄─ queue ────┘   └── readers, one a stream
+//! ```
+//!
+//! Options in, a running [`Scheduler`] out, which ends when dropped. It sees
+//! no tensor, op or session: those go between clients and workers.
+
+mod access;
+mod address;
+mod convert;
+mod driver;
+mod service;
+mod stream;
+mod view;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tensord_proto::v1::{pool_server::PoolServer, workers_server::WorkersServer};
+use tensord_transport::{control, listen::BindError};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
+use tonic::service::Routes;
+
+use self::{
+    access::Access,
+    driver::{Driver, Input},
+    service::{Service, Shared},
+};
+use crate::state::PoolSecrets;
+
+/// Largest message a client or worker may send: a hello with the tokens of
+/// hundreds of leases, a registration of hundreds of devices.
+const MAX_MESSAGE_BYTES: usize = 256 << 10;
+
+/// Heartbeats a worker may miss before its stream is cut off.
+const MISSED_HEARTBEATS: u32 = 4;
+
+/// How a scheduler runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Where it listens; port 0 for any free one.
+    pub(crate) listen: SocketAddr,
+    /// The engine's timeouts and bounds.
+    pub(crate) engine: tensord_scheduler::Options,
+    /// The streams' timeouts.
+    pub(crate) timing: Timing,
+}
+
+/// How often streams are expected to say something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    /// How long a new stream may take for its first message.
+    pub(crate) hello: Duration,
+    /// How long a client's stream is silent before it carries a beat.
+    pub(crate) beat: Duration,
+    /// How often workers are to say that they are alive.
+    pub(crate) heartbeat: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            hello: Duration::from_secs(5),
+            beat: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Options {
+    /// Options with the default timeouts and bounds.
+    pub(crate) fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            engine: tensord_scheduler::Options::default(),
+            timing: Timing::default(),
+        }
+    }
+}
+
+/// Why a scheduler could not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// The address is taken or not one of this host.
+    #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The identity cannot be shown.
+    #[error(transparent)]
+    Identity(#[from] BindError),
+}
+
+/// A running scheduler. Dropping it closes every stream; clients and workers
+/// come back to the next one with the same secrets and keep their leases.
+pub(crate) struct Scheduler {
+    address: SocketAddr,
+    driver: mpsc::Sender<Input>,
+    tasks: JoinSet<()>,
+}
+
+impl Scheduler {
+    /// Starts a scheduler.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub(crate) async fn start(options: Options, secrets: PoolSecrets) -> Result<Self, StartError> {
+        let Options { listen, engine, timing } = options;
+        let failed = |source| StartError::Listen { listen, source };
+        let tcp = TcpListener::bind(listen).await.map_err(failed)?;
+        let address = tcp.local_addr().map_err(failed)?;
+        let server = control::server(tcp, &secrets.identity)?;
+        let access = Access::new(&secrets.client_token, &secrets.worker_token);
+        let lease_key = secrets.signer.public_key().into();
+        let lease_expiry = engine.lease_expiry;
+        let worker_silence = timing.heartbeat * MISSED_HEARTBEATS;
+        let (running, driver) = Driver::new(engine, secrets.signer, worker_silence);
+        let shared = Shared { access, timing, lease_expiry, lease_key, driver: driver.clone() };
+        let service = Service(Arc::new(shared));
+        let pool = PoolServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let workers = WorkersServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(running.run());
+        tasks.spawn(server.run(Routes::new(pool).add_service(workers)));
+        Ok(Self { address, driver, tasks })
+    }
+
+    /// The address it listens on, with the real port.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Refuses every request from here on; leases stay.
+    pub(crate) async fn stop_granting(&self) {
+        // An error means that it has stopped altogether.
+        let _ = self.driver.send(Input::StopGranting).await;
+    }
+
+    /// Waits for an end that nobody asked for, which only a bug brings about.
+    pub(crate) async fn ended(&mut self) {
+        self.tasks.join_next().await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

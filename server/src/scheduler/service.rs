@@ -1,0 +1,179 @@
+//! The gRPC services: who may call, in which version, and what a first message
+//! must say. From there on a stream is the driver's.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tensord_proto::{
+    ids::{ClientId, WorkerId},
+    v1::{
+        ClientHello, ClientMessage, Error, ErrorCode, Hello, PoolHello, PoolMessage, Register,
+        Registered, StatusReply, StatusRequest, WorkerCommand, WorkerMessage, client_message,
+        pool_message, pool_server::Pool, worker_command, worker_message, workers_server::Workers,
+    },
+    version,
+};
+use tensord_transport::control::{self, Answers};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::warn;
+
+use super::{
+    Timing,
+    access::{Access, Role},
+    convert,
+    driver::Input,
+    stream::{self, OUTGOING_QUEUE, Opened},
+};
+use crate::refusal;
+
+/// Both services. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Service(pub(super) Arc<Shared>);
+
+/// What the services know.
+pub(super) struct Shared {
+    pub(super) access: Access,
+    pub(super) timing: Timing,
+    pub(super) lease_expiry: Duration,
+    /// Checks lease tokens.
+    pub(super) lease_key: Bytes,
+    pub(super) driver: mpsc::Sender<Input>,
+}
+
+impl Shared {
+    /// Lets a call pass that shows the right token.
+    fn admit<T>(&self, role: Role, request: &Request<T>) -> Result<(), Status> {
+        self.access.check(role, request.metadata()).map_err(|error| {
+            warn!(peer = %control::peer(request), "{role:?} call refused: {error}");
+            refusal::status(&error)
+        })
+    }
+
+    async fn tell_driver(&self, input: Input) -> Result<(), Status> {
+        let words = "the scheduler is shutting down";
+        let gone = |_| refusal::status(&Error::new(ErrorCode::Draining, words));
+        self.driver.send(input).await.map_err(gone)
+    }
+}
+
+/// The protocol version to use with a peer that said `hello`.
+fn negotiate(hello: Option<&Hello>) -> Result<u32, Error> {
+    match hello {
+        Some(hello) => version::negotiate(&version::hello(), hello),
+        None => Err(Error::new(ErrorCode::Protocol, "the hello has no versions")),
+    }
+}
+
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
+
+#[tonic::async_trait]
+impl Pool for Service {
+    type AttachStream = Answers<PoolMessage>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<ClientMessage>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let shared = &self.0;
+        shared.admit(Role::Client, &request)?;
+        let peer = control::peer(&request);
+        let mut incoming = request.into_inner();
+        let first = stream::first(&mut incoming, shared.timing.hello).await?;
+        let (client, claims, answer) = shared.greet_client(first).map_err(|error| {
+            warn!(%peer, "client refused: {error}");
+            refusal::status(&error)
+        })?;
+        let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
+        // There is room: it is the first.
+        let _ = outgoing.try_send(Ok(answer));
+        let opened = Opened { incoming, outgoing };
+        shared.tell_driver(Input::Attach { client, claims, opened }).await?;
+        Ok(Response::new(stream::with_beats(messages, shared.timing.beat)))
+    }
+
+    async fn status(
+        &self,
+        request: Request<StatusRequest>,
+    ) -> Result<Response<StatusReply>, Status> {
+        self.0.admit(Role::Client, &request)?;
+        let (reply, replied) = oneshot::channel();
+        self.0.tell_driver(Input::Status(reply)).await?;
+        let gone = |_| Status::unavailable("the scheduler is shutting down");
+        replied.await.map(Response::new).map_err(gone)
+    }
+}
+
+impl Shared {
+    /// Who a client is, what it holds, and the answer to its hello.
+    fn greet_client(
+        &self,
+        message: ClientMessage,
+    ) -> Result<(ClientId, Vec<tensord_scheduler::Claim>, PoolMessage), Error> {
+        let Some(client_message::Body::Hello(ClientHello { hello, client_id, lease_tokens })) =
+            message.body
+        else {
+            let words = "the first message of a client's stream must be its hello";
+            return Err(Error::new(ErrorCode::Protocol, words));
+        };
+        let protocol = negotiate(hello.as_ref())?;
+        let client = ClientId(client_id);
+        let claims = convert::claims(client, &lease_tokens, &self.lease_key)?;
+        let answer = pool_message::Body::Hello(PoolHello {
+            hello: Some(version::hello()),
+            protocol,
+            lease_expiry_ms: millis(self.lease_expiry),
+        });
+        Ok((client, claims, convert::pool_message(answer)))
+    }
+
+    /// What a worker registers, and the answer to it.
+    fn greet_worker(&self, message: WorkerMessage) -> Result<(Register, WorkerCommand), Error> {
+        let Some(worker_message::Body::Register(register)) = message.body else {
+            let words = "the first message of a worker's stream must register it";
+            return Err(Error::new(ErrorCode::Protocol, words));
+        };
+        let protocol = negotiate(register.hello.as_ref())?;
+        let answer = worker_command::Body::Registered(Registered {
+            hello: Some(version::hello()),
+            protocol,
+            lease_key: self.lease_key.clone(),
+            heartbeat_ms: millis(self.timing.heartbeat),
+        });
+        Ok((register, WorkerCommand { body: Some(answer) }))
+    }
+}
+
+#[tonic::async_trait]
+impl Workers for Service {
+    type JoinStream = Answers<WorkerCommand>;
+
+    async fn join(
+        &self,
+        request: Request<Streaming<WorkerMessage>>,
+    ) -> Result<Response<Self::JoinStream>, Status> {
+        let shared = &self.0;
+        shared.admit(Role::Worker, &request)?;
+        let peer = control::peer(&request);
+        let mut incoming = request.into_inner();
+        let first = stream::first(&mut incoming, shared.timing.hello).await?;
+        let refused = |error| {
+            warn!(%peer, "worker refused: {error}");
+            refusal::status(&error)
+        };
+        let (register, answer) = shared.greet_worker(first).map_err(refused)?;
+        let worker = WorkerId(register.worker_id);
+        let registered = convert::registration(register, peer.ip());
+        let (registration, held) = registered.map_err(refused)?;
+        let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
+        // There is room: it is the first.
+        let _ = outgoing.try_send(Ok(answer));
+        let opened = Opened { incoming, outgoing };
+        let joined = Input::Join { worker, registration, held, opened };
+        shared.tell_driver(joined).await?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}

@@ -1,0 +1,137 @@
+//! The two ends of an open stream: a bounded queue out, a reader task in.
+//!
+//! The driver never waits for a peer. What goes out is queued, and a peer that
+//! lets the queue fill up is cut off; what comes in is passed on by a reader,
+//! which waits while the driver is busy, and so makes its peer wait.
+
+use std::{pin::pin, time::Duration};
+
+use futures::stream;
+use tensord_proto::v1::{Beat, Error, ErrorCode, PoolMessage, pool_message};
+use tensord_scheduler::StreamId;
+use tensord_transport::control::Answers;
+use tokio::{
+    sync::mpsc,
+    task::AbortHandle,
+    time::timeout,
+};
+use tonic::{Status, Streaming};
+
+use super::{convert, driver::Input};
+use crate::refusal;
+
+/// Messages decided and not yet taken by HTTP/2. One event can lead to a
+/// message for each of a client's waiting requests (64) and leases, so this is
+/// about ten events' worth to a client that has a lot going on.
+pub(super) const OUTGOING_QUEUE: usize = 1024;
+
+/// Where messages to a peer go.
+pub(super) type Outgoing<M> = mpsc::Sender<Result<M, Status>>;
+
+/// A stream whose peer has said who it is.
+pub(super) struct Opened<In, Out> {
+    pub(super) incoming: Streaming<In>,
+    pub(super) outgoing: Outgoing<Out>,
+}
+
+/// An open stream as the driver keeps it. Dropping it ends the stream.
+pub(super) struct Open<Out> {
+    pub(super) id: StreamId,
+    outgoing: Outgoing<Out>,
+    reader: AbortHandle,
+}
+
+impl<Out> Open<Out> {
+    pub(super) fn new(id: StreamId, outgoing: Outgoing<Out>, reader: AbortHandle) -> Self {
+        Self { id, outgoing, reader }
+    }
+
+    /// Queues a message.
+    ///
+    /// # Errors
+    ///
+    /// When the peer is gone, or has not read for so long that it must go.
+    pub(super) fn send(&self, message: Out) -> Result<(), Error> {
+        self.outgoing.try_send(Ok(message)).map_err(|_| {
+            Error::new(
+                ErrorCode::Limit,
+                format!("{OUTGOING_QUEUE} messages wait for this peer, which does not read them"),
+            )
+        })
+    }
+
+    /// Ends the stream, saying why if there is a word for it.
+    pub(super) fn end(self, error: Option<&Error>) {
+        if let Some(error) = error {
+            // A peer that does not read is not told.
+            let _ = self.outgoing.try_send(Err(refusal::status(error)));
+        }
+    }
+}
+
+impl<Out> Drop for Open<Out> {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Passes on what a peer says until its stream ends. Returns the peer's
+/// offence, if it ended for one: `silence` is the longest pause allowed.
+pub(super) async fn read<In>(
+    mut incoming: Streaming<In>,
+    silence: Option<Duration>,
+    inputs: mpsc::Sender<Input>,
+    wrap: impl Fn(In) -> Input,
+) -> Option<Error> {
+    loop {
+        let message = pin!(incoming.message());
+        let message = match silence {
+            None => message.await,
+            Some(silence) => match timeout(silence, message).await {
+                Ok(message) => message,
+                Err(_) => {
+                    let words = format!("nothing was heard for {silence:?}");
+                    return Some(Error::new(ErrorCode::Protocol, words));
+                }
+            },
+        };
+        match message {
+            Ok(Some(message)) => inputs.send(wrap(message)).await.ok()?,
+            // A connection that broke is as good as a stream that ended.
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+/// The first message of a stream, which says who the peer is.
+///
+/// # Errors
+///
+/// When there is none by the `deadline`.
+pub(super) async fn first<In>(
+    incoming: &mut Streaming<In>,
+    deadline: Duration,
+) -> Result<In, Status> {
+    let words = match timeout(deadline, incoming.message()).await {
+        Ok(Ok(Some(message))) => return Ok(message),
+        Ok(Ok(None)) => "the stream ended before it began with a hello".into(),
+        Ok(Err(status)) => return Err(status),
+        Err(_) => format!("there was no hello within {deadline:?}"),
+    };
+    Err(refusal::status(&Error::new(ErrorCode::Protocol, words)))
+}
+
+/// The answers of a client's stream: `messages`, and a beat after every pause
+/// of length `beat`.
+pub(super) fn with_beats(
+    messages: mpsc::Receiver<Result<PoolMessage, Status>>,
+    beat: Duration,
+) -> Answers<PoolMessage> {
+    Box::pin(stream::unfold(messages, move |mut messages| async move {
+        let next = match timeout(beat, messages.recv()).await {
+            Ok(next) => next?,
+            Err(_) => Ok(convert::pool_message(pool_message::Body::Beat(Beat {}))),
+        };
+        Some((next, messages))
+    }))
+}

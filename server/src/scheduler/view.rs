@@ -1,0 +1,54 @@
+//! The pool as it is, for people to look at: what the engine knows, and what
+//! workers last said about their use.
+
+use tensord_proto::{
+    ids::WorkerId,
+    v1::{DeviceStatus, DeviceUsage, StatusReply, WorkerStatus},
+    version,
+};
+use tensord_scheduler::{Snapshot, Timestamp, WorkerSnapshot};
+
+use super::convert;
+
+/// The answer to a status call at `now`.
+pub(super) fn status<'a>(
+    snapshot: Snapshot,
+    now: Timestamp,
+    usage: impl Fn(WorkerId) -> Option<&'a [DeviceUsage]>,
+) -> StatusReply {
+    let workers = snapshot.workers.into_iter().map(|worker| {
+        let usage = usage(worker.worker).unwrap_or_default();
+        worker_status(worker, now, usage)
+    });
+    StatusReply {
+        software: version::hello().software,
+        uptime_ms: now.as_millis(),
+        workers: workers.collect(),
+        waiting_requests: count(snapshot.waiting_requests),
+        leases: count(snapshot.leases),
+    }
+}
+
+fn worker_status(worker: WorkerSnapshot, now: Timestamp, usage: &[DeviceUsage]) -> WorkerStatus {
+    let devices = worker.devices.into_iter().enumerate();
+    let devices = devices.map(|(index, device)| {
+        let usage = usage.get(index).copied().unwrap_or_default();
+        DeviceStatus {
+            device: Some(convert::device(device.device)),
+            leased: device.leased,
+            sessions: usage.sessions,
+            live_bytes: usage.live_bytes,
+            ops_executed: usage.ops_executed,
+        }
+    });
+    WorkerStatus {
+        devices: devices.collect(),
+        name: worker.name,
+        address: worker.address,
+        last_beat_ms: now.as_millis().saturating_sub(worker.last_beat.as_millis()),
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

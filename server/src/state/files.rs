@@ -1,0 +1,112 @@
+//! Files that only their owner can read, and that are whole or not there.
+//!
+//! Knows nothing of what is in them. Unix permissions are the protection.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::Path,
+};
+
+use tracing::warn;
+
+use super::StateError;
+
+/// Largest file read here. A certificate chain has a few kilobytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Names a failed operation and its file.
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
+    move |source| StateError::Io { what, path: path.into(), source }
+}
+
+/// Makes sure there is a directory at `path` that other users cannot change.
+pub(super) fn private_directory(path: &Path) -> Result<(), StateError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(failed("create the state directory", path))?;
+    let metadata = fs::metadata(path).map_err(failed("look at the state directory", path))?;
+    let mode = metadata.permissions().mode() & 0o777;
+    if mode & 0o002 != 0 {
+        return Err(StateError::Exposed { path: path.into(), mode });
+    }
+    Ok(())
+}
+
+/// The content of the file at `path`, if there is one. A file that others can
+/// read is made private, and the user told.
+pub(super) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(failed("open", path)(e)),
+    };
+    let metadata = file.metadata().map_err(failed("look at", path))?;
+    let mode = metadata.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))
+            .map_err(failed("take others' access away from", path))?;
+        warn!(
+            "{} was open to other users (mode {mode:03o}) and is private now; if one may have read it, delete it to get a new one",
+            path.display()
+        );
+    }
+    let mut content = Vec::new();
+    file.take(MAX_FILE_BYTES)
+        .read_to_end(&mut content)
+        .map_err(failed("read", path))?;
+    Ok(Some(content))
+}
+
+/// Writes `content` to a new file at `path`, whole and on disk before this
+/// returns. Where another process was faster, its content stands. Returns
+/// what is in the file.
+pub(super) fn create_private(path: &Path, content: &[u8]) -> Result<Vec<u8>, StateError> {
+    let lock_path = path.with_file_name("state.lock");
+    let lock = lockable(&lock_path)?;
+    lock.lock().map_err(failed("lock", &lock_path))?;
+    let result = match read_private(path)? {
+        Some(existing) => existing,
+        None => {
+            write_whole(path, content)?;
+            content.to_vec()
+        }
+    };
+    drop(lock);
+    Ok(result)
+}
+
+fn write_whole(path: &Path, content: &[u8]) -> Result<(), StateError> {
+    // The lock makes the name free; what may lie there is from a crash.
+    let temporary = path.with_extension("new");
+    let mut file = private()
+        .truncate(true)
+        .open(&temporary)
+        .map_err(failed("create", &temporary))?;
+    file.write_all(content)
+        .and_then(|()| file.sync_all())
+        .map_err(failed("write", &temporary))?;
+    fs::rename(&temporary, path).map_err(failed("rename a new file to", path))?;
+    // The new name is on disk once its directory is.
+    let directory = path.parent().unwrap_or(Path::new("."));
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(failed("write", directory))
+}
+
+/// A file to lock, made if missing.
+pub(super) fn lockable(path: &Path) -> Result<File, StateError> {
+    private()
+        .truncate(false)
+        .open(path)
+        .map_err(failed("create", path))
+}
+
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).mode(0o600);
+    options
+}

@@ -1,0 +1,194 @@
+//! What must outlive a process: the pool's identity, its lease key, its tokens.
+//!
+//! A state directory belongs to one user. Secrets are made when they are first
+//! needed and read ever after, so that a pool keeps its URLs over restarts.
+//! Who is in the pool is not kept: workers and clients tell a scheduler that
+//! restarted (see `tensord_scheduler`).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `identity.pem` | the certificate chain and key of the pool's server |
+//! | `lease-key.pk8` | the key that signs leases |
+//! | `client-token`, `worker-token` | what programs and workers show |
+//! | `gateway-token` | what stock Burn programs show to a gateway |
+//! | `scheduler.lock` | locked while a scheduler runs on this state |
+//! | `state.lock` | locked while one of the others is made |
+
+mod files;
+
+use std::{
+    fs::{File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+};
+
+use rand::{TryRng, rngs::SysRng};
+use tensord_transport::{
+    Identity, Secret,
+    identity::{IdentityError, IdentityPem},
+    token::LeaseSigner,
+};
+
+/// What [`is_token`] asks for, in words.
+pub(crate) const TOKEN_RULE: &str = "16 to 128 letters, digits and - . _ ~";
+
+/// Random bytes in a token made here: as hard to guess as any key.
+const TOKEN_BYTES: usize = 32;
+
+/// Whether `text` will do as a token: safe in a URL and in a header, and not
+/// so short that it can be guessed.
+pub(crate) fn is_token(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+    (16..=128).contains(&text.len()) && text.chars().all(allowed)
+}
+
+/// Why state could not be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StateError {
+    /// The system refused.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Others could replace what is in the directory.
+    #[error("the state directory {} can be written by every user (mode {mode:03o}); use one of your own, or take that right away with `chmod o-w`", path.display())]
+    Exposed {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A file holds something else than it should.
+    #[error("{} is damaged ({reason}); restore it, or delete it to have a new one made, which makes the URLs handed out so far useless", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Two schedulers would hand out the same devices.
+    #[error("a scheduler runs on {} already; stop it, or give this one another directory with --state", path.display())]
+    Taken {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The system gives no randomness or cannot make a key.
+    #[error("cannot make a key: {0}")]
+    Key(String),
+}
+
+/// A directory of secrets.
+#[derive(Debug)]
+pub(crate) struct StateDir {
+    path: PathBuf,
+}
+
+/// What a scheduler needs to be the pool it was before.
+pub(crate) struct PoolSecrets {
+    /// What its server shows.
+    pub(crate) identity: Identity,
+    /// What leases are signed with.
+    pub(crate) signer: LeaseSigner,
+    /// What programs show.
+    pub(crate) client_token: Secret,
+    /// What workers show.
+    pub(crate) worker_token: Secret,
+}
+
+/// Proof that no other scheduler uses the state; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct SchedulerLock {
+    _file: File,
+}
+
+impl StateDir {
+    /// Opens the directory at `path`, made if missing.
+    pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
+        files::private_directory(path)?;
+        Ok(Self { path: path.into() })
+    }
+
+    /// Keeps every other scheduler off this state.
+    pub(crate) fn lock_scheduler(&self) -> Result<SchedulerLock, StateError> {
+        let path = self.path.join("scheduler.lock");
+        let file = files::lockable(&path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(SchedulerLock { _file: file }),
+            Err(TryLockError::WouldBlock) => Err(StateError::Taken { path: self.path.clone() }),
+            Err(TryLockError::Error(source)) => Err(StateError::Io { what: "lock", path, source }),
+        }
+    }
+
+    /// The pool's secrets, made if missing.
+    pub(crate) fn pool_secrets(&self) -> Result<PoolSecrets, StateError> {
+        let (path, pem) = self.read_or_make("identity.pem", || {
+            let pem = IdentityPem::new_pool().map_err(|e| StateError::Key(e.to_string()))?;
+            Ok((pem.chain + &pem.key).into_bytes())
+        })?;
+        let identity = identity(&pem).map_err(|reason| StateError::Damaged { path, reason })?;
+        let (path, key) = self.read_or_make("lease-key.pk8", || {
+            LeaseSigner::generate().map_err(|e| StateError::Key(e.to_string()))
+        })?;
+        let signer = LeaseSigner::from_pkcs8(&key).map_err(|e| {
+            let reason = format!("it is no key to sign with: {e}");
+            StateError::Damaged { path, reason }
+        })?;
+        Ok(PoolSecrets {
+            identity,
+            signer,
+            client_token: self.token("client-token")?,
+            worker_token: self.token("worker-token")?,
+        })
+    }
+
+    /// The token of a gateway, made if missing.
+    pub(crate) fn gateway_token(&self) -> Result<Secret, StateError> {
+        self.token("gateway-token")
+    }
+
+    fn token(&self, name: &str) -> Result<Secret, StateError> {
+        let (path, bytes) = self.read_or_make(name, || Ok(new_token()?.into_bytes()))?;
+        let text = String::from_utf8_lossy(&bytes);
+        match text.trim() {
+            token if is_token(token) => Ok(Secret::new(token)),
+            _ => Err(StateError::Damaged { path, reason: format!("a token is {TOKEN_RULE}") }),
+        }
+    }
+
+    /// The path and content of a file, which is made first if missing.
+    fn read_or_make(
+        &self,
+        name: &str,
+        make: impl FnOnce() -> Result<Vec<u8>, StateError>,
+    ) -> Result<(PathBuf, Vec<u8>), StateError> {
+        let path = self.path.join(name);
+        let content = match files::read_private(&path)? {
+            Some(content) => content,
+            None => files::create_private(&path, &make()?)?,
+        };
+        Ok((path, content))
+    }
+}
+
+fn identity(pem: &[u8]) -> Result<Identity, String> {
+    let text = std::str::from_utf8(pem).map_err(|_| "it is not PEM text")?;
+    // One file, so that no crash can leave a certificate without its key.
+    let pem = IdentityPem { chain: text.into(), key: text.into() };
+    Identity::from_pem(&pem).map_err(|e: IdentityError| e.to_string())
+}
+
+fn new_token() -> Result<String, StateError> {
+    let mut bytes = [0; TOKEN_BYTES];
+    SysRng
+        .try_fill_bytes(&mut bytes)
+        .map_err(|e| StateError::Key(e.to_string()))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests;

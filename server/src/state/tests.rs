@@ -1,0 +1,133 @@
+//! State on a real file system: made once, private, refused when damaged.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use super::*;
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// What of the secrets can be compared.
+fn told(secrets: &PoolSecrets) -> (String, Vec<u8>, String, String) {
+    (
+        secrets.identity.fingerprint().to_string(),
+        secrets.signer.public_key(),
+        secrets.client_token.reveal().into(),
+        secrets.worker_token.reveal().into(),
+    )
+}
+
+#[test]
+fn a_pool_is_the_same_after_a_restart_and_unlike_any_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = |name: &str| StateDir::open(&directory.path().join(name)).unwrap();
+    let first = told(&open("a/b").pool_secrets().unwrap());
+    let again = told(&open("a/b").pool_secrets().unwrap());
+    let other = told(&open("c").pool_secrets().unwrap());
+    assert_eq!(first, again);
+    assert_ne!(first.0, other.0);
+    assert_ne!(first.1, other.1);
+    assert_ne!(first.2, other.2);
+    assert_ne!(first.2, first.3, "programs and workers show different tokens");
+}
+
+#[test]
+fn nobody_else_can_read_what_is_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
+    let state = StateDir::open(&path).unwrap();
+    state.pool_secrets().unwrap();
+    state.gateway_token().unwrap();
+    let _lock = state.lock_scheduler().unwrap();
+    assert_eq!(mode(&path), 0o700);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&path).unwrap() {
+        let entry = entry.unwrap();
+        assert_eq!(mode(&entry.path()), 0o600, "{:?}", entry.path());
+        names.push(entry.file_name().into_string().unwrap());
+    }
+    names.sort();
+    let expected = [
+        "client-token",
+        "gateway-token",
+        "identity.pem",
+        "lease-key.pk8",
+        "scheduler.lock",
+        "state.lock",
+        "worker-token",
+    ];
+    assert_eq!(names, expected, "no temporary file is left behind");
+}
+
+#[test]
+fn a_file_that_others_can_read_is_made_private() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = StateDir::open(directory.path()).unwrap();
+    let token = state.gateway_token().unwrap();
+    let path = directory.path().join("gateway-token");
+    set_mode(&path, 0o644);
+    assert_eq!(state.gateway_token().unwrap(), token);
+    assert_eq!(mode(&path), 0o600);
+}
+
+#[test]
+fn a_directory_that_everyone_can_write_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    set_mode(directory.path(), 0o777);
+    let error = StateDir::open(directory.path()).unwrap_err().to_string();
+    let expected = format!(
+        "the state directory {} can be written by every user (mode 777); use one of your own, or take that right away with `chmod o-w`",
+        directory.path().display()
+    );
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn one_scheduler_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = || StateDir::open(directory.path()).unwrap();
+    let lock = state().lock_scheduler().unwrap();
+    let error = state().lock_scheduler().unwrap_err();
+    assert!(matches!(error, StateError::Taken { .. }), "{error}");
+    drop(lock);
+    state().lock_scheduler().unwrap();
+}
+
+#[test]
+fn a_damaged_file_is_named_and_left_alone() {
+    for name in ["identity.pem", "lease-key.pk8", "client-token", "worker-token"] {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::open(directory.path()).unwrap();
+        state.pool_secrets().unwrap();
+        let path = directory.path().join(name);
+        fs::write(&path, "x").unwrap();
+        let Err(error) = state.pool_secrets() else {
+            panic!("a damaged {name} was accepted");
+        };
+        assert!(error.to_string().contains(&format!("{name} is damaged (")), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"x");
+    }
+}
+
+#[test]
+fn a_token_of_the_operators_own_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = StateDir::open(directory.path()).unwrap();
+    fs::write(directory.path().join("client-token"), "chosen-by_the.operator~1\n").unwrap();
+    let secrets = state.pool_secrets().unwrap();
+    assert_eq!(secrets.client_token.reveal(), "chosen-by_the.operator~1");
+}
+
+#[test]
+fn tokens_are_long_and_safe_in_a_url() {
+    assert!(is_token(&new_token().unwrap()));
+    for wrong in ["", "short", "0123456789abcde@", "0123456789abcdé0"] {
+        assert!(!is_token(wrong), "{wrong}");
+    }
+    assert!(!is_token(&"x".repeat(129)));
+}

@@ -1,0 +1,73 @@
+//! Amounts the way people read them.
+
+/// Bytes in the largest binary unit that leaves at least 1.
+pub(super) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1 << 10 {
+        return format!("{bytes} B");
+    }
+    let mut amount = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // What would be rounded to 1024.0 goes into the next unit.
+    while amount >= 1023.95 && unit + 1 < UNITS.len() {
+        amount /= 1024.0;
+        unit += 1;
+    }
+    format!("{amount:.1} {}", UNITS[unit])
+}
+
+/// A number with a comma between its thousands.
+pub(super) fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 worker`, `2 workers`.
+pub(super) fn plural(n: usize, thing: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{} {thing}{s}", count(n as u64))
+}
+
+/// A duration in its two largest units.
+pub(super) fn duration(millis: u64) -> String {
+    let seconds = millis / 1000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min {} s", seconds % 60),
+        (0, _, _) => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{} d {} h", days, hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_read_well() {
+        let cases = [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            ((1 << 20) - 1, "1.0 MiB"),
+            (16 << 30, "16.0 GiB"),
+            (u64::MAX, "16384.0 PiB"),
+        ];
+        for (n, expected) in cases {
+            assert_eq!(bytes(n), expected);
+        }
+        assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!((plural(1, "lease"), plural(0, "lease")), ("1 lease".into(), "0 leases".into()));
+        let times = [0, 59_999, 61_000, 3_600_000, 90_000_000].map(duration);
+        assert_eq!(times, ["0 s", "59 s", "1 min 1 s", "1 h 0 min", "1 d 1 h"]);
+    }
+}

@@ -1,0 +1,70 @@
+//! A pool's status for programs. The names here are a promise to them.
+
+use serde::Serialize;
+use tensord_proto::v1::{DeviceStatus, StatusReply, WorkerStatus};
+
+#[derive(Serialize)]
+struct Pool<'a> {
+    software: &'a str,
+    uptime_ms: u64,
+    leases: u32,
+    waiting_requests: u32,
+    workers: Vec<Worker<'a>>,
+}
+
+#[derive(Serialize)]
+struct Worker<'a> {
+    name: &'a str,
+    address: &'a str,
+    /// Since the worker was last heard.
+    last_beat_ms: u64,
+    devices: Vec<Device<'a>>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    index: usize,
+    kind: &'a str,
+    name: &'a str,
+    memory_bytes: u64,
+    leased: bool,
+    sessions: u32,
+    live_bytes: u64,
+    ops_executed: u64,
+}
+
+/// The JSON for `reply`, with the end of its last line.
+pub(crate) fn json(reply: &StatusReply) -> String {
+    let pool = Pool {
+        software: &reply.software,
+        uptime_ms: reply.uptime_ms,
+        leases: reply.leases,
+        waiting_requests: reply.waiting_requests,
+        workers: reply.workers.iter().map(worker).collect(),
+    };
+    let text = serde_json::to_string_pretty(&pool);
+    text.expect("numbers, texts and lists serialize without failing") + "\n"
+}
+
+fn worker(worker: &WorkerStatus) -> Worker<'_> {
+    Worker {
+        name: &worker.name,
+        address: &worker.address,
+        last_beat_ms: worker.last_beat_ms,
+        devices: worker.devices.iter().enumerate().map(device).collect(),
+    }
+}
+
+fn device((index, status): (usize, &DeviceStatus)) -> Device<'_> {
+    let device = status.device.as_ref();
+    Device {
+        index,
+        kind: device.map_or("", |device| &device.kind),
+        name: device.map_or("", |device| &device.name),
+        memory_bytes: device.map_or(0, |device| device.memory_bytes),
+        leased: status.leased,
+        sessions: status.sessions,
+        live_bytes: status.live_bytes,
+        ops_executed: status.ops_executed,
+    }
+}

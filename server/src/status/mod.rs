@@ -1,0 +1,86 @@
+//! `tensord status`: asks a scheduler how its pool is, and shows the answer.
+//!
+//! [`fetch`] asks; [`table`] and [`json`] are functions of the reply alone.
+
+mod human;
+mod json;
+mod table;
+
+use std::time::Duration;
+
+use tensord_proto::v1::{StatusReply, StatusRequest, pool_client::PoolClient};
+use tensord_transport::{PoolUrl, control, dial::DialError};
+use tokio::time::timeout;
+use tonic::{
+    Request, Status,
+    metadata::{MetadataValue, errors::InvalidMetadataValue},
+};
+
+pub(crate) use json::json;
+pub(crate) use table::table;
+
+use crate::refusal;
+
+/// How long the scheduler may take to answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why the pool's status is not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StatusError {
+    /// The scheduler cannot be reached.
+    #[error("cannot reach the pool: {0}")]
+    Dial(#[from] DialError),
+    /// It refused to answer.
+    #[error("the scheduler at {address} refused: {reason}")]
+    Refused {
+        /// Where it is.
+        address: String,
+        /// What it said.
+        reason: String,
+    },
+    /// It did not answer in time.
+    #[error("the scheduler at {address} did not answer within {DEADLINE:?}; check the address, and firewalls on the way")]
+    Silent {
+        /// Where it is.
+        address: String,
+    },
+    /// The token cannot be sent.
+    #[error("the pool URL's token has characters that no token has; copy the URL again")]
+    Token(#[from] InvalidMetadataValue),
+}
+
+/// Asks the pool at `url` how it is.
+pub(crate) async fn fetch(url: &PoolUrl) -> Result<StatusReply, StatusError> {
+    let address = || url.authority();
+    match timeout(DEADLINE, ask(url)).await {
+        Ok(reply) => reply,
+        Err(_) => Err(StatusError::Silent { address: address() }),
+    }
+}
+
+async fn ask(url: &PoolUrl) -> Result<StatusReply, StatusError> {
+    let channel = control::connect(&url.host, url.port, &url.trust).await?;
+    let mut request = Request::new(StatusRequest {});
+    if let Some(token) = &url.token {
+        let mut value: MetadataValue<_> = format!("Bearer {}", token.reveal()).parse()?;
+        value.set_sensitive(true);
+        request.metadata_mut().insert("authorization", value);
+    }
+    match PoolClient::new(channel).status(request).await {
+        Ok(reply) => Ok(reply.into_inner()),
+        Err(status) => Err(StatusError::Refused {
+            address: url.authority(),
+            reason: reason(&status),
+        }),
+    }
+}
+
+fn reason(status: &Status) -> String {
+    match refusal::error(status) {
+        Some(error) => error.message,
+        None => format!("{} ({})", status.message(), status.code()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

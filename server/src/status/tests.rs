@@ -1,0 +1,108 @@
+//! One reply, and the exact texts it becomes.
+
+use tensord_proto::v1::{Device, DeviceStatus, WorkerStatus};
+
+use super::*;
+
+fn device(kind: &str, name: &str, gib: u64) -> DeviceStatus {
+    let device = Device { kind: kind.into(), name: name.into(), memory_bytes: gib << 30 };
+    DeviceStatus { device: Some(device), ..DeviceStatus::default() }
+}
+
+fn reply() -> StatusReply {
+    let busy = DeviceStatus {
+        leased: true,
+        sessions: 2,
+        live_bytes: 13_002_342,
+        ops_executed: 1_234_567,
+        ..device("cuda", "NVIDIA H200", 141)
+    };
+    let gpu = WorkerStatus {
+        name: "gpu-1".into(),
+        address: "10.0.0.5:7462".into(),
+        last_beat_ms: 412,
+        devices: vec![busy, device("cuda", "NVIDIA H200", 141)],
+    };
+    let cpu = WorkerStatus {
+        name: "cpu-1".into(),
+        address: "[fd00::9]:7462".into(),
+        last_beat_ms: 7_100,
+        devices: vec![device("flex", "16 cores", 64)],
+    };
+    StatusReply {
+        software: "tensord 0.1.0".into(),
+        uptime_ms: 3_723_000,
+        workers: vec![gpu, cpu],
+        waiting_requests: 3,
+        leases: 1,
+    }
+}
+
+#[test]
+fn the_table_has_a_line_for_the_pool_and_a_row_for_each_device() {
+    let expected = "\
+2 workers, 3 devices (1 leased), 1 lease, 3 requests waiting; tensord 0.1.0, up 1 h 2 min
+
+WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED  SESSIONS      LIVE        OPS
+gpu-1                   10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  yes            2  12.4 MiB  1,234,567
+                                        1 NVIDIA H200  cuda  141.0 GiB  -              0       0 B          0
+cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  -              0       0 B          0
+";
+    assert_eq!(table(&reply()), expected, "\n{}", table(&reply()));
+}
+
+#[test]
+fn an_empty_pool_says_what_to_do() {
+    let empty = StatusReply { software: "tensord 0.1.0".into(), ..StatusReply::default() };
+    let expected = "\
+0 workers, 0 devices (0 leased), 0 leases, 0 requests waiting; tensord 0.1.0, up 0 s
+
+No worker has joined yet: start one with `tensord worker`.
+";
+    assert_eq!(table(&empty), expected);
+}
+
+#[test]
+fn json_tells_the_same() {
+    let text = json(&reply());
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(value["workers"][0]["devices"][0]["ops_executed"], 1_234_567);
+    assert_eq!(value["workers"][1]["last_beat_ms"], 7_100);
+    let expected = r#"{
+  "software": "tensord 0.1.0",
+  "uptime_ms": 0,
+  "leases": 0,
+  "waiting_requests": 0,
+  "workers": [
+    {
+      "name": "cpu-1",
+      "address": "h:1",
+      "last_beat_ms": 5,
+      "devices": [
+        {
+          "index": 0,
+          "kind": "flex",
+          "name": "16 cores",
+          "memory_bytes": 68719476736,
+          "leased": false,
+          "sessions": 0,
+          "live_bytes": 0,
+          "ops_executed": 0
+        }
+      ]
+    }
+  ]
+}
+"#;
+    let one = StatusReply {
+        software: "tensord 0.1.0".into(),
+        workers: vec![WorkerStatus {
+            name: "cpu-1".into(),
+            address: "h:1".into(),
+            last_beat_ms: 5,
+            devices: vec![device("flex", "16 cores", 64)],
+        }],
+        ..StatusReply::default()
+    };
+    assert_eq!(json(&one), expected);
+}

@@ -1,0 +1,289 @@
+//! Real processes on loopback: a scheduler, workers, and what else a test needs.
+//!
+//! Every process listens on port 0 and is ended by its own id when its handle
+//! drops. Its log goes to a file that a failed wait prints.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+use tensord_client::{Options, Pool};
+
+/// How long a process may take to start. Debug builds on busy machines are slow.
+pub const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A `tensord` process.
+pub struct Process {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    log: PathBuf,
+}
+
+/// A scheduler and some workers, each a process of its own.
+pub struct Cluster {
+    /// The workers, in the order they were started.
+    pub workers: Vec<Process>,
+    /// The scheduler; taken by tests that restart it.
+    pub scheduler: Option<Process>,
+    client_url: String,
+    worker_url: String,
+    dir: TempDir,
+}
+
+/// The `tensord` binary that was built along with this test.
+///
+/// # Panics
+///
+/// When it is not there.
+pub fn binary() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let dir = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
+    let binary = dir.join(format!("tensord{}", std::env::consts::EXE_SUFFIX));
+    assert!(binary.exists(), "{} is not built; run `cargo build -p tensord`", binary.display());
+    binary
+}
+
+impl Process {
+    /// Starts `tensord` with `args`; its log goes to `log`.
+    ///
+    /// # Panics
+    ///
+    /// When the system cannot start it.
+    pub fn start(args: &[&str], env: &[(&str, &str)], log: PathBuf) -> Self {
+        let mut command = Command::new(binary());
+        command
+            .args(args)
+            .env_remove("TENSORD_URL")
+            .env("TENSORD_LOG", "debug")
+            .envs(env.iter().copied());
+        Self::spawn(command, log)
+    }
+
+    /// Starts any command the same way.
+    ///
+    /// # Panics
+    ///
+    /// When the system cannot start it.
+    pub fn spawn(mut command: Command, log: PathBuf) -> Self {
+        let stderr = File::create(&log).expect("the temporary directory is writable");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        let mut child = command.spawn().expect("the system starts processes");
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let (line, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for text in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if line.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, lines, log }
+    }
+
+    /// The next line of its output that `matches` makes something of.
+    ///
+    /// # Panics
+    ///
+    /// When none comes in time; prints the log.
+    pub fn wait_for<T>(&self, what: &str, matches: impl Fn(&str) -> Option<T>) -> T {
+        let until = Instant::now() + START_DEADLINE;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    if let Some(found) = matches(&line) {
+                        return found;
+                    }
+                }
+                Err(e) => panic!("no {what} from the process ({e}); its log:\n{}", self.log()),
+            }
+        }
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal, by name, such as `STOP`.
+    ///
+    /// # Panics
+    ///
+    /// When there is no `kill`.
+    pub fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill").args([format!("-{name}"), id]).status();
+        sent.expect("there is a kill command");
+    }
+
+    /// Ends it at once, as a crash would.
+    pub fn kill(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits until it ends by itself and returns its exit code.
+    ///
+    /// # Panics
+    ///
+    /// When it does not end within `deadline`; prints the log.
+    pub fn exit_code(&mut self, deadline: Duration) -> Option<i32> {
+        let until = Instant::now() + deadline;
+        while Instant::now() < until {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("it did not end within {deadline:?}; its log:\n{}", self.log());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Cluster {
+    /// Starts a scheduler and one worker for each device list, and waits until
+    /// all have joined.
+    ///
+    /// # Panics
+    ///
+    /// When that takes too long.
+    pub fn start(workers: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("there is a temporary directory");
+        let mut cluster = Self {
+            workers: Vec::new(),
+            scheduler: None,
+            client_url: String::new(),
+            worker_url: String::new(),
+            dir,
+        };
+        cluster.start_scheduler("127.0.0.1:0");
+        for devices in workers {
+            cluster.add_worker(devices);
+        }
+        cluster.wait_for_workers(workers.len());
+        cluster
+    }
+
+    /// Starts the scheduler, on the same state as any before it.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub fn start_scheduler(&mut self, listen: &str) {
+        let state = self.path("state");
+        let state = state.to_str().expect("temporary paths are text");
+        let args = ["scheduler", "--listen", listen, "--state", state];
+        let process = Process::start(&args, &[], self.path("scheduler.log"));
+        let url = |line: &str| {
+            let (_, url) = line.split_once("TENSORD_URL=")?;
+            Some((line.contains("program"), url.trim_matches(['\'', '"']).to_owned()))
+        };
+        for _ in 0..2 {
+            match process.wait_for("URL", url) {
+                (true, url) => self.client_url = url,
+                (false, url) => self.worker_url = url,
+            }
+        }
+        self.scheduler = Some(process);
+    }
+
+    /// Starts a worker.
+    ///
+    /// # Panics
+    ///
+    /// When the system cannot.
+    pub fn add_worker(&mut self, devices: &str) {
+        self.add_worker_with(devices, &[]);
+    }
+
+    /// Starts a worker with more arguments.
+    ///
+    /// # Panics
+    ///
+    /// When the system cannot.
+    pub fn add_worker_with(&mut self, devices: &str, more: &[&str]) {
+        let name = format!("worker-{}", self.workers.len());
+        let mut args = vec!["worker", "--name", &name, "--listen", "127.0.0.1:0", "--devices", devices];
+        args.extend(more);
+        let log = self.path(&format!("{name}.log"));
+        let env = [("TENSORD_URL", self.worker_url.as_str())];
+        self.workers.push(Process::start(&args, &env, log));
+    }
+
+    /// Waits until `count` workers are in the pool.
+    ///
+    /// # Panics
+    ///
+    /// When that takes too long; prints the logs.
+    pub fn wait_for_workers(&self, count: usize) {
+        let pool = self.pool();
+        self.wait("the workers", || pool.status().is_ok_and(|status| status.workers.len() == count));
+    }
+
+    /// Waits until `holds`.
+    ///
+    /// # Panics
+    ///
+    /// When that takes too long; prints the logs.
+    pub fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let until = Instant::now() + START_DEADLINE;
+        while !holds() {
+            if Instant::now() > until {
+                let logs: String = self.scheduler.iter().chain(&self.workers).map(Process::log).collect();
+                panic!("waited too long for {what}; the logs:\n{logs}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The URL for programs.
+    pub fn client_url(&self) -> &str {
+        &self.client_url
+    }
+
+    /// The URL for workers.
+    pub fn worker_url(&self) -> &str {
+        &self.worker_url
+    }
+
+    /// A path in the cluster's own directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A connection to the pool.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be had.
+    pub fn pool(&self) -> Pool {
+        Pool::connect(&self.client_url).expect("the pool is up")
+    }
+
+    /// A connection with a URL option such as `transport=grpc`, and settings.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be had.
+    pub fn pool_with(&self, option: &str, options: Options) -> Pool {
+        let url = format!("{}&{option}", self.client_url);
+        Pool::connect_with(url.parse().expect("the option fits"), options).expect("the pool is up")
+    }
+}

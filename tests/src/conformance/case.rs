@@ -1,0 +1,203 @@
+//! What a case is: a name, the work it does on whatever device it is given,
+//! and how far two kinds of backend may differ on it.
+//!
+//! A case knows nothing of who runs it or against what it is compared.
+
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+/// Relative and absolute bound of Burn's own backend tests.
+const RELATIVE: f32 = 0.005;
+const ABSOLUTE: f32 = 1e-5;
+
+/// How far the results of two *different* kinds of backend may be apart.
+/// Two devices of the same kind must agree to the bit on every case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tolerance {
+    /// Not at all: moved, compared or counted values are the same everywhere.
+    Exact,
+    /// `|x - y| <= max(r * max(|x|, |y|), 1e-5)`, the rule of Burn's own
+    /// backend tests. For half precision `r` is at least 1 %.
+    Relative(f32),
+    /// As [`BALANCED`](Self::BALANCED), but never stricter than
+    /// `|x - y| <= a`: for ops that backends compute by unlike formulas.
+    Absolute(f32),
+}
+
+impl Tolerance {
+    /// Burn's "balanced" tolerance, the one its backend tests use by default.
+    pub const BALANCED: Self = Self::Relative(RELATIVE);
+
+    /// For gradients through GELU: Flex computes its derivative exactly, other
+    /// backends by a tanh formula that is off by less than `1e-3` an element.
+    pub const GELU: Self = Self::Absolute(5e-3);
+
+    /// The relative and the absolute bound; the wider one counts.
+    pub(super) fn bounds(self) -> (f64, f64) {
+        match self {
+            Self::Exact => (0.0, 0.0),
+            Self::Relative(relative) => (relative.into(), ABSOLUTE.into()),
+            Self::Absolute(absolute) => (RELATIVE.into(), absolute.into()),
+        }
+    }
+}
+
+/// Computes the outputs of a case on a device.
+pub(super) type Compute = Box<dyn Fn(&Device) -> Vec<TensorData> + Send + Sync>;
+
+/// What a case does with a device.
+pub(super) enum Body {
+    /// Compute values, to be compared with those of the reference device.
+    Values(Compute),
+    /// Check a property that needs no reference, such as the statistics of a
+    /// random op. The error says what was expected and what was seen.
+    Law(fn(&Device) -> Result<(), String>),
+}
+
+/// One named check of one op or module.
+pub struct Case {
+    /// `theme.op` or `theme.op/variant`; unique in the suite.
+    pub name: &'static str,
+    /// Used where the two devices are of different kinds.
+    pub tolerance: Tolerance,
+    /// Element types the device must offer; a backend without one of them
+    /// (WebGPU has no `f64`) skips the case.
+    pub dtypes: &'static [DType],
+    /// Why no Remote device of this Burn release can run the case, whatever
+    /// serves it. Local devices can.
+    pub gap: Option<&'static str>,
+    pub(super) body: Body,
+}
+
+impl Case {
+    fn new<O: Outputs>(
+        name: &'static str,
+        tolerance: Tolerance,
+        run: impl Fn(&Device) -> O + Send + Sync + 'static,
+    ) -> Self {
+        let body = Body::Values(Box::new(move |device| run(device).into_outputs()));
+        Self {
+            name,
+            tolerance,
+            dtypes: &[],
+            gap: None,
+            body,
+        }
+    }
+
+    /// A case whose values are the same on every backend.
+    pub fn exact<O: Outputs>(
+        name: &'static str,
+        run: impl Fn(&Device) -> O + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(name, Tolerance::Exact, run)
+    }
+
+    /// A case of float arithmetic, [`Tolerance::BALANCED`] between backends.
+    pub fn approx<O: Outputs>(
+        name: &'static str,
+        run: impl Fn(&Device) -> O + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(name, Tolerance::BALANCED, run)
+    }
+
+    /// A case that states a property of one device.
+    pub fn law(name: &'static str, law: fn(&Device) -> Result<(), String>) -> Self {
+        Self {
+            name,
+            tolerance: Tolerance::Exact,
+            dtypes: &[],
+            gap: None,
+            body: Body::Law(law),
+        }
+    }
+
+    /// Names the element types the case cannot do without.
+    pub fn needs(mut self, dtypes: &'static [DType]) -> Self {
+        self.dtypes = dtypes;
+        self
+    }
+
+    /// Marks the case as beyond any Remote device of this Burn release.
+    pub fn gap(mut self, reason: &'static str) -> Self {
+        self.gap = Some(reason);
+        self
+    }
+
+    /// Replaces the tolerance, for an op that is worse conditioned than most.
+    pub fn within(mut self, tolerance: Tolerance) -> Self {
+        self.tolerance = tolerance;
+        self
+    }
+
+    /// The op or module under test: the name without its variant.
+    pub fn op(&self) -> &'static str {
+        self.name.split('/').next().unwrap_or(self.name)
+    }
+
+    /// The first part of the name.
+    pub fn theme(&self) -> &'static str {
+        self.name.split('.').next().unwrap_or(self.name)
+    }
+}
+
+/// What a case may return: tensors, host data, or a collection of them.
+pub trait Outputs {
+    /// Appends the data of every tensor, in order.
+    fn read_into(self, outputs: &mut Vec<TensorData>);
+
+    /// The data of every tensor, in order.
+    fn into_outputs(self) -> Vec<TensorData>
+    where
+        Self: Sized,
+    {
+        let mut outputs = Vec::new();
+        self.read_into(&mut outputs);
+        outputs
+    }
+}
+
+impl Outputs for TensorData {
+    fn read_into(self, outputs: &mut Vec<TensorData>) {
+        outputs.push(self);
+    }
+}
+
+impl<const D: usize, K: Basic> Outputs for Tensor<D, K> {
+    fn read_into(self, outputs: &mut Vec<TensorData>) {
+        outputs.push(self.into_data());
+    }
+}
+
+impl<T: Outputs> Outputs for Vec<T> {
+    fn read_into(self, outputs: &mut Vec<TensorData>) {
+        self.into_iter().for_each(|item| item.read_into(outputs));
+    }
+}
+
+impl<T: Outputs, const N: usize> Outputs for [T; N] {
+    fn read_into(self, outputs: &mut Vec<TensorData>) {
+        self.into_iter().for_each(|item| item.read_into(outputs));
+    }
+}
+
+impl<A: Outputs, B: Outputs> Outputs for (A, B) {
+    fn read_into(self, outputs: &mut Vec<TensorData>) {
+        self.0.read_into(outputs);
+        self.1.read_into(outputs);
+    }
+}
+
+impl<A: Outputs, B: Outputs, C: Outputs> Outputs for (A, B, C) {
+    fn read_into(self, outputs: &mut Vec<TensorData>) {
+        (self.0, self.1).read_into(outputs);
+        self.2.read_into(outputs);
+    }
+}
+
+impl<A: Outputs, B: Outputs, C: Outputs, D: Outputs> Outputs for (A, B, C, D) {
+    fn read_into(self, outputs: &mut Vec<TensorData>) {
+        (self.0, self.1, self.2).read_into(outputs);
+        self.3.read_into(outputs);
+    }
+}

@@ -1,0 +1,24 @@
+//! Every op of the suite gives on tensord what it gives on local Flex.
+
+use burn::tensor::Device;
+use tensord_client::{LeaseRequest, Options};
+use tensord_tests::{cluster::Cluster, conformance};
+
+fn check(option: &str) {
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool_with(option, Options::default());
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let report = conformance::run_all(&lease.devices()[0], &Device::flex());
+    println!("{report}");
+    assert!(report.failures.is_empty(), "{report}");
+}
+
+#[test]
+fn every_op_agrees_with_flex_over_quic() {
+    check("transport=quic");
+}
+
+#[test]
+fn every_op_agrees_with_flex_over_grpc() {
+    check("transport=grpc");
+}

@@ -1,0 +1,80 @@
+//! Faults are data: they travel the dataflow, and nothing else is disturbed.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Device, Int, Tensor};
+use tensord_client::LeaseRequest;
+use tensord_tests::cluster::Cluster;
+
+fn ones(device: &Device) -> Tensor<1> {
+    Tensor::ones([4], device)
+}
+
+fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
+    let data = tensor.try_into_data().map_err(|e| e.to_string())?;
+    data.try_to_vec().map_err(|e| e.to_string())
+}
+
+/// An op that makes Flex panic: the index is out of bounds.
+fn panicking(device: &Device) -> Tensor<1> {
+    ones(device).select(0, Tensor::<1, Int>::from_data([99], device))
+}
+
+#[test]
+fn a_panic_of_the_backend_reaches_whoever_depends_on_it_and_nobody_else() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(2)).unwrap();
+    let [device, other] = lease.devices() else { panic!("two devices were leased") };
+    let (fine, elsewhere) = (ones(device), ones(other));
+    let bad = panicking(device);
+    let worse = (bad.clone() + 1.0).exp();
+    let error = values(worse).unwrap_err();
+    for part in ["op ", "Select", "worker-0", "panic"] {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+    assert_eq!(values(bad).unwrap_err(), error, "the first cause is the same for all");
+    assert_eq!(values(fine * 3.0).unwrap(), [3.0; 4]);
+    assert_eq!(values(elsewhere * 2.0).unwrap(), [2.0; 4]);
+    let unseen = panicking(device);
+    drop(unseen);
+    assert!(device.sync().is_err(), "a sync tells of a fault that nobody read");
+    assert!(device.sync().is_ok(), "and only once");
+}
+
+#[test]
+fn what_does_not_fit_is_a_fault_with_both_numbers() {
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex", &["--memory", "1MiB"]);
+    cluster.wait_for_workers(1);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    let kept = ones(device);
+    let error = values(Tensor::<1>::ones([1 << 20], device)).unwrap_err();
+    assert!(error.contains("4.0 MiB asked"), "{error}");
+    let data = burn::tensor::TensorData::new(vec![0f32; 1 << 20], [1 << 20]);
+    let error = values(Tensor::<1>::from_data(data, device)).unwrap_err();
+    assert!(error.contains("Upload") && error.contains("4.0 MiB asked"), "{error}");
+    assert_eq!(values(kept).unwrap(), [1.0; 4]);
+}
+
+#[test]
+fn a_killed_worker_is_named_within_ten_seconds_and_another_takes_over() {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let worker = lease.descriptions()[0].worker.clone();
+    let device = &lease.devices()[0];
+    let tensor = ones(device);
+    assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
+    let at: usize = worker.strip_prefix("worker-").unwrap().parse().unwrap();
+    cluster.workers[at].kill();
+    let begun = Instant::now();
+    let error = values(tensor).unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(error.contains(&worker), "{error}");
+    drop(lease);
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    assert_ne!(lease.descriptions()[0].worker, worker);
+    assert_eq!(values(ones(&lease.devices()[0])).unwrap(), [1.0; 4]);
+}

@@ -1,0 +1,5 @@
+//! Integration tests: real processes, real links, injected faults.
+
+mod conformance;
+mod faults;
+mod training;

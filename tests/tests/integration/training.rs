@@ -1,0 +1,56 @@
+//! Training on tensord takes the very same steps as training on local Flex.
+
+use burn::tensor::Device;
+use tensord_client::{LeaseRequest, Options};
+use tensord_tests::{
+    cluster::Cluster,
+    training::{Classifier, Cnn, Mlp, losses},
+};
+use tensord_transport::faults::FaultSwitch;
+
+const STEPS: usize = 200;
+
+/// Trains the model on a device of `cluster` and on Flex; `between` may disturb
+/// the former.
+fn check<M: Classifier>(cluster: &Cluster, option: &str, cuts: usize) {
+    let faults = FaultSwitch::default();
+    let options = Options { faults: Some(faults.clone()) };
+    let pool = cluster.pool_with(option, options);
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let every = STEPS / (cuts + 1);
+    let mut cut = 0;
+    let ours = losses::<M>(&lease.devices()[0], STEPS, |step| {
+        if step > 0 && step % every == 0 && cut < cuts {
+            faults.cut();
+            cut += 1;
+        }
+    });
+    let ours = ours.unwrap();
+    let reference = losses::<M>(&Device::flex(), STEPS, |_| {}).unwrap();
+    assert!(reference[STEPS - 1] < reference[0], "the model learns nothing");
+    let bits = |losses: &[f32]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&ours), bits(&reference));
+    assert_eq!(cut, cuts);
+    assert!(faults.links() as usize > cuts, "every cut makes a new link");
+}
+
+#[test]
+fn losses_are_bit_identical_over_quic() {
+    let cluster = Cluster::start(&["flex"]);
+    check::<Mlp>(&cluster, "transport=quic", 0);
+    check::<Cnn>(&cluster, "transport=quic", 0);
+}
+
+#[test]
+fn losses_are_bit_identical_over_grpc() {
+    let cluster = Cluster::start(&["flex"]);
+    check::<Mlp>(&cluster, "transport=grpc", 0);
+    check::<Cnn>(&cluster, "transport=grpc", 0);
+}
+
+#[test]
+fn losses_are_bit_identical_over_a_link_that_is_cut_five_times() {
+    let cluster = Cluster::start(&["flex"]);
+    check::<Mlp>(&cluster, "transport=quic", 5);
+    check::<Cnn>(&cluster, "transport=grpc", 5);
+}

@@ -1,0 +1,160 @@
+//! A TLS stream that can be closed from elsewhere.
+//!
+//! The HTTP/2 stack owns its streams and the tasks that drive them. A link
+//! that is given up, or a server that stops, needs to end them at once and not
+//! when the stack finds the time, which is never while the peer does not read.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Buf, Bytes};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::{OwnedSemaphorePermit, mpsc},
+};
+use tonic::transport::server::Connected;
+
+/// A TLS stream, the bytes read ahead of it, and its end.
+pub(crate) struct Connection<S> {
+    stream: S,
+    /// Bytes read ahead of the stack, given out first.
+    ahead: Bytes,
+    caller: Caller,
+    orders: mpsc::Receiver<()>,
+    closed: bool,
+    /// On the accepting side, one of the places for connections.
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+/// Who is at the other end of a connection, and how to be rid of them.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub(crate) peer: SocketAddr,
+    pub(crate) closer: Closer,
+}
+
+/// Closes a connection.
+#[derive(Clone)]
+pub(crate) struct Closer(mpsc::Sender<()>);
+
+impl Closer {
+    /// Closes the connection at once; what was not sent yet is lost.
+    pub(crate) fn close(&self) {
+        // Full or closed: somebody did it before.
+        let _ = self.0.try_send(());
+    }
+
+    /// Ends when the connection is closed, by whichever side.
+    pub(crate) async fn closed(&self) {
+        self.0.closed().await;
+    }
+}
+
+impl fmt::Debug for Closer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Closer")
+    }
+}
+
+impl<S> Connection<S> {
+    pub(crate) fn new(
+        stream: S,
+        ahead: Bytes,
+        peer: SocketAddr,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let (closer, orders) = mpsc::channel(1);
+        let caller = Caller {
+            peer,
+            closer: Closer(closer),
+        };
+        Self {
+            stream,
+            ahead,
+            caller,
+            orders,
+            closed: false,
+            _place: place,
+        }
+    }
+
+    pub(crate) fn closer(&self) -> Closer {
+        self.caller.closer.clone()
+    }
+
+    /// An error once the connection was closed. Every call of the stack passes
+    /// here, as it may wait to read or to write.
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        self.closed |= self.orders.poll_recv(cx).is_ready();
+        if self.closed {
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "closed on this side",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<S> Connected for Connection<S> {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.caller.clone()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        if self.ahead.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let size = self.ahead.len().min(buf.remaining());
+        buf.put_slice(&self.ahead[..size]);
+        self.ahead.advance(size);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,275 @@
+//! gRPC over our own TLS: the control plane, and the carrier of gRPC links.
+//!
+//! tonic is handed connections whose TLS handshake is already done. That is
+//! what lets a client tell "nothing listens" from "wrong certificate", and a
+//! server bound and time out handshakes.
+
+use std::{
+    future, io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinSet,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::{
+    Request, Status,
+    service::Routes,
+    transport::{Channel, Endpoint},
+};
+use tracing::debug;
+
+use crate::{
+    connection::{Caller, Closer, Connection},
+    dial::DialError,
+    identity::Identity,
+    link::{IDLE_TIMEOUT, KEEP_ALIVE},
+    listen::BindError,
+    tls::{self, ALPN_GRPC, POOL_NAME, Trust},
+};
+
+/// Connections in use at once; more wait in the system's backlog.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// How long a peer may take for its TLS handshake and the HTTP/2 preface.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Handshakes done and not yet taken by the server.
+const ACCEPT_QUEUE: usize = 16;
+
+/// What every HTTP/2 client says first (RFC 9113, 3.4).
+const PREFACE_BYTES: usize = 24;
+
+/// How long an HTTP/2 peer may leave a probe unanswered.
+const PROBE_DEADLINE: Duration = IDLE_TIMEOUT.saturating_sub(KEEP_ALIVE);
+
+/// HTTP/2 flow control windows, as large as QUIC's.
+const WINDOW_BYTES: u32 = 16 << 20;
+
+/// Connects to a gRPC server at `host:port` that `trust` accepts. A channel is
+/// one connection: when it is lost, calls fail and the caller connects again.
+///
+/// # Errors
+///
+/// Says apart: nothing there, another certificate, unusable trust settings.
+/// Sets no deadline: the caller does.
+pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
+    Ok(connect_closable(host, port, trust).await?.0)
+}
+
+/// [`connect`], with the means to end the connection whatever its calls do.
+pub(crate) async fn connect_closable(
+    host: &str,
+    port: u16,
+    trust: &Trust,
+) -> Result<(Channel, Closer), DialError> {
+    let at = crate::dial::authority(host, port);
+    let connection = handshake(host, port, trust, &at).await?;
+    let closer = connection.closer();
+    let once = Mutex::new(Some(TokioIo::new(connection)));
+    let connector = tower::service_fn(move |_| {
+        let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let lost = || io::Error::new(io::ErrorKind::NotConnected, "the connection was lost");
+        future::ready(stream.ok_or_else(lost))
+    });
+    // The scheme only names the pseudo-header; the bytes are inside TLS already.
+    let channel = Endpoint::from_static("http://tensord")
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(PROBE_DEADLINE)
+        .keep_alive_while_idle(true)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .connect_with_connector(connector)
+        .await
+        .map_err(|e| DialError::unreachable(&at, &e))?;
+    Ok((channel, closer))
+}
+
+async fn handshake(
+    host: &str,
+    port: u16,
+    trust: &Trust,
+    at: &str,
+) -> Result<Connection<client::TlsStream<TcpStream>>, DialError> {
+    let config = tls::client_config(trust, ALPN_GRPC)?;
+    let unreachable = |e: io::Error| DialError::unreachable(at, &e);
+    let tcp = TcpStream::connect((host, port)).await;
+    let tcp = tcp.map_err(unreachable)?;
+    // Frames are written whole; waiting to fill packets only adds latency.
+    tcp.set_nodelay(true).map_err(unreachable)?;
+    let peer = tcp.peer_addr().map_err(unreachable)?;
+    let name = ServerName::try_from(host.to_owned())
+        .unwrap_or_else(|_| ServerName::try_from(POOL_NAME).expect("a DNS name"));
+    let stream = TlsConnector::from(Arc::new(config))
+        .connect(name, tcp)
+        .await
+        .map_err(|e| match tls::is_certificate_error(&e) {
+            true => DialError::certificate(at, trust),
+            false => unreachable(e),
+        })?;
+    Ok(Connection::new(stream, Bytes::new(), peer, None))
+}
+
+/// A gRPC server about to run.
+pub struct Server {
+    tcp: TcpListener,
+    acceptor: TlsAcceptor,
+    /// Calls at once on one connection; `None` is HTTP/2's default.
+    max_calls: Option<u32>,
+}
+
+/// Prepares a server on `tcp` that shows `identity`.
+///
+/// # Errors
+///
+/// When the identity is unusable.
+pub fn server(tcp: TcpListener, identity: &Identity) -> Result<Server, BindError> {
+    let config = tls::server_config(identity, ALPN_GRPC).map_err(BindError::identity)?;
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    Ok(Server {
+        tcp,
+        acceptor,
+        max_calls: None,
+    })
+}
+
+impl Server {
+    /// Lets a connection carry no more than `calls` at once.
+    pub(crate) fn with_max_calls(mut self, calls: u32) -> Self {
+        self.max_calls = Some(calls);
+        self
+    }
+
+    /// Serves `routes` until the future is dropped, which closes all connections.
+    pub async fn run(self, routes: Routes) {
+        self.run_until(routes, future::pending()).await;
+    }
+
+    /// Serves `routes`; once `closing` ends, no connections come any more, and
+    /// the future ends with the last of them. Dropping it closes them all.
+    pub(crate) async fn run_until(self, routes: Routes, closing: impl Future<Output = ()>) {
+        let (done, connections) = mpsc::channel(ACCEPT_QUEUE);
+        let incoming = ReceiverStream::new(connections).map(Ok::<_, io::Error>);
+        let mut open = JoinSet::new();
+        let accepting = async {
+            tokio::select! {
+                () = closing => {}
+                () = accept(self.tcp, self.acceptor, done, &mut open) => {}
+            }
+        };
+        let serving = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEP_ALIVE))
+            .http2_keepalive_timeout(Some(PROBE_DEADLINE))
+            .initial_connection_window_size(WINDOW_BYTES)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .max_concurrent_streams(self.max_calls)
+            .add_routes(routes)
+            // The end of `incoming` is the signal; with none, the connections
+            // would not be told.
+            .serve_with_incoming_shutdown(incoming, future::pending());
+        let (served, ()) = tokio::join!(serving, accepting);
+        if let Err(e) = served {
+            debug!("the gRPC server ended: {e}");
+        }
+    }
+}
+
+/// Accepts connections for ever, a task in `open` for each until it is closed.
+async fn accept(
+    tcp: TcpListener,
+    acceptor: TlsAcceptor,
+    done: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
+    open: &mut JoinSet<()>,
+) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        while open.try_join_next().is_some() {}
+        let place = places.clone().acquire_owned().await;
+        let place = place.expect("the semaphore is never closed");
+        let (stream, peer) = match tcp.accept().await {
+            Ok(accepted) => accepted,
+            // Out of file descriptors, most likely; they come back.
+            Err(e) => {
+                debug!("accepting a connection failed: {e}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let (acceptor, done) = (acceptor.clone(), done.clone());
+        open.spawn(async move {
+            if let Some(connection) = set_up(acceptor, stream, peer, place).await {
+                let guard = CloseOnDrop(connection.closer());
+                // An error means that the server is gone.
+                let _ = done.send(connection).await;
+                // So that the server may end.
+                drop(done);
+                guard.0.closed().await;
+            }
+        });
+    }
+}
+
+async fn set_up(
+    acceptor: TlsAcceptor,
+    tcp: TcpStream,
+    peer: SocketAddr,
+    place: OwnedSemaphorePermit,
+) -> Option<Connection<server::TlsStream<TcpStream>>> {
+    let handshake = async {
+        tcp.set_nodelay(true)?;
+        let mut stream = acceptor.accept(tcp).await?;
+        // The HTTP/2 stack would wait for this without a deadline.
+        let mut preface = [0; PREFACE_BYTES];
+        stream.read_exact(&mut preface).await?;
+        io::Result::Ok((stream, Bytes::copy_from_slice(&preface)))
+    };
+    match tokio::time::timeout(HANDSHAKE_DEADLINE, handshake).await {
+        Ok(Ok((stream, ahead))) => Some(Connection::new(stream, ahead, peer, Some(place))),
+        Ok(Err(e)) => {
+            debug!(%peer, "TLS handshake failed: {e}");
+            None
+        }
+        Err(_) => {
+            debug!(%peer, "no TLS handshake and HTTP/2 preface within {HANDSHAKE_DEADLINE:?}");
+            None
+        }
+    }
+}
+
+/// tonic leaves connections to tasks of its own; this ends them with ours.
+struct CloseOnDrop(Closer);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// The stream of answers of a streaming call.
+pub type Answers<T> = tonic::codegen::BoxStream<T>;
+
+/// Answers a streaming call with what arrives in `messages`.
+pub fn answers<T: Send + 'static>(messages: mpsc::Receiver<T>) -> Answers<T> {
+    Box::pin(ReceiverStream::new(messages).map(Ok::<T, Status>))
+}
+
+/// The address `request` came from.
+pub fn peer<T>(request: &Request<T>) -> SocketAddr {
+    caller(request).peer
+}
+
+/// Who `request` came from.
+pub(crate) fn caller<T>(request: &Request<T>) -> &Caller {
+    let caller = request.extensions().get::<Caller>();
+    caller.expect("every connection of this server carries its caller")
+}

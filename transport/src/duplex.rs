@@ -1,0 +1,237 @@
+//! Both directions of a session over whatever link there is at the moment.
+//!
+//! Joins an [`Outbox`] and an [`Inbox`] with the encoding of frames, for the
+//! client's and the worker's end alike. Still without I/O: it turns bodies into
+//! the byte parts of frames and back.
+
+use bytes::{Bytes, BytesMut};
+use prost::{
+    Message,
+    encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
+};
+use tensord_proto::v1::{Frame, frame};
+
+use crate::resume::{Body, Inbox, Outbox, ResumeError};
+
+/// Why a frame could not be taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The bytes are no frame.
+    #[error("a frame of {size} bytes is malformed: {reason}")]
+    Malformed {
+        /// Its size.
+        size: usize,
+        /// What the decoder said.
+        reason: String,
+    },
+    /// It breaks the numbering.
+    #[error(transparent)]
+    Numbering(#[from] ResumeError),
+}
+
+/// Decodes a frame.
+///
+/// # Errors
+///
+/// [`FrameError::Malformed`].
+pub fn decode(bytes: Bytes) -> Result<Frame, FrameError> {
+    let size = bytes.len();
+    Frame::decode(bytes).map_err(|e| FrameError::Malformed {
+        size,
+        reason: e.to_string(),
+    })
+}
+
+/// Encodes a frame that is not part of the numbered sequence.
+pub fn encode(body: frame::Body) -> Bytes {
+    Frame {
+        body: Some(body),
+        ..Frame::default()
+    }
+    .encode_to_vec()
+    .into()
+}
+
+/// One end of a session.
+#[derive(Debug)]
+pub struct Duplex {
+    outbox: Outbox,
+    inbox: Inbox,
+}
+
+impl Duplex {
+    /// Keeps about `capacity_bytes` of what the peer has not acknowledged, may
+    /// send `credit` bytes at first, and lets the peer send `window_bytes`.
+    pub fn new(capacity_bytes: usize, credit: u64, window_bytes: u64) -> Self {
+        Self {
+            outbox: Outbox::new(capacity_bytes, credit),
+            inbox: Inbox::new(window_bytes),
+        }
+    }
+
+    /// What waits to be sent or acknowledged.
+    pub fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    /// What was received.
+    pub fn inbox(&mut self) -> &mut Inbox {
+        &mut self.inbox
+    }
+
+    /// Queues `body` for sending.
+    pub fn push(&mut self, body: frame::Body) {
+        self.outbox.push(encode_body(body));
+    }
+
+    /// The parts of the next frame to send, if there is one that may be sent.
+    pub fn next_to_send(&mut self) -> Option<[Bytes; 3]> {
+        let (seq, body) = self.outbox.next_to_send()?;
+        Some([self.header(seq), body.head, body.tail])
+    }
+
+    /// A frame that only says how far this end got.
+    pub fn beat(&mut self) -> Bytes {
+        let header = self.header(0);
+        [&header[..], &encode(frame::Body::Ping(Default::default()))]
+            .concat()
+            .into()
+    }
+
+    /// Takes a frame from the peer. Returns its body if it is to be acted on,
+    /// and the bytes to [consume](Inbox::consume) once that is done.
+    ///
+    /// # Errors
+    ///
+    /// When the frame is malformed or breaks the numbering; the session cannot
+    /// go on after that.
+    pub fn receive(&mut self, bytes: Bytes) -> Result<Option<(frame::Body, usize)>, FrameError> {
+        let size = bytes.len();
+        let frame = decode(bytes)?;
+        self.outbox.acknowledge(frame.ack)?;
+        self.outbox.grant(frame.credit_bytes);
+        let Some(body) = frame.body else {
+            return Ok(None);
+        };
+        if frame.seq == 0 {
+            return Ok(Some((body, 0)));
+        }
+        let header = Frame {
+            body: None,
+            ..frame
+        }
+        .encoded_len();
+        let bytes = size.saturating_sub(header);
+        let new = self.inbox.accept(frame.seq, bytes)?;
+        Ok(new.then_some((body, bytes)))
+    }
+
+    /// A new connection on which the peer says that it received everything up
+    /// to `received` and grants `credit` bytes in all.
+    ///
+    /// # Errors
+    ///
+    /// When that cannot be.
+    pub fn rewind(&mut self, received: u64, credit: u64) -> Result<(), ResumeError> {
+        self.outbox.grant(credit);
+        self.outbox.rewind(received)
+    }
+
+    fn header(&mut self, seq: u64) -> Bytes {
+        let (ack, credit_bytes) = self.inbox.tell();
+        Frame {
+            seq,
+            ack,
+            credit_bytes,
+            body: None,
+        }
+        .encode_to_vec()
+        .into()
+    }
+}
+
+/// Encodes a body; the bytes of a chunk are not copied.
+fn encode_body(body: frame::Body) -> Body {
+    let (field, bytes) = match body {
+        frame::Body::Chunk(chunk) => (22, chunk.bytes),
+        frame::Body::ValueChunk(chunk) => (41, chunk.bytes),
+        body => return Body::from(encode(body)),
+    };
+    let inner = key_len(1) + encoded_len_varint(bytes.len() as u64);
+    let mut head = BytesMut::with_capacity(16);
+    encode_key(field, WireType::LengthDelimited, &mut head);
+    encode_varint((inner + bytes.len()) as u64, &mut head);
+    encode_key(1, WireType::LengthDelimited, &mut head);
+    encode_varint(bytes.len() as u64, &mut head);
+    Body {
+        head: head.freeze(),
+        tail: bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensord_proto::v1::{Chunk, Seed};
+
+    use super::*;
+
+    fn pair() -> (Duplex, Duplex) {
+        (
+            Duplex::new(1 << 20, 1 << 20, 1 << 20),
+            Duplex::new(1 << 20, 1 << 20, 1 << 20),
+        )
+    }
+
+    fn bodies() -> Vec<frame::Body> {
+        let chunk = |bytes: &'static [u8]| Chunk {
+            bytes: Bytes::from_static(bytes),
+        };
+        vec![
+            frame::Body::Seed(Seed { seed: 7 }),
+            frame::Body::Chunk(chunk(b"abc")),
+            frame::Body::ValueChunk(chunk(&[9; 300])),
+        ]
+    }
+
+    fn joined(parts: [Bytes; 3]) -> Bytes {
+        parts.concat().into()
+    }
+
+    #[test]
+    fn bodies_arrive_as_they_were_with_the_credit_they_used() {
+        let (mut a, mut b) = pair();
+        bodies().into_iter().for_each(|body| a.push(body));
+        for expected in bodies() {
+            let (body, bytes) = b
+                .receive(joined(a.next_to_send().unwrap()))
+                .unwrap()
+                .unwrap();
+            assert_eq!(body, expected);
+            assert_eq!(bytes, encode(expected).len());
+        }
+        assert!(a.next_to_send().is_none());
+        a.receive(b.beat()).unwrap();
+        assert!(a.outbox().is_empty());
+    }
+
+    #[test]
+    fn a_frame_that_came_twice_is_acted_on_once() {
+        let (mut a, mut b) = pair();
+        a.push(bodies().remove(0));
+        let frame = joined(a.next_to_send().unwrap());
+        assert!(b.receive(frame.clone()).unwrap().is_some());
+        assert!(b.receive(frame).unwrap().is_none());
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        let (mut a, _) = pair();
+        let error = a.receive(Bytes::from_static(&[0xff; 9])).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("a frame of 9 bytes is malformed"),
+            "{error}"
+        );
+    }
+}

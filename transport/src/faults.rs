@@ -1,0 +1,284 @@
+//! A link that fails on command, for tests.
+//!
+//! A [`FaultSwitch`] stands between a process and its links. Tests turn it
+//! while the process runs, so that failures come at chosen moments instead of
+//! by chance.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    task::JoinSet,
+    time::{Instant, sleep_until, timeout},
+};
+
+use crate::link::{
+    IDLE_TIMEOUT, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind, SenderKind,
+};
+
+/// Bytes that a switch holds for a link, as a network would.
+const LINE_BYTES: usize = 8 << 20;
+
+/// What a frame counts for on top of its own bytes, so that empty ones are
+/// bounded, too.
+const FRAME_BYTES: usize = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Healthy,
+    /// Both halves look alive; nothing passes.
+    HalfOpen,
+}
+
+#[derive(Debug)]
+struct Shared {
+    mode: watch::Sender<Mode>,
+    /// Links opened before the latest cut are dead.
+    cuts: watch::Sender<u64>,
+    drop_next: AtomicU64,
+    delay_us: AtomicU64,
+    links: AtomicU64,
+}
+
+/// Controls the links it wrapped. Clones control the same links.
+#[derive(Debug, Clone)]
+pub struct FaultSwitch(Arc<Shared>);
+
+impl Default for FaultSwitch {
+    fn default() -> Self {
+        Self(Arc::new(Shared {
+            mode: watch::Sender::new(Mode::Healthy),
+            cuts: watch::Sender::new(0),
+            drop_next: AtomicU64::new(0),
+            delay_us: AtomicU64::new(0),
+            links: AtomicU64::new(0),
+        }))
+    }
+}
+
+impl FaultSwitch {
+    /// Ends every link open now; new ones work.
+    pub fn cut(&self) {
+        self.0.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Lets nothing pass, with no error, until [`heal`](Self::heal). As on a
+    /// network that stands still, nothing is lost by it: what was sent by then
+    /// is on its way, and when enough is, sending waits.
+    pub fn half_open(&self) {
+        self.0.mode.send_replace(Mode::HalfOpen);
+    }
+
+    /// Ends [`half_open`](Self::half_open).
+    pub fn heal(&self) {
+        self.0.mode.send_replace(Mode::Healthy);
+    }
+
+    /// Loses the next `frames` that are sent.
+    pub fn drop_next(&self, frames: u64) {
+        self.0.drop_next.store(frames, Ordering::Relaxed);
+    }
+
+    /// Makes every frame sent from now on arrive `delay` later; frames overlap,
+    /// as they do on a long way, and keep their order.
+    pub fn delay(&self, delay: Duration) {
+        let us = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
+        self.0.delay_us.store(us, Ordering::Relaxed);
+    }
+
+    /// Links wrapped so far.
+    pub fn links(&self) -> u64 {
+        self.0.links.load(Ordering::Relaxed)
+    }
+
+    /// Puts `link` under this switch.
+    pub fn wrap(&self, link: Link) -> Link {
+        self.0.links.fetch_add(1, Ordering::Relaxed);
+        let gate = || Gate {
+            shared: self.0.clone(),
+            mode: self.0.mode.subscribe(),
+            cuts: self.0.cuts.subscribe(),
+            born: *self.0.cuts.borrow(),
+        };
+        let receiver = Receiver {
+            inner: Box::new(link.receiver),
+            gate: gate(),
+        };
+        let sender = Sender::new(link.sender, gate(), gate());
+        Link {
+            sender: LinkSender(SenderKind::Faulty(sender)),
+            receiver: LinkReceiver(ReceiverKind::Faulty(receiver)),
+            ..link
+        }
+    }
+}
+
+/// One half's view of the switch.
+#[derive(Debug, Clone)]
+struct Gate {
+    shared: Arc<Shared>,
+    mode: watch::Receiver<Mode>,
+    cuts: watch::Receiver<u64>,
+    born: u64,
+}
+
+impl Gate {
+    /// Ends with an error once the link is cut; else never.
+    async fn cut(&mut self) -> LinkError {
+        let born = self.born;
+        // An error would mean that the switch is gone; this half holds it.
+        let _ = self.cuts.wait_for(|cuts| *cuts > born).await;
+        LinkError::lost("cut on command")
+    }
+
+    /// Ends when the switch is, or already was, in `mode`.
+    async fn mode(&mut self, mode: Mode) {
+        // An error would mean that the switch is gone; this half holds it.
+        let _ = self.mode.wait_for(|now| *now == mode).await;
+    }
+
+    fn delay(&self) -> Duration {
+        Duration::from_micros(self.shared.delay_us.load(Ordering::Relaxed))
+    }
+
+    /// Whether to lose the frame at hand.
+    fn drops(&self) -> bool {
+        let take = |left: u64| left.checked_sub(1);
+        let order = Ordering::Relaxed;
+        self.shared
+            .drop_next
+            .fetch_update(order, order, take)
+            .is_ok()
+    }
+}
+
+/// A frame under way.
+#[derive(Debug)]
+struct Held {
+    parts: Vec<Bytes>,
+    due: Instant,
+    _room: OwnedSemaphorePermit,
+}
+
+/// Sends into a line, a task that has the real sender and lets frames through
+/// when the switch does.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    /// Bounded by `room`. `None` finishes.
+    line: mpsc::UnboundedSender<Option<Held>>,
+    room: Arc<Semaphore>,
+    ended: watch::Receiver<Option<LinkError>>,
+    task: JoinSet<()>,
+    gate: Gate,
+}
+
+impl Sender {
+    fn new(inner: LinkSender, gate: Gate, line_gate: Gate) -> Self {
+        let (line, frames) = mpsc::unbounded_channel();
+        let (end, ended) = watch::channel(None);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            if let Err(error) = carry(frames, inner, line_gate).await {
+                end.send_replace(Some(error));
+            }
+        });
+        Self {
+            line,
+            room: Arc::new(Semaphore::new(LINE_BYTES)),
+            ended,
+            task,
+            gate,
+        }
+    }
+
+    pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
+        let permits = u32::try_from(size + FRAME_BYTES).expect("no frame is that large");
+        let room = tokio::select! {
+            biased;
+            error = self.gate.cut() => return Err(error),
+            Ok(error) = self.ended.wait_for(Option::is_some) => {
+                return Err(error.clone().expect("waited for"));
+            }
+            room = self.room.clone().acquire_many_owned(permits) => room,
+        };
+        if self.gate.drops() {
+            return Ok(());
+        }
+        let held = Held {
+            parts: parts.to_vec(),
+            due: Instant::now() + self.gate.delay(),
+            _room: room.expect("the semaphore is never closed"),
+        };
+        let sent = self.line.send(Some(held));
+        sent.map_err(|_| LinkError::lost("the link ended"))
+    }
+
+    pub(crate) async fn finish(mut self) {
+        // Where the line has ended already, there is no more to do.
+        let _ = self.line.send(None);
+        let _ = timeout(IDLE_TIMEOUT, self.task.join_next()).await;
+        self.task.detach_all();
+    }
+}
+
+/// Passes frames on until the link is finished, dropped or lost.
+async fn carry(
+    mut frames: mpsc::UnboundedReceiver<Option<Held>>,
+    mut inner: LinkSender,
+    mut gate: Gate,
+) -> Result<(), LinkError> {
+    let mut cut = gate.clone();
+    let passing = async {
+        while let Some(frame) = frames.recv().await {
+            let Some(held) = frame else {
+                gate.mode(Mode::Healthy).await;
+                Box::pin(inner.finish()).await;
+                break;
+            };
+            sleep_until(held.due).await;
+            gate.mode(Mode::Healthy).await;
+            Box::pin(inner.send(&held.parts)).await?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        biased;
+        error = cut.cut() => Err(error),
+        passed = passing => passed,
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    inner: Box<LinkReceiver>,
+    gate: Gate,
+}
+
+impl Receiver {
+    pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
+        let Self { inner, gate } = self;
+        let (mut cut, mut stop) = (gate.clone(), gate.clone());
+        let receiving = async {
+            loop {
+                gate.mode(Mode::Healthy).await;
+                tokio::select! {
+                    biased;
+                    () = stop.mode(Mode::HalfOpen) => {}
+                    received = Box::pin(inner.recv()) => return received,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            error = cut.cut() => Err(error),
+            received = receiving => received,
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Certificates and keys: the pool's authority, its server, a worker.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+
+use crate::tls::{Fingerprint, POOL_NAME};
+
+/// A certificate chain, leaf first, and the leaf's private key.
+#[derive(Debug)]
+pub struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+/// An [`Identity`] as PEM text, for files.
+pub struct IdentityPem {
+    /// The chain, leaf first.
+    pub chain: String,
+    /// The private key.
+    pub key: String,
+}
+
+/// Why a certificate could not be made or read.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct IdentityError(String);
+
+impl From<rcgen::Error> for IdentityError {
+    fn from(error: rcgen::Error) -> Self {
+        Self(format!("cannot make a certificate: {error}"))
+    }
+}
+
+impl Identity {
+    /// A fresh self-signed identity, as a worker makes at each start.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no randomness.
+    pub fn self_signed() -> Result<Self, IdentityError> {
+        let key = KeyPair::generate()?;
+        let certificate = leaf_params().self_signed(&key)?;
+        Ok(Self {
+            chain: vec![certificate.der().clone()],
+            key: PrivateKeyDer::try_from(key.serialize_der())
+                .map_err(|e| IdentityError(format!("cannot use the new key: {e}")))?,
+        })
+    }
+
+    /// Reads an identity from PEM text.
+    ///
+    /// # Errors
+    ///
+    /// When `pem` holds no certificate or no key.
+    pub fn from_pem(pem: &IdentityPem) -> Result<Self, IdentityError> {
+        let chain: Result<Vec<_>, _> =
+            CertificateDer::pem_slice_iter(pem.chain.as_bytes()).collect();
+        let chain =
+            chain.map_err(|e| IdentityError(format!("cannot read the certificate: {e}")))?;
+        if chain.is_empty() {
+            return Err(IdentityError(
+                "cannot read the certificate: there is none".into(),
+            ));
+        }
+        let key = PrivateKeyDer::from_pem_slice(pem.key.as_bytes())
+            .map_err(|e| IdentityError(format!("cannot read the private key: {e}")))?;
+        Ok(Self { chain, key })
+    }
+
+    /// The fingerprint a client pins: of the authority at the chain's end, or
+    /// of the certificate itself where it is self-signed.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(self.chain.last().expect("a chain is never empty"))
+    }
+
+    pub(crate) fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
+        self.key.clone_key()
+    }
+}
+
+impl IdentityPem {
+    /// A new authority and a server certificate signed by it: the chain holds
+    /// both. The authority's key is not kept, so nothing else can be signed.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no randomness.
+    pub fn new_pool() -> Result<Self, IdentityError> {
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "tensord pool authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let key = KeyPair::generate()?;
+        let server = leaf_params().signed_by(&key, &authority)?;
+        Ok(Self {
+            chain: server.pem() + &authority.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+}
+
+fn leaf_params() -> CertificateParams {
+    let mut params =
+        CertificateParams::new(vec![POOL_NAME.into()]).expect("the pool's name is a DNS name");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, POOL_NAME);
+    params
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_known_by_its_authority() {
+        let pem = IdentityPem::new_pool().unwrap();
+        let identity = Identity::from_pem(&pem).unwrap();
+        assert_eq!(identity.chain().len(), 2);
+        assert_eq!(
+            identity.fingerprint(),
+            Fingerprint::of(&identity.chain()[1])
+        );
+    }
+
+    #[test]
+    fn broken_pem_is_an_error() {
+        let pem = IdentityPem::new_pool().unwrap();
+        let no_chain = IdentityPem {
+            chain: "x".into(),
+            key: pem.key.clone(),
+        };
+        assert!(
+            Identity::from_pem(&no_chain)
+                .unwrap_err()
+                .to_string()
+                .contains("certificate")
+        );
+        let no_key = IdentityPem {
+            chain: pem.chain,
+            key: "x".into(),
+        };
+        assert!(
+            Identity::from_pem(&no_key)
+                .unwrap_err()
+                .to_string()
+                .contains("private key")
+        );
+    }
+}

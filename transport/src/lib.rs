@@ -1,0 +1,34 @@
+//! Links between tensord's processes.
+//!
+//! A [`Link`] is a framed, ordered, secured duplex between two processes. It
+//! has two carriers, QUIC and a gRPC stream, with one set of laws (see
+//! [`link`]) and one conformance suite. Both run over TLS 1.3; there is no
+//! plaintext mode. What the frames mean is not known here.
+//!
+//! - [`url`]: the one string that says where a pool is and how to trust it.
+//! - [`identity`], [`tls`]: certificates, and what a peer must prove.
+//! - [`link`], [`dial`], [`listen`]: the link itself and its two ends.
+//! - [`faults`]: a link that drops, delays, cuts or goes half-open on command.
+//! - [`resume`], [`duplex`]: frames that survive their connection, as pure state machines.
+//! - [`token`]: lease tokens, signed by the scheduler, checked by workers.
+
+mod connection;
+pub mod control;
+pub mod dial;
+pub mod duplex;
+pub mod faults;
+mod grpc;
+pub mod identity;
+pub mod link;
+pub mod listen;
+mod quic;
+pub mod resume;
+pub mod tls;
+pub mod token;
+pub mod url;
+
+pub use dial::Dialer;
+pub use identity::Identity;
+pub use link::{Carrier, Link, LinkError, LinkReceiver, LinkSender};
+pub use listen::Listener;
+pub use url::{PoolUrl, Secret, TransportChoice};

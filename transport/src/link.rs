@@ -1,0 +1,150 @@
+//! A framed, ordered, secured duplex between two processes.
+//!
+//! Laws, checked on every carrier by one suite (`tests/conformance.rs`):
+//!
+//! 1. Frames arrive whole, in order, once, in both directions independently.
+//! 2. A frame of up to [`MAX_FRAME_BYTES`] passes; a larger one is refused by
+//!    [`LinkSender::send`] and, when a peer sends it anyway, ends the link.
+//! 3. After [`LinkSender::finish`] the peer gets all frames sent before, then
+//!    `None`; it gets `None` in no other case. The other direction goes on.
+//! 4. When the connection is lost, both calls end with an error; neither
+//!    hangs for longer than [`IDLE_TIMEOUT`].
+//! 5. `send` waits while the peer does not keep up: memory is bounded.
+//! 6. The side that dialled must send first; the other learns of the link then.
+//! 7. A sender that is dropped before it finished ends the link, with an error
+//!    on the other side. A receiver that is dropped leaves the sender working;
+//!    the peer should stop sending then, as its `send` may fail or wait.
+
+use std::{fmt, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use tensord_proto::MAX_FRAME_BYTES;
+
+use crate::{faults, grpc, quic};
+
+/// How long a silent connection is kept before it counts as lost.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a carrier probes a silent connection.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(1);
+
+/// What carries a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// A QUIC stream.
+    Quic,
+    /// A gRPC stream.
+    Grpc,
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quic => "QUIC",
+            Self::Grpc => "gRPC",
+        })
+    }
+}
+
+/// Why a link ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The connection broke or fell silent.
+    #[error("the connection was lost: {0}")]
+    Lost(String),
+    /// A frame is over the limit.
+    #[error("a frame of {0} bytes is over the limit of {MAX_FRAME_BYTES}")]
+    TooLarge(usize),
+}
+
+impl LinkError {
+    pub(crate) fn lost(reason: impl fmt::Display) -> Self {
+        Self::Lost(reason.to_string())
+    }
+}
+
+/// One link; its halves work independently.
+#[derive(Debug)]
+pub struct Link {
+    /// The half that sends.
+    pub sender: LinkSender,
+    /// The half that receives.
+    pub receiver: LinkReceiver,
+    /// What carries it.
+    pub carrier: Carrier,
+    /// The other side's address.
+    pub peer: SocketAddr,
+}
+
+/// The sending half. Dropping it before [`finish`](Self::finish) ends the link
+/// and may lose frames not yet delivered.
+#[derive(Debug)]
+pub struct LinkSender(pub(crate) SenderKind);
+
+#[derive(Debug)]
+pub(crate) enum SenderKind {
+    Quic(quic::Sender),
+    Grpc(grpc::Sender),
+    Faulty(faults::Sender),
+}
+
+impl LinkSender {
+    /// Sends one frame, given in parts that are joined on the way. Waits while
+    /// the peer does not keep up. A call that is cancelled leaves the link
+    /// usable; its frame may be lost, or sent with the next one, but never in
+    /// part.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is lost or the frame too large; the latter sends
+    /// nothing and leaves the link usable.
+    pub async fn send(&mut self, parts: &[Bytes]) -> Result<(), LinkError> {
+        let size: usize = parts.iter().map(Bytes::len).sum();
+        if size > MAX_FRAME_BYTES {
+            return Err(LinkError::TooLarge(size));
+        }
+        match &mut self.0 {
+            SenderKind::Quic(sender) => sender.send(parts, size).await,
+            SenderKind::Grpc(sender) => sender.send(parts, size).await,
+            SenderKind::Faulty(sender) => sender.send(parts, size).await,
+        }
+    }
+
+    /// Says that no more frames come, and waits until the carrier has taken all
+    /// of them or [`IDLE_TIMEOUT`] passed. A peer that reads on gets them all,
+    /// as long as this process lives.
+    pub async fn finish(self) {
+        match self.0 {
+            SenderKind::Quic(sender) => sender.finish().await,
+            SenderKind::Grpc(sender) => sender.finish().await,
+            SenderKind::Faulty(sender) => sender.finish().await,
+        }
+    }
+}
+
+/// The receiving half.
+#[derive(Debug)]
+pub struct LinkReceiver(pub(crate) ReceiverKind);
+
+#[derive(Debug)]
+pub(crate) enum ReceiverKind {
+    Quic(quic::Receiver),
+    Grpc(Box<grpc::Receiver>),
+    Faulty(faults::Receiver),
+}
+
+impl LinkReceiver {
+    /// The next frame, or `None` when the peer finished. Safe to cancel: no
+    /// part of a frame is lost. After the end, every call says the same.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is lost or the peer breaks the framing.
+    pub async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
+        match &mut self.0 {
+            ReceiverKind::Quic(receiver) => receiver.recv().await,
+            ReceiverKind::Grpc(receiver) => receiver.recv().await,
+            ReceiverKind::Faulty(receiver) => receiver.recv().await,
+        }
+    }
+}

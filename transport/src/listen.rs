@@ -1,0 +1,201 @@
+//! The accepting end: one port, UDP for QUIC and TCP for gRPC.
+
+use std::{
+    fmt,
+    net::{SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinSet,
+};
+use tracing::debug;
+
+use crate::{Identity, Link, grpc, quic};
+
+/// Connections being set up or in use at once; more are turned away.
+const MAX_LINKS: usize = 1024;
+
+/// How long a peer may take from connecting to its first frame.
+pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Links accepted and not yet taken by [`Listener::accept`].
+const ACCEPT_QUEUE: usize = 16;
+
+/// Tries to find a port that is free on both UDP and TCP, when told port 0.
+const PORT_TRIES: usize = 16;
+
+/// Why a listener could not start.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what}: {reason}")]
+pub struct BindError {
+    what: String,
+    reason: String,
+}
+
+impl BindError {
+    fn listen(protocol: &str, address: SocketAddr, reason: impl fmt::Display) -> Self {
+        Self {
+            what: format!("listen on {address} ({protocol})"),
+            reason: format!("{reason}; choose another address, or find who uses this one"),
+        }
+    }
+
+    pub(crate) fn new(what: impl fmt::Display, reason: impl fmt::Display) -> Self {
+        Self {
+            what: what.to_string(),
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(crate) fn identity(reason: impl fmt::Display) -> Self {
+        Self::new("use this certificate and key for TLS", reason)
+    }
+}
+
+/// Accepts links. Dropping it closes the port and the links not yet accepted;
+/// those that were accepted go on.
+#[derive(Debug)]
+pub struct Listener {
+    address: SocketAddr,
+    links: mpsc::Receiver<Link>,
+    quic: Option<quinn::Endpoint>,
+    /// They end by themselves when `links` is dropped, that of gRPC once the
+    /// last of its links has ended.
+    tasks: JoinSet<()>,
+}
+
+impl Listener {
+    /// Listens on `address`, UDP and TCP; port 0 picks one free on both. Must
+    /// be called within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When the port is taken or the identity unusable.
+    pub async fn bind(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
+        let (tcp, udp) = bind_both(address).await?;
+        Self::start(tcp, Some(udp), identity)
+    }
+
+    /// Listens for gRPC alone, on TCP, leaving the UDP port alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Self::bind).
+    pub async fn bind_grpc(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
+        Self::start(bind_tcp(address).await?, None, identity)
+    }
+
+    fn start(
+        tcp: TcpListener,
+        udp: Option<UdpSocket>,
+        identity: &Identity,
+    ) -> Result<Self, BindError> {
+        let address = tcp.local_addr().map_err(|e| BindError::new("listen", e))?;
+        let quic = udp.map(|udp| quic::server(udp, identity)).transpose()?;
+        let (accepted, links) = mpsc::channel(ACCEPT_QUEUE);
+        let mut tasks = JoinSet::new();
+        if let Some(endpoint) = quic.clone() {
+            tasks.spawn(accept_quic(endpoint, accepted.clone()));
+        }
+        tasks.spawn(grpc::serve_links(tcp, identity, accepted)?);
+        Ok(Self {
+            address,
+            links,
+            quic,
+            tasks,
+        })
+    }
+
+    /// The address it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next link. Its first frame has arrived, or is on its way.
+    pub async fn accept(&mut self) -> Link {
+        match self.links.recv().await {
+            Some(link) => link,
+            // All accepting tasks ended, which only dropping the listener does.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(endpoint) = &self.quic {
+            endpoint.set_server_config(None);
+        }
+        self.tasks.detach_all();
+    }
+}
+
+async fn bind_tcp(address: SocketAddr) -> Result<TcpListener, BindError> {
+    let tcp = TcpListener::bind(address).await;
+    tcp.map_err(|e| BindError::listen("TCP", address, e))
+}
+
+async fn bind_both(address: SocketAddr) -> Result<(TcpListener, UdpSocket), BindError> {
+    let mut failure = None;
+    for _ in 0..PORT_TRIES {
+        let tcp = bind_tcp(address).await?;
+        let chosen = tcp.local_addr().map_err(|e| BindError::new("listen", e))?;
+        match UdpSocket::bind(chosen) {
+            Ok(udp) => return Ok((tcp, udp)),
+            Err(e) => failure = Some(BindError::listen("UDP", chosen, e)),
+        }
+        if address.port() != 0 {
+            break;
+        }
+    }
+    Err(failure.expect("a try that binds neither returns its error"))
+}
+
+/// Accepts connections until nobody takes their links any more.
+async fn accept_quic(endpoint: quinn::Endpoint, accepted: mpsc::Sender<Link>) {
+    let places = Arc::new(Semaphore::new(MAX_LINKS));
+    let mut setups = JoinSet::new();
+    loop {
+        let incoming = tokio::select! {
+            Some(incoming) = endpoint.accept() => incoming,
+            () = accepted.closed() => return,
+            else => return,
+        };
+        while setups.try_join_next().is_some() {}
+        match places.clone().try_acquire_owned() {
+            Ok(place) => {
+                setups.spawn(set_up(incoming, place, accepted.clone()));
+            }
+            Err(_) => {
+                debug!(peer = %incoming.remote_address(), "turned away: {MAX_LINKS} links are open");
+                incoming.refuse();
+            }
+        }
+    }
+}
+
+async fn set_up(
+    incoming: quinn::Incoming,
+    place: OwnedSemaphorePermit,
+    accepted: mpsc::Sender<Link>,
+) {
+    let peer = incoming.remote_address();
+    let setup = async {
+        let connection = incoming.await?;
+        let (send, recv) = connection.accept_bi().await?;
+        Ok::<_, quinn::ConnectionError>((connection, send, recv))
+    };
+    match tokio::time::timeout(SETUP_DEADLINE, setup).await {
+        Ok(Ok((connection, send, recv))) => {
+            let link = quic::link(connection, send, recv, Some(place));
+            // An error means that the listener was dropped, and so is the link.
+            let _ = accepted.send(link).await;
+        }
+        Ok(Err(e)) => debug!(%peer, "QUIC connection failed: {e}"),
+        Err(_) => debug!(%peer, "QUIC connection sent nothing for {SETUP_DEADLINE:?}"),
+    }
+}

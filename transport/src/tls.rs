@@ -1,0 +1,271 @@
+//! What a peer must prove, and the TLS settings both carriers share.
+//!
+//! TLS 1.3 only, ring as the provider. A pool has its own certificate
+//! authority, which clients know by fingerprint: whoever holds a certificate
+//! from it *is* the pool, so such certificates carry the fixed name
+//! [`POOL_NAME`] instead of host names. Workers show a self-signed certificate
+//! whose fingerprint the scheduler vouches for in each lease.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore,
+    ServerConfig, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring::default_provider},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+    version::TLS13,
+};
+
+use crate::identity::Identity;
+
+/// The name in the certificates of a pool's own authority.
+pub const POOL_NAME: &str = "tensord";
+
+/// ALPN of a gRPC carrier.
+pub(crate) const ALPN_GRPC: &[u8] = b"h2";
+/// ALPN of a QUIC carrier.
+pub(crate) const ALPN_QUIC: &[u8] = b"tensord/1";
+
+/// SHA-256 of a certificate, DER. Prints as `sha256:…`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// The fingerprint of `certificate`, DER.
+    pub fn of(certificate: &[u8]) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+        Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sha256:")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What the other side's certificate must be or chain to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trust {
+    /// The certificate itself, or one in its chain, has this fingerprint.
+    Pin(Fingerprint),
+    /// It chains to a certificate in this PEM file.
+    CaFile(PathBuf),
+    /// It chains to an authority the operating system trusts, and names the host.
+    System,
+}
+
+/// Why TLS settings could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    /// The file named by `ca-file` is unreadable or holds no certificate.
+    #[error("cannot read a certificate from ca-file {path}: {reason}")]
+    CaFile {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The system has no trusted authorities.
+    #[error(
+        "the system's trusted authorities cannot be read ({0}); name the pool's own with ca= or ca-file="
+    )]
+    System(String),
+}
+
+/// Client settings that accept what `trust` accepts.
+pub(crate) fn client_config(trust: &Trust, alpn: &[u8]) -> Result<ClientConfig, TrustError> {
+    let provider = Arc::new(default_provider());
+    let verifier: Arc<dyn ServerCertVerifier> = match trust {
+        Trust::Pin(pin) => Arc::new(PinVerifier {
+            pin: *pin,
+            provider: provider.clone(),
+        }),
+        Trust::CaFile(path) => {
+            let unreadable = |reason: String| TrustError::CaFile {
+                path: path.clone(),
+                reason,
+            };
+            let mut roots = RootCertStore::empty();
+            let found =
+                CertificateDer::pem_file_iter(path).map_err(|e| unreadable(e.to_string()))?;
+            for certificate in found {
+                let certificate = certificate.map_err(|e| unreadable(e.to_string()))?;
+                roots
+                    .add(certificate)
+                    .map_err(|e| unreadable(e.to_string()))?;
+            }
+            let chain = chain_verifier(roots, &provider).map_err(unreadable)?;
+            Arc::new(PoolVerifier(chain))
+        }
+        Trust::System => {
+            let mut roots = RootCertStore::empty();
+            let found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
+            chain_verifier(roots, &provider).map_err(TrustError::System)?
+        }
+    };
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .expect("ring supports TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    Ok(config)
+}
+
+/// Server settings that show `identity`.
+pub(crate) fn server_config(identity: &Identity, alpn: &[u8]) -> Result<ServerConfig, TlsError> {
+    let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .expect("ring supports TLS 1.3")
+        .with_no_client_auth()
+        .with_single_cert(identity.chain().to_vec(), identity.key())?;
+    config.alpn_protocols = vec![alpn.to_vec()];
+    Ok(config)
+}
+
+fn chain_verifier(
+    roots: RootCertStore,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<WebPkiServerVerifier>, String> {
+    WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone())
+        .build()
+        .map_err(|e| e.to_string())
+}
+
+fn pool_name() -> ServerName<'static> {
+    ServerName::try_from(POOL_NAME).expect("the pool's name is a DNS name")
+}
+
+/// Whether `error` says that the certificate was not the expected one.
+pub(crate) fn is_certificate_error(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let tls = error.downcast_ref::<TlsError>();
+        if matches!(tls, Some(TlsError::InvalidCertificate(_))) {
+            return true;
+        }
+        // An io::Error hides what it wraps from `source()` of the outer error.
+        let inner = error
+            .downcast_ref::<std::io::Error>()
+            .and_then(|e| e.get_ref());
+        cause = match inner {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
+    }
+    false
+}
+
+/// Accepts a certificate with the pinned fingerprint, or one signed by it.
+#[derive(Debug)]
+struct PinVerifier {
+    pin: Fingerprint,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for PinVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        if Fingerprint::of(end_entity) == self.pin {
+            return Ok(ServerCertVerified::assertion());
+        }
+        let not_pinned = TlsError::InvalidCertificate(CertificateError::UnknownIssuer);
+        let pinned = intermediates
+            .iter()
+            .find(|c| Fingerprint::of(c) == self.pin);
+        let authority = pinned.ok_or(not_pinned)?;
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone())?;
+        let chain = chain_verifier(roots, &self.provider).map_err(TlsError::General)?;
+        chain.verify_server_cert(end_entity, intermediates, &pool_name(), ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        Err(TlsError::General("TLS 1.2 is not offered".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+/// Accepts what chains to the pool's authority, under the pool's fixed name or the
+/// host's, as an authority of the user's own may have signed it.
+#[derive(Debug)]
+struct PoolVerifier(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for PoolVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        let verify = |name| {
+            self.0
+                .verify_server_cert(end_entity, intermediates, name, ocsp, now)
+        };
+        verify(&pool_name()).or_else(|_| verify(server_name))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}

@@ -1,0 +1,125 @@
+//! One connection: a handshake, then a reader and a writer of a session.
+
+use std::{sync::Arc, time::Duration};
+
+use tensord_proto::v1::{Error, ErrorCode, Rejected, frame::Body};
+use tensord_transport::{Link, LinkReceiver, LinkSender, duplex};
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use crate::{
+    registry::{Attached, Registry},
+    session::{Outgoing, Session},
+};
+
+/// How long a client may take for its first frame.
+const OPEN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A connection that is silent for this long is lost; clients beat each second.
+const SILENCE: Duration = Duration::from_secs(4);
+
+/// How long a writer with nothing to send waits before it beats.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How long a client that broke the protocol is kept, to be told.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// How long news (an ack, credit) may wait for a frame to ride on.
+const NEWS_DELAY: Duration = Duration::from_millis(20);
+
+/// Serves one connection until it ends.
+pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
+    let (peer, carrier) = (link.peer, link.carrier);
+    let Link {
+        mut sender,
+        mut receiver,
+        ..
+    } = link;
+    let attached = match handshake(&registry, &mut receiver).await {
+        Ok(attached) => attached,
+        Err(error) => {
+            warn!(%peer, "turned a {carrier} connection away: {error}");
+            let rejected = Body::Rejected(Rejected { error: Some(error) });
+            if sender.send(&[duplex::encode(rejected)]).await.is_ok() {
+                sender.finish().await;
+            }
+            return;
+        }
+    };
+    let Attached {
+        session,
+        connection,
+        opened,
+    } = attached;
+    debug!(%peer, session = %session.id, "attached over {carrier}");
+    let greeted = sender.send(&[duplex::encode(Body::Opened(opened))]).await;
+    let ended = match greeted {
+        Ok(()) => tokio::select! {
+            ended = read(&session, connection, receiver) => ended,
+            ended = write(&session, connection, sender) => ended,
+        },
+        Err(e) => e.to_string(),
+    };
+    session.detach(connection);
+    debug!(%peer, session = %session.id, "connection ended: {ended}");
+}
+
+async fn handshake(registry: &Registry, receiver: &mut LinkReceiver) -> Result<Attached, Error> {
+    let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
+    let first = timeout(OPEN_DEADLINE, receiver.recv()).await;
+    let first = first.map_err(|_| protocol(format!("no frame within {OPEN_DEADLINE:?}")))?;
+    let first = first.map_err(|e| protocol(e.to_string()))?;
+    let first = first.ok_or_else(|| protocol("it ended before the first frame".into()))?;
+    let frame = duplex::decode(first).map_err(|e| protocol(e.to_string()))?;
+    match frame.body {
+        Some(Body::Open(open)) => registry.attach(&open),
+        _ => Err(protocol("the first frame does not open a session".into())),
+    }
+}
+
+async fn read(session: &Arc<Session>, connection: u64, mut receiver: LinkReceiver) -> String {
+    loop {
+        let frame = match timeout(SILENCE, receiver.recv()).await {
+            Ok(Ok(Some(frame))) => frame,
+            Ok(Ok(None)) => return "finished by the client".into(),
+            Ok(Err(e)) => return e.to_string(),
+            Err(_) => return format!("silent for {SILENCE:?}"),
+        };
+        match session.receive(connection, frame) {
+            Ok(true) => {}
+            Ok(false) => return "replaced by a later one".into(),
+            Err(e) => {
+                warn!(session = %session.id, "the client broke the protocol: {e}");
+                session.end(Error::new(ErrorCode::Protocol, e.to_string()));
+                // Time for the writer to say so.
+                tokio::time::sleep(GOODBYE).await;
+                return e.to_string();
+            }
+        }
+    }
+}
+
+async fn write(session: &Arc<Session>, connection: u64, mut sender: LinkSender) -> String {
+    loop {
+        let wait = match session.next_to_send(connection) {
+            Outgoing::Frame(parts) => {
+                if let Err(e) = sender.send(&parts).await {
+                    return e.to_string();
+                }
+                continue;
+            }
+            Outgoing::Done => {
+                sender.finish().await;
+                return "the session ended".into();
+            }
+            Outgoing::Replaced => return "replaced by a later one".into(),
+            Outgoing::News => NEWS_DELAY,
+            Outgoing::Nothing => BEAT,
+        };
+        if timeout(wait, session.news()).await.is_err()
+            && let Err(e) = sender.send(&session.beat()).await
+        {
+            return e.to_string();
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The worker: offers a host's devices to a pool and runs sessions on them.
+//!
+//! - [`devices`](parse_devices): what this host offers.
+//! - `backend`: the seam to Burn's backends.
+//! - `session`: an op stream with its tensors; faults as data.
+//! - `executor`: a thread per device, shared fairly by sessions.
+//! - `registry`, `connection`: who may open a session, and its wire.
+//! - `registration`: the worker's place in its pool.
+//!
+//! It knows no scheduler and no client, only the messages of `tensord-proto`.
+
+mod backend;
+mod connection;
+mod devices;
+mod executor;
+mod memory;
+mod registration;
+mod registry;
+mod session;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use rand::Rng;
+use tensord_proto::{
+    ids::WorkerId,
+    v1::{Error, ErrorCode},
+};
+use tensord_transport::{Identity, Listener, PoolUrl, identity::IdentityError, listen::BindError};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep},
+};
+use tracing::info;
+
+pub use self::{
+    devices::{DeviceParseError, DeviceSelection, KINDS, parse_devices},
+    registration::RefusedError,
+};
+use self::{
+    registration::{Introduction, Registration, Standing},
+    registry::Registry,
+};
+
+/// How often sessions without a client are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// What a worker is told at its start.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// Its name in status and errors; host name by convention.
+    pub name: String,
+    /// Where it listens, UDP and TCP; port 0 picks one.
+    pub listen: SocketAddr,
+    /// The host under which clients reach it. None: the address the scheduler
+    /// sees it come from, unless `listen` names one.
+    pub advertise: Option<String>,
+    /// The devices it offers.
+    pub devices: Vec<DeviceSelection>,
+    /// Its scheduler, with the token for workers.
+    pub scheduler: PoolUrl,
+    /// Memory of each CPU device. None: what the host has, shared.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Why a worker could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// It could not listen.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// It could not make its certificate.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The system gave no thread for a device.
+    #[error("cannot start a thread for a device: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// A running worker. Dropping it ends its sessions at once.
+pub struct Worker {
+    address: SocketAddr,
+    registry: Arc<Registry>,
+    standing: watch::Receiver<Standing>,
+    leaving: watch::Sender<bool>,
+    _tasks: JoinSet<()>,
+}
+
+impl Worker {
+    /// Starts a worker. It joins its pool in the background, and joins again
+    /// whenever the scheduler was gone.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot listen or its devices cannot be opened.
+    pub async fn start(options: WorkerOptions) -> Result<Self, StartError> {
+        let identity = Identity::self_signed()?;
+        let listener = Listener::bind(options.listen, &identity).await?;
+        let address = listener.address();
+        let opened = devices::open(&options.devices, options.memory_bytes);
+        let introduction = Introduction {
+            name: options.name.clone(),
+            address: advertised(options.advertise.as_deref(), address),
+            certificate_sha256: identity.fingerprint().0,
+            devices: opened
+                .iter()
+                .map(|device| device.description.clone())
+                .collect(),
+        };
+        let id = WorkerId(rand::rng().next_u64());
+        let registry = Registry::new(id, &options.name, opened, &Handle::current())?;
+        let registry = Arc::new(registry);
+        let (standing, stands) = watch::channel(Standing::Joining);
+        let (leaving, leaves) = watch::channel(false);
+        let registration = Registration {
+            scheduler: options.scheduler,
+            introduction,
+            registry: registry.clone(),
+            standing,
+            leaving: leaves,
+        };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(registration.run());
+        tasks.spawn(accept(listener, registry.clone()));
+        tasks.spawn(sweep(registry.clone()));
+        info!(name = options.name, %address, "worker listening");
+        Ok(Self {
+            address,
+            registry,
+            standing: stands,
+            leaving,
+            _tasks: tasks,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until the worker has joined its pool.
+    ///
+    /// # Errors
+    ///
+    /// When the scheduler refuses it.
+    pub async fn joined(&self) -> Result<(), RefusedError> {
+        let mut standing = self.standing.clone();
+        let stands = standing
+            .wait_for(|standing| *standing != Standing::Joining)
+            .await;
+        match stands.as_deref() {
+            Ok(Standing::Refused(refused)) => Err(refused.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends when the scheduler refuses the worker, which it does not get over.
+    pub async fn failed(&self) -> RefusedError {
+        let mut standing = self.standing.clone();
+        let refused = |standing: &Standing| matches!(standing, Standing::Refused(_));
+        if let Ok(standing) = standing.wait_for(refused).await
+            && let Standing::Refused(refused) = &*standing
+        {
+            return refused.clone();
+        }
+        // The registration ended as the worker leaves: that is no failure.
+        std::future::pending().await
+    }
+
+    /// Leaves the pool: nothing new comes, and sessions may end by themselves
+    /// until `deadline` has passed; then they are ended.
+    pub async fn drain(&self, deadline: Duration) {
+        self.leaving.send_replace(true);
+        let idle = async {
+            while self.registry.live_sessions() > 0 {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        if tokio::time::timeout(deadline, idle).await.is_err() {
+            self.registry
+                .end_all(&Error::new(ErrorCode::Draining, "the worker shuts down"));
+            // Time for the farewells to go out.
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+/// What clients are told; the scheduler fills in a host that is left open.
+fn advertised(host: Option<&str>, listening: SocketAddr) -> String {
+    match host {
+        Some(host) if host.contains(':') && !host.starts_with('[') => {
+            format!("[{host}]:{}", listening.port())
+        }
+        Some(host) => format!("{host}:{}", listening.port()),
+        None => listening.to_string(),
+    }
+}
+
+async fn accept(mut listener: Listener, registry: Arc<Registry>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let link = listener.accept().await;
+        while connections.try_join_next().is_some() {}
+        connections.spawn(connection::serve(registry.clone(), link));
+    }
+}
+
+async fn sweep(registry: Arc<Registry>) {
+    let mut tick = interval(SWEEP);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        registry.sweep();
+    }
+}

@@ -1,0 +1,140 @@
+//! Memory accounting: live bytes of a device, counted from the tensors' types.
+//!
+//! The count is what sessions hold, not what the allocator does with it. It is
+//! enough to refuse what cannot fit before the device is asked, and to tell
+//! whose memory it is.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// One device's memory, shared by its sessions.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    capacity_bytes: u64,
+    live_bytes: AtomicU64,
+}
+
+/// What one session holds of it; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct SessionMemory {
+    device: Arc<DeviceMemory>,
+    live_bytes: u64,
+}
+
+/// There is not enough left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OutOfMemory {
+    pub(crate) asked_bytes: u64,
+    pub(crate) free_bytes: u64,
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(capacity_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            capacity_bytes,
+            live_bytes: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.live_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn open(self: &Arc<Self>) -> SessionMemory {
+        SessionMemory {
+            device: self.clone(),
+            live_bytes: 0,
+        }
+    }
+}
+
+impl SessionMemory {
+    /// Takes `bytes`.
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
+        let capacity = self.device.capacity_bytes;
+        let fits = |live: u64| live.checked_add(bytes).filter(|&sum| sum <= capacity);
+        let order = Ordering::Relaxed;
+        match self.device.live_bytes.fetch_update(order, order, fits) {
+            Ok(_) => {
+                self.live_bytes += bytes;
+                Ok(())
+            }
+            Err(live) => Err(OutOfMemory {
+                asked_bytes: bytes,
+                free_bytes: capacity.saturating_sub(live),
+            }),
+        }
+    }
+
+    /// Takes over what `other` holds of the same device, and says how much.
+    pub(crate) fn adopt(&mut self, mut other: Self) -> u64 {
+        debug_assert!(
+            Arc::ptr_eq(&self.device, &other.device),
+            "of the same device"
+        );
+        let bytes = std::mem::take(&mut other.live_bytes);
+        self.live_bytes += bytes;
+        bytes
+    }
+
+    /// Gives `bytes` back.
+    pub(crate) fn give_back(&mut self, bytes: u64) {
+        debug_assert!(bytes <= self.live_bytes, "gave back more than was taken");
+        self.live_bytes -= bytes;
+        self.device.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for SessionMemory {
+    fn drop(&mut self) {
+        self.give_back(self.live_bytes);
+    }
+}
+
+/// Bytes for people: `512 B`, `1.5 GiB`.
+pub(crate) fn human(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_share_the_device_and_give_back_what_they_held() {
+        let device = DeviceMemory::new(100);
+        let (mut a, mut b) = (device.open(), device.open());
+        a.take(60).unwrap();
+        assert_eq!(
+            b.take(50),
+            Err(OutOfMemory {
+                asked_bytes: 50,
+                free_bytes: 40
+            })
+        );
+        b.take(40).unwrap();
+        a.give_back(10);
+        assert_eq!(device.live_bytes(), 90);
+        drop(a);
+        assert_eq!(device.live_bytes(), 40);
+        assert!(b.take(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn bytes_print_for_people() {
+        let shown = [0, 1023, 1024, 1536 << 20, 5 << 40].map(human);
+        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB"]);
+    }
+}

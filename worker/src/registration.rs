@@ -1,0 +1,246 @@
+//! The worker's place in its pool: join, beat, obey, and join again.
+//!
+//! A scheduler that is gone never touches running sessions: this task tries
+//! again until it is back and then tells it what runs here.
+
+use std::{sync::Arc, time::Duration};
+
+use prost::Message;
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{
+        Device, Error, ErrorCode, Heartbeat, Leaving, Register, Registered, WorkerCommand,
+        WorkerMessage, worker_command, worker_message::Body, workers_client::WorkersClient,
+    },
+    version,
+};
+use tensord_transport::{PoolUrl, control, dial::DialError};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, interval_at, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status, Streaming, metadata::MetadataValue};
+use tracing::{info, warn};
+
+use crate::registry::Registry;
+
+/// How long the scheduler may take to answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Pauses between tries: short at first, as schedulers restart fast.
+const RETRY: [Duration; 5] = [
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+];
+
+/// Messages on the way to the scheduler.
+const QUEUE: usize = 8;
+
+/// Heartbeat where the scheduler names none.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Why the pool does not want this worker; trying again would not help.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the scheduler at {scheduler} turned this worker away: {reason}")]
+pub struct RefusedError {
+    /// Where the scheduler is.
+    pub scheduler: String,
+    /// What it said.
+    pub reason: String,
+}
+
+/// What a worker says of itself.
+pub(crate) struct Introduction {
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) certificate_sha256: [u8; 32],
+    pub(crate) devices: Vec<Device>,
+}
+
+/// How the worker stands with its scheduler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Joining,
+    Joined,
+    Refused(RefusedError),
+}
+
+pub(crate) struct Registration {
+    pub(crate) scheduler: PoolUrl,
+    pub(crate) introduction: Introduction,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) standing: watch::Sender<Standing>,
+    /// True once the worker leaves.
+    pub(crate) leaving: watch::Receiver<bool>,
+}
+
+/// Why a registration ended.
+enum Ended {
+    Lost(String),
+    Refused(String),
+    Left,
+}
+
+impl Registration {
+    /// Keeps the worker registered until it leaves or is refused.
+    pub(crate) async fn run(mut self) {
+        let mut failures = 0;
+        loop {
+            let ended = self.join().await;
+            let was_joined = *self.standing.borrow() == Standing::Joined;
+            let scheduler = self.scheduler.authority();
+            match ended {
+                Ended::Left => return,
+                Ended::Refused(reason) => {
+                    let refused = RefusedError { scheduler, reason };
+                    self.standing.send_replace(Standing::Refused(refused));
+                    return;
+                }
+                Ended::Lost(reason) => {
+                    failures = if was_joined { 0 } else { failures + 1 };
+                    if failures <= 1 {
+                        warn!(
+                            "no scheduler at {scheduler} ({reason}); trying again until it is back"
+                        );
+                    }
+                    self.standing.send_replace(Standing::Joining);
+                }
+            }
+            let pause = RETRY[failures.min(RETRY.len() - 1)];
+            if timeout(pause, self.leaving.wait_for(|leaving| *leaving))
+                .await
+                .is_ok()
+            {
+                return;
+            }
+        }
+    }
+
+    async fn join(&self) -> Ended {
+        let joined = timeout(DEADLINE, self.connect()).await;
+        let (messages, mut commands, registered) = match joined {
+            Ok(Ok(joined)) => joined,
+            Ok(Err(ended)) => return ended,
+            Err(_) => return Ended::Lost(format!("no answer within {DEADLINE:?}")),
+        };
+        self.registry.set_lease_key(registered.lease_key.to_vec());
+        info!("joined the pool at {}", self.scheduler.authority());
+        self.standing.send_replace(Standing::Joined);
+        let period = match registered.heartbeat_ms {
+            0 => HEARTBEAT,
+            ms => Duration::from_millis(ms.into()),
+        };
+        let mut leaving = self.leaving.clone();
+        let mut beat = interval_at(Instant::now() + period, period);
+        loop {
+            tokio::select! {
+                command = commands.message() => match command {
+                    Ok(Some(command)) => self.obey(command),
+                    Ok(None) => return Ended::Lost("it closed the connection".into()),
+                    Err(status) => return ended(&status),
+                },
+                _ = beat.tick() => {
+                    let heartbeat = Heartbeat { usage: self.registry.usage() };
+                    // A full queue means that the scheduler is slow; the next beat does.
+                    let _ = messages.try_send(message(Body::Heartbeat(heartbeat)));
+                }
+                () = left(&mut leaving) => {
+                    let _ = messages.send(message(Body::Leaving(Leaving {}))).await;
+                    return self.leave(&mut commands).await;
+                }
+            }
+        }
+    }
+
+    /// Obeys until the scheduler closes or the process ends.
+    async fn leave(&self, commands: &mut Streaming<WorkerCommand>) -> Ended {
+        while let Ok(Some(command)) = commands.message().await {
+            self.obey(command);
+        }
+        Ended::Left
+    }
+
+    fn obey(&self, command: WorkerCommand) {
+        if let Some(worker_command::Body::EndLease(end)) = command.body {
+            self.registry.end_lease(LeaseId(end.lease_id));
+        }
+    }
+
+    async fn connect(
+        &self,
+    ) -> Result<
+        (
+            mpsc::Sender<WorkerMessage>,
+            Streaming<WorkerCommand>,
+            Registered,
+        ),
+        Ended,
+    > {
+        let url = &self.scheduler;
+        let channel = control::connect(&url.host, url.port, &url.trust).await;
+        let channel = channel.map_err(|e| match e {
+            DialError::Unreachable { reason, .. } => Ended::Lost(reason),
+            other => Ended::Refused(other.to_string()),
+        })?;
+        let (messages, outgoing) = mpsc::channel(QUEUE);
+        let register = message(Body::Register(self.register()));
+        messages
+            .try_send(register)
+            .map_err(|_| Ended::Lost("the queue is closed".into()))?;
+        let mut request = Request::new(ReceiverStream::new(outgoing));
+        let token = url.token.as_ref().map_or("", |token| token.reveal());
+        let mut bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| {
+            Ended::Refused("the token in the URL has characters no token has".into())
+        })?;
+        bearer.set_sensitive(true);
+        request.metadata_mut().insert("authorization", bearer);
+        let answer = WorkersClient::new(channel)
+            .join(request)
+            .await
+            .map_err(|e| ended(&e))?;
+        let mut commands = answer.into_inner();
+        let first = commands.message().await.map_err(|e| ended(&e))?;
+        match first.and_then(|command| command.body) {
+            Some(worker_command::Body::Registered(registered)) => {
+                Ok((messages, commands, registered))
+            }
+            _ => Err(Ended::Lost("it did not confirm the registration".into())),
+        }
+    }
+
+    fn register(&self) -> Register {
+        Register {
+            hello: Some(version::hello()),
+            worker_id: self.registry.worker_id.0,
+            name: self.introduction.name.clone(),
+            address: self.introduction.address.clone(),
+            certificate_sha256: self.introduction.certificate_sha256.to_vec().into(),
+            devices: self.introduction.devices.clone(),
+            held: self.registry.held(),
+        }
+    }
+}
+
+/// Ends once the worker leaves.
+async fn left(leaving: &mut watch::Receiver<bool>) {
+    // An error means that the worker itself is gone.
+    let _ = leaving.wait_for(|leaving| *leaving).await;
+}
+
+fn message(body: Body) -> WorkerMessage {
+    WorkerMessage { body: Some(body) }
+}
+
+/// What a status means for the registration.
+fn ended(status: &Status) -> Ended {
+    let error = Error::decode(status.details()).unwrap_or_default();
+    match error.code() {
+        ErrorCode::Version | ErrorCode::Token => Ended::Refused(error.message),
+        _ if error.message.is_empty() => Ended::Lost(status.message().to_owned()),
+        _ => Ended::Lost(error.message),
+    }
+}

@@ -1,0 +1,294 @@
+//! All sessions of this worker, and who may open one.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use dashmap::{DashMap, mapref::entry::Entry};
+use tensord_proto::{
+    codec::DeviceProfile,
+    ids::{LeaseId, SessionId, WorkerId},
+    v1::{self, DeviceUsage, Error, ErrorCode, HeldDevice, Open, Opened},
+    version,
+};
+use tensord_transport::token;
+use tokio::runtime::Handle;
+use tracing::info;
+
+use crate::{
+    devices::OpenedDevice,
+    executor::Executor,
+    memory::DeviceMemory,
+    session::{Session, Site},
+};
+
+/// Sessions a lease may have on one device: programs hold one, a gateway a few.
+const MAX_SESSIONS_PER_DEVICE: usize = 64;
+
+/// How long a session outlives its last connection. Longer than the lease
+/// expiry, so that a client the scheduler still believes in finds it.
+const DETACHED_LIFE: Duration = Duration::from_secs(60);
+
+/// Leases that ended, remembered so that their tokens open nothing any more.
+const ENDED_LEASES: usize = 1 << 16;
+
+/// One device with its executor.
+struct Unit {
+    /// Held for its thread, which ends with it.
+    _executor: Executor,
+    site: Site,
+    profile: DeviceProfile,
+}
+
+pub(crate) struct Registry {
+    pub(crate) worker_id: WorkerId,
+    units: Vec<Unit>,
+    sessions: DashMap<SessionId, Arc<Session>>,
+    /// The latest leases that ended.
+    ended: Mutex<VecDeque<LeaseId>>,
+    /// Public key that lease tokens are checked with, once registered.
+    lease_key: Mutex<Option<Vec<u8>>>,
+}
+
+/// A connection's hold on a session.
+pub(crate) struct Attached {
+    pub(crate) session: Arc<Session>,
+    pub(crate) connection: u64,
+    pub(crate) opened: Opened,
+}
+
+impl Registry {
+    pub(crate) fn new(
+        worker_id: WorkerId,
+        name: &str,
+        devices: Vec<OpenedDevice>,
+        runtime: &Handle,
+    ) -> std::io::Result<Self> {
+        let worker: Arc<str> = name.into();
+        let unit = |(index, opened): (usize, OpenedDevice)| {
+            let executor = Executor::start(index)?;
+            let site = Site {
+                memory: DeviceMemory::new(opened.description.memory_bytes),
+                queue: executor.queue().clone(),
+                worker: worker.clone(),
+                ops: Arc::new(AtomicU64::new(0)),
+                runtime: runtime.clone(),
+                device: opened.device,
+            };
+            Ok(Unit {
+                _executor: executor,
+                profile: site.device.profile(),
+                site,
+            })
+        };
+        let units = devices.into_iter().enumerate().map(unit);
+        Ok(Self {
+            worker_id,
+            units: units.collect::<std::io::Result<_>>()?,
+            sessions: DashMap::new(),
+            ended: Mutex::default(),
+            lease_key: Mutex::new(None),
+        })
+    }
+
+    pub(crate) fn set_lease_key(&self, key: Vec<u8>) {
+        *self
+            .lease_key
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(key);
+    }
+
+    /// Opens or resumes the session that `open` asks for.
+    pub(crate) fn attach(&self, open: &Open) -> Result<Attached, Error> {
+        let ours = version::hello();
+        let protocol =
+            version::negotiate(&ours, open.hello.as_ref().unwrap_or(&v1::Hello::default()))?;
+        let lease = self.authorise(open)?;
+        let id = SessionId(open.session_id);
+        let session = if open.resume {
+            self.known(id, lease)?
+        } else {
+            self.open(open, id, lease)?
+        };
+        let resumed = session.attach(open.received);
+        let (connection, received, credit_bytes) =
+            resumed.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
+        let encoded = self.units[open.device_index as usize].profile.encode();
+        let opened = Opened {
+            hello: Some(ours),
+            protocol,
+            received,
+            credit_bytes,
+            settings: Some(v1::DeviceSettings { encoded }),
+        };
+        Ok(Attached {
+            session,
+            connection,
+            opened,
+        })
+    }
+
+    fn authorise(&self, open: &Open) -> Result<LeaseId, Error> {
+        let key = self
+            .lease_key
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let key = key.ok_or_else(|| {
+            Error::new(
+                ErrorCode::Lease,
+                "this worker has not joined its scheduler yet; try again",
+            )
+        })?;
+        let claims = token::verify(&open.lease_token, &key)
+            .map_err(|e| Error::new(ErrorCode::Token, e.to_string()))?;
+        let ours = |share: &v1::LeaseShare| {
+            share.worker_id == self.worker_id.0 && share.device_index == open.device_index
+        };
+        if !claims.shares.iter().any(ours) || open.device_index as usize >= self.units.len() {
+            let reason = format!("the lease does not cover device {} here", open.device_index);
+            return Err(Error::new(ErrorCode::Lease, reason));
+        }
+        let lease = LeaseId(claims.lease_id);
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.contains(&lease) {
+            return Err(Error::new(
+                ErrorCode::Lease,
+                format!("lease {lease} has ended"),
+            ));
+        }
+        Ok(lease)
+    }
+
+    fn known(&self, id: SessionId, lease: LeaseId) -> Result<Arc<Session>, Error> {
+        let known = self.sessions.get(&id).map(|session| session.clone());
+        known
+            .filter(|session| session.lease == lease && !session.has_ended())
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorCode::Session,
+                    format!("session {id} is not on this worker any more"),
+                )
+            })
+    }
+
+    fn open(&self, open: &Open, id: SessionId, lease: LeaseId) -> Result<Arc<Session>, Error> {
+        let index = open.device_index;
+        let beside = |s: &Session| s.lease == lease && s.device_index == index;
+        let beside = self
+            .sessions
+            .iter()
+            .filter(|session| beside(session))
+            .count();
+        if beside >= MAX_SESSIONS_PER_DEVICE {
+            let reason = format!("the lease has {beside} sessions on this device, the limit");
+            return Err(Error::new(ErrorCode::Limit, reason));
+        }
+        match self.sessions.entry(id) {
+            Entry::Occupied(entry) if entry.get().lease == lease => {
+                // The answer to the first try was lost on the way.
+                Ok(entry.get().clone())
+            }
+            Entry::Occupied(_) => Err(Error::new(ErrorCode::Session, "the session id is taken")),
+            Entry::Vacant(entry) => {
+                let site = self.units[index as usize].site.clone();
+                let session = Session::new(id, lease, index, open.seed, site);
+                info!(session = %id, %lease, device = index, "session opened");
+                Ok(entry.insert(session).clone())
+            }
+        }
+    }
+
+    /// Ends a lease's sessions, and makes its token worthless.
+    pub(crate) fn end_lease(&self, lease: LeaseId) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if !ended.contains(&lease) {
+            ended.push_back(lease);
+        }
+        if ended.len() > ENDED_LEASES {
+            ended.pop_front();
+        }
+        drop(ended);
+        let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
+        self.all()
+            .iter()
+            .filter(|s| s.lease == lease)
+            .for_each(|s| s.end(error()));
+    }
+
+    /// Ends every session.
+    pub(crate) fn end_all(&self, error: &Error) {
+        self.all()
+            .iter()
+            .for_each(|session| session.end(error.clone()));
+    }
+
+    /// Forgets sessions that ended, and ends those whose client is gone.
+    pub(crate) fn sweep(&self) {
+        for session in self.all() {
+            let Some(since) = session.detached() else {
+                continue;
+            };
+            if session.has_ended() {
+                self.sessions.remove(&session.id);
+            } else if since.elapsed() > DETACHED_LIFE {
+                let reason = format!("no connection for {DETACHED_LIFE:?}");
+                session.end(Error::new(ErrorCode::Session, reason));
+            }
+        }
+    }
+
+    // A copy, so that no shard stays locked while sessions are called.
+    fn all(&self) -> Vec<Arc<Session>> {
+        self.sessions
+            .iter()
+            .map(|session| session.clone())
+            .collect()
+    }
+
+    /// Sessions that have not ended.
+    pub(crate) fn live_sessions(&self) -> usize {
+        self.sessions
+            .iter()
+            .filter(|session| !session.has_ended())
+            .count()
+    }
+
+    /// What leases hold here.
+    pub(crate) fn held(&self) -> Vec<HeldDevice> {
+        let live = self
+            .all()
+            .into_iter()
+            .filter(|session| !session.has_ended());
+        let mut held: Vec<_> = live.map(|s| (s.lease.0, s.device_index)).collect();
+        held.sort_unstable();
+        held.dedup();
+        let device = |(lease_id, device_index)| HeldDevice {
+            lease_id,
+            device_index,
+        };
+        held.into_iter().map(device).collect()
+    }
+
+    /// Use of each device, in order.
+    pub(crate) fn usage(&self) -> Vec<DeviceUsage> {
+        let mut usage: Vec<DeviceUsage> = self
+            .units
+            .iter()
+            .map(|unit| DeviceUsage {
+                sessions: 0,
+                live_bytes: unit.site.memory.live_bytes(),
+                ops_executed: unit.site.ops.load(Ordering::Relaxed),
+            })
+            .collect();
+        for session in self.sessions.iter().filter(|session| !session.has_ended()) {
+            usage[session.device_index as usize].sessions += 1;
+        }
+        usage
+    }
+}

@@ -1,0 +1,382 @@
+//! Carries out one session's work, in order, one piece at a time.
+//!
+//! Owned by the device's executor thread. Everything that can go wrong with an
+//! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a
+//! panic of the backend. Only bytes that are no ops at all end the session.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use burn_backend::{BoolStore, DType, ExecutionError, Shape, TensorData};
+use burn_ir::{
+    DistributedOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
+};
+use burn_std::future::DynFut;
+use bytes::Bytes;
+use tensord_proto::{
+    codec::{CodecError, OpDecoder, op_name},
+    v1::{Fault, FaultKind},
+};
+
+use super::dataflow::{Dataflow, Refusal};
+use crate::{backend::Engine, memory::SessionMemory};
+
+/// A piece of work, as it came off the wire.
+pub(crate) enum Work {
+    Ops {
+        count: u32,
+        encoded: Bytes,
+    },
+    Upload {
+        id: TensorId,
+        shape: Shape,
+        dtype: DType,
+        content: Result<Content, Refusal>,
+    },
+    Poison {
+        id: TensorId,
+        fault: Fault,
+    },
+    Alias {
+        id: TensorId,
+        source: TensorId,
+    },
+    Read {
+        request: u64,
+        tensor: TensorIr,
+    },
+    Sync {
+        request: u64,
+    },
+    Seed(u64),
+}
+
+/// An uploaded tensor's bytes and the memory taken for them.
+pub(crate) struct Content {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) memory: SessionMemory,
+}
+
+/// What a piece of work gives the client.
+pub(crate) enum Reply {
+    Value {
+        request: u64,
+        result: Result<TensorData, Arc<Fault>>,
+    },
+    /// The device is still at it; the future gives the value.
+    Later {
+        request: u64,
+        read: DynFut<Result<TensorData, ExecutionError>>,
+        about: Blame,
+    },
+    Synced {
+        request: u64,
+        fault: Option<Arc<Fault>>,
+    },
+}
+
+/// Who to name when an op turns out to have failed.
+#[derive(Debug, Clone)]
+pub(crate) struct Blame {
+    op_number: u64,
+    op_name: String,
+    worker: Arc<str>,
+}
+
+impl Blame {
+    pub(crate) fn fault(&self, kind: FaultKind, reason: impl Into<String>) -> Arc<Fault> {
+        Arc::new(Fault {
+            kind: kind.into(),
+            op_number: self.op_number,
+            op_name: self.op_name.clone(),
+            worker: self.worker.to_string(),
+            reason: reason.into(),
+        })
+    }
+}
+
+pub(crate) struct Runner {
+    engine: Box<dyn Engine>,
+    flow: Dataflow,
+    decoder: OpDecoder,
+    worker: Arc<str>,
+    /// Ops of the frame being worked on.
+    pending: VecDeque<OperationIr>,
+    op_number: u64,
+    seed: u64,
+    /// Random ops since the seed was set. A replay draws the same numbers, and
+    /// so does a program that runs again, whatever else it did in between.
+    draws: u64,
+    unreported: Option<Arc<Fault>>,
+}
+
+impl Runner {
+    pub(crate) fn new(
+        engine: Box<dyn Engine>,
+        memory: SessionMemory,
+        worker: Arc<str>,
+        seed: u64,
+    ) -> Self {
+        Self {
+            engine,
+            flow: Dataflow::new(memory),
+            decoder: OpDecoder::default(),
+            worker,
+            pending: VecDeque::new(),
+            op_number: 0,
+            seed,
+            draws: 0,
+            unreported: None,
+        }
+    }
+
+    /// Ops carried out or refused so far.
+    pub(crate) fn op_number(&self) -> u64 {
+        self.op_number
+    }
+
+    /// Runs one op of the frame begun last. False: it is done.
+    pub(crate) fn step(&mut self) -> bool {
+        match self.pending.pop_front() {
+            Some(op) => self.run_op(op),
+            None => return false,
+        }
+        !self.pending.is_empty()
+    }
+
+    /// Begins a piece of work; ops are then run by [`step`](Self::step).
+    pub(crate) fn begin(&mut self, work: Work) -> Result<Option<Reply>, CodecError> {
+        match work {
+            Work::Ops { count, encoded } => {
+                self.pending = self.decoder.decode(&encoded, count)?.into();
+            }
+            Work::Upload {
+                id,
+                shape,
+                dtype,
+                content,
+            } => self.upload(id, shape, dtype, content),
+            Work::Poison { id, fault } => {
+                self.op_number += 1;
+                self.flow.insert_poisoned(id, Arc::new(fault));
+            }
+            Work::Alias { id, source } => self.alias(id, source),
+            Work::Read { request, tensor } => return Ok(Some(self.read(request, tensor))),
+            Work::Sync { request } => return Ok(Some(self.sync(request))),
+            Work::Seed(seed) => (self.seed, self.draws) = (seed, 0),
+        }
+        Ok(None)
+    }
+
+    fn blame(&self, op_name: impl Into<String>) -> Blame {
+        Blame {
+            op_number: self.op_number,
+            op_name: op_name.into(),
+            worker: self.worker.clone(),
+        }
+    }
+
+    fn fault_of(&mut self, refusal: Refusal, op_name: impl FnOnce() -> String) -> Arc<Fault> {
+        match refusal {
+            Refusal::Inherited(fault) => fault,
+            Refusal::New(kind, reason) => {
+                let fault = self.blame(op_name()).fault(kind, reason);
+                self.unreported.get_or_insert_with(|| fault.clone());
+                fault
+            }
+        }
+    }
+
+    fn run_op(&mut self, op: OperationIr) {
+        self.op_number += 1;
+        if let Some(reason) = unsupported(&op) {
+            let refusal = Refusal::New(FaultKind::Unsupported, reason.into());
+            return self.fail(&op, refusal, false);
+        }
+        if let Err(refusal) = self.flow.begin(&op) {
+            // A tensor without a value is dropped like any other.
+            if !matches!(op, OperationIr::Drop(_)) {
+                return self.fail(&op, refusal, false);
+            }
+        }
+        let (engine, seed) = (&mut self.engine, mix(self.seed, self.draws));
+        let draws = draws(&op);
+        let for_engine = op.clone();
+        let ran = catch_unwind(AssertUnwindSafe(|| match draws {
+            true => engine.execute_seeded(for_engine, seed),
+            false => engine.execute(for_engine),
+        }));
+        self.draws += u64::from(draws);
+        match ran {
+            Ok(()) => self.flow.finish(&op),
+            Err(panic) => {
+                let refusal = Refusal::New(FaultKind::Panic, panic_text(panic.as_ref()));
+                self.fail(&op, refusal, true);
+            }
+        }
+    }
+
+    fn fail(&mut self, op: &OperationIr, refusal: Refusal, began: bool) {
+        let fault = self.fault_of(refusal, || op_name(op));
+        for tensor in self.flow.poison(op, &fault, began) {
+            self.engine.forget(tensor);
+        }
+        // A panic may have come after some outputs were made.
+        for out in op.outputs().filter(|_| began) {
+            self.engine.forget(out.clone());
+        }
+    }
+
+    fn upload(
+        &mut self,
+        id: TensorId,
+        shape: Shape,
+        dtype: DType,
+        content: Result<Content, Refusal>,
+    ) {
+        self.op_number += 1;
+        let Err(refusal) = self.try_upload(id, shape, dtype, content) else {
+            return;
+        };
+        let fault = self.fault_of(refusal, || "Upload".into());
+        self.flow.insert_poisoned(id, fault);
+    }
+
+    fn try_upload(
+        &mut self,
+        id: TensorId,
+        shape: Shape,
+        dtype: DType,
+        content: Result<Content, Refusal>,
+    ) -> Result<(), Refusal> {
+        let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
+        let Content { bytes, memory } = content?;
+        if self.flow.contains(id) {
+            return Err(mismatch(format!("tensor {} exists already", id.value())));
+        }
+        let is_byte_bool = matches!(dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
+        if is_byte_bool && let Some(at) = bytes.iter().position(|&byte| byte > 1) {
+            // Any other byte is no Rust bool at all.
+            let reason = format!("byte {at} of a bool tensor is {}, not 0 or 1", bytes[at]);
+            return Err(mismatch(reason));
+        }
+        let data = TensorData::try_from_bytes_vec(bytes, shape.clone(), dtype)
+            .map_err(|e| mismatch(e.to_string()))?;
+        let engine = &mut self.engine;
+        catch_unwind(AssertUnwindSafe(|| engine.upload(id, data)))
+            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))?;
+        self.flow.insert(id, shape, dtype, memory);
+        Ok(())
+    }
+
+    fn alias(&mut self, id: TensorId, source: TensorId) {
+        self.op_number += 1;
+        if let Err(refusal) = self.flow.alias(id, source) {
+            let fault = self.fault_of(refusal, || "Alias".into());
+            self.flow.insert_poisoned(id, fault);
+        } else {
+            self.engine.alias(id, source);
+        }
+    }
+
+    fn read(&mut self, request: u64, tensor: TensorIr) -> Reply {
+        let failed = |fault| Reply::Value {
+            request,
+            result: Err(fault),
+        };
+        let about = self.blame("Read");
+        if let Err(refusal) = self.flow.check(&tensor) {
+            self.flow.release(&tensor);
+            let fault = match refusal {
+                Refusal::Inherited(fault) => fault,
+                Refusal::New(kind, reason) => about.fault(kind, reason),
+            };
+            return failed(self.reported(fault));
+        }
+        self.flow.release(&tensor);
+        let engine = &mut self.engine;
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            let mut read = engine.read(tensor);
+            let polled = Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop()));
+            (read, polled)
+        }));
+        match started {
+            Ok((_, Poll::Ready(Ok(data)))) => Reply::Value {
+                request,
+                result: Ok(data),
+            },
+            Ok((_, Poll::Ready(Err(e)))) => failed(about.fault(FaultKind::Backend, e.reason())),
+            Ok((read, Poll::Pending)) => Reply::Later {
+                request,
+                read,
+                about,
+            },
+            Err(panic) => failed(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
+        }
+    }
+
+    fn sync(&mut self, request: u64) -> Reply {
+        let about = self.blame("Sync");
+        let engine = &mut self.engine;
+        let synced = catch_unwind(AssertUnwindSafe(|| engine.sync()));
+        let fault = self.unreported.take().or_else(|| match synced {
+            Ok(Ok(())) => None,
+            Ok(Err(e)) => Some(about.fault(FaultKind::Backend, e.reason())),
+            Err(panic) => Some(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
+        });
+        Reply::Synced { request, fault }
+    }
+
+    /// Notes that the client hears of `fault`, so that a sync does not tell it again.
+    fn reported(&mut self, fault: Arc<Fault>) -> Arc<Fault> {
+        self.unreported
+            .take_if(|unreported| Arc::ptr_eq(unreported, &fault));
+        fault
+    }
+}
+
+/// Why Burn's interpreter could not even try `op`, if so.
+fn unsupported(op: &OperationIr) -> Option<&'static str> {
+    let quantized = op
+        .inputs()
+        .chain(op.outputs())
+        .any(|t| matches!(t.dtype, DType::QFloat(_)));
+    match op {
+        _ if quantized => Some("quantized tensors are not supported by Burn's router"),
+        OperationIr::Distributed(DistributedOperationIr::AllReduce(_)) => {
+            Some("this version of tensord has no collectives")
+        }
+        _ => None,
+    }
+}
+
+/// Whether `op` draws random numbers.
+fn draws(op: &OperationIr) -> bool {
+    matches!(
+        op,
+        OperationIr::Float(_, FloatOperationIr::Random(_))
+            | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(_))
+    )
+}
+
+/// The seed of random op number `draw`. SplitMix64's finalizer (Steele, Lea and
+/// Flood, "Fast splittable pseudorandom number generators", 2014), so that
+/// neighbouring draws share nothing.
+fn mix(seed: u64, draw: u64) -> u64 {
+    let mut z = seed.wrapping_add(draw.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "it said nothing".into())
+}
