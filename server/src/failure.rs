@@ -4,7 +4,7 @@
 use std::{io, process::ExitCode};
 
 use crate::{
-    config::ConfigError, gateway::GatewayError, scheduler, state::StateError, status::StatusError,
+    commands::GatewayError, config::ConfigError, scheduler, state::StateError, status::StatusError,
 };
 
 /// The configuration is wrong (`EX_USAGE`): starting again changes nothing.

@@ -33,10 +33,7 @@ pub(crate) struct Urls {
 
 impl LocalPool {
     /// Starts the pool whose secrets are in the configured state directory.
-    pub(crate) async fn start(
-        config: &SchedulerConfig,
-        host_name: Option<&str>,
-    ) -> Result<Self, Failure> {
+    pub(crate) async fn start(config: &SchedulerConfig) -> Result<Self, Failure> {
         let state = StateDir::open(&config.state.path)?;
         let lock = state.lock_scheduler()?;
         let secrets = state.pool_secrets()?;
@@ -53,7 +50,7 @@ impl LocalPool {
         };
         let host = match &config.advertise {
             Some(host) => host.clone(),
-            None => reachable_host(address.ip(), host_name),
+            None => reachable_host(address.ip(), config.host_name.as_deref()),
         };
         let urls = Urls {
             programs: url(host.clone(), &tokens.0),

@@ -1,1 +1,55 @@
-fn main(){}
+//! `tensord`: scheduler, worker, gateway and command line in one binary.
+//!
+//! ```text
+//! cli ─► config ─► commands ─► scheduler   (drives tensord_scheduler)
+//!                     │  ├───► worker      (tensord_worker)
+//!                     │  ├───► gateway     (tensord_client)
+//!                     │  └───► status
+//!                     └──────► state, local: secrets, and the pool they make
+//! ```
+//!
+//! This crate puts parts together and talks to people; what the parts do is
+//! theirs. It knows no tensor and no op.
+
+mod cli;
+mod commands;
+mod config;
+mod failure;
+mod local;
+mod logging;
+mod refusal;
+mod scheduler;
+mod shutdown;
+mod state;
+mod status;
+mod stdout;
+
+use std::process::ExitCode;
+
+use crate::{
+    cli::Parsed,
+    config::{Environment, File},
+    failure::Failure,
+};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let cli = match cli::parse(std::env::args_os())? {
+        Parsed::Run(cli) => cli,
+        Parsed::Text(text) => return stdout::print(&text),
+    };
+    let file = File::read(cli.common.config.as_deref())?;
+    logging::start(&config::log_filter(&cli.common, &file));
+    let config = config::resolve(cli.command, file, &Environment::capture())?;
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system("start threads"))?;
+    let result = runtime.block_on(commands::run(config));
+    // Whatever still waits, say for a lease, is not waited for.
+    runtime.shutdown_background();
+    result
+}

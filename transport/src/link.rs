@@ -1,6 +1,6 @@
 //! A framed, ordered, secured duplex between two processes.
 //!
-//! Laws, checked on every carrier by one suite (`tests/conformance.rs`):
+//! Laws, checked on every carrier by one suite (`tests/conformance`):
 //!
 //! 1. Frames arrive whole, in order, once, in both directions independently.
 //! 2. A frame of up to [`MAX_FRAME_BYTES`] passes; a larger one is refused by
@@ -111,8 +111,8 @@ impl LinkSender {
     }
 
     /// Says that no more frames come, and waits until the carrier has taken all
-    /// of them or [`IDLE_TIMEOUT`] passed. A peer that reads on gets them all,
-    /// as long as this process lives.
+    /// of them or [`IDLE_TIMEOUT`] passed. A peer that reads nothing for that
+    /// long may lose the rest.
     pub async fn finish(self) {
         match self.0 {
             SenderKind::Quic(sender) => sender.finish().await,

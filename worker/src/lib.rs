@@ -124,7 +124,7 @@ impl Worker {
         tasks.spawn(registration.run());
         tasks.spawn(accept(listener, registry.clone()));
         tasks.spawn(sweep(registry.clone()));
-        info!(name = options.name, %address, "worker listening");
+        info!(name = options.name, %address, certificate = %identity.fingerprint(), "worker listening");
         Ok(Self {
             address,
             registry,

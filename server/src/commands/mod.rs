@@ -3,6 +3,8 @@
 //! What they have in common: they take a validated configuration, print what
 //! their user asked for to stdout, and end in order on the first signal.
 
+pub(crate) use self::gateway::GatewayError;
+
 mod gateway;
 mod scheduler;
 mod status;

@@ -62,6 +62,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) listen: SocketAddr,
     /// The host in the URLs it prints, if the operator knows better.
     pub(crate) advertise: Option<String>,
+    /// This host's name, where no address can stand for it.
+    pub(crate) host_name: Option<String>,
 }
 
 /// A worker, and the pool it joins.

@@ -103,6 +103,7 @@ impl Layers<'_> {
                 state: self.state(state)?,
                 listen,
                 advertise,
+                host_name: self.environment.host_name.clone(),
             },
             drain: self.drain(drain),
         })
@@ -118,6 +119,7 @@ impl Layers<'_> {
             state: self.state(state)?,
             listen: or_default(settings.listen, anywhere(POOL_PORT)),
             advertise: settings.advertise.map(|Name(host)| host),
+            host_name: self.environment.host_name.clone(),
         })
     }
 

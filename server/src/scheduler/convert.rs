@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use prost::Message;
 use tensord_proto::{
     ids::{ClientId, LeaseId, RequestId, WorkerId},
     v1::{
@@ -22,6 +23,9 @@ use super::address;
 
 /// Most devices of one worker: more than any host has.
 const MAX_DEVICES: usize = 256;
+
+/// The signature at the end of a lease token.
+const SIGNATURE_BYTES: usize = 64;
 
 /// Longest text that others are shown, in bytes.
 const MAX_TEXT_BYTES: usize = 253;
@@ -77,20 +81,40 @@ pub(super) fn registration(
     Ok((registration, held))
 }
 
-/// The leases that `client` holds, as its tokens tell.
-pub(super) fn claims(
+/// What a client holds, as its tokens tell.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// The leases that the tokens prove.
+    pub(super) claims: Vec<Claim>,
+    /// The leases named by tokens that prove nothing: signed with another key,
+    /// or for another client. Such leases are gone, and the client is told.
+    pub(super) void: Vec<LeaseId>,
+}
+
+/// What `client` holds, as its tokens tell.
+pub(super) fn held(
     client: ClientId,
     tokens: &[impl AsRef<[u8]>],
     lease_key: &[u8],
-) -> Result<Vec<Claim>, Error> {
-    let lease = |message: String| Err(Error::new(ErrorCode::Lease, message));
-    let claim = |(number, token): (usize, &[u8])| match token::verify(token, lease_key) {
-        Ok(claims) if claims.client_id == client.0 => Ok(claim(&claims)),
-        Ok(claims) => lease(format!("lease {} is another client's", LeaseId(claims.lease_id))),
-        Err(e) => lease(format!("lease token {number} of the client's hello: {e}")),
-    };
-    let tokens = tokens.iter().map(AsRef::as_ref);
-    (1..).zip(tokens).map(claim).collect()
+) -> Result<Held, Error> {
+    let mut held = Held::default();
+    for token in tokens.iter().map(AsRef::as_ref) {
+        match token::verify(token, lease_key) {
+            Ok(claims) if claims.client_id == client.0 => held.claims.push(claim(&claims)),
+            Ok(claims) => held.void.push(LeaseId(claims.lease_id)),
+            Err(_) => match lease_named(token) {
+                Some(lease) => held.void.push(lease),
+                None => return protocol("a lease token of the client's hello is malformed"),
+            },
+        }
+    }
+    Ok(held)
+}
+
+/// The lease that an unproven token names: good for nothing but to say so.
+fn lease_named(token: &[u8]) -> Option<LeaseId> {
+    let claims = token.get(..token.len().checked_sub(SIGNATURE_BYTES)?)?;
+    Some(LeaseId(LeaseClaims::decode(claims).ok()?.lease_id))
 }
 
 fn claim(claims: &LeaseClaims) -> Claim {

@@ -19,7 +19,7 @@ use tensord_proto::{
     v1::{ClientMessage, Error, PoolMessage, StatusReply, WorkerCommand, WorkerMessage},
 };
 use tensord_scheduler::{
-    Claim, Command, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
+    Command, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
 };
 use tensord_transport::token::LeaseSigner;
 use tokio::{
@@ -31,6 +31,7 @@ use tracing::error;
 
 use self::workers::Member;
 use super::{
+    convert,
     stream::{Open, Opened},
     view,
 };
@@ -48,7 +49,7 @@ pub(super) enum Input {
     /// A client is here: its hello was checked.
     Attach {
         client: ClientId,
-        claims: Vec<Claim>,
+        held: convert::Held,
         opened: Opened<ClientMessage, PoolMessage>,
     },
     /// A client said something.
@@ -137,7 +138,7 @@ impl Driver {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::Attach { client, claims, opened } => self.attach(client, claims, opened),
+            Input::Attach { client, held, opened } => self.attach(client, held, opened),
             Input::FromClient(client, stream, message) => self.client_said(client, stream, message),
             Input::Join { worker, registration, held, opened } => {
                 self.join(worker, registration, held, opened);

@@ -83,15 +83,13 @@ impl Pool for Service {
         let peer = control::peer(&request);
         let mut incoming = request.into_inner();
         let first = stream::first(&mut incoming, shared.timing.hello).await?;
-        let (client, claims, answer) = shared.greet_client(first).map_err(|error| {
+        let (client, held, answer) = shared.greet_client(first).map_err(|error| {
             warn!(%peer, "client refused: {error}");
             refusal::status(&error)
         })?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        // There is room: it is the first.
-        let _ = outgoing.try_send(Ok(answer));
-        let opened = Opened { incoming, outgoing };
-        shared.tell_driver(Input::Attach { client, claims, opened }).await?;
+        let opened = Opened::new(incoming, outgoing, answer);
+        shared.tell_driver(Input::Attach { client, held, opened }).await?;
         Ok(Response::new(stream::with_beats(messages, shared.timing.beat)))
     }
 
@@ -112,7 +110,7 @@ impl Shared {
     fn greet_client(
         &self,
         message: ClientMessage,
-    ) -> Result<(ClientId, Vec<tensord_scheduler::Claim>, PoolMessage), Error> {
+    ) -> Result<(ClientId, convert::Held, PoolMessage), Error> {
         let Some(client_message::Body::Hello(ClientHello { hello, client_id, lease_tokens })) =
             message.body
         else {
@@ -121,13 +119,13 @@ impl Shared {
         };
         let protocol = negotiate(hello.as_ref())?;
         let client = ClientId(client_id);
-        let claims = convert::claims(client, &lease_tokens, &self.lease_key)?;
+        let held = convert::held(client, &lease_tokens, &self.lease_key)?;
         let answer = pool_message::Body::Hello(PoolHello {
             hello: Some(version::hello()),
             protocol,
             lease_expiry_ms: millis(self.lease_expiry),
         });
-        Ok((client, claims, convert::pool_message(answer)))
+        Ok((client, held, convert::pool_message(answer)))
     }
 
     /// What a worker registers, and the answer to it.
@@ -169,9 +167,7 @@ impl Workers for Service {
         let registered = convert::registration(register, peer.ip());
         let (registration, held) = registered.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        // There is room: it is the first.
-        let _ = outgoing.try_send(Ok(answer));
-        let opened = Opened { incoming, outgoing };
+        let opened = Opened::new(incoming, outgoing, answer);
         let joined = Input::Join { worker, registration, held, opened };
         shared.tell_driver(joined).await?;
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))

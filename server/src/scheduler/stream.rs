@@ -34,6 +34,15 @@ pub(super) struct Opened<In, Out> {
     pub(super) outgoing: Outgoing<Out>,
 }
 
+impl<In, Out> Opened<In, Out> {
+    /// A stream whose peer gets `answer` first.
+    pub(super) fn new(incoming: Streaming<In>, outgoing: Outgoing<Out>, answer: Out) -> Self {
+        // There is room: nothing was sent yet.
+        let _ = outgoing.try_send(Ok(answer));
+        Self { incoming, outgoing }
+    }
+}
+
 /// An open stream as the driver keeps it. Dropping it ends the stream.
 pub(super) struct Open<Out> {
     pub(super) id: StreamId,

@@ -14,6 +14,7 @@ use std::{
 
 use tempfile::TempDir;
 use tensord_client::{Options, Pool};
+use tensord_transport::tls::Trust;
 
 /// How long a process may take to start. Debug builds on busy machines are slow.
 pub const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -261,6 +262,18 @@ impl Cluster {
     /// The URL for workers.
     pub fn worker_url(&self) -> &str {
         &self.worker_url
+    }
+
+    /// What the certificate of the worker at `index` must be, off its log.
+    ///
+    /// # Panics
+    ///
+    /// When the log does not say.
+    pub fn worker_trust(&self, index: usize) -> Trust {
+        let log = self.workers[index].log();
+        let start = log.find("sha256:").expect("a worker logs its certificate");
+        let pin = log[start..start + "sha256:".len() + 64].parse();
+        Trust::Pin(pin.expect("a fingerprint"))
     }
 
     /// A path in the cluster's own directory.

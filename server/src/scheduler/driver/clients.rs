@@ -5,7 +5,7 @@ use tensord_proto::{
     v1::{ClientMessage, Error, ErrorCode, PoolMessage},
 };
 use tensord_scheduler::{
-    Claim, ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId,
+    ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId,
 };
 use tracing::{debug, info};
 
@@ -24,7 +24,7 @@ impl Driver {
     pub(super) fn attach(
         &mut self,
         client: ClientId,
-        claims: Vec<Claim>,
+        held: convert::Held,
         opened: Opened<ClientMessage, PoolMessage>,
     ) {
         let id = self.new_stream();
@@ -37,12 +37,18 @@ impl Driver {
             let words = format!("{MAX_STREAMS} clients are attached, which is the most there may be");
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
+        let convert::Held { claims, void } = held;
         debug!(%client, leases = claims.len(), "attached");
         if let Some(replaced) = self.clients.insert(client, open) {
             let words = "another stream of the same client took the place of this one";
             replaced.end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
         self.apply(event(client, id, ClientEvent::Attach { claims }));
+        for lease in void {
+            if let Some(gone) = self.tell_lease_ended(client, lease, &EndReason::Unknown) {
+                self.apply(gone);
+            }
+        }
     }
 
     pub(super) fn client_said(&mut self, client: ClientId, id: StreamId, message: ClientMessage) {

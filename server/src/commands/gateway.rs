@@ -1,0 +1,149 @@
+//! `tensord gateway`: leased devices for stock Burn programs.
+//!
+//! The client's own bridge, as a server for others: programs built without
+//! tensord connect to it with Burn's remote device. It holds one lease for all
+//! of them, for as long as it runs.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    time::Duration,
+};
+
+use tensord_client::{
+    ConnectError, Lease, LeaseError, LeaseRequest, LeasedDevice, Options, Pool, PoolUrl, Secret,
+};
+use tracing::info;
+
+use crate::{
+    config::{Demand, GatewayConfig, GatewayToken},
+    failure::Failure,
+    shutdown::Shutdown,
+    state::StateDir,
+    stdout,
+};
+
+/// How often the lease is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why a gateway did not start, or stopped by itself.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GatewayError {
+    /// The address is taken or not one of this host.
+    #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The pool cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The pool gave no lease.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The lease ended under the programs that use it.
+    #[error("the gateway's lease ended: {0}; start the gateway again for a new one")]
+    LeaseEnded(String),
+    /// Serving ended.
+    #[error("serving Burn programs ended: {0}")]
+    Serve(String),
+}
+
+/// Runs until asked to stop, or until the lease ends.
+pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
+    let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
+    let token = match config.token {
+        GatewayToken::Given(token) => token,
+        GatewayToken::Kept(state) => StateDir::open(&state.path)?.gateway_token()?,
+    };
+    // Before the lease, which may take long: a wrong address shows at once.
+    let failed = |source| GatewayError::Listen { listen: config.listen, source };
+    let listener = TcpListener::bind(config.listen).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let (url, demand) = (config.url, config.demand);
+    let leasing = tokio::task::spawn_blocking(move || lease(url, &demand));
+    let lease = tokio::select! {
+        lease = leasing => lease.map_err(io::Error::other).map_err(Failure::system("lease devices"))??,
+        () = shutdown.requested() => return Ok(()),
+    };
+    stdout::print(&banner(address, &token, &lease.descriptions()))?;
+    let ended = tokio::select! {
+        served = lease.serve(listener, &token) => match served {
+            Ok(()) => Err(GatewayError::Serve("without an error".into())),
+            Err(e) => Err(GatewayError::Serve(e.to_string())),
+        },
+        reason = ended(&lease) => Err(GatewayError::LeaseEnded(reason)),
+        () = shutdown.requested() => Ok(()),
+    };
+    // Giving the lease back waits for the network.
+    let _ = tokio::task::spawn_blocking(move || drop(lease)).await;
+    Ok(ended?)
+}
+
+fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
+    let pool = Pool::connect_with(url, Options::default())?;
+    let request = LeaseRequest::devices(demand.devices)
+        .kind(demand.kind.clone().unwrap_or_default())
+        .memory_bytes(demand.memory_bytes)
+        .on_queued(|position| info!("waiting for devices, at position {position} of the queue"));
+    Ok(pool.lease(request)?)
+}
+
+/// Waits until the lease has ended.
+async fn ended(lease: &Lease) -> String {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if let Some(reason) = lease.ended() {
+            return reason;
+        }
+    }
+}
+
+/// What to print when programs can connect, with the lines they need.
+fn banner(address: SocketAddr, token: &Secret, devices: &[LeasedDevice]) -> String {
+    let places: Vec<_> = devices
+        .iter()
+        .map(|device| format!("{} on {}", device.kind, device.worker))
+        .collect();
+    let (count, s) = (devices.len(), if devices.len() == 1 { "" } else { "s" });
+    format!(
+        "tensord gateway at ws://{address} with {count} device{s}: {places}\n\
+         \n\
+         In a Burn 0.22 program with the feature `remote-websocket`:\n\
+         \n    \
+             let host = burn::remote::RemoteHost::websocket(\"ws://{address}\")\n        \
+                 .with_credential(\"{token}\");\n    \
+             let devices = host.devices()?;\n",
+        places = places.join(", "),
+        token = token.reveal(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_banner_has_the_lines_a_program_needs() {
+        let device = |worker: &str| LeasedDevice {
+            kind: "flex".into(),
+            name: "CPU".into(),
+            memory_bytes: 1,
+            worker: worker.into(),
+        };
+        let address = "127.0.0.1:7463".parse().unwrap();
+        let devices = [device("gpu-1"), device("gpu-2")];
+        let expected = "\
+tensord gateway at ws://127.0.0.1:7463 with 2 devices: flex on gpu-1, flex on gpu-2
+
+In a Burn 0.22 program with the feature `remote-websocket`:
+
+    let host = burn::remote::RemoteHost::websocket(\"ws://127.0.0.1:7463\")
+        .with_credential(\"token\");
+    let devices = host.devices()?;
+";
+        assert_eq!(banner(address, &Secret::new("token"), &devices), expected);
+    }
+}

@@ -1,0 +1,46 @@
+//! `tensord up`: a scheduler and a worker in one process.
+
+use tensord_worker::Worker;
+
+use super::worker;
+use crate::{
+    config::{NodeConfig, UpConfig},
+    failure::Failure,
+    local::{LocalPool, reachable_host},
+    shutdown::Shutdown,
+    stdout,
+};
+
+/// Runs until asked to stop. The URLs are printed once the worker has joined,
+/// so that whoever pastes one finds devices.
+pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
+    let UpConfig { scheduler: config, node, drain } = config;
+    let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
+    let mut pool = LocalPool::start(&config).await?;
+    let node = told_from_outside(node, config.host_name.as_deref());
+    let worker = Worker::start(worker::options(node, pool.urls.own_worker.clone())).await?;
+    tokio::select! {
+        joined = worker.joined() => joined?,
+        () = shutdown.requested() => return Ok(()),
+    }
+    stdout::print(&pool.urls.banner(&config.state.shown))?;
+    tokio::select! {
+        () = shutdown.requested() => {}
+        refused = worker.failed() => return Err(refused.into()),
+        () = pool.scheduler.ended() => return Err(Failure::SchedulerEnded),
+    }
+    pool.scheduler.stop_granting().await;
+    worker.drain(drain).await;
+    Ok(())
+}
+
+/// The scheduler sees its own process's worker come from loopback, so the host
+/// under which others reach it must be said.
+fn told_from_outside(node: NodeConfig, host_name: Option<&str>) -> NodeConfig {
+    let listening = node.listen.ip();
+    let reachable = || listening.is_unspecified().then(|| reachable_host(listening, host_name));
+    NodeConfig {
+        advertise: node.advertise.or_else(reachable),
+        ..node
+    }
+}

@@ -1,0 +1,306 @@
+//! The services over real TLS on loopback, spoken to by hand.
+//!
+//! [`Rig`] is a scheduler with its state; [`TestClient`] and [`TestWorker`]
+//! are streams to it. Nothing here sleeps: every wait is for a message, and
+//! ends with a failure if that does not come.
+
+mod leases;
+mod refusals;
+mod restart;
+
+use std::{fmt::Debug, time::Duration};
+
+use tensord_proto::{
+    v1::{
+        ClientHello, ClientMessage, Device, DeviceUsage, Error, ErrorCode, Granted, Heartbeat,
+        HeldDevice, LeaseRequest, PoolHello, PoolMessage, Register, Registered, ReleaseLease,
+        StatusReply, StatusRequest, WorkerCommand, WorkerMessage, client_message,
+        pool_client::PoolClient, pool_message, worker_command, worker_message,
+        workers_client::WorkersClient,
+    },
+    version,
+};
+use tensord_transport::{Secret, control, tls::Trust};
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status, Streaming, transport::Channel};
+
+use super::*;
+use crate::{refusal, state::StateDir};
+
+/// How long anything may take that should take milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("no {what} within {PATIENCE:?}"),
+    }
+}
+
+/// A scheduler with state of its own.
+struct Rig {
+    directory: tempfile::TempDir,
+    scheduler: Scheduler,
+    trust: Trust,
+    client_token: Secret,
+    worker_token: Secret,
+}
+
+/// Options whose timeouts no test waits for by accident.
+fn options() -> Options {
+    let mut options = Options::new("127.0.0.1:0".parse().unwrap());
+    options.engine.worker_timeout = Duration::from_secs(3600);
+    options.engine.lease_expiry = Duration::from_secs(3600);
+    options
+}
+
+impl Rig {
+    async fn start() -> Self {
+        Self::with(options()).await
+    }
+
+    async fn with(options: Options) -> Self {
+        Self::on(tempfile::tempdir().unwrap(), options).await
+    }
+
+    async fn on(directory: tempfile::TempDir, options: Options) -> Self {
+        let secrets = StateDir::open(directory.path()).unwrap().pool_secrets().unwrap();
+        let trust = Trust::Pin(secrets.identity.fingerprint());
+        let (client_token, worker_token) =
+            (secrets.client_token.clone(), secrets.worker_token.clone());
+        let scheduler = Scheduler::start(options, secrets).await.unwrap();
+        Self { directory, scheduler, trust, client_token, worker_token }
+    }
+
+    /// Another scheduler with the same state, after this one is gone.
+    async fn restarted(self) -> Self {
+        let Self { directory, scheduler, .. } = self;
+        drop(scheduler);
+        Self::on(directory, options()).await
+    }
+
+    async fn channel(&self) -> Channel {
+        let address = self.scheduler.address();
+        let connecting = control::connect("127.0.0.1", address.port(), &self.trust);
+        within("connection", connecting).await.unwrap()
+    }
+
+    async fn client(&self, id: u64) -> TestClient {
+        self.client_holding(id, &[]).await
+    }
+
+    async fn client_holding(&self, id: u64, leases: &[&Granted]) -> TestClient {
+        let lease_tokens = leases.iter().map(|lease| lease.token.clone()).collect();
+        let hello = ClientHello { hello: Some(version::hello()), client_id: id, lease_tokens };
+        let said = client_message::Body::Hello(hello);
+        self.attach(&self.client_token, said).await.unwrap()
+    }
+
+    /// Attaches with any token and any first message.
+    async fn attach(
+        &self,
+        token: &Secret,
+        first: client_message::Body,
+    ) -> Result<TestClient, Status> {
+        let (say, said) = mpsc::channel(16);
+        say.try_send(ClientMessage { body: Some(first) }).unwrap();
+        let request = with_token(ReceiverStream::new(said), token);
+        let mut client = PoolClient::new(self.channel().await);
+        let answer = within("answer", client.attach(request)).await?;
+        let mut client = TestClient { say, hear: answer.into_inner(), hello: PoolHello::default() };
+        match client.hear().await? {
+            pool_message::Body::Hello(hello) => client.hello = hello,
+            other => panic!("{other:?} came before the hello"),
+        }
+        Ok(client)
+    }
+
+    async fn worker(&self, id: u64, devices: usize) -> TestWorker {
+        self.register(register(id, devices)).await.unwrap()
+    }
+
+    async fn register(&self, register: Register) -> Result<TestWorker, Status> {
+        self.join(&self.worker_token, worker_message::Body::Register(register)).await
+    }
+
+    /// Joins with any token and any first message.
+    async fn join(
+        &self,
+        token: &Secret,
+        first: worker_message::Body,
+    ) -> Result<TestWorker, Status> {
+        let (say, said) = mpsc::channel(16);
+        say.try_send(WorkerMessage { body: Some(first) }).unwrap();
+        let request = with_token(ReceiverStream::new(said), token);
+        let mut workers = WorkersClient::new(self.channel().await);
+        let answer = within("answer", workers.join(request)).await?;
+        let mut hear = answer.into_inner();
+        match within("command", hear.message()).await?.and_then(|command| command.body) {
+            Some(worker_command::Body::Registered(registered)) => {
+                Ok(TestWorker { say, hear, registered })
+            }
+            other => panic!("{other:?} is no registration"),
+        }
+    }
+
+    async fn status(&self) -> StatusReply {
+        self.status_with(&self.client_token).await.unwrap()
+    }
+
+    async fn status_with(&self, token: &Secret) -> Result<StatusReply, Status> {
+        let mut client = PoolClient::new(self.channel().await);
+        let request = with_token(StatusRequest {}, token);
+        let reply = within("status", client.status(request)).await?;
+        Ok(reply.into_inner())
+    }
+
+    /// Waits until the status is as `condition` says. For what no stream tells.
+    async fn status_that(&self, condition: impl Fn(&StatusReply) -> bool) -> StatusReply {
+        within("such status", async {
+            loop {
+                let status = self.status().await;
+                if condition(&status) {
+                    return status;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+    }
+}
+
+fn with_token<T>(message: T, token: &Secret) -> Request<T> {
+    let mut request = Request::new(message);
+    let bearer = format!("Bearer {}", token.reveal()).parse().unwrap();
+    request.metadata_mut().insert("authorization", bearer);
+    request
+}
+
+/// A worker with so many CPU devices of 1 GiB, listening on every address.
+fn register(id: u64, devices: usize) -> Register {
+    let device = Device { kind: "flex".into(), name: "CPU".into(), memory_bytes: 1 << 30 };
+    Register {
+        hello: Some(version::hello()),
+        worker_id: id,
+        name: format!("w{id}"),
+        address: format!("0.0.0.0:{}", 7000 + id),
+        certificate_sha256: vec![id as u8; 32].into(),
+        devices: vec![device; devices],
+        held: Vec::new(),
+    }
+}
+
+/// A client's stream.
+#[derive(Debug)]
+struct TestClient {
+    say: mpsc::Sender<ClientMessage>,
+    hear: Streaming<PoolMessage>,
+    hello: PoolHello,
+}
+
+impl TestClient {
+    async fn say(&self, body: client_message::Body) {
+        self.say.send(ClientMessage { body: Some(body) }).await.unwrap();
+    }
+
+    async fn ask(&self, request_id: u64, devices: u32) {
+        let request = LeaseRequest { request_id, devices, ..LeaseRequest::default() };
+        self.say(client_message::Body::Request(request)).await;
+    }
+
+    async fn release(&self, lease: &Granted) {
+        let lease_id = lease.lease_id;
+        self.say(client_message::Body::Release(ReleaseLease { lease_id })).await;
+    }
+
+    /// The next message that is no beat.
+    async fn hear(&mut self) -> Result<pool_message::Body, Status> {
+        loop {
+            match self.hear_any().await? {
+                Some(pool_message::Body::Beat(_)) => {}
+                Some(body) => return Ok(body),
+                None => panic!("the stream ended"),
+            }
+        }
+    }
+
+    /// The next message, or `None` at the stream's end.
+    async fn hear_any(&mut self) -> Result<Option<pool_message::Body>, Status> {
+        let message = within("message", self.hear.message()).await?;
+        Ok(message.map(|message| message.body.expect("no message is empty")))
+    }
+
+    async fn granted(&mut self) -> Granted {
+        match self.hear().await.unwrap() {
+            pool_message::Body::Granted(granted) => granted,
+            other => panic!("{other:?} is no grant"),
+        }
+    }
+
+    /// The position in the queue of a request.
+    async fn queued(&mut self, request: u64) -> u32 {
+        match self.hear().await.unwrap() {
+            pool_message::Body::Queued(queued) if queued.request_id == request => queued.position,
+            other => panic!("{other:?} is no position of request {request}"),
+        }
+    }
+
+    /// Why a request was refused.
+    async fn refused(&mut self, request: u64) -> Error {
+        match self.hear().await.unwrap() {
+            pool_message::Body::Refused(refused) if refused.request_id == request => {
+                refused.error.unwrap()
+            }
+            other => panic!("{other:?} is no refusal of request {request}"),
+        }
+    }
+
+    /// Why a lease ended.
+    async fn ended(&mut self, lease: u64) -> Error {
+        match self.hear().await.unwrap() {
+            pool_message::Body::Ended(ended) if ended.lease_id == lease => ended.error.unwrap(),
+            other => panic!("{other:?} is no end of lease {lease}"),
+        }
+    }
+
+    /// The error that the scheduler ends the stream with.
+    async fn cut_off(&mut self) -> Error {
+        let status = self.hear().await.unwrap_err();
+        refusal::error(&status).unwrap_or_else(|| panic!("{status:?} carries no error of ours"))
+    }
+}
+
+/// A worker's stream.
+#[derive(Debug)]
+struct TestWorker {
+    say: mpsc::Sender<WorkerMessage>,
+    hear: Streaming<WorkerCommand>,
+    registered: Registered,
+}
+
+impl TestWorker {
+    async fn say(&self, body: worker_message::Body) {
+        self.say.send(WorkerMessage { body: Some(body) }).await.unwrap();
+    }
+
+    async fn hear(&mut self) -> Result<worker_command::Body, Status> {
+        let command = within("command", self.hear.message()).await?;
+        Ok(command.and_then(|command| command.body).expect("no end, and no empty command"))
+    }
+
+    /// The lease that the scheduler says to end.
+    async fn end_lease(&mut self) -> u64 {
+        match self.hear().await.unwrap() {
+            worker_command::Body::EndLease(end) => end.lease_id,
+            other => panic!("{other:?} ends no lease"),
+        }
+    }
+}
+
+/// The error that a refused call carries.
+fn error_of<T: Debug>(refused: Result<T, Status>) -> (tonic::Code, Error) {
+    let status = refused.unwrap_err();
+    let error = refusal::error(&status);
+    (status.code(), error.unwrap_or_else(|| panic!("{status:?} carries no error of ours")))
+}

@@ -1,0 +1,163 @@
+//! Leases from request to end, as clients and workers see them.
+
+use tensord_proto::v1::{Beat, CancelRequest, LeaseShare, Leaving};
+use tensord_transport::token;
+
+use super::*;
+
+#[tokio::test]
+async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
+    let rig = Rig::start().await;
+    let worker = rig.worker(5, 2).await;
+    let mut client = rig.client(1).await;
+    assert_eq!(client.hello.protocol, 1);
+    assert_eq!(client.hello.lease_expiry_ms, 3_600_000);
+    client.ask(7, 2).await;
+    let granted = client.granted().await;
+    assert_eq!(granted.request_id, 7);
+    assert_eq!(granted.devices.len(), 2);
+    let endpoint = granted.devices[0].worker.as_ref().unwrap();
+    assert_eq!(endpoint.address, "127.0.0.1:7005", "the host it left open is the one it called from");
+    assert_eq!((endpoint.worker_id, endpoint.name.as_str()), (5, "w5"));
+    assert_eq!(endpoint.certificate_sha256, vec![5; 32]);
+
+    let claims = token::verify(&granted.token, &worker.registered.lease_key).unwrap();
+    assert_eq!((claims.lease_id, claims.client_id), (granted.lease_id, 1));
+    let share = |device_index| LeaseShare { worker_id: 5, device_index };
+    assert_eq!(claims.shares, [share(0), share(1)]);
+}
+
+#[tokio::test]
+async fn requests_wait_in_line_and_releases_move_it() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 1).await;
+    let [mut first, mut second, mut third] =
+        [rig.client(1).await, rig.client(2).await, rig.client(3).await];
+    first.ask(1, 1).await;
+    let lease = first.granted().await;
+    second.ask(1, 1).await;
+    assert_eq!(second.queued(1).await, 1);
+    third.ask(1, 1).await;
+    assert_eq!(third.queued(1).await, 2);
+    second.say(client_message::Body::Cancel(CancelRequest { request_id: 1 })).await;
+    assert_eq!(second.refused(1).await.code(), ErrorCode::Cancelled);
+    assert_eq!(third.queued(1).await, 1);
+    first.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    let next = third.granted().await;
+    assert_ne!(next.lease_id, lease.lease_id);
+}
+
+#[tokio::test]
+async fn what_can_never_be_is_refused_with_its_reason() {
+    let rig = Rig::start().await;
+    let _worker = rig.worker(1, 2).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 3).await;
+    let error = client.refused(1).await;
+    assert_eq!(error.code(), ErrorCode::Unsatisfiable);
+    assert_eq!(
+        error.message,
+        "asked for 3 devices of any kind; the pool has 2 flex (1.0 GiB)"
+    );
+    client.ask(2, 0).await;
+    assert_eq!(client.refused(2).await.code(), ErrorCode::Protocol);
+}
+
+#[tokio::test]
+async fn a_lease_outlives_its_clients_stream_for_a_while() {
+    let mut options = options();
+    options.engine.lease_expiry = Duration::from_millis(100);
+    let rig = Rig::with(options).await;
+    let mut worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    let mut waiting = rig.client(2).await;
+    waiting.ask(1, 1).await;
+    assert_eq!(waiting.queued(1).await, 1);
+    drop(client);
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    waiting.granted().await;
+}
+
+#[tokio::test]
+async fn a_second_stream_of_a_client_takes_the_place_of_the_first() {
+    let rig = Rig::start().await;
+    let _worker = rig.worker(1, 1).await;
+    let mut old = rig.client(1).await;
+    old.ask(1, 1).await;
+    let lease = old.granted().await;
+    let mut new = rig.client_holding(1, &[&lease]).await;
+    assert_eq!(old.cut_off().await.code(), ErrorCode::Cancelled);
+    new.ask(2, 1).await;
+    assert_eq!(new.queued(2).await, 1, "the lease is still held");
+    new.release(&lease).await;
+    new.granted().await;
+}
+
+#[tokio::test]
+async fn an_idle_stream_carries_beats() {
+    let mut options = options();
+    options.timing.beat = Duration::from_millis(10);
+    let rig = Rig::with(options).await;
+    let mut client = rig.client(1).await;
+    for _ in 0..3 {
+        let beat = client.hear_any().await.unwrap();
+        assert_eq!(beat, Some(pool_message::Body::Beat(Beat {})));
+    }
+}
+
+#[tokio::test]
+async fn status_tells_what_workers_last_said() {
+    let rig = Rig::start().await;
+    let worker = rig.worker(1, 2).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    client.granted().await;
+    let usage = DeviceUsage { sessions: 1, live_bytes: 4096, ops_executed: 99 };
+    // One device only, and then some that do not exist: neither does harm.
+    let heartbeat = |usage| worker_message::Body::Heartbeat(Heartbeat { usage });
+    worker.say(heartbeat(vec![DeviceUsage::default(); 9])).await;
+    worker.say(heartbeat(vec![usage])).await;
+    let heard = |status: &StatusReply| status.workers[0].devices[0].ops_executed == 99;
+    let status = rig.status_that(heard).await;
+    assert_eq!((status.leases, status.waiting_requests), (1, 0));
+    assert_eq!(status.workers[0].address, "127.0.0.1:7001");
+    let devices = &status.workers[0].devices;
+    assert_eq!((devices[0].leased, devices[0].live_bytes), (true, 4096));
+    assert_eq!((devices[1].leased, devices[1].live_bytes), (false, 0));
+}
+
+#[tokio::test]
+async fn a_worker_that_leaves_ends_its_leases_when_it_is_gone() {
+    let rig = Rig::start().await;
+    let worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    worker.say(worker_message::Body::Leaving(Leaving {})).await;
+    drop(worker);
+    let error = client.ended(lease.lease_id).await;
+    assert_eq!(error.code(), ErrorCode::WorkerLost);
+    assert_eq!(error.message, "worker w1 (0000000000000001) left the pool");
+}
+
+#[tokio::test]
+async fn a_scheduler_about_to_stop_grants_nothing() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 1).await;
+    let mut holder = rig.client(1).await;
+    holder.ask(1, 1).await;
+    let lease = holder.granted().await;
+    let mut waiting = rig.client(2).await;
+    waiting.ask(1, 1).await;
+    assert_eq!(waiting.queued(1).await, 1);
+    rig.scheduler.stop_granting().await;
+    holder.ask(2, 1).await;
+    assert_eq!(holder.refused(2).await.code(), ErrorCode::Draining);
+    holder.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    assert_eq!(waiting.refused(1).await.code(), ErrorCode::Draining);
+    rig.status_that(|status| status.leases == 0).await;
+}

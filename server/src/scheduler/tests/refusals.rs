@@ -1,0 +1,146 @@
+//! Who is not let in, and what is not listened to.
+
+use tensord_proto::v1::{CancelRequest, Hello, Leaving};
+use tonic::Code;
+
+use super::*;
+
+fn client_hello(hello: Hello) -> client_message::Body {
+    client_message::Body::Hello(ClientHello {
+        hello: Some(hello),
+        client_id: 1,
+        lease_tokens: Vec::new(),
+    })
+}
+
+fn other_version() -> Hello {
+    Hello { protocol_min: 90, protocol_max: 99, ..version::hello() }
+}
+
+#[tokio::test]
+async fn each_call_takes_its_own_token_only() {
+    let rig = Rig::start().await;
+    let unknown = Secret::new("0123456789abcdef");
+    let hello = || client_hello(version::hello());
+    let joining = || worker_message::Body::Register(register(1, 1));
+    for (token, said) in [(&unknown, "not one of this pool"), (&rig.worker_token, "this is the worker token")] {
+        for (code, error) in [
+            error_of(rig.attach(token, hello()).await),
+            error_of(rig.status_with(token).await),
+        ] {
+            assert_eq!((code, error.code()), (Code::Unauthenticated, ErrorCode::Token));
+            assert!(error.message.contains(said), "{error}");
+        }
+    }
+    for (token, said) in [(&unknown, "not one of this pool"), (&rig.client_token, "this is the client token")] {
+        let (code, error) = error_of(rig.join(token, joining()).await);
+        assert_eq!((code, error.code()), (Code::Unauthenticated, ErrorCode::Token));
+        assert!(error.message.contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn another_version_is_told_both_versions() {
+    let rig = Rig::start().await;
+    let (code, error) = error_of(rig.attach(&rig.client_token, client_hello(other_version())).await);
+    assert_eq!((code, error.code()), (Code::FailedPrecondition, ErrorCode::Version));
+    assert!(error.message.contains("protocol 90 to 99"), "{error}");
+    let older = Hello { ir_version: "burn-ir 0.21.0".into(), ..version::hello() };
+    let joining = Register { hello: Some(older), ..register(1, 1) };
+    let (_, error) = error_of(rig.register(joining).await);
+    assert_eq!(error.code(), ErrorCode::Version);
+    assert!(error.message.contains("burn-ir 0.21.0"), "{error}");
+}
+
+#[tokio::test]
+async fn a_stream_must_begin_with_its_hello() {
+    let mut options = options();
+    options.timing.hello = Duration::from_millis(50);
+    let rig = Rig::with(options).await;
+    let cancel = client_message::Body::Cancel(CancelRequest { request_id: 1 });
+    let (_, error) = error_of(rig.attach(&rig.client_token, cancel).await);
+    assert_eq!(error.code(), ErrorCode::Protocol);
+    let leaving = worker_message::Body::Leaving(Leaving {});
+    let (_, error) = error_of(rig.join(&rig.worker_token, leaving).await);
+    assert_eq!(error.code(), ErrorCode::Protocol);
+
+    let (_silent, said) = mpsc::channel::<ClientMessage>(1);
+    let request = with_token(ReceiverStream::new(said), &rig.client_token);
+    let mut client = PoolClient::new(rig.channel().await);
+    let (_, error) = error_of(within("answer", client.attach(request)).await);
+    assert_eq!(error.message, "there was no hello within 50ms");
+}
+
+#[tokio::test]
+async fn a_registration_is_checked() {
+    let rig = Rig::start().await;
+    let right = || register(1, 1);
+    let device = |kind: &str| Device { kind: kind.into(), name: "CPU".into(), memory_bytes: 1 };
+    let cases = [
+        (Register { hello: None, ..right() }, "the hello has no versions"),
+        (Register { name: "\u{1b}[31m".into(), ..right() }, "the worker's name is"),
+        (Register { name: String::new(), ..right() }, "the worker's name is"),
+        (Register { address: "gpu-1".into(), ..right() }, "the worker's address \"gpu-1\""),
+        (Register { certificate_sha256: vec![0; 31].into(), ..right() }, "has 31 bytes, not 32"),
+        (Register { devices: vec![device("")], ..right() }, "a device's kind is"),
+        (register(1, 257), "257 devices are more than 256"),
+    ];
+    for (wrong, expected) in cases {
+        let (code, error) = error_of(rig.register(wrong).await);
+        assert_eq!((code, error.code()), (Code::InvalidArgument, ErrorCode::Protocol));
+        assert!(error.message.contains(expected), "{error}");
+    }
+    assert_eq!(rig.status().await.workers, []);
+}
+
+#[tokio::test]
+async fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
+    let rig = Rig::start().await;
+    let mut bystander = rig.client(1).await;
+    let mut client = rig.client(2).await;
+    client.say(client_hello(version::hello())).await;
+    assert_eq!(client.cut_off().await.message, "a second hello on one stream");
+
+    let mut client = rig.client(3).await;
+    let kind = "\u{7}".into();
+    let request = LeaseRequest { request_id: 1, devices: 1, kind, memory_bytes: 0 };
+    client.say(client_message::Body::Request(request)).await;
+    assert_eq!(client.cut_off().await.code(), ErrorCode::Protocol);
+
+    let mut worker = rig.worker(1, 1).await;
+    worker.say(worker_message::Body::Register(register(1, 1))).await;
+    let (_, error) = error_of(worker.hear().await);
+    assert_eq!(error.code(), ErrorCode::Protocol);
+
+    bystander.ask(1, 9).await;
+    assert_eq!(bystander.refused(1).await.code(), ErrorCode::Unsatisfiable);
+}
+
+#[tokio::test]
+async fn a_message_over_the_limit_ends_its_stream_only() {
+    let rig = Rig::start().await;
+    let mut client = rig.client(1).await;
+    let kind = "x".repeat(MAX_MESSAGE_BYTES);
+    let request = LeaseRequest { request_id: 1, devices: 1, kind, memory_bytes: 0 };
+    client.say(client_message::Body::Request(request)).await;
+    while let Ok(Some(pool_message::Body::Beat(_))) = client.hear_any().await {}
+    rig.client(1).await;
+}
+
+#[tokio::test]
+async fn a_silent_worker_is_cut_off_and_its_lease_ends() {
+    let mut options = options();
+    options.timing.heartbeat = Duration::from_millis(20);
+    options.engine.worker_timeout = Duration::from_millis(100);
+    let rig = Rig::with(options).await;
+    let mut worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    assert_eq!(worker.registered.heartbeat_ms, 20);
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    let (_, error) = error_of(worker.hear().await);
+    assert_eq!(error.message, "nothing was heard for 80ms");
+    let error = client.ended(lease.lease_id).await;
+    assert_eq!(error.code(), ErrorCode::WorkerLost);
+    assert_eq!(error.message, "worker w1 (0000000000000001) was lost");
+}

@@ -1,0 +1,75 @@
+//! What a new scheduler with the same state takes back.
+
+use super::*;
+
+fn holding(id: u64, lease: &Granted) -> Register {
+    let held = HeldDevice { lease_id: lease.lease_id, device_index: 0 };
+    Register { held: vec![held], ..register(id, 1) }
+}
+
+/// A pool with one device, leased by client 1, whose scheduler then restarts.
+async fn restarted_with_a_lease() -> (Rig, Granted) {
+    let rig = Rig::start().await;
+    let _worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    (rig.restarted().await, lease)
+}
+
+#[tokio::test]
+async fn a_lease_goes_on_when_its_worker_and_its_client_are_back() {
+    let (rig, lease) = restarted_with_a_lease().await;
+    let mut worker = rig.register(holding(1, &lease)).await.unwrap();
+    let mut other = rig.client(2).await;
+    other.ask(1, 1).await;
+    assert_eq!(other.queued(1).await, 1, "the device is taken");
+    let client = rig.client_holding(1, &[&lease]).await;
+    assert_eq!(rig.status().await.leases, 1);
+    client.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    other.granted().await;
+}
+
+#[tokio::test]
+async fn the_client_may_be_back_first() {
+    let (rig, lease) = restarted_with_a_lease().await;
+    let mut client = rig.client_holding(1, &[&lease]).await;
+    let mut worker = rig.register(holding(1, &lease)).await.unwrap();
+    client.ask(2, 1).await;
+    assert_eq!(client.queued(2).await, 1, "the device is taken");
+    client.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    client.granted().await;
+}
+
+#[tokio::test]
+async fn streams_to_the_old_scheduler_end() {
+    let rig = Rig::start().await;
+    let mut client = rig.client(1).await;
+    let mut worker = rig.worker(1, 1).await;
+    let _new = rig.restarted().await;
+    while let Ok(Some(_)) = client.hear_any().await {}
+    assert!(!matches!(within("end", worker.hear.message()).await, Ok(Some(_))));
+}
+
+#[tokio::test]
+async fn a_token_that_proves_nothing_is_answered_with_the_leases_end() {
+    let (rig, lease) = restarted_with_a_lease().await;
+    // Another client's token.
+    let mut thief = rig.client_holding(2, &[&lease]).await;
+    assert_eq!(thief.ended(lease.lease_id).await.code(), ErrorCode::Lease);
+    // A token of a pool with another key.
+    let (other_pool, _) = restarted_with_a_lease().await;
+    let mut client = other_pool.client_holding(1, &[&lease]).await;
+    assert_eq!(client.ended(lease.lease_id).await.code(), ErrorCode::Lease);
+    // No token at all.
+    let hello = ClientHello {
+        hello: Some(version::hello()),
+        client_id: 3,
+        lease_tokens: vec![vec![1; 65].into()],
+    };
+    let said = client_message::Body::Hello(hello);
+    let (_, error) = error_of(rig.attach(&rig.client_token, said).await);
+    assert_eq!(error.code(), ErrorCode::Protocol);
+}

@@ -1,0 +1,121 @@
+//! Many programs, one pool: queues, refusals, and clients that vanish.
+
+use std::{
+    process::Command,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use burn::tensor::{Device, Tensor};
+use tensord_client::{LeaseError, LeaseRequest, Pool};
+use tensord_proto::v1::ErrorCode;
+use tensord_tests::cluster::{Cluster, Process};
+
+/// Live bytes and sessions of all workers, as they last told the scheduler.
+fn usage(pool: &Pool) -> (u64, u32) {
+    let status = pool.status().unwrap();
+    let devices = status.workers.iter().flat_map(|worker| &worker.devices);
+    devices.fold((0, 0), |(bytes, sessions), device| {
+        (bytes + device.live_bytes, sessions + device.sessions)
+    })
+}
+
+fn sum_to(n: usize, device: &Device) -> f32 {
+    let mut total = Tensor::<1>::zeros([1], device);
+    for i in 0..n {
+        total = total + i as f32;
+    }
+    total.into_scalar()
+}
+
+#[test]
+fn threads_and_leases_of_one_pool_do_not_disturb_each_other() {
+    let cluster = Cluster::start(&["flex*2", "flex"]);
+    let pool = cluster.pool();
+    let two = pool.lease(LeaseRequest::devices(2)).unwrap();
+    let workers: Vec<_> = two.descriptions().into_iter().map(|d| d.worker).collect();
+    assert_eq!(workers, ["worker-0", "worker-0"], "the fewest workers are preferred");
+    let one = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let devices: Vec<Device> = two.devices().iter().chain(one.devices()).cloned().collect();
+    std::thread::scope(|scope| {
+        for (at, device) in devices.iter().enumerate() {
+            for thread in 0..3 {
+                let n = 50 + 10 * at + thread;
+                scope.spawn(move || assert_eq!(sum_to(n, device), (n * (n - 1) / 2) as f32));
+            }
+        }
+    });
+}
+
+#[test]
+fn what_the_pool_never_has_is_refused_and_what_is_busy_is_queued() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let pool = cluster.pool();
+    let refused = |request: LeaseRequest| match pool.lease(request).unwrap_err() {
+        LeaseError::Refused { code: ErrorCode::Unsatisfiable, reason } => reason,
+        other => panic!("another error: {other}"),
+    };
+    let reason = refused(LeaseRequest::devices(3));
+    assert!(reason.contains("3 devices") && reason.contains("2 flex"), "{reason}");
+    let reason = refused(LeaseRequest::devices(1).kind("cuda"));
+    assert!(reason.contains("cuda") && reason.contains("2 flex"), "{reason}");
+    refused(LeaseRequest::devices(1).memory_bytes(1 << 60));
+
+    let held = pool.lease(LeaseRequest::devices(2)).unwrap();
+    let short = LeaseRequest::devices(1).timeout(Duration::from_millis(300));
+    match pool.lease(short).unwrap_err() {
+        LeaseError::TimedOut { position: 1, .. } => {}
+        other => panic!("another error: {other}"),
+    }
+    let positions = Arc::new(Mutex::new(Vec::new()));
+    let waiting: Vec<_> = (0..2)
+        .map(|_| {
+            let (pool, positions) = (cluster.pool(), positions.clone());
+            std::thread::spawn(move || {
+                let told = move |position| positions.lock().unwrap().push(position);
+                let lease = pool.lease(LeaseRequest::devices(2).on_queued(told)).unwrap();
+                assert_eq!(sum_to(10, &lease.devices()[1]), 45.0);
+            })
+        })
+        .collect();
+    cluster.wait("both to be queued", || positions.lock().unwrap().len() >= 2);
+    drop(held);
+    waiting.into_iter().for_each(|thread| thread.join().unwrap());
+    let positions = positions.lock().unwrap();
+    assert_eq!(positions[..2], [1, 2]);
+    assert_eq!(positions[2..], [1], "the second moves up as the first is served");
+}
+
+/// Not a test of its own: the program that the next test kills.
+#[test]
+#[ignore = "run as a child process"]
+fn a_program_that_never_ends() {
+    let pool = Pool::connect_env().unwrap();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    let kept = Tensor::<2>::ones([1024, 1024], device);
+    assert_eq!(kept.clone().sum().into_scalar::<f32>(), 1024.0 * 1024.0);
+    println!("holding");
+    std::thread::sleep(Duration::from_secs(300));
+    drop(kept);
+}
+
+#[test]
+fn a_killed_program_gives_its_devices_and_memory_back() {
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    let before = usage(&pool);
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program
+        .args(["--ignored", "--exact", "--nocapture", "sharing::a_program_that_never_ends"])
+        .env("TENSORD_URL", cluster.client_url());
+    let mut program = Process::spawn(program, cluster.path("program.log"));
+    program.wait_for("holding", |line| line.contains("holding").then_some(()));
+    cluster.wait("its use to show", || usage(&pool).0 >= 4 << 20);
+    program.kill();
+    // Waits in the queue until the lease of the dead program has expired.
+    let lease = pool.lease(LeaseRequest::devices(1).timeout(Duration::from_secs(45))).unwrap();
+    assert_eq!(sum_to(10, &lease.devices()[0]), 45.0);
+    drop(lease);
+    cluster.wait("its memory to be back", || usage(&pool) == before);
+}

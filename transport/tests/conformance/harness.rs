@@ -1,0 +1,195 @@
+//! A listener, links to it, and frames that are easy to tell apart.
+
+use std::{sync::LazyLock, time::Duration};
+
+use bytes::Bytes;
+use tensord_proto::MAX_FRAME_BYTES;
+use tensord_transport::{
+    Dialer, Identity, Link, LinkError, LinkReceiver, LinkSender, Listener, TransportChoice,
+    faults::FaultSwitch, identity::IdentityPem, tls::Trust,
+};
+
+/// Long enough for any test on a slow machine, so that what takes longer hangs.
+const HANG: Duration = Duration::from_secs(40);
+
+/// Long enough for a dial on a slow machine.
+pub(crate) const DIAL_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Runs a test that must end.
+pub(crate) async fn no_hang<T>(test: impl Future<Output = T>) -> T {
+    let ended = tokio::time::timeout(HANG, test).await;
+    ended.expect("the test hangs")
+}
+
+/// An implementation of a link.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) choice: TransportChoice,
+    switched: bool,
+}
+
+pub(crate) const QUIC: Kind = Kind {
+    choice: TransportChoice::Quic,
+    switched: false,
+};
+
+pub(crate) const GRPC: Kind = Kind {
+    choice: TransportChoice::Grpc,
+    switched: false,
+};
+
+impl Kind {
+    pub(crate) fn dialer(self) -> Dialer {
+        match self.switched {
+            true => Dialer::new(self.choice).with_faults(FaultSwitch::default()),
+            false => Dialer::new(self.choice),
+        }
+    }
+
+    /// The same, with a healthy `FaultSwitch` at each end.
+    pub(crate) const fn through_a_switch(self) -> Self {
+        Self {
+            switched: true,
+            ..self
+        }
+    }
+}
+
+/// A listener and what a client must know of it.
+pub(crate) struct Server {
+    pub(crate) listener: Listener,
+    pub(crate) pem: IdentityPem,
+    pub(crate) trust: Trust,
+}
+
+impl Server {
+    /// A listener that shows a certificate of a pool of its own.
+    pub(crate) async fn start() -> Self {
+        let pem = IdentityPem::new_pool().unwrap();
+        let identity = Identity::from_pem(&pem).unwrap();
+        let listener = Listener::bind(any_port(), &identity).await.unwrap();
+        Self {
+            listener,
+            pem,
+            trust: Trust::Pin(identity.fingerprint()),
+        }
+    }
+
+    pub(crate) fn address(&self) -> String {
+        self.listener.address().to_string()
+    }
+
+    /// Dials without saying anything yet.
+    pub(crate) async fn dial(&self, kind: Kind) -> Link {
+        let (dialer, address) = (kind.dialer(), self.address());
+        let link = dialer.dial(&address, &self.trust, DIAL_DEADLINE);
+        link.await.unwrap()
+    }
+
+    /// Both ends of a new link, over which a first frame has gone.
+    pub(crate) async fn connect(&mut self, kind: Kind) -> (Link, Link) {
+        let near = self.dial(kind).await;
+        let (near, far) = self.greet(near).await;
+        match kind.switched {
+            true => (near, FaultSwitch::default().wrap(far)),
+            false => (near, far),
+        }
+    }
+
+    /// Sends a first frame on `near`, and finds the other end.
+    pub(crate) async fn greet(&mut self, mut near: Link) -> (Link, Link) {
+        near.sender.send(&[frame(0, 5)]).await.unwrap();
+        let mut far = self.listener.accept().await;
+        assert_eq!(far.receiver.recv().await, Ok(Some(frame(0, 5))));
+        assert_eq!(far.carrier, near.carrier);
+        (near, far)
+    }
+}
+
+/// A listener and both ends of a link to it.
+pub(crate) async fn connect(kind: Kind) -> (Link, Link, Server) {
+    let mut server = Server::start().await;
+    let (near, far) = server.connect(kind).await;
+    (near, far, server)
+}
+
+pub(crate) fn any_port() -> std::net::SocketAddr {
+    ([127, 0, 0, 1], 0).into()
+}
+
+/// Frame `number`, of `size` bytes. Frames of different numbers differ, and so
+/// do the parts of a frame, as long as there are a few bytes.
+pub(crate) fn frame(number: usize, size: usize) -> Bytes {
+    static NOISE: LazyLock<Bytes> = LazyLock::new(|| {
+        let mut state = 1u64;
+        let mut next = || {
+            // A linear congruential generator (Knuth's constants).
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        };
+        (0..3 * MAX_FRAME_BYTES).map(|_| next()).collect()
+    });
+    let start = number * 4099 % (2 * MAX_FRAME_BYTES - 1);
+    NOISE.slice(start..start + size)
+}
+
+/// Sends `count` frames of `size` bytes, numbered from 1.
+pub(crate) async fn send_frames(sender: &mut LinkSender, count: usize, size: usize) {
+    for number in 1..=count {
+        sender.send(&[frame(number, size)]).await.unwrap();
+    }
+}
+
+/// Expects the frames of [`send_frames`].
+pub(crate) async fn expect_frames(receiver: &mut LinkReceiver, count: usize, size: usize) {
+    for number in 1..=count {
+        expect_frame(receiver, number, size).await;
+    }
+}
+
+/// Expects frame `number` to be next. Does not print megabytes when it is not.
+pub(crate) async fn expect_frame(receiver: &mut LinkReceiver, number: usize, size: usize) {
+    let received = receiver.recv().await;
+    match &received {
+        Ok(Some(bytes)) => {
+            let found = bytes.len();
+            assert!(*bytes == frame(number, size), "{found} bytes instead of frame {number}");
+        }
+        ended => panic!("{ended:?} instead of frame {number}"),
+    }
+}
+
+/// Reads until the link ends, which must be with an error.
+pub(crate) async fn expect_error(receiver: &mut LinkReceiver) -> LinkError {
+    loop {
+        match receiver.recv().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the link ended as if the peer had finished"),
+            Err(error) => {
+                let again = receiver.recv().await;
+                assert!(again.is_err(), "{again:?} after {error:?}");
+                return error;
+            }
+        }
+    }
+}
+
+/// Sends until the link ends.
+pub(crate) async fn send_until_error(sender: &mut LinkSender) -> LinkError {
+    loop {
+        if let Err(error) = sender.send(&[frame(1, 100_000)]).await {
+            return error;
+        }
+        // An error may take a moment to be noticed.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Whether `future` does not end soon. Only a broken test subject makes it
+/// `false`, only a stalled machine could hide that.
+pub(crate) async fn waits<F: Future>(future: F) -> bool {
+    let soon = Duration::from_millis(300);
+    tokio::time::timeout(soon, future).await.is_err()
+}

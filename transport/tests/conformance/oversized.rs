@@ -1,0 +1,154 @@
+//! Law 2, for a peer that sends what it may not: the link ends with an error
+//! at both ends, and other links go on.
+
+use bytes::Bytes;
+use tensord_proto::{
+    MAX_FRAME_BYTES,
+    v1::{
+        Packet,
+        data_client::DataClient,
+        data_server::{Data, DataServer},
+    },
+};
+use tensord_transport::{Identity, LinkError, control};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming, service::Routes};
+
+use crate::{
+    harness::*,
+    raw::{quic_client, quic_server},
+};
+
+/// One byte too many, and many.
+const SIZES: [usize; 2] = [MAX_FRAME_BYTES + 1, 2 * MAX_FRAME_BYTES];
+
+#[tokio::test]
+async fn from_a_quic_dialler() {
+    no_hang(async {
+        let (mut near, mut far, mut server) = connect(QUIC).await;
+        for size in SIZES {
+            let connection = quic_client(&server).await;
+            let (mut send, _recv) = connection.open_bi().await.unwrap();
+            send.write_all(&(size as u32).to_le_bytes()).await.unwrap();
+            let mut link = server.listener.accept().await;
+            // From the length alone: nothing of the frame itself was sent.
+            assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
+            assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
+            let closed = connection.closed().await.to_string();
+            assert!(closed.contains("frame too large"), "{closed}");
+        }
+        send_frames(&mut near.sender, 3, 1000).await;
+        expect_frames(&mut far.receiver, 3, 1000).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn from_a_quic_listener() {
+    no_hang(async {
+        for size in SIZES {
+            let (endpoint, trust) = quic_server();
+            let address = endpoint.local_addr().unwrap().to_string();
+            let peer = tokio::spawn(async move {
+                let connection = endpoint.accept().await.unwrap().await.unwrap();
+                let (mut send, _recv) = connection.accept_bi().await.unwrap();
+                send.write_all(&(size as u32).to_le_bytes()).await.unwrap();
+                connection.closed().await.to_string()
+            });
+            let link = QUIC.dialer().dial(&address, &trust, DIAL_DEADLINE).await;
+            let mut link = link.unwrap();
+            link.sender.send(&[frame(1, 10)]).await.unwrap();
+            assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
+            let closed = peer.await.unwrap();
+            assert!(closed.contains("frame too large"), "{closed}");
+        }
+    })
+    .await;
+}
+
+fn packet(size: usize) -> Packet {
+    let frame = Bytes::from(vec![7; size]);
+    Packet { frame }
+}
+
+fn assert_too_large(error: &LinkError, size: usize) {
+    match error {
+        LinkError::TooLarge(found) => assert_eq!(*found, size),
+        // Found by the gRPC decoder, from the message's length.
+        LinkError::Lost(reason) => assert!(reason.contains("too large"), "{reason}"),
+    }
+}
+
+#[tokio::test]
+async fn from_a_grpc_dialler() {
+    no_hang(async {
+        let (mut near, mut far, mut server) = connect(GRPC).await;
+        let port = server.listener.address().port();
+        for size in SIZES {
+            let channel = control::connect("127.0.0.1", port, &server.trust)
+                .await
+                .unwrap();
+            let (packets, outgoing) = mpsc::channel(4);
+            packets.send(packet(10)).await.unwrap();
+            let call = tokio::spawn(async move {
+                let mut client = DataClient::new(channel);
+                let answer = client.connect(ReceiverStream::new(outgoing)).await;
+                answer.unwrap().into_inner().message().await
+            });
+            let mut link = server.listener.accept().await;
+            assert!(link.receiver.recv().await.unwrap().is_some());
+            packets.send(packet(size)).await.unwrap();
+            assert_too_large(&expect_error(&mut link.receiver).await, size);
+            call.await.unwrap().unwrap_err();
+        }
+        send_frames(&mut near.sender, 3, 1000).await;
+        expect_frames(&mut far.receiver, 3, 1000).await;
+    })
+    .await;
+}
+
+struct SendsTooMuch(usize);
+
+#[tonic::async_trait]
+impl Data for SendsTooMuch {
+    type ConnectStream = control::Answers<Packet>;
+
+    async fn connect(
+        &self,
+        mut request: Request<Streaming<Packet>>,
+    ) -> Result<Response<Self::ConnectStream>, Status> {
+        assert!(request.get_mut().message().await?.is_some());
+        let (packets, outgoing) = mpsc::channel(1);
+        packets.send(packet(self.0)).await.unwrap();
+        let mut incoming = request.into_inner();
+        // Keeps its side open for as long as the dialler does.
+        tokio::spawn(async move {
+            while let Ok(Some(_)) = incoming.message().await {}
+            drop(packets);
+        });
+        Ok(Response::new(control::answers(outgoing)))
+    }
+}
+
+#[tokio::test]
+async fn from_a_grpc_listener() {
+    no_hang(async {
+        for size in SIZES {
+            let tcp = tokio::net::TcpListener::bind(any_port()).await.unwrap();
+            let address = tcp.local_addr().unwrap().to_string();
+            let identity = Identity::self_signed().unwrap();
+            let trust = tensord_transport::tls::Trust::Pin(identity.fingerprint());
+            let server = control::server(tcp, &identity).unwrap();
+            let routes = Routes::new(DataServer::new(SendsTooMuch(size)));
+            let serving = tokio::spawn(server.run(routes));
+            let link = GRPC.dialer().dial(&address, &trust, DIAL_DEADLINE).await;
+            let mut link = link.unwrap();
+            link.sender.send(&[frame(1, 10)]).await.unwrap();
+            assert_too_large(&expect_error(&mut link.receiver).await, size);
+            send_until_error(&mut link.sender).await;
+            serving.abort();
+        }
+    })
+    .await;
+}
