@@ -70,7 +70,9 @@ impl Classifier for Cnn {
     }
 
     fn forward(&self, images: Tensor<3>) -> Tensor<2> {
-        let x = self.relu.forward(self.first.forward(images.unsqueeze_dim(1)));
+        let x = self
+            .relu
+            .forward(self.first.forward(images.unsqueeze_dim(1)));
         let x = self.pool.forward(self.relu.forward(self.second.forward(x)));
         self.last.forward(x.flatten(1, 3))
     }
@@ -79,7 +81,9 @@ impl Classifier for Cnn {
 /// Numbers in -1 to 1 that look random and are the same everywhere.
 fn noise(count: usize, salt: usize) -> Vec<f32> {
     let at = |i: usize| ((i + 1) * 7919 + salt * 104_729) % 9973;
-    (0..count).map(|i| at(i) as f32 / 9973.0 * 2.0 - 1.0).collect()
+    (0..count)
+        .map(|i| at(i) as f32 / 9973.0 * 2.0 - 1.0)
+        .collect()
 }
 
 /// Replaces every weight by fixed noise.
@@ -91,7 +95,10 @@ impl ModuleMapper for Fix<'_> {
         let shape = tensor.shape();
         self.1 += 1;
         let scale = 0.3;
-        let values = noise(shape.num_elements(), self.1).into_iter().map(|v| v * scale).collect();
+        let values = noise(shape.num_elements(), self.1)
+            .into_iter()
+            .map(|v| v * scale)
+            .collect();
         let data = TensorData::new::<f32, _>(values, shape);
         Param::from_mapped_value(id, Tensor::from_data(data, self.0).require_grad(), mapper)
     }
@@ -116,7 +123,9 @@ pub fn losses<M: Classifier>(
     for step in 0..steps {
         between(step);
         let images = TensorData::new(noise(BATCH * 64, step), [BATCH, 8, 8]);
-        let labels: Vec<i64> = (0..BATCH).map(|i| ((i * 7 + step) % CLASSES) as i64).collect();
+        let labels: Vec<i64> = (0..BATCH)
+            .map(|i| ((i * 7 + step) % CLASSES) as i64)
+            .collect();
         let images = Tensor::<3>::from_data(images, &device);
         let labels = Tensor::<1, Int>::from_data(TensorData::new(labels, [BATCH]), &device);
         let value = loss.forward(model.forward(images), labels);

@@ -35,7 +35,7 @@ use crate::{
     identity::Identity,
     link::{IDLE_TIMEOUT, KEEP_ALIVE},
     listen::BindError,
-    tls::{self, ALPN_GRPC, POOL_NAME, Trust},
+    tls::{self, ALPN_GRPC, Trust},
 };
 
 /// Connections in use at once; more wait in the system's backlog.
@@ -108,8 +108,7 @@ async fn handshake(
     // Frames are written whole; waiting to fill packets only adds latency.
     tcp.set_nodelay(true).map_err(unreachable)?;
     let peer = tcp.peer_addr().map_err(unreachable)?;
-    let name = ServerName::try_from(host.to_owned())
-        .unwrap_or_else(|_| ServerName::try_from(POOL_NAME).expect("a DNS name"));
+    let name = ServerName::try_from(tls::server_name(host).to_owned()).expect("a usable name");
     let stream = TlsConnector::from(Arc::new(config))
         .connect(name, tcp)
         .await

@@ -18,7 +18,9 @@ use tracing::warn;
 use crate::{
     Link, TransportChoice,
     faults::FaultSwitch,
-    grpc, quic,
+    grpc,
+    link::with_causes,
+    quic,
     tls::{Trust, TrustError},
 };
 
@@ -68,19 +70,9 @@ pub enum DialError {
 
 impl DialError {
     pub(crate) fn unreachable(address: impl fmt::Display, reason: &dyn std::error::Error) -> Self {
-        let mut text = reason.to_string();
-        let mut cause = reason.source();
-        while let Some(error) = cause {
-            // tonic and hyper repeat themselves on the way up.
-            let inner = error.to_string();
-            if !text.contains(&inner) {
-                text = format!("{text}: {inner}");
-            }
-            cause = error.source();
-        }
         Self::Unreachable {
             address: address.to_string(),
-            reason: text,
+            reason: with_causes(reason),
         }
     }
 

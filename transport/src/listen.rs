@@ -12,7 +12,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::{Identity, Link, grpc, quic};
 
@@ -161,9 +161,12 @@ async fn accept_quic(endpoint: quinn::Endpoint, accepted: mpsc::Sender<Link>) {
     let mut setups = JoinSet::new();
     loop {
         let incoming = tokio::select! {
-            Some(incoming) = endpoint.accept() => incoming,
+            incoming = endpoint.accept() => incoming,
             () = accepted.closed() => return,
-            else => return,
+        };
+        let Some(incoming) = incoming else {
+            // quinn gave the socket up, over an error it keeps to itself.
+            return warn!("QUIC is no longer accepted, for its socket failed");
         };
         while setups.try_join_next().is_some() {}
         match places.clone().try_acquire_owned() {

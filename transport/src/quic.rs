@@ -23,7 +23,7 @@ use crate::{
         SenderKind,
     },
     listen::BindError,
-    tls::{self, ALPN_QUIC, POOL_NAME, Trust},
+    tls::{self, ALPN_QUIC, Trust},
 };
 
 /// Bytes in flight per link: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13 ms.
@@ -84,8 +84,13 @@ pub(crate) fn server(
     endpoint(socket, Some(config)).map_err(|e| BindError::new("QUIC", e))
 }
 
-/// Dials `address`. The stream exists for the peer once the first frame is sent.
-pub(crate) async fn dial(address: SocketAddr, trust: &Trust) -> Result<Link, DialError> {
+/// Dials `address`, where `host` is. The stream exists for the peer once the
+/// first frame is sent.
+pub(crate) async fn dial(
+    address: SocketAddr,
+    host: &str,
+    trust: &Trust,
+) -> Result<Link, DialError> {
     let tls = tls::client_config(trust, ALPN_QUIC)?;
     let crypto = QuicClientConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
@@ -98,7 +103,7 @@ pub(crate) async fn dial(address: SocketAddr, trust: &Trust) -> Result<Link, Dia
     let endpoint = std::net::UdpSocket::bind(any)
         .and_then(|socket| endpoint(socket, None))
         .map_err(|e| unreachable(&e))?;
-    let connecting = endpoint.connect_with(config, address, POOL_NAME);
+    let connecting = endpoint.connect_with(config, address, tls::server_name(host));
     let connection = connecting
         .map_err(|e| unreachable(&e))?
         .await
@@ -116,14 +121,13 @@ pub(crate) async fn dial(address: SocketAddr, trust: &Trust) -> Result<Link, Dia
 /// Whether this side ended the handshake over the peer's certificate. rustls'
 /// error is gone by then; the TLS alert it chose is in the transport error code.
 fn refused_certificate(error: &quinn::ConnectionError) -> bool {
-    // RFC 8446, 6.2: bad_certificate to certificate_unknown, and unknown_ca.
-    let alerts = (42..=46).chain([48]);
+    // RFC 8446, 6.2: bad_certificate to certificate_unknown, unknown_ca and
+    // access_denied, and decrypt_error for a signature that is not right.
+    let mut alerts = (42..=46).chain([48, 49, 51]);
     let quinn::ConnectionError::TransportError(error) = error else {
         return false;
     };
-    alerts
-        .into_iter()
-        .any(|alert| error.code == quinn::TransportErrorCode::crypto(alert))
+    alerts.any(|alert| error.code == quinn::TransportErrorCode::crypto(alert))
 }
 
 /// The link on a connection and its one stream; it holds `place` while it lives.

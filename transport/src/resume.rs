@@ -9,9 +9,13 @@
 //! Pure state: no I/O, no time. The property test at the end runs both over a
 //! link that loses, cuts and replays at random.
 
-use std::collections::VecDeque;
+mod inbox;
+mod outbox;
 
 use bytes::Bytes;
+
+pub use inbox::Inbox;
+pub use outbox::Outbox;
 
 /// A rule of the numbering that the peer broke. The session cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,229 +75,10 @@ impl From<Bytes> for Body {
     }
 }
 
-#[derive(Debug)]
-struct Kept {
-    body: Body,
-    /// Sum of all bodies' bytes up to and including this one.
-    end: u64,
-}
-
-/// The sending side's memory: what was said and not yet acknowledged.
-#[derive(Debug)]
-pub struct Outbox {
-    kept: VecDeque<Kept>,
-    /// Number of the last body acknowledged; `kept[0]` has the next number.
-    acked: u64,
-    /// How many of `kept` were handed to the current connection.
-    sent: usize,
-    /// Sum of all bodies' bytes ever pushed.
-    end: u64,
-    /// Sum of bytes the peer lets us send.
-    credit: u64,
-    kept_bytes: usize,
-    capacity_bytes: usize,
-}
-
-impl Outbox {
-    /// An outbox that reports being full beyond `capacity_bytes`, and may send
-    /// `credit` bytes at first.
-    pub fn new(capacity_bytes: usize, credit: u64) -> Self {
-        Self {
-            kept: VecDeque::new(),
-            acked: 0,
-            sent: 0,
-            end: 0,
-            credit,
-            kept_bytes: 0,
-            capacity_bytes,
-        }
-    }
-
-    /// Whether the caller should wait before it pushes more. A single body may
-    /// go over the capacity, so that any body can be sent.
-    pub fn is_full(&self) -> bool {
-        self.kept_bytes >= self.capacity_bytes
-    }
-
-    /// Bytes kept.
-    pub fn kept_bytes(&self) -> usize {
-        self.kept_bytes
-    }
-
-    /// Whether everything pushed was acknowledged.
-    pub fn is_empty(&self) -> bool {
-        self.kept.is_empty()
-    }
-
-    /// Adds a body and returns its number.
-    pub fn push(&mut self, body: impl Into<Body>) -> u64 {
-        let body = body.into();
-        self.end += body.len() as u64;
-        self.kept_bytes += body.len();
-        self.kept.push_back(Kept {
-            body,
-            end: self.end,
-        });
-        self.acked + self.kept.len() as u64
-    }
-
-    /// The next body to hand to the connection, if there is one and the peer's
-    /// credit covers it.
-    pub fn next_to_send(&mut self) -> Option<(u64, Body)> {
-        let kept = self
-            .kept
-            .get(self.sent)
-            .filter(|kept| kept.end <= self.credit)?;
-        self.sent += 1;
-        Some((self.acked + self.sent as u64, kept.body.clone()))
-    }
-
-    /// The peer received everything up to `ack`.
-    ///
-    /// # Errors
-    ///
-    /// [`ResumeError::Ack`] when that cannot be. Old acknowledgements are fine:
-    /// they may have been overtaken.
-    pub fn acknowledge(&mut self, ack: u64) -> Result<(), ResumeError> {
-        let sent = self.acked + self.sent as u64;
-        if ack > sent {
-            return Err(ResumeError::Ack {
-                ack,
-                sent,
-                acked: self.acked,
-            });
-        }
-        self.forget(ack);
-        Ok(())
-    }
-
-    /// The peer grants `credit` bytes in all.
-    pub fn grant(&mut self, credit: u64) {
-        self.credit = self.credit.max(credit);
-    }
-
-    /// A new connection: the peer has received everything up to `received`;
-    /// what comes after is sent again.
-    ///
-    /// # Errors
-    ///
-    /// [`ResumeError::Ack`] when the peer forgot what it acknowledged, or knows
-    /// what was never said.
-    pub fn rewind(&mut self, received: u64) -> Result<(), ResumeError> {
-        let pushed = self.acked + self.kept.len() as u64;
-        if received < self.acked || received > pushed {
-            return Err(ResumeError::Ack {
-                ack: received,
-                sent: pushed,
-                acked: self.acked,
-            });
-        }
-        self.forget(received);
-        self.sent = 0;
-        Ok(())
-    }
-
-    fn forget(&mut self, ack: u64) {
-        while self.acked < ack {
-            let kept = self
-                .kept
-                .pop_front()
-                .expect("checked against what was kept");
-            self.kept_bytes -= kept.body.len();
-            self.acked += 1;
-            self.sent = self.sent.saturating_sub(1);
-        }
-    }
-}
-
-/// The receiving side's memory: how far it got, and what it granted.
-#[derive(Debug)]
-pub struct Inbox {
-    received: u64,
-    received_bytes: u64,
-    consumed_bytes: u64,
-    window_bytes: u64,
-    /// What the sender was last told, to know when it needs to hear more.
-    told: (u64, u64),
-}
-
-impl Inbox {
-    /// An inbox that lets the sender be `window_bytes` ahead of what was
-    /// [consumed](Self::consume).
-    pub fn new(window_bytes: u64) -> Self {
-        Self {
-            received: 0,
-            received_bytes: 0,
-            consumed_bytes: 0,
-            window_bytes,
-            told: (0, window_bytes),
-        }
-    }
-
-    /// Takes note of frame `seq` with a body of `bytes`. True: it is new and is
-    /// to be acted on. False: it was received before.
-    ///
-    /// # Errors
-    ///
-    /// When a frame is missing, or goes beyond the credit.
-    pub fn accept(&mut self, seq: u64, bytes: usize) -> Result<bool, ResumeError> {
-        if seq <= self.received {
-            return Ok(false);
-        }
-        if seq != self.received + 1 {
-            return Err(ResumeError::Gap {
-                seq,
-                expected: self.received + 1,
-            });
-        }
-        let end = self.received_bytes.saturating_add(bytes as u64);
-        if end > self.credit() {
-            return Err(ResumeError::Credit {
-                seq,
-                excess: end - self.credit(),
-            });
-        }
-        self.received = seq;
-        self.received_bytes = end;
-        Ok(true)
-    }
-
-    /// `bytes` of what was received no longer take memory here.
-    pub fn consume(&mut self, bytes: usize) {
-        self.consumed_bytes += bytes as u64;
-    }
-
-    /// The last frame received.
-    pub fn received(&self) -> u64 {
-        self.received
-    }
-
-    /// Bytes granted in all.
-    pub fn credit(&self) -> u64 {
-        self.consumed_bytes.saturating_add(self.window_bytes)
-    }
-
-    /// The ack and credit to put on an outgoing frame.
-    pub fn tell(&mut self) -> (u64, u64) {
-        self.told = (self.received, self.credit());
-        self.told
-    }
-
-    /// Whether the sender should hear from us even if there is nothing else to
-    /// say: it may be about to run out of credit or of room to keep bodies.
-    pub fn is_telling_due(&self) -> bool {
-        let (ack, credit) = self.told;
-        self.credit() - credit >= self.window_bytes / 4 || self.received - ack >= 64
-    }
-
-    /// Whether there is anything the sender was not told.
-    pub fn has_news(&self) -> bool {
-        self.told != (self.received, self.credit())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -363,6 +148,26 @@ mod tests {
         );
         assert_eq!(inbox.accept(1, 10), Ok(true));
         assert_eq!(inbox.accept(1, 10), Ok(false));
+    }
+
+    #[test]
+    fn telling_is_due_before_the_sender_runs_out_of_anything() {
+        let mut inbox = Inbox::new(400);
+        assert!(!inbox.is_telling_due() && !inbox.has_news());
+        // Of room to keep bodies: what was received is not consumed yet.
+        inbox.accept(1, 99).unwrap();
+        assert!(!inbox.is_telling_due() && inbox.has_news());
+        inbox.accept(2, 1).unwrap();
+        assert!(inbox.is_telling_due());
+        assert_eq!(inbox.tell(), (2, 400));
+        assert!(!inbox.is_telling_due() && !inbox.has_news());
+        // Of credit.
+        inbox.consume(100);
+        assert!(inbox.is_telling_due());
+        assert_eq!(inbox.tell(), (2, 500));
+        // Of empty bodies.
+        (3..=66).for_each(|seq| assert_eq!(inbox.accept(seq, 0), Ok(true)));
+        assert!(inbox.is_telling_due());
     }
 
     #[derive(Debug, Clone)]

@@ -146,6 +146,14 @@ fn chain_verifier(
         .map_err(|e| e.to_string())
 }
 
+/// The name to ask a server at `host` for, in the form that TLS has for it.
+pub(crate) fn server_name(host: &str) -> &str {
+    match ServerName::try_from(host) {
+        Ok(_) => host,
+        Err(_) => POOL_NAME,
+    }
+}
+
 fn pool_name() -> ServerName<'static> {
     ServerName::try_from(POOL_NAME).expect("the pool's name is a DNS name")
 }

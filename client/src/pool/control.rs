@@ -106,6 +106,9 @@ struct Waiting {
 struct Holding {
     token: Bytes,
     watch: LeaseWatch,
+    /// Dropped while there was no stream: a scheduler that restarted must hear
+    /// both that it was ours and that it goes back.
+    released: bool,
 }
 
 pub(crate) struct Control {
@@ -222,7 +225,21 @@ impl Control {
         Ok(Stream { say, hear })
     }
 
+    /// What to say first on a new stream: leases that go back.
+    fn released(&mut self) -> Vec<client_message::Body> {
+        let released = self.holding.extract_if(|_, holding| holding.released);
+        let release = |lease: LeaseId| ReleaseLease { lease_id: lease.0 };
+        released
+            .map(|(lease, _)| client_message::Body::Release(release(lease)))
+            .collect()
+    }
+
     async fn serve(&mut self, mut stream: Stream) -> Ended {
+        for body in self.released() {
+            if stream.say.send(message(body)).await.is_err() {
+                return Ended::Lost("the stream ended".into());
+            }
+        }
         loop {
             tokio::select! {
                 heard = timeout(SILENCE, stream.hear.message()) => match heard {
@@ -293,6 +310,12 @@ impl Control {
             tokio::select! {
                 () = &mut pause => return false,
                 ask = self.asked.recv() => {
+                    if let Some(Ask::Release(lease)) = &ask
+                        && let Some(holding) = self.holding.get_mut(lease)
+                    {
+                        holding.released = true;
+                        continue;
+                    }
                     if let Err(left) = self.asked(ask) {
                         let _ = left.map(|left| left.send(()));
                         return true;
@@ -337,6 +360,7 @@ impl Control {
         let holding = Holding {
             token: granted.token.clone(),
             watch: watch.clone(),
+            released: false,
         };
         let waiting = self.waiting.remove(&RequestId(granted.request_id));
         let told = waiting.map(|waiting| waiting.tell.send(Told::Granted(granted, watch)));
@@ -345,7 +369,9 @@ impl Control {
             return None;
         }
         // It was cancelled as it was granted.
-        Some(client_message::Body::Release(ReleaseLease { lease_id: lease.0 }))
+        Some(client_message::Body::Release(ReleaseLease {
+            lease_id: lease.0,
+        }))
     }
 }
 

@@ -139,6 +139,10 @@ impl Session {
 
     /// Records an op. Waits while the worker is too far behind.
     pub(crate) fn record(&self, op: &OperationIr) {
+        if matches!(op, OperationIr::Init(_)) {
+            // Follows an upload and says nothing that the upload did not.
+            return;
+        }
         let mut state = self.lock();
         if state.end.is_some() {
             return;

@@ -190,6 +190,11 @@ impl Driver {
     }
 
     fn reader_ended(&mut self, ended: Result<(task::Id, Option<Error>), JoinError>) {
+        // What the peer said before its stream ended is in the queue, and must
+        // not be overtaken by the end: a lease given back, say.
+        while let Ok(input) = self.inputs.try_recv() {
+            self.take(input);
+        }
         let (id, error) = match ended {
             Ok(ended) => ended,
             Err(e) => {

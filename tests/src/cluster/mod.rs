@@ -44,9 +44,16 @@ pub struct Cluster {
 /// When it is not there.
 pub fn binary() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
-    let dir = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
+    let dir = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/<profile>/deps/<test>");
     let binary = dir.join(format!("tensord{}", std::env::consts::EXE_SUFFIX));
-    assert!(binary.exists(), "{} is not built; run `cargo build -p tensord`", binary.display());
+    assert!(
+        binary.exists(),
+        "{} is not built; run `cargo build -p tensord`",
+        binary.display()
+    );
     binary
 }
 
@@ -61,7 +68,7 @@ impl Process {
         command
             .args(args)
             .env_remove("TENSORD_URL")
-            .env("TENSORD_LOG", "debug")
+            .env("TENSORD_LOG", "info,tensord=debug,tensord_worker=debug,tensord_transport=debug")
             .envs(env.iter().copied());
         Self::spawn(command, log)
     }
@@ -73,7 +80,10 @@ impl Process {
     /// When the system cannot start it.
     pub fn spawn(mut command: Command, log: PathBuf) -> Self {
         let stderr = File::create(&log).expect("the temporary directory is writable");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(stderr);
         let mut child = command.spawn().expect("the system starts processes");
         let stdout = child.stdout.take().expect("stdout is piped");
         let (line, lines) = mpsc::channel();
@@ -148,7 +158,10 @@ impl Process {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        panic!("it did not end within {deadline:?}; its log:\n{}", self.log());
+        panic!(
+            "it did not end within {deadline:?}; its log:\n{}",
+            self.log()
+        );
     }
 }
 
@@ -194,7 +207,10 @@ impl Cluster {
         let process = Process::start(&args, &[], self.path("scheduler.log"));
         let url = |line: &str| {
             let (_, url) = line.split_once("TENSORD_URL=")?;
-            Some((line.contains("program"), url.trim_matches(['\'', '"']).to_owned()))
+            Some((
+                line.contains("program"),
+                url.trim_matches(['\'', '"']).to_owned(),
+            ))
         };
         for _ in 0..2 {
             match process.wait_for("URL", url) {
@@ -221,7 +237,15 @@ impl Cluster {
     /// When the system cannot.
     pub fn add_worker_with(&mut self, devices: &str, more: &[&str]) {
         let name = format!("worker-{}", self.workers.len());
-        let mut args = vec!["worker", "--name", &name, "--listen", "127.0.0.1:0", "--devices", devices];
+        let mut args = vec![
+            "worker",
+            "--name",
+            &name,
+            "--listen",
+            "127.0.0.1:0",
+            "--devices",
+            devices,
+        ];
         args.extend(more);
         let log = self.path(&format!("{name}.log"));
         let env = [("TENSORD_URL", self.worker_url.as_str())];
@@ -235,7 +259,10 @@ impl Cluster {
     /// When that takes too long; prints the logs.
     pub fn wait_for_workers(&self, count: usize) {
         let pool = self.pool();
-        self.wait("the workers", || pool.status().is_ok_and(|status| status.workers.len() == count));
+        self.wait("the workers", || {
+            pool.status()
+                .is_ok_and(|status| status.workers.len() == count)
+        });
     }
 
     /// Waits until `holds`.
@@ -247,7 +274,12 @@ impl Cluster {
         let until = Instant::now() + START_DEADLINE;
         while !holds() {
             if Instant::now() > until {
-                let logs: String = self.scheduler.iter().chain(&self.workers).map(Process::log).collect();
+                let logs: String = self
+                    .scheduler
+                    .iter()
+                    .chain(&self.workers)
+                    .map(Process::log)
+                    .collect();
                 panic!("waited too long for {what}; the logs:\n{logs}");
             }
             std::thread::sleep(Duration::from_millis(50));

@@ -25,7 +25,11 @@ fn works(device: &Device) -> bool {
 fn connect_error(url: &str) -> ConnectError {
     let begun = Instant::now();
     let error = Pool::connect(url).unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(5), "{url}: {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{url}: {:?}",
+        begun.elapsed()
+    );
     error
 }
 
@@ -33,41 +37,79 @@ fn connect_error(url: &str) -> ConnectError {
 fn each_way_of_not_connecting_has_its_own_error_within_five_seconds() {
     let cluster = Cluster::start(&[]);
     let url: PoolUrl = cluster.client_url().parse().unwrap();
-    assert!(matches!(connect_error("http://host:1"), ConnectError::Url(_)));
+    assert!(matches!(
+        connect_error("http://host:1"),
+        ConnectError::Url(_)
+    ));
 
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let nobody = PoolUrl { port: closed.port(), ..url.clone() };
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let nobody = PoolUrl {
+        port: closed.port(),
+        ..url.clone()
+    };
     let error = connect_error(&nobody.reveal());
-    assert!(matches!(error, ConnectError::Dial(DialError::Unreachable { .. })), "{error}");
+    assert!(
+        matches!(error, ConnectError::Dial(DialError::Unreachable { .. })),
+        "{error}"
+    );
 
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mute = PoolUrl { port: silent.local_addr().unwrap().port(), ..url.clone() };
+    let mute = PoolUrl {
+        port: silent.local_addr().unwrap().port(),
+        ..url.clone()
+    };
     let error = connect_error(&mute.reveal());
     assert!(error.to_string().contains("no answer within"), "{error}");
 
     let pin = format!("sha256:{}", "00".repeat(32)).parse().unwrap();
-    let other = PoolUrl { trust: Trust::Pin(pin), ..url.clone() };
+    let other = PoolUrl {
+        trust: Trust::Pin(pin),
+        ..url.clone()
+    };
     let error = connect_error(&other.reveal());
-    assert!(matches!(error, ConnectError::Dial(DialError::Certificate { .. })), "{error}");
+    assert!(
+        matches!(error, ConnectError::Dial(DialError::Certificate { .. })),
+        "{error}"
+    );
 
     let workers: PoolUrl = cluster.worker_url().parse().unwrap();
-    let wrong = PoolUrl { token: Some(tensord_client::Secret::new("wrong")), ..url.clone() };
+    let wrong = PoolUrl {
+        token: Some(tensord_client::Secret::new("wrong")),
+        ..url.clone()
+    };
     for url in [PoolUrl { token: None, ..url }, wrong, workers] {
         let error = connect_error(&url.reveal());
         assert!(matches!(error, ConnectError::Token { .. }), "{error}");
-        assert!(!error.to_string().contains("wrong"), "an error must not repeat the token");
+        assert!(
+            !error.to_string().contains("wrong"),
+            "an error must not repeat the token"
+        );
     }
 }
 
 #[tokio::test]
 async fn another_version_is_told_both_versions_by_the_scheduler() {
-    let cluster = tokio::task::spawn_blocking(|| Cluster::start(&[])).await.unwrap();
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(&[]))
+        .await
+        .unwrap();
     let url: PoolUrl = cluster.client_url().parse().unwrap();
     for hello in [
-        Hello { protocol_min: 90, protocol_max: 99, ..version::hello() },
-        Hello { ir_version: "burn-ir 9.9.9".into(), ..version::hello() },
+        Hello {
+            protocol_min: 90,
+            protocol_max: 99,
+            ..version::hello()
+        },
+        Hello {
+            ir_version: "burn-ir 9.9.9".into(),
+            ..version::hello()
+        },
     ] {
-        let channel = control::connect(&url.host, url.port, &url.trust).await.unwrap();
+        let channel = control::connect(&url.host, url.port, &url.trust)
+            .await
+            .unwrap();
         let body = client_message::Body::Hello(ClientHello {
             hello: Some(hello),
             client_id: 1,
@@ -76,16 +118,26 @@ async fn another_version_is_told_both_versions_by_the_scheduler() {
         let messages = tokio_stream::once(ClientMessage { body: Some(body) });
         let mut request = tonic::Request::new(messages);
         let token = url.token.as_ref().unwrap().reveal();
-        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        request
+            .metadata_mut()
+            .insert("authorization", format!("Bearer {token}").parse().unwrap());
         let status = match PoolClient::new(channel).attach(request).await {
             Err(status) => status,
             Ok(stream) => stream.into_inner().message().await.unwrap_err(),
         };
-        let error = ConnectError::Broken { pool: "x".into(), reason: status.message().into() };
+        let error = ConnectError::Broken {
+            pool: "x".into(),
+            reason: status.message().into(),
+        };
         let text = error.to_string();
-        assert!(text.contains("burn-ir 0.22.1") && text.contains("update"), "{text}");
+        assert!(
+            text.contains("burn-ir 0.22.1") && text.contains("update"),
+            "{text}"
+        );
     }
-    tokio::task::spawn_blocking(move || drop(cluster)).await.unwrap();
+    tokio::task::spawn_blocking(move || drop(cluster))
+        .await
+        .unwrap();
 }
 
 /// What a worker answers to `open`, over each carrier.
@@ -93,11 +145,17 @@ async fn rejections(address: &str, trust: &Trust, open: Open) -> Vec<tensord_pro
     let mut errors = Vec::new();
     for choice in [TransportChoice::Quic, TransportChoice::Grpc] {
         let dialler = Dialer::new(choice);
-        let mut link = dialler.dial(address, trust, Duration::from_secs(5)).await.unwrap();
+        let mut link = dialler
+            .dial(address, trust, Duration::from_secs(5))
+            .await
+            .unwrap();
         let frame = duplex::encode(frame::Body::Open(open.clone()));
         link.sender.send(&[frame]).await.unwrap();
         let answer = tokio::time::timeout(Duration::from_secs(5), link.receiver.recv()).await;
-        match duplex::decode(answer.unwrap().unwrap().unwrap()).unwrap().body {
+        match duplex::decode(answer.unwrap().unwrap().unwrap())
+            .unwrap()
+            .body
+        {
             Some(frame::Body::Rejected(rejected)) => errors.push(rejected.error.unwrap()),
             other => panic!("not rejected: {other:?}"),
         }
@@ -128,16 +186,28 @@ fn a_worker_survives_garbage_and_turns_away_who_may_not_come() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     // The real pin is known to the lease alone; a stranger would not have it.
     // Here the worker's certificate is read off its own log line instead.
-    let unsigned = Open { hello: Some(version::hello()), ..Open::default() };
+    let unsigned = Open {
+        hello: Some(version::hello()),
+        ..Open::default()
+    };
     let trust = cluster.worker_trust(0);
     for error in runtime.block_on(rejections(&address, &trust, unsigned)) {
         assert_eq!(error.code(), ErrorCode::Token, "{error}");
     }
-    let other = Hello { ir_version: "burn-ir 9.9.9".into(), ..version::hello() };
-    let other = Open { hello: Some(other), ..Open::default() };
+    let other = Hello {
+        ir_version: "burn-ir 9.9.9".into(),
+        ..version::hello()
+    };
+    let other = Open {
+        hello: Some(other),
+        ..Open::default()
+    };
     for error in runtime.block_on(rejections(&address, &trust, other)) {
         assert_eq!(error.code(), ErrorCode::Version);
-        assert!(error.message.contains("9.9.9") && error.message.contains("0.22.1"), "{error}");
+        assert!(
+            error.message.contains("9.9.9") && error.message.contains("0.22.1"),
+            "{error}"
+        );
     }
     assert!(works(device));
 }

@@ -25,7 +25,9 @@ fn a_panic_of_the_backend_reaches_whoever_depends_on_it_and_nobody_else() {
     let cluster = Cluster::start(&["flex*2"]);
     let pool = cluster.pool();
     let lease = pool.lease(LeaseRequest::devices(2)).unwrap();
-    let [device, other] = lease.devices() else { panic!("two devices were leased") };
+    let [device, other] = lease.devices() else {
+        panic!("two devices were leased")
+    };
     let (fine, elsewhere) = (ones(device), ones(other));
     let bad = panicking(device);
     let worse = (bad.clone() + 1.0).exp();
@@ -33,12 +35,19 @@ fn a_panic_of_the_backend_reaches_whoever_depends_on_it_and_nobody_else() {
     for part in ["op ", "Select", "worker-0", "panic"] {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
-    assert_eq!(values(bad).unwrap_err(), error, "the first cause is the same for all");
+    assert_eq!(
+        values(bad).unwrap_err(),
+        error,
+        "the first cause is the same for all"
+    );
     assert_eq!(values(fine * 3.0).unwrap(), [3.0; 4]);
     assert_eq!(values(elsewhere * 2.0).unwrap(), [2.0; 4]);
     let unseen = panicking(device);
     drop(unseen);
-    assert!(device.sync().is_err(), "a sync tells of a fault that nobody read");
+    assert!(
+        device.sync().is_err(),
+        "a sync tells of a fault that nobody read"
+    );
     assert!(device.sync().is_ok(), "and only once");
 }
 
@@ -54,7 +63,10 @@ fn what_does_not_fit_is_a_fault_with_both_numbers() {
     assert!(error.contains("4.0 MiB asked"), "{error}");
     let data = burn::tensor::TensorData::new(vec![0f32; 1 << 20], [1 << 20]);
     let error = values(Tensor::<1>::from_data(data, device)).unwrap_err();
-    assert!(error.contains("Upload") && error.contains("4.0 MiB asked"), "{error}");
+    assert!(
+        error.contains("Upload") && error.contains("4.0 MiB asked"),
+        "{error}"
+    );
     assert_eq!(values(kept).unwrap(), [1.0; 4]);
 }
 
@@ -71,7 +83,11 @@ fn a_killed_worker_is_named_within_ten_seconds_and_another_takes_over() {
     cluster.workers[at].kill();
     let begun = Instant::now();
     let error = values(tensor).unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        begun.elapsed()
+    );
     assert!(error.contains(&worker), "{error}");
     drop(lease);
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();

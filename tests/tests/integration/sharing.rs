@@ -34,7 +34,11 @@ fn threads_and_leases_of_one_pool_do_not_disturb_each_other() {
     let pool = cluster.pool();
     let two = pool.lease(LeaseRequest::devices(2)).unwrap();
     let workers: Vec<_> = two.descriptions().into_iter().map(|d| d.worker).collect();
-    assert_eq!(workers, ["worker-0", "worker-0"], "the fewest workers are preferred");
+    assert_eq!(
+        workers,
+        ["worker-0", "worker-0"],
+        "the fewest workers are preferred"
+    );
     let one = pool.lease(LeaseRequest::devices(1)).unwrap();
     let devices: Vec<Device> = two.devices().iter().chain(one.devices()).cloned().collect();
     std::thread::scope(|scope| {
@@ -52,13 +56,22 @@ fn what_the_pool_never_has_is_refused_and_what_is_busy_is_queued() {
     let cluster = Cluster::start(&["flex*2"]);
     let pool = cluster.pool();
     let refused = |request: LeaseRequest| match pool.lease(request).unwrap_err() {
-        LeaseError::Refused { code: ErrorCode::Unsatisfiable, reason } => reason,
+        LeaseError::Refused {
+            code: ErrorCode::Unsatisfiable,
+            reason,
+        } => reason,
         other => panic!("another error: {other}"),
     };
     let reason = refused(LeaseRequest::devices(3));
-    assert!(reason.contains("3 devices") && reason.contains("2 flex"), "{reason}");
+    assert!(
+        reason.contains("3 devices") && reason.contains("2 flex"),
+        "{reason}"
+    );
     let reason = refused(LeaseRequest::devices(1).kind("cuda"));
-    assert!(reason.contains("cuda") && reason.contains("2 flex"), "{reason}");
+    assert!(
+        reason.contains("cuda") && reason.contains("2 flex"),
+        "{reason}"
+    );
     refused(LeaseRequest::devices(1).memory_bytes(1 << 60));
 
     let held = pool.lease(LeaseRequest::devices(2)).unwrap();
@@ -73,17 +86,25 @@ fn what_the_pool_never_has_is_refused_and_what_is_busy_is_queued() {
             let (pool, positions) = (cluster.pool(), positions.clone());
             std::thread::spawn(move || {
                 let told = move |position| positions.lock().unwrap().push(position);
-                let lease = pool.lease(LeaseRequest::devices(2).on_queued(told)).unwrap();
+                let lease = pool
+                    .lease(LeaseRequest::devices(2).on_queued(told))
+                    .unwrap();
                 assert_eq!(sum_to(10, &lease.devices()[1]), 45.0);
             })
         })
         .collect();
     cluster.wait("both to be queued", || positions.lock().unwrap().len() >= 2);
     drop(held);
-    waiting.into_iter().for_each(|thread| thread.join().unwrap());
+    waiting
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
     let positions = positions.lock().unwrap();
     assert_eq!(positions[..2], [1, 2]);
-    assert_eq!(positions[2..], [1], "the second moves up as the first is served");
+    assert_eq!(
+        positions[2..],
+        [1],
+        "the second moves up as the first is served"
+    );
 }
 
 /// Not a test of its own: the program that the next test kills.
@@ -107,14 +128,21 @@ fn a_killed_program_gives_its_devices_and_memory_back() {
     let before = usage(&pool);
     let mut program = Command::new(std::env::current_exe().unwrap());
     program
-        .args(["--ignored", "--exact", "--nocapture", "sharing::a_program_that_never_ends"])
+        .args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "sharing::a_program_that_never_ends",
+        ])
         .env("TENSORD_URL", cluster.client_url());
     let mut program = Process::spawn(program, cluster.path("program.log"));
     program.wait_for("holding", |line| line.contains("holding").then_some(()));
     cluster.wait("its use to show", || usage(&pool).0 >= 4 << 20);
     program.kill();
     // Waits in the queue until the lease of the dead program has expired.
-    let lease = pool.lease(LeaseRequest::devices(1).timeout(Duration::from_secs(45))).unwrap();
+    let lease = pool
+        .lease(LeaseRequest::devices(1).timeout(Duration::from_secs(45)))
+        .unwrap();
     assert_eq!(sum_to(10, &lease.devices()[0]), 45.0);
     drop(lease);
     cluster.wait("its memory to be back", || usage(&pool) == before);

@@ -14,7 +14,9 @@ const STEPS: usize = 200;
 /// the former.
 fn check<M: Classifier>(cluster: &Cluster, option: &str, cuts: usize) {
     let faults = FaultSwitch::default();
-    let options = Options { faults: Some(faults.clone()) };
+    let options = Options {
+        faults: Some(faults.clone()),
+    };
     let pool = cluster.pool_with(option, options);
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
     let every = STEPS / (cuts + 1);
@@ -27,7 +29,10 @@ fn check<M: Classifier>(cluster: &Cluster, option: &str, cuts: usize) {
     });
     let ours = ours.unwrap();
     let reference = losses::<M>(&Device::flex(), STEPS, |_| {}).unwrap();
-    assert!(reference[STEPS - 1] < reference[0], "the model learns nothing");
+    assert!(
+        reference[STEPS - 1] < reference[0],
+        "the model learns nothing"
+    );
     let bits = |losses: &[f32]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&ours), bits(&reference));
     assert_eq!(cut, cuts);

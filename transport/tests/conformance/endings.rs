@@ -56,12 +56,10 @@ async fn the_other_direction_goes_on_after_a_finish(kind: Kind) {
         let sending = async {
             send_frames(&mut to.sender, 200, FRAME_BYTES).await;
             to.sender.finish().await;
+            drop(to.receiver);
         };
-        let receiving = async {
-            expect_frames(&mut receiver, 200, FRAME_BYTES).await;
-            assert_eq!(receiver.recv().await, Ok(None));
-        };
-        tokio::join!(sending, receiving);
+        tokio::join!(sending, expect_frames(&mut receiver, 200, FRAME_BYTES));
+        assert_eq!(receiver.recv().await, Ok(None));
     })
     .await;
 }

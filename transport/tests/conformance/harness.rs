@@ -1,6 +1,10 @@
 //! A listener, links to it, and frames that are easy to tell apart.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{
+    fmt, io,
+    sync::{Arc, LazyLock, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tensord_proto::MAX_FRAME_BYTES;
@@ -155,7 +159,10 @@ pub(crate) async fn expect_frame(receiver: &mut LinkReceiver, number: usize, siz
     match &received {
         Ok(Some(bytes)) => {
             let found = bytes.len();
-            assert!(*bytes == frame(number, size), "{found} bytes instead of frame {number}");
+            assert!(
+                *bytes == frame(number, size),
+                "{found} bytes instead of frame {number}"
+            );
         }
         ended => panic!("{ended:?} instead of frame {number}"),
     }
@@ -192,4 +199,52 @@ pub(crate) async fn send_until_error(sender: &mut LinkSender) -> LinkError {
 pub(crate) async fn waits<F: Future>(future: F) -> bool {
     let soon = Duration::from_millis(300);
     tokio::time::timeout(soon, future).await.is_err()
+}
+
+/// What is logged on this thread while it lives.
+pub(crate) struct Log {
+    text: Arc<Mutex<Vec<u8>>>,
+    _guard: tracing::subscriber::DefaultGuard,
+}
+
+impl Log {
+    pub(crate) fn capture() -> Self {
+        struct Writer(Arc<Mutex<Vec<u8>>>);
+        impl io::Write for Writer {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let text = Arc::<Mutex<Vec<u8>>>::default();
+        let writer = Arc::clone(&text);
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .with_writer(move || Writer(writer.clone()))
+            .finish();
+        Self {
+            text,
+            _guard: tracing::subscriber::set_default(subscriber),
+        }
+    }
+
+    /// The lines of this crate's own that contain `text`.
+    pub(crate) fn lines_with(&self, text: &str) -> Vec<String> {
+        let log = self.to_string();
+        let ours = log
+            .lines()
+            .filter(|line| line.contains("tensord_transport"));
+        ours.filter(|line| line.contains(text))
+            .map(String::from)
+            .collect()
+    }
+}
+
+impl fmt::Display for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.text.lock().unwrap()))
+    }
 }

@@ -1,1 +1,263 @@
+//! What the accepting side puts up with: peers that send garbage, half of
+//! something, or nothing. Each is closed with a word in the log, while a link
+//! that was there before goes on and new ones come.
+//!
+//! On one thread, so that the log of the test is that of its listener.
 
+use std::collections::HashMap;
+
+use tensord_proto::v1::{Packet, data_client::DataClient};
+use tensord_transport::{Link, control};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UdpSocket},
+    task::JoinSet,
+};
+use tonic::{body::Body, codegen::http};
+use tower::ServiceExt;
+
+use crate::{
+    harness::*,
+    raw::{quic_client, tls_client},
+};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Runs `attack` on a listener with a link of each carrier, which must not
+/// suffer, and expects `logged` in the log, where that is not empty.
+async fn withstand(logged: &str, attack: impl AsyncFnOnce(&mut Server)) {
+    let log = Log::capture();
+    no_hang(async {
+        let mut server = Server::start().await;
+        let mut before = [server.connect(QUIC).await, server.connect(GRPC).await];
+        attack(&mut server).await;
+        for (near, far) in &mut before {
+            echo(near, far).await;
+        }
+        for kind in [QUIC, GRPC] {
+            let (mut near, mut far) = server.connect(kind).await;
+            echo(&mut near, &mut far).await;
+        }
+    })
+    .await;
+    let log = log.to_string();
+    assert!(log.contains(logged), "no {logged:?} in the log:\n{log}");
+}
+
+async fn echo(near: &mut Link, far: &mut Link) {
+    near.sender.send(&[frame(1, 1000)]).await.unwrap();
+    expect_frame(&mut far.receiver, 1, 1000).await;
+    far.sender.send(&[frame(2, 1000)]).await.unwrap();
+    expect_frame(&mut near.receiver, 2, 1000).await;
+}
+
+/// Reads until the other side closes, cleanly or not.
+async fn closed(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut buffer = [0; 1024];
+    while !matches!(stream.read(&mut buffer).await, Ok(0) | Err(_)) {}
+}
+
+#[tokio::test]
+async fn garbage_over_tcp() {
+    withstand("TLS handshake failed", async |server| {
+        let mut tcp = TcpStream::connect(server.listener.address()).await.unwrap();
+        // May fail half way, as the other side closes on the first of it.
+        let _ = tcp.write_all(&frame(1, 100_000)).await;
+        closed(&mut tcp).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn plain_http() {
+    withstand("TLS handshake failed", async |server| {
+        let mut tcp = TcpStream::connect(server.listener.address()).await.unwrap();
+        tcp.write_all(PREFACE).await.unwrap();
+        closed(&mut tcp).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn connections_over_which_nothing_comes() {
+    withstand(
+        "no TLS handshake and HTTP/2 preface within",
+        async |server| {
+            let mut waiting = JoinSet::new();
+            for _ in 0..100 {
+                let mut tcp = TcpStream::connect(server.listener.address()).await.unwrap();
+                waiting.spawn(async move { closed(&mut tcp).await });
+            }
+            waiting.join_all().await;
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn tls_and_then_nothing() {
+    withstand(
+        "no TLS handshake and HTTP/2 preface within",
+        async |server| {
+            let mut nothing = tls_client(server).await;
+            let mut too_little = tls_client(server).await;
+            too_little.write_all(&PREFACE[..10]).await.unwrap();
+            too_little.flush().await.unwrap();
+            tokio::join!(closed(&mut nothing), closed(&mut too_little));
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_preface_and_then_nothing() {
+    // The connection's own probes find out.
+    withstand("", async |server| {
+        let mut tls = tls_client(server).await;
+        tls.write_all(PREFACE).await.unwrap();
+        tls.flush().await.unwrap();
+        closed(&mut tls).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn garbage_within_tls() {
+    withstand("", async |server| {
+        let mut tls = tls_client(server).await;
+        let _ = tls.write_all(&frame(1, 100_000)).await;
+        let _ = tls.flush().await;
+        closed(&mut tls).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_call_without_a_frame() {
+    withstand("gRPC link sent nothing for", async |server| {
+        let port = server.listener.address().port();
+        let channel = control::connect("127.0.0.1", port, &server.trust)
+            .await
+            .unwrap();
+        let silence = tokio_stream::pending::<Packet>();
+        DataClient::new(channel).connect(silence).await.unwrap_err();
+    })
+    .await;
+}
+
+/// A message as gRPC has it: a flag, a length, and fewer bytes than that.
+fn truncated(promised: u32) -> http::Request<Body> {
+    let mut message = String::from("\0");
+    message.extend(promised.to_be_bytes().map(char::from));
+    message.push_str("abc");
+    http::Request::post("http://tensord/tensord.v1.Data/Connect")
+        .header("content-type", "application/grpc")
+        .body(Body::new(message))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn half_a_packet_over_grpc() {
+    withstand("gRPC link failed", async |server| {
+        let port = server.listener.address().port();
+        // The second is refused for its length alone.
+        for promised in [100, 0x7f00_0000] {
+            let channel = control::connect("127.0.0.1", port, &server.trust)
+                .await
+                .unwrap();
+            let answer = channel.oneshot(truncated(promised)).await.unwrap();
+            let status = answer
+                .headers()
+                .get("grpc-status")
+                .expect("an error at once");
+            assert_ne!(status, "0");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn garbage_over_udp() {
+    withstand("", async |server| {
+        let udp = UdpSocket::bind(any_port()).await.unwrap();
+        udp.connect(server.listener.address()).await.unwrap();
+        for size in [0, 1, 20, 500, 1200, 1400] {
+            udp.send(&frame(size, size)).await.unwrap();
+            // The first bits of an Initial packet, version 1.
+            let mut initial = vec![0xc3, 0, 0, 0, 1];
+            initial.extend_from_slice(&frame(size, size));
+            udp.send(&initial).await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn quic_connections_over_which_nothing_comes() {
+    withstand("QUIC connection sent nothing for", async |server| {
+        let without_a_stream = quic_client(server).await;
+        let without_a_frame = quic_client(server).await;
+        // Opening a stream sends nothing.
+        let _stream = without_a_frame.open_bi().await.unwrap();
+        tokio::join!(without_a_stream.closed(), without_a_frame.closed());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_quic_connection_closed_before_it_says_anything() {
+    withstand("QUIC connection failed", async |server| {
+        quic_client(server).await.close(7u8.into(), b"never mind");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn half_a_frame_over_quic() {
+    withstand("", async |server| {
+        for prefix in [&[100, 0, 0, 0, b'a', b'b', b'c'][..], &[100, 0]] {
+            let connection = quic_client(server).await;
+            let (mut send, _recv) = connection.open_bi().await.unwrap();
+            send.write_all(prefix).await.unwrap();
+            send.finish().unwrap();
+            let mut link = server.listener.accept().await;
+            let error = expect_error(&mut link.receiver).await;
+            assert!(
+                error.to_string().contains("ended within a frame"),
+                "{error}"
+            );
+        }
+    })
+    .await;
+}
+
+/// Links that nobody takes wait, and their dialers with them; those that lose
+/// their patience do no harm.
+#[tokio::test]
+async fn links_that_nobody_accepts() {
+    const LINKS: usize = 60;
+    no_hang(async {
+        let mut server = Server::start().await;
+        for kind in [QUIC, GRPC] {
+            let mut near = Vec::new();
+            for number in 0..LINKS {
+                let mut link = server.dial(kind).await;
+                link.sender.send(&[frame(number, 1000)]).await.unwrap();
+                near.push(link);
+            }
+            near.truncate(LINKS / 2);
+            let mut far = HashMap::new();
+            while (0..LINKS / 2).any(|number| !far.contains_key(&number)) {
+                let mut link = server.listener.accept().await;
+                if let Ok(Some(first)) = link.receiver.recv().await {
+                    let number = (0..LINKS).find(|&number| first == frame(number, 1000));
+                    far.insert(number.unwrap(), link);
+                }
+            }
+            for (number, near) in near.iter_mut().enumerate() {
+                echo(near, far.get_mut(&number).unwrap()).await;
+            }
+        }
+    })
+    .await;
+}

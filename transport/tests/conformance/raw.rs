@@ -19,12 +19,20 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::harness::{Server, any_port};
 
-pub(crate) const ALPN_QUIC: &[u8] = b"tensord/1";
-pub(crate) const ALPN_GRPC: &[u8] = b"h2";
+const ALPN_QUIC: &[u8] = b"tensord/1";
+const ALPN_GRPC: &[u8] = b"h2";
 
 fn certificates(pem: &IdentityPem) -> Vec<CertificateDer<'static>> {
     let found = CertificateDer::pem_slice_iter(pem.chain.as_bytes());
     found.collect::<Result<_, _>>().unwrap()
+}
+
+/// The fingerprints in a chain, leaf first.
+pub(crate) fn fingerprints(pem: &IdentityPem) -> Vec<Fingerprint> {
+    certificates(pem)
+        .iter()
+        .map(|c| Fingerprint::of(c))
+        .collect()
 }
 
 fn client_config(pem: &IdentityPem, alpn: &[u8]) -> ClientConfig {

@@ -62,7 +62,10 @@ impl Driver {
                     self.apply(gone);
                 }
             }
-            Ok(said) => self.apply(event(client, id, said)),
+            Ok(said) => {
+                debug!(%client, "said {said:?}");
+                self.apply(event(client, id, said));
+            }
             Err(error) => self.client_gone(client, id, Some(&error)),
         }
     }

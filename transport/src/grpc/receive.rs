@@ -1,0 +1,151 @@
+//! The receiving half of a gRPC link.
+
+use std::{error::Error, mem};
+
+use bytes::Bytes;
+use tensord_proto::{MAX_FRAME_BYTES, v1::Packet};
+use tokio::{runtime::Handle, sync::oneshot, time::sleep};
+use tonic::{Status, Streaming};
+
+use super::send::Finished;
+use crate::{
+    connection::Closer,
+    link::{IDLE_TIMEOUT, LinkError, with_causes},
+};
+
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    packets: Packets,
+    closer: Closer,
+    /// On the dialling side.
+    dialled: Option<Dialled>,
+}
+
+#[derive(Debug)]
+enum Packets {
+    /// On the dialling side, until the peer answers the call.
+    Expected(oneshot::Receiver<Result<Streaming<Packet>, Status>>),
+    Open {
+        first: Option<Packet>,
+        rest: Streaming<Packet>,
+    },
+    Over(Result<(), LinkError>),
+}
+
+/// What the dialling side needs when its receiver is dropped.
+#[derive(Debug)]
+struct Dialled {
+    runtime: Handle,
+    sender: Finished,
+}
+
+impl Receiver {
+    /// The half of a link that `answered` is to answer.
+    pub(super) fn dialled(
+        answered: oneshot::Receiver<Result<Streaming<Packet>, Status>>,
+        closer: Closer,
+        sender: Finished,
+    ) -> Self {
+        let runtime = Handle::current();
+        Self {
+            packets: Packets::Expected(answered),
+            closer,
+            dialled: Some(Dialled { runtime, sender }),
+        }
+    }
+
+    /// The half of a link from which `first` came, and then `rest`.
+    pub(super) fn accepted(first: Option<Packet>, rest: Streaming<Packet>, closer: Closer) -> Self {
+        let packets = match first {
+            Some(_) => Packets::Open { first, rest },
+            None => Packets::Over(Ok(())),
+        };
+        Self {
+            packets,
+            closer,
+            dialled: None,
+        }
+    }
+
+    pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
+        let received = self.next().await;
+        match &received {
+            Ok(Some(_)) => {}
+            Ok(None) => self.packets = Packets::Over(Ok(())),
+            Err(error) => {
+                self.packets = Packets::Over(Err(error.clone()));
+                // The peer may have broken the framing: there is no way to go on.
+                self.closer.close();
+            }
+        }
+        received
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>, LinkError> {
+        if let Packets::Expected(answered) = &mut self.packets {
+            let answer = answered.await;
+            let answer = answer.map_err(|_| LinkError::lost("the call ended"))?;
+            let rest = answer.map_err(status)?;
+            self.packets = Packets::Open { first: None, rest };
+        }
+        let packet = match &mut self.packets {
+            Packets::Expected(_) => unreachable!("it was answered above"),
+            Packets::Over(end) => return end.clone().map(|()| None),
+            Packets::Open { first, rest } => match first.take() {
+                Some(packet) => Some(packet),
+                None => rest.message().await.map_err(status)?,
+            },
+        };
+        match packet.map(|packet| packet.frame) {
+            Some(frame) if frame.len() > MAX_FRAME_BYTES => Err(LinkError::TooLarge(frame.len())),
+            frame => Ok(frame),
+        }
+    }
+}
+
+/// A status with a cause was made on this side, of what went wrong below.
+fn status(status: Status) -> LinkError {
+    LinkError::Lost(match status.source() {
+        Some(cause) => with_causes(cause),
+        None => status.message().to_owned(),
+    })
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if let Some(Dialled { runtime, sender }) = self.dialled.take() {
+            let packets = mem::replace(&mut self.packets, Packets::Over(Ok(())));
+            runtime.spawn(discard(packets, sender, self.closer.clone()));
+        }
+    }
+}
+
+/// Keeps a dialled call going for the frames its sender still has under way:
+/// a call whose answer is dropped is cancelled, and h2 then discards what it
+/// was given to send. Ends with the call, or some time after the finish.
+async fn discard(packets: Packets, sender: Finished, closer: Closer) {
+    let discarding = async {
+        let mut rest = match packets {
+            Packets::Expected(answered) => match answered.await {
+                Ok(Ok(rest)) => rest,
+                _ => return,
+            },
+            Packets::Open { rest, .. } => rest,
+            Packets::Over(_) => return,
+        };
+        while let Ok(Some(_)) = rest.message().await {}
+    };
+    let lingering = async {
+        loop {
+            let finished = sender.get();
+            sleep(IDLE_TIMEOUT).await;
+            if finished {
+                return closer.close();
+            }
+        }
+    };
+    tokio::select! {
+        () = discarding => {}
+        () = lingering => {}
+    }
+}

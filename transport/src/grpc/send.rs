@@ -1,0 +1,127 @@
+//! The sending half of a gRPC link, and the stream that HTTP/2 takes from it.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Bytes, BytesMut};
+use tensord_proto::v1::Packet;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+use tokio_stream::Stream;
+
+use crate::{
+    connection::Closer,
+    link::{IDLE_TIMEOUT, LinkError},
+};
+
+/// Frames handed to HTTP/2 and not yet taken by it.
+const SEND_QUEUE: usize = 4;
+
+/// A sender, and the stream to give to HTTP/2.
+pub(super) fn channel(closer: Closer) -> (Sender, Outgoing) {
+    let (packets, outgoing) = mpsc::channel(SEND_QUEUE);
+    let (emptying, emptied) = oneshot::channel();
+    let finished = Finished::default();
+    let guard = Guard {
+        finished: finished.clone(),
+        closer,
+    };
+    let sender = Sender {
+        packets,
+        emptied,
+        guard,
+    };
+    let outgoing = Outgoing {
+        packets: outgoing,
+        finished,
+        _emptying: emptying,
+    };
+    (sender, outgoing)
+}
+
+/// Whether a sender finished, as against being dropped.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Finished(Arc<AtomicBool>);
+
+impl Finished {
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Sender {
+    packets: mpsc::Sender<Packet>,
+    emptied: oneshot::Receiver<()>,
+    guard: Guard,
+}
+
+impl Sender {
+    pub(super) fn finished(&self) -> Finished {
+        self.guard.finished.clone()
+    }
+
+    pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
+        let frame = match parts {
+            [frame] => frame.clone(),
+            parts => {
+                let mut frame = BytesMut::with_capacity(size);
+                parts.iter().for_each(|part| frame.extend_from_slice(part));
+                frame.freeze()
+            }
+        };
+        let sent = self.packets.send(Packet { frame }).await;
+        sent.map_err(|_| LinkError::lost("the gRPC stream ended"))
+    }
+
+    pub(crate) async fn finish(self) {
+        self.guard.finished.0.store(true, Ordering::Release);
+        drop(self.packets);
+        // Whether it was taken or the connection is gone, there is no more to do.
+        let _ = timeout(IDLE_TIMEOUT, self.emptied).await;
+    }
+}
+
+/// Closes the connection of a sender that is dropped before it finished.
+#[derive(Debug)]
+struct Guard {
+    finished: Finished,
+    closer: Closer,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !self.finished.get() {
+            self.closer.close();
+        }
+    }
+}
+
+/// What HTTP/2 takes packets from. It ends when the sender finished, and never
+/// when it was dropped: the peer must not take that for the end.
+pub(super) struct Outgoing {
+    packets: mpsc::Receiver<Packet>,
+    finished: Finished,
+    /// Dropped with the stream, once HTTP/2 has taken it all or given it up.
+    _emptying: oneshot::Sender<()>,
+}
+
+impl Stream for Outgoing {
+    type Item = Packet;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Packet>> {
+        match ready!(self.packets.poll_recv(cx)) {
+            // The guard closes the connection, and that drops this stream.
+            None if !self.finished.get() => Poll::Pending,
+            packet => Poll::Ready(packet),
+        }
+    }
+}

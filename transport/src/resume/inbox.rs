@@ -1,0 +1,116 @@
+//! The receiving side of a direction.
+
+use super::ResumeError;
+
+/// Frames that may be received before the sender hears of it.
+const DUE_FRAMES: u64 = 64;
+
+/// The receiving side's memory: how far it got, and what it granted.
+#[derive(Debug)]
+pub struct Inbox {
+    received: u64,
+    received_bytes: u64,
+    consumed_bytes: u64,
+    window_bytes: u64,
+    /// What the sender was last told, to know when it needs to hear more.
+    told: News,
+}
+
+/// How far a receiving side got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct News {
+    received: u64,
+    received_bytes: u64,
+    credit: u64,
+}
+
+impl Inbox {
+    /// An inbox that lets the sender be `window_bytes` ahead of what was
+    /// [consumed](Self::consume). Must be no less than the largest body.
+    pub fn new(window_bytes: u64) -> Self {
+        Self {
+            received: 0,
+            received_bytes: 0,
+            consumed_bytes: 0,
+            window_bytes,
+            told: News {
+                received: 0,
+                received_bytes: 0,
+                credit: window_bytes,
+            },
+        }
+    }
+
+    /// Takes note of frame `seq` with a body of `bytes`. True: it is new and is
+    /// to be acted on. False: it was received before.
+    ///
+    /// # Errors
+    ///
+    /// When a frame is missing, or goes beyond the credit.
+    pub fn accept(&mut self, seq: u64, bytes: usize) -> Result<bool, ResumeError> {
+        if seq <= self.received {
+            return Ok(false);
+        }
+        if seq != self.received + 1 {
+            return Err(ResumeError::Gap {
+                seq,
+                expected: self.received + 1,
+            });
+        }
+        let end = self.received_bytes.saturating_add(bytes as u64);
+        if end > self.credit() {
+            return Err(ResumeError::Credit {
+                seq,
+                excess: end - self.credit(),
+            });
+        }
+        self.received = seq;
+        self.received_bytes = end;
+        Ok(true)
+    }
+
+    /// `bytes` of what was received no longer take memory here.
+    pub fn consume(&mut self, bytes: usize) {
+        self.consumed_bytes += bytes as u64;
+    }
+
+    /// The last frame received.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Bytes granted in all.
+    pub fn credit(&self) -> u64 {
+        self.consumed_bytes.saturating_add(self.window_bytes)
+    }
+
+    /// The ack and credit to put on an outgoing frame.
+    pub fn tell(&mut self) -> (u64, u64) {
+        self.told = self.news();
+        (self.told.received, self.told.credit)
+    }
+
+    /// Whether the sender should hear from us even if there is nothing else to
+    /// say: it may be about to run out of credit or of room to keep bodies.
+    pub fn is_telling_due(&self) -> bool {
+        let (now, told) = (self.news(), self.told);
+        let due_bytes = self.window_bytes / 4;
+        now.credit - told.credit >= due_bytes
+            || now.received_bytes - told.received_bytes >= due_bytes
+            || now.received - told.received >= DUE_FRAMES
+    }
+
+    /// Whether there is anything the sender was not told.
+    pub fn has_news(&self) -> bool {
+        self.told != self.news()
+    }
+
+    fn news(&self) -> News {
+        News {
+            received: self.received,
+            received_bytes: self.received_bytes,
+            credit: self.credit(),
+        }
+    }
+}
+
