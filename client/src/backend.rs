@@ -20,7 +20,7 @@ use burn_std::future::DynFut;
 use dashmap::DashMap;
 use std::sync::LazyLock;
 
-use crate::session::{Session, never};
+use crate::session::{Session, closed};
 
 /// Burn's `Backend` over a pool; `Autodiff<Tensord>` differentiates through it.
 /// Programs written against `burn::tensor::Device` use
@@ -58,7 +58,7 @@ impl TensordDevice {
     fn session(self) -> Arc<Session> {
         let session = SESSIONS.get(&self.index).map(|session| session.clone());
         // A device that outlived its lease: all it has is an error.
-        session.unwrap_or_else(|| never("the lease of this device was dropped"))
+        session.unwrap_or_else(closed)
     }
 }
 

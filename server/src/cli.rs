@@ -15,6 +15,8 @@ use crate::config::{
     },
     values::Filter,
 };
+#[cfg(feature = "demo")]
+use crate::config::settings::DemoSettings;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -116,6 +118,20 @@ Examples:
         /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        url: UrlSettings,
+    },
+    /// Train a network on hand-written digits, to see a pool at work
+    #[cfg(feature = "demo")]
+    #[command(after_help = "\
+Examples:
+  tensord demo                       on a pool of its own, with two workers
+  tensord demo --model transformer
+  tensord demo --url                 on the pool in TENSORD_URL
+  tensord demo --json | tail -1 | jq .test_accuracy")]
+    Demo {
+        #[command(flatten)]
+        settings: DemoSettings,
         #[command(flatten)]
         url: UrlSettings,
     },

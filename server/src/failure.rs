@@ -38,6 +38,10 @@ pub(crate) enum Failure {
     /// The gateway did not start, or stopped by itself.
     #[error(transparent)]
     Gateway(#[from] GatewayError),
+    /// The demo did not come to its end.
+    #[cfg(feature = "demo")]
+    #[error(transparent)]
+    Demo(#[from] crate::commands::DemoError),
     /// The pool did not tell its status.
     #[error(transparent)]
     Status(#[from] StatusError),

@@ -4,6 +4,7 @@
 //! cli ─► config ─► commands ─► scheduler   (drives tensord_scheduler)
 //!                     │  ├───► worker      (tensord_worker)
 //!                     │  ├───► gateway     (tensord_client)
+//!                     │  ├───► demo        (trains, with Burn's own stack)
 //!                     │  └───► status
 //!                     └──────► state, local: secrets, and the pool they make
 //! ```
@@ -14,6 +15,8 @@
 mod cli;
 mod commands;
 mod config;
+#[cfg(feature = "demo")]
+mod demo;
 mod failure;
 mod local;
 mod logging;
@@ -45,7 +48,7 @@ fn run() -> Result<(), Failure> {
         Parsed::Text(text) => return stdout::print(&text),
     };
     let file = File::read(cli.common.config.as_deref())?;
-    logging::start(&config::log_filter(&cli.common, &file));
+    logging::start(&config::log_filter(&cli, &file));
     let config = config::resolve(cli.command, file, &Environment::capture())?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system("start threads"))?;
     let result = runtime.block_on(commands::run(config));

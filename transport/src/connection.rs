@@ -8,15 +8,18 @@ use std::{
     fmt, io,
     net::SocketAddr,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::{OwnedSemaphorePermit, mpsc},
+    time::{Sleep, sleep},
 };
 use tonic::transport::server::Connected;
+
+use crate::link::IDLE_TIMEOUT;
 
 /// A TLS stream, the bytes read ahead of it, and its end.
 pub(crate) struct Connection<S> {
@@ -26,6 +29,8 @@ pub(crate) struct Connection<S> {
     caller: Caller,
     orders: mpsc::Receiver<()>,
     closed: bool,
+    /// Runs from the end of what is written until the peer closes, too.
+    linger: Option<Pin<Box<Sleep>>>,
     /// On the accepting side, one of the places for connections.
     _place: Option<OwnedSemaphorePermit>,
 }
@@ -78,7 +83,23 @@ impl<S> Connection<S> {
             caller,
             orders,
             closed: false,
+            linger: None,
             _place: place,
+        }
+    }
+
+    /// Reads until the peer closes.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()>
+    where
+        S: AsyncRead + Unpin,
+    {
+        let mut scratch = [0; 1024];
+        loop {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf)) {
+                Ok(()) if !buf.filled().is_empty() => {}
+                _ => return Poll::Ready(()),
+            }
         }
     }
 
@@ -125,7 +146,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -142,7 +163,20 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check(cx)?;
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        if self.linger.is_none() {
+            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+            self.linger = Some(Box::pin(sleep(IDLE_TIMEOUT)));
+        }
+        // A socket that is closed with bytes unread is reset, and the peer then
+        // loses what it had not read itself.
+        let over = self
+            .linger
+            .as_mut()
+            .is_some_and(|l| l.as_mut().poll(cx).is_ready());
+        match over {
+            true => Poll::Ready(Ok(())),
+            false => self.poll_discard(cx).map(Ok),
+        }
     }
 
     fn poll_write_vectored(

@@ -64,17 +64,18 @@ const WINDOW_BYTES: u32 = 16 << 20;
 /// Says apart: nothing there, another certificate, unusable trust settings.
 /// Sets no deadline: the caller does.
 pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
-    Ok(connect_closable(host, port, trust).await?.0)
+    let at = crate::dial::authority(host, port);
+    Ok(connect_closable(&at, host, trust).await?.0)
 }
 
-/// [`connect`], with the means to end the connection whatever its calls do.
+/// Connects to `at`, an address of `host`, and returns also the means to end
+/// the connection whatever its calls do.
 pub(crate) async fn connect_closable(
+    at: &str,
     host: &str,
-    port: u16,
     trust: &Trust,
 ) -> Result<(Channel, Closer), DialError> {
-    let at = crate::dial::authority(host, port);
-    let connection = handshake(host, port, trust, &at).await?;
+    let connection = handshake(at, host, trust).await?;
     let closer = connection.closer();
     let once = Mutex::new(Some(TokioIo::new(connection)));
     let connector = tower::service_fn(move |_| {
@@ -91,19 +92,18 @@ pub(crate) async fn connect_closable(
         .initial_stream_window_size(WINDOW_BYTES)
         .connect_with_connector(connector)
         .await
-        .map_err(|e| DialError::unreachable(&at, &e))?;
+        .map_err(|e| DialError::unreachable(at, &e))?;
     Ok((channel, closer))
 }
 
 async fn handshake(
-    host: &str,
-    port: u16,
-    trust: &Trust,
     at: &str,
+    host: &str,
+    trust: &Trust,
 ) -> Result<Connection<client::TlsStream<TcpStream>>, DialError> {
     let config = tls::client_config(trust, ALPN_GRPC)?;
     let unreachable = |e: io::Error| DialError::unreachable(at, &e);
-    let tcp = TcpStream::connect((host, port)).await;
+    let tcp = TcpStream::connect(at).await;
     let tcp = tcp.map_err(unreachable)?;
     // Frames are written whole; waiting to fill packets only adds latency.
     tcp.set_nodelay(true).map_err(unreachable)?;

@@ -18,9 +18,7 @@ use tracing::warn;
 use crate::{
     Link, TransportChoice,
     faults::FaultSwitch,
-    grpc,
-    link::with_causes,
-    quic,
+    grpc, quic,
     tls::{Trust, TrustError},
 };
 
@@ -70,9 +68,19 @@ pub enum DialError {
 
 impl DialError {
     pub(crate) fn unreachable(address: impl fmt::Display, reason: &dyn std::error::Error) -> Self {
+        let mut text = reason.to_string();
+        let mut cause = reason.source();
+        while let Some(error) = cause {
+            // tonic and hyper repeat themselves on the way up.
+            let inner = error.to_string();
+            if !text.contains(&inner) {
+                text = format!("{text}: {inner}");
+            }
+            cause = error.source();
+        }
         Self::Unreachable {
             address: address.to_string(),
-            reason: with_causes(reason),
+            reason: text,
         }
     }
 
@@ -151,14 +159,16 @@ impl Dialer {
     /// before failed or was silent for a while; the first link wins.
     async fn dial_any(&self, address: &str, trust: &Trust) -> Result<Link, DialError> {
         let unreachable = |e: io::Error| DialError::unreachable(address, &e);
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = host.trim_matches(['[', ']']);
         let found = tokio::net::lookup_host(address).await;
         let mut found: VecDeque<_> = found.map_err(unreachable)?.collect();
         let mut attempts = JoinSet::new();
         let mut failure = unreachable(io::Error::other("the name has no address"));
         loop {
             if let Some(at) = found.pop_front() {
-                let (dialer, trust) = (self.clone(), trust.clone());
-                attempts.spawn(async move { dialer.dial_at(at, &trust).await });
+                let (dialer, host, trust) = (self.clone(), host.to_owned(), trust.clone());
+                attempts.spawn(async move { dialer.dial_at(at, &host, &trust).await });
             }
             tokio::select! {
                 Some(attempt) = attempts.join_next() => {
@@ -173,27 +183,32 @@ impl Dialer {
         }
     }
 
-    async fn dial_at(&self, at: SocketAddr, trust: &Trust) -> Result<Link, DialError> {
+    async fn dial_at(&self, at: SocketAddr, host: &str, trust: &Trust) -> Result<Link, DialError> {
         match self.choice {
-            TransportChoice::Quic => quic::dial(at, trust).await,
-            TransportChoice::Grpc => grpc::dial(at, trust).await,
+            TransportChoice::Quic => quic::dial(at, host, trust).await,
+            TransportChoice::Grpc => grpc::dial(at, host, trust).await,
             TransportChoice::Auto if self.without_udp().contains(&at.ip()) => {
-                grpc::dial(at, trust).await
+                grpc::dial(at, host, trust).await
             }
-            TransportChoice::Auto => self.dial_auto(at, trust).await,
+            TransportChoice::Auto => self.dial_auto(at, host, trust).await,
         }
     }
 
-    async fn dial_auto(&self, at: SocketAddr, trust: &Trust) -> Result<Link, DialError> {
-        let mut quic = pin!(quic::dial(at, trust));
+    async fn dial_auto(
+        &self,
+        at: SocketAddr,
+        host: &str,
+        trust: &Trust,
+    ) -> Result<Link, DialError> {
+        let mut quic = pin!(quic::dial(at, host, trust));
         let link = match timeout(HEAD_START, &mut quic).await {
-            Ok(Err(DialError::Unreachable { .. })) => grpc::dial(at, trust).await?,
+            Ok(Err(DialError::Unreachable { .. })) => grpc::dial(at, host, trust).await?,
             // The other carrier would meet the same.
             Ok(decided) => return decided,
             Err(_) => tokio::select! {
                 // Late, but it works.
                 Ok(link) = &mut quic => return Ok(link),
-                link = grpc::dial(at, trust) => link?,
+                link = grpc::dial(at, host, trust) => link?,
             },
         };
         if self.without_udp().insert(at.ip()) {

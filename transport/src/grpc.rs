@@ -42,10 +42,14 @@ pub(crate) use send::Sender;
 /// A packet's own bytes on top of its frame.
 const PACKET_OVERHEAD: usize = 16;
 
-/// Dials `address`.
-pub(crate) async fn dial(address: SocketAddr, trust: &Trust) -> Result<Link, DialError> {
-    let host = address.ip().to_string();
-    let (channel, closer) = control::connect_closable(&host, address.port(), trust).await?;
+/// Dials `address`, where `host` is.
+pub(crate) async fn dial(
+    address: SocketAddr,
+    host: &str,
+    trust: &Trust,
+) -> Result<Link, DialError> {
+    let at = address.to_string();
+    let (channel, closer) = control::connect_closable(&at, host, trust).await?;
     let mut client =
         DataClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
     let (sender, outgoing) = send::channel(closer.clone());
@@ -110,7 +114,7 @@ impl Data for Accept {
 fn link(sender: Sender, receiver: Receiver, peer: SocketAddr) -> Link {
     Link {
         sender: LinkSender(SenderKind::Grpc(sender)),
-        receiver: LinkReceiver(ReceiverKind::Grpc(Box::new(receiver))),
+        receiver: LinkReceiver(ReceiverKind::Grpc(receiver)),
         carrier: Carrier::Grpc,
         peer,
     }

@@ -63,21 +63,6 @@ impl LinkError {
     }
 }
 
-/// What `error` says, with its causes, for people.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // tonic and hyper repeat themselves on the way up.
-        let inner = error.to_string();
-        if !text.contains(&inner) {
-            text = format!("{text}: {inner}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// One link; its halves work independently.
 #[derive(Debug)]
 pub struct Link {
@@ -144,7 +129,7 @@ pub struct LinkReceiver(pub(crate) ReceiverKind);
 #[derive(Debug)]
 pub(crate) enum ReceiverKind {
     Quic(quic::Receiver),
-    Grpc(Box<grpc::Receiver>),
+    Grpc(grpc::Receiver),
     Faulty(faults::Receiver),
 }
 

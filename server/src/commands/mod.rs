@@ -3,8 +3,12 @@
 //! What they have in common: they take a validated configuration, print what
 //! their user asked for to stdout, and end in order on the first signal.
 
+#[cfg(feature = "demo")]
+pub(crate) use self::demo::DemoError;
 pub(crate) use self::gateway::GatewayError;
 
+#[cfg(feature = "demo")]
+mod demo;
 mod gateway;
 mod scheduler;
 mod status;
@@ -21,5 +25,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Worker(config) => worker::run(config).await,
         Config::Gateway(config) => gateway::run(config).await,
         Config::Status(config) => status::run(config).await,
+        #[cfg(feature = "demo")]
+        Config::Demo(config) => demo::run(config).await,
     }
 }

@@ -40,6 +40,9 @@ pub(crate) enum Config {
     Gateway(GatewayConfig),
     /// `tensord status`.
     Status(StatusConfig),
+    /// `tensord demo`.
+    #[cfg(feature = "demo")]
+    Demo(DemoConfig),
 }
 
 /// A scheduler and a worker in one process.
@@ -132,6 +135,24 @@ pub(crate) struct StatusConfig {
     pub(crate) url: PoolUrl,
     /// JSON instead of a table.
     pub(crate) json: bool,
+}
+
+/// A training run.
+#[cfg(feature = "demo")]
+#[derive(Debug)]
+pub(crate) struct DemoConfig {
+    /// The network.
+    pub(crate) model: crate::demo::Model,
+    /// The pool to train on; one of the demo's own if `None`.
+    pub(crate) pool: Option<PoolUrl>,
+    /// Passes over the training set, if not the usual number.
+    pub(crate) epochs: Option<usize>,
+    /// Where checkpoints and metric logs go; nowhere if `None`.
+    pub(crate) artifacts: Option<PathBuf>,
+    /// JSON on the last line.
+    pub(crate) json: bool,
+    /// No progress.
+    pub(crate) quiet: bool,
 }
 
 /// A state directory, and how to write it for people.

@@ -21,8 +21,10 @@ use super::{
     },
     values::{Devices, Filter, Listen, Name},
 };
+#[cfg(feature = "demo")]
+use super::{DemoConfig, settings::DemoSettings};
 use crate::{
-    cli::{Command, Common},
+    cli::{Cli, Command},
     state,
 };
 
@@ -41,8 +43,18 @@ const NO_NAME: &str = "--name: this host has no name that would do; give the wor
 const NO_DEVICES: &str = "--devices: 0 devices are nothing to lease; ask for at least 1";
 
 /// What to log.
-pub(crate) fn log_filter(common: &Common, file: &File) -> Filter {
-    common.log.clone().or(file.log.clone()).unwrap_or_default()
+pub(crate) fn log_filter(cli: &Cli, file: &File) -> Filter {
+    let given = cli.common.log.clone().or(file.log.clone());
+    given.unwrap_or_else(|| usual_filter(&cli.command))
+}
+
+fn usual_filter(command: &Command) -> Filter {
+    match command {
+        // Its own lines are for reading; only trouble belongs between them.
+        #[cfg(feature = "demo")]
+        Command::Demo { .. } => "warn,burn_remote=error".parse().expect("a level is a filter"),
+        _ => Filter::default(),
+    }
 }
 
 /// The configuration that `command`, `file` and `environment` come to.
@@ -71,6 +83,8 @@ pub(crate) fn resolve(
             url: layers.url(url)?,
             json,
         }),
+        #[cfg(feature = "demo")]
+        Command::Demo { settings, url } => Config::Demo(layers.demo(settings, url)?),
     })
 }
 
@@ -169,6 +183,28 @@ impl Layers<'_> {
             None => GatewayToken::Kept(self.state(state)?),
         };
         Ok(GatewayConfig { url: self.url(url)?, listen, demand, token })
+    }
+
+    #[cfg(feature = "demo")]
+    fn demo(
+        self,
+        settings: DemoSettings,
+        url: UrlSettings,
+    ) -> Result<DemoConfig, ConfigError> {
+        let pool = match settings.url {
+            Some(Some(url)) => Some(pool_url(&Secret::new(url), "--url".into())?),
+            Some(None) => Some(self.url(url)?),
+            None if url.url_file.is_some() => Some(self.url(url)?),
+            None => None,
+        };
+        Ok(DemoConfig {
+            model: settings.model,
+            pool,
+            epochs: settings.epochs.map(|epochs| epochs as usize),
+            artifacts: settings.artifacts,
+            json: settings.json,
+            quiet: settings.quiet,
+        })
     }
 
     fn state(&self, settings: StateSettings) -> Result<StatePath, ConfigError> {

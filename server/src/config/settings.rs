@@ -90,6 +90,31 @@ pub(crate) struct GatewaySettings {
     pub(crate) allow_plaintext: bool,
 }
 
+/// `demo`: a training run to see a pool at work.
+#[cfg(feature = "demo")]
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DemoSettings {
+    /// Network to train
+    #[arg(long, value_enum, value_name = "NAME", default_value_t)]
+    pub(crate) model: crate::demo::Model,
+    /// Train on an existing pool: the one in TENSORD_URL, or at URL, which other users of this
+    /// host can then see [default: a pool of the demo's own]
+    #[arg(long, value_name = "URL", num_args = 0..=1)]
+    pub(crate) url: Option<Option<String>>,
+    /// Passes over the training set [default: 12]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) epochs: Option<u32>,
+    /// Directory for checkpoints and metric logs [default: none are kept]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) artifacts: Option<PathBuf>,
+    /// Print the result as JSON on the last line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print nothing but the result
+    #[arg(long)]
+    pub(crate) quiet: bool,
+}
+
 /// For commands that keep secrets on disk.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct StateSettings {

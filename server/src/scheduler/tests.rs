@@ -216,13 +216,16 @@ impl TestClient {
 
     /// The next message that is no beat.
     async fn hear(&mut self) -> Result<pool_message::Body, Status> {
-        loop {
-            match self.hear_any().await? {
-                Some(pool_message::Body::Beat(_)) => {}
-                Some(body) => return Ok(body),
-                None => panic!("the stream ended"),
+        within("message but beats", async {
+            loop {
+                match self.hear_any().await? {
+                    Some(pool_message::Body::Beat(_)) => {}
+                    Some(body) => return Ok(body),
+                    None => panic!("the stream ended"),
+                }
             }
-        }
+        })
+        .await
     }
 
     /// The next message, or `None` at the stream's end.
@@ -287,6 +290,12 @@ impl TestWorker {
     async fn hear(&mut self) -> Result<worker_command::Body, Status> {
         let command = within("command", self.hear.message()).await?;
         Ok(command.and_then(|command| command.body).expect("no end, and no empty command"))
+    }
+
+    /// Leaves in order: what was said before is heard.
+    async fn leave(mut self) {
+        drop(self.say);
+        while let Ok(Some(_)) = within("end", self.hear.message()).await {}
     }
 
     /// The lease that the scheduler says to end.

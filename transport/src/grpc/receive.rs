@@ -10,7 +10,7 @@ use tonic::{Status, Streaming};
 use super::send::Finished;
 use crate::{
     connection::Closer,
-    link::{IDLE_TIMEOUT, LinkError, with_causes},
+    link::{IDLE_TIMEOUT, LinkError},
 };
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ enum Packets {
     Expected(oneshot::Receiver<Result<Streaming<Packet>, Status>>),
     Open {
         first: Option<Packet>,
-        rest: Streaming<Packet>,
+        rest: Box<Streaming<Packet>>,
     },
     Over(Result<(), LinkError>),
 }
@@ -57,7 +57,10 @@ impl Receiver {
     /// The half of a link from which `first` came, and then `rest`.
     pub(super) fn accepted(first: Option<Packet>, rest: Streaming<Packet>, closer: Closer) -> Self {
         let packets = match first {
-            Some(_) => Packets::Open { first, rest },
+            Some(_) => Packets::Open {
+                first,
+                rest: Box::new(rest),
+            },
             None => Packets::Over(Ok(())),
         };
         Self {
@@ -85,7 +88,7 @@ impl Receiver {
         if let Packets::Expected(answered) = &mut self.packets {
             let answer = answered.await;
             let answer = answer.map_err(|_| LinkError::lost("the call ended"))?;
-            let rest = answer.map_err(status)?;
+            let rest = Box::new(answer.map_err(status)?);
             self.packets = Packets::Open { first: None, rest };
         }
         let packet = match &mut self.packets {
@@ -103,12 +106,17 @@ impl Receiver {
     }
 }
 
-/// A status with a cause was made on this side, of what went wrong below.
+/// A status with a cause was made on this side, of what went wrong below; the
+/// layers between have nothing to add.
 fn status(status: Status) -> LinkError {
-    LinkError::Lost(match status.source() {
-        Some(cause) => with_causes(cause),
-        None => status.message().to_owned(),
-    })
+    let mut cause = status.source();
+    while let Some(deeper) = cause.and_then(Error::source) {
+        cause = Some(deeper);
+    }
+    match cause {
+        Some(cause) => LinkError::lost(cause),
+        None => LinkError::lost(status.message()),
+    }
 }
 
 impl Drop for Receiver {
@@ -127,7 +135,7 @@ async fn discard(packets: Packets, sender: Finished, closer: Closer) {
     let discarding = async {
         let mut rest = match packets {
             Packets::Expected(answered) => match answered.await {
-                Ok(Ok(rest)) => rest,
+                Ok(Ok(rest)) => Box::new(rest),
                 _ => return,
             },
             Packets::Open { rest, .. } => rest,

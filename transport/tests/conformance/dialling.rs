@@ -190,6 +190,48 @@ async fn a_ca_file_is_what_it_chains_to() {
     .await;
 }
 
+/// An organisation's own authority puts host names into certificates.
+#[tokio::test]
+async fn a_ca_file_may_name_the_host() {
+    no_hang(async {
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = || rcgen::KeyPair::generate().unwrap();
+        let authority = rcgen::CertifiedIssuer::self_signed(params, key()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let trust = file(directory.path(), &authority.pem());
+
+        let serve = async |name: &str| {
+            let key = key();
+            let params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
+            let pem = IdentityPem {
+                chain: params.signed_by(&key, &authority).unwrap().pem(),
+                key: key.serialize_pem(),
+            };
+            let identity = Identity::from_pem(&pem).unwrap();
+            let listener = Listener::bind(any_port(), &identity).await.unwrap();
+            Server {
+                listener,
+                pem,
+                trust: trust.clone(),
+            }
+        };
+        let mut by_address = serve("127.0.0.1").await;
+        expect_links(&mut by_address, &trust).await;
+
+        let by_name = serve("localhost").await;
+        let port = by_name.listener.address().port();
+        for result in dial_each(&format!("localhost:{port}"), &trust, DIAL_DEADLINE).await {
+            result.unwrap();
+        }
+        control::connect("localhost", port, &trust).await.unwrap();
+
+        let by_another_name = serve("gpu-1.example").await;
+        expect_refusal(&by_another_name, &trust, "ca-file=").await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn an_unusable_ca_file_is_named() {
     let directory = tempfile::tempdir().unwrap();

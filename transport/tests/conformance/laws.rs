@@ -226,7 +226,10 @@ async fn many_links_share_a_listener(kind: Kind) {
                 .unwrap();
             for n in 0..FRAMES {
                 let frame = frame(number * 100 + n, 50_000);
-                link.sender.send(&[frame.clone()]).await.unwrap();
+                link.sender
+                    .send(std::slice::from_ref(&frame))
+                    .await
+                    .unwrap();
                 assert!(
                     link.receiver.recv().await == Ok(Some(frame)),
                     "link {number}"

@@ -6,6 +6,7 @@
 //! - `oversized`: the part of law 2 that needs a peer which breaks it.
 //! - `faults`: what a `FaultSwitch` promises on top of the laws.
 //! - `dialling`: which error says what, and whom a dialler trusts.
+//! - `control`: the server of the control plane.
 //! - `hostile`: what the accepting side puts up with.
 //!
 //! Nothing is timed. Deadlines are there to tell a hang from a slow machine.
@@ -28,6 +29,7 @@ macro_rules! laws {
     };
 }
 
+mod control;
 mod dialling;
 mod endings;
 mod faults;

@@ -137,7 +137,7 @@ async fn a_worker_that_leaves_ends_its_leases_when_it_is_gone() {
     client.ask(1, 1).await;
     let lease = client.granted().await;
     worker.say(worker_message::Body::Leaving(Leaving {})).await;
-    drop(worker);
+    worker.leave().await;
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);
     assert_eq!(error.message, "worker w1 (0000000000000001) left the pool");

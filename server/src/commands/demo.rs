@@ -1,0 +1,184 @@
+//! `tensord demo`: a pool of its own, or an existing one, put to work.
+//!
+//! Without a pool to go to, the demo starts a scheduler in this process and two
+//! workers as processes of their own, so that what it shows is the real thing:
+//! two workers, TLS, leases, op streams over QUIC.
+
+use std::{
+    io,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use burn::train::Interrupter;
+use tempfile::TempDir;
+use tensord_client::{ConnectError, Lease, LeaseError, LeaseRequest, Options, Pool, PoolUrl};
+use tracing::info;
+
+use crate::{
+    config::{DemoConfig, SchedulerConfig, StatePath},
+    demo::{self, TrainError, TrainOptions, View},
+    failure::Failure,
+    local::LocalPool,
+    shutdown::Shutdown,
+    stdout,
+};
+
+/// Workers of the demo's own pool.
+const WORKERS: usize = 2;
+
+/// How long they may take to join.
+const JOIN_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Why the demo did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DemoError {
+    /// The demo's own pool could not be started.
+    #[error("cannot start the demo's own pool: {0}")]
+    Start(#[from] io::Error),
+    /// Its workers did not join.
+    #[error("the demo's workers did not join within {JOIN_DEADLINE:?}; run it again with --log info")]
+    Join,
+    /// The pool cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The pool gave no lease.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The training failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+}
+
+/// Trains, and prints what came of it.
+pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
+    let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
+    let own = match &config.pool {
+        Some(_) => None,
+        None => Some(OwnPool::start().await?),
+    };
+    let url = config.pool.clone().or_else(|| own.as_ref().map(|own| own.url.clone()));
+    let url = url.expect("there is one or the other");
+    let workers = own.as_ref().map_or(0, |own| own.workers.len());
+    let interrupter = Interrupter::new();
+    let stop = interrupter.clone();
+    let json = config.json;
+    let mut training =
+        tokio::task::spawn_blocking(move || train(&config, url, workers, interrupter));
+    let trained = tokio::select! {
+        trained = &mut training => trained,
+        () = shutdown.requested() => {
+            stop.stop(Some("asked to stop"));
+            training.await
+        }
+    };
+    let outcome = trained.map_err(io::Error::other).map_err(Failure::system("train"))??;
+    let mut text = format!("\n{}\n", demo::render_table(&outcome));
+    if json {
+        text.push_str(&demo::to_json(&outcome));
+        text.push('\n');
+    }
+    stdout::print(&text)
+}
+
+/// Leases a device and trains on it.
+fn train(
+    config: &DemoConfig,
+    url: PoolUrl,
+    workers: usize,
+    interrupter: Interrupter,
+) -> Result<demo::Outcome, DemoError> {
+    let pool = Pool::connect_with(url, Options::default())?;
+    wait_for_workers(&pool, workers)?;
+    let queued = |position| info!("waiting for a device, at position {position} of the queue");
+    let lease = pool.lease(LeaseRequest::devices(1).on_queued(queued))?;
+    let mut options = TrainOptions::new(config.model, lease.devices().to_vec());
+    options.epochs = config.epochs.unwrap_or(options.epochs);
+    options.artifacts.clone_from(&config.artifacts);
+    options.interrupter = interrupter;
+    options.view = match options.view {
+        _ if config.quiet => View::Quiet,
+        // The dashboard would leave nothing to read before the object.
+        _ if config.json => View::Lines,
+        detected => detected,
+    };
+    if let View::Lines = options.view {
+        println!("{}", introduction(config, &lease));
+    }
+    let mut outcome = demo::train(&options)?;
+    let traffic = lease.traffic();
+    (outcome.bytes_up, outcome.bytes_down) = (traffic.bytes_up, traffic.bytes_down);
+    Ok(outcome)
+}
+
+fn introduction(config: &DemoConfig, lease: &Lease) -> String {
+    let places = lease.descriptions();
+    let places: Vec<_> = places.iter().map(|d| format!("{} on {}", d.kind, d.worker)).collect();
+    format!("training {} on {}", config.model.name(), places.join(", "))
+}
+
+fn wait_for_workers(pool: &Pool, count: usize) -> Result<(), DemoError> {
+    let until = Instant::now() + JOIN_DEADLINE;
+    while pool.status()?.workers.len() < count {
+        if Instant::now() > until {
+            return Err(DemoError::Join);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// A pool for one run of the demo: nothing of it stays.
+struct OwnPool {
+    url: PoolUrl,
+    workers: Vec<Child>,
+    _pool: LocalPool,
+    _state: TempDir,
+}
+
+impl OwnPool {
+    async fn start() -> Result<Self, Failure> {
+        let state = tempfile::tempdir().map_err(DemoError::Start)?;
+        let path: PathBuf = state.path().join("state");
+        let shown = path.display().to_string();
+        let config = SchedulerConfig {
+            state: StatePath { path, shown },
+            listen: ([127, 0, 0, 1], 0).into(),
+            advertise: None,
+            host_name: None,
+        };
+        let pool = LocalPool::start(&config).await?;
+        let url = pool.urls.programs.clone();
+        let mut own = Self { url, workers: Vec::new(), _pool: pool, _state: state };
+        for number in 1..=WORKERS {
+            let worker = start_worker(&own._pool.urls.workers, number);
+            own.workers.push(worker.map_err(DemoError::Start)?);
+        }
+        Ok(own)
+    }
+}
+
+impl Drop for OwnPool {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            // It may have ended by itself.
+            let _ = worker.kill();
+            let _ = worker.wait();
+        }
+    }
+}
+
+/// Starts a worker process. Its URL goes through the environment, as arguments
+/// can be seen by everybody.
+fn start_worker(url: &PoolUrl, number: usize) -> io::Result<Child> {
+    Command::new(std::env::current_exe()?)
+        .args(["worker", "--listen", "127.0.0.1:0", "--devices", "flex"])
+        .args(["--name", &format!("demo-{number}")])
+        .env("TENSORD_URL", url.reveal())
+        .env("TENSORD_LOG", "warn")
+        .env_remove("TENSORD_CONFIG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+}

@@ -1,0 +1,69 @@
+//! The control plane's server: what dropping it does.
+
+use tensord_proto::v1::{
+    Packet,
+    data_client::DataClient,
+    data_server::{Data, DataServer},
+};
+use tensord_transport::{Identity, control, tls::Trust};
+use tokio::sync::mpsc;
+use tonic::{Request, Response, Status, Streaming, service::Routes};
+
+use crate::harness::*;
+
+/// Answers with the address that the call came from, and no end.
+struct TellsPeer;
+
+#[tonic::async_trait]
+impl Data for TellsPeer {
+    type ConnectStream = control::Answers<Packet>;
+
+    async fn connect(
+        &self,
+        request: Request<Streaming<Packet>>,
+    ) -> Result<Response<Self::ConnectStream>, Status> {
+        let frame = control::peer(&request).to_string().into();
+        let (packets, answers) = mpsc::channel(1);
+        packets.send(Packet { frame }).await.unwrap();
+        // Kept until the call is over.
+        tokio::spawn(async move { packets.closed().await });
+        Ok(Response::new(control::answers(answers)))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_dropped_closes_its_connections() {
+    no_hang(async {
+        let tcp = tokio::net::TcpListener::bind(any_port()).await.unwrap();
+        let port = tcp.local_addr().unwrap().port();
+        let identity = Identity::self_signed().unwrap();
+        let trust = Trust::Pin(identity.fingerprint());
+        let server = control::server(tcp, &identity).unwrap();
+        let serving = tokio::spawn(server.run(Routes::new(DataServer::new(TellsPeer))));
+
+        let channel = control::connect("127.0.0.1", port, &trust).await.unwrap();
+        let mut client = DataClient::new(channel);
+        let call = async |client: &mut DataClient<_>| {
+            let silence = tokio_stream::pending::<Packet>();
+            client.connect(silence).await.map(Response::into_inner)
+        };
+        // Many calls may share a connection.
+        let mut calls = [
+            call(&mut client).await.unwrap(),
+            call(&mut client).await.unwrap(),
+        ];
+        for call in &mut calls {
+            let packet = call.message().await.unwrap().unwrap();
+            assert!(packet.frame.starts_with(b"127.0.0.1:"), "{packet:?}");
+        }
+
+        serving.abort();
+        for call in &mut calls {
+            call.message().await.unwrap_err();
+        }
+        call(&mut client).await.unwrap_err();
+        let refused = control::connect("127.0.0.1", port, &trust).await;
+        assert!(refused.is_err());
+    })
+    .await;
+}
