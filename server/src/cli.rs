@@ -7,6 +7,8 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 
+#[cfg(feature = "demo")]
+use crate::config::settings::DemoSettings;
 use crate::config::{
     ConfigError,
     settings::{
@@ -15,8 +17,6 @@ use crate::config::{
     },
     values::Filter,
 };
-#[cfg(feature = "demo")]
-use crate::config::settings::DemoSettings;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,10 +43,22 @@ pub(crate) struct Cli {
 #[derive(Args, Debug, Default)]
 pub(crate) struct Common {
     /// TOML file with settings
-    #[arg(long, global = true, display_order = 90, value_name = "FILE", env = "TENSORD_CONFIG")]
+    #[arg(
+        long,
+        global = true,
+        display_order = 90,
+        value_name = "FILE",
+        env = "TENSORD_CONFIG"
+    )]
     pub(crate) config: Option<PathBuf>,
     /// What to log to stderr, such as debug or warn,tensord=debug [default: info]
-    #[arg(long, global = true, display_order = 90, value_name = "FILTER", env = "TENSORD_LOG")]
+    #[arg(
+        long,
+        global = true,
+        display_order = 90,
+        value_name = "FILTER",
+        env = "TENSORD_LOG"
+    )]
     pub(crate) log: Option<Filter>,
 }
 
@@ -140,7 +152,7 @@ Examples:
 /// What a command line comes to.
 pub(crate) enum Parsed {
     /// A command to run.
-    Run(Cli),
+    Run(Box<Cli>),
     /// A text the user asked for.
     Text(String),
 }
@@ -158,7 +170,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
         .try_get_matches_from(args)
         .and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
-        Ok(cli) => Ok(Parsed::Run(cli)),
+        Ok(cli) => Ok(Parsed::Run(Box::new(cli))),
         Err(e) => match e.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Text(e.to_string())),
             _ => Err(ConfigError::CommandLine(one_line(&e))),

@@ -77,7 +77,11 @@ impl Failure {
 
     fn line(&self) -> String {
         let text = self.to_string();
-        let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let lines: Vec<_> = text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .collect();
         lines.join("; ")
     }
 }
@@ -91,7 +95,10 @@ mod tests {
         let config = Failure::from(ConfigError::CommandLine("--listen: no".into()));
         let worker = tensord_worker::StartError::Thread(io::Error::other("no\n  threads\n"));
         let worker = Failure::from(worker);
-        assert_eq!((config.exit_code(), config.line()), (64, "--listen: no".into()));
+        assert_eq!(
+            (config.exit_code(), config.line()),
+            (64, "--listen: no".into())
+        );
         assert_eq!(worker.exit_code(), 69);
         assert_eq!(
             worker.line(),

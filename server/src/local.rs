@@ -57,7 +57,11 @@ impl LocalPool {
             workers: url(host, &tokens.1),
             own_worker: url(own_host(address.ip()), &tokens.1),
         };
-        Ok(Self { scheduler, urls, _lock: lock })
+        Ok(Self {
+            scheduler,
+            urls,
+            _lock: lock,
+        })
     }
 }
 

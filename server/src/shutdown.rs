@@ -31,12 +31,20 @@ impl Shutdown {
         let (request, requested) = watch::channel(false);
         let mut watching = JoinSet::new();
         watching.spawn(watch(interrupt, terminate, request));
-        Ok(Self { requested, _watching: watching })
+        Ok(Self {
+            requested,
+            _watching: watching,
+        })
     }
 
     /// Waits until the process is asked to end.
     pub(crate) async fn requested(&mut self) {
-        if self.requested.wait_for(|requested| *requested).await.is_err() {
+        if self
+            .requested
+            .wait_for(|requested| *requested)
+            .await
+            .is_err()
+        {
             // Nobody watches any more; nobody will ask.
             std::future::pending().await
         }

@@ -8,7 +8,10 @@ use crate::failure::Failure;
 /// enough (`tensord status | head -1`) is no failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::system("write to stdout")(e))
         }

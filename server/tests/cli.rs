@@ -16,7 +16,11 @@ fn tensord(home: &Path, args: &[&str]) -> Command {
 /// Exit code, stdout and stderr.
 fn told(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
+    (
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
 }
 
 fn run(home: &Path, args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
@@ -39,7 +43,11 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Self { child, stdout }
     }
@@ -60,7 +68,9 @@ impl Running {
     }
 
     fn terminated(mut self) -> ExitStatus {
-        let kill = Command::new("kill").arg(self.child.id().to_string()).status();
+        let kill = Command::new("kill")
+            .arg(self.child.id().to_string())
+            .status();
         assert!(kill.unwrap().success());
         self.child.wait().unwrap()
     }
@@ -142,10 +152,17 @@ fn flags_go_before_the_environment_which_goes_before_the_file() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let file = home.join("tensord.toml");
-    std::fs::write(&file, "[scheduler]\nlisten = \"127.0.0.1:0\"\nadvertise = \"of-file\"\n").unwrap();
+    std::fs::write(
+        &file,
+        "[scheduler]\nlisten = \"127.0.0.1:0\"\nadvertise = \"of-file\"\n",
+    )
+    .unwrap();
     let host = |args: &[&str], variables: &[(&str, &str)]| {
         let mut command = tensord(home, &["scheduler"]);
-        command.env("TENSORD_CONFIG", &file).args(args).envs(variables.iter().copied());
+        command
+            .env("TENSORD_CONFIG", &file)
+            .args(args)
+            .envs(variables.iter().copied());
         let mut scheduler = Running::start(command);
         let first = scheduler.lines_until("tensord pool at ").remove(0);
         let authority = first.split_whitespace().nth(3).unwrap().to_owned();
@@ -164,14 +181,20 @@ fn a_scheduler_prints_urls_that_work_and_keeps_them() {
     let args = ["scheduler", "--listen", "127.0.0.1:0"];
     let mut scheduler = Running::start(tensord(home, &args));
     let lines = scheduler.lines_until("workers:");
-    assert!(lines[0].ends_with("  (state in ~/.local/state/tensord)"), "{lines:?}");
+    assert!(
+        lines[0].ends_with("  (state in ~/.local/state/tensord)"),
+        "{lines:?}"
+    );
     assert_eq!((lines.len(), lines[1].as_str()), (4, ""));
     let (programs, workers) = (url(&lines[2]), url(&lines[3]));
 
     let status = |url: &str| run(home, &["status"], &[("TENSORD_URL", url)]);
     let (code, stdout, stderr) = status(programs);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
-    assert!(stdout.starts_with("0 workers, 0 devices (0 leased), 0 leases,"), "{stdout}");
+    assert!(
+        stdout.starts_with("0 workers, 0 devices (0 leased), 0 leases,"),
+        "{stdout}"
+    );
     let (code, stdout, stderr) = status(workers);
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     let authority = lines[0].split_whitespace().nth(3).unwrap();
@@ -200,13 +223,24 @@ fn a_scheduler_prints_urls_that_work_and_keeps_them() {
 fn up_is_a_pool_with_devices_and_stops_in_order() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    let args = ["up", "--listen", "127.0.0.1:0", "--devices", "flex*2", "--name", "here"];
+    let args = [
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+        "--devices",
+        "flex*2",
+        "--name",
+        "here",
+    ];
     let mut up = Running::start(tensord(home, &args));
     let lines = up.lines_until("workers:");
     let variables = [("TENSORD_URL", url(&lines[2]))];
     let (code, stdout, stderr) = run(home, &["status"], &variables);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
-    assert!(stdout.starts_with("1 worker, 2 devices (0 leased), 0 leases,"), "{stdout}");
+    assert!(
+        stdout.starts_with("1 worker, 2 devices (0 leased), 0 leases,"),
+        "{stdout}"
+    );
     let (code, stdout, _) = run(home, &["status", "--json"], &variables);
     assert_eq!(code, Some(0));
     let status: serde_json::Value = serde_json::from_str(&stdout).unwrap();

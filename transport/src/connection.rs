@@ -88,21 +88,6 @@ impl<S> Connection<S> {
         }
     }
 
-    /// Reads until the peer closes.
-    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()>
-    where
-        S: AsyncRead + Unpin,
-    {
-        let mut scratch = [0; 1024];
-        loop {
-            let mut buf = ReadBuf::new(&mut scratch);
-            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf)) {
-                Ok(()) if !buf.filled().is_empty() => {}
-                _ => return Poll::Ready(()),
-            }
-        }
-    }
-
     pub(crate) fn closer(&self) -> Closer {
         self.caller.closer.clone()
     }
@@ -118,6 +103,21 @@ impl<S> Connection<S> {
             ));
         }
         Ok(())
+    }
+
+    /// Reads until the peer closes.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()>
+    where
+        S: AsyncRead + Unpin,
+    {
+        let mut scratch = [0; 1024];
+        loop {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf)) {
+                Ok(()) if !buf.filled().is_empty() => {}
+                _ => return Poll::Ready(()),
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use prost::{
     Message,
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
-use tensord_proto::v1::{Frame, frame};
+use tensord_proto::v1::{Frame, Ping, frame};
 
 use crate::resume::{Body, Inbox, Outbox, ResumeError};
 
@@ -27,6 +27,14 @@ pub enum FrameError {
     /// It breaks the numbering.
     #[error(transparent)]
     Numbering(#[from] ResumeError),
+}
+
+impl FrameError {
+    /// Whether the link lost something, which another connection makes good. The
+    /// peer did nothing wrong.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Self::Numbering(ResumeError::Gap { .. }))
+    }
 }
 
 /// Decodes a frame.
@@ -93,9 +101,9 @@ impl Duplex {
     /// A frame that only says how far this end got.
     pub fn beat(&mut self) -> Bytes {
         let header = self.header(0);
-        [&header[..], &encode(frame::Body::Ping(Default::default()))]
-            .concat()
-            .into()
+        let sent = self.outbox.sent();
+        let ping = encode(frame::Body::Ping(Ping { sent }));
+        [header, ping].concat().into()
     }
 
     /// Takes a frame from the peer. Returns its body if it is to be acted on,
@@ -113,6 +121,9 @@ impl Duplex {
         let Some(body) = frame.body else {
             return Ok(None);
         };
+        if let frame::Body::Ping(ping) = &body {
+            self.inbox.expect(ping.sent)?;
+        }
         if frame.seq == 0 {
             return Ok(Some((body, 0)));
         }
@@ -221,6 +232,20 @@ mod tests {
         let frame = joined(a.next_to_send().unwrap());
         assert!(b.receive(frame.clone()).unwrap().is_some());
         assert!(b.receive(frame).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_beat_gives_away_that_the_last_frame_was_lost() {
+        let (mut a, mut b) = pair();
+        a.push(bodies().remove(0));
+        a.next_to_send().unwrap();
+        let error = b.receive(a.beat()).unwrap_err();
+        let gap = ResumeError::Gap {
+            seq: 1,
+            expected: 1,
+        };
+        assert_eq!(error, FrameError::Numbering(gap));
+        assert!(error.is_loss());
     }
 
     #[test]

@@ -1,18 +1,18 @@
 //! The QUIC carrier: one bidirectional stream of length-prefixed frames.
 //!
-//! A frame is its length (4 bytes, little endian) and its bytes. Each link is
-//! a connection of its own, so that one link's loss or flow control never
-//! touches another's.
+//! Each link is a connection of its own, so that one link's loss or flow
+//! control never touches another's.
+
+mod framing;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use quinn::{
     Connection, Endpoint, EndpointConfig, RecvStream, SendStream, TokioRuntime, TransportConfig,
     VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
-use tensord_proto::MAX_FRAME_BYTES;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
@@ -181,8 +181,7 @@ pub(crate) struct Sender {
 impl Sender {
     pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
         self.flush().await?;
-        let prefix = Bytes::copy_from_slice(&(size as u32).to_le_bytes());
-        self.begun.push(prefix);
+        self.begun.push(framing::prefix(size));
         let parts = parts.iter().filter(|part| !part.is_empty());
         self.begun.extend(parts.cloned());
         self.flush().await
@@ -230,7 +229,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
-            match take_frame(&mut self.buffer) {
+            match framing::take_frame(&mut self.buffer) {
                 Ok(Some(frame)) => return Ok(Some(frame)),
                 Ok(None) => {}
                 Err(error) => {
@@ -244,62 +243,6 @@ impl Receiver {
                 None if self.buffer.is_empty() => return Ok(None),
                 None => return Err(LinkError::lost("the stream ended within a frame")),
             }
-        }
-    }
-}
-
-/// Takes one whole frame off the front of `buffer`, if it is there.
-fn take_frame(buffer: &mut BytesMut) -> Result<Option<Bytes>, LinkError> {
-    let Some(prefix) = buffer.first_chunk::<4>() else {
-        return Ok(None);
-    };
-    let size = u32::from_le_bytes(*prefix) as usize;
-    if size > MAX_FRAME_BYTES {
-        return Err(LinkError::TooLarge(size));
-    }
-    if buffer.len() < 4 + size {
-        buffer.reserve(4 + size - buffer.len());
-        return Ok(None);
-    }
-    buffer.advance(4);
-    Ok(Some(buffer.split_to(size).freeze()))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn an_oversized_length_is_refused_before_it_is_buffered() {
-        let mut buffer = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
-        assert_eq!(
-            take_frame(&mut buffer),
-            Err(LinkError::TooLarge(u32::MAX as usize))
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn frames_survive_any_chunking(
-            frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 0..10),
-            step in 1usize..17,
-        ) {
-            let mut wire = Vec::new();
-            for frame in &frames {
-                wire.extend((frame.len() as u32).to_le_bytes());
-                wire.extend(frame);
-            }
-            let (mut buffer, mut got) = (BytesMut::new(), Vec::new());
-            for chunk in wire.chunks(step) {
-                buffer.extend_from_slice(chunk);
-                while let Some(frame) = take_frame(&mut buffer).unwrap() {
-                    got.push(frame.to_vec());
-                }
-            }
-            prop_assert_eq!(got, frames);
-            prop_assert!(buffer.is_empty());
         }
     }
 }

@@ -6,7 +6,9 @@
 //! [`POOL_NAME`] instead of host names. Workers show a self-signed certificate
 //! whose fingerprint the scheduler vouches for in each lease.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+mod fingerprint;
+
+use std::{path::PathBuf, sync::Arc};
 
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore,
@@ -22,6 +24,8 @@ use rustls::{
 
 use crate::identity::Identity;
 
+pub use fingerprint::Fingerprint;
+
 /// The name in the certificates of a pool's own authority.
 pub const POOL_NAME: &str = "tensord";
 
@@ -29,31 +33,6 @@ pub const POOL_NAME: &str = "tensord";
 pub(crate) const ALPN_GRPC: &[u8] = b"h2";
 /// ALPN of a QUIC carrier.
 pub(crate) const ALPN_QUIC: &[u8] = b"tensord/1";
-
-/// SHA-256 of a certificate, DER. Prints as `sha256:…`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint(pub [u8; 32]);
-
-impl Fingerprint {
-    /// The fingerprint of `certificate`, DER.
-    pub fn of(certificate: &[u8]) -> Self {
-        let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
-        Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
-    }
-}
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("sha256:")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// What the other side's certificate must be or chain to.
 #[derive(Debug, Clone, PartialEq, Eq)]

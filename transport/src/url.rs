@@ -6,7 +6,7 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use crate::tls::{Fingerprint, Trust};
+use crate::tls::Trust;
 
 const EXAMPLE: &str = "tensord://TOKEN@gpu-1.example:7461?ca=sha256:<64 hex digits>";
 
@@ -214,26 +214,6 @@ impl PoolUrl {
 impl fmt::Display for PoolUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.format(self.token.as_ref().map(|_| "***")))
-    }
-}
-
-impl FromStr for Fingerprint {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let Some(digits) = text.strip_prefix("sha256:") else {
-            return Err(format!("{text:?} does not start with sha256:"));
-        };
-        let bytes: Option<Vec<u8>> = (digits.is_ascii() && digits.len() == 64)
-            .then(|| {
-                let byte = |i: usize| u8::from_str_radix(&digits[i..i + 2], 16).ok();
-                (0..64).step_by(2).map(byte).collect()
-            })
-            .flatten();
-        match bytes.and_then(|bytes| bytes.try_into().ok()) {
-            Some(bytes) => Ok(Self(bytes)),
-            None => Err(format!("{digits:?} is not 64 hex digits")),
-        }
     }
 }
 

@@ -88,6 +88,8 @@ async fn read(session: &Arc<Session>, connection: u64, mut receiver: LinkReceive
         match session.receive(connection, frame) {
             Ok(true) => {}
             Ok(false) => return "replaced by a later one".into(),
+            // Another connection makes it good.
+            Err(e) if e.is_loss() => return e.to_string(),
             Err(e) => {
                 warn!(session = %session.id, "the client broke the protocol: {e}");
                 session.end(Error::new(ErrorCode::Protocol, e.to_string()));

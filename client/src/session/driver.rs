@@ -14,7 +14,7 @@ use tensord_proto::{
 use tensord_transport::{Dialer, Link, LinkReceiver, LinkSender, duplex, tls::Trust};
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tracing::{debug, info, warn};
 
@@ -72,7 +72,10 @@ pub(crate) async fn drive(
     let mut heard = Instant::now();
     loop {
         let resume = opened.is_none();
-        let ended = match connect(&session, &target, resume).await {
+        // A try must not outlast the time in which a worker is given up.
+        let until = heard + GIVE_UP;
+        let connected = timeout_at(until, connect(&session, &target, resume)).await;
+        let ended = match connected.unwrap_or_else(|_| Err(Ended::Lost("no answer".into()))) {
             Ok(link) => {
                 heard = Instant::now();
                 if let Some(opened) = opened.take() {
@@ -272,10 +275,10 @@ impl Session {
         let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
         let mut state = self.lock();
         let was_full = state.duplex.outbox().is_full();
-        let received = state
-            .duplex
-            .receive(frame)
-            .map_err(|e| broke(e.to_string()))?;
+        let received = state.duplex.receive(frame).map_err(|e| match e.is_loss() {
+            true => Ended::Lost(e.to_string()),
+            false => broke(e.to_string()),
+        })?;
         if was_full && !state.duplex.outbox().is_full() {
             self.room.notify_all();
         }

@@ -38,7 +38,9 @@ pub(crate) enum DemoError {
     #[error("cannot start the demo's own pool: {0}")]
     Start(#[from] io::Error),
     /// Its workers did not join.
-    #[error("the demo's workers did not join within {JOIN_DEADLINE:?}; run it again with --log info")]
+    #[error(
+        "the demo's workers did not join within {JOIN_DEADLINE:?}; run it again with --log info"
+    )]
     Join,
     /// The pool cannot be reached.
     #[error(transparent)]
@@ -58,7 +60,10 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
         Some(_) => None,
         None => Some(OwnPool::start().await?),
     };
-    let url = config.pool.clone().or_else(|| own.as_ref().map(|own| own.url.clone()));
+    let url = config
+        .pool
+        .clone()
+        .or_else(|| own.as_ref().map(|own| own.url.clone()));
     let url = url.expect("there is one or the other");
     let workers = own.as_ref().map_or(0, |own| own.workers.len());
     let interrupter = Interrupter::new();
@@ -73,7 +78,9 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
             training.await
         }
     };
-    let outcome = trained.map_err(io::Error::other).map_err(Failure::system("train"))??;
+    let outcome = trained
+        .map_err(io::Error::other)
+        .map_err(Failure::system("train"))??;
     let mut text = format!("\n{}\n", demo::render_table(&outcome));
     if json {
         text.push_str(&demo::to_json(&outcome));
@@ -114,7 +121,10 @@ fn train(
 
 fn introduction(config: &DemoConfig, lease: &Lease) -> String {
     let places = lease.descriptions();
-    let places: Vec<_> = places.iter().map(|d| format!("{} on {}", d.kind, d.worker)).collect();
+    let places: Vec<_> = places
+        .iter()
+        .map(|d| format!("{} on {}", d.kind, d.worker))
+        .collect();
     format!("training {} on {}", config.model.name(), places.join(", "))
 }
 
@@ -150,7 +160,12 @@ impl OwnPool {
         };
         let pool = LocalPool::start(&config).await?;
         let url = pool.urls.programs.clone();
-        let mut own = Self { url, workers: Vec::new(), _pool: pool, _state: state };
+        let mut own = Self {
+            url,
+            workers: Vec::new(),
+            _pool: pool,
+            _state: state,
+        };
         for number in 1..=WORKERS {
             let worker = start_worker(&own._pool.urls.workers, number);
             own.workers.push(worker.map_err(DemoError::Start)?);

@@ -59,7 +59,10 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
         GatewayToken::Kept(state) => StateDir::open(&state.path)?.gateway_token()?,
     };
     // Before the lease, which may take long: a wrong address shows at once.
-    let failed = |source| GatewayError::Listen { listen: config.listen, source };
+    let failed = |source| GatewayError::Listen {
+        listen: config.listen,
+        source,
+    };
     let listener = TcpListener::bind(config.listen).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let (url, demand) = (config.url, config.demand);

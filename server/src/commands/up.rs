@@ -14,7 +14,11 @@ use crate::{
 /// Runs until asked to stop. The URLs are printed once the worker has joined,
 /// so that whoever pastes one finds devices.
 pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
-    let UpConfig { scheduler: config, node, drain } = config;
+    let UpConfig {
+        scheduler: config,
+        node,
+        drain,
+    } = config;
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let mut pool = LocalPool::start(&config).await?;
     let node = told_from_outside(node, config.host_name.as_deref());
@@ -38,7 +42,11 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
 /// under which others reach it must be said.
 fn told_from_outside(node: NodeConfig, host_name: Option<&str>) -> NodeConfig {
     let listening = node.listen.ip();
-    let reachable = || listening.is_unspecified().then(|| reachable_host(listening, host_name));
+    let reachable = || {
+        listening
+            .is_unspecified()
+            .then(|| reachable_host(listening, host_name))
+    };
     NodeConfig {
         advertise: node.advertise.or_else(reachable),
         ..node

@@ -24,6 +24,19 @@ pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
 
 /// What a worker configured as `node` is told, which joins the pool at `scheduler`.
 pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
-    let NodeConfig { name, listen, advertise, devices, memory_bytes } = node;
-    WorkerOptions { name, listen, advertise, devices, scheduler, memory_bytes }
+    let NodeConfig {
+        name,
+        listen,
+        advertise,
+        devices,
+        memory_bytes,
+    } = node;
+    WorkerOptions {
+        name,
+        listen,
+        advertise,
+        devices,
+        scheduler,
+        memory_bytes,
+    }
 }

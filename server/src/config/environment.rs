@@ -27,7 +27,11 @@ impl Environment {
     /// The surroundings of this process.
     pub(crate) fn capture() -> Self {
         let text = |key| std::env::var(key).ok().filter(|value| !value.is_empty());
-        let path = |key| text(key).map(PathBuf::from).filter(|path| path.is_absolute());
+        let path = |key| {
+            text(key)
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute())
+        };
         Self {
             url: text("TENSORD_URL").map(Secret::new),
             gateway_token: text("TENSORD_GATEWAY_TOKEN").map(Secret::new),
@@ -66,6 +70,9 @@ mod tests {
         let home = environment.default_state();
         assert_eq!(home, Some("/home/ada/.local/state/tensord".into()));
         environment.state_home = Some("/var/state".into());
-        assert_eq!(environment.default_state(), Some("/var/state/tensord".into()));
+        assert_eq!(
+            environment.default_state(),
+            Some("/var/state/tensord".into())
+        );
     }
 }

@@ -40,7 +40,9 @@ pub(crate) enum ConfigError {
         source: UrlError,
     },
     /// The pool URL has no token.
-    #[error("{origin}: the URL has no token; copy the whole line that `tensord up` or `tensord scheduler` prints")]
+    #[error(
+        "{origin}: the URL has no token; copy the whole line that `tensord up` or `tensord scheduler` prints"
+    )]
     UrlWithoutToken {
         /// Where the URL stands.
         origin: String,
@@ -54,7 +56,9 @@ pub(crate) enum ConfigError {
         source: io::Error,
     },
     /// The gateway would send tensors over a network in plain text.
-    #[error("--listen: {0} is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext")]
+    #[error(
+        "--listen: {0} is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext"
+    )]
     Plaintext(std::net::SocketAddr),
     /// The gateway's token is not one a program can send.
     #[error("TENSORD_GATEWAY_TOKEN: a token is {rule}", rule = crate::state::TOKEN_RULE)]

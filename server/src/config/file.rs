@@ -80,7 +80,9 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        File::parse(Path::new("t.toml"), text).unwrap_err().to_string()
+        File::parse(Path::new("t.toml"), text)
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]

@@ -52,7 +52,9 @@ fn usual_filter(command: &Command) -> Filter {
     match command {
         // Its own lines are for reading; only trouble belongs between them.
         #[cfg(feature = "demo")]
-        Command::Demo { .. } => "warn,burn_remote=error".parse().expect("a level is a filter"),
+        Command::Demo { .. } => "warn,burn_remote=error"
+            .parse()
+            .expect("a level is a filter"),
         _ => Filter::default(),
     }
 }
@@ -69,16 +71,24 @@ pub(crate) fn resolve(
 ) -> Result<Config, ConfigError> {
     let layers = Layers { file, environment };
     Ok(match command {
-        Command::Up { settings, state, drain } => Config::Up(layers.up(settings, state, &drain)?),
+        Command::Up {
+            settings,
+            state,
+            drain,
+        } => Config::Up(layers.up(settings, state, &drain)?),
         Command::Scheduler { settings, state } => {
             Config::Scheduler(layers.scheduler(settings, state)?)
         }
-        Command::Worker { settings, url, drain } => {
-            Config::Worker(layers.worker(settings, url, &drain)?)
-        }
-        Command::Gateway { settings, url, state } => {
-            Config::Gateway(layers.gateway(settings, url, state)?)
-        }
+        Command::Worker {
+            settings,
+            url,
+            drain,
+        } => Config::Worker(layers.worker(settings, url, &drain)?),
+        Command::Gateway {
+            settings,
+            url,
+            state,
+        } => Config::Gateway(layers.gateway(settings, url, state)?),
         Command::Status { json, url } => Config::Status(StatusConfig {
             url: layers.url(url)?,
             json,
@@ -182,15 +192,16 @@ impl Layers<'_> {
             Some(_) => return Err(ConfigError::GatewayToken),
             None => GatewayToken::Kept(self.state(state)?),
         };
-        Ok(GatewayConfig { url: self.url(url)?, listen, demand, token })
+        Ok(GatewayConfig {
+            url: self.url(url)?,
+            listen,
+            demand,
+            token,
+        })
     }
 
     #[cfg(feature = "demo")]
-    fn demo(
-        self,
-        settings: DemoSettings,
-        url: UrlSettings,
-    ) -> Result<DemoConfig, ConfigError> {
+    fn demo(self, settings: DemoSettings, url: UrlSettings) -> Result<DemoConfig, ConfigError> {
         let pool = match settings.url {
             Some(Some(url)) => Some(pool_url(&Secret::new(url), "--url".into())?),
             Some(None) => Some(self.url(url)?),

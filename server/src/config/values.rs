@@ -90,7 +90,9 @@ impl FromStr for Memory {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let unit_at = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
         let (number, unit) = text.split_at(unit_at);
         let shift = match unit.trim() {
             "KiB" => Some(10),
@@ -186,7 +188,10 @@ mod tests {
         assert_eq!("gpu-1.example".parse(), Ok(Name("gpu-1.example".into())));
         assert_eq!("fe80::1".parse(), Ok(Name("fe80::1".into())));
         for wrong in ["", "a b", "a/b", "x@y", "\u{1b}[31m"] {
-            assert!(refused::<Name>(wrong).contains("is not a name"), "{wrong:?}");
+            assert!(
+                refused::<Name>(wrong).contains("is not a name"),
+                "{wrong:?}"
+            );
         }
     }
 

@@ -43,7 +43,10 @@ pub(super) struct Access {
 impl Access {
     pub(super) fn new(client: &Secret, worker: &Secret) -> Self {
         let hash = |token: &Secret| blake3::hash(token.reveal().as_bytes());
-        Self { client: hash(client), worker: hash(worker) }
+        Self {
+            client: hash(client),
+            worker: hash(worker),
+        }
     }
 
     /// Lets a call pass that shows the token of `role`.
@@ -124,7 +127,11 @@ mod tests {
             "this is the client token, and a worker needs its own; use the URL of the `workers:` line that the scheduler prints"
         );
         let error = access.check(Role::Client, &worker).unwrap_err();
-        assert!(error.message.starts_with("this is the worker token, and a client needs its own"));
+        assert!(
+            error
+                .message
+                .starts_with("this is the worker token, and a client needs its own")
+        );
     }
 
     #[test]
@@ -140,8 +147,13 @@ mod tests {
             (Some("Bearer client-toke"), "not one of this pool"),
         ];
         for (authorization, expected) in cases {
-            let error = access.check(Role::Client, &call(authorization)).unwrap_err();
-            assert!(error.message.contains(expected), "{authorization:?}: {error}");
+            let error = access
+                .check(Role::Client, &call(authorization))
+                .unwrap_err();
+            assert!(
+                error.message.contains(expected),
+                "{authorization:?}: {error}"
+            );
         }
     }
 

@@ -49,16 +49,32 @@ mod tests {
             ("[fd00::9]:7462", "10.0.0.5", "[fd00::9]:7462"),
         ];
         for (said, peer, expected) in cases {
-            assert_eq!(reachable(said, peer.parse().unwrap()).as_deref(), Ok(expected), "{said}");
+            assert_eq!(
+                reachable(said, peer.parse().unwrap()).as_deref(),
+                Ok(expected),
+                "{said}"
+            );
         }
     }
 
     #[test]
     fn what_nobody_can_dial_is_refused() {
         let peer = "10.0.0.5".parse().unwrap();
-        for said in ["", "gpu-1", "gpu-1:", "gpu-1:0", "0.0.0.0:0", "gpu-1:99999", "a b:1", "\u{1b}:1"] {
+        for said in [
+            "",
+            "gpu-1",
+            "gpu-1:",
+            "gpu-1:0",
+            "0.0.0.0:0",
+            "gpu-1:99999",
+            "a b:1",
+            "\u{1b}:1",
+        ] {
             let error = reachable(said, peer).unwrap_err();
-            assert!(error.starts_with(&format!("the worker's address {said:?} ")), "{error}");
+            assert!(
+                error.starts_with(&format!("the worker's address {said:?} ")),
+                "{error}"
+            );
         }
     }
 }

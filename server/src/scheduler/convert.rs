@@ -76,7 +76,11 @@ pub(super) fn registration(
             address,
             certificate_sha256,
         },
-        devices: register.devices.into_iter().map(device).collect::<Result<_, Error>>()?,
+        devices: register
+            .devices
+            .into_iter()
+            .map(device)
+            .collect::<Result<_, Error>>()?,
     };
     Ok((registration, held))
 }
@@ -166,7 +170,10 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
 /// A position in the queue, for the client that waits.
 pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
     let request_id = request.0;
-    pool_message(pool_message::Body::Queued(v1::Queued { request_id, position }))
+    pool_message(pool_message::Body::Queued(v1::Queued {
+        request_id,
+        position,
+    }))
 }
 
 /// A lease, with its token.
@@ -195,7 +202,11 @@ pub(super) fn granted(
 }
 
 fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
-    let Endpoint { name, address, certificate_sha256 } = leased.worker;
+    let Endpoint {
+        name,
+        address,
+        certificate_sha256,
+    } = leased.worker;
     v1::LeasedDevice {
         device: Some(device(leased.device)),
         worker: Some(v1::WorkerEndpoint {
@@ -210,14 +221,25 @@ fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
 
 /// A device in a message.
 pub(super) fn device(device: DeviceSpec) -> v1::Device {
-    let DeviceSpec { kind, name, memory_bytes } = device;
-    v1::Device { kind, name, memory_bytes }
+    let DeviceSpec {
+        kind,
+        name,
+        memory_bytes,
+    } = device;
+    v1::Device {
+        kind,
+        name,
+        memory_bytes,
+    }
 }
 
 /// The end of a request without a lease.
 pub(super) fn refused(request: RequestId, error: Error) -> PoolMessage {
     let (request_id, error) = (request.0, Some(error));
-    pool_message(pool_message::Body::Refused(v1::Refused { request_id, error }))
+    pool_message(pool_message::Body::Refused(v1::Refused {
+        request_id,
+        error,
+    }))
 }
 
 /// Why a request was refused.

@@ -138,9 +138,18 @@ impl Driver {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::Attach { client, held, opened } => self.attach(client, held, opened),
+            Input::Attach {
+                client,
+                held,
+                opened,
+            } => self.attach(client, held, opened),
             Input::FromClient(client, stream, message) => self.client_said(client, stream, message),
-            Input::Join { worker, registration, held, opened } => {
+            Input::Join {
+                worker,
+                registration,
+                held,
+                opened,
+            } => {
                 self.join(worker, registration, held, opened);
             }
             Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
@@ -173,18 +182,27 @@ impl Driver {
     /// for does not take it.
     fn execute(&mut self, command: Command) -> Option<Event> {
         match command {
-            Command::Queued { client, request, position } => {
-                self.tell_queued(client, request, position)
-            }
-            Command::Granted { client, request, lease, devices } => {
-                self.tell_granted(client, request, lease, devices)
-            }
-            Command::Refused { client, request, reason } => {
-                self.tell_refused(client, request, &reason)
-            }
-            Command::LeaseEnded { client, lease, reason } => {
-                self.tell_lease_ended(client, lease, &reason)
-            }
+            Command::Queued {
+                client,
+                request,
+                position,
+            } => self.tell_queued(client, request, position),
+            Command::Granted {
+                client,
+                request,
+                lease,
+                devices,
+            } => self.tell_granted(client, request, lease, devices),
+            Command::Refused {
+                client,
+                request,
+                reason,
+            } => self.tell_refused(client, request, &reason),
+            Command::LeaseEnded {
+                client,
+                lease,
+                reason,
+            } => self.tell_lease_ended(client, lease, &reason),
             Command::EndLease { worker, lease } => self.tell_end_lease(worker, lease),
         }
     }

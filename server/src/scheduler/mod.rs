@@ -113,7 +113,11 @@ impl Scheduler {
     ///
     /// See [`StartError`].
     pub(crate) async fn start(options: Options, secrets: PoolSecrets) -> Result<Self, StartError> {
-        let Options { listen, engine, timing } = options;
+        let Options {
+            listen,
+            engine,
+            timing,
+        } = options;
         let failed = |source| StartError::Listen { listen, source };
         let tcp = TcpListener::bind(listen).await.map_err(failed)?;
         let address = tcp.local_addr().map_err(failed)?;
@@ -123,14 +127,24 @@ impl Scheduler {
         let lease_expiry = engine.lease_expiry;
         let worker_silence = timing.heartbeat * MISSED_HEARTBEATS;
         let (running, driver) = Driver::new(engine, secrets.signer, worker_silence);
-        let shared = Shared { access, timing, lease_expiry, lease_key, driver: driver.clone() };
+        let shared = Shared {
+            access,
+            timing,
+            lease_expiry,
+            lease_key,
+            driver: driver.clone(),
+        };
         let service = Service(Arc::new(shared));
         let pool = PoolServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let workers = WorkersServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut tasks = JoinSet::new();
         tasks.spawn(running.run());
         tasks.spawn(server.run(Routes::new(pool).add_service(workers)));
-        Ok(Self { address, driver, tasks })
+        Ok(Self {
+            address,
+            driver,
+            tasks,
+        })
     }
 
     /// The address it listens on, with the real port.

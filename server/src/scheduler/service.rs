@@ -45,10 +45,12 @@ pub(super) struct Shared {
 impl Shared {
     /// Lets a call pass that shows the right token.
     fn admit<T>(&self, role: Role, request: &Request<T>) -> Result<(), Status> {
-        self.access.check(role, request.metadata()).map_err(|error| {
-            warn!(peer = %control::peer(request), "{role:?} call refused: {error}");
-            refusal::status(&error)
-        })
+        self.access
+            .check(role, request.metadata())
+            .map_err(|error| {
+                warn!(peer = %control::peer(request), "{role:?} call refused: {error}");
+                refusal::status(&error)
+            })
     }
 
     async fn tell_driver(&self, input: Input) -> Result<(), Status> {
@@ -89,8 +91,17 @@ impl Pool for Service {
         })?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
         let opened = Opened::new(incoming, outgoing, answer);
-        shared.tell_driver(Input::Attach { client, held, opened }).await?;
-        Ok(Response::new(stream::with_beats(messages, shared.timing.beat)))
+        shared
+            .tell_driver(Input::Attach {
+                client,
+                held,
+                opened,
+            })
+            .await?;
+        Ok(Response::new(stream::with_beats(
+            messages,
+            shared.timing.beat,
+        )))
     }
 
     async fn status(
@@ -111,8 +122,11 @@ impl Shared {
         &self,
         message: ClientMessage,
     ) -> Result<(ClientId, convert::Held, PoolMessage), Error> {
-        let Some(client_message::Body::Hello(ClientHello { hello, client_id, lease_tokens })) =
-            message.body
+        let Some(client_message::Body::Hello(ClientHello {
+            hello,
+            client_id,
+            lease_tokens,
+        })) = message.body
         else {
             let words = "the first message of a client's stream must be its hello";
             return Err(Error::new(ErrorCode::Protocol, words));
@@ -168,7 +182,12 @@ impl Workers for Service {
         let (registration, held) = registered.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
         let opened = Opened::new(incoming, outgoing, answer);
-        let joined = Input::Join { worker, registration, held, opened };
+        let joined = Input::Join {
+            worker,
+            registration,
+            held,
+            opened,
+        };
         shared.tell_driver(joined).await?;
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }

@@ -10,11 +10,7 @@ use futures::stream;
 use tensord_proto::v1::{Beat, Error, ErrorCode, PoolMessage, pool_message};
 use tensord_scheduler::StreamId;
 use tensord_transport::control::Answers;
-use tokio::{
-    sync::mpsc,
-    task::AbortHandle,
-    time::timeout,
-};
+use tokio::{sync::mpsc, task::AbortHandle, time::timeout};
 use tonic::{Status, Streaming};
 
 use super::{convert, driver::Input};
@@ -52,7 +48,11 @@ pub(super) struct Open<Out> {
 
 impl<Out> Open<Out> {
     pub(super) fn new(id: StreamId, outgoing: Outgoing<Out>, reader: AbortHandle) -> Self {
-        Self { id, outgoing, reader }
+        Self {
+            id,
+            outgoing,
+            reader,
+        }
     }
 
     /// Queues a message.

@@ -65,17 +65,30 @@ impl Rig {
     }
 
     async fn on(directory: tempfile::TempDir, options: Options) -> Self {
-        let secrets = StateDir::open(directory.path()).unwrap().pool_secrets().unwrap();
+        let secrets = StateDir::open(directory.path())
+            .unwrap()
+            .pool_secrets()
+            .unwrap();
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let (client_token, worker_token) =
             (secrets.client_token.clone(), secrets.worker_token.clone());
         let scheduler = Scheduler::start(options, secrets).await.unwrap();
-        Self { directory, scheduler, trust, client_token, worker_token }
+        Self {
+            directory,
+            scheduler,
+            trust,
+            client_token,
+            worker_token,
+        }
     }
 
     /// Another scheduler with the same state, after this one is gone.
     async fn restarted(self) -> Self {
-        let Self { directory, scheduler, .. } = self;
+        let Self {
+            directory,
+            scheduler,
+            ..
+        } = self;
         drop(scheduler);
         Self::on(directory, options()).await
     }
@@ -92,7 +105,11 @@ impl Rig {
 
     async fn client_holding(&self, id: u64, leases: &[&Granted]) -> TestClient {
         let lease_tokens = leases.iter().map(|lease| lease.token.clone()).collect();
-        let hello = ClientHello { hello: Some(version::hello()), client_id: id, lease_tokens };
+        let hello = ClientHello {
+            hello: Some(version::hello()),
+            client_id: id,
+            lease_tokens,
+        };
         let said = client_message::Body::Hello(hello);
         self.attach(&self.client_token, said).await.unwrap()
     }
@@ -108,7 +125,11 @@ impl Rig {
         let request = with_token(ReceiverStream::new(said), token);
         let mut client = PoolClient::new(self.channel().await);
         let answer = within("answer", client.attach(request)).await?;
-        let mut client = TestClient { say, hear: answer.into_inner(), hello: PoolHello::default() };
+        let mut client = TestClient {
+            say,
+            hear: answer.into_inner(),
+            hello: PoolHello::default(),
+        };
         match client.hear().await? {
             pool_message::Body::Hello(hello) => client.hello = hello,
             other => panic!("{other:?} came before the hello"),
@@ -121,7 +142,8 @@ impl Rig {
     }
 
     async fn register(&self, register: Register) -> Result<TestWorker, Status> {
-        self.join(&self.worker_token, worker_message::Body::Register(register)).await
+        self.join(&self.worker_token, worker_message::Body::Register(register))
+            .await
     }
 
     /// Joins with any token and any first message.
@@ -136,10 +158,15 @@ impl Rig {
         let mut workers = WorkersClient::new(self.channel().await);
         let answer = within("answer", workers.join(request)).await?;
         let mut hear = answer.into_inner();
-        match within("command", hear.message()).await?.and_then(|command| command.body) {
-            Some(worker_command::Body::Registered(registered)) => {
-                Ok(TestWorker { say, hear, registered })
-            }
+        match within("command", hear.message())
+            .await?
+            .and_then(|command| command.body)
+        {
+            Some(worker_command::Body::Registered(registered)) => Ok(TestWorker {
+                say,
+                hear,
+                registered,
+            }),
             other => panic!("{other:?} is no registration"),
         }
     }
@@ -179,7 +206,11 @@ fn with_token<T>(message: T, token: &Secret) -> Request<T> {
 
 /// A worker with so many CPU devices of 1 GiB, listening on every address.
 fn register(id: u64, devices: usize) -> Register {
-    let device = Device { kind: "flex".into(), name: "CPU".into(), memory_bytes: 1 << 30 };
+    let device = Device {
+        kind: "flex".into(),
+        name: "CPU".into(),
+        memory_bytes: 1 << 30,
+    };
     Register {
         hello: Some(version::hello()),
         worker_id: id,
@@ -201,17 +232,25 @@ struct TestClient {
 
 impl TestClient {
     async fn say(&self, body: client_message::Body) {
-        self.say.send(ClientMessage { body: Some(body) }).await.unwrap();
+        self.say
+            .send(ClientMessage { body: Some(body) })
+            .await
+            .unwrap();
     }
 
     async fn ask(&self, request_id: u64, devices: u32) {
-        let request = LeaseRequest { request_id, devices, ..LeaseRequest::default() };
+        let request = LeaseRequest {
+            request_id,
+            devices,
+            ..LeaseRequest::default()
+        };
         self.say(client_message::Body::Request(request)).await;
     }
 
     async fn release(&self, lease: &Granted) {
         let lease_id = lease.lease_id;
-        self.say(client_message::Body::Release(ReleaseLease { lease_id })).await;
+        self.say(client_message::Body::Release(ReleaseLease { lease_id }))
+            .await;
     }
 
     /// The next message that is no beat.
@@ -284,12 +323,17 @@ struct TestWorker {
 
 impl TestWorker {
     async fn say(&self, body: worker_message::Body) {
-        self.say.send(WorkerMessage { body: Some(body) }).await.unwrap();
+        self.say
+            .send(WorkerMessage { body: Some(body) })
+            .await
+            .unwrap();
     }
 
     async fn hear(&mut self) -> Result<worker_command::Body, Status> {
         let command = within("command", self.hear.message()).await?;
-        Ok(command.and_then(|command| command.body).expect("no end, and no empty command"))
+        Ok(command
+            .and_then(|command| command.body)
+            .expect("no end, and no empty command"))
     }
 
     /// Leaves in order: what was said before is heard.
@@ -311,5 +355,8 @@ impl TestWorker {
 fn error_of<T: Debug>(refused: Result<T, Status>) -> (tonic::Code, Error) {
     let status = refused.unwrap_err();
     let error = refusal::error(&status);
-    (status.code(), error.unwrap_or_else(|| panic!("{status:?} carries no error of ours")))
+    (
+        status.code(),
+        error.unwrap_or_else(|| panic!("{status:?} carries no error of ours")),
+    )
 }

@@ -18,7 +18,11 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Names a failed operation and its file.
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
-    move |source| StateError::Io { what, path: path.into(), source }
+    move |source| StateError::Io {
+        what,
+        path: path.into(),
+        source,
+    }
 }
 
 /// Makes sure there is a directory at `path` that other users cannot change.
@@ -31,7 +35,10 @@ pub(super) fn private_directory(path: &Path) -> Result<(), StateError> {
     let metadata = fs::metadata(path).map_err(failed("look at the state directory", path))?;
     let mode = metadata.permissions().mode() & 0o777;
     if mode & 0o002 != 0 {
-        return Err(StateError::Exposed { path: path.into(), mode });
+        return Err(StateError::Exposed {
+            path: path.into(),
+            mode,
+        });
     }
     Ok(())
 }

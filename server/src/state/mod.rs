@@ -119,8 +119,14 @@ impl StateDir {
         let file = files::lockable(&path)?;
         match file.try_lock() {
             Ok(()) => Ok(SchedulerLock { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(StateError::Taken { path: self.path.clone() }),
-            Err(TryLockError::Error(source)) => Err(StateError::Io { what: "lock", path, source }),
+            Err(TryLockError::WouldBlock) => Err(StateError::Taken {
+                path: self.path.clone(),
+            }),
+            Err(TryLockError::Error(source)) => Err(StateError::Io {
+                what: "lock",
+                path,
+                source,
+            }),
         }
     }
 
@@ -156,7 +162,10 @@ impl StateDir {
         let text = String::from_utf8_lossy(&bytes);
         match text.trim() {
             token if is_token(token) => Ok(Secret::new(token)),
-            _ => Err(StateError::Damaged { path, reason: format!("a token is {TOKEN_RULE}") }),
+            _ => Err(StateError::Damaged {
+                path,
+                reason: format!("a token is {TOKEN_RULE}"),
+            }),
         }
     }
 
@@ -178,7 +187,10 @@ impl StateDir {
 fn identity(pem: &[u8]) -> Result<Identity, String> {
     let text = std::str::from_utf8(pem).map_err(|_| "it is not PEM text")?;
     // One file, so that no crash can leave a certificate without its key.
-    let pem = IdentityPem { chain: text.into(), key: text.into() };
+    let pem = IdentityPem {
+        chain: text.into(),
+        key: text.into(),
+    };
     Identity::from_pem(&pem).map_err(|e: IdentityError| e.to_string())
 }
 

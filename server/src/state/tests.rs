@@ -33,7 +33,10 @@ fn a_pool_is_the_same_after_a_restart_and_unlike_any_other() {
     assert_ne!(first.0, other.0);
     assert_ne!(first.1, other.1);
     assert_ne!(first.2, other.2);
-    assert_ne!(first.2, first.3, "programs and workers show different tokens");
+    assert_ne!(
+        first.2, first.3,
+        "programs and workers show different tokens"
+    );
 }
 
 #[test]
@@ -100,7 +103,12 @@ fn one_scheduler_at_a_time() {
 
 #[test]
 fn a_damaged_file_is_named_and_left_alone() {
-    for name in ["identity.pem", "lease-key.pk8", "client-token", "worker-token"] {
+    for name in [
+        "identity.pem",
+        "lease-key.pk8",
+        "client-token",
+        "worker-token",
+    ] {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::open(directory.path()).unwrap();
         state.pool_secrets().unwrap();
@@ -109,7 +117,10 @@ fn a_damaged_file_is_named_and_left_alone() {
         let Err(error) = state.pool_secrets() else {
             panic!("a damaged {name} was accepted");
         };
-        assert!(error.to_string().contains(&format!("{name} is damaged (")), "{error}");
+        assert!(
+            error.to_string().contains(&format!("{name} is damaged (")),
+            "{error}"
+        );
         assert_eq!(fs::read(&path).unwrap(), b"x");
     }
 }
@@ -118,7 +129,11 @@ fn a_damaged_file_is_named_and_left_alone() {
 fn a_token_of_the_operators_own_is_taken() {
     let directory = tempfile::tempdir().unwrap();
     let state = StateDir::open(directory.path()).unwrap();
-    fs::write(directory.path().join("client-token"), "chosen-by_the.operator~1\n").unwrap();
+    fs::write(
+        directory.path().join("client-token"),
+        "chosen-by_the.operator~1\n",
+    )
+    .unwrap();
     let secrets = state.pool_secrets().unwrap();
     assert_eq!(secrets.client_token.reveal(), "chosen-by_the.operator~1");
 }

@@ -65,8 +65,14 @@ mod tests {
         for (n, expected) in cases {
             assert_eq!(bytes(n), expected);
         }
-        assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!((plural(1, "lease"), plural(0, "lease")), ("1 lease".into(), "0 leases".into()));
+        assert_eq!(
+            [0, 999, 1000, 1_234_567].map(count),
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            (plural(1, "lease"), plural(0, "lease")),
+            ("1 lease".into(), "0 leases".into())
+        );
         let times = [0, 59_999, 61_000, 3_600_000, 90_000_000].map(duration);
         assert_eq!(times, ["0 s", "59 s", "1 min 1 s", "1 h 0 min", "1 d 1 h"]);
     }

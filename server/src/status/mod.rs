@@ -39,7 +39,9 @@ pub(crate) enum StatusError {
         reason: String,
     },
     /// It did not answer in time.
-    #[error("the scheduler at {address} did not answer within {DEADLINE:?}; check the address, and firewalls on the way")]
+    #[error(
+        "the scheduler at {address} did not answer within {DEADLINE:?}; check the address, and firewalls on the way"
+    )]
     Silent {
         /// Where it is.
         address: String,

@@ -34,7 +34,10 @@ pub(crate) fn table(reply: &StatusReply) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    reply.workers.iter().for_each(|worker| add_rows(&mut table, worker));
+    reply
+        .workers
+        .iter()
+        .for_each(|worker| add_rows(&mut table, worker));
     text.push('\n');
     for line in table.lines() {
         text.push_str(line.trim_end());
@@ -70,7 +73,9 @@ fn add_rows(table: &mut Table, worker: &WorkerStatus) {
         table.add_row(place.iter());
     }
     for (index, device) in worker.devices.iter().enumerate() {
-        let cells = std::mem::take(&mut place).into_iter().chain(cells(index, device));
+        let cells = std::mem::take(&mut place)
+            .into_iter()
+            .chain(cells(index, device));
         table.add_row(cells);
     }
 }

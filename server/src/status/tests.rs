@@ -5,8 +5,15 @@ use tensord_proto::v1::{Device, DeviceStatus, WorkerStatus};
 use super::*;
 
 fn device(kind: &str, name: &str, gib: u64) -> DeviceStatus {
-    let device = Device { kind: kind.into(), name: name.into(), memory_bytes: gib << 30 };
-    DeviceStatus { device: Some(device), ..DeviceStatus::default() }
+    let device = Device {
+        kind: kind.into(),
+        name: name.into(),
+        memory_bytes: gib << 30,
+    };
+    DeviceStatus {
+        device: Some(device),
+        ..DeviceStatus::default()
+    }
 }
 
 fn reply() -> StatusReply {
@@ -53,7 +60,10 @@ cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  -       
 
 #[test]
 fn an_empty_pool_says_what_to_do() {
-    let empty = StatusReply { software: "tensord 0.1.0".into(), ..StatusReply::default() };
+    let empty = StatusReply {
+        software: "tensord 0.1.0".into(),
+        ..StatusReply::default()
+    };
     let expected = "\
 0 workers, 0 devices (0 leased), 0 leases, 0 requests waiting; tensord 0.1.0, up 0 s
 

@@ -68,7 +68,10 @@ impl Process {
         command
             .args(args)
             .env_remove("TENSORD_URL")
-            .env("TENSORD_LOG", "info,tensord=debug,tensord_worker=debug,tensord_transport=debug")
+            .env(
+                "TENSORD_LOG",
+                "info,tensord=debug,tensord_worker=debug,tensord_transport=debug",
+            )
             .envs(env.iter().copied());
         Self::spawn(command, log)
     }

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
-use tensord_client::LeaseRequest;
+use tensord_client::{LeaseRequest, Options};
 use tensord_tests::cluster::Cluster;
+use tensord_transport::faults::FaultSwitch;
 
 fn ones(device: &Device) -> Tensor<1> {
     Tensor::ones([4], device)
@@ -93,4 +94,63 @@ fn a_killed_worker_is_named_within_ten_seconds_and_another_takes_over() {
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
     assert_ne!(lease.descriptions()[0].worker, worker);
     assert_eq!(values(ones(&lease.devices()[0])).unwrap(), [1.0; 4]);
+}
+
+#[test]
+fn a_connection_that_falls_silent_is_replaced() {
+    let cluster = Cluster::start(&["flex"]);
+    let switch = FaultSwitch::default();
+    let options = Options {
+        faults: Some(switch.clone()),
+    };
+    let pool = cluster.pool_with("transport=auto", options);
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let tensor = ones(&lease.devices()[0]);
+    assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
+    switch.half_open();
+    let reading = std::thread::spawn(move || values(tensor * 2.0));
+    // Longer than silence is borne, shorter than a worker is believed in.
+    std::thread::sleep(Duration::from_secs(5));
+    switch.heal();
+    assert_eq!(reading.join().unwrap().unwrap(), [2.0; 4]);
+    assert!(switch.links() > 1, "the silent connection was kept");
+}
+
+#[test]
+fn a_worker_that_is_cut_off_for_good_is_named_within_ten_seconds() {
+    let cluster = Cluster::start(&["flex"]);
+    let switch = FaultSwitch::default();
+    let options = Options {
+        faults: Some(switch.clone()),
+    };
+    let pool = cluster.pool_with("transport=auto", options);
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let tensor = ones(&lease.devices()[0]);
+    assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
+    switch.half_open();
+    let begun = Instant::now();
+    let error = values(tensor).unwrap_err();
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(error.contains("worker-0"), "{error}");
+}
+
+#[test]
+fn frames_that_are_lost_are_sent_again() {
+    let cluster = Cluster::start(&["flex"]);
+    let switch = FaultSwitch::default();
+    let options = Options {
+        faults: Some(switch.clone()),
+    };
+    let pool = cluster.pool_with("transport=auto", options);
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let mut tensor = ones(&lease.devices()[0]);
+    for round in 1..=3 {
+        switch.drop_next(2);
+        tensor = tensor + 1.0;
+        assert_eq!(values(tensor.clone()).unwrap(), [1.0 + round as f32; 4]);
+    }
 }

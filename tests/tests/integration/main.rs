@@ -1,5 +1,6 @@
 //! Integration tests: real processes, real links, injected faults.
 
+mod backend;
 mod bad_input;
 mod conformance;
 mod faults;

@@ -46,7 +46,10 @@ fn a_restarted_scheduler_takes_its_workers_back_and_sessions_never_notice() {
     let both = LeaseRequest::devices(2).timeout(Duration::from_secs(20));
     let both = cluster.pool().lease(both);
     let log = cluster.scheduler.as_ref().unwrap().log();
-    assert!(both.is_ok(), "a lease from before the restart is not released: {both:?}\n{log}");
+    assert!(
+        both.is_ok(),
+        "a lease from before the restart is not released: {both:?}\n{log}"
+    );
 }
 
 #[test]

@@ -69,6 +69,19 @@ impl Inbox {
         Ok(true)
     }
 
+    /// The peer says that it sent frame `seq`, and everything before it.
+    ///
+    /// # Errors
+    ///
+    /// [`ResumeError::Gap`] when that did not arrive.
+    pub fn expect(&self, seq: u64) -> Result<(), ResumeError> {
+        if seq > self.received {
+            let expected = self.received + 1;
+            return Err(ResumeError::Gap { seq, expected });
+        }
+        Ok(())
+    }
+
     /// `bytes` of what was received no longer take memory here.
     pub fn consume(&mut self, bytes: usize) {
         self.consumed_bytes += bytes as u64;

@@ -58,6 +58,11 @@ impl Outbox {
         self.kept.is_empty()
     }
 
+    /// Number of the last body handed to the current connection.
+    pub fn sent(&self) -> u64 {
+        self.acked + self.sent as u64
+    }
+
     /// Adds a body and returns its number.
     pub fn push(&mut self, body: impl Into<Body>) -> u64 {
         let body = body.into();

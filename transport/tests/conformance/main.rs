@@ -5,7 +5,7 @@
 //!   function of an implementation; the macro below makes a test of each pair.
 //! - `oversized`: the part of law 2 that needs a peer which breaks it.
 //! - `faults`: what a `FaultSwitch` promises on top of the laws.
-//! - `dialling`: which error says what, and whom a dialler trusts.
+//! - `dialling`, `trust`: which error says what, and whom a dialler trusts.
 //! - `control`: the server of the control plane.
 //! - `hostile`: what the accepting side puts up with.
 //!
@@ -38,3 +38,4 @@ mod hostile;
 mod laws;
 mod oversized;
 mod raw;
+mod trust;

@@ -355,3 +355,10 @@ pub(crate) enum IntakeError {
     #[error("{0}")]
     Order(String),
 }
+
+impl IntakeError {
+    /// Whether the connection lost something, which the next makes good.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Self::Frame(e) if e.is_loss())
+    }
+}

@@ -38,7 +38,10 @@ fn what_nobody_says_has_a_default() {
     let config = up("tensord up", "");
     assert_eq!(config.scheduler.listen, "127.0.0.1:7461".parse().unwrap());
     assert_eq!(config.scheduler.advertise, None);
-    assert_eq!(config.scheduler.state.path, Path::new("/home/ada/.local/state/tensord"));
+    assert_eq!(
+        config.scheduler.state.path,
+        Path::new("/home/ada/.local/state/tensord")
+    );
     assert_eq!(config.scheduler.state.shown, "~/.local/state/tensord");
     assert_eq!(config.node.name, "gpu-1");
     assert_eq!(config.node.listen, "127.0.0.1:0".parse().unwrap());
@@ -86,14 +89,15 @@ fn the_url_comes_from_a_named_file_then_the_environment_then_the_configured_file
     });
     let file = format!("url-file = {configured:?}");
     let status = format!("tensord status --url-file {}", named.display());
-    let host = |environment: &Environment, line: &str| {
-        match resolved_in(environment, line, &file) {
-            Ok(Config::Status(config)) => config.url.host,
-            other => panic!("{line:?} came to {other:?}"),
-        }
+    let host = |environment: &Environment, line: &str| match resolved_in(environment, line, &file) {
+        Ok(Config::Status(config)) => config.url.host,
+        other => panic!("{line:?} came to {other:?}"),
     };
     let nothing = Environment::default();
-    let url = Environment { url: Some(Secret::new(URL)), ..Environment::default() };
+    let url = Environment {
+        url: Some(Secret::new(URL)),
+        ..Environment::default()
+    };
     assert_eq!(host(&url, &status), "named");
     assert_eq!(host(&url, "tensord status"), "h");
     assert_eq!(host(&nothing, "tensord status"), "configured");
@@ -103,9 +107,18 @@ fn the_url_comes_from_a_named_file_then_the_environment_then_the_configured_file
 fn a_wrong_setting_is_one_line_that_names_it() {
     let anywhere = "tensord gateway --listen 0.0.0.0:1";
     let cases = [
-        (anywhere, "--listen: 0.0.0.0:1 is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext"),
-        ("tensord gateway --devices 0", "--devices: 0 devices are nothing to lease; ask for at least 1"),
-        ("tensord status --url-file /nowhere", "--url-file: cannot read /nowhere: No such file or directory (os error 2)"),
+        (
+            anywhere,
+            "--listen: 0.0.0.0:1 is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext",
+        ),
+        (
+            "tensord gateway --devices 0",
+            "--devices: 0 devices are nothing to lease; ask for at least 1",
+        ),
+        (
+            "tensord status --url-file /nowhere",
+            "--url-file: cannot read /nowhere: No such file or directory (os error 2)",
+        ),
     ];
     for (line, expected) in cases {
         assert_eq!(resolved(line, "").unwrap_err().to_string(), expected);
@@ -118,7 +131,10 @@ fn surroundings_that_will_not_do_are_one_line_too() {
     let error = |environment: Environment, line: &str| {
         resolved_in(&environment, line, "").unwrap_err().to_string()
     };
-    let url = |text: &str| Environment { url: Some(Secret::new(text)), ..Environment::default() };
+    let url = |text: &str| Environment {
+        url: Some(Secret::new(text)),
+        ..Environment::default()
+    };
     assert_eq!(error(Environment::default(), "tensord status"), NO_URL);
     assert_eq!(error(Environment::default(), "tensord scheduler"), NO_STATE);
     assert_eq!(error(url(URL), "tensord worker"), NO_NAME);
@@ -127,9 +143,15 @@ fn surroundings_that_will_not_do_are_one_line_too() {
         "TENSORD_URL: the URL has no token; copy the whole line that `tensord up` or `tensord scheduler` prints"
     );
     let malformed = error(url("tensord://secret@h"), "tensord status");
-    assert!(malformed.starts_with("TENSORD_URL: pool URL: the port is missing;"), "{malformed}");
+    assert!(
+        malformed.starts_with("TENSORD_URL: pool URL: the port is missing;"),
+        "{malformed}"
+    );
     assert!(!malformed.contains("secret"), "{malformed}");
-    let short = Environment { gateway_token: Some(Secret::new("short")), ..url(URL) };
+    let short = Environment {
+        gateway_token: Some(Secret::new("short")),
+        ..url(URL)
+    };
     let refused = error(short, "tensord gateway");
     assert!(refused.starts_with("TENSORD_GATEWAY_TOKEN: "), "{refused}");
 }

@@ -4,9 +4,7 @@ use tensord_proto::{
     ids::{ClientId, LeaseId, RequestId},
     v1::{ClientMessage, Error, ErrorCode, PoolMessage},
 };
-use tensord_scheduler::{
-    ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId,
-};
+use tensord_scheduler::{ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId};
 use tracing::{debug, info};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
@@ -16,7 +14,11 @@ use crate::scheduler::{
 };
 
 fn event(client: ClientId, stream: StreamId, event: ClientEvent) -> Event {
-    Event::Client { client, stream, event }
+    Event::Client {
+        client,
+        stream,
+        event,
+    }
 }
 
 impl Driver {
@@ -34,7 +36,8 @@ impl Driver {
         self.read_by.insert(reader.id(), Peer::Client(client, id));
         let open = Open::new(id, opened.outgoing, reader);
         if !self.clients.contains_key(&client) && self.clients.len() >= MAX_STREAMS {
-            let words = format!("{MAX_STREAMS} clients are attached, which is the most there may be");
+            let words =
+                format!("{MAX_STREAMS} clients are attached, which is the most there may be");
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
         let convert::Held { claims, void } = held;
@@ -136,7 +139,10 @@ impl Driver {
         reason: &RefuseReason,
     ) -> Option<Event> {
         debug!(%client, "request refused: {reason}");
-        self.tell(client, convert::refused(request, convert::refuse_error(reason)))
+        self.tell(
+            client,
+            convert::refused(request, convert::refuse_error(reason)),
+        )
     }
 
     pub(super) fn tell_lease_ended(
@@ -152,6 +158,7 @@ impl Driver {
 
 /// The answer to whoever asks a scheduler that is about to stop.
 fn draining(request: RequestId) -> PoolMessage {
-    let words = "the scheduler is shutting down and grants no more leases; ask again when it is back";
+    let words =
+        "the scheduler is shutting down and grants no more leases; ask again when it is back";
     convert::refused(request, Error::new(ErrorCode::Draining, words))
 }

@@ -29,7 +29,11 @@ impl Member {
 }
 
 fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
-    Event::Worker { worker, stream, event }
+    Event::Worker {
+        worker,
+        stream,
+        event,
+    }
 }
 
 impl Driver {
@@ -49,16 +53,23 @@ impl Driver {
         self.read_by.insert(reader.id(), Peer::Worker(worker, id));
         let open = Open::new(id, opened.outgoing, reader);
         if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_STREAMS {
-            let words = format!("{MAX_STREAMS} workers have joined, which is the most there may be");
+            let words =
+                format!("{MAX_STREAMS} workers have joined, which is the most there may be");
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
         let endpoint = &registration.endpoint;
         let (name, devices) = (endpoint.name.clone(), registration.devices.len());
         info!(%worker, address = endpoint.address, devices, held = held.len(), "worker {name} joined");
-        let member = Member { open, name, usage: Vec::new() };
+        let member = Member {
+            open,
+            name,
+            usage: Vec::new(),
+        };
         if let Some(replaced) = self.workers.insert(worker, member) {
             let words = "another stream of the same worker took the place of this one";
-            replaced.open.end(Some(&Error::new(ErrorCode::Cancelled, words)));
+            replaced
+                .open
+                .end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
         self.apply(event(worker, id, WorkerEvent::Join { registration, held }));
     }

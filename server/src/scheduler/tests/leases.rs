@@ -17,13 +17,19 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
     assert_eq!(granted.request_id, 7);
     assert_eq!(granted.devices.len(), 2);
     let endpoint = granted.devices[0].worker.as_ref().unwrap();
-    assert_eq!(endpoint.address, "127.0.0.1:7005", "the host it left open is the one it called from");
+    assert_eq!(
+        endpoint.address, "127.0.0.1:7005",
+        "the host it left open is the one it called from"
+    );
     assert_eq!((endpoint.worker_id, endpoint.name.as_str()), (5, "w5"));
     assert_eq!(endpoint.certificate_sha256, vec![5; 32]);
 
     let claims = token::verify(&granted.token, &worker.registered.lease_key).unwrap();
     assert_eq!((claims.lease_id, claims.client_id), (granted.lease_id, 1));
-    let share = |device_index| LeaseShare { worker_id: 5, device_index };
+    let share = |device_index| LeaseShare {
+        worker_id: 5,
+        device_index,
+    };
     assert_eq!(claims.shares, [share(0), share(1)]);
 }
 
@@ -31,15 +37,22 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
 async fn requests_wait_in_line_and_releases_move_it() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
-    let [mut first, mut second, mut third] =
-        [rig.client(1).await, rig.client(2).await, rig.client(3).await];
+    let [mut first, mut second, mut third] = [
+        rig.client(1).await,
+        rig.client(2).await,
+        rig.client(3).await,
+    ];
     first.ask(1, 1).await;
     let lease = first.granted().await;
     second.ask(1, 1).await;
     assert_eq!(second.queued(1).await, 1);
     third.ask(1, 1).await;
     assert_eq!(third.queued(1).await, 2);
-    second.say(client_message::Body::Cancel(CancelRequest { request_id: 1 })).await;
+    second
+        .say(client_message::Body::Cancel(CancelRequest {
+            request_id: 1,
+        }))
+        .await;
     assert_eq!(second.refused(1).await.code(), ErrorCode::Cancelled);
     assert_eq!(third.queued(1).await, 1);
     first.release(&lease).await;
@@ -115,7 +128,11 @@ async fn status_tells_what_workers_last_said() {
     let mut client = rig.client(1).await;
     client.ask(1, 1).await;
     client.granted().await;
-    let usage = DeviceUsage { sessions: 1, live_bytes: 4096, ops_executed: 99 };
+    let usage = DeviceUsage {
+        sessions: 1,
+        live_bytes: 4096,
+        ops_executed: 99,
+    };
     // One device only, and then some that do not exist: neither does harm.
     let heartbeat = |usage| worker_message::Body::Heartbeat(Heartbeat { usage });
     worker.say(heartbeat(vec![DeviceUsage::default(); 9])).await;

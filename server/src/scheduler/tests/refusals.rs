@@ -14,7 +14,11 @@ fn client_hello(hello: Hello) -> client_message::Body {
 }
 
 fn other_version() -> Hello {
-    Hello { protocol_min: 90, protocol_max: 99, ..version::hello() }
+    Hello {
+        protocol_min: 90,
+        protocol_max: 99,
+        ..version::hello()
+    }
 }
 
 #[tokio::test]
@@ -23,18 +27,30 @@ async fn each_call_takes_its_own_token_only() {
     let unknown = Secret::new("0123456789abcdef");
     let hello = || client_hello(version::hello());
     let joining = || worker_message::Body::Register(register(1, 1));
-    for (token, said) in [(&unknown, "not one of this pool"), (&rig.worker_token, "this is the worker token")] {
+    for (token, said) in [
+        (&unknown, "not one of this pool"),
+        (&rig.worker_token, "this is the worker token"),
+    ] {
         for (code, error) in [
             error_of(rig.attach(token, hello()).await),
             error_of(rig.status_with(token).await),
         ] {
-            assert_eq!((code, error.code()), (Code::Unauthenticated, ErrorCode::Token));
+            assert_eq!(
+                (code, error.code()),
+                (Code::Unauthenticated, ErrorCode::Token)
+            );
             assert!(error.message.contains(said), "{error}");
         }
     }
-    for (token, said) in [(&unknown, "not one of this pool"), (&rig.client_token, "this is the client token")] {
+    for (token, said) in [
+        (&unknown, "not one of this pool"),
+        (&rig.client_token, "this is the client token"),
+    ] {
         let (code, error) = error_of(rig.join(token, joining()).await);
-        assert_eq!((code, error.code()), (Code::Unauthenticated, ErrorCode::Token));
+        assert_eq!(
+            (code, error.code()),
+            (Code::Unauthenticated, ErrorCode::Token)
+        );
         assert!(error.message.contains(said), "{error}");
     }
 }
@@ -42,11 +58,23 @@ async fn each_call_takes_its_own_token_only() {
 #[tokio::test]
 async fn another_version_is_told_both_versions() {
     let rig = Rig::start().await;
-    let (code, error) = error_of(rig.attach(&rig.client_token, client_hello(other_version())).await);
-    assert_eq!((code, error.code()), (Code::FailedPrecondition, ErrorCode::Version));
+    let (code, error) = error_of(
+        rig.attach(&rig.client_token, client_hello(other_version()))
+            .await,
+    );
+    assert_eq!(
+        (code, error.code()),
+        (Code::FailedPrecondition, ErrorCode::Version)
+    );
     assert!(error.message.contains("protocol 90 to 99"), "{error}");
-    let older = Hello { ir_version: "burn-ir 0.21.0".into(), ..version::hello() };
-    let joining = Register { hello: Some(older), ..register(1, 1) };
+    let older = Hello {
+        ir_version: "burn-ir 0.21.0".into(),
+        ..version::hello()
+    };
+    let joining = Register {
+        hello: Some(older),
+        ..register(1, 1)
+    };
     let (_, error) = error_of(rig.register(joining).await);
     assert_eq!(error.code(), ErrorCode::Version);
     assert!(error.message.contains("burn-ir 0.21.0"), "{error}");
@@ -75,19 +103,62 @@ async fn a_stream_must_begin_with_its_hello() {
 async fn a_registration_is_checked() {
     let rig = Rig::start().await;
     let right = || register(1, 1);
-    let device = |kind: &str| Device { kind: kind.into(), name: "CPU".into(), memory_bytes: 1 };
+    let device = |kind: &str| Device {
+        kind: kind.into(),
+        name: "CPU".into(),
+        memory_bytes: 1,
+    };
     let cases = [
-        (Register { hello: None, ..right() }, "the hello has no versions"),
-        (Register { name: "\u{1b}[31m".into(), ..right() }, "the worker's name is"),
-        (Register { name: String::new(), ..right() }, "the worker's name is"),
-        (Register { address: "gpu-1".into(), ..right() }, "the worker's address \"gpu-1\""),
-        (Register { certificate_sha256: vec![0; 31].into(), ..right() }, "has 31 bytes, not 32"),
-        (Register { devices: vec![device("")], ..right() }, "a device's kind is"),
+        (
+            Register {
+                hello: None,
+                ..right()
+            },
+            "the hello has no versions",
+        ),
+        (
+            Register {
+                name: "\u{1b}[31m".into(),
+                ..right()
+            },
+            "the worker's name is",
+        ),
+        (
+            Register {
+                name: String::new(),
+                ..right()
+            },
+            "the worker's name is",
+        ),
+        (
+            Register {
+                address: "gpu-1".into(),
+                ..right()
+            },
+            "the worker's address \"gpu-1\"",
+        ),
+        (
+            Register {
+                certificate_sha256: vec![0; 31].into(),
+                ..right()
+            },
+            "has 31 bytes, not 32",
+        ),
+        (
+            Register {
+                devices: vec![device("")],
+                ..right()
+            },
+            "a device's kind is",
+        ),
         (register(1, 257), "257 devices are more than 256"),
     ];
     for (wrong, expected) in cases {
         let (code, error) = error_of(rig.register(wrong).await);
-        assert_eq!((code, error.code()), (Code::InvalidArgument, ErrorCode::Protocol));
+        assert_eq!(
+            (code, error.code()),
+            (Code::InvalidArgument, ErrorCode::Protocol)
+        );
         assert!(error.message.contains(expected), "{error}");
     }
     assert_eq!(rig.status().await.workers, []);
@@ -99,16 +170,26 @@ async fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
     let mut bystander = rig.client(1).await;
     let mut client = rig.client(2).await;
     client.say(client_hello(version::hello())).await;
-    assert_eq!(client.cut_off().await.message, "a second hello on one stream");
+    assert_eq!(
+        client.cut_off().await.message,
+        "a second hello on one stream"
+    );
 
     let mut client = rig.client(3).await;
     let kind = "\u{7}".into();
-    let request = LeaseRequest { request_id: 1, devices: 1, kind, memory_bytes: 0 };
+    let request = LeaseRequest {
+        request_id: 1,
+        devices: 1,
+        kind,
+        memory_bytes: 0,
+    };
     client.say(client_message::Body::Request(request)).await;
     assert_eq!(client.cut_off().await.code(), ErrorCode::Protocol);
 
     let mut worker = rig.worker(1, 1).await;
-    worker.say(worker_message::Body::Register(register(1, 1))).await;
+    worker
+        .say(worker_message::Body::Register(register(1, 1)))
+        .await;
     let (_, error) = error_of(worker.hear().await);
     assert_eq!(error.code(), ErrorCode::Protocol);
 
@@ -121,7 +202,12 @@ async fn a_message_over_the_limit_ends_its_stream_only() {
     let rig = Rig::start().await;
     let mut client = rig.client(1).await;
     let kind = "x".repeat(MAX_MESSAGE_BYTES);
-    let request = LeaseRequest { request_id: 1, devices: 1, kind, memory_bytes: 0 };
+    let request = LeaseRequest {
+        request_id: 1,
+        devices: 1,
+        kind,
+        memory_bytes: 0,
+    };
     client.say(client_message::Body::Request(request)).await;
     while let Ok(Some(pool_message::Body::Beat(_))) = client.hear_any().await {}
     rig.client(1).await;

@@ -3,8 +3,14 @@
 use super::*;
 
 fn holding(id: u64, lease: &Granted) -> Register {
-    let held = HeldDevice { lease_id: lease.lease_id, device_index: 0 };
-    Register { held: vec![held], ..register(id, 1) }
+    let held = HeldDevice {
+        lease_id: lease.lease_id,
+        device_index: 0,
+    };
+    Register {
+        held: vec![held],
+        ..register(id, 1)
+    }
 }
 
 /// A pool with one device, leased by client 1, whose scheduler then restarts.
@@ -50,7 +56,10 @@ async fn streams_to_the_old_scheduler_end() {
     let mut worker = rig.worker(1, 1).await;
     let _new = rig.restarted().await;
     while let Ok(Some(_)) = client.hear_any().await {}
-    assert!(!matches!(within("end", worker.hear.message()).await, Ok(Some(_))));
+    assert!(!matches!(
+        within("end", worker.hear.message()).await,
+        Ok(Some(_))
+    ));
 }
 
 #[tokio::test]
