@@ -63,6 +63,11 @@ impl LocalPool {
             _lock: lock,
         })
     }
+
+    /// Ends every stream with a word to its peer.
+    pub(crate) async fn stop(self) {
+        self.scheduler.stop().await;
+    }
 }
 
 impl Urls {

@@ -13,6 +13,11 @@ use tensord_proto::v1::{Frame, Ping, frame};
 
 use crate::resume::{Body, Inbox, Outbox, ResumeError};
 
+/// What a frame takes of the credit on top of its body: about the memory that
+/// even an empty one costs its receiver while it waits to be acted on. Without
+/// it, frames of a few bytes could pile up by the million.
+const FRAME_COST_BYTES: usize = 256;
+
 /// Why a frame could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
@@ -72,7 +77,7 @@ impl Duplex {
     /// send `credit` bytes at first, and lets the peer send `window_bytes`.
     pub fn new(capacity_bytes: usize, credit: u64, window_bytes: u64) -> Self {
         Self {
-            outbox: Outbox::new(capacity_bytes, credit),
+            outbox: Outbox::new(capacity_bytes, credit).with_frame_cost(FRAME_COST_BYTES),
             inbox: Inbox::new(window_bytes),
         }
     }
@@ -132,7 +137,7 @@ impl Duplex {
             ..frame
         }
         .encoded_len();
-        let bytes = size.saturating_sub(header);
+        let bytes = size.saturating_sub(header) + FRAME_COST_BYTES;
         let new = self.inbox.accept(frame.seq, bytes)?;
         Ok(new.then_some((body, bytes)))
     }
@@ -218,7 +223,7 @@ mod tests {
                 .unwrap()
                 .unwrap();
             assert_eq!(body, expected);
-            assert_eq!(bytes, encode(expected).len());
+            assert_eq!(bytes, encode(expected).len() + FRAME_COST_BYTES);
         }
         assert!(a.next_to_send().is_none());
         a.receive(b.beat()).unwrap();

@@ -44,7 +44,7 @@ pub(crate) struct BurnDevice<B: BackendIr> {
 }
 
 impl<B: BackendIr> BurnDevice<B> {
-    pub(crate) fn new(device: B::Device) -> Arc<dyn Device> {
+    pub(crate) fn shared(device: B::Device) -> Arc<dyn Device> {
         Arc::new(Self { device })
     }
 }

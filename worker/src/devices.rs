@@ -112,7 +112,7 @@ pub(crate) fn open(selections: &[DeviceSelection], memory_bytes: Option<u64>) ->
     let memory_bytes = memory_bytes.unwrap_or_else(share);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let opened = |selection: &DeviceSelection| OpenedDevice {
-        device: BurnDevice::<Flex>::new(FlexDevice),
+        device: BurnDevice::<Flex>::shared(FlexDevice),
         description: v1::Device {
             kind: selection.kind.clone(),
             name: format!("CPU, {cores} cores (Burn Flex)"),

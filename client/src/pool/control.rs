@@ -187,7 +187,7 @@ impl Control {
     async fn try_attach(&self) -> Result<Stream, ConnectError> {
         let pool = self.url.authority();
         let mut client = connect(&self.url).await?;
-        let (say, said) = mpsc::channel(QUEUE);
+        let (say, said) = mpsc::channel(QUEUE + self.waiting.len());
         let hello = client_message::Body::Hello(ClientHello {
             hello: Some(version::hello()),
             client_id: self.client.0,

@@ -11,7 +11,9 @@ pub(super) async fn run(config: SchedulerConfig) -> Result<(), Failure> {
     let mut pool = LocalPool::start(&config).await?;
     stdout::print(&pool.urls.banner(&config.state.shown))?;
     tokio::select! {
-        () = shutdown.requested() => Ok(()),
-        () = pool.scheduler.ended() => Err(Failure::SchedulerEnded),
+        () = shutdown.requested() => {}
+        () = pool.scheduler.ended() => return Err(Failure::SchedulerEnded),
     }
+    pool.stop().await;
+    Ok(())
 }

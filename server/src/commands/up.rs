@@ -35,6 +35,8 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
     }
     pool.scheduler.stop_granting().await;
     worker.drain(drain).await;
+    drop(worker);
+    pool.stop().await;
     Ok(())
 }
 

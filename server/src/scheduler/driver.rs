@@ -13,10 +13,11 @@ use std::{
     time::Duration,
 };
 
+use futures::future;
 use rand::{Rng, rngs::StdRng};
 use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
-    v1::{ClientMessage, Error, PoolMessage, StatusReply, WorkerCommand, WorkerMessage},
+    v1::{ClientMessage, Error, ErrorCode, PoolMessage, StatusReply, WorkerCommand, WorkerMessage},
 };
 use tensord_scheduler::{
     Command, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
@@ -25,7 +26,7 @@ use tensord_transport::token::LeaseSigner;
 use tokio::{
     sync::{mpsc, oneshot},
     task::{self, JoinError, JoinSet},
-    time::Instant,
+    time::{Instant, sleep_until, timeout},
 };
 use tracing::error;
 
@@ -43,6 +44,9 @@ pub(super) const INPUT_QUEUE: usize = 1024;
 /// Attached clients and joined workers at once, of each; the connections they
 /// come over have a bound of their own.
 const MAX_STREAMS: usize = 4096;
+
+/// How long the ends of streams may take to go out when the process stops.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// What the driver is told.
 pub(super) enum Input {
@@ -67,6 +71,8 @@ pub(super) enum Input {
     Status(oneshot::Sender<StatusReply>),
     /// The process is about to stop: nothing is granted any more.
     StopGranting,
+    /// It stops now: every stream ends, with a word to its peer.
+    Stop,
 }
 
 /// Whose stream a reader reads.
@@ -121,15 +127,18 @@ impl Driver {
         (driver, sender)
     }
 
-    /// Runs until the future is dropped, which ends every stream.
+    /// Runs until told to stop. Dropping the future ends every stream at once.
     pub(super) async fn run(mut self) {
         loop {
             let deadline = self.engine.next_deadline();
             let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
             tokio::select! {
-                Some(input) = self.inputs.recv() => self.take(input),
+                Some(input) = self.inputs.recv() => match input {
+                    Input::Stop => return self.say_farewell().await,
+                    input => self.take(input),
+                },
                 Some(ended) = self.readers.join_next_with_id() => self.reader_ended(ended),
-                () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                () = sleep_until(deadline.unwrap_or(self.started)), if deadline.is_some() => {
                     self.apply(Event::Tick);
                 }
             }
@@ -158,8 +167,21 @@ impl Driver {
                 // An error means that whoever asked is gone.
                 let _ = reply.send(view::status(self.engine.snapshot(), self.now(), usage));
             }
-            Input::StopGranting => self.granting = false,
+            Input::StopGranting | Input::Stop => self.granting = false,
         }
+    }
+
+    /// Ends every stream, and waits until its peer's connection has taken the
+    /// last message or [`FAREWELL`] is over.
+    async fn say_farewell(mut self) {
+        let error = Error::new(ErrorCode::Draining, "the scheduler is shutting down");
+        let clients = self.clients.drain();
+        let clients = clients.map(|(_, open)| open.farewell(&error));
+        let workers = self.workers.drain();
+        let workers = workers.map(|(_, member)| member.farewell(&error));
+        let taken = future::join(future::join_all(clients), future::join_all(workers));
+        // A peer that does not read finds out when its connection closes.
+        let _ = timeout(FAREWELL, taken).await;
     }
 
     fn now(&self) -> Timestamp {

@@ -98,8 +98,9 @@ pub(crate) enum StartError {
     Identity(#[from] BindError),
 }
 
-/// A running scheduler. Dropping it closes every stream; clients and workers
-/// come back to the next one with the same secrets and keep their leases.
+/// A running scheduler. When it is gone, clients and workers come back to the
+/// next one with the same secrets and keep their leases. Dropping it closes
+/// their streams without a word.
 pub(crate) struct Scheduler {
     address: SocketAddr,
     driver: mpsc::Sender<Input>,
@@ -156,6 +157,14 @@ impl Scheduler {
     pub(crate) async fn stop_granting(&self) {
         // An error means that it has stopped altogether.
         let _ = self.driver.send(Input::StopGranting).await;
+    }
+
+    /// Ends every stream with a word to its peer.
+    pub(crate) async fn stop(mut self) {
+        if self.driver.send(Input::Stop).await.is_ok() {
+            // The driver is the task that ends.
+            self.tasks.join_next().await;
+        }
     }
 
     /// Waits for an end that nobody asked for, which only a bug brings about.

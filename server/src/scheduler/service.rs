@@ -48,7 +48,7 @@ impl Shared {
         self.access
             .check(role, request.metadata())
             .map_err(|error| {
-                warn!(peer = %control::peer(request), "{role:?} call refused: {error}");
+                warn!(peer = %control::peer(request), "call refused: {error}");
                 refusal::status(&error)
             })
     }

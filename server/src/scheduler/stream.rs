@@ -76,6 +76,13 @@ impl<Out> Open<Out> {
             let _ = self.outgoing.try_send(Err(refusal::status(error)));
         }
     }
+
+    /// Ends the stream with `error`, and waits until the connection took it.
+    pub(super) async fn farewell(self, error: &Error) {
+        if self.outgoing.try_send(Err(refusal::status(error))).is_ok() {
+            self.outgoing.closed().await;
+        }
+    }
 }
 
 impl<Out> Drop for Open<Out> {

@@ -25,6 +25,7 @@ pub struct Outbox {
     credit: u64,
     kept_bytes: usize,
     capacity_bytes: usize,
+    frame_cost_bytes: usize,
 }
 
 impl Outbox {
@@ -39,7 +40,19 @@ impl Outbox {
             credit,
             kept_bytes: 0,
             capacity_bytes,
+            frame_cost_bytes: 0,
         }
+    }
+
+    /// The same, with every body counted as so many bytes more than it has, for
+    /// what a frame costs its receiver however small it is.
+    pub fn with_frame_cost(mut self, bytes: usize) -> Self {
+        self.frame_cost_bytes = bytes;
+        self
+    }
+
+    fn cost(&self, body: &Body) -> usize {
+        body.len() + self.frame_cost_bytes
     }
 
     /// Whether the caller should wait before it pushes more. A single body may
@@ -66,8 +79,9 @@ impl Outbox {
     /// Adds a body and returns its number.
     pub fn push(&mut self, body: impl Into<Body>) -> u64 {
         let body = body.into();
-        self.end += body.len() as u64;
-        self.kept_bytes += body.len();
+        let cost = self.cost(&body);
+        self.end += cost as u64;
+        self.kept_bytes += cost;
         self.kept.push_back(Kept {
             body,
             end: self.end,
@@ -137,7 +151,7 @@ impl Outbox {
                 .kept
                 .pop_front()
                 .expect("checked against what was kept");
-            self.kept_bytes -= kept.body.len();
+            self.kept_bytes -= self.cost(&kept.body);
             self.acked += 1;
             self.sent = self.sent.saturating_sub(1);
         }

@@ -3,14 +3,14 @@
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use tensord_transport::{
-    Carrier, Dialer, Identity, Link, Listener, TransportChoice, control,
+    Carrier, Dialer, Identity, Link, Listener, TransportChoice,
     dial::DialError,
     identity::IdentityPem,
     tls::{Fingerprint, Trust},
 };
 use tokio::net::{TcpListener, UdpSocket};
 
-use crate::{harness::*, raw::fingerprints};
+use crate::harness::*;
 
 const CHOICES: [TransportChoice; 3] = [
     TransportChoice::Quic,

@@ -6,6 +6,7 @@
 //! - `oversized`: the part of law 2 that needs a peer which breaks it.
 //! - `faults`: what a `FaultSwitch` promises on top of the laws.
 //! - `dialling`, `trust`: which error says what, and whom a dialler trusts.
+//! - `binding`: why a listener does not start.
 //! - `control`: the server of the control plane.
 //! - `hostile`: what the accepting side puts up with.
 //!
@@ -29,6 +30,7 @@ macro_rules! laws {
     };
 }
 
+mod binding;
 mod control;
 mod dialling;
 mod endings;

@@ -120,17 +120,20 @@ impl Dataflow {
     }
 
     fn check_outputs(&self, op: &OperationIr) -> Result<(), Refusal> {
+        op.outputs().try_for_each(|out| self.check_new(out.id))
+    }
+
+    /// Whether a tensor with a new `id` may be made.
+    pub(crate) fn check_new(&self, id: TensorId) -> Result<(), Refusal> {
+        if self.tensors.contains_key(&id) {
+            let reason = format!("tensor {} exists already", id.value());
+            return Err(Refusal::New(FaultKind::Mismatch, reason));
+        }
         if self.tensors.len() >= MAX_TENSORS {
             let reason = format!("the session holds {MAX_TENSORS} tensors, the limit");
             return Err(Refusal::New(FaultKind::OutOfMemory, reason));
         }
-        match op.outputs().find(|out| self.tensors.contains_key(&out.id)) {
-            None => Ok(()),
-            Some(out) => {
-                let reason = format!("output tensor {} exists already", out.id.value());
-                Err(Refusal::New(FaultKind::Mismatch, reason))
-            }
-        }
+        Ok(())
     }
 
     /// `op` ran: what it consumed is gone, what it made is there.
@@ -162,10 +165,7 @@ impl Dataflow {
         }
         let consumed = self.consume(op);
         for out in op.outputs() {
-            // Never over a live tensor: it is what made the op wrong.
-            self.tensors
-                .entry(out.id)
-                .or_insert_with(|| Slot::Poisoned(fault.clone()));
+            self.insert_poisoned(out.id, fault.clone());
         }
         consumed
     }
@@ -196,22 +196,17 @@ impl Dataflow {
                 bytes: 0,
             },
         };
-        if self.contains(id) {
-            let reason = format!("tensor {} exists already", id.value());
-            return Err(Refusal::New(FaultKind::Mismatch, reason));
-        }
+        self.check_new(id)?;
         self.tensors.insert(id, slot);
         Ok(())
     }
 
-    /// Whether a tensor with this id exists, live or poisoned.
-    pub(crate) fn contains(&self, id: TensorId) -> bool {
-        self.tensors.contains_key(&id)
-    }
-
-    /// Declares a tensor without a value.
+    /// Declares a tensor without a value. Never in the place of another, and
+    /// not beyond the limit: such a tensor is unknown, which is a fault too.
     pub(crate) fn insert_poisoned(&mut self, id: TensorId, fault: Arc<Fault>) {
-        self.tensors.entry(id).or_insert(Slot::Poisoned(fault));
+        if self.check_new(id).is_ok() {
+            self.tensors.insert(id, Slot::Poisoned(fault));
+        }
     }
 
     /// A read used `tensor`; the last use frees it.

@@ -50,6 +50,9 @@ struct Gathering {
     size: usize,
     left: usize,
     content: Result<Content, Refusal>,
+    /// Credit of the announcing frame, given back when the upload is carried
+    /// out, so that uploads that wait are bounded too.
+    credit: usize,
 }
 
 impl Intake {
@@ -143,8 +146,9 @@ impl Intake {
             size,
             left: size,
             content,
+            credit: bytes,
         });
-        self.gather(&upload.bytes, bytes)
+        self.gather(&upload.bytes, 0)
     }
 
     fn gather(&mut self, chunk: &Bytes, bytes: usize) -> Result<Taken, IntakeError> {
@@ -177,6 +181,7 @@ impl Intake {
             shape,
             dtype,
             content,
+            credit,
             ..
         } = done;
         let work = Work::Upload {
@@ -187,7 +192,7 @@ impl Intake {
         };
         // The bytes now count as the device's memory, no longer as the wire's.
         Ok(Taken {
-            item: Some(Item::Work(work, 0)),
+            item: Some(Item::Work(work, credit)),
             consumed: bytes,
         })
     }

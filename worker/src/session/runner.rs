@@ -27,6 +27,10 @@ use tensord_proto::{
 use super::dataflow::{Dataflow, Refusal};
 use crate::{backend::Engine, memory::SessionMemory};
 
+/// Faults remembered for syncs to tell; a program that reads nothing and syncs
+/// never would pile them up.
+const MAX_UNREPORTED: usize = 64;
+
 /// A piece of work, as it came off the wire.
 pub(crate) enum Work {
     Ops {
@@ -113,7 +117,8 @@ pub(crate) struct Runner {
     /// Random ops since the seed was set. A replay draws the same numbers, and
     /// so does a program that runs again, whatever else it did in between.
     draws: u64,
-    unreported: Option<Arc<Fault>>,
+    /// Faults that no answer told of yet, oldest first.
+    unreported: VecDeque<Arc<Fault>>,
 }
 
 impl Runner {
@@ -132,7 +137,7 @@ impl Runner {
             op_number: 0,
             seed,
             draws: 0,
-            unreported: None,
+            unreported: VecDeque::new(),
         }
     }
 
@@ -187,7 +192,9 @@ impl Runner {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => {
                 let fault = self.blame(op_name()).fault(kind, reason);
-                self.unreported.get_or_insert_with(|| fault.clone());
+                if self.unreported.len() < MAX_UNREPORTED {
+                    self.unreported.push_back(fault.clone());
+                }
                 fault
             }
         }
@@ -261,9 +268,7 @@ impl Runner {
     ) -> Result<(), Refusal> {
         let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
         let Content { bytes, memory } = content?;
-        if self.flow.contains(id) {
-            return Err(mismatch(format!("tensor {} exists already", id.value())));
-        }
+        self.flow.check_new(id)?;
         let is_byte_bool = matches!(dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
         if is_byte_bool && let Some(at) = bytes.iter().position(|&byte| byte > 1) {
             // Any other byte is no Rust bool at all.
@@ -329,7 +334,7 @@ impl Runner {
         let about = self.blame("Sync");
         let engine = &mut self.engine;
         let synced = catch_unwind(AssertUnwindSafe(|| engine.sync()));
-        let fault = self.unreported.take().or_else(|| match synced {
+        let fault = self.unreported.pop_front().or_else(|| match synced {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(about.fault(FaultKind::Backend, e.reason())),
             Err(panic) => Some(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
@@ -340,7 +345,7 @@ impl Runner {
     /// Notes that the client hears of `fault`, so that a sync does not tell it again.
     fn reported(&mut self, fault: Arc<Fault>) -> Arc<Fault> {
         self.unreported
-            .take_if(|unreported| Arc::ptr_eq(unreported, &fault));
+            .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
         fault
     }
 }

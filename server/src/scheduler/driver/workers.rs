@@ -26,6 +26,11 @@ impl Member {
     pub(super) fn usage(&self) -> &[DeviceUsage] {
         &self.usage
     }
+
+    /// Ends the stream with `error`, and waits until the connection took it.
+    pub(super) async fn farewell(self, error: &Error) {
+        self.open.farewell(error).await;
+    }
 }
 
 fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
@@ -59,7 +64,8 @@ impl Driver {
         }
         let endpoint = &registration.endpoint;
         let (name, devices) = (endpoint.name.clone(), registration.devices.len());
-        info!(%worker, address = endpoint.address, devices, held = held.len(), "worker {name} joined");
+        let (address, held_count) = (&endpoint.address, held.len());
+        info!(%worker, %address, devices, held = held_count, "worker {name} joined");
         let member = Member {
             open,
             name,

@@ -50,7 +50,19 @@ async fn the_client_may_be_back_first() {
 }
 
 #[tokio::test]
-async fn streams_to_the_old_scheduler_end() {
+async fn a_scheduler_that_stops_says_so() {
+    let rig = Rig::start().await;
+    let mut client = rig.client(1).await;
+    let mut worker = rig.worker(1, 1).await;
+    within("stop", rig.scheduler.stop()).await;
+    let (_, error) = error_of(worker.hear().await);
+    for error in [client.cut_off().await, error] {
+        assert_eq!(error.code(), ErrorCode::Draining);
+    }
+}
+
+#[tokio::test]
+async fn streams_to_a_scheduler_that_dies_end() {
     let rig = Rig::start().await;
     let mut client = rig.client(1).await;
     let mut worker = rig.worker(1, 1).await;
