@@ -224,10 +224,6 @@ mod tests {
                 "invalid value 'two' for '--devices <N>': invalid digit found in string",
             ),
             (
-                "tensord",
-                "'tensord' requires a subcommand but one was not provided [subcommands: up, scheduler, worker, gateway, status]",
-            ),
-            (
                 "tensord upp",
                 "unrecognized subcommand 'upp'; tip: a similar subcommand exists: 'up'",
             ),
@@ -235,6 +231,16 @@ mod tests {
         for (line, expected) in cases {
             assert_eq!(error(line), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn without_a_command_the_commands_are_listed() {
+        let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
+        let expected = format!(
+            "'tensord' requires a subcommand but one was not provided \
+             [subcommands: up, scheduler, worker, gateway, status{demo}]"
+        );
+        assert_eq!(error("tensord"), expected);
     }
 
     #[test]

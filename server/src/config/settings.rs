@@ -2,7 +2,7 @@
 //!
 //! Each struct is both a group of flags (with their environment variables) and
 //! a table of the configuration file: one list of settings, whose names cannot
-//! drift apart. All are optional here; [`resolve`](super::resolve) lays the
+//! drift apart. All are optional here; [`resolve`](super::resolve()) lays the
 //! layers over each other and fills in defaults.
 
 use std::path::PathBuf;

@@ -89,6 +89,7 @@ pub(super) struct Driver {
     signer: LeaseSigner,
     lease_ids: StdRng,
     granting: bool,
+    stopping: bool,
     clients: HashMap<ClientId, Open<PoolMessage>>,
     workers: HashMap<WorkerId, Member>,
     next_stream: u64,
@@ -115,6 +116,7 @@ impl Driver {
             signer,
             lease_ids: rand::make_rng(),
             granting: true,
+            stopping: false,
             clients: HashMap::new(),
             workers: HashMap::new(),
             next_stream: 0,
@@ -129,20 +131,18 @@ impl Driver {
 
     /// Runs until told to stop. Dropping the future ends every stream at once.
     pub(super) async fn run(mut self) {
-        loop {
+        while !self.stopping {
             let deadline = self.engine.next_deadline();
             let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
             tokio::select! {
-                Some(input) = self.inputs.recv() => match input {
-                    Input::Stop => return self.say_farewell().await,
-                    input => self.take(input),
-                },
+                Some(input) = self.inputs.recv() => self.take(input),
                 Some(ended) = self.readers.join_next_with_id() => self.reader_ended(ended),
                 () = sleep_until(deadline.unwrap_or(self.started)), if deadline.is_some() => {
                     self.apply(Event::Tick);
                 }
             }
         }
+        self.say_farewell().await;
     }
 
     fn take(&mut self, input: Input) {
@@ -167,7 +167,8 @@ impl Driver {
                 // An error means that whoever asked is gone.
                 let _ = reply.send(view::status(self.engine.snapshot(), self.now(), usage));
             }
-            Input::StopGranting | Input::Stop => self.granting = false,
+            Input::StopGranting => self.granting = false,
+            Input::Stop => self.stopping = true,
         }
     }
 
@@ -232,7 +233,10 @@ impl Driver {
     fn reader_ended(&mut self, ended: Result<(task::Id, Option<Error>), JoinError>) {
         // What the peer said before its stream ended is in the queue, and must
         // not be overtaken by the end: a lease given back, say.
-        while let Ok(input) = self.inputs.try_recv() {
+        for _ in 0..INPUT_QUEUE {
+            let Ok(input) = self.inputs.try_recv() else {
+                break;
+            };
             self.take(input);
         }
         let (id, error) = match ended {

@@ -151,3 +151,31 @@ pub(super) fn with_beats(
         Some((next, messages))
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_that_does_not_read_is_noticed_before_it_takes_more_memory() {
+        let (outgoing, mut unread) = mpsc::channel(OUTGOING_QUEUE);
+        let reader = tokio::spawn(std::future::pending::<()>());
+        let open = Open::new(StreamId(1), outgoing, reader.abort_handle());
+        for message in 0..OUTGOING_QUEUE {
+            assert_eq!(open.send(message), Ok(()));
+        }
+        let error = open.send(0).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Limit);
+        assert_eq!(
+            error.message,
+            "1024 messages wait for this peer, which does not read them"
+        );
+        open.end(Some(&error));
+        assert!(reader.await.unwrap_err().is_cancelled());
+        let mut read = 0;
+        while unread.recv().await.is_some() {
+            read += 1;
+        }
+        assert_eq!(read, OUTGOING_QUEUE);
+    }
+}

@@ -253,6 +253,12 @@ impl TestClient {
             .await;
     }
 
+    /// Leaves in order: what was said before is heard.
+    async fn leave(mut self) {
+        drop(self.say);
+        while let Ok(Some(_)) = within("end", self.hear.message()).await {}
+    }
+
     /// The next message that is no beat.
     async fn hear(&mut self) -> Result<pool_message::Body, Status> {
         within("message but beats", async {

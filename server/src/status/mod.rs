@@ -1,6 +1,6 @@
 //! `tensord status`: asks a scheduler how its pool is, and shows the answer.
 //!
-//! [`fetch`] asks; [`table`] and [`json`] are functions of the reply alone.
+//! [`fetch`] asks; [`table()`] and [`json()`] are functions of the reply alone.
 
 mod human;
 mod json;

@@ -95,6 +95,20 @@ async fn a_lease_outlives_its_clients_stream_for_a_while() {
 }
 
 #[tokio::test]
+async fn what_is_said_just_before_a_stream_ends_is_heard() {
+    let rig = Rig::start().await;
+    let _worker = rig.worker(1, 1).await;
+    // Often, as the two could race; the lease would be held for an hour.
+    for id in 1..=20 {
+        let mut client = rig.client(id).await;
+        client.ask(1, 1).await;
+        let lease = client.granted().await;
+        client.release(&lease).await;
+        client.leave().await;
+    }
+}
+
+#[tokio::test]
 async fn a_second_stream_of_a_client_takes_the_place_of_the_first() {
     let rig = Rig::start().await;
     let _worker = rig.worker(1, 1).await;
