@@ -8,12 +8,15 @@
 //! - [`v1`]: the generated messages; with the feature `rpc`, the gRPC services.
 //! - [`ids`]: typed ids.
 //! - [`version`]: what "compatible" means.
+//! - `bulk` (feature `ir`): tensor bytes divided for the wire.
 //! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
 
 pub mod error;
 pub mod ids;
 pub mod version;
 
+#[cfg(feature = "ir")]
+pub mod bulk;
 #[cfg(feature = "ir")]
 pub mod codec;
 

@@ -52,6 +52,13 @@ impl RunQueue {
         self.ready.notify_one();
     }
 
+    /// The next session, if one waits.
+    #[cfg(test)]
+    pub(crate) fn try_pop(&self) -> Option<Arc<Session>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.sessions.pop_front()
+    }
+
     fn pop(&self) -> Option<Arc<Session>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

@@ -19,12 +19,11 @@ use std::{
 
 use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{OperationIr, TensorId, TensorIr};
-use bytes::Bytes;
 use tensord_proto::{
-    CHUNK_BYTES,
+    bulk::Bulk,
     codec::{DeviceProfile, OpEncoder, encode_tensor, encode_type},
     ids::SessionId,
-    v1::{Alias, Chunk, Close, Fault, Ops, Poison, Read, Seed, Sync, Upload, frame::Body},
+    v1::{Alias, Close, Fault, Ops, Poison, Read, Seed, Sync, Upload, frame::Body},
 };
 use tensord_transport::duplex::Duplex;
 use tokio::sync::{Notify, oneshot};
@@ -39,9 +38,6 @@ const OUTBOX_BYTES: usize = 32 << 20;
 /// An op buffer of this size is cut even if nobody asks for it, so that the
 /// worker can start.
 const CUT_BYTES: usize = 48 << 10;
-
-/// Uploads up to this size go in the frame that announces them.
-const INLINE_BYTES: usize = 16 << 10;
 
 /// Bytes of answers the worker may send: all, as only what was asked for comes.
 const WINDOW_BYTES: u64 = u64::MAX;
@@ -160,29 +156,18 @@ impl Session {
     /// Makes a tensor of `data`.
     pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
         let kind = encode_type(data.shape(), data.dtype());
-        let bytes = Bytes::from_owner(Owned(data.into_bytes()));
-        let inline = if bytes.len() <= INLINE_BYTES {
-            bytes.clone()
-        } else {
-            Bytes::new()
-        };
+        let bulk = Bulk::new(data.into_bytes());
         let mut state = self.lock();
         state.say(Body::Upload(Upload {
             tensor_id: id.value(),
             r#type: Some(kind),
-            size_bytes: bytes.len() as u64,
-            bytes: inline.clone(),
+            size_bytes: bulk.size_bytes,
+            bytes: bulk.inline.clone(),
         }));
-        if inline.len() < bytes.len() {
-            for start in (0..bytes.len()).step_by(CHUNK_BYTES) {
-                let end = bytes.len().min(start + CHUNK_BYTES);
-                // Chunks share the tensor's memory, so all of them can be queued
-                // under one lock: nothing may come between them.
-                state.say(Body::Chunk(Chunk {
-                    bytes: bytes.slice(start..end),
-                }));
-            }
-        }
+        // Chunks share the tensor's memory, so all of them can be queued under
+        // one lock: nothing may come between them.
+        bulk.chunks()
+            .for_each(|chunk| state.say(Body::Chunk(chunk)));
         self.wake(&mut state);
         drop(self.wait_for_room(state));
     }
@@ -349,15 +334,6 @@ impl State {
             self.cut();
             self.duplex.push(body);
         }
-    }
-}
-
-/// Lets a tensor's bytes be shared as [`Bytes`].
-struct Owned(burn_backend::Bytes);
-
-impl AsRef<[u8]> for Owned {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
         DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
         WorkerSettings,
     },
-    values::{Devices, Filter, Listen, Name},
+    values::{Devices, Filter, Host, Listen, Name},
 };
 #[cfg(feature = "demo")]
 use super::{DemoConfig, settings::DemoSettings};
@@ -114,7 +114,7 @@ impl Layers<'_> {
         let settings = settings.over(std::mem::take(&mut self.file.up));
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, POOL_PORT));
         let listen = or_default(settings.listen, local);
-        let advertise = settings.advertise.map(|Name(host)| host);
+        let advertise = settings.advertise.map(|Host(host)| host);
         Ok(UpConfig {
             node: NodeConfig {
                 name: self.worker_name(settings.name)?,
@@ -142,7 +142,7 @@ impl Layers<'_> {
         Ok(SchedulerConfig {
             state: self.state(state)?,
             listen: or_default(settings.listen, anywhere(POOL_PORT)),
-            advertise: settings.advertise.map(|Name(host)| host),
+            advertise: settings.advertise.map(|Host(host)| host),
             host_name: self.environment.host_name.clone(),
         })
     }
@@ -159,7 +159,7 @@ impl Layers<'_> {
             node: NodeConfig {
                 name: self.worker_name(settings.name)?,
                 listen: or_default(settings.listen, anywhere(WORKER_PORT)),
-                advertise: settings.advertise.map(|Name(host)| host),
+                advertise: settings.advertise.map(|Host(host)| host),
                 devices: or_one_cpu(settings.devices),
                 memory_bytes: settings.memory.map(|memory| memory.size_bytes),
             },

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Deserialize;
 
-use super::values::{Devices, Listen, Memory, Name};
+use super::values::{Devices, Host, Listen, Memory, Name};
 
 /// `up`: a scheduler and a worker in one process.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -21,7 +21,7 @@ pub(crate) struct UpSettings {
     pub(crate) listen: Option<Listen>,
     /// Host that the printed URLs name [default: the address listened on]
     #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
-    pub(crate) advertise: Option<Name>,
+    pub(crate) advertise: Option<Host>,
     /// Devices to offer, such as flex*2 [default: flex]
     #[arg(long, value_name = "LIST", env = "TENSORD_DEVICES")]
     pub(crate) devices: Option<Devices>,
@@ -45,7 +45,7 @@ pub(crate) struct SchedulerSettings {
     pub(crate) listen: Option<Listen>,
     /// Host that the printed URLs name [default: this host's address]
     #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
-    pub(crate) advertise: Option<Name>,
+    pub(crate) advertise: Option<Host>,
 }
 
 /// `worker`: one host's devices.
@@ -66,7 +66,7 @@ pub(crate) struct WorkerSettings {
     pub(crate) listen: Option<Listen>,
     /// Host under which programs reach this worker [default: the address the scheduler sees]
     #[arg(long, value_name = "HOST", env = "TENSORD_WORKER_ADVERTISE")]
-    pub(crate) advertise: Option<Name>,
+    pub(crate) advertise: Option<Host>,
 }
 
 /// `gateway`: leased devices for stock Burn programs.

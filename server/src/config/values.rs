@@ -4,13 +4,17 @@
 //! A value reads the same on the command line, in the environment and in the
 //! configuration file, so each type has one parser and no other way in.
 
-use std::{fmt, net::SocketAddr, str::FromStr};
+use std::{
+    fmt,
+    net::{Ipv6Addr, SocketAddr},
+    str::FromStr,
+};
 
 use serde::Deserialize;
 use tensord_worker::DeviceSelection;
 use tracing_subscriber::EnvFilter;
 
-/// Longest name of a worker or host, in bytes; DNS allows no longer ones.
+/// Longest name, in bytes; DNS allows no longer ones for hosts.
 const MAX_NAME_BYTES: usize = 253;
 
 /// Makes a type that parses from text also read from a TOML string.
@@ -26,7 +30,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(Devices, Filter, Listen, Memory, Name);
+from_text!(Devices, Filter, Host, Listen, Memory, Name);
 
 /// Where to listen: an address of this host and a port, 0 for any free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -44,7 +48,7 @@ impl FromStr for Listen {
     }
 }
 
-/// The name of a worker, or of the host under which others reach one.
+/// The name of a worker, or of a kind of devices.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Name(pub(crate) String);
@@ -53,14 +57,36 @@ impl FromStr for Name {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
-        if text.is_empty() || text.len() > MAX_NAME_BYTES || !text.chars().all(allowed) {
-            return Err(format!(
-                "{text:?} is not a name or address of letters, digits and - _ . :"
-            ));
+        match is_name(text) {
+            true => Ok(Self(text.into())),
+            false => Err(format!(
+                "{text:?} is not a name of letters, digits and - _ ."
+            )),
         }
-        Ok(Self(text.into()))
     }
+}
+
+/// A host under which others reach this one: a name or an address.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Host(pub(crate) String);
+
+impl FromStr for Host {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match is_name(text) || text.parse::<Ipv6Addr>().is_ok() {
+            true => Ok(Self(text.into())),
+            false => Err(format!(
+                "{text:?} is not a host name or address, such as pool.example or fd00::5; the port is that of --listen"
+            )),
+        }
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    (1..=MAX_NAME_BYTES).contains(&text.len()) && text.chars().all(allowed)
 }
 
 /// Which devices a worker offers, such as `flex*2`.
@@ -184,13 +210,28 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_safe_to_print_and_to_put_into_a_url() {
+    fn names_and_hosts_are_safe_to_print_and_to_put_into_a_url() {
         assert_eq!("gpu-1.example".parse(), Ok(Name("gpu-1.example".into())));
-        assert_eq!("fe80::1".parse(), Ok(Name("fe80::1".into())));
-        for wrong in ["", "a b", "a/b", "x@y", "\u{1b}[31m"] {
-            assert!(
-                refused::<Name>(wrong).contains("is not a name"),
-                "{wrong:?}"
+        assert_eq!("10.0.0.5".parse(), Ok(Host("10.0.0.5".into())));
+        assert_eq!("fd00::5".parse(), Ok(Host("fd00::5".into())));
+        for wrong in [
+            "",
+            "a b",
+            "a/b",
+            "x@y",
+            "\u{1b}[31m",
+            "gpu-1:7461",
+            "[fd00::5]",
+        ] {
+            assert_eq!(
+                refused::<Name>(wrong),
+                format!("{wrong:?} is not a name of letters, digits and - _ .")
+            );
+            assert_eq!(
+                refused::<Host>(wrong),
+                format!(
+                    "{wrong:?} is not a host name or address, such as pool.example or fd00::5; the port is that of --listen"
+                )
             );
         }
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
-use tensord_client::{LeaseRequest, Options};
+use tensord_client::{Lease, LeaseRequest, Options};
 use tensord_tests::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
 
@@ -96,8 +96,8 @@ fn a_killed_worker_is_named_within_ten_seconds_and_another_takes_over() {
     assert_eq!(values(ones(&lease.devices()[0])).unwrap(), [1.0; 4]);
 }
 
-#[test]
-fn a_connection_that_falls_silent_is_replaced() {
+/// A lease whose links are under the control of a switch.
+fn behind_a_switch() -> (Cluster, FaultSwitch, Lease) {
     let cluster = Cluster::start(&["flex"]);
     let switch = FaultSwitch::default();
     let options = Options {
@@ -105,6 +105,12 @@ fn a_connection_that_falls_silent_is_replaced() {
     };
     let pool = cluster.pool_with("transport=auto", options);
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    (cluster, switch, lease)
+}
+
+#[test]
+fn a_connection_that_falls_silent_is_replaced() {
+    let (_cluster, switch, lease) = behind_a_switch();
     let tensor = ones(&lease.devices()[0]);
     assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
     switch.half_open();
@@ -118,13 +124,7 @@ fn a_connection_that_falls_silent_is_replaced() {
 
 #[test]
 fn a_worker_that_is_cut_off_for_good_is_named_within_ten_seconds() {
-    let cluster = Cluster::start(&["flex"]);
-    let switch = FaultSwitch::default();
-    let options = Options {
-        faults: Some(switch.clone()),
-    };
-    let pool = cluster.pool_with("transport=auto", options);
-    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let (_cluster, switch, lease) = behind_a_switch();
     let tensor = ones(&lease.devices()[0]);
     assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
     switch.half_open();
@@ -140,13 +140,7 @@ fn a_worker_that_is_cut_off_for_good_is_named_within_ten_seconds() {
 
 #[test]
 fn frames_that_are_lost_are_sent_again() {
-    let cluster = Cluster::start(&["flex"]);
-    let switch = FaultSwitch::default();
-    let options = Options {
-        faults: Some(switch.clone()),
-    };
-    let pool = cluster.pool_with("transport=auto", options);
-    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let (_cluster, switch, lease) = behind_a_switch();
     let mut tensor = ones(&lease.devices()[0]);
     for round in 1..=3 {
         switch.drop_next(2);

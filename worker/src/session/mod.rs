@@ -10,6 +10,8 @@ mod dataflow;
 mod intake;
 mod outgo;
 mod runner;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use self::outgo::Outgoing;
 

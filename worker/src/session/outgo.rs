@@ -5,15 +5,12 @@ use std::sync::Arc;
 use burn_backend::TensorData;
 use bytes::Bytes;
 use tensord_proto::{
-    CHUNK_BYTES,
+    bulk::Bulk,
     codec::encode_type,
-    v1::{Chunk, Fault, FaultKind, Synced, TensorValue, Value, frame::Body, value},
+    v1::{Fault, FaultKind, Synced, TensorValue, Value, frame::Body, value},
 };
 
 use super::{Reply, Session, lock};
-
-/// Values up to this size go in the frame that announces them.
-const INLINE_BYTES: usize = 16 << 10;
 
 /// What the writer finds when it asks for the next frame.
 pub(crate) enum Outgoing {
@@ -108,58 +105,15 @@ fn beat(duplex: &mut tensord_transport::duplex::Duplex) -> [Bytes; 3] {
 
 /// A value in one frame, or announced in one and followed by chunks that share
 /// its memory.
-fn value_bodies(request_id: u64, data: TensorData) -> Vec<Body> {
+fn value_bodies(request_id: u64, data: TensorData) -> impl Iterator<Item = Body> {
     let kind = encode_type(data.shape(), data.dtype());
-    let bytes = Bytes::from_owner(Owned(data.into_bytes()));
-    let inline = if bytes.len() <= INLINE_BYTES {
-        bytes.clone()
-    } else {
-        Bytes::new()
-    };
+    let bulk = Bulk::new(data.into_bytes());
     let tensor = TensorValue {
         r#type: Some(kind),
-        size_bytes: bytes.len() as u64,
-        bytes: inline.clone(),
+        size_bytes: bulk.size_bytes,
+        bytes: bulk.inline.clone(),
     };
     let result = Some(value::Result::Tensor(tensor));
-    let mut bodies = vec![Body::Value(Value { request_id, result })];
-    if inline.len() < bytes.len() {
-        let starts = (0..bytes.len()).step_by(CHUNK_BYTES);
-        bodies.extend(starts.map(|start| {
-            let end = bytes.len().min(start + CHUNK_BYTES);
-            Body::ValueChunk(Chunk {
-                bytes: bytes.slice(start..end),
-            })
-        }));
-    }
-    bodies
-}
-
-/// Lets a tensor's bytes be shared as [`Bytes`].
-struct Owned(burn_backend::Bytes);
-
-impl AsRef<[u8]> for Owned {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn small_values_go_in_one_frame_and_large_ones_in_chunks() {
-        let bodies = value_bodies(1, TensorData::from([1.0f32, 2.0]));
-        assert_eq!(bodies.len(), 1);
-        let large = TensorData::new(vec![7u8; 2 * CHUNK_BYTES + 5], [2 * CHUNK_BYTES + 5]);
-        let sizes: Vec<usize> = value_bodies(1, large)
-            .iter()
-            .filter_map(|body| match body {
-                Body::ValueChunk(chunk) => Some(chunk.bytes.len()),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(sizes, [CHUNK_BYTES, CHUNK_BYTES, 5]);
-    }
+    let announcement = Body::Value(Value { request_id, result });
+    std::iter::once(announcement).chain(bulk.chunks().map(Body::ValueChunk))
 }
