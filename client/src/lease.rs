@@ -173,10 +173,11 @@ impl Lease {
         }
     }
 
-    /// Why the lease ended, if it did although it was not dropped: a worker was
-    /// lost, say. Its devices give errors from then on.
+    /// Why the lease is of no more use, if it was not dropped: the pool ended
+    /// it, or a worker is lost. Its devices give errors from then on.
     pub fn ended(&self) -> Option<String> {
-        self.watch.ended()
+        let failure = || self.held.iter().find_map(|held| held.session.failure());
+        self.watch.ended().or_else(failure)
     }
 
     /// Serves the devices to stock Burn programs, which connect with

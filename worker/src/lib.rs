@@ -39,7 +39,7 @@ pub use self::{
     registration::RefusedError,
 };
 use self::{
-    registration::{Introduction, Registration, Standing},
+    registration::{GOODBYE, Introduction, Leave, Registration, Standing},
     registry::Registry,
 };
 
@@ -83,7 +83,7 @@ pub struct Worker {
     address: SocketAddr,
     registry: Arc<Registry>,
     standing: watch::Receiver<Standing>,
-    leaving: watch::Sender<bool>,
+    leave: watch::Sender<Leave>,
     _tasks: JoinSet<()>,
 }
 
@@ -112,13 +112,13 @@ impl Worker {
         let registry = Registry::new(id, &options.name, opened, &Handle::current())?;
         let registry = Arc::new(registry);
         let (standing, stands) = watch::channel(Standing::Joining);
-        let (leaving, leaves) = watch::channel(false);
+        let (leave, leaves) = watch::channel(Leave::No);
         let registration = Registration {
             scheduler: options.scheduler,
             introduction,
             registry: registry.clone(),
             standing,
-            leaving: leaves,
+            leave: leaves,
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(registration.run());
@@ -129,7 +129,7 @@ impl Worker {
             address,
             registry,
             standing: stands,
-            leaving,
+            leave,
             _tasks: tasks,
         })
     }
@@ -171,7 +171,7 @@ impl Worker {
     /// Leaves the pool: nothing new comes, and sessions may end by themselves
     /// until `deadline` has passed; then they are ended.
     pub async fn drain(&self, deadline: Duration) {
-        self.leaving.send_replace(true);
+        self.leave.send_replace(Leave::Soon);
         let idle = async {
             while self.registry.live_sessions() > 0 {
                 sleep(Duration::from_millis(50)).await;
@@ -183,6 +183,11 @@ impl Worker {
             // Time for the farewells to go out.
             sleep(Duration::from_millis(200)).await;
         }
+        self.leave.send_replace(Leave::Now);
+        let mut standing = self.standing.clone();
+        let over = |standing: &Standing| !matches!(standing, Standing::Joining | Standing::Joined);
+        // A scheduler that is gone is not waited for.
+        let _ = tokio::time::timeout(2 * GOODBYE, standing.wait_for(over)).await;
     }
 }
 

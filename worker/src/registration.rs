@@ -37,6 +37,9 @@ const RETRY: [Duration; 5] = [
     Duration::from_secs(5),
 ];
 
+/// How long the scheduler may take to note that the worker left.
+pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
+
 /// Messages on the way to the scheduler.
 const QUEUE: usize = 8;
 
@@ -67,6 +70,19 @@ pub(crate) enum Standing {
     Joining,
     Joined,
     Refused(RefusedError),
+    /// Gone from the pool, as it wanted.
+    Left,
+}
+
+/// How far the worker is from its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Leave {
+    /// It stays.
+    No,
+    /// Nothing new is to come; what runs may end.
+    Soon,
+    /// Nothing runs any more.
+    Now,
 }
 
 pub(crate) struct Registration {
@@ -74,8 +90,7 @@ pub(crate) struct Registration {
     pub(crate) introduction: Introduction,
     pub(crate) registry: Arc<Registry>,
     pub(crate) standing: watch::Sender<Standing>,
-    /// True once the worker leaves.
-    pub(crate) leaving: watch::Receiver<bool>,
+    pub(crate) leave: watch::Receiver<Leave>,
 }
 
 /// Why a registration ended.
@@ -94,7 +109,10 @@ impl Registration {
             let was_joined = *self.standing.borrow() == Standing::Joined;
             let scheduler = self.scheduler.authority();
             match ended {
-                Ended::Left => return,
+                Ended::Left => {
+                    self.standing.send_replace(Standing::Left);
+                    return;
+                }
                 Ended::Refused(reason) => {
                     let refused = RefusedError { scheduler, reason };
                     self.standing.send_replace(Standing::Refused(refused));
@@ -111,10 +129,9 @@ impl Registration {
                 }
             }
             let pause = RETRY[failures.min(RETRY.len() - 1)];
-            if timeout(pause, self.leaving.wait_for(|leaving| *leaving))
-                .await
-                .is_ok()
-            {
+            let left = reached(&mut self.leave, Leave::Soon);
+            if timeout(pause, left).await.is_ok() {
+                self.standing.send_replace(Standing::Left);
                 return;
             }
         }
@@ -134,7 +151,7 @@ impl Registration {
             0 => HEARTBEAT,
             ms => Duration::from_millis(ms.into()),
         };
-        let mut leaving = self.leaving.clone();
+        let mut leave = self.leave.clone();
         let mut beat = interval_at(Instant::now() + period, period);
         loop {
             tokio::select! {
@@ -148,19 +165,35 @@ impl Registration {
                     // A full queue means that the scheduler is slow; the next beat does.
                     let _ = messages.try_send(message(Body::Heartbeat(heartbeat)));
                 }
-                () = left(&mut leaving) => {
+                () = reached(&mut leave, Leave::Soon) => {
                     let _ = messages.send(message(Body::Leaving(Leaving {}))).await;
-                    return self.leave(&mut commands).await;
+                    return self.leave(messages, &mut commands).await;
                 }
             }
         }
     }
 
-    /// Obeys until the scheduler closes or the process ends.
-    async fn leave(&self, commands: &mut Streaming<WorkerCommand>) -> Ended {
-        while let Ok(Some(command)) = commands.message().await {
-            self.obey(command);
+    /// Obeys until nothing runs here any more, then ends the stream and waits
+    /// until the scheduler took note.
+    async fn leave(
+        &self,
+        messages: mpsc::Sender<WorkerMessage>,
+        commands: &mut Streaming<WorkerCommand>,
+    ) -> Ended {
+        let mut leave = self.leave.clone();
+        loop {
+            tokio::select! {
+                command = commands.message() => match command {
+                    Ok(Some(command)) => self.obey(command),
+                    Ok(None) | Err(_) => return Ended::Left,
+                },
+                () = reached(&mut leave, Leave::Now) => break,
+            }
         }
+        drop(messages);
+        let noted = async { while let Ok(Some(_)) = commands.message().await {} };
+        // A scheduler that does not answer finds out by itself.
+        let _ = timeout(GOODBYE, noted).await;
         Ended::Left
     }
 
@@ -225,10 +258,10 @@ impl Registration {
     }
 }
 
-/// Ends once the worker leaves.
-async fn left(leaving: &mut watch::Receiver<bool>) {
+/// Ends once the worker is as far as `stage`.
+async fn reached(leave: &mut watch::Receiver<Leave>, stage: Leave) {
     // An error means that the worker itself is gone.
-    let _ = leaving.wait_for(|leaving| *leaving).await;
+    let _ = leave.wait_for(|leave| *leave >= stage).await;
 }
 
 fn message(body: Body) -> WorkerMessage {

@@ -254,6 +254,14 @@ impl Session {
         self.lock().profile.as_ref().map(|profile| profile.settings)
     }
 
+    /// Why the session failed, if it did.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match &self.lock().end {
+            Some(End::Failed(reason)) => Some(reason.clone()),
+            Some(End::Closed) | None => None,
+        }
+    }
+
     /// Ends the session after what was recorded.
     pub(crate) fn close(&self) {
         self.push(Body::Close(Close {}));
