@@ -18,6 +18,10 @@ use crate::resume::{Body, Inbox, Outbox, ResumeError};
 /// it, frames of a few bytes could pile up by the million.
 const FRAME_COST_BYTES: usize = 256;
 
+/// What an op takes of the credit: with a window of 32 MiB, a program can be a
+/// quarter of a million ops ahead, which is most of a second of a fast worker.
+const OP_COST_BYTES: usize = 128;
+
 /// Why a frame could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
@@ -94,7 +98,12 @@ impl Duplex {
 
     /// Queues `body` for sending.
     pub fn push(&mut self, body: frame::Body) {
-        self.outbox.push(encode_body(body));
+        let extra_cost = extra_cost(&body);
+        let body = Body {
+            extra_cost,
+            ..encode_body(body)
+        };
+        self.outbox.push(body);
     }
 
     /// The parts of the next frame to send, if there is one that may be sent.
@@ -137,7 +146,7 @@ impl Duplex {
             ..frame
         }
         .encoded_len();
-        let bytes = size.saturating_sub(header) + FRAME_COST_BYTES;
+        let bytes = size.saturating_sub(header) + FRAME_COST_BYTES + extra_cost(&body);
         let new = self.inbox.accept(frame.seq, bytes)?;
         Ok(new.then_some((body, bytes)))
     }
@@ -166,6 +175,15 @@ impl Duplex {
     }
 }
 
+/// What `body` takes of the credit beside its bytes: a run of ops is a few bytes
+/// however many they are, and must not let a program run ahead without a bound.
+fn extra_cost(body: &frame::Body) -> usize {
+    match body {
+        frame::Body::Ops(ops) => (ops.count as usize).saturating_mul(OP_COST_BYTES),
+        _ => 0,
+    }
+}
+
 /// Encodes a body; the bytes of a chunk are not copied.
 fn encode_body(body: frame::Body) -> Body {
     let (field, bytes) = match body {
@@ -182,6 +200,7 @@ fn encode_body(body: frame::Body) -> Body {
     Body {
         head: head.freeze(),
         tail: bytes,
+        extra_cost: 0,
     }
 }
 

@@ -58,6 +58,8 @@ pub struct Body {
     pub head: Bytes,
     /// The rest.
     pub tail: Bytes,
+    /// What it takes of the credit on top of its bytes.
+    pub extra_cost: usize,
 }
 
 impl Body {
@@ -71,6 +73,7 @@ impl From<Bytes> for Body {
         Self {
             head,
             tail: Bytes::new(),
+            extra_cost: 0,
         }
     }
 }

@@ -31,9 +31,13 @@ use tokio::sync::{Notify, oneshot};
 pub(crate) use self::driver::{Target, drive};
 use self::values::Gathering;
 
-/// What is kept until the worker confirms it; a program that is further ahead
-/// waits in the op it records.
+/// What is kept until the worker confirms it, ops counted by what they take of
+/// the credit; a program that is further ahead waits in the op it records.
 const OUTBOX_BYTES: usize = 32 << 20;
+
+/// A steady loop takes hardly any bytes, so ops are counted too: this many are
+/// some milliseconds of work for a worker.
+const CUT_OPS: u32 = 4096;
 
 /// An op buffer of this size is cut even if nobody asks for it, so that the
 /// worker can start.
@@ -146,7 +150,8 @@ impl Session {
         let State { encoder, ops, .. } = &mut *state;
         encoder.encode(op, ops);
         state.op_count += 1;
-        if state.ops.len() >= CUT_BYTES {
+        let full = state.ops.len() >= CUT_BYTES || state.op_count >= CUT_OPS;
+        if full || state.encoder.is_full() {
             state.cut();
             state = self.wait_for_room(state);
         }
@@ -168,6 +173,7 @@ impl Session {
         // one lock: nothing may come between them.
         bulk.chunks()
             .for_each(|chunk| state.say(Body::Chunk(chunk)));
+        state.note_tensor(id);
         self.wake(&mut state);
         drop(self.wait_for_room(state));
     }
@@ -179,19 +185,25 @@ impl Session {
             reason,
             ..Fault::default()
         };
-        self.push(Body::Poison(Poison {
-            tensor_id: id.value(),
-            r#type: Some(encode_type(&tensor.shape, tensor.dtype)),
-            fault: Some(fault),
-        }));
+        self.push_tensor(
+            id,
+            Body::Poison(Poison {
+                tensor_id: id.value(),
+                r#type: Some(encode_type(&tensor.shape, tensor.dtype)),
+                fault: Some(fault),
+            }),
+        );
     }
 
     /// Gives a tensor a second id.
     pub(crate) fn alias(&self, id: TensorId, source: TensorId) {
-        self.push(Body::Alias(Alias {
-            tensor_id: id.value(),
-            source_id: source.value(),
-        }));
+        self.push_tensor(
+            id,
+            Body::Alias(Alias {
+                tensor_id: id.value(),
+                source_id: source.value(),
+            }),
+        );
     }
 
     /// Seeds the session's random ops.
@@ -302,6 +314,14 @@ impl Session {
         self.wake(&mut state);
     }
 
+    /// Says something that makes a tensor.
+    fn push_tensor(&self, id: TensorId, body: Body) {
+        let mut state = self.lock();
+        state.say(body);
+        state.note_tensor(id);
+        self.wake(&mut state);
+    }
+
     fn wake(&self, state: &mut State) {
         if std::mem::take(&mut state.driver_waits) {
             self.wake.notify_one();
@@ -330,9 +350,17 @@ impl State {
     /// Makes a frame of the ops recorded since the last.
     fn cut(&mut self) {
         if self.op_count > 0 {
+            self.encoder.finish(&mut self.ops);
             let encoded = std::mem::take(&mut self.ops).into();
             let count = std::mem::take(&mut self.op_count);
             self.duplex.push(Body::Ops(Ops { count, encoded }));
+        }
+    }
+
+    /// Counts a tensor that was made by what was just said, as the worker does.
+    fn note_tensor(&mut self, id: TensorId) {
+        if self.end.is_none() {
+            self.encoder.note_tensor(id);
         }
     }
 

@@ -52,7 +52,7 @@ impl Outbox {
     }
 
     fn cost(&self, body: &Body) -> usize {
-        body.len() + self.frame_cost_bytes
+        body.len() + self.frame_cost_bytes + body.extra_cost
     }
 
     /// Whether the caller should wait before it pushes more. A single body may

@@ -157,6 +157,10 @@ impl Runner {
 
     /// Begins a piece of work; ops are then run by [`step`](Self::step).
     pub(crate) fn begin(&mut self, work: Work) -> Result<Option<Reply>, CodecError> {
+        // The other end's encoder counts these tensors, too.
+        if let Work::Upload { id, .. } | Work::Poison { id, .. } | Work::Alias { id, .. } = &work {
+            self.decoder.note_tensor(*id);
+        }
         match work {
             Work::Ops { count, encoded } => {
                 self.pending = self.decoder.decode(&encoded, count)?.into();

@@ -70,6 +70,7 @@ impl Bench {
         let mut encoded = Vec::new();
         ops.iter()
             .for_each(|op| self.encoder.encode(op, &mut encoded));
+        self.encoder.finish(&mut encoded);
         let count = ops.len() as u32;
         self.client.push(Body::Ops(v1::Ops {
             count,
@@ -88,6 +89,7 @@ impl Bench {
                 .flat_map(|value| value.to_le_bytes())
                 .collect(),
         }));
+        self.encoder.note_tensor(TensorId::new(id));
     }
 
     fn read(&mut self, request_id: u64, tensor: &TensorIr) {
@@ -239,7 +241,7 @@ fn bytes_that_are_no_ops_end_the_session_and_say_where() {
     };
     let error = closed.error.as_ref().unwrap();
     assert_eq!(error.code(), ErrorCode::Protocol);
-    assert!(error.message.contains("malformed op at byte 0"), "{error}");
+    assert!(error.message.contains("malformed ops at byte 7"), "{error}");
     assert!(bench.session.has_ended());
     assert_eq!(bench.memory.live_bytes(), 0, "its memory is back");
 }

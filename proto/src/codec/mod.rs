@@ -5,9 +5,35 @@
 //! before. Frames are the unit: a frame is encoded once, decoded once, and a
 //! replay sends the very bytes again.
 //!
-//! The encoding is postcard over Burn's own IR types. What arrives is not
-//! trusted: every length is checked against the bytes that are there, and what
-//! breaks a rule is a [`CodecError`] that names the place.
+//! A program that trains a model says the same thing over and over, so a step
+//! that is like the last costs some tens of bytes:
+//!
+//! - `flatten` splits an op into its *template* (kind, shapes, dtypes,
+//!   attributes) and the *values* in its holes (tensor ids, scalars, indices);
+//! - `template` numbers the templates, so that each crosses the wire once;
+//! - `value` puts ids in a form that is the same each time round a loop;
+//! - `history` keeps the last ops, and `model`, which both ends have, predicts
+//!   from them what comes next;
+//! - `encoder` says what the model did not foresee, with the help of `finder`,
+//!   which looks for the place where a loop was left;
+//! - `wire` has the grammar of what is said, and `decoder` carries it out.
+//!
+//! Tensor types and device profiles are postcard over Burn's own types. What
+//! arrives is not trusted: every length is checked against the bytes that are
+//! there, and what breaks a rule is a [`CodecError`] that names the place.
+
+mod decoder;
+mod encoder;
+mod finder;
+mod flatten;
+mod history;
+mod model;
+mod template;
+mod value;
+mod wire;
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt::{self, Write};
 
@@ -16,10 +42,15 @@ use burn_ir::{OperationIr, TensorIr};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+pub use self::{decoder::OpDecoder, encoder::OpEncoder};
 use crate::v1;
 
 /// Most ops a single frame may carry.
 pub const MAX_OPS_PER_FRAME: u32 = 1 << 16;
+
+/// Most bytes the ops of a frame may take once they are spelt out. A frame of a
+/// few bytes can stand for very many ops.
+pub const MAX_PLAIN_BYTES_PER_FRAME: usize = 8 << 20;
 
 /// Most dimensions a tensor may have.
 pub const MAX_RANK: usize = 32;
@@ -40,57 +71,6 @@ impl CodecError {
     fn new(what: &'static str, offset: usize, rule: impl Into<String>) -> Self {
         let rule = rule.into();
         Self { what, offset, rule }
-    }
-}
-
-/// Encodes a session's ops, in order.
-#[derive(Debug, Default)]
-pub struct OpEncoder {}
-
-impl OpEncoder {
-    /// Appends `op` to `out`.
-    ///
-    /// # Panics
-    ///
-    /// Never for ops that Burn builds: all of the IR's types serialize.
-    pub fn encode(&mut self, op: &OperationIr, out: &mut Vec<u8>) {
-        let buffer = std::mem::take(out);
-        *out = postcard::to_extend(op, buffer).expect("IR types serialize without failing");
-    }
-}
-
-/// Decodes a session's ops, in order.
-#[derive(Debug, Default)]
-pub struct OpDecoder {}
-
-impl OpDecoder {
-    /// The ops of one frame that says it holds `count` of them.
-    ///
-    /// # Errors
-    ///
-    /// When the bytes are no such ops. The session cannot go on after that: the
-    /// two ends no longer agree on what was said.
-    pub fn decode(&mut self, frame: &[u8], count: u32) -> Result<Vec<OperationIr>, CodecError> {
-        if count > MAX_OPS_PER_FRAME {
-            let rule = format!("{count} ops in one frame, more than {MAX_OPS_PER_FRAME}");
-            return Err(CodecError::new("ops", 0, rule));
-        }
-        // An op takes at least two bytes, so this cannot be made to over-allocate.
-        let mut ops = Vec::with_capacity((count as usize).min(frame.len() / 2 + 1));
-        let mut rest = frame;
-        for _ in 0..count {
-            let offset = frame.len() - rest.len();
-            let (op, after) = postcard::take_from_bytes::<OperationIr>(rest)
-                .map_err(|e| CodecError::new("op", offset, e.to_string()))?;
-            ops.push(op);
-            rest = after;
-        }
-        if !rest.is_empty() {
-            let offset = frame.len() - rest.len();
-            let rule = format!("{} bytes after the last of {count} ops", rest.len());
-            return Err(CodecError::new("ops", offset, rule));
-        }
-        Ok(ops)
     }
 }
 
@@ -227,106 +207,5 @@ fn decode<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, Co
             "bytes after its end",
         )),
         Err(e) => Err(CodecError::new(what, 0, e.to_string())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use burn_backend::Distribution;
-    use burn_ir::{BinaryOpIr, FloatOperationIr, NumericOperationIr, RandomOpIr, TensorId};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn tensor(id: u64) -> TensorIr {
-        TensorIr::uninit(TensorId::new(id), Shape::new([2, 3]), DType::F32)
-    }
-
-    fn ops() -> Vec<OperationIr> {
-        let add = BinaryOpIr {
-            lhs: tensor(1),
-            rhs: tensor(2),
-            out: tensor(3),
-        };
-        let random = RandomOpIr {
-            out: tensor(4),
-            distribution: Distribution::Uniform(0.0, 1.0),
-        };
-        vec![
-            OperationIr::NumericFloat(DType::F32, NumericOperationIr::Add(add)),
-            OperationIr::Float(DType::F32, FloatOperationIr::Random(random)),
-            OperationIr::Drop(tensor(3)),
-        ]
-    }
-
-    fn encoded() -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut encoder = OpEncoder::default();
-        ops().iter().for_each(|op| encoder.encode(op, &mut bytes));
-        bytes
-    }
-
-    #[test]
-    fn ops_survive_the_round_trip() {
-        assert_eq!(OpDecoder::default().decode(&encoded(), 3).unwrap(), ops());
-    }
-
-    #[test]
-    fn names_are_short() {
-        let names: Vec<String> = ops().iter().map(op_name).collect();
-        assert_eq!(names, ["NumericFloat.Add", "Float.Random", "Drop"]);
-    }
-
-    #[test]
-    fn a_wrong_count_is_an_error_with_its_place() {
-        let bytes = encoded();
-        let short = OpDecoder::default().decode(&bytes, 2).unwrap_err();
-        assert!(short.rule.contains("after the last of 2 ops"), "{short}");
-        let long = OpDecoder::default().decode(&bytes, 4).unwrap_err();
-        assert_eq!(long.offset, bytes.len());
-        let limit = OpDecoder::default().decode(&bytes, u32::MAX).unwrap_err();
-        assert!(limit.rule.contains("more than"), "{limit}");
-    }
-
-    #[test]
-    fn a_type_that_cannot_be_addressed_is_refused() {
-        let huge = encode_type(&Shape::new([1 << 40, 1 << 40]), DType::F32);
-        assert!(
-            decode_type(Some(&huge))
-                .unwrap_err()
-                .rule
-                .contains("more bytes")
-        );
-        let deep = v1::TensorType {
-            shape: vec![1; MAX_RANK + 1],
-            ..huge
-        };
-        assert!(
-            decode_type(Some(&deep))
-                .unwrap_err()
-                .rule
-                .contains("dimensions")
-        );
-        assert!(decode_type(None).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn mutated_streams_never_panic(
-            flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
-            cut in any::<prop::sample::Index>(),
-            count in 0u32..6,
-        ) {
-            let mut bytes = encoded();
-            for (at, value) in flips {
-                let at = at.index(bytes.len());
-                bytes[at] = value;
-            }
-            bytes.truncate(cut.index(bytes.len() + 1));
-            if let Ok(ops) = OpDecoder::default().decode(&bytes, count) {
-                prop_assert_eq!(ops.len(), count as usize);
-                ops.iter().for_each(|op| assert!(!op_name(op).is_empty()));
-            }
-        }
     }
 }

@@ -1,0 +1,211 @@
+//! Bytes to ops: carries out what the encoder said, and trusts none of it.
+
+use burn_ir::{OperationIr, TensorId};
+
+use super::{
+    CodecError, MAX_OPS_PER_FRAME, MAX_PLAIN_BYTES_PER_FRAME,
+    model::Model,
+    template::{Hole, Template},
+    value::{HoleKind, Value},
+    wire::{HEAD_BITS, Reader, RecordKind, unzigzag},
+};
+
+/// Ops that room is made for before any was seen. A frame of a few bytes may
+/// say that it holds very many.
+const FIRST_OPS: usize = 1 << 10;
+
+/// Decodes a session's ops, in order.
+#[derive(Debug, Default)]
+pub struct OpDecoder {
+    model: Model,
+    /// The values of the op at hand, kept for its allocation, as the next two.
+    values: Vec<Value>,
+    holes: Vec<Hole>,
+    plain: Vec<u8>,
+}
+
+/// A frame being decoded.
+struct Frame<'a> {
+    reader: Reader<'a>,
+    count: usize,
+    ops: Vec<OperationIr>,
+    /// Bytes that its ops took so far, as postcard writes them.
+    plain_bytes: usize,
+}
+
+impl OpDecoder {
+    /// The ops of one frame that says it holds `count` of them.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are no such ops. The session cannot go on after that: the
+    /// two ends no longer agree on what was said.
+    pub fn decode(&mut self, frame: &[u8], count: u32) -> Result<Vec<OperationIr>, CodecError> {
+        if count > MAX_OPS_PER_FRAME {
+            let rule = format!("{count} ops in one frame, more than {MAX_OPS_PER_FRAME}");
+            return Err(CodecError::new("ops", 0, rule));
+        }
+        let count = count as usize;
+        let mut frame = Frame {
+            reader: Reader::new(frame),
+            count,
+            ops: Vec::with_capacity(count.min(FIRST_OPS)),
+            plain_bytes: 0,
+        };
+        while frame.ops.len() < count {
+            self.record(&mut frame)?;
+        }
+        match frame.reader.left() {
+            0 => Ok(frame.ops),
+            left => {
+                let rule = format!("{left} bytes after the last of {count} ops");
+                Err(frame.reader.error(rule))
+            }
+        }
+    }
+
+    /// Takes note of a tensor that no op made, such as an upload, in its place
+    /// in the stream. The encoder must have noted it in the same place.
+    pub fn note_tensor(&mut self, id: TensorId) {
+        self.model.note(id.value());
+    }
+
+    #[cfg(test)]
+    pub(super) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    fn record(&mut self, frame: &mut Frame<'_>) -> Result<(), CodecError> {
+        let (kind, n) = frame.reader.head()?;
+        match kind {
+            RecordKind::Run => {
+                let left = frame.count - frame.ops.len();
+                if n == 0 || n > left as u64 {
+                    let rule = format!("a run of {n} ops where 1 to {left} may come");
+                    return Err(frame.reader.error(rule));
+                }
+                (0..n).try_for_each(|_| self.again(frame, 0))
+            }
+            RecordKind::Move => {
+                let cursor = self.model.cursor.wrapping_add_signed(unzigzag(n));
+                if self.model.history.get(cursor).is_none() {
+                    let rule = format!("no op {cursor} is remembered to move to");
+                    return Err(frame.reader.error(rule));
+                }
+                self.model.cursor = cursor;
+                Ok(())
+            }
+            RecordKind::Patch => self.again(frame, n),
+            RecordKind::Known => self.known(frame, n),
+            RecordKind::New => self.new_template(frame, n),
+        }
+    }
+
+    /// The op at the cursor again, but for the values whose bits are set.
+    fn again(&mut self, frame: &mut Frame<'_>, changed: u64) -> Result<(), CodecError> {
+        let model = &mut self.model;
+        let kept = model.history.get(model.cursor);
+        let kept = kept.and_then(|past| Some((past, model.templates.get(past.template)?)));
+        let Some((past, template)) = kept else {
+            return Err(frame
+                .reader
+                .error("the cursor is at no op that is remembered"));
+        };
+        self.values.clear();
+        self.values.extend(model.predict(past));
+        for i in (0..HEAD_BITS as usize).filter(|i| changed >> i & 1 == 1) {
+            let (Some(hole), Some(value)) = (template.holes.get(i), self.values.get_mut(i)) else {
+                let rule = format!("value {i} of an op that has {}", template.holes.len());
+                return Err(frame.reader.error(rule));
+            };
+            *value = Value::read(hole.kind, &mut frame.reader)?;
+        }
+        frame.op(template, &self.values, model.counter, &mut self.plain)?;
+        model.learn(past, &self.values, changed);
+        model.push(Some(past.template), &self.values);
+        Ok(())
+    }
+
+    fn known(&mut self, frame: &mut Frame<'_>, number: u64) -> Result<(), CodecError> {
+        let model = &mut self.model;
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        let Some(template) = model.templates.get(number) else {
+            let rule = format!("there is no template {number}");
+            return Err(frame.reader.error(rule));
+        };
+        frame.values(template.holes, &mut self.values)?;
+        frame.op(template, &self.values, model.counter, &mut self.plain)?;
+        model.push(Some(number), &self.values);
+        Ok(())
+    }
+
+    fn new_template(&mut self, frame: &mut Frame<'_>, len: u64) -> Result<(), CodecError> {
+        let bytes = frame.reader.take(len)?;
+        frame.holes(bytes.len(), &mut self.holes)?;
+        let holes = &self.holes;
+        frame.values(holes, &mut self.values)?;
+        let template = Template { bytes, holes };
+        frame.op(template, &self.values, self.model.counter, &mut self.plain)?;
+        let (number, _) = self.model.define(template);
+        self.model.push(number, &self.values);
+        Ok(())
+    }
+}
+
+impl Frame<'_> {
+    /// Reads where the holes of a template of `len` bytes are.
+    fn holes(&mut self, len: usize, holes: &mut Vec<Hole>) -> Result<(), CodecError> {
+        let count = self.reader.varint()?;
+        holes.clear();
+        let mut at = 0;
+        // What there is to read bounds how many there can be.
+        for _ in 0..count {
+            let hole = self.reader.varint()?;
+            let kind = HoleKind::from_number(hole & 3)
+                .ok_or_else(|| self.reader.error("there is no hole kind 3"))?;
+            at += hole >> 2;
+            if at > len as u64 {
+                let rule = format!("a hole at byte {at} of a template of {len}");
+                return Err(self.reader.error(rule));
+            }
+            holes.push(Hole {
+                at: at as u32,
+                kind,
+            });
+        }
+        Ok(())
+    }
+
+    fn values(&mut self, holes: &[Hole], values: &mut Vec<Value>) -> Result<(), CodecError> {
+        values.clear();
+        for hole in holes {
+            values.push(Value::read(hole.kind, &mut self.reader)?);
+        }
+        Ok(())
+    }
+
+    /// Makes the op of a template and its values.
+    fn op(
+        &mut self,
+        template: Template<'_>,
+        values: &[Value],
+        counter: u64,
+        plain: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        template.fill(values.iter().map(|value| value.resolve(counter)), plain);
+        self.plain_bytes += plain.len();
+        if self.plain_bytes > MAX_PLAIN_BYTES_PER_FRAME {
+            let rule = format!("ops of more than {MAX_PLAIN_BYTES_PER_FRAME} bytes in one frame");
+            return Err(self.reader.error(rule));
+        }
+        match postcard::take_from_bytes(plain) {
+            Ok((op, [])) => self.ops.push(op),
+            Ok((_, rest)) => {
+                let rule = format!("{} bytes after the end of an op", rest.len());
+                return Err(self.reader.error(rule));
+            }
+            Err(e) => return Err(self.reader.error(format!("no op: {e}"))),
+        }
+        Ok(())
+    }
+}

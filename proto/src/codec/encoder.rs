@@ -1,0 +1,268 @@
+//! Ops to bytes: says of each op only what the decoder does not expect.
+//!
+//! Most ops are what the cursor predicts, and only make the run at hand longer.
+//! A surprise ends the run. The first one is taken for an exception, such as a
+//! changed scalar or an op more or less, and the place in the loop is kept. If
+//! the next op is a surprise too, the program is doing something else now, and
+//! the encoder looks for where it did that before.
+
+use std::iter;
+
+use burn_ir::{OperationIr, TensorId};
+
+use super::{
+    MAX_OPS_PER_FRAME, MAX_PLAIN_BYTES_PER_FRAME,
+    finder::Finder,
+    flatten::Flat,
+    model::Model,
+    template::Template,
+    value::Value,
+    wire::{HEAD_BITS, RecordKind, put_head, put_varint, zigzag},
+};
+
+/// Where to look for an op near the place it was expected at: so many ops
+/// earlier (the order changed) or later (some were left out).
+const NEAR: (u64, u64) = (4, 8);
+
+/// Encodes a session's ops, in order.
+///
+/// Ops are appended to a frame by [`encode`](Self::encode); the frame is whole
+/// after [`finish`](Self::finish), and the next op begins the next one.
+#[derive(Debug, Default)]
+pub struct OpEncoder {
+    model: Model,
+    finder: Finder,
+    /// The op at hand.
+    flat: Flat,
+    /// What it is expected to hold, or what was said of it.
+    values: Vec<Value>,
+    /// Ops that came as predicted and were not yet said.
+    run: u64,
+    /// Ops since the last that came as predicted.
+    surprises: u32,
+    /// What the cursor was before the first of them.
+    anchor: u64,
+    frame_ops: u32,
+    frame_plain_bytes: usize,
+}
+
+impl OpEncoder {
+    /// Encodes `op` into the frame that `out` ends with. Some of it is only
+    /// written by [`finish`](Self::finish).
+    ///
+    /// # Panics
+    ///
+    /// Never for ops that Burn builds: all of the IR's types serialize.
+    pub fn encode(&mut self, op: &OperationIr, out: &mut Vec<u8>) {
+        self.flat
+            .take(op)
+            .expect("IR types serialize without failing");
+        self.frame_ops += 1;
+        self.frame_plain_bytes += self.flat.plain_bytes();
+        if self.changes(self.model.cursor) == Some(0) {
+            return self.expected();
+        }
+        self.end_run(out);
+        self.surprise(out);
+    }
+
+    /// Completes the frame in `out`: to be called when it is cut.
+    pub fn finish(&mut self, out: &mut Vec<u8>) {
+        self.end_run(out);
+        self.frame_ops = 0;
+        self.frame_plain_bytes = 0;
+    }
+
+    /// Ops in the frame at hand.
+    pub fn frame_ops(&self) -> u32 {
+        self.frame_ops
+    }
+
+    /// Whether the frame must be cut, as a decoder takes no more in one.
+    pub fn is_full(&self) -> bool {
+        // The last op may have been large: half of what a decoder takes is left to it.
+        self.frame_ops >= MAX_OPS_PER_FRAME
+            || self.frame_plain_bytes >= MAX_PLAIN_BYTES_PER_FRAME / 2
+    }
+
+    /// Takes note of a tensor that no op made, such as an upload: between two
+    /// frames, and in the same place on the decoder.
+    ///
+    /// Optional, as long as both ends agree: ids are shorter for it.
+    pub fn note_tensor(&mut self, id: TensorId) {
+        debug_assert_eq!(self.frame_ops, 0, "a tensor noted within a frame");
+        self.model.note(id.value());
+    }
+
+    #[cfg(test)]
+    pub(super) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Which values of the op at hand differ from the prediction of past op `at`,
+    /// or `None` if that one had another template. Leaves the prediction in
+    /// `self.values`.
+    fn changes(&mut self, at: u64) -> Option<u64> {
+        let past = self.model.history.get(at)?;
+        let template = self.model.templates.get(past.template)?;
+        if template.bytes != self.flat.bytes {
+            return None;
+        }
+        self.values.clear();
+        self.values.extend(self.model.predict(past));
+        let counter = self.model.counter;
+        let pairs = self.values.iter().zip(&self.flat.values);
+        let mut changes = 0;
+        for (i, _) in pairs
+            .enumerate()
+            .filter(|(_, (old, new))| old.resolve(counter) != **new)
+        {
+            if i >= HEAD_BITS as usize {
+                return None;
+            }
+            changes |= 1 << i;
+        }
+        Some(changes)
+    }
+
+    /// The op at hand is the one at the cursor, as predicted in `self.values`.
+    fn expected(&mut self) {
+        let past = self
+            .model
+            .history
+            .get(self.model.cursor)
+            .expect("it was compared");
+        self.run += 1;
+        self.surprises = 0;
+        self.push(Some(past.template));
+    }
+
+    fn push(&mut self, template: Option<u32>) {
+        if let Some(template) = template {
+            self.finder.note(template, self.model.history.end());
+        }
+        self.model.push(template, &self.values);
+    }
+
+    fn end_run(&mut self, out: &mut Vec<u8>) {
+        if self.run > 0 {
+            put_head(out, RecordKind::Run, self.run);
+            self.run = 0;
+        }
+    }
+
+    /// Says an op that is not the one at the cursor.
+    fn surprise(&mut self, out: &mut Vec<u8>) {
+        if self.surprises == 0 {
+            self.anchor = self.model.cursor;
+        }
+        let Some(number) = self.finder.number(&self.flat.bytes, &self.model.templates) else {
+            self.surprises += 1;
+            return self.say_new(out);
+        };
+        if let Some(at) = self.find_exact(number) {
+            self.move_to(at, out);
+            return self.expected();
+        }
+        match self.find_similar(number) {
+            Some((at, changes)) => {
+                self.move_to(at, out);
+                self.say_patch(changes, out);
+            }
+            None => self.say_known(number, out),
+        }
+        self.surprises += 1;
+    }
+
+    /// A past op that predicts the op at hand. Leaves the prediction in `self.values`.
+    fn find_exact(&mut self, number: u32) -> Option<u64> {
+        let near = self.anchor.saturating_sub(NEAR.0)..=self.anchor + NEAR.1;
+        near.chain(self.elsewhere(number))
+            .find(|&at| self.changes(at) == Some(0))
+    }
+
+    /// A past op with the template of the op at hand, and the values that differ.
+    /// Leaves the prediction in `self.values`.
+    fn find_similar(&mut self, number: u32) -> Option<(u64, u64)> {
+        let here = iter::once(self.model.cursor);
+        here.chain(self.elsewhere(number))
+            .find_map(|at| Some((at, self.changes(at)?)))
+    }
+
+    /// Where else in the history to look, unless it is too early to leave the loop.
+    fn elsewhere(&self, number: u32) -> impl Iterator<Item = u64> + use<> {
+        let places = (self.surprises > 0).then(|| self.finder.places(number));
+        places.into_iter().flatten()
+    }
+
+    fn move_to(&mut self, at: u64, out: &mut Vec<u8>) {
+        let by = at.wrapping_sub(self.model.cursor) as i64;
+        if by != 0 {
+            put_head(out, RecordKind::Move, zigzag(by));
+            self.model.cursor = at;
+        }
+    }
+
+    /// Says the op at the cursor again but for `changes` to `self.values`.
+    fn say_patch(&mut self, changes: u64, out: &mut Vec<u8>) {
+        let past = self
+            .model
+            .history
+            .get(self.model.cursor)
+            .expect("it was compared");
+        put_head(out, RecordKind::Patch, changes);
+        let pairs = self.values.iter_mut().zip(&self.flat.values);
+        for (_, (value, &new)) in pairs.enumerate().filter(|(i, _)| changes >> i & 1 == 1) {
+            // The same tensor as then, though more were made since: it lives on,
+            // and its id predicts better than its distance.
+            let lives_on = value.resolve(past.counter) == new;
+            *value = if lives_on {
+                new
+            } else {
+                new.relative(self.model.counter)
+            };
+            value.put(out);
+        }
+        self.model.learn(past, &self.values, changes);
+        self.push(Some(past.template));
+    }
+
+    /// Says an op of a template that came before, but not here.
+    fn say_known(&mut self, number: u32, out: &mut Vec<u8>) {
+        put_head(out, RecordKind::Known, number.into());
+        self.put_values(out);
+        self.push(Some(number));
+    }
+
+    /// Says an op of a new template.
+    fn say_new(&mut self, out: &mut Vec<u8>) {
+        let Flat { bytes, holes, .. } = &self.flat;
+        put_head(out, RecordKind::New, bytes.len() as u64);
+        out.extend(bytes);
+        put_varint(out, holes.len() as u64);
+        let mut before = 0;
+        for hole in holes {
+            put_varint(out, u64::from(hole.at - before) << 2 | hole.kind as u64);
+            before = hole.at;
+        }
+        let (number, began_anew) = self.model.define(Template { bytes, holes });
+        if began_anew {
+            self.finder = Finder::default();
+        }
+        if let Some(number) = number {
+            self.finder.define(bytes, number);
+        }
+        self.put_values(out);
+        self.push(number);
+    }
+
+    /// Says all values of the op at hand, and leaves in `self.values` how.
+    fn put_values(&mut self, out: &mut Vec<u8>) {
+        let counter = self.model.counter;
+        let values = self.flat.values.iter();
+        self.values.clear();
+        self.values
+            .extend(values.map(|value| value.relative(counter)));
+        self.values.iter().for_each(|value| value.put(out));
+    }
+}

@@ -1,0 +1,122 @@
+//! What both ends of an op stream know of it, kept in step.
+//!
+//! Encoder and decoder each have a [`Model`] and do the same to it in the same
+//! order, record by record, so what one predicts the other predicts too.
+
+use super::{
+    history::{History, Past},
+    template::{Dictionary, Template},
+    value::Value,
+};
+
+/// What both ends know of a stream.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Model {
+    /// One more than the highest tensor id seen: the next new tensor's, usually.
+    pub(super) counter: u64,
+    /// The number of the past op that is expected to come again next.
+    pub(super) cursor: u64,
+    pub(super) templates: Dictionary,
+    pub(super) history: History,
+    successors: Successors,
+}
+
+impl Model {
+    /// The values to expect if `past` comes again.
+    pub(super) fn predict(&self, past: Past) -> impl Iterator<Item = Value> {
+        let values = self.history.values(past);
+        values.map(|value| self.successors.of(value))
+    }
+
+    /// Takes in that where `past` came before, it came with these values now.
+    pub(super) fn learn(&mut self, past: Past, values: &[Value], changed: u64) {
+        for (i, old) in self
+            .history
+            .values(past)
+            .enumerate()
+            .take(u64::BITS as usize)
+        {
+            if changed >> i & 1 == 1 {
+                self.successors.learn(old, values[i]);
+            }
+        }
+    }
+
+    /// Takes in an op; ids among `values` in the form to be remembered.
+    pub(super) fn push(&mut self, template: Option<u32>, values: &[Value]) {
+        let counter = self.counter;
+        self.history.push(template, counter, values);
+        self.cursor += 1;
+        for value in values.iter().filter(|value| value.is_id()) {
+            self.note(value.resolve(counter).bits);
+        }
+    }
+
+    /// Takes in a tensor id, made by an op or otherwise.
+    pub(super) fn note(&mut self, id: u64) {
+        self.counter = self.counter.max(id.saturating_add(1));
+    }
+
+    /// Keeps a new template and gives its number, unless it is too large.
+    ///
+    /// When there is no more room, everything said of earlier templates is
+    /// forgotten first. True: it was.
+    pub(super) fn define(&mut self, template: Template<'_>) -> (Option<u32>, bool) {
+        if !template.is_kept() {
+            return (None, false);
+        }
+        let is_full = !self.templates.has_room(template);
+        if is_full {
+            self.templates.clear();
+            self.history.clear();
+            self.successors = Successors::default();
+            self.cursor = 0;
+        }
+        (Some(self.templates.push(template)), is_full)
+    }
+}
+
+/// Values that took the place of others.
+///
+/// What changes from step to step, such as an optimiser's bias correction,
+/// changes alike for every parameter. A table of a fixed size, with room for two
+/// values that fall into the same place: the older goes when a third one comes.
+#[derive(Debug, PartialEq)]
+struct Successors(Box<[[(Value, Value); 2]; 1 << SUCCESSOR_BITS]>);
+
+const SUCCESSOR_BITS: u32 = 8;
+
+impl Default for Successors {
+    fn default() -> Self {
+        let none = (Value::NONE, Value::NONE);
+        Self(Box::new([[none; 2]; 1 << SUCCESSOR_BITS]))
+    }
+}
+
+impl Successors {
+    /// Fibonacci hashing: the multiplier is 2^64 over the golden ratio.
+    fn place(value: Value) -> usize {
+        let bits = value.bits.wrapping_add(value.form as u64);
+        (bits.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SUCCESSOR_BITS)) as usize
+    }
+
+    fn of(&self, old: Value) -> Value {
+        if old.is_id() {
+            return old;
+        }
+        let place = &self.0[Self::place(old)];
+        let known = place.iter().find(|(from, _)| *from == old);
+        known.map_or(old, |(_, to)| *to)
+    }
+
+    fn learn(&mut self, old: Value, new: Value) {
+        if old.is_id() {
+            return;
+        }
+        let [newer, older] = &mut self.0[Self::place(old)];
+        if newer.0 != old {
+            *older = *newer;
+        }
+        *newer = (old, new);
+    }
+}

@@ -1,0 +1,118 @@
+//! Every kind of op that Burn's IR has.
+
+use std::collections::BTreeSet;
+
+use burn_backend::Slice;
+use burn_ir::{
+    BaseOperationIr, BatchNormOpIr, ClampOpIr, CustomOpIr, ModuleOperationIr, NumericOperationIr,
+    PadModeIr, PadOpIr, ScalarIr, ScalarOpIr, SliceOpIr,
+};
+
+use super::{super::flatten::Flat, super::template::Template, *};
+
+/// An op read from random bytes, small ones for the most part so that they are
+/// valid: `None` if they are none. It may be of any kind there is.
+pub(super) fn any_op(numbers: &mut Numbers) -> Option<OperationIr> {
+    let mut bytes = [0; 160];
+    for byte in &mut bytes {
+        *byte = match numbers.below(12) {
+            0 => numbers.below(16) as u8,
+            _ => numbers.below(3) as u8,
+        };
+    }
+    bytes[0] = numbers.below(14) as u8;
+    bytes[1] = numbers.below(70) as u8;
+    bytes[2] = numbers.below(70) as u8;
+    let (op, _) = postcard::take_from_bytes(&bytes).ok()?;
+    Some(op)
+}
+
+/// Ops with what is rare in random bytes.
+fn odd_ops() -> Vec<OperationIr> {
+    let float = |op| OperationIr::NumericFloat(DType::F32, op);
+    let pad = PadOpIr {
+        input: tensor(7),
+        out: tensor(8),
+        padding: vec![(1, 2), (300, 4)],
+        mode: PadModeIr::Constant(ScalarIr::Float(f64::NAN)),
+    };
+    let norm = BatchNormOpIr {
+        x: tensor(1),
+        gamma: tensor(2),
+        beta: tensor(3),
+        mean: tensor(u64::MAX),
+        variance: tensor(u64::MAX - 1),
+        epsilon: ScalarIr::Float(1e-5),
+        out: tensor(0),
+    };
+    let slice = SliceOpIr {
+        tensor: tensor(1 << 63),
+        ranges: vec![Slice::new(-5, None, -1), Slice::new(0, Some(isize::MAX), 1)],
+        out: tensor(11),
+    };
+    let clamp = ClampOpIr {
+        tensor: tensor(12),
+        min: ScalarIr::Int(i64::MIN),
+        max: ScalarIr::UInt(u64::MAX),
+        out: tensor(13),
+    };
+    let scalars = vec![
+        ScalarIr::Bool(true),
+        ScalarIr::Bool(false),
+        ScalarIr::Float(-0.0),
+    ];
+    let inputs: Vec<_> = (0..100).map(tensor).collect();
+    let custom = CustomOpIr::with_scalars("my_op_ü", &inputs, &[], scalars);
+    let elem = ScalarOpIr {
+        lhs: tensor(14),
+        rhs: ScalarIr::Float(f64::MIN_POSITIVE),
+        out: tensor(15),
+    };
+    vec![
+        float(NumericOperationIr::Pad(pad)),
+        OperationIr::Module(ModuleOperationIr::BatchNorm(norm)),
+        OperationIr::BaseFloat(BaseOperationIr::Slice(slice)),
+        float(NumericOperationIr::Clamp(clamp)),
+        OperationIr::Custom(custom),
+        OperationIr::Custom(CustomOpIr::new("", &[], &[])),
+        float(NumericOperationIr::GreaterElem(elem)),
+    ]
+}
+
+fn assert_spelt_as_postcard_does(op: &OperationIr) {
+    let mut flat = Flat::default();
+    flat.take(op).unwrap();
+    let Flat { bytes, holes, .. } = &flat;
+    let mut plain = Vec::new();
+    Template { bytes, holes }.fill(flat.values.iter().copied(), &mut plain);
+    assert_eq!(plain, postcard::to_stdvec(op).unwrap(), "{op:?}");
+    assert!(plain.len() <= flat.plain_bytes());
+}
+
+#[test]
+fn ops_of_every_kind_survive_the_round_trip() {
+    let mut numbers = Numbers(1);
+    let mut pair = Pair::default();
+    let mut names = BTreeSet::new();
+    for _ in 0..20_000 {
+        let Some(op) = any_op(&mut numbers) else {
+            continue;
+        };
+        names.insert(op_name(&op));
+        assert_spelt_as_postcard_does(&op);
+        pair.send(&[op.clone(), op]);
+    }
+    pair.assert_in_step();
+    assert!(names.len() > 200, "{}: {names:?}", names.len());
+}
+
+#[test]
+fn odd_ops_survive_the_round_trip() {
+    let ops = odd_ops();
+    ops.iter().for_each(assert_spelt_as_postcard_does);
+    let mut pair = Pair::default();
+    for _ in 0..3 {
+        pair.send(&ops);
+        pair.assert_in_step();
+    }
+}

@@ -1,0 +1,196 @@
+//! Streams of ops made up at random: loops, exceptions, frames cut anywhere.
+
+use burn_ir::{ScalarIr, ScalarOpIr};
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+/// An op of a loop's body: what it reads is given by how long ago that was made.
+#[derive(Debug, Clone)]
+enum Line {
+    Add(u64, u64),
+    Scale(u64, f64),
+    Drop(u64),
+    /// Reads a tensor made before the loop.
+    Constant(u64),
+}
+
+#[derive(Debug, Clone)]
+enum Edit {
+    Insert(Line),
+    Remove,
+    Change(Line),
+    Cut,
+    Upload,
+}
+
+fn line() -> impl Strategy<Value = Line> {
+    prop_oneof![
+        (0u64..9, 0u64..9).prop_map(|(lhs, rhs)| Line::Add(lhs, rhs)),
+        (0u64..9, prop::sample::select(vec![0.1, 0.5, 2.0]))
+            .prop_map(|(id, by)| Line::Scale(id, by)),
+        (0u64..9).prop_map(Line::Drop),
+        (0u64..4).prop_map(Line::Constant),
+    ]
+}
+
+fn edit() -> impl Strategy<Value = Edit> {
+    prop_oneof![
+        line().prop_map(Edit::Insert),
+        Just(Edit::Remove),
+        line().prop_map(Edit::Change),
+        Just(Edit::Cut),
+        Just(Edit::Upload),
+    ]
+}
+
+fn scale(id: u64, by: f64, out: u64) -> OperationIr {
+    let (lhs, rhs, out) = (tensor(id), ScalarIr::Float(by), tensor(out));
+    OperationIr::NumericFloat(
+        DType::F32,
+        NumericOperationIr::MulScalar(ScalarOpIr { lhs, rhs, out }),
+    )
+}
+
+/// Sends what a program does, frame by frame.
+struct Sender {
+    pair: Pair,
+    next: u64,
+    pending: Vec<OperationIr>,
+}
+
+impl Sender {
+    fn run(&mut self, line: &Line, round: usize) {
+        let id = |back: u64| self.next.saturating_sub(back + 1);
+        let op = match *line {
+            Line::Add(lhs, rhs) => add(id(lhs), id(rhs), self.next),
+            // Changes with the round, alike for all, as a schedule does.
+            Line::Scale(input, by) => scale(id(input), by.powi(round as i32), self.next),
+            Line::Drop(input) => return self.pending.push(drop_of(id(input))),
+            Line::Constant(constant) => add(constant, id(0), self.next),
+        };
+        self.next += 1;
+        self.pending.push(op);
+    }
+
+    fn cut(&mut self) {
+        self.pair.send(&std::mem::take(&mut self.pending));
+        self.pair.assert_in_step();
+    }
+
+    fn edit(&mut self, edit: &Edit, line: &Line, round: usize) {
+        match edit {
+            Edit::Insert(inserted) => {
+                self.run(inserted, round);
+                self.run(line, round);
+            }
+            Edit::Remove => {}
+            Edit::Change(changed) => self.run(changed, round),
+            Edit::Cut => {
+                self.cut();
+                self.run(line, round);
+            }
+            Edit::Upload => {
+                self.cut();
+                self.pair.note(self.next);
+                self.next += 1;
+                self.run(line, round);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_loop_with_exceptions_survives_the_round_trip(
+        first in 0u64..1 << 40,
+        body in vec(line(), 1..30),
+        rounds in 1usize..12,
+        edits in vec((any::<prop::sample::Index>(), edit()), 0..20),
+    ) {
+        let mut sender = Sender { pair: Pair::default(), next: first, pending: Vec::new() };
+        let total = body.len() * rounds;
+        for at in 0..total {
+            let (line, round) = (&body[at % body.len()], at / body.len());
+            match edits.iter().find(|(place, _)| place.index(total) == at) {
+                Some((_, edit)) => sender.edit(edit, line, round),
+                None => sender.run(line, round),
+            }
+        }
+        sender.cut();
+    }
+
+    #[test]
+    fn wild_ids_survive_the_round_trip(ids in vec(any::<[u64; 3]>(), 0..50)) {
+        let ops: Vec<_> = ids.iter().map(|&[lhs, rhs, out]| add(lhs, rhs, out)).collect();
+        let mut pair = Pair::default();
+        for _ in 0..2 {
+            pair.send(&ops);
+        }
+        pair.assert_in_step();
+    }
+}
+
+#[test]
+fn a_full_dictionary_starts_anew() {
+    let mut pair = Pair::default();
+    let of_width = |width: usize| {
+        let shape = Shape::new([1, width]);
+        OperationIr::Drop(TensorIr { shape, ..tensor(1) })
+    };
+    for first in (0..40_000).step_by(100) {
+        let ops: Vec<_> = (first..first + 100).map(of_width).collect();
+        pair.send(&ops);
+    }
+    pair.assert_in_step();
+    // And goes on learning.
+    let again: Vec<_> = (39_900..40_000).map(of_width).collect();
+    assert!(pair.send(&again) < 10);
+}
+
+#[test]
+fn an_op_too_large_to_keep_is_still_said() {
+    let inputs: Vec<_> = (0..5_000).map(tensor).collect();
+    let large = OperationIr::Custom(burn_ir::CustomOpIr::new("large", &inputs, &[]));
+    let mut pair = Pair::default();
+    for i in 0..4 {
+        pair.send(&[add(1, 2, 3 + i), large.clone(), add(2, 2, 4 + i)]);
+        pair.assert_in_step();
+    }
+}
+
+#[test]
+fn a_history_that_wraps_around_stays_in_step() {
+    let mut pair = Pair::default();
+    let mut next = 2;
+    // Longer than the history: each time round, what was learned is gone.
+    for _ in 0..3 {
+        for first in (0..40_000u64).step_by(500) {
+            let ops: Vec<_> = (first..first + 500)
+                .map(|i| {
+                    next += 1;
+                    add(next - 1 - (i * i * 31 % next.min(997)), next - 1, next)
+                })
+                .collect();
+            pair.send(&ops);
+        }
+        pair.assert_in_step();
+    }
+}
+
+#[test]
+fn a_frame_says_when_it_is_full() {
+    let mut pair = Pair::default();
+    let (mut frame, mut frames, mut ops) = (Vec::new(), 0, Vec::new());
+    for i in 0..200_000 {
+        ops.push(add(1, 2, 3 + i));
+        pair.encoder.encode(&ops[ops.len() - 1], &mut frame);
+        if pair.encoder.is_full() {
+            pair.encoder.finish(&mut frame);
+            let decoded = pair.decoder.decode(&frame, ops.len() as u32).unwrap();
+            assert!(decoded == ops && frame.len() < 64);
+            (frames, frame, ops) = (frames + 1, Vec::new(), Vec::new());
+        }
+    }
+    assert_eq!(frames, 200_000 / MAX_OPS_PER_FRAME);
+}
