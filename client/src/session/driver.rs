@@ -18,7 +18,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::Session;
+use super::{EAGER_OPS, Session, Waiting};
 
 /// How long one try to connect may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
@@ -35,6 +35,10 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// How long a driver with nothing to send waits before it beats.
 const BEAT: Duration = Duration::from_secs(1);
+
+/// How long few ops wait for more. The timer's own grain; nobody waits for these
+/// ops, or a read would have sent them.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// How long news (an ack) may wait for a frame to ride on.
 const NEWS_DELAY: Duration = Duration::from_millis(20);
@@ -179,12 +183,17 @@ async fn read(session: &Session, mut receiver: LinkReceiver, heard: &mut Instant
 }
 
 async fn write(session: &Session, mut sender: LinkSender) -> Ended {
+    let mut patient = true;
     loop {
-        let wait = match session.next_to_send() {
+        let wait = match session.next_to_send(patient) {
             Outgoing::Frame(parts) => {
                 if let Err(ended) = send(session, &mut sender, &parts).await {
                     return ended;
                 }
+                continue;
+            }
+            Outgoing::Few => {
+                patient = timeout(GATHER, session.wake.notified()).await.is_ok();
                 continue;
             }
             Outgoing::News => NEWS_DELAY,
@@ -194,6 +203,7 @@ async fn write(session: &Session, mut sender: LinkSender) -> Ended {
                 return Ended::Over("closed".into());
             }
         };
+        patient = true;
         if timeout(wait, session.wake.notified()).await.is_err()
             && let Err(ended) = send(session, &mut sender, &session.beat()).await
         {
@@ -217,6 +227,8 @@ async fn send(session: &Session, sender: &mut LinkSender, parts: &[Bytes; 3]) ->
 /// What the driver finds when it asks for the next frame.
 enum Outgoing {
     Frame([Bytes; 3]),
+    /// Some ops, to which more may come.
+    Few,
     /// Nothing now; the worker was not told everything, though.
     News,
     Nothing,
@@ -247,19 +259,27 @@ impl Session {
         Ok(())
     }
 
-    fn next_to_send(&self) -> Outgoing {
+    /// What to send next; few ops are held back if the driver is `patient`.
+    fn next_to_send(&self, patient: bool) -> Outgoing {
         let mut state = self.lock();
-        state.cut();
+        let few = patient && (1..EAGER_OPS).contains(&state.op_count);
+        if !few {
+            state.cut();
+        }
         if let Some(parts) = state.duplex.next_to_send() {
             return Outgoing::Frame(parts);
         }
         if state.end.is_some() {
             return Outgoing::Goodbye;
         }
-        state.driver_waits = true;
+        if few {
+            state.driver = Waiting::ForMore;
+            return Outgoing::Few;
+        }
+        state.driver = Waiting::ForAny;
         match state.duplex.inbox() {
             inbox if inbox.is_telling_due() => {
-                state.driver_waits = false;
+                state.driver = Waiting::No;
                 Outgoing::Frame([state.duplex.beat(), Bytes::new(), Bytes::new()])
             }
             inbox if inbox.has_news() => Outgoing::News,

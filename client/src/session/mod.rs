@@ -35,6 +35,10 @@ use self::values::Gathering;
 /// the credit; a program that is further ahead waits in the op it records.
 const OUTBOX_BYTES: usize = 32 << 20;
 
+/// So many ops are sent at once. Fewer wait a moment for more, unless something
+/// else is said after them, such as a read: a frame costs more than an op.
+const EAGER_OPS: u32 = 64;
+
 /// A steady loop takes hardly any bytes, so ops are counted too: this many are
 /// some milliseconds of work for a worker.
 const CUT_OPS: u32 = 4096;
@@ -77,11 +81,22 @@ struct State {
     reads: HashMap<u64, Answer<TensorData>>,
     syncs: HashMap<u64, Answer<()>>,
     gathering: Option<Gathering>,
-    /// The driver waits to be woken.
-    driver_waits: bool,
+    driver: Waiting,
     profile: Option<DeviceProfile>,
     /// Why the session is over, once it is.
     end: Option<End>,
+}
+
+/// What the driver waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Waiting {
+    /// It does not: it will look at the state by itself.
+    #[default]
+    No,
+    /// Anything to say.
+    ForAny,
+    /// More ops than the few there are, for a moment.
+    ForMore,
 }
 
 /// Why a session is over.
@@ -116,7 +131,7 @@ impl Session {
                 reads: HashMap::new(),
                 syncs: HashMap::new(),
                 gathering: None,
-                driver_waits: false,
+                driver: Waiting::No,
                 profile: None,
                 end: None,
             }),
@@ -155,7 +170,11 @@ impl Session {
             state.cut();
             state = self.wait_for_room(state);
         }
-        self.wake(&mut state);
+        match state.driver {
+            // More ops come in a moment, and one wake does for all of them.
+            Waiting::ForMore if (1..EAGER_OPS).contains(&state.op_count) => {}
+            _ => self.wake(&mut state),
+        }
     }
 
     /// Makes a tensor of `data`.
@@ -323,7 +342,7 @@ impl Session {
     }
 
     fn wake(&self, state: &mut State) {
-        if std::mem::take(&mut state.driver_waits) {
+        if std::mem::take(&mut state.driver) != Waiting::No {
             self.wake.notify_one();
         }
     }
