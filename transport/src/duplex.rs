@@ -81,7 +81,7 @@ impl Duplex {
     /// send `credit` bytes at first, and lets the peer send `window_bytes`.
     pub fn new(capacity_bytes: usize, credit: u64, window_bytes: u64) -> Self {
         Self {
-            outbox: Outbox::new(capacity_bytes, credit).with_frame_cost(FRAME_COST_BYTES),
+            outbox: Outbox::new(capacity_bytes, credit),
             inbox: Inbox::new(window_bytes),
         }
     }
@@ -146,7 +146,9 @@ impl Duplex {
             ..frame
         }
         .encoded_len();
-        let bytes = size.saturating_sub(header) + FRAME_COST_BYTES + extra_cost(&body);
+        let bytes = size
+            .saturating_sub(header)
+            .saturating_add(extra_cost(&body));
         let new = self.inbox.accept(frame.seq, bytes)?;
         Ok(new.then_some((body, bytes)))
     }
@@ -175,13 +177,15 @@ impl Duplex {
     }
 }
 
-/// What `body` takes of the credit beside its bytes: a run of ops is a few bytes
+/// What `body` takes of the credit beside its bytes. A run of ops is a few bytes
 /// however many they are, and must not let a program run ahead without a bound.
 fn extra_cost(body: &frame::Body) -> usize {
-    match body {
-        frame::Body::Ops(ops) => (ops.count as usize).saturating_mul(OP_COST_BYTES),
+    let ops = match body {
+        frame::Body::Ops(ops) => ops.count as usize,
         _ => 0,
-    }
+    };
+    ops.saturating_mul(OP_COST_BYTES)
+        .saturating_add(FRAME_COST_BYTES)
 }
 
 /// Encodes a body; the bytes of a chunk are not copied.

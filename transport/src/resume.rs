@@ -63,8 +63,9 @@ pub struct Body {
 }
 
 impl Body {
-    fn len(&self) -> usize {
-        self.head.len() + self.tail.len()
+    /// What it takes of the credit.
+    fn cost(&self) -> usize {
+        self.head.len() + self.tail.len() + self.extra_cost
     }
 }
 
@@ -214,10 +215,10 @@ mod tests {
                 Step::Send => self.forward.extend(self.outbox.next_to_send()),
                 Step::Deliver => {
                     if let Some((seq, body)) = self.forward.pop_front()
-                        && self.inbox.accept(seq, body.len()).unwrap()
+                        && self.inbox.accept(seq, body.cost()).unwrap()
                     {
-                        self.delivered.push(body.len());
-                        self.inbox.consume(body.len());
+                        self.delivered.push(body.cost());
+                        self.inbox.consume(body.cost());
                     }
                     if let Some((ack, credit)) = self.back.pop_front() {
                         self.outbox.acknowledge(ack).unwrap();

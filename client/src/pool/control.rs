@@ -106,8 +106,9 @@ struct Waiting {
 struct Holding {
     token: Bytes,
     watch: LeaseWatch,
-    /// Dropped while there was no stream: a scheduler that restarted must hear
-    /// both that it was ours and that it goes back.
+    /// It goes back as soon as there is a stream. Until then it stays among what
+    /// is claimed: a scheduler that restarted must hear both that it was ours and
+    /// that it goes back.
     released: bool,
 }
 
@@ -225,7 +226,7 @@ impl Control {
         Ok(Stream { say, hear })
     }
 
-    /// What to say first on a new stream: leases that go back.
+    /// What to say of leases that go back.
     fn released(&mut self) -> Vec<client_message::Body> {
         let released = self.holding.extract_if(|_, holding| holding.released);
         let release = |lease: LeaseId| ReleaseLease { lease_id: lease.0 };
@@ -235,21 +236,15 @@ impl Control {
     }
 
     async fn serve(&mut self, mut stream: Stream) -> Ended {
-        for body in self.released() {
-            if stream.say.send(message(body)).await.is_err() {
-                return Ended::Lost("the stream ended".into());
-            }
-        }
         loop {
+            for body in self.released() {
+                if stream.say.send(message(body)).await.is_err() {
+                    return Ended::Lost("the stream ended".into());
+                }
+            }
             tokio::select! {
                 heard = timeout(SILENCE, stream.hear.message()) => match heard {
-                    Ok(Ok(Some(heard))) => {
-                        if let Some(body) = self.told(heard)
-                            && stream.say.send(message(body)).await.is_err()
-                        {
-                            return Ended::Lost("the stream ended".into());
-                        }
-                    }
+                    Ok(Ok(Some(heard))) => self.told(heard),
                     Ok(Ok(None)) => return Ended::Lost("it closed the connection".into()),
                     Ok(Err(status)) => return Ended::Lost(status.message().to_owned()),
                     Err(_) => return Ended::Lost(format!("silent for {SILENCE:?}")),
@@ -295,9 +290,12 @@ impl Control {
                 self.waiting.remove(&RequestId(request_id));
                 Some(client_message::Body::Cancel(CancelRequest { request_id }))
             }
-            Some(Ask::Release(LeaseId(lease_id))) => {
-                self.holding.remove(&LeaseId(lease_id));
-                Some(client_message::Body::Release(ReleaseLease { lease_id }))
+            Some(Ask::Release(lease)) => {
+                // One that is not among them has ended already.
+                if let Some(holding) = self.holding.get_mut(&lease) {
+                    holding.released = true;
+                }
+                None
             }
         })
     }
@@ -310,12 +308,6 @@ impl Control {
             tokio::select! {
                 () = &mut pause => return false,
                 ask = self.asked.recv() => {
-                    if let Some(Ask::Release(lease)) = &ask
-                        && let Some(holding) = self.holding.get_mut(lease)
-                    {
-                        holding.released = true;
-                        continue;
-                    }
                     if let Err(left) = self.asked(ask) {
                         let _ = left.map(|left| left.send(()));
                         return true;
@@ -325,15 +317,15 @@ impl Control {
         }
     }
 
-    /// Passes on what the pool says; what is to be answered, if anything.
-    fn told(&mut self, message: PoolMessage) -> Option<client_message::Body> {
+    /// Passes on what the pool says.
+    fn told(&mut self, message: PoolMessage) {
         match message.body {
             Some(pool_message::Body::Queued(queued)) => {
                 if let Some(waiting) = self.waiting.get(&RequestId(queued.request_id)) {
                     let _ = waiting.tell.send(Told::Queued(queued.position));
                 }
             }
-            Some(pool_message::Body::Granted(granted)) => return self.granted(granted),
+            Some(pool_message::Body::Granted(granted)) => self.granted(granted),
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(waiting) = self.waiting.remove(&RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
@@ -351,27 +343,23 @@ impl Control {
             }
             Some(pool_message::Body::Hello(_) | pool_message::Body::Beat(_)) | None => {}
         }
-        None
     }
 
-    fn granted(&mut self, granted: Granted) -> Option<client_message::Body> {
+    fn granted(&mut self, granted: Granted) {
         let lease = LeaseId(granted.lease_id);
+        let token = granted.token.clone();
         let watch = LeaseWatch::default();
-        let holding = Holding {
-            token: granted.token.clone(),
-            watch: watch.clone(),
-            released: false,
-        };
         let waiting = self.waiting.remove(&RequestId(granted.request_id));
-        let told = waiting.map(|waiting| waiting.tell.send(Told::Granted(granted, watch)));
-        if let Some(Ok(())) = told {
-            self.holding.insert(lease, holding);
-            return None;
-        }
-        // It was cancelled as it was granted.
-        Some(client_message::Body::Release(ReleaseLease {
-            lease_id: lease.0,
-        }))
+        let told = Told::Granted(granted, watch.clone());
+        let taken = waiting.is_some_and(|waiting| waiting.tell.send(told).is_ok());
+        // If it was cancelled as it was granted, it goes back.
+        let released = !taken;
+        let holding = Holding {
+            token,
+            watch,
+            released,
+        };
+        self.holding.insert(lease, holding);
     }
 }
 

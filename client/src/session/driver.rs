@@ -95,7 +95,7 @@ pub(crate) async fn drive(
         let reason = match ended {
             Ended::Over(reason) => reason,
             Ended::Lost(reason) if heard.elapsed() < GIVE_UP && !session.is_over() => {
-                if resume || opened.is_none() {
+                if opened.is_none() {
                     debug!(session = %session.id, worker = target.worker, "connection lost: {reason}");
                 }
                 sleep(RETRY).await;

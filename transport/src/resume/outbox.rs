@@ -25,7 +25,6 @@ pub struct Outbox {
     credit: u64,
     kept_bytes: usize,
     capacity_bytes: usize,
-    frame_cost_bytes: usize,
 }
 
 impl Outbox {
@@ -40,19 +39,7 @@ impl Outbox {
             credit,
             kept_bytes: 0,
             capacity_bytes,
-            frame_cost_bytes: 0,
         }
-    }
-
-    /// The same, with every body counted as so many bytes more than it has, for
-    /// what a frame costs its receiver however small it is.
-    pub fn with_frame_cost(mut self, bytes: usize) -> Self {
-        self.frame_cost_bytes = bytes;
-        self
-    }
-
-    fn cost(&self, body: &Body) -> usize {
-        body.len() + self.frame_cost_bytes + body.extra_cost
     }
 
     /// Whether the caller should wait before it pushes more. A single body may
@@ -79,7 +66,7 @@ impl Outbox {
     /// Adds a body and returns its number.
     pub fn push(&mut self, body: impl Into<Body>) -> u64 {
         let body = body.into();
-        let cost = self.cost(&body);
+        let cost = body.cost();
         self.end += cost as u64;
         self.kept_bytes += cost;
         self.kept.push_back(Kept {
@@ -107,7 +94,7 @@ impl Outbox {
     /// [`ResumeError::Ack`] when that cannot be. Old acknowledgements are fine:
     /// they may have been overtaken.
     pub fn acknowledge(&mut self, ack: u64) -> Result<(), ResumeError> {
-        let sent = self.acked + self.sent as u64;
+        let sent = self.sent();
         if ack > sent {
             return Err(ResumeError::Ack {
                 ack,
@@ -151,7 +138,7 @@ impl Outbox {
                 .kept
                 .pop_front()
                 .expect("checked against what was kept");
-            self.kept_bytes -= self.cost(&kept.body);
+            self.kept_bytes -= kept.body.cost();
             self.acked += 1;
             self.sent = self.sent.saturating_sub(1);
         }

@@ -176,14 +176,7 @@ async fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
     );
 
     let mut client = rig.client(3).await;
-    let kind = "\u{7}".into();
-    let request = LeaseRequest {
-        request_id: 1,
-        devices: 1,
-        kind,
-        memory_bytes: 0,
-    };
-    client.say(client_message::Body::Request(request)).await;
+    client.say(request_of_kind("\u{7}".into())).await;
     assert_eq!(client.cut_off().await.code(), ErrorCode::Protocol);
 
     let mut worker = rig.worker(1, 1).await;
@@ -197,18 +190,22 @@ async fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
     assert_eq!(bystander.refused(1).await.code(), ErrorCode::Unsatisfiable);
 }
 
-#[tokio::test]
-async fn a_message_over_the_limit_ends_its_stream_only() {
-    let rig = Rig::start().await;
-    let mut client = rig.client(1).await;
-    let kind = "x".repeat(MAX_MESSAGE_BYTES);
-    let request = LeaseRequest {
+fn request_of_kind(kind: String) -> client_message::Body {
+    client_message::Body::Request(LeaseRequest {
         request_id: 1,
         devices: 1,
         kind,
         memory_bytes: 0,
-    };
-    client.say(client_message::Body::Request(request)).await;
+    })
+}
+
+#[tokio::test]
+async fn a_message_over_the_limit_ends_its_stream_only() {
+    let rig = Rig::start().await;
+    let mut client = rig.client(1).await;
+    client
+        .say(request_of_kind("x".repeat(MAX_MESSAGE_BYTES)))
+        .await;
     while let Ok(Some(pool_message::Body::Beat(_))) = client.hear_any().await {}
     rig.client(1).await;
 }
