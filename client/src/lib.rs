@@ -11,6 +11,7 @@
 //! ```
 //!
 //! - [`Pool`], [`Lease`]: where devices come from.
+//! - [`data`]: tensors from and to host memory, the fast way.
 //! - [`Tensord`]: Burn's `Backend`, for code that is generic over backends.
 //! - `session`: an op stream to one leased device, over connections that may break.
 //! - `bridge`: makes Burn `Device`s out of leased devices.
@@ -19,6 +20,7 @@
 
 mod backend;
 mod bridge;
+pub mod data;
 mod error;
 mod lease;
 mod pool;

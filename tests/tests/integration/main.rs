@@ -3,6 +3,7 @@
 mod backend;
 mod bad_input;
 mod conformance;
+mod data;
 mod faults;
 mod processes;
 mod sharing;

@@ -6,7 +6,9 @@
 //! devices of a lease are devices of one such host, which is what lets Burn's
 //! data-parallel strategies span them.
 
-use std::net::TcpListener;
+mod exchange;
+
+use std::{net::TcpListener, sync::Arc};
 
 use burn::{remote::RemoteHost, tensor::Device};
 use burn_remote::server::{BackendServer, ServeError, TokenAuthorizer, WebSocketTransport};
@@ -15,12 +17,16 @@ use tensord_transport::Secret;
 use tokio::{runtime::Handle, task::AbortHandle};
 use tracing::error;
 
-use crate::backend::{Tensord, TensordDevice};
+pub(crate) use self::exchange::{Exchange, READ, UPLOAD};
+use crate::{
+    backend::{Tensord, TensordDevice},
+    data,
+};
 
 /// A running bridge. Dropping it ends it.
 pub(crate) struct Bridge {
     devices: Vec<Device>,
-    serving: AbortHandle,
+    tasks: Vec<AbortHandle>,
 }
 
 impl Bridge {
@@ -30,7 +36,9 @@ impl Bridge {
         let listener = listener.map_err(|e| format!("no loopback port: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
         let token = new_token();
-        let serving = serve(devices, listener, &token);
+        let exchange = Arc::new(Exchange::default());
+        let serving = exchange::install(server(devices, &token), &exchange);
+        let serving = serving.serve_async(WebSocketTransport::from_listener(listener));
         let serving = runtime.spawn(async move {
             if let Err(e) = serving.await {
                 error!("the bridge to Burn ended: {e}");
@@ -39,12 +47,19 @@ impl Bridge {
         // Ends the server again if the devices cannot be had.
         let mut bridge = Self {
             devices: Vec::new(),
-            serving: serving.abort_handle(),
+            tasks: vec![serving.abort_handle()],
         };
         let host = RemoteHost::websocket(&format!("ws://{address}"))
             .with_credential(token.reveal().to_owned());
         let devices = host.devices().map_err(|e| e.to_string())?;
         bridge.devices = devices.into_iter().collect();
+        data::set_exchange(&bridge.devices, Some(&exchange));
+        let watching = exchange::watch(
+            Arc::downgrade(&exchange),
+            bridge.devices.clone(),
+            runtime.clone(),
+        );
+        bridge.tasks.push(runtime.spawn(watching).abort_handle());
         Ok(bridge)
     }
 
@@ -55,20 +70,23 @@ impl Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        self.serving.abort();
+        data::set_exchange(&self.devices, None);
+        self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
-/// Serves `devices` to Burn's remote clients that show `token`.
+/// Serves `devices` on `listener` to Burn's remote clients that show `token`.
 pub(crate) fn serve(
     devices: Vec<TensordDevice>,
     listener: TcpListener,
     token: &Secret,
 ) -> impl Future<Output = Result<(), ServeError>> + Send + 'static + use<> {
+    server(devices, token).serve_async(WebSocketTransport::from_listener(listener))
+}
+
+fn server(devices: Vec<TensordDevice>, token: &Secret) -> BackendServer<Tensord> {
     let authorizer = TokenAuthorizer::new(token.reveal().to_owned());
-    BackendServer::<Tensord>::new(devices)
-        .with_authorizer(authorizer.expect("the token is not empty"))
-        .serve_async(WebSocketTransport::from_listener(listener))
+    BackendServer::new(devices).with_authorizer(authorizer.expect("the token is not empty"))
 }
 
 /// 256 random bits, hex.

@@ -1,0 +1,248 @@
+//! Tensor bytes between the program and the bridge without the loopback.
+//!
+//! Burn's remote client encodes a tensor's bytes for its WebSocket, byte by
+//! byte, which is the slowest thing on the way to a worker. Both ends of that
+//! WebSocket are in this process, though. So the bytes are left here under a
+//! *ticket*, and only its number goes through Burn, as the scalar of a custom
+//! op that keeps its place among the other ops.
+//!
+//! A ticket is taken by the bridge within moments, unless Burn's own session
+//! there has died. What then stays behind is given up by [`watch`], so nothing
+//! waits for ever.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use burn::tensor::Device;
+use burn_backend::{ExecutionError, TensorData};
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorError};
+use burn_remote::server::BackendServer;
+use burn_router::{RouterClient, RouterTensor, get_client};
+use burn_std::future::DynFut;
+use tokio::{runtime::Handle, sync::oneshot};
+
+use crate::backend::{Tensord, TensordChannel, TensordClient, TensordDevice};
+
+/// Custom op that makes a tensor of the bytes under a ticket.
+pub(crate) const UPLOAD: &str = "tensord.upload";
+
+/// Custom op that puts a tensor's bytes under a ticket.
+pub(crate) const READ: &str = "tensord.read";
+
+/// Bytes that may wait for the bridge; a program that is further ahead waits.
+const WAITING_BYTES: usize = 32 << 20;
+
+/// Burn's client gathers ops, and cannot see the bytes behind a ticket: from so
+/// many on it is told to send, so that they are on their way while the program
+/// records what to do with them.
+const FLUSH_BYTES: usize = 64 << 10;
+
+/// A ticket that was not taken for so long may never be.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A tensor's bytes, once the worker has them.
+type Reading = DynFut<Result<TensorData, ExecutionError>>;
+
+/// What waits to change sides, by ticket.
+#[derive(Default)]
+pub(crate) struct Exchange {
+    tickets: Mutex<Tickets>,
+    /// Signals that bytes were taken.
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct Tickets {
+    last: u64,
+    uploads: HashMap<u64, (TensorData, Instant)>,
+    reads: HashMap<u64, (oneshot::Sender<Reading>, Instant)>,
+    /// Bytes in `uploads`.
+    waiting_bytes: usize,
+    /// Bytes since Burn's client was last told to send.
+    unsent_bytes: usize,
+}
+
+impl Tickets {
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn remove(&mut self, ticket: u64) -> Option<TensorData> {
+        let (data, _) = self.uploads.remove(&ticket)?;
+        self.waiting_bytes -= data.bytes().len();
+        Some(data)
+    }
+
+    /// Tickets up to the last of now that have waited for too long.
+    fn overdue(&self) -> Option<u64> {
+        let uploads = self.uploads.values().map(|(_, since)| since);
+        let mut waiting = uploads.chain(self.reads.values().map(|(_, since)| since));
+        waiting
+            .any(|since| since.elapsed() >= PATIENCE)
+            .then_some(self.last)
+    }
+}
+
+impl Exchange {
+    fn lock(&self) -> MutexGuard<'_, Tickets> {
+        // No code of others runs under this lock, and ours leaves it whole.
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves `data` for the bridge. `register` queues the op with the ticket.
+    pub(crate) fn hand_over<T>(
+        &self,
+        data: TensorData,
+        device: &Device,
+        register: impl FnOnce(ScalarIr) -> T,
+    ) -> T {
+        let bytes = data.bytes().len();
+        let (ticket, send) = {
+            let mut tickets = self.wait_for_room();
+            tickets.waiting_bytes += bytes;
+            tickets.unsent_bytes += bytes;
+            let send = tickets.unsent_bytes >= FLUSH_BYTES;
+            if send {
+                tickets.unsent_bytes = 0;
+            }
+            let ticket = tickets.next();
+            tickets.uploads.insert(ticket, (data, Instant::now()));
+            (ticket, send)
+        };
+        let registered = register(ScalarIr::UInt(ticket));
+        if send {
+            // A device that cannot send says so when it is read.
+            let _ = device.flush();
+        }
+        registered
+    }
+
+    fn wait_for_room(&self) -> MutexGuard<'_, Tickets> {
+        let full = |tickets: &mut Tickets| tickets.waiting_bytes > WAITING_BYTES;
+        // Ends: what waits was flushed, and is taken by the bridge or given up.
+        self.room
+            .wait_while(self.lock(), full)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the bridge for a tensor. `register` queues the op with the ticket.
+    pub(crate) fn ask(&self, device: &Device, register: impl FnOnce(ScalarIr)) -> Reading {
+        let (tell, told) = oneshot::channel();
+        let ticket = {
+            let mut tickets = self.lock();
+            let ticket = tickets.next();
+            tickets.reads.insert(ticket, (tell, Instant::now()));
+            tickets.unsent_bytes = 0;
+            ticket
+        };
+        register(ScalarIr::UInt(ticket));
+        let sent = device.flush();
+        Box::pin(async move {
+            sent?;
+            match told.await {
+                Ok(reading) => reading.await,
+                Err(_) => Err(ExecutionError::with_context(
+                    "the bridge to the leased device has ended, and the read with it",
+                )),
+            }
+        })
+    }
+
+    fn take_upload(&self, ticket: &ScalarIr) -> Option<TensorData> {
+        let data = self.lock().remove(ticket.elem());
+        self.room.notify_all();
+        data
+    }
+
+    fn take_read(&self, ticket: &ScalarIr) -> Option<oneshot::Sender<Reading>> {
+        let ticket: u64 = ticket.elem();
+        self.lock().reads.remove(&ticket).map(|(tell, _)| tell)
+    }
+
+    /// Drops all tickets up to `last`; whoever waits for them hears of it.
+    fn give_up(&self, last: u64) {
+        let mut tickets = self.lock();
+        let mut old: Vec<u64> = tickets.uploads.keys().copied().collect();
+        old.retain(|&ticket| ticket <= last);
+        for ticket in old {
+            tickets.remove(ticket);
+        }
+        tickets.reads.retain(|&ticket, _| ticket > last);
+        drop(tickets);
+        self.room.notify_all();
+    }
+}
+
+/// Gives up tickets that nobody will come for. Ends with the exchange.
+pub(crate) async fn watch(exchange: Weak<Exchange>, devices: Vec<Device>, runtime: Handle) {
+    loop {
+        tokio::time::sleep(PATIENCE).await;
+        let Some(exchange) = exchange.upgrade() else {
+            return;
+        };
+        let Some(last) = exchange.lock().overdue() else {
+            continue;
+        };
+        // Whatever was registered before is through once this is. It may take
+        // long, as a tensor may be waited for that is still being computed.
+        let devices = devices.clone();
+        let synced = runtime.spawn_blocking(move || {
+            for device in devices {
+                // A dead session is what is looked for.
+                let _ = device.sync();
+            }
+        });
+        let _ = synced.await;
+        exchange.give_up(last);
+    }
+}
+
+/// Makes `server` carry out the ops with tickets of `exchange`.
+pub(crate) fn install(
+    server: BackendServer<Tensord>,
+    exchange: &Arc<Exchange>,
+) -> BackendServer<Tensord> {
+    let (uploads, reads) = (exchange.clone(), exchange.clone());
+    server
+        .with_custom_op(UPLOAD, move |handles, ir, device| {
+            upload(&uploads, handles, ir, *device);
+        })
+        .with_custom_op(READ, move |handles, ir, _| read(&reads, handles, ir))
+}
+
+type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
+
+fn upload(exchange: &Exchange, handles: &mut Handles, ir: &CustomOpIr, device: TensordDevice) {
+    let ([], [out]) = ir.as_fixed();
+    let Some(data) = ir.scalars.first().and_then(|t| exchange.take_upload(t)) else {
+        let lost = ExecutionError::with_context("the bytes of an upload were given up");
+        return handles.set_error(out.id, TensorError::new(lost));
+    };
+    let client = get_client::<TensordChannel>(&device);
+    handles.register_float_tensor::<Tensord>(&out.id, client.register_tensor_data(data));
+}
+
+fn read(exchange: &Exchange, handles: &mut Handles, ir: &CustomOpIr) {
+    let ([tensor], []) = ir.as_fixed();
+    let Some(tell) = ir.scalars.first().and_then(|t| exchange.take_read(t)) else {
+        return;
+    };
+    let reading: Reading = match handles.take_error(tensor) {
+        Some(error) => {
+            let cause = error.cause().clone();
+            Box::pin(async move { Err(cause) })
+        }
+        None => {
+            // Kinds differ in their types alone: all have the router's handle.
+            let tensor: RouterTensor<TensordClient> = handles.get_float_tensor::<Tensord>(tensor);
+            // Asks the worker at once; the future waits for its answer.
+            tensor.client.clone().read_tensor_async(tensor.into_ir())
+        }
+    };
+    // The reader may have gone.
+    let _ = tell.send(reading);
+}

@@ -1,0 +1,102 @@
+//! Tensors from and to host memory, around Burn's own encoding.
+
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use tensord_client::{LeaseRequest, data};
+use tensord_tests::cluster::Cluster;
+
+fn counted(elements: usize) -> Vec<f32> {
+    (0..elements).map(|i| i as f32).collect()
+}
+
+#[test]
+fn every_kind_comes_back_as_burn_itself_would_have_it() {
+    let cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let local = Device::flex();
+    for device in [&lease.devices()[0], &local] {
+        let floats = TensorData::new(counted(6), [2, 3]);
+        let tensor: Tensor<2> = data::from_data(floats.clone(), device);
+        assert_eq!(tensor.shape().as_slice(), [2, 3]);
+        assert_eq!(tensor.to_data(), floats, "read by Burn");
+        assert_eq!(data::into_data(tensor).unwrap(), floats, "read around it");
+
+        // As Burn does: the device's own integer type, unless told otherwise.
+        let integers = TensorData::from([1i64, -2, 3]);
+        let plain = Tensor::<1, Int>::from_data(integers.clone(), device);
+        let tensor: Tensor<1, Int> = data::from_data(integers.clone(), device);
+        assert_eq!(tensor.dtype(), plain.dtype());
+        assert_eq!(data::into_data(tensor).unwrap(), plain.to_data());
+        let tensor: Tensor<1, Int> = data::from_data(integers, (device, DType::I64));
+        assert_eq!(tensor.dtype(), DType::I64);
+
+        let bools = TensorData::from([true, false, true]);
+        let tensor: Tensor<1, Bool> = data::from_data(bools, device);
+        let flipped = data::into_data(tensor.bool_not()).unwrap();
+        assert_eq!(flipped.try_to_vec::<bool>().unwrap(), [false, true, false]);
+
+        let large = TensorData::new(counted(1 << 20), [1 << 20]);
+        let tensor: Tensor<1> = data::from_data(large, device);
+        let halves = data::into_data(tensor * 0.5).unwrap();
+        let halves = halves.try_to_vec::<f32>().unwrap();
+        assert!(halves.iter().enumerate().all(|(i, &h)| h == i as f32 * 0.5));
+    }
+}
+
+#[test]
+fn gradients_flow_through_what_was_handed_over() {
+    let cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = lease.devices()[0].clone().autodiff();
+    let weights = Tensor::<1>::from_data([1.0, 2.0], &device).require_grad();
+    let input: Tensor<1> = data::from_data([3.0f32, 4.0], &device);
+    let labels: Tensor<1, Int> = data::from_data([1, 0], &device);
+    assert!(input.device().is_autodiff() && labels.device().is_autodiff());
+    let loss = (weights.clone() * input).gather(0, labels).sum();
+    assert_eq!(
+        data::into_data(loss.clone())
+            .unwrap()
+            .try_to_vec::<f32>()
+            .unwrap(),
+        [11.0]
+    );
+    let gradients = loss.backward();
+    let gradient = data::into_data(weights.grad(&gradients).unwrap()).unwrap();
+    assert_eq!(gradient.try_to_vec::<f32>().unwrap(), [3.0, 4.0]);
+}
+
+#[test]
+fn reads_that_are_asked_for_together_keep_their_places() {
+    let cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    let mut sum: Tensor<1> = data::from_data([0.0f32], device);
+    let mut reads = Vec::new();
+    for step in 0..200 {
+        sum = sum + data::from_data::<1, _>([step as f32], device);
+        reads.push(data::into_data_async(sum.clone()));
+    }
+    let mut expected = 0.0;
+    for (step, read) in reads.into_iter().enumerate() {
+        expected += step as f32;
+        let read = burn_std::future::block_on(read).unwrap();
+        assert_eq!(read.try_to_vec::<f32>().unwrap(), [expected]);
+    }
+}
+
+#[test]
+fn what_fails_says_why_and_what_is_gone_says_so() {
+    let cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = lease.devices()[0].clone();
+    let tensor: Tensor<1> = data::from_data([1.0f32, 2.0], &device);
+    let bad = tensor.clone().select(0, data::from_data([99], &device));
+    let error = data::into_data(bad).unwrap_err().to_string();
+    assert!(
+        error.contains("Select") && error.contains("worker-0"),
+        "{error}"
+    );
+    assert!(data::into_data(tensor.clone()).is_ok());
+    drop(lease);
+    let error = data::into_data(tensor).unwrap_err().to_string();
+    assert!(!error.is_empty(), "{error}");
+}
