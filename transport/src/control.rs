@@ -33,9 +33,10 @@ use crate::{
     connection::{Caller, Closer, Connection},
     dial::DialError,
     identity::Identity,
-    link::{IDLE_TIMEOUT, KEEP_ALIVE},
+    link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
     listen::BindError,
-    tls::{self, ALPN_GRPC, Trust},
+    tcp,
+    tls::{self, ALPN_FRAMES, ALPN_GRPC, Trust},
 };
 
 /// Connections in use at once; more wait in the system's backlog.
@@ -125,6 +126,8 @@ pub struct Server {
     acceptor: TlsAcceptor,
     /// Calls at once on one connection; `None` is HTTP/2's default.
     max_calls: Option<u32>,
+    /// Where connections go that come for frames, not for gRPC.
+    links: Option<mpsc::Sender<Link>>,
 }
 
 /// Prepares a server on `tcp` that shows `identity`.
@@ -133,22 +136,39 @@ pub struct Server {
 ///
 /// When the identity is unusable.
 pub fn server(tcp: TcpListener, identity: &Identity) -> Result<Server, BindError> {
-    let config = tls::server_config(identity, ALPN_GRPC).map_err(BindError::identity)?;
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+    serve_on(tcp, identity, &[ALPN_GRPC], None)
+}
+
+/// Prepares a server of links: a call is one, with no other on its connection, and
+/// so is a connection that comes for frames, which goes to `links`.
+pub(crate) fn link_server(
+    tcp: TcpListener,
+    identity: &Identity,
+    links: mpsc::Sender<Link>,
+) -> Result<Server, BindError> {
+    let server = serve_on(tcp, identity, &[ALPN_GRPC, ALPN_FRAMES], Some(links))?;
+    Ok(Server {
+        max_calls: Some(1),
+        ..server
+    })
+}
+
+fn serve_on(
+    tcp: TcpListener,
+    identity: &Identity,
+    alpn: &[&[u8]],
+    links: Option<mpsc::Sender<Link>>,
+) -> Result<Server, BindError> {
+    let config = tls::server_config(identity, alpn).map_err(BindError::identity)?;
     Ok(Server {
         tcp,
-        acceptor,
+        acceptor: TlsAcceptor::from(Arc::new(config)),
         max_calls: None,
+        links,
     })
 }
 
 impl Server {
-    /// Lets a connection carry no more than `calls` at once.
-    pub(crate) fn with_max_calls(mut self, calls: u32) -> Self {
-        self.max_calls = Some(calls);
-        self
-    }
-
     /// Serves `routes` until the future is dropped, which closes all connections.
     pub async fn run(self, routes: Routes) {
         self.run_until(routes, future::pending()).await;
@@ -157,13 +177,18 @@ impl Server {
     /// Serves `routes`; once `closing` ends, no connections come any more, and
     /// the future ends with the last of them. Dropping it closes them all.
     pub(crate) async fn run_until(self, routes: Routes, closing: impl Future<Output = ()>) {
-        let (done, connections) = mpsc::channel(ACCEPT_QUEUE);
+        let (grpc, connections) = mpsc::channel(ACCEPT_QUEUE);
         let incoming = ReceiverStream::new(connections).map(Ok::<_, io::Error>);
         let mut open = JoinSet::new();
+        let takers = Takers {
+            acceptor: self.acceptor,
+            grpc,
+            links: self.links,
+        };
         let accepting = async {
             tokio::select! {
                 () = closing => {}
-                () = accept(self.tcp, self.acceptor, done, &mut open) => {}
+                () = accept(self.tcp, takers, &mut open) => {}
             }
         };
         let serving = tonic::transport::Server::builder()
@@ -183,13 +208,17 @@ impl Server {
     }
 }
 
-/// Accepts connections for ever, a task in `open` for each until it is closed.
-async fn accept(
-    tcp: TcpListener,
+/// Where connections go once their handshake is done.
+#[derive(Clone)]
+struct Takers {
     acceptor: TlsAcceptor,
-    done: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
-    open: &mut JoinSet<()>,
-) {
+    grpc: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
+    links: Option<mpsc::Sender<Link>>,
+}
+
+/// Accepts connections for ever, a task in `open` for each until it is closed or
+/// a link.
+async fn accept(tcp: TcpListener, takers: Takers, open: &mut JoinSet<()>) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         while open.try_join_next().is_some() {}
@@ -204,43 +233,44 @@ async fn accept(
                 continue;
             }
         };
-        let (acceptor, done) = (acceptor.clone(), done.clone());
-        open.spawn(async move {
-            if let Some(connection) = set_up(acceptor, stream, peer, place).await {
-                let guard = CloseOnDrop(connection.closer());
-                // An error means that the server is gone.
-                let _ = done.send(connection).await;
-                // So that the server may end.
-                drop(done);
-                guard.0.closed().await;
-            }
-        });
+        open.spawn(set_up(stream, peer, place, takers.clone()));
     }
 }
 
-async fn set_up(
-    acceptor: TlsAcceptor,
-    tcp: TcpStream,
-    peer: SocketAddr,
-    place: OwnedSemaphorePermit,
-) -> Option<Connection<server::TlsStream<TcpStream>>> {
+async fn set_up(tcp: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit, takers: Takers) {
+    let Takers {
+        acceptor,
+        grpc,
+        links,
+    } = takers;
     let handshake = async {
         tcp.set_nodelay(true)?;
         let mut stream = acceptor.accept(tcp).await?;
+        if stream.get_ref().1.alpn_protocol() == Some(ALPN_FRAMES) {
+            return Ok((stream, None));
+        }
         // The HTTP/2 stack would wait for this without a deadline.
         let mut preface = [0; PREFACE_BYTES];
         stream.read_exact(&mut preface).await?;
-        io::Result::Ok((stream, Bytes::copy_from_slice(&preface)))
+        io::Result::Ok((stream, Some(Bytes::copy_from_slice(&preface))))
     };
     match tokio::time::timeout(HANDSHAKE_DEADLINE, handshake).await {
-        Ok(Ok((stream, ahead))) => Some(Connection::new(stream, ahead, peer, Some(place))),
-        Ok(Err(e)) => {
-            debug!(%peer, "TLS handshake failed: {e}");
-            None
+        Ok(Ok((stream, Some(ahead)))) => {
+            let connection = Connection::new(stream, ahead, peer, Some(place));
+            let guard = CloseOnDrop(connection.closer());
+            // An error means that the server is gone.
+            let _ = grpc.send(connection).await;
+            // So that the server may end.
+            drop((grpc, links));
+            guard.0.closed().await;
         }
+        Ok(Ok((stream, None))) => {
+            let links = links.expect("only servers of links offer to take frames");
+            tcp::accept(stream, peer, place, HANDSHAKE_DEADLINE, &links).await;
+        }
+        Ok(Err(e)) => debug!(%peer, "TLS handshake failed: {e}"),
         Err(_) => {
             debug!(%peer, "no TLS handshake and HTTP/2 preface within {HANDSHAKE_DEADLINE:?}");
-            None
         }
     }
 }

@@ -13,12 +13,12 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::{
     Link, TransportChoice,
     faults::FaultSwitch,
-    grpc, quic,
+    grpc, quic, tcp,
     tls::{Trust, TrustError},
 };
 
@@ -155,6 +155,35 @@ impl Dialer {
         })
     }
 
+    /// Opens a link for bulk bytes: over TCP, which carries several times what
+    /// QUIC does where the network is fast, unless this dialer was told to use
+    /// QUIC; and over whatever else there is where TCP does not get through.
+    ///
+    /// # Errors
+    ///
+    /// As [`dial`](Self::dial).
+    pub async fn dial_bulk(
+        &self,
+        address: &str,
+        trust: &Trust,
+        deadline: Duration,
+    ) -> Result<Link, DialError> {
+        if self.choice == TransportChoice::Quic {
+            return self.dial(address, trust, deadline).await;
+        }
+        let tcp = Self {
+            choice: TransportChoice::Tcp,
+            ..self.clone()
+        };
+        match tcp.dial(address, trust, deadline / 2).await {
+            Err(e @ (DialError::Unreachable { .. } | DialError::Deadline { .. })) => {
+                debug!("no TCP for bulk bytes: {e}");
+                self.dial(address, trust, deadline / 2).await
+            }
+            decided => decided,
+        }
+    }
+
     /// Tries the addresses behind a name in turn, the next one when the one
     /// before failed or was silent for a while; the first link wins.
     async fn dial_any(&self, address: &str, trust: &Trust) -> Result<Link, DialError> {
@@ -187,6 +216,7 @@ impl Dialer {
         match self.choice {
             TransportChoice::Quic => quic::dial(at, host, trust).await,
             TransportChoice::Grpc => grpc::dial(at, host, trust).await,
+            TransportChoice::Tcp => tcp::dial(at, host, trust).await,
             TransportChoice::Auto if self.without_udp().contains(&at.ip()) => {
                 grpc::dial(at, host, trust).await
             }

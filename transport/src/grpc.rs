@@ -64,7 +64,8 @@ pub(crate) async fn dial(
     Ok(link(sender, receiver, address))
 }
 
-/// Serves `Data.Connect` on `tcp`: every stream becomes a link in `accepted`.
+/// Serves `Data.Connect` on `tcp`: every stream becomes a link in `accepted`, and
+/// so does a connection that comes for frames alone.
 /// When nobody takes them any more, it goes on for the links that were taken,
 /// and ends with the last.
 pub(crate) fn serve_links(
@@ -72,7 +73,7 @@ pub(crate) fn serve_links(
     identity: &Identity,
     accepted: mpsc::Sender<Link>,
 ) -> Result<impl Future<Output = ()> + Send + use<>, BindError> {
-    let server = control::server(tcp, identity)?.with_max_calls(1);
+    let server = control::link_server(tcp, identity, accepted.clone())?;
     let closing = accepted.clone();
     let service = DataServer::new(Accept { accepted })
         .max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);

@@ -1,9 +1,9 @@
 //! Links between tensord's processes.
 //!
 //! A [`Link`] is a framed, ordered, secured duplex between two processes. It
-//! has two carriers, QUIC and a gRPC stream, with one set of laws (see
-//! [`link`]) and one conformance suite. Both run over TLS 1.3; there is no
-//! plaintext mode. What the frames mean is not known here.
+//! has three carriers, QUIC, a gRPC stream and a plain TLS stream, with one set of
+//! laws (see [`link`]) and one conformance suite. All run over TLS 1.3; there is
+//! no plaintext mode. What the frames mean is not known here.
 //!
 //! - [`url`]: the one string that says where a pool is and how to trust it.
 //! - [`identity`], [`tls`]: certificates, and what a peer must prove.
@@ -17,12 +17,14 @@ pub mod control;
 pub mod dial;
 pub mod duplex;
 pub mod faults;
+mod framing;
 mod grpc;
 pub mod identity;
 pub mod link;
 pub mod listen;
 mod quic;
 pub mod resume;
+mod tcp;
 pub mod tls;
 pub mod token;
 pub mod url;

@@ -8,7 +8,8 @@
 //! 3. After [`LinkSender::finish`] the peer gets all frames sent before, then
 //!    `None`; it gets `None` in no other case. The other direction goes on.
 //! 4. When the connection is lost, both calls end with an error; neither
-//!    hangs for longer than [`IDLE_TIMEOUT`].
+//!    hangs for longer than [`IDLE_TIMEOUT`]. (TCP leaves it to the two systems
+//!    to notice: a peer whose process stands still is not lost to it.)
 //! 5. `send` waits while the peer does not keep up: memory is bounded.
 //! 6. The side that dialled must send first; the other learns of the link then.
 //! 7. A sender that is dropped before it finished ends the link, with an error
@@ -20,7 +21,7 @@ use std::{fmt, net::SocketAddr, time::Duration};
 use bytes::Bytes;
 use tensord_proto::MAX_FRAME_BYTES;
 
-use crate::{faults, grpc, quic};
+use crate::{faults, grpc, quic, tcp};
 
 /// How long a silent connection is kept before it counts as lost.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,6 +36,8 @@ pub enum Carrier {
     Quic,
     /// A gRPC stream.
     Grpc,
+    /// A TLS stream over TCP.
+    Tcp,
 }
 
 impl fmt::Display for Carrier {
@@ -42,6 +45,7 @@ impl fmt::Display for Carrier {
         f.write_str(match self {
             Self::Quic => "QUIC",
             Self::Grpc => "gRPC",
+            Self::Tcp => "TCP",
         })
     }
 }
@@ -85,6 +89,7 @@ pub struct LinkSender(pub(crate) SenderKind);
 pub(crate) enum SenderKind {
     Quic(quic::Sender),
     Grpc(grpc::Sender),
+    Tcp(tcp::Sender),
     Faulty(faults::Sender),
 }
 
@@ -106,6 +111,7 @@ impl LinkSender {
         match &mut self.0 {
             SenderKind::Quic(sender) => sender.send(parts, size).await,
             SenderKind::Grpc(sender) => sender.send(parts, size).await,
+            SenderKind::Tcp(sender) => sender.send(parts, size).await,
             SenderKind::Faulty(sender) => sender.send(parts, size).await,
         }
     }
@@ -117,6 +123,7 @@ impl LinkSender {
         match self.0 {
             SenderKind::Quic(sender) => sender.finish().await,
             SenderKind::Grpc(sender) => sender.finish().await,
+            SenderKind::Tcp(sender) => sender.finish().await,
             SenderKind::Faulty(sender) => sender.finish().await,
         }
     }
@@ -130,6 +137,7 @@ pub struct LinkReceiver(pub(crate) ReceiverKind);
 pub(crate) enum ReceiverKind {
     Quic(quic::Receiver),
     Grpc(grpc::Receiver),
+    Tcp(tcp::Receiver),
     Faulty(faults::Receiver),
 }
 
@@ -144,6 +152,7 @@ impl LinkReceiver {
         match &mut self.0 {
             ReceiverKind::Quic(receiver) => receiver.recv().await,
             ReceiverKind::Grpc(receiver) => receiver.recv().await,
+            ReceiverKind::Tcp(receiver) => receiver.recv().await,
             ReceiverKind::Faulty(receiver) => receiver.recv().await,
         }
     }

@@ -3,8 +3,6 @@
 //! Each link is a connection of its own, so that one link's loss or flow
 //! control never touches another's.
 
-mod framing;
-
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
@@ -17,13 +15,14 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     dial::DialError,
+    framing,
     identity::Identity,
     link::{
         Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
         SenderKind,
     },
     listen::BindError,
-    tls::{self, ALPN_QUIC, Trust},
+    tls::{self, ALPN_FRAMES, Trust},
 };
 
 /// Bytes in flight per link: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13 ms.
@@ -75,7 +74,7 @@ pub(crate) fn server(
     socket: std::net::UdpSocket,
     identity: &Identity,
 ) -> Result<Endpoint, BindError> {
-    let tls = tls::server_config(identity, ALPN_QUIC).map_err(BindError::identity)?;
+    let tls = tls::server_config(identity, &[ALPN_FRAMES]).map_err(BindError::identity)?;
     let crypto = QuicServerConfig::try_from(tls).map_err(BindError::identity)?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     config.transport_config(transport_config());
@@ -91,7 +90,7 @@ pub(crate) async fn dial(
     host: &str,
     trust: &Trust,
 ) -> Result<Link, DialError> {
-    let tls = tls::client_config(trust, ALPN_QUIC)?;
+    let tls = tls::client_config(trust, ALPN_FRAMES)?;
     let crypto = QuicClientConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(transport_config());

@@ -42,6 +42,8 @@ pub enum TransportChoice {
     Quic,
     /// gRPC only.
     Grpc,
+    /// Frames in TLS over TCP only.
+    Tcp,
 }
 
 impl fmt::Display for TransportChoice {
@@ -50,6 +52,7 @@ impl fmt::Display for TransportChoice {
             Self::Auto => "auto",
             Self::Quic => "quic",
             Self::Grpc => "grpc",
+            Self::Tcp => "tcp",
         })
     }
 }
@@ -145,9 +148,10 @@ fn options(url: &::url::Url) -> Result<(Trust, TransportChoice), UrlError> {
                     "auto" => TransportChoice::Auto,
                     "quic" => TransportChoice::Quic,
                     "grpc" => TransportChoice::Grpc,
+                    "tcp" => TransportChoice::Tcp,
                     other => {
                         return wrong(format!(
-                            "transport is {other:?}, it must be auto, quic or grpc"
+                            "transport is {other:?}, it must be auto, quic, grpc or tcp"
                         ));
                     }
                 };
@@ -274,8 +278,8 @@ mod tests {
             ("tensord://h:1?ca=md5:00", "does not start with sha256:"),
             ("tensord://h:1?ca=sha256:xyz", "not 64 hex digits"),
             (
-                "tensord://h:1?transport=tcp",
-                "\"tcp\", it must be auto, quic or grpc",
+                "tensord://h:1?transport=udp",
+                "\"udp\", it must be auto, quic, grpc or tcp",
             ),
             ("tensord://h:1?speed=9", "unknown option \"speed\""),
             ("tensord://h:1?transport=quic&transport=grpc", "given twice"),

@@ -42,6 +42,11 @@ pub(crate) const GRPC: Kind = Kind {
     switched: false,
 };
 
+pub(crate) const TCP: Kind = Kind {
+    choice: TransportChoice::Tcp,
+    switched: false,
+};
+
 impl Kind {
     pub(crate) fn dialer(self) -> Dialer {
         match self.switched {

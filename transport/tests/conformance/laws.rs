@@ -67,8 +67,9 @@ async fn parts_are_joined(kind: Kind) {
         &[frame(7, MAX_FRAME_BYTES / 2), frame(8, MAX_FRAME_BYTES / 2)],
     ];
     for parts in cases {
-        near.sender.send(parts).await.unwrap();
-        let received = far.receiver.recv().await.unwrap().unwrap();
+        let (sent, received) = tokio::join!(near.sender.send(parts), far.receiver.recv());
+        sent.unwrap();
+        let received = received.unwrap().unwrap();
         assert!(received == parts.concat(), "{} parts", parts.len());
     }
 }

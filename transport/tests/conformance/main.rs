@@ -18,8 +18,10 @@ macro_rules! laws {
         $(mod $law {
             laws!(@test $law, quic, crate::harness::QUIC);
             laws!(@test $law, grpc, crate::harness::GRPC);
+            laws!(@test $law, tcp, crate::harness::TCP);
             laws!(@test $law, quic_through_a_switch, crate::harness::QUIC.through_a_switch());
             laws!(@test $law, grpc_through_a_switch, crate::harness::GRPC.through_a_switch());
+            laws!(@test $law, tcp_through_a_switch, crate::harness::TCP.through_a_switch());
         })*
     };
     (@test $law:ident, $name:ident, $kind:expr) => {

@@ -1,4 +1,4 @@
-//! Frames on a QUIC stream: a length (4 bytes, little endian) and that many
+//! Frames on a byte stream, of QUIC or TLS: a length (4 bytes, little endian) and that many
 //! bytes.
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -7,13 +7,13 @@ use tensord_proto::MAX_FRAME_BYTES;
 use crate::link::LinkError;
 
 /// What goes before a frame of `size` bytes.
-pub(super) fn prefix(size: usize) -> Bytes {
+pub(crate) fn prefix(size: usize) -> Bytes {
     let size = u32::try_from(size).expect("frames are limited to far less");
     Bytes::copy_from_slice(&size.to_le_bytes())
 }
 
 /// Takes one whole frame off the front of `buffer`, if it is there.
-pub(super) fn take_frame(buffer: &mut BytesMut) -> Result<Option<Bytes>, LinkError> {
+pub(crate) fn take_frame(buffer: &mut BytesMut) -> Result<Option<Bytes>, LinkError> {
     let Some(prefix) = buffer.first_chunk::<4>() else {
         return Ok(None);
     };

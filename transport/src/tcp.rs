@@ -1,0 +1,268 @@
+//! The TCP carrier: length-prefixed frames in TLS, and nothing else.
+//!
+//! It is here for bulk bytes. QUIC does in this process, packet by packet, what
+//! the system does for TCP many packets at a time, and HTTP/2 adds a layer of
+//! flow control and copies; a large tensor goes several times faster this way.
+//!
+//! A link of it has no probes of its own: the system notices a dead network, and
+//! whoever uses a link says something from time to time anyway.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use rustls::pki_types::ServerName;
+use socket2::{SockRef, Socket, TcpKeepalive};
+use tokio::{
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, TlsStream, server};
+use tracing::debug;
+
+use crate::{
+    dial::DialError,
+    framing,
+    link::{
+        Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
+        SenderKind,
+    },
+    tls::{self, ALPN_FRAMES, Trust},
+};
+
+/// Bytes asked of the stream at once: some TLS records (of 16 KiB).
+const READ_BYTES: usize = 256 << 10;
+
+/// Plaintext that TLS may hold: what is encrypted before the socket is asked.
+const TLS_BUFFER_BYTES: usize = 256 << 10;
+
+/// Dials `address`, where `host` is.
+pub(crate) async fn dial(
+    address: SocketAddr,
+    host: &str,
+    trust: &Trust,
+) -> Result<Link, DialError> {
+    let config = tls::client_config(trust, ALPN_FRAMES)?;
+    let unreachable = |e: io::Error| DialError::unreachable(address, &e);
+    let tcp = TcpStream::connect(address).await.map_err(unreachable)?;
+    tcp.set_nodelay(true).map_err(unreachable)?;
+    let name = ServerName::try_from(tls::server_name(host).to_owned()).expect("a usable name");
+    let stream = TlsConnector::from(Arc::new(config))
+        .connect(name, tcp)
+        .await
+        .map_err(|e| match tls::is_certificate_error(&e) {
+            true => DialError::certificate(address, trust),
+            false => unreachable(e),
+        })?;
+    link(stream.into(), address, None).map_err(unreachable)
+}
+
+/// The link on a stream whose handshake is done; it holds `place` while it lives.
+fn link(
+    mut stream: TlsStream<TcpStream>,
+    peer: SocketAddr,
+    place: Option<OwnedSemaphorePermit>,
+) -> io::Result<Link> {
+    match &mut stream {
+        TlsStream::Client(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
+        TlsStream::Server(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
+    }
+    let socket = SockRef::from(stream.get_ref().0);
+    notice_dead_peers(&socket);
+    let owner = Arc::new(Owner {
+        socket: socket.try_clone()?,
+        unread: Mutex::default(),
+        _place: place,
+    });
+    let (reader, writer) = split(stream);
+    let sender = Sender {
+        stream: writer,
+        begun: Vec::new(),
+        finished: false,
+        owner: owner.clone(),
+    };
+    let receiver = Receiver {
+        stream: Some(reader),
+        buffer: BytesMut::new(),
+        owner,
+    };
+    Ok(Link {
+        sender: LinkSender(SenderKind::Tcp(sender)),
+        receiver: LinkReceiver(ReceiverKind::Tcp(receiver)),
+        carrier: Carrier::Tcp,
+        peer,
+    })
+}
+
+/// Takes a connection that was accepted for frames. Its first bytes must come
+/// within `deadline`; then the link goes to `accepted`.
+pub(crate) async fn accept(
+    stream: server::TlsStream<TcpStream>,
+    peer: SocketAddr,
+    place: OwnedSemaphorePermit,
+    deadline: Duration,
+    accepted: &mpsc::Sender<Link>,
+) {
+    let mut link = match link(stream.into(), peer, Some(place)) {
+        Ok(link) => link,
+        Err(e) => return debug!(%peer, "TCP link failed: {e}"),
+    };
+    let ReceiverKind::Tcp(receiver) = &mut link.receiver.0 else {
+        unreachable!("it was just made");
+    };
+    match timeout(deadline, receiver.fill()).await {
+        // An error means that the listener was dropped, and so is the link.
+        Ok(Ok(true)) => drop(accepted.send(link).await),
+        Ok(Ok(false)) => debug!(%peer, "TCP link ended before its first frame"),
+        Ok(Err(e)) => debug!(%peer, "TCP link failed: {e}"),
+        Err(_) => debug!(%peer, "TCP link sent nothing for {deadline:?}"),
+    }
+}
+
+/// Has the system probe the peer's. Best effort: users of links notice, too.
+fn notice_dead_peers(socket: &SockRef<'_>) {
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEP_ALIVE)
+        .with_interval(KEEP_ALIVE);
+    let _ = socket.set_tcp_keepalive(&keepalive);
+}
+
+/// What the halves of a link share.
+#[derive(Debug)]
+struct Owner {
+    /// A second handle, to close the connection whatever the halves do.
+    socket: Socket,
+    /// The reading half, once its receiver was dropped.
+    unread: Mutex<Option<ReadHalf<TlsStream<TcpStream>>>>,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Owner {
+    fn close(&self) {
+        // An error means that it is closed.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn unread(&self) -> MutexGuard<'_, Option<ReadHalf<TlsStream<TcpStream>>>> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Sender {
+    stream: WriteHalf<TlsStream<TcpStream>>,
+    /// What is left of the latest frame, if its `send` was cancelled.
+    begun: Vec<Bytes>,
+    finished: bool,
+    owner: Arc<Owner>,
+}
+
+impl Sender {
+    pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
+        self.flush().await?;
+        self.begun.push(framing::prefix(size));
+        let parts = parts.iter().filter(|part| !part.is_empty());
+        self.begun.extend(parts.cloned());
+        self.flush().await
+    }
+
+    async fn flush(&mut self) -> Result<(), LinkError> {
+        write_all(&mut self.stream, &mut self.begun)
+            .await
+            .map_err(LinkError::lost)
+    }
+
+    pub(crate) async fn finish(mut self) {
+        let delivered = async {
+            if self.flush().await.is_ok() {
+                self.finished = self.stream.shutdown().await.is_ok();
+            }
+            // A socket that is closed with bytes unread is reset, and the peer
+            // then loses what is still on its way.
+            let unread = self.owner.unread().take();
+            if let Some(mut unread) = unread {
+                let _ = tokio::io::copy(&mut unread, &mut tokio::io::sink()).await;
+            }
+        };
+        let _ = timeout(IDLE_TIMEOUT, delivered).await;
+    }
+}
+
+/// Writes `parts`, taking off what was written as it goes.
+async fn write_all(
+    stream: &mut (impl AsyncWrite + Unpin),
+    parts: &mut Vec<Bytes>,
+) -> io::Result<()> {
+    while !parts.is_empty() {
+        let slices: Vec<_> = parts.iter().map(|part| io::IoSlice::new(part)).collect();
+        let mut written = stream.write_vectored(&slices).await?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        parts.retain_mut(|part| {
+            let gone = part.len().min(written);
+            part.advance(gone);
+            written -= gone;
+            !part.is_empty()
+        });
+    }
+    stream.flush().await
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        // The peer then misses TLS's goodbye and knows that this was no end.
+        if !self.finished {
+            self.owner.close();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    /// Taken when dropped.
+    stream: Option<ReadHalf<TlsStream<TcpStream>>>,
+    buffer: BytesMut,
+    owner: Arc<Owner>,
+}
+
+impl Receiver {
+    pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
+        loop {
+            match framing::take_frame(&mut self.buffer) {
+                Ok(Some(frame)) => return Ok(Some(frame)),
+                Ok(None) => {}
+                Err(error) => {
+                    self.owner.close();
+                    return Err(error);
+                }
+            }
+            if !self.fill().await? {
+                return match self.buffer.is_empty() {
+                    true => Ok(None),
+                    false => Err(LinkError::lost("the stream ended within a frame")),
+                };
+            }
+        }
+    }
+
+    /// Waits for more bytes. False: the peer finished.
+    pub(crate) async fn fill(&mut self) -> Result<bool, LinkError> {
+        self.buffer.reserve(READ_BYTES);
+        let stream = self.stream.as_mut().expect("only taken when dropped");
+        let read = stream.read_buf(&mut self.buffer).await;
+        Ok(read.map_err(LinkError::lost)? > 0)
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        *self.owner.unread() = self.stream.take();
+    }
+}
