@@ -5,9 +5,10 @@ use burn_ir::{OperationIr, TensorId};
 use super::{
     CodecError, MAX_OPS_PER_FRAME, MAX_PLAIN_BYTES_PER_FRAME,
     model::Model,
+    take,
     template::{Hole, Template},
     value::{HoleKind, Value},
-    wire::{HEAD_BITS, Reader, RecordKind, unzigzag},
+    wire::{Reader, RecordKind, ones, unzigzag},
 };
 
 /// Ops that room is made for before any was seen. A frame of a few bytes may
@@ -113,7 +114,7 @@ impl OpDecoder {
         };
         self.values.clear();
         self.values.extend(model.predict(past));
-        for i in (0..HEAD_BITS as usize).filter(|i| changed >> i & 1 == 1) {
+        for i in ones(changed) {
             let (Some(hole), Some(value)) = (template.holes.get(i), self.values.get_mut(i)) else {
                 let rule = format!("value {i} of an op that has {}", template.holes.len());
                 return Err(frame.reader.error(rule));
@@ -198,14 +199,14 @@ impl Frame<'_> {
             let rule = format!("ops of more than {MAX_PLAIN_BYTES_PER_FRAME} bytes in one frame");
             return Err(self.reader.error(rule));
         }
-        match postcard::take_from_bytes(plain) {
-            Ok((op, [])) => self.ops.push(op),
-            Ok((_, rest)) => {
-                let rule = format!("{} bytes after the end of an op", rest.len());
-                return Err(self.reader.error(rule));
+        let rule = match take(plain) {
+            Ok((op, len)) if len == plain.len() => {
+                self.ops.push(op);
+                return Ok(());
             }
-            Err(e) => return Err(self.reader.error(format!("no op: {e}"))),
-        }
-        Ok(())
+            Ok((_, len)) => format!("{} bytes after the end of an op", plain.len() - len),
+            Err((at, e)) => format!("no op: {e}, at byte {at} of it"),
+        };
+        Err(self.reader.error(rule))
     }
 }

@@ -17,7 +17,7 @@ use super::{
     model::Model,
     template::Template,
     value::Value,
-    wire::{HEAD_BITS, RecordKind, put_head, put_varint, zigzag},
+    wire::{HEAD_BITS, RecordKind, ones, put_head, put_varint, zigzag},
 };
 
 /// Where to look for an op near the place it was expected at: so many ops
@@ -211,8 +211,8 @@ impl OpEncoder {
             .get(self.model.cursor)
             .expect("it was compared");
         put_head(out, RecordKind::Patch, changes);
-        let pairs = self.values.iter_mut().zip(&self.flat.values);
-        for (_, (value, &new)) in pairs.enumerate().filter(|(i, _)| changes >> i & 1 == 1) {
+        for i in ones(changes) {
+            let (value, new) = (&mut self.values[i], self.flat.values[i]);
             // The same tensor as then, though more were made since: it lives on,
             // and its id predicts better than its distance.
             let lives_on = value.resolve(past.counter) == new;

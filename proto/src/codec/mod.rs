@@ -68,7 +68,7 @@ pub struct CodecError {
 }
 
 impl CodecError {
-    fn new(what: &'static str, offset: usize, rule: impl Into<String>) -> Self {
+    pub(crate) fn new(what: &'static str, offset: usize, rule: impl Into<String>) -> Self {
         let rule = rule.into();
         Self { what, offset, rule }
     }
@@ -199,13 +199,21 @@ fn encode<T: Serialize>(value: &T) -> Bytes {
 }
 
 fn decode<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, CodecError> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(CodecError::new(
-            what,
-            bytes.len() - rest.len(),
-            "bytes after its end",
-        )),
-        Err(e) => Err(CodecError::new(what, 0, e.to_string())),
+    match take(bytes) {
+        Ok((value, len)) if len == bytes.len() => Ok(value),
+        Ok((_, len)) => Err(CodecError::new(what, len, "bytes after its end")),
+        Err((at, e)) => Err(CodecError::new(what, at, e.to_string())),
+    }
+}
+
+/// A value off the front of `bytes`, and how many it took; or where there turned
+/// out to be none, and why.
+fn take<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), (usize, postcard::Error)> {
+    let mut reader = postcard::Deserializer::from_bytes(bytes);
+    let value = T::deserialize(&mut reader);
+    let at = bytes.len() - reader.finalize().map_or(0, <[u8]>::len);
+    match value {
+        Ok(value) => Ok((value, at)),
+        Err(e) => Err((at, e)),
     }
 }

@@ -34,6 +34,8 @@
 //! template of a NEW takes the next number, unless it is too large to keep; if
 //! the dictionary is full, everything but the id counter is forgotten first.
 
+use std::iter;
+
 use super::CodecError;
 
 /// Most bytes of a varint: 65 bits of an id with its mark.
@@ -95,6 +97,13 @@ pub(super) fn zigzag(n: i64) -> u64 {
 /// Undoes [`zigzag`].
 pub(super) fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
+}
+
+/// The places of the bits that are set, the lowest first.
+pub(super) fn ones(bits: u64) -> impl Iterator<Item = usize> {
+    let rest = iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)));
+    rest.take_while(|&bits| bits != 0)
+        .map(|bits| bits.trailing_zeros() as usize)
 }
 
 /// Reads a frame, and knows where it stands in it.
@@ -187,6 +196,13 @@ mod tests {
             assert_eq!(zigzag(unzigzag(n)), n);
         }
         assert_eq!([0, -1, 1, -2].map(zigzag), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn ones_are_the_bits_that_are_set() {
+        assert!(ones(0).next().is_none());
+        assert!(ones(1 << 63 | 0b101).eq([0, 2, 63]));
+        assert!(ones(u64::MAX).eq(0..64));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! What the codec promises, from the outside: an op stream survives the round
 //! trip whatever is in it, costs little, and no bytes can harm the decoder.
 
+mod corpus;
 mod kinds;
 mod malformed;
+mod mutate;
 mod program;
 mod step;
 mod streams;
@@ -112,4 +114,25 @@ fn a_type_that_cannot_be_addressed_is_refused() {
     let deep = v1::TensorType { shape, ..huge };
     assert!(rule(Some(&deep)).contains("dimensions"));
     assert!(decode_type(None).is_err());
+}
+
+#[test]
+fn what_is_no_tensor_names_the_offset_and_the_rule() {
+    let bytes = encode_tensor(&tensor(5));
+    assert_eq!(decode_tensor(&bytes).unwrap(), tensor(5));
+    let longer = [&bytes[..], &[0]].concat();
+    let no_status = [5, 0, 9, 0];
+    let cases: [(&[u8], usize, &str); 3] = [
+        (&bytes[..3], 3, "end of buffer"),
+        (&longer, bytes.len(), "bytes after its end"),
+        (&no_status, 3, ""),
+    ];
+    for (bytes, offset, rule) in cases {
+        let error = decode_tensor(bytes).unwrap_err();
+        assert_eq!((error.what, error.offset), ("tensor", offset), "{error}");
+        assert!(
+            error.rule.contains(rule) && !error.rule.is_empty(),
+            "{error}"
+        );
+    }
 }

@@ -2,15 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use super::{program::Program, *};
+use super::{corpus::init, program::Program, *};
 
-/// Sends `steps` steps, each a frame; the bytes each took.
-fn costs(steps: usize) -> (usize, Vec<usize>) {
+/// Sends `steps` steps, each a frame; the bytes each took. `upload` says where a
+/// step's batch comes from: its id, and the step's ops.
+fn costs(
+    steps: usize,
+    upload: impl Fn(&mut Pair, u64, &mut Vec<OperationIr>),
+) -> (usize, Vec<usize>) {
     let mut program = Program::new();
     let mut pair = Pair::default();
     let costs = (0..steps).map(|_| {
         let batch = program.step();
-        pair.note(batch);
+        upload(&mut pair, batch, &mut program.ops);
         pair.send(&program.ops)
     });
     let costs = costs.collect();
@@ -18,15 +22,48 @@ fn costs(steps: usize) -> (usize, Vec<usize>) {
     (program.ops.len(), costs)
 }
 
+/// A batch that came before the frame.
+fn noted(pair: &mut Pair, batch: u64, _: &mut Vec<OperationIr>) {
+    pair.note(batch);
+}
+
 #[test]
 fn a_steady_step_costs_tens_of_bytes() {
-    let (ops, costs) = costs(50);
+    let (ops, costs) = costs(50, noted);
     println!("{ops} ops in {costs:?} bytes");
     assert!((100..=250).contains(&ops));
     assert!(costs[1] < 2 * ops, "the second step: {} bytes", costs[1]);
     for (i, &cost) in costs.iter().enumerate().skip(4) {
         assert!(cost <= 40, "step {i}: {cost} bytes");
     }
+}
+
+#[test]
+fn an_upload_in_its_place_costs_nothing() {
+    let (_, before) = costs(50, noted);
+    // Anywhere before its first use, which is the first op's.
+    let (_, within) = costs(50, |_, batch, ops| ops.insert(0, init(batch)));
+    println!("{within:?} bytes with an op for the upload, {before:?} without");
+    for i in 4..50 {
+        assert!(within[i] <= before[i], "step {i}: {} bytes", within[i]);
+    }
+}
+
+#[test]
+fn a_loop_of_uploads_is_a_run() {
+    let mut pair = Pair::default();
+    let frame = |round: u64| {
+        let ids = 1 + 3 * round..4 + 3 * round;
+        let ops = ids.clone().map(init).chain(ids.map(drop_of));
+        ops.collect::<Vec<_>>()
+    };
+    let costs: Vec<_> = (0..20).map(|round| pair.send(&frame(round))).collect();
+    // The first teaches the two templates, and the next where the loop begins.
+    assert!(costs[2..].iter().all(|&cost| cost <= 2), "{costs:?}");
+    // Many rounds in a frame are still one record.
+    let many: Vec<_> = (20..2_020).flat_map(frame).collect();
+    assert!(pair.send(&many) <= 4);
+    pair.assert_in_step();
 }
 
 #[test]

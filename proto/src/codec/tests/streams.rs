@@ -3,7 +3,7 @@
 use burn_ir::{ScalarIr, ScalarOpIr};
 use proptest::{collection::vec, prelude::*};
 
-use super::*;
+use super::{corpus::init, *};
 
 /// An op of a loop's body: what it reads is given by how long ago that was made.
 #[derive(Debug, Clone)]
@@ -13,6 +13,8 @@ enum Line {
     Drop(u64),
     /// Reads a tensor made before the loop.
     Constant(u64),
+    /// A tensor that no op makes.
+    Init,
 }
 
 #[derive(Debug, Clone)]
@@ -31,6 +33,7 @@ fn line() -> impl Strategy<Value = Line> {
             .prop_map(|(id, by)| Line::Scale(id, by)),
         (0u64..9).prop_map(Line::Drop),
         (0u64..4).prop_map(Line::Constant),
+        Just(Line::Init),
     ]
 }
 
@@ -68,6 +71,7 @@ impl Sender {
             Line::Scale(input, by) => scale(id(input), by.powi(round as i32), self.next),
             Line::Drop(input) => return self.pending.push(drop_of(id(input))),
             Line::Constant(constant) => add(constant, id(0), self.next),
+            Line::Init => init(self.next),
         };
         self.next += 1;
         self.pending.push(op);
@@ -155,6 +159,23 @@ fn an_op_too_large_to_keep_is_still_said() {
     let mut pair = Pair::default();
     for i in 0..4 {
         pair.send(&[add(1, 2, 3 + i), large.clone(), add(2, 2, 4 + i)]);
+        pair.assert_in_step();
+    }
+}
+
+#[test]
+fn a_change_to_an_op_of_very_many_values_is_said() {
+    // A record's head has no bits for the values beyond the first sixty-one.
+    let with = |changed: Option<usize>| {
+        let mut inputs: Vec<_> = (0..100).map(tensor).collect();
+        if let Some(i) = changed {
+            inputs[i] = tensor(500);
+        }
+        OperationIr::Custom(burn_ir::CustomOpIr::new("wide", &inputs, &[]))
+    };
+    let mut pair = Pair::default();
+    for i in 0..100 {
+        pair.send(&[with(None), with(Some(i)), with(Some(99 - i)), with(None)]);
         pair.assert_in_step();
     }
 }

@@ -1,0 +1,213 @@
+//! Two ends of a session, and a connection between them that loses frames, says
+//! them twice and breaks. Whatever happens, each end is given what the other
+//! said, all of it, once and in order.
+//!
+//! An input is a sequence of control bytes: the lowest bit is the end that acts,
+//! and the rest, modulo the number of `Step`s, what it does.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use tensord_proto::v1::{Chunk, Ops, Seed, frame};
+use tensord_transport::duplex::Duplex;
+
+use crate::input::Input;
+
+/// Small, so that ends run out of credit; a body must fit.
+const WINDOW_BYTES: u64 = 4 << 10;
+const CAPACITY_BYTES: usize = 4 << 10;
+
+/// What an end does, in the order of their numbers.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum Step {
+    /// Says something; a byte follows.
+    Push,
+    /// Sends a frame, if it may.
+    Send,
+    /// Takes the next frame.
+    Deliver,
+    /// Acts on what it took.
+    Consume,
+    Beat,
+    /// The frame that comes next is lost.
+    Lose,
+    /// The frame that comes next will come again.
+    Repeat,
+    /// The connection breaks, and another takes its place.
+    Cut,
+}
+
+const STEPS: [Step; 8] = [
+    Step::Push,
+    Step::Send,
+    Step::Deliver,
+    Step::Consume,
+    Step::Beat,
+    Step::Lose,
+    Step::Repeat,
+    Step::Cut,
+];
+
+/// Runs the target.
+pub fn run(data: &[u8]) {
+    let mut input = Input(data);
+    let mut session = Session::default();
+    while !input.is_empty() {
+        let control = input.byte();
+        let step = STEPS[usize::from(control >> 1) % STEPS.len()];
+        session.step(usize::from(control & 1), step, &mut input);
+        session.check();
+    }
+    session.settle();
+}
+
+#[derive(Default)]
+struct Session {
+    ends: [End; 2],
+}
+
+struct End {
+    duplex: Duplex,
+    said: Vec<frame::Body>,
+    taken: Vec<frame::Body>,
+    /// What was taken and not acted on.
+    unconsumed: VecDeque<usize>,
+    /// Frames on their way to this end.
+    coming: VecDeque<Bytes>,
+}
+
+impl Default for End {
+    fn default() -> Self {
+        Self {
+            duplex: Duplex::new(CAPACITY_BYTES, WINDOW_BYTES, WINDOW_BYTES),
+            said: Vec::new(),
+            taken: Vec::new(),
+            unconsumed: VecDeque::new(),
+            coming: VecDeque::new(),
+        }
+    }
+}
+
+impl Session {
+    fn step(&mut self, at: usize, step: Step, input: &mut Input<'_>) {
+        let [left, right] = &mut self.ends;
+        let (end, other) = match at {
+            0 => (left, right),
+            _ => (right, left),
+        };
+        match step {
+            Step::Push => end.say(input.byte()),
+            Step::Send => {
+                let frame = end.duplex.next_to_send();
+                other
+                    .coming
+                    .extend(frame.map(|parts| parts.concat().into()));
+            }
+            Step::Deliver => self.deliver(at),
+            Step::Consume => {
+                if let Some(bytes) = end.unconsumed.pop_front() {
+                    end.duplex.inbox().consume(bytes);
+                }
+            }
+            Step::Beat => other.coming.push_back(end.duplex.beat()),
+            Step::Lose => drop(end.coming.pop_front()),
+            Step::Repeat => {
+                if let Some(frame) = end.coming.front().cloned() {
+                    end.coming.push_front(frame);
+                }
+            }
+            Step::Cut => self.reconnect(),
+        }
+    }
+
+    fn deliver(&mut self, at: usize) {
+        let end = &mut self.ends[at];
+        let Some(frame) = end.coming.pop_front() else {
+            return;
+        };
+        match end.duplex.receive(frame) {
+            Ok(Some((frame::Body::Ping(_), 0)) | None) => {}
+            Ok(Some((body, bytes))) => {
+                end.taken.push(body);
+                end.unconsumed.push_back(bytes);
+            }
+            // Nobody broke a rule here, so nothing but a loss can be found.
+            Err(error) => {
+                assert!(error.is_loss(), "{error}");
+                self.reconnect();
+            }
+        }
+    }
+
+    fn reconnect(&mut self) {
+        let news = self.ends.each_mut().map(|end| {
+            end.coming.clear();
+            end.duplex.inbox().tell()
+        });
+        for (end, (received, credit)) in self.ends.iter_mut().zip(news.into_iter().rev()) {
+            end.duplex
+                .rewind(received, credit)
+                .expect("nothing was made up");
+        }
+    }
+
+    fn check(&self) {
+        let [left, right] = &self.ends;
+        assert!(left.said.starts_with(&right.taken));
+        assert!(right.said.starts_with(&left.taken));
+    }
+
+    /// Left alone on a good connection, everything arrives.
+    fn settle(&mut self) {
+        self.reconnect();
+        let rounds = 2 + self.ends.iter().map(|end| end.said.len()).sum::<usize>();
+        for _ in 0..rounds {
+            for at in [0, 1] {
+                let none = &mut Input(&[]);
+                self.step(at, Step::Send, none);
+                self.step(at, Step::Beat, none);
+                (0..2).for_each(|_| self.step(1 - at, Step::Deliver, none));
+                self.step(1 - at, Step::Consume, none);
+            }
+            for end in &mut self.ends {
+                end.unconsumed
+                    .drain(..)
+                    .for_each(|bytes| end.duplex.inbox().consume(bytes));
+            }
+        }
+        let [left, right] = &self.ends;
+        assert!(left.said == right.taken && right.said == left.taken);
+        for end in &self.ends {
+            assert!(end.duplex.outbox().is_empty());
+            assert_eq!(end.duplex.outbox().kept_bytes(), 0);
+        }
+    }
+}
+
+impl End {
+    fn say(&mut self, what: u8) {
+        if self.duplex.outbox().is_full() {
+            return;
+        }
+        let bytes = Bytes::from(vec![what; usize::from(what) * 4]);
+        let body = match what % 4 {
+            0 => frame::Body::Seed(Seed { seed: what.into() }),
+            1 => frame::Body::Chunk(Chunk {
+                size_bytes: what.into(),
+                bytes,
+            }),
+            2 => frame::Body::Chunk(Chunk {
+                size_bytes: 0,
+                bytes,
+            }),
+            _ => frame::Body::Ops(Ops {
+                count: u32::from(what) / 16,
+                encoded: bytes,
+                ..Ops::default()
+            }),
+        };
+        self.said.push(body.clone());
+        self.duplex.push(body);
+    }
+}

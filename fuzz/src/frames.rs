@@ -1,0 +1,148 @@
+//! Bytes to frames, at one end of a session that has said a few things itself.
+//! No frame may panic or ask for much, and those that are taken must keep the
+//! numbering: each once, in order, within the credit.
+//!
+//! What a frame carries is read as well: ops and their uploads, types, tensors,
+//! profiles.
+//!
+//! An input is a sequence of: two bytes of a length, and a frame that long.
+
+use burn_ir::OperationIr;
+use bytes::Bytes;
+use prost::Message;
+use tensord_proto::{
+    codec::{DeviceProfile, OpDecoder, decode_tensor, decode_type, tensor_bytes},
+    content::{Contents, Entry},
+    v1::{Frame, Seed, frame, value},
+};
+use tensord_transport::duplex::{self, Duplex};
+
+use crate::{input::Input, memory::peak_of};
+
+/// What the peer may be ahead.
+const WINDOW_BYTES: u64 = 64 << 10;
+
+/// Most bytes that taking a frame may allocate: a shape's dimensions take a byte
+/// each on the wire and eight in memory, and a vector that grows has two copies.
+const MOST_BYTES: usize = 2 << 20;
+
+/// Runs the target.
+pub fn run(data: &[u8]) {
+    let mut input = Input(data);
+    let mut end = End::new();
+    while !input.is_empty() {
+        let len = input.short();
+        let frame = Bytes::copy_from_slice(input.bytes(len.into()));
+        if let Ok(frame) = duplex::decode(frame.clone()) {
+            let again = duplex::decode(frame.encode_to_vec().into());
+            assert_eq!(again.as_ref(), Ok(&frame));
+        }
+        end.receive(frame);
+    }
+}
+
+/// One end, and what it must have by now.
+struct End {
+    duplex: Duplex,
+    ops: OpDecoder,
+    received: u64,
+    received_bytes: u64,
+}
+
+impl End {
+    /// An end that has said three things and sent two of them.
+    fn new() -> Self {
+        let mut duplex = Duplex::new(1 << 20, 1 << 20, WINDOW_BYTES);
+        (0..3).for_each(|seed| duplex.push(frame::Body::Seed(Seed { seed })));
+        (0..2).for_each(|_| drop(duplex.next_to_send().expect("there is credit")));
+        let ops = OpDecoder::default();
+        let (received, received_bytes) = (0, 0);
+        Self {
+            duplex,
+            ops,
+            received,
+            received_bytes,
+        }
+    }
+
+    /// Takes a frame. What it breaks would end the session; here it goes on, as
+    /// nothing that was refused may leave a trace in the numbering.
+    fn receive(&mut self, bytes: Bytes) {
+        let seq = duplex::decode(bytes.clone()).map_or(0, |frame| frame.seq);
+        let (taken, peak) = peak_of(|| self.duplex.receive(bytes));
+        assert!(peak < MOST_BYTES, "{peak} bytes for a frame");
+        if let Ok(Some((body, cost))) = taken {
+            if seq > 0 {
+                self.received += 1;
+                self.received_bytes += cost as u64;
+                assert_eq!(seq, self.received);
+                assert!(cost > 0 && self.received_bytes <= self.duplex.inbox().credit());
+            } else {
+                assert_eq!(cost, 0);
+            }
+            read(&body, &mut self.ops);
+            self.duplex.inbox().consume(cost);
+        }
+        assert_eq!(self.duplex.inbox().received(), self.received);
+        assert!(self.duplex.outbox().sent() <= 3);
+    }
+}
+
+/// Reads what is within a body, as the two ends do.
+fn read(body: &frame::Body, decoder: &mut OpDecoder) {
+    match body {
+        frame::Body::Ops(ops) => {
+            if let Ok(decoded) = decoder.decode(&ops.encoded, ops.count) {
+                read_contents(&decoded, &ops.contents);
+            }
+        }
+        frame::Body::Poison(poison) => drop(decode_type(poison.r#type.as_ref())),
+        frame::Body::Read(read) => drop(decode_tensor(&read.tensor)),
+        frame::Body::Opened(opened) => {
+            if let Some(settings) = &opened.settings {
+                drop(DeviceProfile::decode(&settings.encoded));
+            }
+        }
+        frame::Body::Value(value) => {
+            if let Some(value::Result::Tensor(tensor)) = &value.result {
+                drop(decode_type(tensor.r#type.as_ref()));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Reads where the bytes of the uploads among `ops` are.
+fn read_contents(ops: &[OperationIr], list: &Bytes) {
+    let mut contents = Contents::new(list.clone());
+    for op in ops {
+        let OperationIr::Init(init) = op else {
+            continue;
+        };
+        let Some(size) = tensor_bytes(&init.out.shape, init.out.dtype) else {
+            return;
+        };
+        loop {
+            match contents.next(size) {
+                Ok(Entry::Forget(_)) => {}
+                Ok(Entry::Upload(_)) => break,
+                Err(error) => {
+                    assert!(error.offset <= list.len() && !error.rule.is_empty());
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A frame as bytes.
+pub(crate) fn encode(seq: u64, ack: u64, body: Option<frame::Body>) -> Vec<u8> {
+    let credit_bytes = 1 << 20;
+    let frame = Frame {
+        seq,
+        ack,
+        credit_bytes,
+        body,
+    };
+    frame.encode_to_vec()
+}

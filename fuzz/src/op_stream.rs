@@ -1,0 +1,144 @@
+//! Bytes to ops. The bytes are split into frames, each with a count of ops, and
+//! the decoder must bear them: no panic, and memory and time within bounds.
+//!
+//! What it does decode must survive the round trip: an encoder that is given the
+//! same ops must find bytes from which they come again.
+//!
+//! An input is a sequence of: a control byte; if it is below 128, the frame's
+//! count of ops and its length, two bytes each, and its bytes; else the id of a
+//! tensor to note, eight bytes.
+
+use burn_ir::{OperationIr, TensorId};
+use tensord_proto::codec::{CodecError, OpDecoder, OpEncoder, op_name};
+
+use crate::{input::Input, memory::peak_of, plain};
+
+/// Control bytes from here on note a tensor.
+pub(crate) const NOTE: u8 = 128;
+
+/// Most bytes that decoding one frame may allocate: eight million bytes of ops,
+/// at worst all tensors of four bytes, which take some ninety in memory.
+const MOST_BYTES: usize = 256 << 20;
+
+/// Ops after which an input has said enough: more only take time.
+const MOST_OPS: usize = 1 << 17;
+
+/// Runs the target.
+pub fn run(data: &[u8]) {
+    let mut input = Input(data);
+    let mut decoder = OpDecoder::default();
+    let mut echo = Echo::default();
+    let mut ops = 0;
+    while !input.is_empty() && ops < MOST_OPS {
+        if input.byte() >= NOTE {
+            let id = TensorId::new(input.long());
+            decoder.note_tensor(id);
+            echo.note(id);
+            continue;
+        }
+        let (count, len) = (input.short(), input.short());
+        let frame = input.bytes(len.into());
+        // On after an error, though no session goes on then: nothing may depend
+        // on that it does not.
+        match decode(&mut decoder, frame, count.into()) {
+            Ok(decoded) => {
+                ops += decoded.len();
+                echo.send(&decoded);
+            }
+            Err(error) => check(&error, frame),
+        }
+    }
+}
+
+fn decode(
+    decoder: &mut OpDecoder,
+    frame: &[u8],
+    count: u32,
+) -> Result<Vec<OperationIr>, CodecError> {
+    let (decoded, bytes) = peak_of(|| decoder.decode(frame, count));
+    assert!(
+        bytes < MOST_BYTES,
+        "{bytes} bytes for a frame of {} bytes",
+        frame.len()
+    );
+    if let Ok(ops) = &decoded {
+        assert_eq!(ops.len(), count as usize);
+    }
+    decoded
+}
+
+fn check(error: &CodecError, frame: &[u8]) {
+    assert_eq!(error.what, "ops");
+    assert!(error.offset <= frame.len(), "{error}");
+    assert!(!error.rule.is_empty());
+}
+
+/// The same ops on a stream of its own.
+#[derive(Default)]
+pub(crate) struct Echo {
+    encoder: OpEncoder,
+    decoder: OpDecoder,
+}
+
+impl Echo {
+    pub(crate) fn note(&mut self, id: TensorId) {
+        self.encoder.note_tensor(id);
+        self.decoder.note_tensor(id);
+    }
+
+    /// Sends `ops`, in as many frames as the encoder wants.
+    pub(crate) fn send(&mut self, ops: &[OperationIr]) {
+        let (mut frame, mut start) = (Vec::new(), 0);
+        for (i, op) in ops.iter().enumerate() {
+            self.encoder.encode(op, &mut frame);
+            if self.encoder.is_full() || i + 1 == ops.len() {
+                self.encoder.finish(&mut frame);
+                self.receive(&frame, &ops[start..=i]);
+                (frame, start) = (Vec::new(), i + 1);
+            }
+        }
+    }
+
+    fn receive(&mut self, frame: &[u8], ops: &[OperationIr]) {
+        let decoded = self
+            .decoder
+            .decode(frame, ops.len() as u32)
+            .unwrap_or_else(|error| panic!("{error}, of {:?}", names(ops)));
+        assert!(
+            plain(&decoded) == plain(ops),
+            "{decoded:?}\nis not\n{ops:?}"
+        );
+    }
+}
+
+fn names(ops: &[OperationIr]) -> Vec<String> {
+    ops.iter().take(100).map(op_name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::{DType, Shape};
+    use burn_ir::{CustomOpIr, TensorIr};
+
+    use super::*;
+
+    /// A few bytes that stand for as many small tensors as a frame may hold.
+    #[test]
+    fn the_frame_that_grows_most_stays_within_the_bound() {
+        let scalar = TensorIr::uninit(TensorId::new(1), Shape::new([]), DType::F32);
+        let op = OperationIr::Custom(CustomOpIr::new("", &vec![scalar; 1 << 10], &[]));
+        let count = tensord_proto::codec::MAX_PLAIN_BYTES_PER_FRAME
+            / plain(std::slice::from_ref(&op)).len();
+        let (mut encoder, mut decoder) = (OpEncoder::default(), OpDecoder::default());
+        let mut frame = Vec::new();
+        (0..count).for_each(|_| encoder.encode(&op, &mut frame));
+        encoder.finish(&mut frame);
+        let (decoded, bytes) = peak_of(|| decoder.decode(&frame, count as u32));
+        assert_eq!(decoded.unwrap().len(), count);
+        println!(
+            "{bytes} bytes for {count} ops in a frame of {} bytes",
+            frame.len()
+        );
+        assert!(bytes < MOST_BYTES);
+    }
+}

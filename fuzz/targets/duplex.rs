@@ -1,0 +1,5 @@
+//! Two ends of a session and a bad connection: see `tensord_fuzz::duplex`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tensord_fuzz::duplex::run(data));

@@ -1,0 +1,91 @@
+//! Short streams that use all of the grammar, for tests that want very many.
+
+use burn_backend::Slice;
+use burn_ir::{
+    BaseOperationIr, InitOperationIr, IrVisitorMut, ScalarIr, ScalarOpIr, SliceOpIr, TensorId,
+};
+
+use super::{kinds::any_op, *};
+
+/// A stream: its frames, each with its count of ops.
+pub(super) type Stream = Vec<(Vec<u8>, u32)>;
+
+/// The op that takes the place of an upload.
+pub(super) fn init(id: u64) -> OperationIr {
+    OperationIr::Init(InitOperationIr { out: tensor(id) })
+}
+
+/// Streams of a few frames, always the same.
+pub(super) fn streams(count: usize) -> Vec<Stream> {
+    let mut numbers = Numbers(11);
+    (0..count).map(|_| stream(&mut numbers)).collect()
+}
+
+/// A loop that goes round a few times, a frame each, with exceptions.
+fn stream(numbers: &mut Numbers) -> Stream {
+    let body: Vec<_> = (0..2 + numbers.below(3)).map(|_| line(numbers)).collect();
+    let mut pair = Pair::default();
+    let rounds = 0..2 + numbers.below(3) as u64;
+    let frames = rounds.map(|round| {
+        let mut ops: Vec<_> = body.iter().map(|op| later(op, round)).collect();
+        let at = numbers.below(ops.len());
+        match numbers.below(8) {
+            0 => ops.insert(at, drop_of(round)),
+            1 => drop(ops.remove(at)),
+            2 => ops.rotate_left(at),
+            3 => ops.push(line(numbers)),
+            _ => {}
+        }
+        (pair.encode(&ops), ops.len() as u32)
+    });
+    frames.collect()
+}
+
+fn line(numbers: &mut Numbers) -> OperationIr {
+    let [a, b, c] = [0; 3].map(|_: u64| 16 + numbers.below(20) as u64);
+    match numbers.below(6) {
+        0 => add(a, b, c),
+        1 => init(a),
+        2 => drop_of(a),
+        3 => OperationIr::NumericFloat(
+            DType::F32,
+            NumericOperationIr::MulScalar(ScalarOpIr {
+                lhs: tensor(a),
+                rhs: ScalarIr::Float(0.1),
+                out: tensor(b),
+            }),
+        ),
+        4 => OperationIr::BaseFloat(BaseOperationIr::Slice(SliceOpIr {
+            tensor: tensor(1),
+            ranges: vec![Slice::new(0, Some(64), 1)],
+            out: tensor(c),
+        })),
+        _ => any_op(numbers).unwrap_or_else(|| drop_of(1)),
+    }
+}
+
+/// What `op` is so many rounds later: new ids, scalars and bounds.
+fn later(op: &OperationIr, rounds: u64) -> OperationIr {
+    struct Later(u64);
+    impl IrVisitorMut for Later {
+        fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+            // The first few outlive the loop.
+            if tensor.id.value() >= 16 {
+                tensor.id = TensorId::new(tensor.id.value() + 20 * self.0);
+            }
+        }
+
+        fn visit_scalar_mut(&mut self, scalar: &mut ScalarIr) {
+            if let ScalarIr::Float(by) = scalar {
+                *by = by.powi(self.0 as i32);
+            }
+        }
+
+        fn visit_range_mut(&mut self, range: &mut Slice) {
+            range.start = range.start.wrapping_add(64 * self.0 as isize);
+        }
+    }
+    let mut op = op.clone();
+    op.visit_mut(&mut Later(rounds));
+    op
+}
