@@ -123,6 +123,11 @@ pub struct Traffic {
     pub bytes_up: u64,
     /// Received from them.
     pub bytes_down: u64,
+    /// Of what was sent, the bytes of tensors. What is left are ops, reads and
+    /// the like.
+    pub tensor_bytes_up: u64,
+    /// Of what was received, the bytes of tensors.
+    pub tensor_bytes_down: u64,
 }
 
 /// The right to some devices. Dropping it gives them back, and ends whatever
@@ -170,6 +175,8 @@ impl Lease {
         Traffic {
             bytes_up: sum(|session| session.counters.up.load(Ordering::Relaxed)),
             bytes_down: sum(|session| session.counters.down.load(Ordering::Relaxed)),
+            tensor_bytes_up: sum(|session| session.counters.tensors_up.load(Ordering::Relaxed)),
+            tensor_bytes_down: sum(|session| session.counters.tensors_down.load(Ordering::Relaxed)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Tensor bytes on the wire: in the frame that announces them where they are
-//! few, else in chunks that share their memory.
+//! few, else as a *payload*, in chunks that share their memory, on the session's
+//! track for bulk bytes.
 
 use bytes::Bytes;
 
@@ -7,42 +8,116 @@ use crate::{CHUNK_BYTES, v1::Chunk};
 
 /// Tensors up to this size go in the frame that announces them: a copy of so
 /// few bytes costs less than a frame.
-const INLINE_BYTES: usize = 16 << 10;
+pub const INLINE_BYTES: usize = 16 << 10;
 
-/// A tensor's bytes, divided for the wire.
-#[derive(Debug, Clone)]
-pub struct Bulk {
-    /// Bytes in all.
-    pub size_bytes: u64,
-    /// What the announcing frame carries: all or nothing.
-    pub inline: Bytes,
-    rest: Bytes,
+/// Burn's bytes as ours, without a copy.
+pub fn shared(bytes: burn_backend::Bytes) -> Bytes {
+    Bytes::from_owner(Shared(bytes))
 }
 
-impl Bulk {
-    /// Divides `bytes` without a copy.
-    pub fn new(bytes: burn_backend::Bytes) -> Self {
-        let bytes = Bytes::from_owner(Shared(bytes));
-        let size_bytes = bytes.len() as u64;
-        let (inline, rest) = match bytes.len() {
-            0..=INLINE_BYTES => (bytes, Bytes::new()),
-            _ => (Bytes::new(), bytes),
-        };
-        Self {
-            size_bytes,
-            inline,
-            rest,
+/// The chunks of a payload.
+pub fn chunks(payload: Bytes) -> impl Iterator<Item = Chunk> {
+    (0..payload.len()).step_by(CHUNK_BYTES).map(move |start| {
+        let end = payload.len().min(start + CHUNK_BYTES);
+        Chunk {
+            size_bytes: if start == 0 { payload.len() as u64 } else { 0 },
+            bytes: payload.slice(start..end),
         }
-    }
+    })
+}
 
-    /// The frames that follow the announcing one, before any other.
-    pub fn chunks(self) -> impl Iterator<Item = Chunk> {
-        let rest = self.rest;
-        (0..rest.len()).step_by(CHUNK_BYTES).map(move |start| {
-            let end = rest.len().min(start + CHUNK_BYTES);
-            Chunk {
-                bytes: rest.slice(start..end),
+/// A rule of payloads that the peer broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PayloadError {
+    /// The first chunk of a payload names no size.
+    #[error("a payload begins without a size")]
+    NoSize,
+    /// A chunk names a size within a payload.
+    #[error("a payload of {size} bytes begins {left} bytes before the end of another")]
+    Begun {
+        /// Of the second.
+        size: u64,
+        /// Of the first.
+        left: u64,
+    },
+    /// A chunk has more bytes than its payload has left.
+    #[error("a chunk goes {excess} bytes over the end of its payload")]
+    TooLong {
+        /// By how much.
+        excess: u64,
+    },
+}
+
+/// What a chunk came to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Gathered<T> {
+    /// More must come.
+    More,
+    /// The payload is whole.
+    Whole(T, Vec<u8>),
+}
+
+/// Gathers a payload from its chunks. `T` is what its receiver knows of it.
+#[derive(Debug)]
+pub struct Gathering<T> {
+    payload: Option<Payload<T>>,
+}
+
+#[derive(Debug)]
+struct Payload<T> {
+    note: T,
+    left: u64,
+    /// `None`: there is no room for them.
+    bytes: Option<Vec<u8>>,
+}
+
+impl<T> Default for Gathering<T> {
+    fn default() -> Self {
+        Self { payload: None }
+    }
+}
+
+impl<T> Gathering<T> {
+    /// Takes the next chunk. `begin` hears the size of a payload that begins, and
+    /// decides what to note of it and whether to keep its bytes.
+    ///
+    /// # Errors
+    ///
+    /// When the chunk does not fit what came before it.
+    pub fn take(
+        &mut self,
+        chunk: &Chunk,
+        begin: impl FnOnce(u64) -> (T, bool),
+    ) -> Result<Gathered<T>, PayloadError> {
+        let payload = match (&mut self.payload, chunk.size_bytes) {
+            (None, 0) => return Err(PayloadError::NoSize),
+            (None, size) => {
+                let (note, keep) = begin(size);
+                self.payload.insert(Payload {
+                    note,
+                    left: size,
+                    bytes: keep.then(|| Vec::with_capacity(size as usize)),
+                })
             }
+            (Some(payload), 0) => payload,
+            (Some(Payload { left, .. }), size) => {
+                return Err(PayloadError::Begun { size, left: *left });
+            }
+        };
+        let bytes = chunk.bytes.len() as u64;
+        payload.left = payload
+            .left
+            .checked_sub(bytes)
+            .ok_or(PayloadError::TooLong {
+                excess: bytes.saturating_sub(payload.left),
+            })?;
+        if let Some(kept) = &mut payload.bytes {
+            kept.extend_from_slice(&chunk.bytes);
+        }
+        let whole = self.payload.take_if(|payload| payload.left == 0);
+        Ok(match whole {
+            Some(payload) => Gathered::Whole(payload.note, payload.bytes.unwrap_or_default()),
+            None => Gathered::More,
         })
     }
 }
@@ -60,22 +135,46 @@ impl AsRef<[u8]> for Shared {
 mod tests {
     use super::*;
 
-    fn divided(size: usize) -> (usize, Vec<usize>) {
-        let bulk = Bulk::new(burn_backend::Bytes::from_bytes_vec(vec![7; size]));
-        assert_eq!(bulk.size_bytes, size as u64);
-        let inline = bulk.inline.len();
-        (
-            inline,
-            bulk.chunks().map(|chunk| chunk.bytes.len()).collect(),
-        )
+    #[test]
+    fn a_payload_is_gathered_from_its_chunks() {
+        for size in [1, CHUNK_BYTES, CHUNK_BYTES + 5, 3 * CHUNK_BYTES] {
+            let payload = Bytes::from((0..size).map(|i| i as u8).collect::<Vec<_>>());
+            let mut gathering = Gathering::default();
+            let mut whole = None;
+            for chunk in chunks(payload.clone()) {
+                assert!(whole.is_none() && chunk.bytes.len() <= CHUNK_BYTES);
+                match gathering.take(&chunk, |size| (size, true)).unwrap() {
+                    Gathered::More => {}
+                    Gathered::Whole(note, bytes) => whole = Some((note, bytes)),
+                }
+            }
+            assert_eq!(whole, Some((size as u64, payload.to_vec())));
+        }
     }
 
     #[test]
-    fn few_bytes_go_inline_and_many_in_chunks() {
-        assert_eq!(divided(0), (0, vec![]));
-        assert_eq!(divided(INLINE_BYTES), (INLINE_BYTES, vec![]));
-        assert_eq!(divided(INLINE_BYTES + 1), (0, vec![INLINE_BYTES + 1]));
-        assert_eq!(divided(2 * CHUNK_BYTES), (0, vec![CHUNK_BYTES; 2]));
-        assert_eq!(divided(CHUNK_BYTES + 5), (0, vec![CHUNK_BYTES, 5]));
+    fn bytes_without_room_are_counted_and_not_kept() {
+        let mut gathering = Gathering::default();
+        let mut taken = None;
+        for chunk in chunks(Bytes::from(vec![1; CHUNK_BYTES + 1])) {
+            taken = Some(gathering.take(&chunk, |_| ("no room", false)));
+        }
+        assert_eq!(taken, Some(Ok(Gathered::Whole("no room", Vec::new()))));
+    }
+
+    #[test]
+    fn a_peer_that_breaks_the_rules_is_told_which() {
+        let chunk = |size_bytes, bytes: &'static [u8]| Chunk {
+            size_bytes,
+            bytes: Bytes::from_static(bytes),
+        };
+        let mut gathering = Gathering::default();
+        let mut take = |chunk| gathering.take(&chunk, |_| ((), true)).map(drop);
+        assert_eq!(take(chunk(0, b"a")), Err(PayloadError::NoSize));
+        assert_eq!(take(chunk(3, b"a")), Ok(()));
+        let begun = PayloadError::Begun { size: 9, left: 2 };
+        assert_eq!(take(chunk(9, b"a")), Err(begun));
+        let long = PayloadError::TooLong { excess: 1 };
+        assert_eq!(take(chunk(0, b"abc")), Err(long));
     }
 }

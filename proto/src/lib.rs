@@ -9,6 +9,7 @@
 //! - [`ids`]: typed ids.
 //! - [`version`]: what "compatible" means.
 //! - `bulk` (feature `ir`): tensor bytes divided for the wire.
+//! - `content` (feature `ir`): where the bytes of uploads are.
 //! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
 
 pub mod error;
@@ -19,6 +20,8 @@ pub mod version;
 pub mod bulk;
 #[cfg(feature = "ir")]
 pub mod codec;
+#[cfg(feature = "ir")]
+pub mod content;
 
 /// The generated messages of `tensord.v1`. Their documentation stands in the
 /// `.proto` files.

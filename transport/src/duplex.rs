@@ -7,7 +7,7 @@
 use bytes::{Bytes, BytesMut};
 use prost::{
     Message,
-    encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
+    encoding::{WireType, encode_key, encode_varint},
 };
 use tensord_proto::v1::{Frame, Ping, frame};
 
@@ -21,6 +21,9 @@ const FRAME_COST_BYTES: usize = 256;
 /// What an op takes of the credit: with a window of 32 MiB, a program can be a
 /// quarter of a million ops ahead, which is most of a second of a fast worker.
 const OP_COST_BYTES: usize = 128;
+
+/// The field of a chunk in a frame.
+const CHUNK_FIELD: u32 = 50;
 
 /// Why a frame could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -190,20 +193,22 @@ fn extra_cost(body: &frame::Body) -> usize {
 
 /// Encodes a body; the bytes of a chunk are not copied.
 fn encode_body(body: frame::Body) -> Body {
-    let (field, bytes) = match body {
-        frame::Body::Chunk(chunk) => (22, chunk.bytes),
-        frame::Body::ValueChunk(chunk) => (41, chunk.bytes),
+    let chunk = match body {
+        frame::Body::Chunk(chunk) => chunk,
         body => return Body::from(encode(body)),
     };
-    let inner = key_len(1) + encoded_len_varint(bytes.len() as u64);
-    let mut head = BytesMut::with_capacity(16);
-    encode_key(field, WireType::LengthDelimited, &mut head);
-    encode_varint((inner + bytes.len()) as u64, &mut head);
-    encode_key(1, WireType::LengthDelimited, &mut head);
-    encode_varint(bytes.len() as u64, &mut head);
+    let mut head = BytesMut::with_capacity(32);
+    encode_key(CHUNK_FIELD, WireType::LengthDelimited, &mut head);
+    encode_varint(chunk.encoded_len() as u64, &mut head);
+    if chunk.size_bytes != 0 {
+        encode_key(1, WireType::Varint, &mut head);
+        encode_varint(chunk.size_bytes, &mut head);
+    }
+    encode_key(2, WireType::LengthDelimited, &mut head);
+    encode_varint(chunk.bytes.len() as u64, &mut head);
     Body {
         head: head.freeze(),
-        tail: bytes,
+        tail: chunk.bytes,
         extra_cost: 0,
     }
 }
@@ -222,13 +227,14 @@ mod tests {
     }
 
     fn bodies() -> Vec<frame::Body> {
-        let chunk = |bytes: &'static [u8]| Chunk {
+        let chunk = |size_bytes, bytes: &'static [u8]| Chunk {
+            size_bytes,
             bytes: Bytes::from_static(bytes),
         };
         vec![
             frame::Body::Seed(Seed { seed: 7 }),
-            frame::Body::Chunk(chunk(b"abc")),
-            frame::Body::ValueChunk(chunk(&[9; 300])),
+            frame::Body::Chunk(chunk(300, b"abc")),
+            frame::Body::Chunk(chunk(0, &[9; 300])),
         ]
     }
 

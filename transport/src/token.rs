@@ -98,6 +98,7 @@ mod tests {
             lease_id: 1,
             client_id: 2,
             shares: vec![share],
+            tenant: "a".into(),
         };
         let token = ours.sign(&claims);
         assert_eq!(verify(&token, &ours.public_key()), Ok(claims.clone()));

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use crate::{
     registry::{Attached, Registry},
-    session::{Outgoing, Session},
+    session::{Outgoing, Session, Track},
 };
 
 /// How long a client may take for its first frame.
@@ -48,19 +48,20 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
     };
     let Attached {
         session,
+        track,
         connection,
         opened,
     } = attached;
-    debug!(%peer, session = %session.id, "attached over {carrier}");
+    debug!(%peer, session = %session.id, "attached {track:?} over {carrier}");
     let greeted = sender.send(&[duplex::encode(Body::Opened(opened))]).await;
     let ended = match greeted {
         Ok(()) => tokio::select! {
-            ended = read(&session, connection, receiver) => ended,
-            ended = write(&session, connection, sender) => ended,
+            ended = read(&session, track, connection, receiver) => ended,
+            ended = write(&session, track, connection, sender) => ended,
         },
         Err(e) => e.to_string(),
     };
-    session.detach(connection);
+    session.detach(track, connection);
     debug!(%peer, session = %session.id, "connection ended: {ended}");
 }
 
@@ -77,7 +78,12 @@ async fn handshake(registry: &Registry, receiver: &mut LinkReceiver) -> Result<A
     }
 }
 
-async fn read(session: &Arc<Session>, connection: u64, mut receiver: LinkReceiver) -> String {
+async fn read(
+    session: &Arc<Session>,
+    track: Track,
+    connection: u64,
+    mut receiver: LinkReceiver,
+) -> String {
     loop {
         let frame = match timeout(SILENCE, receiver.recv()).await {
             Ok(Ok(Some(frame))) => frame,
@@ -85,7 +91,7 @@ async fn read(session: &Arc<Session>, connection: u64, mut receiver: LinkReceive
             Ok(Err(e)) => return e.to_string(),
             Err(_) => return format!("silent for {SILENCE:?}"),
         };
-        match session.receive(connection, frame) {
+        match session.receive(track, connection, frame) {
             Ok(true) => {}
             Ok(false) => return "replaced by a later one".into(),
             // Another connection makes it good.
@@ -101,9 +107,14 @@ async fn read(session: &Arc<Session>, connection: u64, mut receiver: LinkReceive
     }
 }
 
-async fn write(session: &Arc<Session>, connection: u64, mut sender: LinkSender) -> String {
+async fn write(
+    session: &Arc<Session>,
+    track: Track,
+    connection: u64,
+    mut sender: LinkSender,
+) -> String {
     loop {
-        let wait = match session.next_to_send(connection) {
+        let wait = match session.next_to_send(track, connection) {
             Outgoing::Frame(parts) => {
                 if let Err(e) = sender.send(&parts).await {
                     return e.to_string();
@@ -118,8 +129,8 @@ async fn write(session: &Arc<Session>, connection: u64, mut sender: LinkSender) 
             Outgoing::News => NEWS_DELAY,
             Outgoing::Nothing => BEAT,
         };
-        if timeout(wait, session.news()).await.is_err()
-            && let Err(e) = sender.send(&session.beat()).await
+        if timeout(wait, session.news(track)).await.is_err()
+            && let Err(e) = sender.send(&session.beat(track)).await
         {
             return e.to_string();
         }

@@ -3,6 +3,7 @@
 //! - [`devices`](parse_devices): what this host offers.
 //! - `backend`: the seam to Burn's backends.
 //! - `session`: an op stream with its tensors; faults as data.
+//! - `blobs`: uploads kept for sessions to come.
 //! - `executor`: a thread per device, shared fairly by sessions.
 //! - `registry`, `connection`: who may open a session, and its wire.
 //! - `registration`: the worker's place in its pool.
@@ -10,6 +11,7 @@
 //! It knows no scheduler and no client, only the messages of `tensord-proto`.
 
 mod backend;
+mod blobs;
 mod connection;
 mod devices;
 mod executor;
@@ -62,6 +64,9 @@ pub struct WorkerOptions {
     pub scheduler: PoolUrl,
     /// Memory of each CPU device. None: what the host has, shared.
     pub memory_bytes: Option<u64>,
+    /// Host memory for uploads that are kept, so that they need not be sent
+    /// again; 0 keeps none.
+    pub cache_bytes: u64,
 }
 
 /// Why a worker could not start.
@@ -109,7 +114,13 @@ impl Worker {
                 .collect(),
         };
         let id = WorkerId(rand::rng().next_u64());
-        let registry = Registry::new(id, &options.name, opened, &Handle::current())?;
+        let registry = Registry::new(
+            id,
+            &options.name,
+            opened,
+            options.cache_bytes,
+            &Handle::current(),
+        )?;
         let registry = Arc::new(registry);
         let (standing, stands) = watch::channel(Standing::Joining);
         let (leave, leaves) = watch::channel(Leave::No);

@@ -51,6 +51,11 @@ impl DeviceMemory {
 }
 
 impl SessionMemory {
+    /// An account of the same device with nothing in it.
+    pub(crate) fn beside(&self) -> Self {
+        self.device.open()
+    }
+
     /// Takes `bytes`.
     pub(crate) fn take(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
         let capacity = self.device.capacity_bytes;

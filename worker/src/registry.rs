@@ -21,10 +21,11 @@ use tokio::runtime::Handle;
 use tracing::info;
 
 use crate::{
+    blobs::BlobStore,
     devices::OpenedDevice,
     executor::Executor,
     memory::DeviceMemory,
-    session::{Session, Site},
+    session::{Grant, Session, Site, Track},
 };
 
 /// Sessions a lease may have on one device: programs hold one, a gateway a few.
@@ -58,6 +59,7 @@ pub(crate) struct Registry {
 /// A connection's hold on a session.
 pub(crate) struct Attached {
     pub(crate) session: Arc<Session>,
+    pub(crate) track: Track,
     pub(crate) connection: u64,
     pub(crate) opened: Opened,
 }
@@ -67,9 +69,14 @@ impl Registry {
         worker_id: WorkerId,
         name: &str,
         devices: Vec<OpenedDevice>,
+        cache_bytes: u64,
         runtime: &Handle,
     ) -> std::io::Result<Self> {
         let worker: Arc<str> = name.into();
+        // Half for sessions that run, as many as there are devices, and half for
+        // what is left of those that ended.
+        let blobs = BlobStore::new(cache_bytes / 2);
+        let kept_bytes = cache_bytes / 2 / devices.len().max(1) as u64;
         let unit = |(index, opened): (usize, OpenedDevice)| {
             let executor = Executor::start(index)?;
             let site = Site {
@@ -78,6 +85,8 @@ impl Registry {
                 worker: worker.clone(),
                 ops: Arc::new(AtomicU64::new(0)),
                 runtime: runtime.clone(),
+                blobs: blobs.clone(),
+                kept_bytes,
                 device: opened.device,
             };
             Ok(Unit {
@@ -108,32 +117,35 @@ impl Registry {
         let ours = version::hello();
         let protocol =
             version::negotiate(&ours, open.hello.as_ref().unwrap_or(&v1::Hello::default()))?;
-        let lease = self.authorise(open)?;
+        let grant = self.authorise(open)?;
         let id = SessionId(open.session_id);
-        let session = if open.resume {
-            self.known(id, lease)?
-        } else {
-            self.open(open, id, lease)?
+        let (track, session) = match open.bulk {
+            true => (Track::Bulk, self.known(id, grant.lease)?),
+            false if open.resume => (Track::Ops, self.known(id, grant.lease)?),
+            false => (Track::Ops, self.open(id, grant, open.seed)?),
         };
-        let resumed = session.attach(open.received);
+        let resumed = session.attach(track, open.received);
         let (connection, received, credit_bytes) =
             resumed.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
-        let encoded = self.units[open.device_index as usize].profile.encode();
+        let unit = &self.units[open.device_index as usize];
+        let encoded = unit.profile.encode();
         let opened = Opened {
             hello: Some(ours),
             protocol,
             received,
             credit_bytes,
             settings: Some(v1::DeviceSettings { encoded }),
+            kept_bytes: unit.site.kept_bytes,
         };
         Ok(Attached {
             session,
+            track,
             connection,
             opened,
         })
     }
 
-    fn authorise(&self, open: &Open) -> Result<LeaseId, Error> {
+    fn authorise(&self, open: &Open) -> Result<Grant, Error> {
         let key = self
             .lease_key
             .lock()
@@ -162,13 +174,17 @@ impl Registry {
                 format!("lease {lease} has ended"),
             ));
         }
-        Ok(lease)
+        Ok(Grant {
+            lease,
+            tenant: claims.tenant.into(),
+            device_index: open.device_index,
+        })
     }
 
     fn known(&self, id: SessionId, lease: LeaseId) -> Result<Arc<Session>, Error> {
         let known = self.sessions.get(&id).map(|session| session.clone());
         known
-            .filter(|session| session.lease == lease && !session.has_ended())
+            .filter(|session| session.grant.lease == lease && !session.has_ended())
             .ok_or_else(|| {
                 Error::new(
                     ErrorCode::Session,
@@ -177,9 +193,9 @@ impl Registry {
             })
     }
 
-    fn open(&self, open: &Open, id: SessionId, lease: LeaseId) -> Result<Arc<Session>, Error> {
-        let index = open.device_index;
-        let beside = |s: &Session| s.lease == lease && s.device_index == index;
+    fn open(&self, id: SessionId, grant: Grant, seed: u64) -> Result<Arc<Session>, Error> {
+        let (lease, index) = (grant.lease, grant.device_index);
+        let beside = |s: &Session| s.grant.lease == lease && s.grant.device_index == index;
         let beside = self
             .sessions
             .iter()
@@ -190,14 +206,14 @@ impl Registry {
             return Err(Error::new(ErrorCode::Limit, reason));
         }
         match self.sessions.entry(id) {
-            Entry::Occupied(entry) if entry.get().lease == lease => {
+            Entry::Occupied(entry) if entry.get().grant.lease == lease => {
                 // The answer to the first try was lost on the way.
                 Ok(entry.get().clone())
             }
             Entry::Occupied(_) => Err(Error::new(ErrorCode::Session, "the session id is taken")),
             Entry::Vacant(entry) => {
                 let site = self.units[index as usize].site.clone();
-                let session = Session::new(id, lease, index, open.seed, site);
+                let session = Session::new(id, grant, seed, site);
                 info!(session = %id, %lease, device = index, "session opened");
                 Ok(entry.insert(session).clone())
             }
@@ -217,7 +233,7 @@ impl Registry {
         let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
         self.all()
             .iter()
-            .filter(|s| s.lease == lease)
+            .filter(|s| s.grant.lease == lease)
             .for_each(|s| s.end(error()));
     }
 
@@ -265,7 +281,9 @@ impl Registry {
             .all()
             .into_iter()
             .filter(|session| !session.has_ended());
-        let mut held: Vec<_> = live.map(|s| (s.lease.0, s.device_index)).collect();
+        let mut held: Vec<_> = live
+            .map(|s| (s.grant.lease.0, s.grant.device_index))
+            .collect();
         held.sort_unstable();
         held.dedup();
         let device = |(lease_id, device_index)| HeldDevice {
@@ -287,7 +305,7 @@ impl Registry {
             })
             .collect();
         for session in self.sessions.iter().filter(|session| !session.has_ended()) {
-            usage[session.device_index as usize].sessions += 1;
+            usage[session.grant.device_index as usize].sessions += 1;
         }
         usage
     }

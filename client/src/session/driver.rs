@@ -1,4 +1,5 @@
-//! The task that keeps a session connected: dial, open or resume, pump, again.
+//! The tasks that keep a session connected, one for each of its tracks: dial,
+//! open or resume, pump, again.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -8,17 +9,18 @@ use std::{
 use bytes::Bytes;
 use tensord_proto::{
     codec::DeviceProfile,
-    v1::{ErrorCode, Open, Opened, frame::Body},
+    v1::{ErrorCode, Open, Opened, TensorValue, Value, frame::Body, tensor_value, value},
     version,
 };
 use tensord_transport::{Dialer, Link, LinkReceiver, LinkSender, duplex, tls::Trust};
 use tokio::{
-    sync::oneshot,
+    sync::{Notify, oneshot},
+    task::JoinSet,
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tracing::{debug, info, warn};
 
-use super::{EAGER_OPS, Session, Waiting};
+use super::{EAGER_OPS, Session, State, Track, Waiting, values::Delivery};
 
 /// How long one try to connect may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
@@ -72,32 +74,56 @@ pub(crate) async fn drive(
     target: Target,
     opened: oneshot::Sender<Result<(), String>>,
 ) {
-    let mut opened = Some(opened);
+    let target = Arc::new(target);
+    // Ends with this one.
+    let mut bulk = JoinSet::new();
+    bulk.spawn(drive_bulk(session.clone(), target.clone()));
+    keep_connected(&session, &target, Track::Ops, Some(opened)).await;
+}
+
+/// Keeps the session's second track connected, once there are bulk bytes.
+async fn drive_bulk(session: Arc<Session>, target: Arc<Target>) {
+    while !session.lock().has_bulk {
+        session.wake_bulk.notified().await;
+    }
+    keep_connected(&session, &target, Track::Bulk, None).await;
+}
+
+/// Keeps a track connected until the session is over.
+async fn keep_connected(
+    session: &Session,
+    target: &Target,
+    track: Track,
+    mut opened: Option<oneshot::Sender<Result<(), String>>>,
+) {
     let mut heard = Instant::now();
-    loop {
-        let resume = opened.is_none();
+    let mut resume = false;
+    while track == Track::Ops || !session.is_over() {
         // A try must not outlast the time in which a worker is given up.
         let until = heard + GIVE_UP;
-        let connected = timeout_at(until, connect(&session, &target, resume)).await;
+        let connected = timeout_at(until, connect(session, target, track, resume)).await;
         let ended = match connected.unwrap_or_else(|_| Err(Ended::Lost("no answer".into()))) {
             Ok(link) => {
                 heard = Instant::now();
+                let (worker, carrier) = (&target.worker, link.carrier);
+                if resume {
+                    info!(session = %session.id, ?track, worker, "resumed over {carrier}");
+                } else {
+                    debug!(session = %session.id, ?track, worker, "connected over {carrier}");
+                }
+                resume = true;
                 if let Some(opened) = opened.take() {
                     // Whoever leased may have given up; then the session is closed soon.
                     let _ = opened.send(Ok(()));
-                } else {
-                    info!(session = %session.id, worker = target.worker, "resumed");
                 }
-                pump(&session, link, &mut heard).await
+                pump(session, track, link, &mut heard).await
             }
             Err(ended) => ended,
         };
         let reason = match ended {
             Ended::Over(reason) => reason,
             Ended::Lost(reason) if heard.elapsed() < GIVE_UP && !session.is_over() => {
-                if opened.is_none() {
-                    debug!(session = %session.id, worker = target.worker, "connection lost: {reason}");
-                }
+                debug!(session = %session.id, ?track, worker = target.worker, "no connection: {reason}");
                 sleep(RETRY).await;
                 continue;
             }
@@ -119,21 +145,28 @@ pub(crate) async fn drive(
     }
 }
 
-async fn connect(session: &Session, target: &Target, resume: bool) -> Result<Link, Ended> {
+async fn connect(
+    session: &Session,
+    target: &Target,
+    track: Track,
+    resume: bool,
+) -> Result<Link, Ended> {
     let lost = |e: &dyn std::fmt::Display| Ended::Lost(e.to_string());
-    let dialled = target
-        .dialer
-        .dial(&target.address, &target.trust, DIAL_DEADLINE)
-        .await;
+    let (dialer, address, trust) = (&target.dialer, &target.address, &target.trust);
+    let dialled = match track {
+        Track::Ops => dialer.dial(address, trust, DIAL_DEADLINE).await,
+        Track::Bulk => dialer.dial_bulk(address, trust, DIAL_DEADLINE).await,
+    };
     let mut link = dialled.map_err(|e| lost(&e))?;
     let open = Body::Open(Open {
         hello: Some(version::hello()),
         session_id: session.id.0,
         lease_token: target.lease_token.clone(),
         device_index: target.device_index,
-        resume,
-        received: session.received(),
+        resume: resume || track == Track::Bulk,
+        received: session.received(track),
         seed: target.seed,
+        bulk: track == Track::Bulk,
     });
     link.sender
         .send(&[duplex::encode(open)])
@@ -145,25 +178,29 @@ async fn connect(session: &Session, target: &Target, resume: bool) -> Result<Lin
     let answer = answer.ok_or_else(|| Ended::Lost("closed before an answer".into()))?;
     let over = |e: &dyn std::fmt::Display| Ended::Over(format!("worker {}: {e}", target.worker));
     match duplex::decode(answer).map_err(|e| over(&e))?.body {
-        Some(Body::Opened(opened)) => session.opened(opened).map_err(|e| over(&e))?,
+        Some(Body::Opened(opened)) => session.opened(track, opened).map_err(|e| over(&e))?,
         Some(Body::Rejected(rejected)) => return Err(over(&rejected.error.unwrap_or_default())),
         _ => return Err(over(&"it did not answer the opening")),
     }
-    debug!(session = %session.id, worker = target.worker, "connected over {}", link.carrier);
     Ok(link)
 }
 
-async fn pump(session: &Session, link: Link, heard: &mut Instant) -> Ended {
+async fn pump(session: &Session, track: Track, link: Link, heard: &mut Instant) -> Ended {
     let Link {
         sender, receiver, ..
     } = link;
     tokio::select! {
-        ended = read(session, receiver, heard) => ended,
-        ended = write(session, sender) => ended,
+        ended = read(session, track, receiver, heard) => ended,
+        ended = write(session, track, sender) => ended,
     }
 }
 
-async fn read(session: &Session, mut receiver: LinkReceiver, heard: &mut Instant) -> Ended {
+async fn read(
+    session: &Session,
+    track: Track,
+    mut receiver: LinkReceiver,
+    heard: &mut Instant,
+) -> Ended {
     loop {
         let frame = match timeout(SILENCE, receiver.recv()).await {
             Ok(Ok(Some(frame))) => frame,
@@ -176,16 +213,17 @@ async fn read(session: &Session, mut receiver: LinkReceiver, heard: &mut Instant
             .counters
             .down
             .fetch_add(frame.len() as u64, Ordering::Relaxed);
-        if let Err(ended) = session.receive(frame) {
+        if let Err(ended) = session.receive(track, frame) {
             return ended;
         }
     }
 }
 
-async fn write(session: &Session, mut sender: LinkSender) -> Ended {
+async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended {
     let mut patient = true;
+    let wake = session.wake_of(track);
     loop {
-        let wait = match session.next_to_send(patient) {
+        let wait = match session.next_to_send(track, patient) {
             Outgoing::Frame(parts) => {
                 if let Err(ended) = send(session, &mut sender, &parts).await {
                     return ended;
@@ -193,7 +231,7 @@ async fn write(session: &Session, mut sender: LinkSender) -> Ended {
                 continue;
             }
             Outgoing::Few => {
-                patient = timeout(GATHER, session.wake.notified()).await.is_ok();
+                patient = timeout(GATHER, wake.notified()).await.is_ok();
                 continue;
             }
             Outgoing::News => NEWS_DELAY,
@@ -204,8 +242,8 @@ async fn write(session: &Session, mut sender: LinkSender) -> Ended {
             }
         };
         patient = true;
-        if timeout(wait, session.wake.notified()).await.is_err()
-            && let Err(ended) = send(session, &mut sender, &session.beat()).await
+        if timeout(wait, wake.notified()).await.is_err()
+            && let Err(ended) = send(session, &mut sender, &session.beat(track)).await
         {
             return ended;
         }
@@ -241,18 +279,27 @@ impl Session {
         self.lock().end.is_some()
     }
 
-    fn received(&self) -> u64 {
-        self.lock().duplex.inbox().received()
+    fn wake_of(&self, track: Track) -> &Notify {
+        match track {
+            Track::Ops => &self.wake,
+            Track::Bulk => &self.wake_bulk,
+        }
     }
 
-    fn opened(&self, opened: Opened) -> Result<(), String> {
+    fn received(&self, track: Track) -> u64 {
+        self.lock().track(track).inbox().received()
+    }
+
+    fn opened(&self, track: Track, opened: Opened) -> Result<(), String> {
         let ours = version::hello();
         version::negotiate(&ours, &opened.hello.unwrap_or_default()).map_err(|e| e.message)?;
         let profile = opened.settings.unwrap_or_default();
         let profile = DeviceProfile::decode(&profile.encoded).map_err(|e| e.to_string())?;
         let mut state = self.lock();
         state.profile = Some(profile);
-        let rewound = state.duplex.rewind(opened.received, opened.credit_bytes);
+        state.blobs.set_budget(opened.kept_bytes);
+        let duplex = state.track(track);
+        let rewound = duplex.rewind(opened.received, opened.credit_bytes);
         rewound.map_err(|e| e.to_string())?;
         drop(state);
         self.room.notify_all();
@@ -260,13 +307,13 @@ impl Session {
     }
 
     /// What to send next; few ops are held back if the driver is `patient`.
-    fn next_to_send(&self, patient: bool) -> Outgoing {
+    fn next_to_send(&self, track: Track, patient: bool) -> Outgoing {
         let mut state = self.lock();
-        let few = patient && (1..EAGER_OPS).contains(&state.op_count);
-        if !few {
+        let few = track == Track::Ops && patient && (1..EAGER_OPS).contains(&state.op_count);
+        if track == Track::Ops && !few {
             state.cut();
         }
-        if let Some(parts) = state.duplex.next_to_send() {
+        if let Some(parts) = state.track(track).next_to_send() {
             return Outgoing::Frame(parts);
         }
         if state.end.is_some() {
@@ -276,51 +323,95 @@ impl Session {
             state.driver = Waiting::ForMore;
             return Outgoing::Few;
         }
-        state.driver = Waiting::ForAny;
-        match state.duplex.inbox() {
-            inbox if inbox.is_telling_due() => {
-                state.driver = Waiting::No;
-                Outgoing::Frame([state.duplex.beat(), Bytes::new(), Bytes::new()])
-            }
-            inbox if inbox.has_news() => Outgoing::News,
-            _ => Outgoing::Nothing,
+        let duplex = state.track(track);
+        let (due, news) = (duplex.inbox().is_telling_due(), duplex.inbox().has_news());
+        if due {
+            return Outgoing::Frame([duplex.beat(), Bytes::new(), Bytes::new()]);
+        }
+        if track == Track::Ops {
+            state.driver = Waiting::ForAny;
+        }
+        match news {
+            true => Outgoing::News,
+            false => Outgoing::Nothing,
         }
     }
 
-    fn beat(&self) -> [Bytes; 3] {
-        [self.lock().duplex.beat(), Bytes::new(), Bytes::new()]
+    fn beat(&self, track: Track) -> [Bytes; 3] {
+        let beat = self.lock().track(track).beat();
+        [beat, Bytes::new(), Bytes::new()]
     }
 
-    fn receive(&self, frame: Bytes) -> Result<(), Ended> {
+    fn receive(&self, track: Track, frame: Bytes) -> Result<(), Ended> {
         let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
         let mut state = self.lock();
-        let was_full = state.duplex.outbox().is_full();
-        let received = state.duplex.receive(frame).map_err(|e| match e.is_loss() {
+        let duplex = state.track(track);
+        let was_full = duplex.outbox().is_full();
+        let received = duplex.receive(frame).map_err(|e| match e.is_loss() {
             true => Ended::Lost(e.to_string()),
             false => broke(e.to_string()),
         })?;
-        if was_full && !state.duplex.outbox().is_full() {
+        if was_full && !duplex.outbox().is_full() {
             self.room.notify_all();
         }
+        if let Some((_, bytes)) = &received {
+            duplex.inbox().consume(*bytes);
+        }
         // Credit may have come for what waits.
-        self.wake(&mut state);
-        let Some((body, bytes)) = received else {
-            return Ok(());
-        };
-        state.duplex.inbox().consume(bytes);
-        let delivery = match body {
-            Body::Value(value) => state.value(value).map_err(broke)?,
-            Body::ValueChunk(chunk) => state.chunk(&chunk).map_err(broke)?,
-            Body::Synced(synced) => state.synced(synced),
-            Body::Ping(_) => None,
-            Body::Closed(closed) => return Err(closed_by(closed.error.unwrap_or_default())),
-            _ => return Err(broke("it sent a frame that workers do not send".into())),
+        match track {
+            Track::Ops => self.wake(&mut state),
+            Track::Bulk => self.wake_bulk.notify_one(),
+        }
+        let delivery = match received {
+            None => None,
+            Some((body, _)) => self.take(&mut state, track, body)?,
         };
         drop(state);
         if let Some(delivery) = delivery {
             delivery.deliver();
         }
         Ok(())
+    }
+
+    fn take(&self, state: &mut State, track: Track, body: Body) -> Result<Option<Delivery>, Ended> {
+        let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
+        let taken = match (track, body) {
+            (_, Body::Ping(_)) => Ok(None),
+            (Track::Bulk, Body::Chunk(chunk)) => {
+                self.count_down(chunk.bytes.len());
+                state.values.chunk(&chunk)
+            }
+            (Track::Ops, Body::Value(value)) => {
+                self.count_down(inline_bytes(&value));
+                state.values.value(value)
+            }
+            (Track::Ops, Body::Synced(synced)) => Ok(state.synced(synced)),
+            (Track::Ops, Body::Held(held)) => {
+                state.blobs.set_held(&held.hashes);
+                Ok(None)
+            }
+            (_, Body::Closed(closed)) => {
+                return Err(closed_by(closed.error.unwrap_or_default()));
+            }
+            _ => Err("it sent a frame that workers do not send".into()),
+        };
+        taken.map_err(broke)
+    }
+
+    fn count_down(&self, bytes: usize) {
+        let counter = &self.counters.tensors_down;
+        counter.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// The bytes of a tensor that `value` has in itself.
+fn inline_bytes(value: &Value) -> usize {
+    match &value.result {
+        Some(value::Result::Tensor(TensorValue {
+            content: Some(tensor_value::Content::Bytes(bytes)),
+            ..
+        })) => bytes.len(),
+        _ => 0,
     }
 }
 

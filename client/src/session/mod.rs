@@ -6,6 +6,7 @@
 //! cuts the buffer into a frame whenever it is ready to send, so frames are
 //! small while the worker keeps up, and large when there is much to say.
 
+mod blobs;
 mod driver;
 mod values;
 
@@ -18,18 +19,23 @@ use std::{
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
-use burn_ir::{OperationIr, TensorId, TensorIr};
+use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
+use bytes::Bytes;
 use tensord_proto::{
-    bulk::Bulk,
+    bulk::{INLINE_BYTES, chunks, shared},
     codec::{DeviceProfile, OpEncoder, encode_tensor, encode_type},
+    content::{self, Content, Entry},
     ids::SessionId,
-    v1::{Alias, Close, Fault, Ops, Poison, Read, Seed, Sync, Upload, frame::Body},
+    v1::{Alias, Close, Fault, Ops, Poison, Read, Seed, Sync, frame::Body},
 };
 use tensord_transport::duplex::Duplex;
 use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::driver::{Target, drive};
-use self::values::Gathering;
+use self::{
+    blobs::{Blobs, Place, hash},
+    values::Values,
+};
 
 /// What is kept until the worker confirms it, ops counted by what they take of
 /// the credit; a program that is further ahead waits in the op it records.
@@ -58,6 +64,18 @@ type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
 pub(crate) struct Counters {
     pub(crate) up: AtomicU64,
     pub(crate) down: AtomicU64,
+    /// Of those, the bytes of tensors.
+    pub(crate) tensors_up: AtomicU64,
+    pub(crate) tensors_down: AtomicU64,
+}
+
+/// The links of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Track {
+    /// For ops and the answers to them.
+    Ops,
+    /// For bulk bytes; there is none until there are any.
+    Bulk,
 }
 
 pub(crate) struct Session {
@@ -65,23 +83,29 @@ pub(crate) struct Session {
     state: Mutex<State>,
     /// Signals that the outbox has room again.
     room: Condvar,
-    /// Wakes the driver.
+    /// Wakes the driver of each track.
     wake: Notify,
+    wake_bulk: Notify,
     next_tensor: AtomicU64,
     pub(crate) counters: Counters,
 }
 
 struct State {
     duplex: Duplex,
+    bulk: Duplex,
     encoder: OpEncoder,
-    /// Ops recorded and not yet cut into a frame.
+    /// Ops recorded and not yet cut into a frame, and where the bytes of the
+    /// uploads among them are.
     ops: Vec<u8>,
+    contents: Vec<u8>,
     op_count: u32,
+    blobs: Blobs,
     next_request: u64,
-    reads: HashMap<u64, Answer<TensorData>>,
+    values: Values,
     syncs: HashMap<u64, Answer<()>>,
-    gathering: Option<Gathering>,
     driver: Waiting,
+    /// There are, or will be, bulk bytes.
+    has_bulk: bool,
     profile: Option<DeviceProfile>,
     /// Why the session is over, once it is.
     end: Option<End>,
@@ -124,19 +148,23 @@ impl Session {
             state: Mutex::new(State {
                 // The worker says what it lets us send when it opens the session.
                 duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
+                bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 encoder: OpEncoder::default(),
                 ops: Vec::new(),
+                contents: Vec::new(),
                 op_count: 0,
+                blobs: Blobs::default(),
                 next_request: 1,
-                reads: HashMap::new(),
+                values: Values::default(),
                 syncs: HashMap::new(),
-                gathering: None,
                 driver: Waiting::No,
+                has_bulk: false,
                 profile: None,
                 end: None,
             }),
             room: Condvar::new(),
             wake: Notify::new(),
+            wake_bulk: Notify::new(),
             next_tensor: AtomicU64::new(1),
             counters: Counters::default(),
         })
@@ -155,18 +183,20 @@ impl Session {
     /// Records an op. Waits while the worker is too far behind.
     pub(crate) fn record(&self, op: &OperationIr) {
         if matches!(op, OperationIr::Init(_)) {
-            // Follows an upload and says nothing that the upload did not.
+            // Follows an upload, which said the same.
             return;
         }
-        let mut state = self.lock();
-        if state.end.is_some() {
-            return;
+        let state = self.lock();
+        if state.end.is_none() {
+            self.append(state, op);
         }
+    }
+
+    fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, op: &OperationIr) {
         let State { encoder, ops, .. } = &mut *state;
         encoder.encode(op, ops);
         state.op_count += 1;
-        let full = state.ops.len() >= CUT_BYTES || state.op_count >= CUT_OPS;
-        if full || state.encoder.is_full() {
+        if state.is_full() {
             state.cut();
             state = self.wait_for_room(state);
         }
@@ -179,22 +209,61 @@ impl Session {
 
     /// Makes a tensor of `data`.
     pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
-        let kind = encode_type(data.shape(), data.dtype());
-        let bulk = Bulk::new(data.into_bytes());
+        let out = TensorIr::uninit(id, data.shape().clone(), data.dtype());
+        let bytes = shared(data.into_bytes());
+        let hashed = self.lock().blobs.wants(bytes.len());
+        let hash = hashed.then(|| hash(&bytes));
         let mut state = self.lock();
-        state.say(Body::Upload(Upload {
-            tensor_id: id.value(),
-            r#type: Some(kind),
-            size_bytes: bulk.size_bytes,
-            bytes: bulk.inline.clone(),
-        }));
-        // Chunks share the tensor's memory, so all of them can be queued under
-        // one lock: nothing may come between them.
-        bulk.chunks()
-            .for_each(|chunk| state.say(Body::Chunk(chunk)));
-        state.note_tensor(id);
-        self.wake(&mut state);
-        drop(self.wait_for_room(state));
+        if state.end.is_some() {
+            return;
+        }
+        let place = match hash {
+            Some(hash) => state.blobs.place(hash, bytes.len()),
+            None => Place::New {
+                keep: None,
+                forget: Vec::new(),
+            },
+        };
+        state = self.send(state, place, bytes);
+        self.append(state, &OperationIr::Init(InitOperationIr { out }));
+    }
+
+    /// Says where the bytes of an upload are, and sends them if they are new.
+    fn send<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        place: Place,
+        bytes: Bytes,
+    ) -> MutexGuard<'a, State> {
+        let content = match place {
+            Place::Slot(slot) => Content::Slot(slot),
+            Place::Held(place) => Content::Held(place),
+            Place::New { keep, forget } => {
+                for slot in forget {
+                    content::put(&mut state.contents, &Entry::Forget(slot));
+                }
+                self.counters
+                    .tensors_up
+                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                match bytes.len() {
+                    0..=INLINE_BYTES => Content::Inline { bytes, keep },
+                    _ => {
+                        // They share the tensor's memory until they are there.
+                        chunks(bytes).for_each(|chunk| state.bulk.push(Body::Chunk(chunk)));
+                        self.want_bulk(&mut state);
+                        Content::Payload { keep }
+                    }
+                }
+            }
+        };
+        content::put(&mut state.contents, &Entry::Upload(content));
+        state
+    }
+
+    /// Has the track for bulk bytes opened, or looked after.
+    fn want_bulk(&self, state: &mut State) {
+        state.has_bulk = true;
+        self.wake_bulk.notify_one();
     }
 
     /// Declares a tensor that has no value.
@@ -241,7 +310,9 @@ impl Session {
             Some(end) => drop(answer.send(Err(end.error()))),
             None => {
                 let request_id = state.request();
-                state.reads.insert(request_id, answer);
+                if state.values.expect(request_id, tensor, answer) {
+                    self.want_bulk(&mut state);
+                }
                 state.say(Body::Read(Read {
                     request_id,
                     tensor: encode_tensor(tensor),
@@ -312,15 +383,16 @@ impl Session {
             }
             state.end = Some(end.clone());
             (
-                std::mem::take(&mut state.reads),
+                std::mem::take(&mut state.values),
                 std::mem::take(&mut state.syncs),
             )
         };
         self.room.notify_all();
         self.wake.notify_one();
+        self.wake_bulk.notify_one();
         // Whoever waited may be gone; then there is nobody to tell.
         reads
-            .into_values()
+            .into_answers()
             .for_each(|answer| drop(answer.send(Err(end.error()))));
         syncs
             .into_values()
@@ -349,7 +421,9 @@ impl Session {
 
     fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         // Bounded by the driver: it makes room or ends the session.
-        while state.duplex.outbox().is_full() && state.end.is_none() {
+        let is_full =
+            |state: &State| state.duplex.outbox().is_full() || state.bulk.outbox().is_full();
+        while is_full(&state) && state.end.is_none() {
             self.wake(&mut state);
             state = self
                 .room
@@ -366,13 +440,30 @@ impl State {
         self.next_request - 1
     }
 
+    fn track(&mut self, track: Track) -> &mut Duplex {
+        match track {
+            Track::Ops => &mut self.duplex,
+            Track::Bulk => &mut self.bulk,
+        }
+    }
+
+    /// Whether the ops recorded make a frame.
+    fn is_full(&self) -> bool {
+        self.ops.len() + self.contents.len() >= CUT_BYTES
+            || self.op_count >= CUT_OPS
+            || self.encoder.is_full()
+    }
+
     /// Makes a frame of the ops recorded since the last.
     fn cut(&mut self) {
         if self.op_count > 0 {
             self.encoder.finish(&mut self.ops);
-            let encoded = std::mem::take(&mut self.ops).into();
-            let count = std::mem::take(&mut self.op_count);
-            self.duplex.push(Body::Ops(Ops { count, encoded }));
+            let ops = Ops {
+                count: std::mem::take(&mut self.op_count),
+                encoded: std::mem::take(&mut self.ops).into(),
+                contents: std::mem::take(&mut self.contents).into(),
+            };
+            self.duplex.push(Body::Ops(ops));
         }
     }
 

@@ -1,29 +1,21 @@
 //! Answers of the worker into values.
 
+use std::collections::HashMap;
+
 use burn_backend::{DType, ExecutionError, Shape, TensorData};
+use burn_ir::TensorIr;
 use tensord_proto::{
+    bulk::{Gathered, Gathering, INLINE_BYTES},
     codec::decode_type,
-    v1::{Chunk, Synced, TensorValue, Value, value},
+    v1::{Chunk, Synced, TensorValue, Value, tensor_value, value},
 };
 
-use super::State;
-
-/// A value whose bytes are still coming.
-pub(super) struct Gathering {
-    request: u64,
-    shape: Shape,
-    dtype: DType,
-    size: usize,
-    bytes: Vec<u8>,
-}
+use super::{Answer, State};
 
 /// An answer and who waits for it.
 pub(super) enum Delivery {
-    Value(
-        super::Answer<TensorData>,
-        Result<TensorData, ExecutionError>,
-    ),
-    Synced(super::Answer<()>, Result<(), ExecutionError>),
+    Value(Answer<TensorData>, Result<TensorData, ExecutionError>),
+    Synced(Answer<()>, Result<(), ExecutionError>),
 }
 
 impl Delivery {
@@ -39,11 +31,51 @@ impl Delivery {
 /// The worker broke a rule; the session cannot go on.
 pub(super) type Broken = String;
 
-impl State {
+/// Reads that wait for their values. A large value comes in two parts that may
+/// overtake each other: its type on one track, its payload on the other.
+#[derive(Default)]
+pub(super) struct Values {
+    /// Who waits, and for how many bytes at most.
+    reads: HashMap<u64, (Answer<TensorData>, usize)>,
+    /// Values whose payload is still to come, by its number.
+    announced: HashMap<u64, Announced>,
+    /// Payloads whose value was not announced yet, by number.
+    arrived: HashMap<u64, Vec<u8>>,
+    gathering: Gathering<()>,
+    /// Payloads that are whole.
+    payloads: u64,
+}
+
+struct Announced {
+    request: u64,
+    shape: Shape,
+    dtype: DType,
+}
+
+impl Values {
+    /// Notes who waits for `tensor`. True: its value will be a payload.
+    pub(super) fn expect(
+        &mut self,
+        request: u64,
+        tensor: &TensorIr,
+        answer: Answer<TensorData>,
+    ) -> bool {
+        let size = tensor
+            .shape
+            .num_elements()
+            .saturating_mul(tensor.dtype.size());
+        self.reads.insert(request, (answer, size));
+        size > INLINE_BYTES
+    }
+
+    pub(super) fn into_answers(self) -> impl Iterator<Item = Answer<TensorData>> {
+        self.reads.into_values().map(|(answer, _)| answer)
+    }
+
     pub(super) fn value(&mut self, value: Value) -> Result<Option<Delivery>, Broken> {
         let request = value.request_id;
         match value.result {
-            Some(value::Result::Tensor(tensor)) => self.begin(request, tensor),
+            Some(value::Result::Tensor(tensor)) => self.tensor(request, tensor),
             Some(value::Result::Fault(fault)) => {
                 let error = ExecutionError::with_context(fault.to_string());
                 Ok(self.answered(request, Err(error)))
@@ -52,49 +84,63 @@ impl State {
         }
     }
 
-    fn begin(&mut self, request: u64, tensor: TensorValue) -> Result<Option<Delivery>, Broken> {
-        let (shape, dtype, size) =
-            decode_type(tensor.r#type.as_ref()).map_err(|e| e.to_string())?;
-        if tensor.size_bytes != size as u64 || self.gathering.is_some() {
-            return Err(format!(
-                "the answer to read {request} does not fit its announcement"
-            ));
-        }
-        let mut bytes = Vec::with_capacity(size);
-        bytes.extend_from_slice(&tensor.bytes);
-        self.gathering = Some(Gathering {
+    fn tensor(&mut self, request: u64, tensor: TensorValue) -> Result<Option<Delivery>, Broken> {
+        let (shape, dtype, _) = decode_type(tensor.r#type.as_ref()).map_err(|e| e.to_string())?;
+        let announced = Announced {
             request,
             shape,
             dtype,
-            size,
-            bytes,
-        });
-        self.gathered()
-    }
-
-    pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, Broken> {
-        let gathering = self
-            .gathering
-            .as_mut()
-            .ok_or("a chunk came without a value")?;
-        if chunk.bytes.len() > gathering.size - gathering.bytes.len() {
-            return Err(format!(
-                "the answer to read {} is longer than announced",
-                gathering.request
-            ));
-        }
-        gathering.bytes.extend_from_slice(&chunk.bytes);
-        self.gathered()
-    }
-
-    fn gathered(&mut self) -> Result<Option<Delivery>, Broken> {
-        let whole = |gathering: &mut Gathering| gathering.bytes.len() == gathering.size;
-        let Some(done) = self.gathering.take_if(whole) else {
-            return Ok(None);
         };
-        let data = TensorData::try_from_bytes_vec(done.bytes, done.shape, done.dtype);
-        let data = data.map_err(|e| format!("the answer to read {}: {e}", done.request))?;
-        Ok(self.answered(done.request, Ok(data)))
+        match tensor.content {
+            Some(tensor_value::Content::Payload(number)) => match self.arrived.remove(&number) {
+                Some(bytes) => self.whole(announced, bytes),
+                None if number < self.payloads => Err(format!(
+                    "the answer to read {request} is payload {number}, again"
+                )),
+                None => {
+                    self.announced.insert(number, announced);
+                    Ok(None)
+                }
+            },
+            Some(tensor_value::Content::Bytes(bytes)) => self.whole(announced, bytes.to_vec()),
+            // Burn has tensors without elements.
+            None => self.whole(announced, Vec::new()),
+        }
+    }
+
+    /// Takes bytes of a payload.
+    pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, Broken> {
+        // A size that nobody asked for is not worth its memory; it ends the
+        // session once the value is announced.
+        let reads = &self.reads;
+        let begin = |size| {
+            let asked = reads.values().any(|(_, most)| *most as u64 >= size);
+            ((), asked)
+        };
+        match self
+            .gathering
+            .take(chunk, begin)
+            .map_err(|e| e.to_string())?
+        {
+            Gathered::More => Ok(None),
+            Gathered::Whole((), bytes) => {
+                let number = self.payloads;
+                self.payloads += 1;
+                match self.announced.remove(&number) {
+                    Some(announced) => self.whole(announced, bytes),
+                    None => {
+                        self.arrived.insert(number, bytes);
+                        Ok(None)
+                    }
+                }
+            }
+        }
+    }
+
+    fn whole(&mut self, value: Announced, bytes: Vec<u8>) -> Result<Option<Delivery>, Broken> {
+        let data = TensorData::try_from_bytes_vec(bytes, value.shape, value.dtype);
+        let data = data.map_err(|e| format!("the answer to read {}: {e}", value.request))?;
+        Ok(self.answered(value.request, Ok(data)))
     }
 
     fn answered(
@@ -102,10 +148,12 @@ impl State {
         request: u64,
         result: Result<TensorData, ExecutionError>,
     ) -> Option<Delivery> {
-        let answer = self.reads.remove(&request)?;
+        let (answer, _) = self.reads.remove(&request)?;
         Some(Delivery::Value(answer, result))
     }
+}
 
+impl State {
     pub(super) fn synced(&mut self, synced: Synced) -> Option<Delivery> {
         let answer = self.syncs.remove(&synced.request_id)?;
         let result = match synced.fault {

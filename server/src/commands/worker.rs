@@ -30,6 +30,7 @@ pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         advertise,
         devices,
         memory_bytes,
+        cache_bytes,
     } = node;
     WorkerOptions {
         name,
@@ -38,5 +39,6 @@ pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         devices,
         scheduler,
         memory_bytes,
+        cache_bytes,
     }
 }

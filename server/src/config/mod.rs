@@ -93,6 +93,8 @@ pub(crate) struct NodeConfig {
     pub(crate) devices: Vec<DeviceSelection>,
     /// What each device may use, if less than it has.
     pub(crate) memory_bytes: Option<u64>,
+    /// For uploads that are kept.
+    pub(crate) cache_bytes: u64,
 }
 
 /// A gateway.

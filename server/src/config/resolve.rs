@@ -28,6 +28,9 @@ use crate::{
     state,
 };
 
+/// Memory for uploads that are kept: a dataset of 100,000 small images.
+const CACHE_BYTES: u64 = 1 << 30;
+
 /// Port of a pool.
 const POOL_PORT: u16 = 7461;
 /// Port of a worker that runs by itself.
@@ -122,6 +125,9 @@ impl Layers<'_> {
                 advertise: advertise.clone(),
                 devices: or_one_cpu(settings.devices),
                 memory_bytes: settings.memory.map(|memory| memory.size_bytes),
+                cache_bytes: settings
+                    .upload_cache
+                    .map_or(CACHE_BYTES, |memory| memory.size_bytes),
             },
             scheduler: SchedulerConfig {
                 state: self.state(state)?,
@@ -162,6 +168,9 @@ impl Layers<'_> {
                 advertise: settings.advertise.map(|Host(host)| host),
                 devices: or_one_cpu(settings.devices),
                 memory_bytes: settings.memory.map(|memory| memory.size_bytes),
+                cache_bytes: settings
+                    .upload_cache
+                    .map_or(CACHE_BYTES, |memory| memory.size_bytes),
             },
             drain: self.drain(drain),
         })

@@ -31,6 +31,9 @@ pub(crate) struct UpSettings {
     /// Memory that each device may use, such as 16GiB [default: what it has]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
+    /// Memory for uploads kept to be used again; 0MiB keeps none [default: 1GiB]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
+    pub(crate) upload_cache: Option<Memory>,
     /// Where op streams arrive, over UDP and TCP [default: any free port where --listen is]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) worker_listen: Option<Listen>,
@@ -61,6 +64,9 @@ pub(crate) struct WorkerSettings {
     /// Memory that each device may use, such as 16GiB [default: what it has]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
+    /// Memory for uploads kept to be used again; 0MiB keeps none [default: 1GiB]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
+    pub(crate) upload_cache: Option<Memory>,
     /// Where op streams arrive, over UDP and TCP [default: 0.0.0.0:7462]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) listen: Option<Listen>,
@@ -148,6 +154,7 @@ impl UpSettings {
             devices: self.devices.or(below.devices),
             name: self.name.or(below.name),
             memory: self.memory.or(below.memory),
+            upload_cache: self.upload_cache.or(below.upload_cache),
             worker_listen: self.worker_listen.or(below.worker_listen),
         }
     }
@@ -170,6 +177,7 @@ impl WorkerSettings {
             devices: self.devices.or(below.devices),
             name: self.name.or(below.name),
             memory: self.memory.or(below.memory),
+            upload_cache: self.upload_cache.or(below.upload_cache),
             listen: self.listen.or(below.listen),
             advertise: self.advertise.or(below.advertise),
         }

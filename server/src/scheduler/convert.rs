@@ -21,6 +21,9 @@ use tensord_transport::token::{self, LeaseSigner};
 
 use super::address;
 
+/// Whose leases all are: a pool has one tenant, everybody with its token.
+const TENANT: &str = "default";
+
 /// Most devices of one worker: more than any host has.
 const MAX_DEVICES: usize = 256;
 
@@ -192,6 +195,7 @@ pub(super) fn granted(
         lease_id: lease.0,
         client_id: client.0,
         shares: devices.iter().map(share).collect(),
+        tenant: TENANT.into(),
     };
     pool_message(pool_message::Body::Granted(v1::Granted {
         request_id: request.0,

@@ -104,6 +104,13 @@ impl Dataflow {
         }
     }
 
+    /// Takes memory for a tensor that is no op's output.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<SessionMemory, Refusal> {
+        let mut memory = self.memory.beside();
+        memory.take(bytes).map_err(out_of_memory)?;
+        Ok(memory)
+    }
+
     /// Decides whether `op` may run, and takes the memory its outputs need.
     /// Must be followed by [`finish`](Self::finish) or [`poison`](Self::poison).
     pub(crate) fn begin(&mut self, op: &OperationIr) -> Result<(), Refusal> {

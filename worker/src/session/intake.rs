@@ -1,25 +1,26 @@
-//! Frames of a session into pieces of work.
+//! Frames of a session into pieces of work, and into payloads.
 //!
-//! The one thing that spans frames is a tensor's bytes: they are gathered here,
-//! in memory that was taken from the device's account first, so that a client
-//! cannot make a worker hold more than its device has.
+//! The one thing that spans frames is a payload: it is gathered here, in memory
+//! that was taken from the device's account first, so that a client cannot make a
+//! worker hold more than its device has.
 
 use std::sync::Arc;
 
-use burn_backend::{DType, Shape};
 use burn_ir::TensorId;
-use bytes::Bytes;
 use tensord_proto::{
-    codec::{CodecError, decode_tensor, decode_type},
-    v1::{self, frame::Body},
+    bulk::{Gathered, Gathering},
+    codec::decode_tensor,
+    content::kept_cost,
+    v1::frame::Body,
 };
 
 use super::{
     IntakeError,
     dataflow::{Refusal, out_of_memory},
-    runner::{Content, Work},
+    runner::Work,
+    uploads::Payload,
 };
-use crate::memory::DeviceMemory;
+use crate::memory::{DeviceMemory, SessionMemory};
 
 /// What the executor gets.
 pub(crate) enum Item {
@@ -29,237 +30,148 @@ pub(crate) enum Item {
     Close,
 }
 
-/// What a frame came to.
-#[derive(Default)]
-pub(crate) struct Taken {
-    pub(crate) item: Option<Item>,
-    /// Bytes of credit that are free again at once.
-    pub(crate) consumed: usize,
+/// Makes work of a body on the track for ops, which took `bytes` of credit.
+pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, IntakeError> {
+    let work = match body {
+        Body::Ops(ops) => Work::Ops {
+            count: ops.count,
+            encoded: ops.encoded,
+            contents: ops.contents,
+        },
+        Body::Read(read) => Work::Read {
+            request: read.request_id,
+            tensor: decode_tensor(&read.tensor)?,
+        },
+        Body::Sync(sync) => Work::Sync {
+            request: sync.request_id,
+        },
+        Body::Seed(seed) => Work::Seed(seed.seed),
+        Body::Poison(poison) => Work::Poison {
+            id: TensorId::new(poison.tensor_id),
+            fault: poison.fault.unwrap_or_default(),
+        },
+        Body::Alias(alias) => Work::Alias {
+            id: TensorId::new(alias.tensor_id),
+            source: TensorId::new(alias.source_id),
+        },
+        Body::Close(_) => return Ok(Some(Item::Close)),
+        Body::Ping(_) => return Ok(None),
+        _ => return Err(unexpected()),
+    };
+    Ok(Some(Item::Work(work, bytes)))
 }
 
-pub(crate) struct Intake {
+fn unexpected() -> IntakeError {
+    IntakeError::Order("a frame that clients do not send on this track".into())
+}
+
+/// Gathers the payloads of the track for bulk bytes.
+pub(crate) struct Payloads {
     memory: Arc<DeviceMemory>,
-    upload: Option<Gathering>,
+    /// What the session keeps of its uploads, at most.
+    kept_bytes: u64,
+    gathering: Gathering<Result<SessionMemory, Refusal>>,
 }
 
-/// An upload whose bytes are still coming.
-struct Gathering {
-    id: TensorId,
-    shape: Shape,
-    dtype: DType,
-    size: usize,
-    left: usize,
-    content: Result<Content, Refusal>,
-    /// Credit of the announcing frame, given back when the upload is carried
-    /// out, so that uploads that wait are bounded too.
-    credit: usize,
-}
-
-impl Intake {
-    pub(crate) fn new(memory: Arc<DeviceMemory>) -> Self {
+impl Payloads {
+    pub(crate) fn new(memory: Arc<DeviceMemory>, kept_bytes: u64) -> Self {
         Self {
             memory,
-            upload: None,
+            kept_bytes,
+            gathering: Gathering::default(),
         }
     }
 
-    /// Takes the next body, which took `bytes` of credit.
-    pub(crate) fn take(&mut self, body: Body, bytes: usize) -> Result<Taken, IntakeError> {
-        if self.upload.is_some() && !matches!(body, Body::Chunk(_) | Body::Ping(_)) {
-            let rule = "another frame came before all chunks of an upload";
-            return Err(IntakeError::Order(rule.into()));
-        }
-        let work = |work| {
-            Ok(Taken {
-                item: Some(Item::Work(work, bytes)),
-                consumed: 0,
-            })
+    /// Takes the next body of the track.
+    pub(crate) fn take(&mut self, body: Body) -> Result<Option<Payload>, IntakeError> {
+        let chunk = match body {
+            Body::Chunk(chunk) => chunk,
+            Body::Ping(_) => return Ok(None),
+            _ => return Err(unexpected()),
         };
-        match body {
-            Body::Ops(ops) => work(Work::Ops {
-                count: ops.count,
-                encoded: ops.encoded,
-            }),
-            Body::Upload(upload) => self.begin(upload, bytes),
-            Body::Chunk(chunk) => self.gather(&chunk.bytes, bytes),
-            Body::Read(read) => work(Work::Read {
-                request: read.request_id,
-                tensor: decode_tensor(&read.tensor)?,
-            }),
-            Body::Sync(sync) => work(Work::Sync {
-                request: sync.request_id,
-            }),
-            Body::Seed(seed) => work(Work::Seed(seed.seed)),
-            Body::Poison(poison) => {
-                let id = TensorId::new(poison.tensor_id);
-                work(Work::Poison {
-                    id,
-                    fault: poison.fault.unwrap_or_default(),
-                })
-            }
-            Body::Alias(alias) => {
-                let (id, source) = (
-                    TensorId::new(alias.tensor_id),
-                    TensorId::new(alias.source_id),
-                );
-                work(Work::Alias { id, source })
-            }
-            Body::Close(_) => Ok(Taken {
-                item: Some(Item::Close),
-                consumed: bytes,
-            }),
-            Body::Ping(_) => Ok(Taken::default()),
-            _ => Err(IntakeError::Order(
-                "a frame that clients do not send".into(),
-            )),
-        }
-    }
-
-    fn begin(&mut self, upload: v1::Upload, bytes: usize) -> Result<Taken, IntakeError> {
-        let (shape, dtype, size) = decode_type(upload.r#type.as_ref())?;
-        if upload.size_bytes != size as u64 {
-            let rule = format!(
-                "{} bytes for {shape} of {}, which has {size}",
-                upload.size_bytes,
-                dtype.name()
-            );
-            return Err(CodecError {
-                what: "upload",
-                offset: 0,
-                rule,
-            }
-            .into());
-        }
-        let mut memory = self.memory.open();
-        let content = match memory.take(size as u64) {
-            Ok(()) => Ok(Content {
-                bytes: Vec::with_capacity(size),
-                memory,
-            }),
-            Err(e) => Err(out_of_memory(e)),
+        let (device, kept_bytes) = (&self.memory, self.kept_bytes);
+        let begin = |size: u64| {
+            let mut memory = device.open();
+            let taken = memory.take(size).map_err(out_of_memory);
+            // What the device has no room for may be wanted all the same, to be
+            // kept for later.
+            let keep = taken.is_ok() || size.saturating_add(kept_cost(0)) <= kept_bytes;
+            (taken.map(|()| memory), keep)
         };
-        let id = TensorId::new(upload.tensor_id);
-        self.upload = Some(Gathering {
-            id,
-            shape,
-            dtype,
-            size,
-            left: size,
-            content,
-            credit: bytes,
-        });
-        self.gather(&upload.bytes, 0)
-    }
-
-    fn gather(&mut self, chunk: &Bytes, bytes: usize) -> Result<Taken, IntakeError> {
-        let Some(upload) = &mut self.upload else {
-            return Err(IntakeError::Order("a chunk without an upload".into()));
-        };
-        if chunk.len() > upload.left {
-            let rule = format!("{} bytes more than its size", chunk.len() - upload.left);
-            let offset = upload.size - upload.left;
-            return Err(CodecError {
-                what: "upload",
-                offset,
-                rule,
-            }
-            .into());
+        match self.gathering.take(&chunk, begin)? {
+            Gathered::More => Ok(None),
+            Gathered::Whole(memory, bytes) => Ok(Some(Payload { bytes, memory })),
         }
-        upload.left -= chunk.len();
-        if let Ok(content) = &mut upload.content {
-            content.bytes.extend_from_slice(chunk);
-        }
-        if upload.left > 0 {
-            return Ok(Taken {
-                item: None,
-                consumed: bytes,
-            });
-        }
-        let done = self.upload.take().expect("it was just there");
-        let Gathering {
-            id,
-            shape,
-            dtype,
-            content,
-            credit,
-            ..
-        } = done;
-        let work = Work::Upload {
-            id,
-            shape,
-            dtype,
-            content,
-        };
-        // The bytes now count as the device's memory, no longer as the wire's.
-        Ok(Taken {
-            item: Some(Item::Work(work, credit)),
-            consumed: bytes,
-        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tensord_proto::{codec::encode_type, v1::Chunk};
+    use tensord_proto::{
+        bulk::chunks,
+        v1::{self, FaultKind},
+    };
 
     use super::*;
 
-    fn upload(elements: usize, size: u64, bytes: &'static [u8]) -> Body {
-        Body::Upload(v1::Upload {
-            tensor_id: 1,
-            r#type: Some(encode_type(&Shape::new([elements]), DType::U8)),
-            size_bytes: size,
-            bytes: Bytes::from_static(bytes),
-        })
-    }
-
-    fn chunk(bytes: &'static [u8]) -> Body {
-        Body::Chunk(Chunk {
-            bytes: Bytes::from_static(bytes),
-        })
-    }
-
-    fn content(taken: Taken) -> Result<Vec<u8>, Refusal> {
-        match taken.item {
-            Some(Item::Work(Work::Upload { content, .. }, _)) => content.map(|c| c.bytes),
-            _ => panic!("no upload came of it"),
+    fn payload(payloads: &mut Payloads, bytes: &'static [u8]) -> Payload {
+        let mut whole = None;
+        for chunk in chunks(bytes.into()) {
+            whole = payloads.take(Body::Chunk(chunk)).unwrap();
         }
+        whole.expect("all of it was taken")
     }
 
     #[test]
-    fn an_upload_is_gathered_from_its_chunks() {
-        let mut intake = Intake::new(DeviceMemory::new(100));
-        assert!(intake.take(upload(5, 5, b"ab"), 20).unwrap().item.is_none());
-        assert_eq!(intake.take(chunk(b"cd"), 6).unwrap().consumed, 6);
-        let taken = intake.take(chunk(b"e"), 5).unwrap();
-        assert_eq!(content(taken).unwrap(), b"abcde");
-    }
-
-    #[test]
-    fn an_upload_that_does_not_fit_is_refused_but_keeps_its_place() {
-        let memory = DeviceMemory::new(3);
-        let mut intake = Intake::new(memory.clone());
-        intake.take(upload(5, 5, b"ab"), 20).unwrap();
-        let refusal = content(intake.take(chunk(b"cde"), 7).unwrap()).unwrap_err();
-        assert!(
-            matches!(refusal, Refusal::New(v1::FaultKind::OutOfMemory, _)),
-            "{refusal:?}"
+    fn a_payload_takes_memory_and_one_that_does_not_fit_takes_none() {
+        let memory = DeviceMemory::new(7);
+        let mut payloads = Payloads::new(memory.clone(), 0);
+        let first = payload(&mut payloads, b"abcd");
+        assert_eq!(
+            (first.bytes.as_slice(), memory.live_bytes()),
+            (&b"abcd"[..], 4)
         );
+        let second = payload(&mut payloads, b"efgh");
+        assert!(second.bytes.is_empty());
+        assert!(matches!(
+            second.memory,
+            Err(Refusal::New(FaultKind::OutOfMemory, _))
+        ));
+        drop(first);
         assert_eq!(memory.live_bytes(), 0);
     }
 
     #[test]
-    fn a_client_that_breaks_the_rules_is_told_which() {
-        let error = |bodies: Vec<Body>| {
-            let mut intake = Intake::new(DeviceMemory::new(100));
-            let mut taken = bodies.into_iter().map(|body| intake.take(body, 1));
-            taken.find_map(Result::err).expect("an error").to_string()
-        };
-        assert!(error(vec![upload(5, 6, b"")]).contains("6 bytes for [5] of u8, which has 5"));
-        assert!(error(vec![chunk(b"a")]).contains("without an upload"));
-        assert!(error(vec![upload(2, 2, b""), chunk(b"abc")]).contains("1 bytes more"));
-        let early = error(vec![upload(2, 2, b""), Body::Seed(v1::Seed { seed: 1 })]);
-        assert!(early.contains("before all chunks"), "{early}");
-        assert!(error(vec![Body::Value(v1::Value::default())]).contains("do not send"));
+    fn what_may_be_kept_is_gathered_even_if_the_device_is_full() {
+        let mut payloads = Payloads::new(DeviceMemory::new(1), kept_cost(4));
+        let kept = payload(&mut payloads, b"abcd");
+        assert!(kept.memory.is_err() && kept.bytes == b"abcd");
+        let large = payload(&mut payloads, b"abcde");
+        assert!(large.memory.is_err() && large.bytes.is_empty());
+    }
+
+    #[test]
+    fn a_frame_of_the_other_track_or_the_other_side_is_refused() {
+        let mut payloads = Payloads::new(DeviceMemory::new(1), 0);
+        let seed = || Body::Seed(v1::Seed { seed: 1 });
+        assert!(item(seed(), 1).is_ok());
+        let errors = [
+            payloads.take(seed()).err().unwrap(),
+            payloads
+                .take(Body::Chunk(v1::Chunk::default()))
+                .err()
+                .unwrap(),
+            item(Body::Chunk(v1::Chunk::default()), 1).err().unwrap(),
+            item(Body::Value(v1::Value::default()), 1).err().unwrap(),
+        ];
+        let words = [
+            "do not send",
+            "without a size",
+            "do not send",
+            "do not send",
+        ];
+        for (error, words) in errors.iter().zip(words) {
+            assert!(error.to_string().contains(words), "{error}");
+        }
     }
 }

@@ -12,6 +12,7 @@ mod outgo;
 mod runner;
 #[cfg(test)]
 mod tests;
+mod uploads;
 
 pub(crate) use self::outgo::Outgoing;
 
@@ -26,8 +27,10 @@ use std::{
 
 use bytes::Bytes;
 use tensord_proto::{
+    bulk::PayloadError,
+    codec::CodecError,
     ids::{LeaseId, SessionId},
-    v1::{Closed, Error, ErrorCode, frame},
+    v1::{Closed, Error, ErrorCode, Held, frame},
 };
 use tensord_transport::{
     duplex::{Duplex, FrameError},
@@ -37,10 +40,11 @@ use tokio::{runtime::Handle, sync::Notify};
 use tracing::{debug, info};
 
 use self::{
-    intake::{Intake, Item},
-    runner::{Reply, Runner},
+    intake::{Item, Payloads},
+    runner::{Reply, Runner, Step},
+    uploads::{Payload, Uploads},
 };
-use crate::{backend::Device, executor::RunQueue, memory::DeviceMemory};
+use crate::{backend::Device, blobs::BlobStore, executor::RunQueue, memory::DeviceMemory};
 
 /// Bytes of work a client may be ahead of the executor, encoded: some hundred
 /// thousand ops, or the uploads of a few steps.
@@ -70,22 +74,44 @@ pub(crate) struct Site {
     pub(crate) ops: Arc<AtomicU64>,
     /// Where slow reads are awaited.
     pub(crate) runtime: Handle,
+    /// What was kept of earlier sessions.
+    pub(crate) blobs: Arc<BlobStore>,
+    /// What one session may keep of its uploads.
+    pub(crate) kept_bytes: u64,
+}
+
+/// Who may use a session, and for what.
+#[derive(Debug, Clone)]
+pub(crate) struct Grant {
+    pub(crate) lease: LeaseId,
+    pub(crate) tenant: Arc<str>,
+    pub(crate) device_index: u32,
+}
+
+/// The links of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Track {
+    /// For ops and the answers to them.
+    Ops,
+    /// For bulk bytes; there is none until there are any.
+    Bulk,
 }
 
 pub(crate) struct Session {
     pub(crate) id: SessionId,
-    pub(crate) lease: LeaseId,
-    pub(crate) device_index: u32,
+    pub(crate) grant: Grant,
     site: Site,
-    wire: Mutex<Wire>,
-    intake: Mutex<Intake>,
+    wires: [Mutex<Wire>; 2],
+    /// Held by the reader of each track.
+    readers: [Mutex<()>; 2],
+    payloads: Mutex<Payloads>,
     todo: Mutex<Todo>,
     /// `None` once the session ended.
     runner: Mutex<Option<Runner>>,
     /// `todo.end` is set, for a look without the lock.
     ending: AtomicBool,
-    /// Wakes the writer.
-    news: Notify,
+    /// Wakes the writer of each track.
+    news: [Notify; 2],
 }
 
 struct Wire {
@@ -94,6 +120,8 @@ struct Wire {
     connection: u64,
     /// Since when there is none.
     detached: Option<Instant>,
+    /// Payloads sent.
+    payloads: u64,
     /// Everything was said: the connection ends once it is delivered.
     closing: bool,
 }
@@ -101,6 +129,12 @@ struct Wire {
 #[derive(Default)]
 struct Todo {
     items: VecDeque<Item>,
+    payloads: VecDeque<Payload>,
+    /// Credit of what came in behind payloads that still wait: given back when
+    /// none does, so that they are bounded, and the one at hand may be any size.
+    payload_credit: usize,
+    /// Waits for the next payload.
+    starved: bool,
     /// In the run queue, or running.
     scheduled: bool,
     /// Waits until the client takes its answers.
@@ -116,58 +150,73 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
-    pub(crate) fn new(
-        id: SessionId,
-        lease: LeaseId,
-        device_index: u32,
-        seed: u64,
-        site: Site,
-    ) -> Arc<Self> {
+    pub(crate) fn new(id: SessionId, grant: Grant, seed: u64, site: Site) -> Arc<Self> {
+        let held = site.blobs.held(&grant.tenant);
+        let (hashes, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
         let runner = Runner::new(
             site.device.open(),
             site.memory.open(),
             site.worker.clone(),
             seed,
+            Uploads::new(site.kept_bytes, held),
         );
-        // The client always takes its answers, so it grants without a bound.
-        let duplex = Duplex::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES);
+        let wire = || Wire {
+            // The client always takes its answers, so it grants without a bound.
+            duplex: Duplex::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES),
+            connection: 0,
+            detached: Some(Instant::now()),
+            payloads: 0,
+            closing: false,
+        };
+        let mut ops = wire();
+        if !hashes.is_empty() {
+            let hashes = hashes.concat().into();
+            ops.duplex.push(frame::Body::Held(Held { hashes }));
+        }
         Arc::new(Self {
             id,
-            lease,
-            device_index,
-            wire: Mutex::new(Wire {
-                duplex,
-                connection: 0,
-                detached: Some(Instant::now()),
-                closing: false,
-            }),
-            intake: Mutex::new(Intake::new(site.memory.clone())),
+            grant,
+            wires: [Mutex::new(ops), Mutex::new(wire())],
+            readers: Default::default(),
+            payloads: Mutex::new(Payloads::new(site.memory.clone(), site.kept_bytes)),
             todo: Mutex::default(),
             runner: Mutex::new(Some(runner)),
             ending: AtomicBool::new(false),
-            news: Notify::new(),
+            news: Default::default(),
             site,
         })
     }
 
-    /// A connection takes over. The client received everything up to
+    fn wire(&self, track: Track) -> MutexGuard<'_, Wire> {
+        lock(&self.wires[track as usize])
+    }
+
+    fn news_of(&self, track: Track) -> &Notify {
+        &self.news[track as usize]
+    }
+
+    /// A connection takes a track over. The client received everything up to
     /// `received`. Returns the connection's number, and what this side received
     /// and grants.
-    pub(crate) fn attach(&self, received: u64) -> Result<(u64, u64, u64), ResumeError> {
+    pub(crate) fn attach(
+        &self,
+        track: Track,
+        received: u64,
+    ) -> Result<(u64, u64, u64), ResumeError> {
         // Waits for the reader before to finish the frame it is at.
-        let _intake = lock(&self.intake);
-        let mut wire = lock(&self.wire);
+        let _reader = lock(&self.readers[track as usize]);
+        let mut wire = self.wire(track);
         wire.duplex.rewind(received, u64::MAX)?;
         wire.connection += 1;
         wire.detached = None;
-        self.news.notify_one();
+        self.news_of(track).notify_one();
         let (received, credit) = wire.duplex.inbox().tell();
         Ok((wire.connection, received, credit))
     }
 
     /// The connection is gone, unless a later one took over.
-    pub(crate) fn detach(&self, connection: u64) {
-        let mut wire = lock(&self.wire);
+    pub(crate) fn detach(&self, track: Track, connection: u64) {
+        let mut wire = self.wire(track);
         if wire.connection == connection {
             wire.detached = Some(Instant::now());
         }
@@ -175,18 +224,21 @@ impl Session {
 
     /// When the last connection was lost, if there is none now.
     pub(crate) fn detached(&self) -> Option<Instant> {
-        lock(&self.wire).detached
+        self.wire(Track::Ops).detached
     }
 
     /// Takes a frame off `connection`. False: a later one took over.
     pub(crate) fn receive(
         self: &Arc<Self>,
+        track: Track,
         connection: u64,
         frame: Bytes,
     ) -> Result<bool, IntakeError> {
-        let mut intake = lock(&self.intake);
+        // Stays locked until the work is queued: a later connection's reader must
+        // not get in between.
+        let _reader = lock(&self.readers[track as usize]);
         let (received, was_full) = {
-            let mut wire = lock(&self.wire);
+            let mut wire = self.wire(track);
             if wire.connection != connection {
                 return Ok(false);
             }
@@ -202,16 +254,52 @@ impl Session {
         let Some((body, bytes)) = received else {
             return Ok(true);
         };
-        // The intake stays locked until the work is queued: a later connection's
-        // reader must not get in between.
-        let taken = intake.take(body, bytes)?;
-        if taken.consumed > 0 {
-            self.consumed(taken.consumed);
-        }
-        if let Some(item) = taken.item {
-            self.enqueue(item);
+        match track {
+            Track::Ops => {
+                if let Some(item) = intake::item(body, bytes)? {
+                    self.enqueue(item);
+                }
+            }
+            Track::Bulk => {
+                let payload = lock(&self.payloads).take(body)?;
+                self.enqueue_payload(payload, bytes);
+            }
         }
         Ok(true)
+    }
+
+    /// Takes `bytes` of credit worth of a payload, and the payload once it is whole.
+    fn enqueue_payload(self: &Arc<Self>, payload: Option<Payload>, bytes: usize) {
+        let mut todo = lock(&self.todo);
+        let others_wait = !todo.payloads.is_empty();
+        if todo.end.is_none() {
+            todo.payloads.extend(payload);
+        }
+        if std::mem::take(&mut todo.starved) {
+            match todo.payloads.is_empty() {
+                true => todo.starved = true,
+                false => self.schedule(&mut todo),
+            }
+        }
+        if others_wait {
+            todo.payload_credit += bytes;
+        } else {
+            self.consumed(Track::Bulk, bytes);
+        }
+    }
+
+    /// The next payload. If there is none, the session is scheduled when it comes.
+    fn next_payload(&self) -> Option<Payload> {
+        let mut todo = lock(&self.todo);
+        let payload = todo.payloads.pop_front();
+        if payload.is_none() && todo.end.is_none() {
+            (todo.starved, todo.scheduled) = (true, false);
+        }
+        if todo.payloads.is_empty() {
+            let credit = std::mem::take(&mut todo.payload_credit);
+            self.consumed(Track::Bulk, credit);
+        }
+        payload
     }
 
     fn enqueue(self: &Arc<Self>, item: Item) {
@@ -221,7 +309,7 @@ impl Session {
     }
 
     fn schedule(self: &Arc<Self>, todo: &mut Todo) {
-        if !todo.scheduled && !todo.blocked {
+        if !todo.scheduled && !todo.blocked && !todo.starved {
             todo.scheduled = true;
             self.site.queue.push(self.clone());
         }
@@ -242,7 +330,8 @@ impl Session {
             todo.end = Some(error);
             self.ending.store(true, Ordering::Release);
             todo.items.clear();
-            todo.blocked = false;
+            todo.payloads.clear();
+            (todo.blocked, todo.starved) = (false, false);
             self.schedule(&mut todo);
         }
     }
@@ -256,22 +345,21 @@ impl Session {
         };
         let before = runner.op_number();
         let turn = loop {
-            if !self.ending.load(Ordering::Acquire) && runner.step() {
-                if on() {
-                    continue;
+            if !self.ending.load(Ordering::Acquire) {
+                match self.step(runner) {
+                    Step::More if on() => continue,
+                    Step::More => break Turn::Again,
+                    Step::Done => {}
+                    Step::NeedsPayload => break Turn::Over,
                 }
-                break Turn::Again;
             }
             match self.next_item() {
                 Next::Item(Item::Work(work, bytes)) => {
                     match runner.begin(work) {
                         Ok(reply) => reply.into_iter().for_each(|reply| self.reply(reply)),
-                        Err(e) => {
-                            let rule = format!("session {}: {e}", self.id);
-                            self.end(Error::new(ErrorCode::Protocol, rule));
-                        }
+                        Err(e) => self.broke(&e),
                     }
-                    self.consumed(bytes);
+                    self.consumed(Track::Ops, bytes);
                 }
                 Next::Item(Item::Close) => {
                     self.end(Error::new(ErrorCode::Unspecified, "closed by the client"));
@@ -281,8 +369,7 @@ impl Session {
                     self.site
                         .ops
                         .fetch_add(runner.op_number() - before, Ordering::Relaxed);
-                    *guard = None;
-                    self.site.device.clean_up();
+                    self.close(guard.take());
                     self.said_all(error);
                     return Turn::Over;
                 }
@@ -297,13 +384,48 @@ impl Session {
         turn
     }
 
+    /// Runs one op, with the payload it needs if there is one.
+    fn step(self: &Arc<Self>, runner: &mut Runner) -> Step {
+        let stepped = match runner.step() {
+            Ok(Step::NeedsPayload) => match self.next_payload() {
+                Some(payload) => runner.payload(payload),
+                None if self.ending.load(Ordering::Acquire) => return Step::Done,
+                None => return Step::NeedsPayload,
+            },
+            stepped => stepped,
+        };
+        stepped.unwrap_or_else(|e| {
+            self.broke(&e);
+            Step::Done
+        })
+    }
+
+    fn broke(self: &Arc<Self>, rule: &CodecError) {
+        let rule = format!("session {}: {rule}", self.id);
+        self.end(Error::new(ErrorCode::Protocol, rule));
+    }
+
+    /// Lets go of everything but what is kept for later sessions.
+    fn close(&self, runner: Option<Runner>) {
+        if let Some(runner) = runner {
+            let (blobs, tenant) = (self.site.blobs.clone(), self.grant.tenant.clone());
+            let kept = runner.into_kept();
+            // Takes a while, and the device is somebody else's by then.
+            self.site
+                .runtime
+                .spawn_blocking(move || blobs.keep(&tenant, kept));
+        }
+        self.site.device.clean_up();
+    }
+
     fn next_item(&self) -> Next {
         let mut todo = lock(&self.todo);
         if let Some(error) = todo.end.clone() {
             todo.scheduled = false;
             return Next::End(error);
         }
-        if !todo.items.is_empty() && lock(&self.wire).duplex.outbox().is_full() {
+        let is_full = |track| self.wire(track).duplex.outbox().is_full();
+        if !todo.items.is_empty() && (is_full(Track::Ops) || is_full(Track::Bulk)) {
             debug!(session = %self.id, "waits for its client to take answers");
             (todo.blocked, todo.scheduled) = (true, false);
             return Next::Nothing;
@@ -319,25 +441,26 @@ impl Session {
 
     /// The session's state is gone; tell the client and let the connection end.
     fn said_all(&self, error: Error) {
-        info!(session = %self.id, lease = %self.lease, "session ended: {error}");
-        let mut wire = lock(&self.wire);
-        wire.duplex
-            .push(frame::Body::Closed(Closed { error: Some(error) }));
-        wire.closing = true;
-        self.news.notify_one();
+        info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
+        let closed = frame::Body::Closed(Closed { error: Some(error) });
+        self.wire(Track::Ops).duplex.push(closed);
+        for track in [Track::Bulk, Track::Ops] {
+            self.wire(track).closing = true;
+            self.news_of(track).notify_one();
+        }
     }
 
-    fn consumed(&self, bytes: usize) {
-        let mut wire = lock(&self.wire);
+    fn consumed(&self, track: Track, bytes: usize) {
+        let mut wire = self.wire(track);
         wire.duplex.inbox().consume(bytes);
         if wire.duplex.inbox().is_telling_due() {
-            self.news.notify_one();
+            self.news_of(track).notify_one();
         }
     }
 
     /// Whether the session ended and its memory is back.
     pub(crate) fn has_ended(&self) -> bool {
-        lock(&self.wire).closing
+        self.wire(Track::Ops).closing
     }
 }
 
@@ -353,7 +476,9 @@ pub(crate) enum IntakeError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error(transparent)]
-    Codec(#[from] tensord_proto::codec::CodecError),
+    Codec(#[from] CodecError),
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
     #[error("{0}")]
     Order(String),
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use burn_backend::TensorData;
 use bytes::Bytes;
 use tensord_proto::{
-    bulk::Bulk,
+    bulk::{INLINE_BYTES, chunks, shared},
     codec::encode_type,
-    v1::{Fault, FaultKind, Synced, TensorValue, Value, frame::Body, value},
+    v1::{Fault, FaultKind, Synced, TensorValue, Value, frame::Body, tensor_value, value},
 };
+use tensord_transport::duplex::Duplex;
 
-use super::{Reply, Session, lock};
+use super::{Reply, Session, Track};
 
 /// What the writer finds when it asks for the next frame.
 pub(crate) enum Outgoing {
@@ -32,10 +33,10 @@ impl Session {
             Reply::Value { request, result } => self.say_value(request, result),
             Reply::Synced { request, fault } => {
                 let fault = fault.map(|fault| Fault::clone(&fault));
-                self.say([Body::Synced(Synced {
+                self.say(Body::Synced(Synced {
                     request_id: request,
                     fault,
-                })]);
+                }));
             }
             Reply::Later {
                 request,
@@ -54,31 +55,52 @@ impl Session {
     }
 
     fn say_value(&self, request_id: u64, result: Result<TensorData, Arc<Fault>>) {
-        match result {
-            Ok(data) => self.say(value_bodies(request_id, data)),
-            Err(fault) => {
-                let result = Some(value::Result::Fault(Fault::clone(&fault)));
-                self.say([Body::Value(Value { request_id, result })]);
+        let result = match result {
+            Ok(data) => value::Result::Tensor(self.tensor_value(data)),
+            Err(fault) => value::Result::Fault(Fault::clone(&fault)),
+        };
+        let result = Some(result);
+        self.say(Body::Value(Value { request_id, result }));
+    }
+
+    /// A tensor's value; a large one's bytes go ahead on the track for them, in
+    /// chunks that share the tensor's memory.
+    fn tensor_value(&self, data: TensorData) -> TensorValue {
+        let kind = encode_type(data.shape(), data.dtype());
+        let bytes = shared(data.into_bytes());
+        let content = match bytes.len() {
+            0..=INLINE_BYTES => tensor_value::Content::Bytes(bytes),
+            _ => {
+                let mut wire = self.wire(Track::Bulk);
+                let number = wire.payloads;
+                wire.payloads += 1;
+                chunks(bytes).for_each(|chunk| wire.duplex.push(Body::Chunk(chunk)));
+                self.news_of(Track::Bulk).notify_one();
+                tensor_value::Content::Payload(number)
             }
+        };
+        TensorValue {
+            r#type: Some(kind),
+            content: Some(content),
         }
     }
 
-    fn say(&self, bodies: impl IntoIterator<Item = Body>) {
-        let mut wire = lock(&self.wire);
-        bodies.into_iter().for_each(|body| wire.duplex.push(body));
-        self.news.notify_one();
+    fn say(&self, body: Body) {
+        self.wire(Track::Ops).duplex.push(body);
+        self.news_of(Track::Ops).notify_one();
     }
 
     /// What `connection`'s writer is to send next.
-    pub(crate) fn next_to_send(&self, connection: u64) -> Outgoing {
-        let mut wire = lock(&self.wire);
+    pub(crate) fn next_to_send(&self, track: Track, connection: u64) -> Outgoing {
+        let mut wire = self.wire(track);
         if wire.connection != connection {
             return Outgoing::Replaced;
         }
         if let Some(parts) = wire.duplex.next_to_send() {
             return Outgoing::Frame(parts);
         }
-        if wire.closing && wire.duplex.outbox().is_empty() {
+        // Of values, nobody waits for one any more.
+        if wire.closing && (track == Track::Bulk || wire.duplex.outbox().is_empty()) {
             return Outgoing::Done;
         }
         match wire.duplex.inbox() {
@@ -89,31 +111,16 @@ impl Session {
     }
 
     /// A frame that says only how far this side got.
-    pub(crate) fn beat(&self) -> [Bytes; 3] {
-        beat(&mut lock(&self.wire).duplex)
+    pub(crate) fn beat(&self, track: Track) -> [Bytes; 3] {
+        beat(&mut self.wire(track).duplex)
     }
 
     /// Ends when there may be something to send.
-    pub(crate) async fn news(&self) {
-        self.news.notified().await;
+    pub(crate) async fn news(&self, track: Track) {
+        self.news_of(track).notified().await;
     }
 }
 
-fn beat(duplex: &mut tensord_transport::duplex::Duplex) -> [Bytes; 3] {
+fn beat(duplex: &mut Duplex) -> [Bytes; 3] {
     [duplex.beat(), Bytes::new(), Bytes::new()]
-}
-
-/// A value in one frame, or announced in one and followed by chunks that share
-/// its memory.
-fn value_bodies(request_id: u64, data: TensorData) -> impl Iterator<Item = Body> {
-    let kind = encode_type(data.shape(), data.dtype());
-    let bulk = Bulk::new(data.into_bytes());
-    let tensor = TensorValue {
-        r#type: Some(kind),
-        size_bytes: bulk.size_bytes,
-        bytes: bulk.inline.clone(),
-    };
-    let result = Some(value::Result::Tensor(tensor));
-    let announcement = Body::Value(Value { request_id, result });
-    std::iter::once(announcement).chain(bulk.chunks().map(Body::ValueChunk))
 }

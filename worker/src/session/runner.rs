@@ -13,18 +13,21 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use burn_backend::{BoolStore, DType, ExecutionError, Shape, TensorData};
+use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{
     DistributedOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
 };
 use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{CodecError, OpDecoder, op_name},
+    codec::{CodecError, OpDecoder, op_name, tensor_bytes},
     v1::{Fault, FaultKind},
 };
 
-use super::dataflow::{Dataflow, Refusal};
+use super::{
+    dataflow::{Dataflow, Refusal},
+    uploads::{Next, Payload, Source, Uploads},
+};
 use crate::{backend::Engine, memory::SessionMemory};
 
 /// Faults remembered for syncs to tell; a program that reads nothing and syncs
@@ -36,12 +39,7 @@ pub(crate) enum Work {
     Ops {
         count: u32,
         encoded: Bytes,
-    },
-    Upload {
-        id: TensorId,
-        shape: Shape,
-        dtype: DType,
-        content: Result<Content, Refusal>,
+        contents: Bytes,
     },
     Poison {
         id: TensorId,
@@ -61,10 +59,15 @@ pub(crate) enum Work {
     Seed(u64),
 }
 
-/// An uploaded tensor's bytes and the memory taken for them.
-pub(crate) struct Content {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) memory: SessionMemory,
+/// What running one op came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The frame has more.
+    More,
+    /// The frame is done.
+    Done,
+    /// The next op is an upload whose bytes are in the next payload.
+    NeedsPayload,
 }
 
 /// What a piece of work gives the client.
@@ -112,6 +115,9 @@ pub(crate) struct Runner {
     worker: Arc<str>,
     /// Ops of the frame being worked on.
     pending: VecDeque<OperationIr>,
+    uploads: Uploads,
+    /// An upload that waits for its payload, to be kept in a slot if there is one.
+    awaiting: Option<(TensorIr, Option<u32>)>,
     op_number: u64,
     seed: u64,
     /// Random ops since the seed was set. A replay draws the same numbers, and
@@ -127,6 +133,7 @@ impl Runner {
         memory: SessionMemory,
         worker: Arc<str>,
         seed: u64,
+        uploads: Uploads,
     ) -> Self {
         Self {
             engine,
@@ -134,6 +141,8 @@ impl Runner {
             decoder: OpDecoder::default(),
             worker,
             pending: VecDeque::new(),
+            uploads,
+            awaiting: None,
             op_number: 0,
             seed,
             draws: 0,
@@ -146,31 +155,47 @@ impl Runner {
         self.op_number
     }
 
-    /// Runs one op of the frame begun last. False: it is done.
-    pub(crate) fn step(&mut self) -> bool {
-        match self.pending.pop_front() {
-            Some(op) => self.run_op(op),
-            None => return false,
+    /// Runs one op of the frame begun last.
+    pub(crate) fn step(&mut self) -> Result<Step, CodecError> {
+        if self.awaiting.is_some() {
+            return Ok(Step::NeedsPayload);
         }
-        !self.pending.is_empty()
+        match self.pending.pop_front() {
+            Some(OperationIr::Init(init)) => return self.init(init.out),
+            Some(op) => self.run_op(op),
+            None => {}
+        }
+        self.end_step()
+    }
+
+    fn end_step(&self) -> Result<Step, CodecError> {
+        if !self.pending.is_empty() {
+            return Ok(Step::More);
+        }
+        self.uploads.finish()?;
+        Ok(Step::Done)
+    }
+
+    /// What the session kept of its uploads, now that it is over.
+    pub(crate) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
+        self.uploads.into_kept()
     }
 
     /// Begins a piece of work; ops are then run by [`step`](Self::step).
     pub(crate) fn begin(&mut self, work: Work) -> Result<Option<Reply>, CodecError> {
         // The other end's encoder counts these tensors, too.
-        if let Work::Upload { id, .. } | Work::Poison { id, .. } | Work::Alias { id, .. } = &work {
+        if let Work::Poison { id, .. } | Work::Alias { id, .. } = &work {
             self.decoder.note_tensor(*id);
         }
         match work {
-            Work::Ops { count, encoded } => {
+            Work::Ops {
+                count,
+                encoded,
+                contents,
+            } => {
                 self.pending = self.decoder.decode(&encoded, count)?.into();
+                self.uploads.begin(contents);
             }
-            Work::Upload {
-                id,
-                shape,
-                dtype,
-                content,
-            } => self.upload(id, shape, dtype, content),
             Work::Poison { id, fault } => {
                 self.op_number += 1;
                 self.flow.insert_poisoned(id, Arc::new(fault));
@@ -206,10 +231,6 @@ impl Runner {
 
     fn run_op(&mut self, op: OperationIr) {
         self.op_number += 1;
-        if matches!(op, OperationIr::Init(_)) {
-            // Only announces an upload, which was carried out already.
-            return;
-        }
         if let Some(reason) = unsupported(&op) {
             let refusal = Refusal::New(FaultKind::Unsupported, reason.into());
             return self.fail(&op, refusal, false);
@@ -248,43 +269,54 @@ impl Runner {
         }
     }
 
-    fn upload(
-        &mut self,
-        id: TensorId,
-        shape: Shape,
-        dtype: DType,
-        content: Result<Content, Refusal>,
-    ) {
+    /// Begins an upload; its bytes may still have to come.
+    fn init(&mut self, out: TensorIr) -> Result<Step, CodecError> {
+        let size = tensor_bytes(&out.shape, out.dtype)
+            .ok_or_else(|| self.uploads.error("an upload beyond what can be addressed"))?;
+        let source = match self.uploads.next(size)? {
+            Next::Here(source) => source,
+            Next::Payload(keep) => {
+                self.awaiting = Some((out, keep));
+                return Ok(Step::NeedsPayload);
+            }
+        };
+        let memory = self.flow.reserve(size as u64);
+        self.upload(&out, source, memory);
+        self.end_step()
+    }
+
+    /// Goes on with the upload that [`step`](Self::step) wants a payload for.
+    pub(crate) fn payload(&mut self, payload: Payload) -> Result<Step, CodecError> {
+        let (out, keep) = self.awaiting.take().expect("it is given when asked for");
+        // Kept even if the device has no room for it: the client counts on that.
+        let source = self.uploads.keep(payload.bytes, keep)?;
+        self.upload(&out, source, payload.memory);
+        self.end_step()
+    }
+
+    fn upload(&mut self, out: &TensorIr, source: Source, memory: Result<SessionMemory, Refusal>) {
         self.op_number += 1;
-        let Err(refusal) = self.try_upload(id, shape, dtype, content) else {
+        let Err(refusal) = self.try_upload(out, source, memory) else {
             return;
         };
         let fault = self.fault_of(refusal, || "Upload".into());
-        self.flow.insert_poisoned(id, fault);
+        self.flow.insert_poisoned(out.id, fault);
     }
 
     fn try_upload(
         &mut self,
-        id: TensorId,
-        shape: Shape,
-        dtype: DType,
-        content: Result<Content, Refusal>,
+        out: &TensorIr,
+        source: Source,
+        memory: Result<SessionMemory, Refusal>,
     ) -> Result<(), Refusal> {
-        let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
-        let Content { bytes, memory } = content?;
-        self.flow.check_new(id)?;
-        let is_byte_bool = matches!(dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
-        if is_byte_bool && let Some(at) = bytes.iter().position(|&byte| byte > 1) {
-            // Any other byte is no Rust bool at all.
-            let reason = format!("byte {at} of a bool tensor is {}, not 0 or 1", bytes[at]);
-            return Err(mismatch(reason));
-        }
-        let data = TensorData::try_from_bytes_vec(bytes, shape.clone(), dtype)
-            .map_err(|e| mismatch(e.to_string()))?;
+        let memory = memory?;
+        self.flow.check_new(out.id)?;
+        let data = source.into_data(out)?;
         let engine = &mut self.engine;
-        catch_unwind(AssertUnwindSafe(|| engine.upload(id, data)))
+        catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))
             .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))?;
-        self.flow.insert(id, shape, dtype, memory);
+        self.flow
+            .insert(out.id, out.shape.clone(), out.dtype, memory);
         Ok(())
     }
 

@@ -4,33 +4,43 @@
 use burn_backend::{DType, Shape, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use burn_ir::{
-    BinaryOpIr, FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, TensorId, TensorIr,
-    TensorStatus,
+    BinaryOpIr, FloatOperationIr, InitOperationIr, NumericOperationIr, OperationIr, RandomOpIr,
+    TensorId, TensorIr, TensorStatus,
 };
 use tensord_proto::{
-    codec::{OpEncoder, decode_type, encode_tensor, encode_type},
-    v1::{self, frame::Body, value},
+    bulk::chunks,
+    codec::{OpEncoder, decode_type, encode_tensor},
+    content::{Content, Entry, HASH_BYTES, kept_cost, put},
+    v1::{self, frame::Body, tensor_value, value},
 };
 
 use super::*;
 use crate::backend::BurnDevice;
 
 const CAPACITY: u64 = 1 << 30;
+const KEPT: u64 = 1 << 10;
 
 /// A session, its client's end of the wire, and what came back.
 struct Bench {
     session: Arc<Session>,
     queue: Arc<RunQueue>,
     memory: Arc<DeviceMemory>,
+    blobs: Arc<BlobStore>,
     client: Duplex,
+    bulk: Duplex,
     encoder: OpEncoder,
     connection: u64,
+    bulk_connection: u64,
     answers: Vec<Body>,
     _runtime: tokio::runtime::Runtime,
 }
 
 impl Bench {
     fn new() -> Self {
+        Self::with_blobs(BlobStore::new(1 << 20))
+    }
+
+    fn with_blobs(blobs: Arc<BlobStore>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
@@ -42,15 +52,25 @@ impl Bench {
             worker: "bench".into(),
             ops: Arc::default(),
             runtime: runtime.handle().clone(),
+            blobs: blobs.clone(),
+            kept_bytes: KEPT,
         };
-        let session = Session::new(SessionId(1), LeaseId(1), 0, 7, site);
+        let grant = Grant {
+            lease: LeaseId(1),
+            tenant: "a".into(),
+            device_index: 0,
+        };
+        let session = Session::new(SessionId(1), grant, 7, site);
         let mut bench = Self {
             session,
             queue,
             memory,
+            blobs,
             client: Duplex::new(1 << 30, 0, u64::MAX),
+            bulk: Duplex::new(1 << 30, 0, u64::MAX),
             encoder: OpEncoder::default(),
             connection: 0,
+            bulk_connection: 0,
             answers: Vec::new(),
             _runtime: runtime,
         };
@@ -60,13 +80,17 @@ impl Bench {
 
     /// A new connection, as after a loss.
     fn connect(&mut self) {
-        let received = self.client.inbox().received();
-        let (connection, received, credit) = self.session.attach(received).unwrap();
-        self.client.rewind(received, credit).unwrap();
-        self.connection = connection;
+        self.connection = attach(&self.session, Track::Ops, &mut self.client);
+        self.bulk_connection = attach(&self.session, Track::Bulk, &mut self.bulk);
     }
 
     fn ops(&mut self, ops: &[OperationIr]) {
+        self.ops_with(ops, &[]);
+    }
+
+    fn ops_with(&mut self, ops: &[OperationIr], entries: &[Entry]) {
+        let mut contents = Vec::new();
+        entries.iter().for_each(|entry| put(&mut contents, entry));
         let mut encoded = Vec::new();
         ops.iter()
             .for_each(|op| self.encoder.encode(op, &mut encoded));
@@ -75,21 +99,18 @@ impl Bench {
         self.client.push(Body::Ops(v1::Ops {
             count,
             encoded: encoded.into(),
+            contents: contents.into(),
         }));
     }
 
     fn upload(&mut self, id: u64, values: &[f32]) {
-        let shape = Shape::new([values.len()]);
-        self.client.push(Body::Upload(v1::Upload {
-            tensor_id: id,
-            r#type: Some(encode_type(&shape, DType::F32)),
-            size_bytes: 4 * values.len() as u64,
-            bytes: values
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect(),
-        }));
-        self.encoder.note_tensor(TensorId::new(id));
+        let bytes = bytes_of(values);
+        self.upload_from(id, Content::Inline { bytes, keep: None });
+    }
+
+    /// Uploads two values.
+    fn upload_from(&mut self, id: u64, content: Content) {
+        self.ops_with(&[init(id)], &[Entry::Upload(content)]);
     }
 
     fn read(&mut self, request_id: u64, tensor: &TensorIr) {
@@ -105,10 +126,23 @@ impl Bench {
             let Some(parts) = self.client.next_to_send() else {
                 break;
             };
-            self.session
-                .receive(self.connection, parts.concat().into())?;
+            let frame = parts.concat().into();
+            self.session.receive(Track::Ops, self.connection, frame)?;
         }
         Ok(())
+    }
+
+    /// Carries frames of bulk bytes, and says how many there were.
+    fn carry_bulk(&mut self) -> usize {
+        let mut frames = 0;
+        while let Some(parts) = self.bulk.next_to_send() {
+            let (frame, connection) = (parts.concat().into(), self.bulk_connection);
+            self.session
+                .receive(Track::Bulk, connection, frame)
+                .unwrap();
+            frames += 1;
+        }
+        frames
     }
 
     /// Gives turns while there are any to give.
@@ -122,9 +156,14 @@ impl Bench {
 
     /// Carries what the session says.
     fn hear(&mut self) {
-        while let Outgoing::Frame(parts) = self.session.next_to_send(self.connection) {
-            let heard = self.client.receive(parts.concat().into()).unwrap();
-            self.answers.extend(heard.map(|(body, _)| body));
+        for (track, connection, client) in [
+            (Track::Ops, self.connection, &mut self.client),
+            (Track::Bulk, self.bulk_connection, &mut self.bulk),
+        ] {
+            while let Outgoing::Frame(parts) = self.session.next_to_send(track, connection) {
+                let heard = client.receive(parts.concat().into()).unwrap();
+                self.answers.extend(heard.map(|(body, _)| body));
+            }
         }
     }
 
@@ -144,12 +183,34 @@ impl Bench {
     }
 }
 
+fn attach(session: &Session, track: Track, client: &mut Duplex) -> u64 {
+    let received = client.inbox().received();
+    let (connection, received, credit) = session.attach(track, received).unwrap();
+    client.rewind(received, credit).unwrap();
+    connection
+}
+
+fn bytes_of(values: &[f32]) -> Bytes {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+fn init(id: u64) -> OperationIr {
+    let out = tensor(id, TensorStatus::NotInit);
+    OperationIr::Init(InitOperationIr { out })
+}
+
 fn result(value: &v1::Value) -> Result<Vec<f32>, String> {
     match value.result.as_ref().unwrap() {
         value::Result::Fault(fault) => Err(fault.to_string()),
         value::Result::Tensor(tensor) => {
             let (shape, dtype, _) = decode_type(tensor.r#type.as_ref()).unwrap();
-            let data = TensorData::from_bytes_vec(tensor.bytes.to_vec(), shape, dtype);
+            let Some(tensor_value::Content::Bytes(bytes)) = &tensor.content else {
+                panic!("a small value is whole");
+            };
+            let data = TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype);
             Ok(data.try_to_vec().unwrap())
         }
     }
@@ -207,7 +268,7 @@ fn a_lost_answer_is_given_again() {
     bench.read(9, &tensor(1, TensorStatus::ReadOnly));
     bench.carry(usize::MAX).unwrap();
     bench.run();
-    while let Outgoing::Frame(_) = bench.session.next_to_send(bench.connection) {}
+    while let Outgoing::Frame(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
     bench.connect();
     bench.hear();
     assert_eq!(bench.values(), [(9, Ok(vec![1.0, 2.0]))]);
@@ -220,9 +281,9 @@ fn a_replaced_connection_has_no_say() {
     let late = bench.client.next_to_send().unwrap().concat().into();
     let old = bench.connection;
     bench.connect();
-    assert!(!bench.session.receive(old, late).unwrap());
+    assert!(!bench.session.receive(Track::Ops, old, late).unwrap());
     assert!(matches!(
-        bench.session.next_to_send(old),
+        bench.session.next_to_send(Track::Ops, old),
         Outgoing::Replaced
     ));
 }
@@ -234,7 +295,11 @@ fn bytes_that_are_no_ops_end_the_session_and_say_where() {
     bench.all();
     assert_eq!(bench.memory.live_bytes(), 8);
     let encoded = bytes::Bytes::from_static(&[0xff; 7]);
-    bench.client.push(Body::Ops(v1::Ops { count: 1, encoded }));
+    bench.client.push(Body::Ops(v1::Ops {
+        count: 1,
+        encoded,
+        contents: Bytes::new(),
+    }));
     bench.all();
     let Some(Body::Closed(closed)) = bench.answers.last() else {
         panic!("no farewell: {:?}", bench.answers);
@@ -300,9 +365,137 @@ fn a_client_that_takes_no_answers_stops_its_own_session_alone() {
         "it waits for its client, and its turn is over"
     );
     // The client's next word confirms what it took.
-    let beat = bench.client.beat();
-    bench.session.receive(bench.connection, beat).unwrap();
+    let (beat, connection) = (bench.bulk.beat(), bench.bulk_connection);
+    bench
+        .session
+        .receive(Track::Bulk, connection, beat)
+        .unwrap();
     bench.run();
     bench.hear();
     assert_eq!(announced(&bench), 8);
+}
+
+#[test]
+fn an_upload_waits_for_its_payload_and_nothing_before_it_does() {
+    let mut bench = Bench::new();
+    bench.upload(1, &[1.0, 2.0]);
+    let entry = Entry::Upload(Content::Payload { keep: None });
+    bench.ops_with(&[add(1, 1, 2), init(3), add(2, 3, 4)], &[entry]);
+    bench.read(1, &tensor(2, TensorStatus::ReadOnly));
+    bench.read(2, &tensor(4, TensorStatus::ReadOnly));
+    bench.all();
+    assert_eq!(bench.values(), [], "reads keep their places, too");
+    assert_eq!(bench.memory.live_bytes(), 16);
+    let payload = bytes_of(&[10.0, 20.0]);
+    chunks(payload).for_each(|chunk| bench.bulk.push(Body::Chunk(chunk)));
+    bench.carry_bulk();
+    bench.all();
+    let expected = [(1, Ok(vec![2.0, 4.0])), (2, Ok(vec![12.0, 24.0]))];
+    assert_eq!(bench.values(), expected);
+}
+
+#[test]
+fn payloads_may_come_first_and_what_waits_is_bounded() {
+    let mut bench = Bench::new();
+    let large = Bytes::from(vec![0; WINDOW_BYTES as usize]);
+    for payload in [bytes_of(&[1.0, 2.0]), large, bytes_of(&[3.0, 4.0])] {
+        chunks(payload).for_each(|chunk| bench.bulk.push(Body::Chunk(chunk)));
+    }
+    let mut frames = bench.carry_bulk();
+    bench.hear();
+    frames += bench.carry_bulk();
+    assert!(frames < 34, "the first one waits, so the rest has to");
+    let payload = || Content::Payload { keep: None };
+    bench.upload_from(1, payload());
+    bench.read(1, &tensor(1, TensorStatus::ReadOnly));
+    for _ in 0..2 {
+        bench.all();
+        frames += bench.carry_bulk();
+    }
+    // The large one is no pair of values: its upload fails, and the next works.
+    bench.upload_from(2, payload());
+    bench.upload_from(3, payload());
+    bench.read(2, &tensor(2, TensorStatus::ReadOnly));
+    bench.read(3, &tensor(3, TensorStatus::ReadOnly));
+    for _ in 0..3 {
+        bench.all();
+        frames += bench.carry_bulk();
+    }
+    let values = bench.values();
+    assert_eq!(values[0], (1, Ok(vec![1.0, 2.0])));
+    assert!(values[1].1.is_err(), "{values:?}");
+    assert_eq!(values[2], (3, Ok(vec![3.0, 4.0])));
+    assert_eq!(frames, 34, "all chunks of 1, 32 and 1 MiB");
+}
+
+#[test]
+fn what_is_kept_serves_this_session_and_the_next_of_its_tenant() {
+    let mut bench = Bench::new();
+    let (bytes, keep) = (bytes_of(&[1.0, 2.0]), Some(5));
+    bench.upload_from(
+        1,
+        Content::Inline {
+            bytes: bytes.clone(),
+            keep,
+        },
+    );
+    // In place, where Burn can: what is kept must not change with it.
+    let owned = tensor(1, TensorStatus::ReadWrite);
+    let op = BinaryOpIr {
+        lhs: owned.clone(),
+        rhs: owned,
+        out: tensor(2, TensorStatus::NotInit),
+    };
+    bench.ops(&[OperationIr::NumericFloat(
+        DType::F32,
+        NumericOperationIr::Add(op),
+    )]);
+    bench.upload_from(3, Content::Slot(5));
+    bench.read(1, &tensor(3, TensorStatus::ReadOnly));
+    bench.all();
+    assert_eq!(bench.values(), [(1, Ok(vec![1.0, 2.0]))]);
+    bench.client.push(Body::Close(v1::Close {}));
+    bench.all();
+    let blobs = bench.blobs.clone();
+    // Waits for what was begun when the session ended.
+    drop(bench);
+
+    let mut next = Bench::with_blobs(blobs);
+    next.upload_from(1, Content::Held(0));
+    next.read(1, &tensor(1, TensorStatus::ReadOnly));
+    next.all();
+    let hash = blake3::hash(&bytes).as_bytes()[..HASH_BYTES].to_vec();
+    let Some(Body::Held(held)) = next.answers.first() else {
+        panic!("it was not told: {:?}", next.answers);
+    };
+    assert_eq!(held.hashes, hash);
+    assert_eq!(next.values(), [(1, Ok(vec![1.0, 2.0]))]);
+}
+
+#[test]
+fn an_upload_from_nowhere_ends_the_session_and_says_where() {
+    let over = KEPT as usize - kept_cost(0) as usize + 1;
+    for (content, rule) in [
+        (
+            Content::Slot(1),
+            "malformed contents at byte 1: slot 1, where nothing is kept",
+        ),
+        (Content::Held(0), "place 0, where nothing is kept"),
+        (
+            Content::Payload { keep: Some(1) },
+            "more than 1024 bytes to keep",
+        ),
+    ] {
+        let mut bench = Bench::new();
+        bench.upload_from(1, content);
+        let payload = Bytes::from(vec![0; over]);
+        chunks(payload).for_each(|chunk| bench.bulk.push(Body::Chunk(chunk)));
+        bench.carry_bulk();
+        bench.all();
+        let Some(Body::Closed(closed)) = bench.answers.last() else {
+            panic!("no farewell: {:?}", bench.answers);
+        };
+        let error = closed.error.as_ref().unwrap();
+        assert!(error.message.contains(rule), "{error}");
+    }
 }

@@ -1,6 +1,9 @@
 //! Leases from request to end, as clients and workers see them.
 
-use tensord_proto::v1::{Beat, CancelRequest, LeaseShare, Leaving};
+use tensord_proto::{
+    v1::{Beat, CancelRequest, LeaseShare, Leaving},
+    version,
+};
 use tensord_transport::token;
 
 use super::*;
@@ -10,7 +13,7 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
     let rig = Rig::start().await;
     let worker = rig.worker(5, 2).await;
     let mut client = rig.client(1).await;
-    assert_eq!(client.hello.protocol, 1);
+    assert_eq!(client.hello.protocol, version::PROTOCOL_MAX);
     assert_eq!(client.hello.lease_expiry_ms, 3_600_000);
     client.ask(7, 2).await;
     let granted = client.granted().await;

@@ -1,0 +1,227 @@
+//! Where the bytes of uploads are.
+//!
+//! An upload is an `Init` op in the stream of ops, which costs nothing in a loop
+//! that uploads the like each time round. Beside the ops of a frame goes a list
+//! that says for each upload among them, in order, where its bytes are: right
+//! there, in the next payload on the track for bulk bytes, or with the worker
+//! already. The sender decides what the worker keeps, and where: a *slot* is a
+//! place for one upload, and keeping another in it drops the first. So no
+//! question goes back and forth, and both ends know the same.
+//!
+//! Each entry is a varint, a number with the kind in its low bits:
+//!
+//! | kind | what | the number |
+//! | --- | --- | --- |
+//! | 0 | the bytes follow, as many as the tensor has | 0, or the slot to keep them in, plus 1 |
+//! | 1 | the next payload | the same |
+//! | 2 | what is in a slot | the slot |
+//! | 3 | what the worker kept of an earlier session | its place in `Held` |
+//! | 4 | no upload: a slot is no longer needed | the slot |
+
+use bytes::{Buf, Bytes};
+use prost::encoding::{decode_varint, encode_varint};
+
+use crate::codec::CodecError;
+
+/// Slots of a session.
+pub const MAX_SLOTS: u32 = 1 << 17;
+
+/// Most uploads of earlier sessions that a worker tells of.
+pub const MAX_HELD: usize = 1 << 13;
+
+/// Bytes of a hash in `Held`.
+pub const HASH_BYTES: usize = 16;
+
+/// What an upload of `size` bytes takes of the bytes that a worker keeps for a
+/// session: something on top, for what it takes to remember it.
+pub fn kept_cost(size: usize) -> u64 {
+    size as u64 + 64
+}
+
+/// Where the bytes of an upload are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// Here.
+    Inline {
+        /// The bytes.
+        bytes: Bytes,
+        /// Where to keep them, too.
+        keep: Option<u32>,
+    },
+    /// In the next payload.
+    Payload {
+        /// Where to keep it, too.
+        keep: Option<u32>,
+    },
+    /// In a slot.
+    Slot(u32),
+    /// With what the worker kept of earlier sessions.
+    Held(u32),
+}
+
+/// An entry of the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// Of an upload.
+    Upload(Content),
+    /// A slot is free.
+    Forget(u32),
+}
+
+const INLINE: u64 = 0;
+const PAYLOAD: u64 = 1;
+const SLOT: u64 = 2;
+const HELD: u64 = 3;
+const FORGET: u64 = 4;
+const KIND_BITS: u32 = 3;
+
+/// Appends an entry to a frame's list.
+pub fn put(out: &mut Vec<u8>, entry: &Entry) {
+    let kept = |keep: &Option<u32>| keep.map_or(0, |slot| u64::from(slot) + 1);
+    let (kind, number) = match entry {
+        Entry::Upload(Content::Inline { keep, .. }) => (INLINE, kept(keep)),
+        Entry::Upload(Content::Payload { keep }) => (PAYLOAD, kept(keep)),
+        Entry::Upload(Content::Slot(slot)) => (SLOT, u64::from(*slot)),
+        Entry::Upload(Content::Held(place)) => (HELD, u64::from(*place)),
+        Entry::Forget(slot) => (FORGET, u64::from(*slot)),
+    };
+    encode_varint(number << KIND_BITS | kind, out);
+    if let Entry::Upload(Content::Inline { bytes, .. }) = entry {
+        out.extend_from_slice(bytes);
+    }
+}
+
+/// Reads a frame's list.
+#[derive(Debug, Default)]
+pub struct Contents {
+    left: Bytes,
+    size: usize,
+}
+
+impl Contents {
+    /// Reads from the start of `list`.
+    pub fn new(list: Bytes) -> Self {
+        Self {
+            size: list.len(),
+            left: list,
+        }
+    }
+
+    /// An error about the place it stands at.
+    pub fn error(&self, rule: impl Into<String>) -> CodecError {
+        CodecError::new("contents", self.size - self.left.len(), rule)
+    }
+
+    /// Whether all was read.
+    pub fn is_empty(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// The next entry; if it is an upload's, then of a tensor of `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// When the list ends, or the entry breaks a rule; the error names the place.
+    pub fn next(&mut self, size: usize) -> Result<Entry, CodecError> {
+        let offset = self.size - self.left.len();
+        let error = |rule: String| CodecError::new("contents", offset, rule);
+        let head = decode_varint(&mut self.left)
+            .map_err(|_| error("an entry was due, and none is there".into()))?;
+        let number = head >> KIND_BITS;
+        let slot = |number: u64| match u32::try_from(number) {
+            Ok(slot) if slot < MAX_SLOTS => Ok(slot),
+            _ => Err(error(format!("slot {number} of {MAX_SLOTS}"))),
+        };
+        let keep = |number: u64| number.checked_sub(1).map(slot).transpose();
+        let content = match head & ((1 << KIND_BITS) - 1) {
+            INLINE if size > self.left.len() => {
+                let left = self.left.len();
+                return Err(error(format!("{left} bytes left of an upload of {size}")));
+            }
+            INLINE => Content::Inline {
+                keep: keep(number)?,
+                bytes: self.left.copy_to_bytes(size),
+            },
+            PAYLOAD => Content::Payload {
+                keep: keep(number)?,
+            },
+            SLOT => Content::Slot(slot(number)?),
+            HELD if number < MAX_HELD as u64 => Content::Held(number as u32),
+            HELD => return Err(error(format!("place {number} of {MAX_HELD}"))),
+            FORGET => return Ok(Entry::Forget(slot(number)?)),
+            kind => return Err(error(format!("there is no kind {kind} of entry"))),
+        };
+        Ok(Entry::Upload(content))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slots() -> impl Strategy<Value = u32> {
+        prop_oneof![0u32..3, Just(MAX_SLOTS - 1)]
+    }
+
+    fn entries() -> impl Strategy<Value = Entry> {
+        let bytes = prop::collection::vec(any::<u8>(), 0..9).prop_map(Bytes::from);
+        let keep = || prop::option::of(slots());
+        prop_oneof![
+            (bytes, keep()).prop_map(|(bytes, keep)| Content::Inline { bytes, keep }),
+            keep().prop_map(|keep| Content::Payload { keep }),
+            slots().prop_map(Content::Slot),
+            (0..MAX_HELD as u32).prop_map(Content::Held),
+        ]
+        .prop_map(Entry::Upload)
+        .boxed()
+        .prop_union(slots().prop_map(Entry::Forget).boxed())
+    }
+
+    proptest! {
+        #[test]
+        fn entries_are_read_as_they_were_put(entries in prop::collection::vec(entries(), 0..20)) {
+            let mut list = Vec::new();
+            entries.iter().for_each(|entry| put(&mut list, entry));
+            let mut contents = Contents::new(list.into());
+            for entry in entries {
+                let size = match &entry {
+                    Entry::Upload(Content::Inline { bytes, .. }) => bytes.len(),
+                    _ => 1000,
+                };
+                prop_assert_eq!(contents.next(size), Ok(entry));
+            }
+            prop_assert!(contents.is_empty());
+        }
+
+        #[test]
+        fn anything_else_is_an_error_that_names_the_place(
+            list in prop::collection::vec(any::<u8>(), 0..40),
+            size in 0usize..50,
+        ) {
+            let mut contents = Contents::new(list.clone().into());
+            while !contents.is_empty() {
+                let Err(e) = contents.next(size) else { continue };
+                prop_assert!(e.offset < list.len() && !e.rule.is_empty());
+                return Ok(());
+            }
+        }
+    }
+
+    #[test]
+    fn each_rule_is_named() {
+        let error = |list: &[u8]| Contents::new(Bytes::copy_from_slice(list)).next(5);
+        let rule = |list: &[u8]| error(list).unwrap_err().to_string();
+        assert!(rule(&[]).contains("at byte 0: an entry was due"));
+        assert!(rule(&[0x80]).contains("an entry was due"));
+        assert!(rule(&[0, 1, 2]).contains("2 bytes left of an upload of 5"));
+        assert!(rule(&[7]).contains("no kind 7"));
+        let mut far = Vec::new();
+        encode_varint(u64::from(MAX_SLOTS) << KIND_BITS | SLOT, &mut far);
+        assert!(rule(&far).contains("slot 131072 of 131072"));
+        far.clear();
+        encode_varint((MAX_HELD as u64) << KIND_BITS | HELD, &mut far);
+        assert!(rule(&far).contains("place 8192 of 8192"));
+    }
+}

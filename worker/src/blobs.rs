@@ -1,0 +1,177 @@
+//! What is kept of ended sessions' uploads, for the sessions to come.
+//!
+//! A program that is started again uploads the same data again. So when a session
+//! ends, what it had kept comes here, by tenant and BLAKE3 hash, and a new session
+//! of the tenant is told which hashes there are. Nothing says whether another
+//! tenant has a blob: hashes are looked up among one tenant's alone, and bytes
+//! are hashed here, whatever a client may have said of them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use lru::LruCache;
+use tensord_proto::content::{HASH_BYTES, MAX_HELD, kept_cost};
+
+/// A BLAKE3 hash, cut to 128 bits.
+pub(crate) type Hash = [u8; HASH_BYTES];
+
+/// Kept uploads of all tenants, within a bound.
+#[derive(Debug)]
+pub(crate) struct BlobStore {
+    capacity_bytes: u64,
+    tenants: Mutex<HashMap<String, Blobs>>,
+}
+
+/// One tenant's, in the order of their latest use.
+#[derive(Debug)]
+struct Blobs {
+    by_hash: LruCache<Hash, Bytes>,
+    bytes: u64,
+}
+
+impl Default for Blobs {
+    fn default() -> Self {
+        Self {
+            by_hash: LruCache::unbounded(),
+            bytes: 0,
+        }
+    }
+}
+
+impl BlobStore {
+    pub(crate) fn new(capacity_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            capacity_bytes,
+            tenants: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Blobs>> {
+        // No code of others runs under this lock, and ours leaves it whole.
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes kept now.
+    #[cfg(test)]
+    fn bytes(&self) -> u64 {
+        self.lock().values().map(|blobs| blobs.bytes).sum()
+    }
+
+    /// What there is for a session of `tenant`, latest first. It stays for as
+    /// long as the session holds on to it.
+    pub(crate) fn held(&self, tenant: &str) -> Vec<(Hash, Bytes)> {
+        let tenants = self.lock();
+        let blobs = tenants.get(tenant).into_iter();
+        blobs
+            .flat_map(|blobs| &blobs.by_hash)
+            .take(MAX_HELD)
+            .map(|(hash, bytes)| (*hash, bytes.clone()))
+            .collect()
+    }
+
+    /// Keeps what a session of `tenant` had kept, as far as there is room. Takes
+    /// about a millisecond for each few MiB.
+    pub(crate) fn keep(&self, tenant: &str, contents: impl IntoIterator<Item = Bytes>) {
+        for content in contents {
+            let hash = *blake3::hash(&content)
+                .as_bytes()
+                .first_chunk()
+                .expect("a hash is longer");
+            let cost = kept_cost(content.len());
+            let mut tenants = self.lock();
+            let known = tenants
+                .get_mut(tenant)
+                .and_then(|blobs| blobs.by_hash.get(&hash));
+            if known.is_some() || !make_room(&mut tenants, self.capacity_bytes, cost) {
+                continue;
+            }
+            let blobs = tenants.entry(tenant.to_owned()).or_default();
+            blobs.by_hash.put(hash, content);
+            blobs.bytes += cost;
+        }
+    }
+}
+
+/// Drops what was not used for longest, of whoever has the most, until `cost`
+/// fits. False: it does not, or sessions still hold on to what would have to go.
+fn make_room(tenants: &mut HashMap<String, Blobs>, capacity: u64, cost: u64) -> bool {
+    if cost > capacity {
+        return false;
+    }
+    loop {
+        let used: u64 = tenants.values().map(|blobs| blobs.bytes).sum();
+        if used + cost <= capacity {
+            return true;
+        }
+        let most = tenants.values_mut().max_by_key(|blobs| blobs.bytes);
+        let most = most.expect("somebody uses something");
+        let oldest = most.by_hash.peek_lru();
+        if !oldest.is_some_and(|(_, bytes)| bytes.is_unique()) {
+            return false;
+        }
+        let (_, bytes) = most.by_hash.pop_lru().expect("it was looked at");
+        most.bytes -= kept_cost(bytes.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blob(n: u8) -> Bytes {
+        Bytes::from(vec![n; 1000])
+    }
+
+    fn held(store: &BlobStore, tenant: &str) -> Vec<u8> {
+        store
+            .held(tenant)
+            .iter()
+            .map(|(_, bytes)| bytes[0])
+            .collect()
+    }
+
+    fn room_for(blobs: u64) -> Arc<BlobStore> {
+        BlobStore::new(blobs * kept_cost(1000))
+    }
+
+    #[test]
+    fn a_tenant_finds_its_own_and_no_others() {
+        let store = room_for(4);
+        store.keep("a", [blob(1), blob(2)]);
+        store.keep("b", [blob(3), blob(1)]);
+        assert_eq!(held(&store, "a"), [2, 1]);
+        assert_eq!(held(&store, "b"), [1, 3]);
+        assert!(held(&store, "c").is_empty());
+        let (hash, bytes) = store.held("a").remove(0);
+        assert_eq!(hash, blake3::hash(&bytes).as_bytes()[..HASH_BYTES]);
+    }
+
+    #[test]
+    fn the_oldest_of_whoever_has_most_makes_room() {
+        let store = room_for(3);
+        store.keep("a", [blob(1)]);
+        store.keep("b", [blob(2), blob(3)]);
+        // Used again, so it is not the oldest any more.
+        store.keep("b", [blob(2), blob(4)]);
+        assert_eq!(
+            (held(&store, "a"), held(&store, "b")),
+            (vec![1], vec![4, 2])
+        );
+        assert_eq!(store.bytes(), 3 * kept_cost(1000));
+    }
+
+    #[test]
+    fn the_bound_holds_while_sessions_hold_on() {
+        let store = room_for(2);
+        store.keep("a", [blob(1), blob(2)]);
+        let session = store.held("a");
+        store.keep("a", [blob(3), Bytes::from(vec![0; 9999])]);
+        assert_eq!(held(&store, "a"), [2, 1]);
+        drop(session);
+        store.keep("a", [blob(3)]);
+        assert_eq!(held(&store, "a"), [3, 2]);
+    }
+}

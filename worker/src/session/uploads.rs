@@ -1,0 +1,222 @@
+//! The bytes of uploads: where the client says they are, to where the device
+//! takes them from.
+
+use std::collections::HashMap;
+
+use burn_backend::{AllocationProperty, BoolStore, DType, TensorData};
+use burn_ir::TensorIr;
+use bytes::Bytes;
+use tensord_proto::{
+    codec::CodecError,
+    content::{Content, Contents, Entry, MAX_SLOTS, kept_cost},
+    v1::FaultKind,
+};
+
+use super::dataflow::Refusal;
+use crate::memory::SessionMemory;
+
+/// A payload that arrived, and the memory taken for it.
+pub(crate) struct Payload {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) memory: Result<SessionMemory, Refusal>,
+}
+
+/// The bytes of one upload.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// Of nobody else.
+    Owned(Vec<u8>),
+    /// Also kept for later.
+    Kept(Bytes),
+}
+
+/// Where an upload comes from.
+#[derive(Debug)]
+pub(super) enum Next {
+    Here(Source),
+    /// From the next payload, to be kept in a slot if there is one.
+    Payload(Option<u32>),
+}
+
+/// What a session keeps of its uploads, and the list of the frame at work.
+pub(super) struct Uploads {
+    contents: Contents,
+    slots: HashMap<u32, Bytes>,
+    used_bytes: u64,
+    budget_bytes: u64,
+    held: Vec<Bytes>,
+}
+
+impl Uploads {
+    pub(super) fn new(budget_bytes: u64, held: Vec<Bytes>) -> Self {
+        Self {
+            contents: Contents::default(),
+            slots: HashMap::new(),
+            used_bytes: 0,
+            budget_bytes,
+            held,
+        }
+    }
+
+    /// An error about the place in the frame's list.
+    pub(super) fn error(&self, rule: &str) -> CodecError {
+        self.contents.error(rule)
+    }
+
+    /// Begins a frame with this list.
+    pub(super) fn begin(&mut self, list: Bytes) {
+        self.contents = Contents::new(list);
+    }
+
+    /// Checks that the frame's list was used up.
+    pub(super) fn finish(&self) -> Result<(), CodecError> {
+        match self.contents.is_empty() {
+            true => Ok(()),
+            false => Err(self.contents.error("entries beyond the frame's uploads")),
+        }
+    }
+
+    /// Where the next upload is, of a tensor of `size` bytes.
+    pub(super) fn next(&mut self, size: usize) -> Result<Next, CodecError> {
+        loop {
+            let content = match self.contents.next(size)? {
+                Entry::Upload(content) => content,
+                Entry::Forget(slot) => {
+                    self.forget(slot);
+                    continue;
+                }
+            };
+            let kept = |bytes: Option<&Bytes>, what: &str| match bytes {
+                Some(bytes) => Ok(Next::Here(Source::Kept(bytes.clone()))),
+                None => Err(self
+                    .contents
+                    .error(format!("{what}, where nothing is kept"))),
+            };
+            return match content {
+                Content::Slot(slot) => kept(self.slots.get(&slot), &format!("slot {slot}")),
+                Content::Held(at) => kept(self.held.get(at as usize), &format!("place {at}")),
+                Content::Payload { keep } => Ok(Next::Payload(keep)),
+                // Out of the frame, which it would keep alive, and aligned.
+                Content::Inline { bytes, keep } => self.keep(bytes.to_vec(), keep).map(Next::Here),
+            };
+        }
+    }
+
+    /// Keeps `bytes` if there is a slot for them.
+    pub(super) fn keep(&mut self, bytes: Vec<u8>, slot: Option<u32>) -> Result<Source, CodecError> {
+        let Some(slot) = slot else {
+            return Ok(Source::Owned(bytes));
+        };
+        self.forget(slot);
+        self.used_bytes += kept_cost(bytes.len());
+        if self.used_bytes > self.budget_bytes || self.slots.len() >= MAX_SLOTS as usize {
+            let rule = format!("more than {} bytes to keep", self.budget_bytes);
+            return Err(self.contents.error(rule));
+        }
+        let bytes = Bytes::from(bytes);
+        self.slots.insert(slot, bytes.clone());
+        Ok(Source::Kept(bytes))
+    }
+
+    fn forget(&mut self, slot: u32) {
+        if let Some(bytes) = self.slots.remove(&slot) {
+            self.used_bytes -= kept_cost(bytes.len());
+        }
+    }
+
+    /// What was kept.
+    pub(super) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
+        self.slots.into_values()
+    }
+}
+
+impl Source {
+    /// Makes what Burn takes of it.
+    pub(super) fn into_data(self, out: &TensorIr) -> Result<TensorData, Refusal> {
+        let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
+        let bytes = match &self {
+            Self::Owned(bytes) => bytes.as_slice(),
+            Self::Kept(bytes) => bytes,
+        };
+        let is_byte_bool = matches!(out.dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
+        if is_byte_bool && let Some(at) = bytes.iter().position(|&byte| byte > 1) {
+            // Any other byte is no Rust bool at all.
+            let reason = format!("byte {at} of a bool tensor is {}, not 0 or 1", bytes[at]);
+            return Err(mismatch(reason));
+        }
+        let bytes = match self {
+            Self::Owned(bytes) => burn_backend::Bytes::from_bytes_vec(bytes),
+            // Written to by nobody: Burn copies what it means to change.
+            Self::Kept(bytes) => {
+                burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native)
+            }
+        };
+        TensorData::try_from_bytes(bytes, out.shape.clone(), out.dtype)
+            .map_err(|e| mismatch(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensord_proto::content::put;
+
+    use super::*;
+
+    fn uploads(entries: &[Entry]) -> Uploads {
+        let mut uploads = Uploads::new(2 * kept_cost(4), vec![Bytes::from_static(b"held")]);
+        let mut list = Vec::new();
+        entries.iter().for_each(|entry| put(&mut list, entry));
+        uploads.begin(list.into());
+        uploads
+    }
+
+    fn inline(bytes: &'static [u8], keep: Option<u32>) -> Entry {
+        let bytes = Bytes::from_static(bytes);
+        Entry::Upload(Content::Inline { bytes, keep })
+    }
+
+    fn bytes(next: Next) -> Vec<u8> {
+        match next {
+            Next::Here(Source::Owned(bytes)) => bytes,
+            Next::Here(Source::Kept(bytes)) => bytes.to_vec(),
+            Next::Payload(_) => panic!("it is here"),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_can_be_used_again() {
+        let mut uploads = uploads(&[
+            inline(b"abcd", Some(7)),
+            inline(b"xyzw", None),
+            Entry::Upload(Content::Slot(7)),
+            Entry::Upload(Content::Held(0)),
+            Entry::Upload(Content::Payload { keep: Some(7) }),
+        ]);
+        for expected in [b"abcd", b"xyzw", b"abcd", b"held"] {
+            assert_eq!(bytes(uploads.next(4).unwrap()), expected);
+        }
+        assert!(matches!(uploads.next(4), Ok(Next::Payload(Some(7)))));
+        uploads.keep(b"1234".to_vec(), Some(7)).unwrap();
+        assert!(uploads.finish().is_ok());
+        assert_eq!(uploads.into_kept().collect::<Vec<_>>(), [&b"1234"[..]]);
+    }
+
+    #[test]
+    fn a_client_that_breaks_the_rules_is_told_which() {
+        let error = |entries: &[Entry]| {
+            let mut uploads = uploads(entries);
+            let next = (0..entries.len()).try_for_each(|_| uploads.next(4).map(drop));
+            next.unwrap_err().to_string()
+        };
+        let slot = Entry::Upload(Content::Slot(3));
+        let gone = [inline(b"abcd", Some(3)), Entry::Forget(3), slot.clone()];
+        assert!(error(&[slot]).contains("slot 3, where nothing is kept"));
+        assert!(error(&gone).contains("slot 3, where nothing is kept"));
+        let beyond = Entry::Upload(Content::Held(1));
+        assert!(error(&[beyond]).contains("place 1, where nothing is kept"));
+        let more: Vec<_> = (0..3).map(|slot| inline(b"abcd", Some(slot))).collect();
+        assert!(error(&more).contains("more than 136 bytes to keep"));
+        let left = uploads(&more).finish().unwrap_err();
+        assert!(left.to_string().contains("beyond the frame's uploads"));
+    }
+}
