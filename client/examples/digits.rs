@@ -7,7 +7,7 @@ use std::io::Read;
 use burn::nn::{Linear, LinearConfig, loss::CrossEntropyLossConfig};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::{prelude::*, tensor::activation::relu};
-use tensord_client::{LeaseRequest, Pool};
+use tensord_client::{LeaseRequest, Pool, data};
 
 /// 1,797 hand-written digits, gzipped: lines of 64 pixels, 0 to 16, and a label.
 static DIGITS: &[u8] = include_bytes!("../../data/digits.csv.gz");
@@ -67,7 +67,7 @@ fn load(device: &Device) -> anyhow::Result<Vec<(Tensor<2>, Tensor<1, Int>)>> {
     // The file goes writer by writer; taking every seventh line mixes them.
     let lines = (0..7).flat_map(|first| csv.lines().skip(first).step_by(7));
     let numbers: Result<Vec<i32>, _> = lines.flat_map(|l| l.split(',').map(str::parse)).collect();
-    let table = Tensor::<2, Int>::from_data(TensorData::new(numbers?, [1_797, 65]), device);
+    let table = data::from_data::<2, Int>(TensorData::new(numbers?, [1_797, 65]), device);
     let images = (table.clone().slice(s![.., ..64]).float() / 16.0).split(64, 0);
     let labels = table.slice(s![.., 64..]).squeeze_dim(1).split(64, 0);
     Ok(images.into_iter().zip(labels).collect())

@@ -8,7 +8,9 @@
 
 mod blobs;
 mod driver;
+mod uploads;
 mod values;
+mod wire;
 
 use std::{
     collections::HashMap,
@@ -19,12 +21,9 @@ use std::{
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
-use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
-use bytes::Bytes;
+use burn_ir::{OperationIr, TensorId, TensorIr};
 use tensord_proto::{
-    bulk::{INLINE_BYTES, chunks, shared},
     codec::{DeviceProfile, OpEncoder, encode_tensor, encode_type},
-    content::{self, Content, Entry},
     ids::SessionId,
     v1::{Alias, Close, Fault, Ops, Poison, Read, Seed, Sync, frame::Body},
 };
@@ -32,10 +31,7 @@ use tensord_transport::duplex::Duplex;
 use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::driver::{Target, drive};
-use self::{
-    blobs::{Blobs, Place, hash},
-    values::Values,
-};
+use self::{blobs::Blobs, values::Values};
 
 /// What is kept until the worker confirms it, ops counted by what they take of
 /// the credit; a program that is further ahead waits in the op it records.
@@ -205,65 +201,6 @@ impl Session {
             Waiting::ForMore if (1..EAGER_OPS).contains(&state.op_count) => {}
             _ => self.wake(&mut state),
         }
-    }
-
-    /// Makes a tensor of `data`.
-    pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
-        let out = TensorIr::uninit(id, data.shape().clone(), data.dtype());
-        let bytes = shared(data.into_bytes());
-        let hashed = self.lock().blobs.wants(bytes.len());
-        let hash = hashed.then(|| hash(&bytes));
-        let mut state = self.lock();
-        if state.end.is_some() {
-            return;
-        }
-        let place = match hash {
-            Some(hash) => state.blobs.place(hash, bytes.len()),
-            None => Place::New {
-                keep: None,
-                forget: Vec::new(),
-            },
-        };
-        state = self.send(state, place, bytes);
-        self.append(state, &OperationIr::Init(InitOperationIr { out }));
-    }
-
-    /// Says where the bytes of an upload are, and sends them if they are new.
-    fn send<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        place: Place,
-        bytes: Bytes,
-    ) -> MutexGuard<'a, State> {
-        let content = match place {
-            Place::Slot(slot) => Content::Slot(slot),
-            Place::Held(place) => Content::Held(place),
-            Place::New { keep, forget } => {
-                for slot in forget {
-                    content::put(&mut state.contents, &Entry::Forget(slot));
-                }
-                self.counters
-                    .tensors_up
-                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                match bytes.len() {
-                    0..=INLINE_BYTES => Content::Inline { bytes, keep },
-                    _ => {
-                        // They share the tensor's memory until they are there.
-                        chunks(bytes).for_each(|chunk| state.bulk.push(Body::Chunk(chunk)));
-                        self.want_bulk(&mut state);
-                        Content::Payload { keep }
-                    }
-                }
-            }
-        };
-        content::put(&mut state.contents, &Entry::Upload(content));
-        state
-    }
-
-    /// Has the track for bulk bytes opened, or looked after.
-    fn want_bulk(&self, state: &mut State) {
-        state.has_bulk = true;
-        self.wake_bulk.notify_one();
     }
 
     /// Declares a tensor that has no value.

@@ -12,6 +12,7 @@ use flate2::read::GzDecoder;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
+use tensord_client::data;
 
 /// Rows and columns of an image.
 pub(crate) const SIDE: usize = 8;
@@ -102,8 +103,8 @@ impl Batcher<Digit, DigitBatch> for DigitBatcher {
         let labels: Vec<i32> = items.iter().map(|digit| i32::from(digit.label)).collect();
         let count = items.len();
         DigitBatch {
-            images: Tensor::from_data(TensorData::new(pixels, [count, SIDE, SIDE]), device),
-            labels: Tensor::from_data(TensorData::new(labels, [count]), device),
+            images: data::from_data(TensorData::new(pixels, [count, SIDE, SIDE]), device),
+            labels: data::from_data(TensorData::new(labels, [count]), device),
         }
     }
 }

@@ -11,7 +11,7 @@ use tensord_proto::{
     bulk::chunks,
     codec::{OpEncoder, decode_type, encode_tensor},
     content::{Content, Entry, HASH_BYTES, kept_cost, put},
-    v1::{self, frame::Body, tensor_value, value},
+    v1::{self, ErrorCode, frame::Body, tensor_value, value},
 };
 
 use super::*;

@@ -1,0 +1,79 @@
+//! Tensors from the program to the worker: an op in the stream, and the bytes,
+//! unless the worker has them.
+
+use std::sync::{MutexGuard, atomic::Ordering};
+
+use burn_backend::TensorData;
+use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
+use bytes::Bytes;
+use tensord_proto::{
+    bulk::{INLINE_BYTES, chunks, shared},
+    content::{self, Content, Entry},
+    v1::frame::Body,
+};
+
+use super::{
+    Session, State,
+    blobs::{Place, hash},
+};
+
+impl Session {
+    /// Makes a tensor of `data`.
+    pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
+        let out = TensorIr::uninit(id, data.shape().clone(), data.dtype());
+        let bytes = shared(data.into_bytes());
+        let hashed = self.lock().blobs.wants(bytes.len());
+        let hash = hashed.then(|| hash(&bytes));
+        let mut state = self.lock();
+        if state.end.is_some() {
+            return;
+        }
+        let place = match hash {
+            Some(hash) => state.blobs.place(hash, bytes.len()),
+            None => Place::New {
+                keep: None,
+                forget: Vec::new(),
+            },
+        };
+        state = self.send(state, place, bytes);
+        self.append(state, &OperationIr::Init(InitOperationIr { out }));
+    }
+
+    /// Says where the bytes of an upload are, and sends them if they are new.
+    fn send<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        place: Place,
+        bytes: Bytes,
+    ) -> MutexGuard<'a, State> {
+        let content = match place {
+            Place::Slot(slot) => Content::Slot(slot),
+            Place::Held(place) => Content::Held(place),
+            Place::New { keep, forget } => {
+                for slot in forget {
+                    content::put(&mut state.contents, &Entry::Forget(slot));
+                }
+                self.counters
+                    .tensors_up
+                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                match bytes.len() {
+                    0..=INLINE_BYTES => Content::Inline { bytes, keep },
+                    _ => {
+                        // They share the tensor's memory until they are there.
+                        chunks(bytes).for_each(|chunk| state.bulk.push(Body::Chunk(chunk)));
+                        self.want_bulk(&mut state);
+                        Content::Payload { keep }
+                    }
+                }
+            }
+        };
+        content::put(&mut state.contents, &Entry::Upload(content));
+        state
+    }
+
+    /// Has the track for bulk bytes opened, or looked after.
+    pub(super) fn want_bulk(&self, state: &mut State) {
+        state.has_bulk = true;
+        self.wake_bulk.notify_one();
+    }
+}

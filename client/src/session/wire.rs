@@ -1,0 +1,181 @@
+//! What a session says and hears on the links of its tracks.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use tensord_proto::{
+    codec::DeviceProfile,
+    v1::{Error, ErrorCode, Opened, TensorValue, Value, frame::Body, tensor_value, value},
+    version,
+};
+use tokio::sync::Notify;
+
+use super::{EAGER_OPS, Session, State, Track, Waiting, values::Delivery};
+
+/// Why a connection ended.
+pub(super) enum Ended {
+    /// Worth another try.
+    Lost(String),
+    /// The session is over.
+    Over(String),
+}
+
+/// What the driver finds when it asks for the next frame.
+pub(super) enum Outgoing {
+    Frame([Bytes; 3]),
+    /// Some ops, to which more may come.
+    Few,
+    /// Nothing now; the worker was not told everything, though.
+    News,
+    Nothing,
+    /// The session is over and everything was sent.
+    Goodbye,
+}
+
+impl Session {
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().end.is_some()
+    }
+
+    pub(super) fn wake_of(&self, track: Track) -> &Notify {
+        match track {
+            Track::Ops => &self.wake,
+            Track::Bulk => &self.wake_bulk,
+        }
+    }
+
+    pub(super) fn received(&self, track: Track) -> u64 {
+        self.lock().track(track).inbox().received()
+    }
+
+    pub(super) fn opened(&self, track: Track, opened: Opened) -> Result<(), String> {
+        let ours = version::hello();
+        version::negotiate(&ours, &opened.hello.unwrap_or_default()).map_err(|e| e.message)?;
+        let profile = opened.settings.unwrap_or_default();
+        let profile = DeviceProfile::decode(&profile.encoded).map_err(|e| e.to_string())?;
+        let mut state = self.lock();
+        state.profile = Some(profile);
+        state.blobs.set_budget(opened.kept_bytes);
+        let duplex = state.track(track);
+        let rewound = duplex.rewind(opened.received, opened.credit_bytes);
+        rewound.map_err(|e| e.to_string())?;
+        drop(state);
+        self.room.notify_all();
+        Ok(())
+    }
+
+    /// What to send next; few ops are held back if the driver is `patient`.
+    pub(super) fn next_to_send(&self, track: Track, patient: bool) -> Outgoing {
+        let mut state = self.lock();
+        let few = track == Track::Ops && patient && (1..EAGER_OPS).contains(&state.op_count);
+        if track == Track::Ops && !few {
+            state.cut();
+        }
+        if let Some(parts) = state.track(track).next_to_send() {
+            return Outgoing::Frame(parts);
+        }
+        if state.end.is_some() {
+            return Outgoing::Goodbye;
+        }
+        if few {
+            state.driver = Waiting::ForMore;
+            return Outgoing::Few;
+        }
+        let duplex = state.track(track);
+        let (due, news) = (duplex.inbox().is_telling_due(), duplex.inbox().has_news());
+        if due {
+            return Outgoing::Frame([duplex.beat(), Bytes::new(), Bytes::new()]);
+        }
+        if track == Track::Ops {
+            state.driver = Waiting::ForAny;
+        }
+        match news {
+            true => Outgoing::News,
+            false => Outgoing::Nothing,
+        }
+    }
+
+    pub(super) fn beat(&self, track: Track) -> [Bytes; 3] {
+        let beat = self.lock().track(track).beat();
+        [beat, Bytes::new(), Bytes::new()]
+    }
+
+    pub(super) fn receive(&self, track: Track, frame: Bytes) -> Result<(), Ended> {
+        let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
+        let mut state = self.lock();
+        let duplex = state.track(track);
+        let was_full = duplex.outbox().is_full();
+        let received = duplex.receive(frame).map_err(|e| match e.is_loss() {
+            true => Ended::Lost(e.to_string()),
+            false => broke(e.to_string()),
+        })?;
+        if was_full && !duplex.outbox().is_full() {
+            self.room.notify_all();
+        }
+        if let Some((_, bytes)) = &received {
+            duplex.inbox().consume(*bytes);
+        }
+        // Credit may have come for what waits.
+        match track {
+            Track::Ops => self.wake(&mut state),
+            Track::Bulk => self.wake_bulk.notify_one(),
+        }
+        let delivery = match received {
+            None => None,
+            Some((body, _)) => self.take(&mut state, track, body)?,
+        };
+        drop(state);
+        if let Some(delivery) = delivery {
+            delivery.deliver();
+        }
+        Ok(())
+    }
+
+    fn take(&self, state: &mut State, track: Track, body: Body) -> Result<Option<Delivery>, Ended> {
+        let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
+        let taken = match (track, body) {
+            (_, Body::Ping(_)) => Ok(None),
+            (Track::Bulk, Body::Chunk(chunk)) => {
+                self.count_down(chunk.bytes.len());
+                state.values.chunk(&chunk)
+            }
+            (Track::Ops, Body::Value(value)) => {
+                self.count_down(inline_bytes(&value));
+                state.values.value(value)
+            }
+            (Track::Ops, Body::Synced(synced)) => Ok(state.synced(synced)),
+            (Track::Ops, Body::Held(held)) => {
+                state.blobs.set_held(&held.hashes);
+                Ok(None)
+            }
+            (_, Body::Closed(closed)) => {
+                return Err(closed_by(closed.error.unwrap_or_default()));
+            }
+            _ => Err("it sent a frame that workers do not send".into()),
+        };
+        taken.map_err(broke)
+    }
+
+    fn count_down(&self, bytes: usize) {
+        let counter = &self.counters.tensors_down;
+        counter.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// The bytes of a tensor that `value` has in itself.
+fn inline_bytes(value: &Value) -> usize {
+    match &value.result {
+        Some(value::Result::Tensor(TensorValue {
+            content: Some(tensor_value::Content::Bytes(bytes)),
+            ..
+        })) => bytes.len(),
+        _ => 0,
+    }
+}
+
+fn closed_by(error: Error) -> Ended {
+    match error.code() {
+        ErrorCode::Unspecified => Ended::Over("closed".into()),
+        _ => Ended::Over(format!("the worker ended the session: {error}")),
+    }
+}
