@@ -108,7 +108,7 @@ impl RouterClient for TensordClient {
     type Device = TensordDevice;
 
     fn register_op(&self, op: OperationIr) {
-        self.session.record(&op);
+        self.session.record(op);
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
@@ -117,7 +117,7 @@ impl RouterClient for TensordClient {
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
-        wait(self.session.sync()).unwrap_or_else(|| Err(unanswered()))
+        wait(self.session.sync()).unwrap_or_else(|_| Err(unanswered()))
     }
 
     fn flush(&self) {
@@ -191,11 +191,9 @@ impl TensordClient {
     }
 
     fn replay(&self, graph: &Graph, bindings: GraphBindings) {
-        graph
-            .bind(bindings)
-            .operations
-            .iter()
-            .for_each(|op| self.session.record(op));
+        for op in graph.bind(bindings).operations {
+            self.session.record(op);
+        }
     }
 }
 
@@ -206,8 +204,10 @@ fn unanswered() -> ExecutionError {
 /// Waits on a thread that may be inside a runtime, where Tokio's own blocking
 /// receive panics: Burn calls us from its runtimes and from plain threads.
 /// Bounded, as a session that gets no answers fails.
-fn wait<T>(answered: tokio::sync::oneshot::Receiver<T>) -> Option<T> {
-    burn_std::future::block_on(answered).ok()
+pub(crate) fn wait<F: Future>(answer: F) -> F::Output {
+    // Inside a task of Tokio's, its budget would run out on us: the task does not
+    // yield while we wait, and every poll from then on would be put off.
+    burn_std::future::block_on(tokio::task::unconstrained(answer))
 }
 
 impl RouterChannel for TensordChannel {
@@ -242,7 +242,7 @@ impl RouterChannel for TensordChannel {
         let source = tensor.client.clone();
         let target = get_client::<Self>(device);
         let tensor = tensor.into_ir();
-        match wait(source.session.read(&tensor)).unwrap_or_else(|| Err(unanswered())) {
+        match wait(source.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
             Ok(data) => target.register_tensor_data(data),
             Err(e) => {
                 let id = target.session.new_tensor();

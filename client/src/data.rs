@@ -33,7 +33,10 @@ use burn_ir::{CustomOpIr, OperationOutput, TensorIr};
 use burn_std::device::{Device as _, DeviceId};
 use dashmap::DashMap;
 
-use crate::bridge::{Exchange, READ, UPLOAD};
+use crate::{
+    backend::wait,
+    bridge::{Exchange, READ, UPLOAD},
+};
 
 /// The exchanges of leased devices.
 static EXCHANGES: LazyLock<DashMap<DeviceId, Arc<Exchange>>> = LazyLock::new(DashMap::new);
@@ -135,7 +138,7 @@ pub fn from_data<const D: usize, K: Kind>(
 pub fn into_data<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
 ) -> Result<TensorData, ExecutionError> {
-    burn_std::future::block_on(into_data_async(tensor))
+    wait(into_data_async(tensor))
 }
 
 /// As [`into_data`], without blocking the thread. The read takes its place among

@@ -35,10 +35,9 @@ pub(crate) const READ: &str = "tensord.read";
 /// Bytes that may wait for the bridge; a program that is further ahead waits.
 const WAITING_BYTES: usize = 32 << 20;
 
-/// Burn's client gathers ops, and cannot see the bytes behind a ticket: from so
-/// many on it is told to send, so that they are on their way while the program
-/// records what to do with them.
-const FLUSH_BYTES: usize = 64 << 10;
+/// Burn's client gathers ops, and cannot see the bytes behind a ticket: when there
+/// are so many it is told to send, as it would by itself.
+const FLUSH_BYTES: usize = 1 << 20;
 
 /// A ticket that was not taken for so long may never be.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -7,6 +7,7 @@
 //! data-parallel strategies span them.
 
 mod exchange;
+mod tune;
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -32,6 +33,7 @@ pub(crate) struct Bridge {
 impl Bridge {
     /// Starts a bridge for `devices` on `runtime`.
     pub(crate) fn start(runtime: &Handle, devices: Vec<TensordDevice>) -> Result<Self, String> {
+        tune::send_in_batches();
         let listener = TcpListener::bind(("127.0.0.1", 0));
         let listener = listener.map_err(|e| format!("no loopback port: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;

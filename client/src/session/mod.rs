@@ -1,13 +1,14 @@
 //! A session on the client: ops go in, in order; frames go out; values come back.
 //!
 //! Callers of [`Session::record`] and its like are Burn's threads: they must
-//! return at once, so they only append to a buffer, unless the worker is so far
+//! return at once, so they only append to a list, unless the worker is so far
 //! behind that the outbox is full. One task ([`driver`]) owns the connection. It
-//! cuts the buffer into a frame whenever it is ready to send, so frames are
+//! takes the list whenever it is ready to send and makes frames of it, which are
 //! small while the worker keeps up, and large when there is much to say.
 
 mod blobs;
 mod driver;
+mod recording;
 mod uploads;
 mod values;
 mod wire;
@@ -23,15 +24,19 @@ use std::{
 use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{OperationIr, TensorId, TensorIr};
 use tensord_proto::{
-    codec::{DeviceProfile, OpEncoder, encode_tensor, encode_type},
+    codec::{DeviceProfile, encode_tensor, encode_type},
     ids::SessionId,
-    v1::{Alias, Close, Fault, Ops, Poison, Read, Seed, Sync, frame::Body},
+    v1::{Alias, Close, Fault, Poison, Read, Seed, Sync, frame::Body},
 };
 use tensord_transport::duplex::Duplex;
 use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::driver::{Target, drive};
-use self::{blobs::Blobs, values::Values};
+use self::{
+    blobs::Blobs,
+    recording::{Item, Recording},
+    values::Values,
+};
 
 /// What is kept until the worker confirms it, ops counted by what they take of
 /// the credit; a program that is further ahead waits in the op it records.
@@ -39,15 +44,10 @@ const OUTBOX_BYTES: usize = 32 << 20;
 
 /// So many ops are sent at once. Fewer wait a moment for more, unless something
 /// else is said after them, such as a read: a frame costs more than an op.
-const EAGER_OPS: u32 = 64;
+const EAGER_OPS: usize = 64;
 
-/// A steady loop takes hardly any bytes, so ops are counted too: this many are
-/// some milliseconds of work for a worker.
-const CUT_OPS: u32 = 4096;
-
-/// An op buffer of this size is cut even if nobody asks for it, so that the
-/// worker can start.
-const CUT_BYTES: usize = 48 << 10;
+/// Items that wait to be encoded, at most: some megabytes.
+const RECORDED_ITEMS: usize = 4096;
 
 /// Bytes of answers the worker may send: all, as only what was asked for comes.
 const WINDOW_BYTES: u64 = u64::MAX;
@@ -77,6 +77,8 @@ enum Track {
 pub(crate) struct Session {
     pub(crate) id: SessionId,
     state: Mutex<State>,
+    /// The driver's own.
+    recording: Mutex<Recording>,
     /// Signals that the outbox has room again.
     room: Condvar,
     /// Wakes the driver of each track.
@@ -89,12 +91,10 @@ pub(crate) struct Session {
 struct State {
     duplex: Duplex,
     bulk: Duplex,
-    encoder: OpEncoder,
-    /// Ops recorded and not yet cut into a frame, and where the bytes of the
-    /// uploads among them are.
-    ops: Vec<u8>,
-    contents: Vec<u8>,
-    op_count: u32,
+    /// What was recorded and is not encoded yet.
+    recorded: Vec<Item>,
+    /// Something in it is not to wait for more.
+    urgent: bool,
     blobs: Blobs,
     next_request: u64,
     values: Values,
@@ -145,10 +145,8 @@ impl Session {
                 // The worker says what it lets us send when it opens the session.
                 duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
-                encoder: OpEncoder::default(),
-                ops: Vec::new(),
-                contents: Vec::new(),
-                op_count: 0,
+                recorded: Vec::new(),
+                urgent: false,
                 blobs: Blobs::default(),
                 next_request: 1,
                 values: Values::default(),
@@ -158,6 +156,7 @@ impl Session {
                 profile: None,
                 end: None,
             }),
+            recording: Mutex::default(),
             room: Condvar::new(),
             wake: Notify::new(),
             wake_bulk: Notify::new(),
@@ -177,29 +176,27 @@ impl Session {
     }
 
     /// Records an op. Waits while the worker is too far behind.
-    pub(crate) fn record(&self, op: &OperationIr) {
+    pub(crate) fn record(&self, op: OperationIr) {
         if matches!(op, OperationIr::Init(_)) {
             // Follows an upload, which said the same.
             return;
         }
         let state = self.lock();
-        if state.end.is_none() {
-            self.append(state, op);
-        }
+        self.append(state, Item::Op(op));
     }
 
-    fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, op: &OperationIr) {
-        let State { encoder, ops, .. } = &mut *state;
-        encoder.encode(op, ops);
-        state.op_count += 1;
-        if state.is_full() {
-            state.cut();
-            state = self.wait_for_room(state);
+    fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, item: Item) {
+        if state.end.is_some() {
+            return;
         }
+        state.recorded.push(item);
         match state.driver {
             // More ops come in a moment, and one wake does for all of them.
-            Waiting::ForMore if (1..EAGER_OPS).contains(&state.op_count) => {}
+            Waiting::ForMore if state.recorded.len() < EAGER_OPS => {}
             _ => self.wake(&mut state),
+        }
+        if state.is_full() {
+            drop(self.wait_for_room(state));
         }
     }
 
@@ -345,8 +342,7 @@ impl Session {
     /// Says something that makes a tensor.
     fn push_tensor(&self, id: TensorId, body: Body) {
         let mut state = self.lock();
-        state.say(body);
-        state.note_tensor(id);
+        state.queue(Item::Made(id, body));
         self.wake(&mut state);
     }
 
@@ -358,9 +354,7 @@ impl Session {
 
     fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         // Bounded by the driver: it makes room or ends the session.
-        let is_full =
-            |state: &State| state.duplex.outbox().is_full() || state.bulk.outbox().is_full();
-        while is_full(&state) && state.end.is_none() {
+        while state.is_full() && state.end.is_none() {
             self.wake(&mut state);
             state = self
                 .room
@@ -384,38 +378,27 @@ impl State {
         }
     }
 
-    /// Whether the ops recorded make a frame.
+    /// Whether a program is too far ahead.
     fn is_full(&self) -> bool {
-        self.ops.len() + self.contents.len() >= CUT_BYTES
-            || self.op_count >= CUT_OPS
-            || self.encoder.is_full()
+        self.recorded.len() >= RECORDED_ITEMS
+            || self.duplex.outbox().is_full()
+            || self.bulk.outbox().is_full()
     }
 
-    /// Makes a frame of the ops recorded since the last.
-    fn cut(&mut self) {
-        if self.op_count > 0 {
-            self.encoder.finish(&mut self.ops);
-            let ops = Ops {
-                count: std::mem::take(&mut self.op_count),
-                encoded: std::mem::take(&mut self.ops).into(),
-                contents: std::mem::take(&mut self.contents).into(),
-            };
-            self.duplex.push(Body::Ops(ops));
-        }
-    }
-
-    /// Counts a tensor that was made by what was just said, as the worker does.
-    fn note_tensor(&mut self, id: TensorId) {
-        if self.end.is_none() {
-            self.encoder.note_tensor(id);
-        }
+    /// Whether there is little to send, to which more may come.
+    fn has_few(&self) -> bool {
+        !self.urgent && (1..EAGER_OPS).contains(&self.recorded.len())
     }
 
     /// Queues `body` behind the ops recorded so far.
     fn say(&mut self, body: Body) {
+        self.queue(Item::Said(body));
+    }
+
+    fn queue(&mut self, item: Item) {
         if self.end.is_none() {
-            self.cut();
-            self.duplex.push(body);
+            self.recorded.push(item);
+            self.urgent = true;
         }
     }
 }

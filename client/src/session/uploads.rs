@@ -1,20 +1,21 @@
 //! Tensors from the program to the worker: an op in the stream, and the bytes,
 //! unless the worker has them.
 
-use std::sync::{MutexGuard, atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use burn_backend::TensorData;
-use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
     bulk::{INLINE_BYTES, chunks, shared},
-    content::{self, Content, Entry},
+    content::{Content, Entry},
     v1::frame::Body,
 };
 
 use super::{
     Session, State,
     blobs::{Place, hash},
+    recording::Item,
 };
 
 impl Session {
@@ -35,40 +36,33 @@ impl Session {
                 forget: Vec::new(),
             },
         };
-        state = self.send(state, place, bytes);
-        self.append(state, &OperationIr::Init(InitOperationIr { out }));
+        let entries = self.send(&mut state, place, bytes);
+        self.append(state, Item::Upload(out, entries));
     }
 
     /// Says where the bytes of an upload are, and sends them if they are new.
-    fn send<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        place: Place,
-        bytes: Bytes,
-    ) -> MutexGuard<'a, State> {
+    fn send(&self, state: &mut State, place: Place, bytes: Bytes) -> Vec<Entry> {
+        let mut entries = Vec::new();
         let content = match place {
             Place::Slot(slot) => Content::Slot(slot),
             Place::Held(place) => Content::Held(place),
             Place::New { keep, forget } => {
-                for slot in forget {
-                    content::put(&mut state.contents, &Entry::Forget(slot));
-                }
-                self.counters
-                    .tensors_up
-                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                entries.extend(forget.into_iter().map(Entry::Forget));
+                let counter = &self.counters.tensors_up;
+                counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 match bytes.len() {
                     0..=INLINE_BYTES => Content::Inline { bytes, keep },
                     _ => {
                         // They share the tensor's memory until they are there.
                         chunks(bytes).for_each(|chunk| state.bulk.push(Body::Chunk(chunk)));
-                        self.want_bulk(&mut state);
+                        self.want_bulk(state);
                         Content::Payload { keep }
                     }
                 }
             }
         };
-        content::put(&mut state.contents, &Entry::Upload(content));
-        state
+        entries.push(Entry::Upload(content));
+        entries
     }
 
     /// Has the track for bulk bytes opened, or looked after.

@@ -1,6 +1,6 @@
 //! What a session says and hears on the links of its tracks.
 
-use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, atomic::Ordering};
 
 use bytes::Bytes;
 use tensord_proto::{
@@ -10,7 +10,7 @@ use tensord_proto::{
 };
 use tokio::sync::Notify;
 
-use super::{EAGER_OPS, Session, State, Track, Waiting, values::Delivery};
+use super::{Session, State, Track, Waiting, values::Delivery};
 
 /// Why a connection ended.
 pub(super) enum Ended {
@@ -67,12 +67,17 @@ impl Session {
     /// What to send next; few ops are held back if the driver is `patient`.
     pub(super) fn next_to_send(&self, track: Track, patient: bool) -> Outgoing {
         let mut state = self.lock();
-        let few = track == Track::Ops && patient && (1..EAGER_OPS).contains(&state.op_count);
-        if track == Track::Ops && !few {
-            state.cut();
-        }
         if let Some(parts) = state.track(track).next_to_send() {
             return Outgoing::Frame(parts);
+        }
+        let mut few = false;
+        if track == Track::Ops {
+            few = patient && state.has_few();
+            if !few && !state.recorded.is_empty() && !state.duplex.outbox().is_full() {
+                drop(state);
+                self.encode();
+                return self.next_to_send(track, patient);
+            }
         }
         if state.end.is_some() {
             return Outgoing::Goodbye;
@@ -92,6 +97,29 @@ impl Session {
         match news {
             true => Outgoing::News,
             false => Outgoing::Nothing,
+        }
+    }
+
+    /// Makes frames of what was recorded.
+    fn encode(&self) {
+        // Taken by the driver alone, and before the state: what is recorded
+        // meanwhile comes after.
+        let mut recording = self
+            .recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut items = {
+            let mut state = self.lock();
+            state.urgent = false;
+            std::mem::take(&mut state.recorded)
+        };
+        self.room.notify_all();
+        let bodies = recording.encode(&mut items);
+        let mut state = self.lock();
+        bodies.into_iter().for_each(|body| state.duplex.push(body));
+        // Its memory serves again.
+        if state.recorded.is_empty() {
+            state.recorded = items;
         }
     }
 

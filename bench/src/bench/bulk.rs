@@ -1,0 +1,192 @@
+//! Throughput of large tensors, up and down, beside plain sockets.
+//!
+//! A sample is one or more transfers, one after the other, in GB (10⁹ bytes) a
+//! second. An upload has arrived when a sync says so; its content is new each
+//! time. A download is a read of a tensor that was on the device before.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use burn::tensor::{Tensor, TensorData};
+use serde_json::{Value, json};
+
+use crate::{
+    context::Context,
+    data::{self, Upload},
+    peer::{Kind, Peer},
+    plain::{Server, Socket, Way},
+    race::{Contender, Results},
+    report::{Report, add_findings, table},
+};
+
+const MIB: usize = 1 << 20;
+
+/// Transfers in a sample move at least this much, so that small ones are timed
+/// well enough.
+const SAMPLE_BYTES: usize = 16 * MIB;
+
+/// Measures.
+///
+/// # Errors
+///
+/// When a peer fails or loses bytes.
+pub(super) fn run(context: &Context) -> Result<Report> {
+    let dir = tempfile::tempdir()?;
+    let server = Server::start(&dir)?;
+    let mut rows = table(&["MiB", "way", "peer"], &["GB/s", "quartiles"]);
+    let mut sizes = Vec::new();
+    for &mib in context.pick::<&[usize]>(&[1, 16, 64, 256], &[1]) {
+        let mut json = json!({ "mib": mib });
+        for (way, name) in [(Way::Up, "up"), (Way::Down, "down")] {
+            let found = measure(context, &server, mib, way)?;
+            add_findings(&mut rows, &[&mib.to_string(), name], &found);
+            json[name] = Value::from(found.to_json());
+        }
+        sizes.push(json);
+    }
+    Ok(Report {
+        json: json!({ "sizes": sizes }),
+        table: rows,
+    })
+}
+
+fn measure(context: &Context, server: &Server, mib: usize, way: Way) -> Result<Results> {
+    let size = Size {
+        bytes: mib * MIB,
+        count: (SAMPLE_BYTES / (mib * MIB)).max(1),
+    };
+    let (tcp, tls) = (
+        server.tcp(context.runtime())?,
+        server.tls(context.runtime())?,
+    );
+    let mut contenders = vec![
+        socket("tcp_gbs", "TCP", tcp, size, way),
+        socket("tls_gbs", "TLS over TCP", tls, size, way),
+    ];
+    let peers = context.peers()?.iter();
+    for peer in peers.filter(|peer| peer.kind != Kind::Local) {
+        contenders.push(tensors(peer, size, way, Upload::Helper));
+        if peer.kind == Kind::TensordQuic {
+            contenders.push(tensors(peer, size, way, Upload::Plain));
+        }
+    }
+    context.race(&format!("bulk {mib} MiB {way:?}"), contenders)
+}
+
+/// What a sample moves.
+#[derive(Clone, Copy)]
+struct Size {
+    /// Bytes of a payload.
+    bytes: usize,
+    /// Payloads of a sample.
+    count: usize,
+}
+
+impl Size {
+    fn gbs(self, since: Instant) -> f64 {
+        (self.bytes * self.count) as f64 / 1e9 / since.elapsed().as_secs_f64()
+    }
+}
+
+fn socket<'a>(
+    key: &str,
+    label: &str,
+    mut socket: Socket<'a>,
+    size: Size,
+    way: Way,
+) -> Contender<'a> {
+    let payload = vec![7; size.bytes];
+    Contender::new(key, label, move |_| {
+        let begun = Instant::now();
+        for _ in 0..size.count {
+            match way {
+                Way::Up => socket.up(&payload)?,
+                Way::Down => socket.down(size.bytes)?,
+            }
+        }
+        Ok(size.gbs(begun))
+    })
+}
+
+fn tensors<'a>(peer: &'a Peer, size: Size, way: Way, upload: Upload) -> Contender<'a> {
+    let (infix, note) = match upload {
+        Upload::Helper => ("", ""),
+        Upload::Plain => ("_plain", ", plain from_data and into_data"),
+    };
+    let key = format!("{}{infix}_gbs", peer.kind.key());
+    let label = format!("{}{note}", peer.kind.label());
+    let mut content = Content::new(size.bytes / 4);
+    let mut on_device: Option<Tensor<1>> = None;
+    Contender::new(key, label, move |_| match way {
+        Way::Up => {
+            let fresh: Vec<_> = (0..size.count).map(|_| content.fresh()).collect();
+            let begun = Instant::now();
+            for data in fresh {
+                let tensor: Tensor<1> = data::from_data(data, &peer.device, upload);
+                peer.device.sync().context("cannot sync")?;
+                drop(tensor);
+            }
+            Ok(size.gbs(begun))
+        }
+        Way::Down => {
+            let place = || data::from_data(content.fresh(), &peer.device, upload);
+            let tensor = on_device.get_or_insert_with(place);
+            let tensors: Vec<_> = (0..size.count).map(|_| tensor.clone()).collect();
+            peer.device.sync().context("cannot sync")?;
+            let begun = Instant::now();
+            for tensor in tensors {
+                let data = data::into_data(tensor, upload)?;
+                ensure!(data.as_bytes().len() == size.bytes, "bytes are missing");
+            }
+            Ok(size.gbs(begun))
+        }
+    })
+}
+
+/// Payloads of which no page has been seen before, by any peer.
+struct Content(Vec<f32>);
+
+impl Content {
+    /// Elements in a page of 4 KiB.
+    const PAGE: usize = 1024;
+
+    fn new(elements: usize) -> Self {
+        Self((0..elements).map(|at| (at % 9973) as f32).collect())
+    }
+
+    fn fresh(&mut self) -> TensorData {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        for page in self.0.chunks_mut(Self::PAGE) {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            // Finite whatever the number: these bits are below the exponent's top.
+            page[0] = f32::from_bits(number & 0x3fff_ffff);
+        }
+        TensorData::new(self.0.clone(), [self.0.len()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_page_comes_twice() {
+        let mut contents = [(); 2].map(|()| Content::new(4 * Content::PAGE));
+        let pages = |data: &TensorData| -> Vec<Vec<u8>> {
+            data.as_bytes()
+                .chunks(4 * Content::PAGE)
+                .map(<[u8]>::to_vec)
+                .collect()
+        };
+        let mut seen: Vec<_> = contents
+            .iter_mut()
+            .flat_map(|c| pages(&c.fresh()))
+            .collect();
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 8);
+    }
+}

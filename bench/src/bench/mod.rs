@@ -1,0 +1,102 @@
+//! The benches, one file each.
+
+mod attach;
+mod bulk;
+mod epoch;
+pub(crate) mod memory;
+mod ops;
+mod read;
+mod rtt;
+mod step;
+mod wire;
+
+use anyhow::Result;
+
+use crate::{context::Context, report::Report};
+
+/// Something to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bench {
+    /// [`ops`].
+    Ops,
+    /// [`wire`].
+    Wire,
+    /// [`step`].
+    Step,
+    /// [`bulk`].
+    Bulk,
+    /// [`read`].
+    Read,
+    /// [`rtt`].
+    Rtt,
+    /// [`epoch`].
+    Epoch,
+    /// [`attach`].
+    Attach,
+    /// [`memory`].
+    Memory,
+}
+
+impl Bench {
+    /// All of them, in the order they run.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Ops,
+        Self::Wire,
+        Self::Step,
+        Self::Bulk,
+        Self::Read,
+        Self::Rtt,
+        Self::Epoch,
+        Self::Attach,
+        Self::Memory,
+    ];
+
+    /// Its name on the command line and in JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ops => "ops",
+            Self::Wire => "wire",
+            Self::Step => "step",
+            Self::Bulk => "bulk",
+            Self::Read => "read",
+            Self::Rtt => "rtt",
+            Self::Epoch => "epoch",
+            Self::Attach => "attach",
+            Self::Memory => "memory",
+        }
+    }
+
+    /// What it measures, in a few words.
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Ops => "time of a tiny op",
+            Self::Wire => "bytes of a training step beside its batch",
+            Self::Step => "time of a training step",
+            Self::Bulk => "throughput of large tensors",
+            Self::Read => "time of a small read",
+            Self::Rtt => "step time over a network with delay",
+            Self::Epoch => "bytes uploaded by epoch",
+            Self::Attach => "from URL to first result",
+            Self::Memory => "memory of a client that sends much",
+        }
+    }
+
+    /// Measures.
+    ///
+    /// # Errors
+    ///
+    /// When a process does not start, or a peer fails.
+    pub(crate) fn run(self, context: &Context) -> Result<Report> {
+        match self {
+            Self::Ops => ops::run(context),
+            Self::Wire => wire::run(context),
+            Self::Step => step::run(context),
+            Self::Bulk => bulk::run(context),
+            Self::Read => read::run(context),
+            Self::Rtt => rtt::run(context),
+            Self::Epoch => epoch::run(context),
+            Self::Attach => attach::run(context),
+            Self::Memory => memory::run(context),
+        }
+    }
+}

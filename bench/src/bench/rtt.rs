@@ -1,0 +1,178 @@
+//! Step time over a network with a round trip of 0, 1, 20 and 100 ms.
+//!
+//! The network is a relay on loopback that delays both directions. A step takes
+//! about 100 ms: the CNN, with a batch as large as that takes. Its loss is read
+//! one step late, as programs should: the read is asked for at once and waited
+//! for after the next step was issued. A sample is the time of several such turns
+//! in the midst of more, so filling the pipe does not count, and any stall does.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use burn::tensor::Device;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tensord_client::Lease;
+use tensord_transport::TransportChoice;
+
+use crate::{
+    context::Context,
+    counted::CountedRemote,
+    data::{Upload, start_read},
+    models::Model,
+    peer::Kind,
+    pool::LocalPool,
+    race::{Contender, Results},
+    relay::{Relay, Route},
+    report::{Report, number, optional, spread, table},
+    stats::round,
+    trainer::{BATCH, Batch, Trainer, fresh_seeds},
+};
+
+/// Steps before those that are timed.
+const LEAD: usize = 2;
+
+/// Measures.
+///
+/// # Errors
+///
+/// When a peer fails, or this host has but one loopback address.
+pub(super) fn run(context: &Context) -> Result<Report> {
+    let batch = calibrate(context)?;
+    let mut rows = table(
+        &["round trip, ms", "peer"],
+        &["ms a step", "quartiles", "× local"],
+    );
+    let mut rtts = Vec::new();
+    for &rtt_ms in context.pick::<&[u64]>(&[0, 1, 20, 100], &[0, 1]) {
+        let found = measure(context, rtt_ms, batch)?;
+        for finding in found.iter() {
+            rows.add_row([
+                rtt_ms.to_string(),
+                finding.label.clone(),
+                number(finding.summary.median),
+                spread(&finding.summary),
+                optional(found.ratio(&finding.key, "local_ms")),
+            ]);
+        }
+        rtts.push(to_json(rtt_ms, &found));
+    }
+    Ok(Report {
+        json: json!({ "rtts": rtts, "batch": batch }),
+        table: rows,
+    })
+}
+
+fn to_json(rtt_ms: u64, found: &Results) -> Value {
+    let mut json = found.to_json();
+    let ratio = |key| json!(found.ratio(key, "local_ms").map(round));
+    json.insert("rtt_ms".into(), json!(rtt_ms));
+    json.insert("ratio_to_local".into(), ratio("tensord_ms"));
+    json.insert("grpc_ratio".into(), ratio("tensord_grpc_ms"));
+    json.insert("burn_remote_ratio".into(), ratio("burn_remote_ms"));
+    json.into()
+}
+
+/// The batch with which a local step takes as long as it should.
+fn calibrate(context: &Context) -> Result<usize> {
+    let target = Duration::from_millis(context.pick(100, 5));
+    let mut trainer = Trainer::new(Model::Cnn, &Device::flex(), Upload::Helper);
+    let mut time = |steps: usize| {
+        let batches: Vec<_> = (0..steps)
+            .map(|step| Batch::noise(BATCH, step as u64))
+            .collect();
+        let begun = Instant::now();
+        trainer.steps(batches)?;
+        anyhow::Ok(begun.elapsed() / steps as u32)
+    };
+    time(1)?;
+    let took = time(context.pick(8, 1))?;
+    let scaled = BATCH as f64 * target.as_secs_f64() / took.as_secs_f64();
+    Ok((scaled.round() as usize).clamp(1, 1024))
+}
+
+fn measure(context: &Context, rtt_ms: u64, batch: usize) -> Result<Results> {
+    context
+        .progress
+        .tell(&format!("rtt {rtt_ms} ms: starting the peers"));
+    let delay = Duration::from_micros(rtt_ms * 1000 / 2);
+    let far = FarPool::start(delay)?;
+    let remote = CountedRemote::start_delayed(delay)?;
+    let (_quic_pool, quic) = far.pool.lease(TransportChoice::Quic)?;
+    let (_grpc_pool, grpc) = far.pool.lease(TransportChoice::Grpc)?;
+    let first = |lease: &Lease| lease.devices()[0].clone();
+    let peers = [
+        (Kind::Local, Device::flex()),
+        (Kind::BurnWebSocket, remote.device().clone()),
+        (Kind::TensordQuic, first(&quic)),
+        (Kind::TensordGrpc, first(&grpc)),
+    ];
+    let steps = context.pick(8, 1);
+    let contenders = peers
+        .into_iter()
+        .map(|(kind, device)| contender(kind, &device, batch, steps));
+    context.race(&format!("rtt {rtt_ms} ms"), contenders.collect())
+}
+
+fn contender(kind: Kind, device: &Device, batch: usize, steps: usize) -> Contender<'static> {
+    let mut trainer = Trainer::new(Model::Cnn, device, Upload::Helper);
+    Contender::new(format!("{}_ms", kind.key()), kind.label(), move |_| {
+        let count = LEAD + steps + 1;
+        let seeds = fresh_seeds(count);
+        let batches: Vec<_> = seeds.map(|seed| Batch::noise(batch, seed)).collect();
+        let mut turns = Vec::with_capacity(count);
+        let mut late = None;
+        for batch in batches {
+            let read = start_read(trainer.step(batch)?);
+            if let Some(before) = late.replace(read) {
+                before.scalar()?;
+            }
+            turns.push(Instant::now());
+        }
+        late.context("no steps")?.scalar()?;
+        let took = turns[LEAD + steps] - turns[LEAD];
+        Ok(took.as_secs_f64() * 1000.0 / steps as f64)
+    })
+}
+
+/// A pool whose worker is reached through a relay that delays.
+struct FarPool {
+    pool: LocalPool,
+    _relay: Relay,
+    _dir: TempDir,
+}
+
+impl FarPool {
+    /// The worker listens on one loopback address and says that it is at
+    /// another, with the same port. There the relay listens.
+    fn start(delay: Duration) -> Result<Self> {
+        let host = second_loopback()?;
+        let pool = LocalPool::start_at("flex*2", Some(&host.to_string()))?;
+        let status = pool.connect(TransportChoice::Auto)?.status()?;
+        let worker = status.workers.first().context("the pool has no worker")?;
+        let listen: SocketAddr = worker.address.parse().context("the worker's address")?;
+        let dir = tempfile::tempdir()?;
+        let route = Route {
+            listen,
+            to: SocketAddr::from(([127, 0, 0, 1], listen.port())),
+            delay,
+        };
+        let relay = Relay::start(route, &dir)?;
+        Ok(Self {
+            pool,
+            _relay: relay,
+            _dir: dir,
+        })
+    }
+}
+
+/// An address of this host other than 127.0.0.1 that is not reached from outside.
+fn second_loopback() -> Result<IpAddr> {
+    let candidates = [IpAddr::from([127, 0, 0, 2]), "::1".parse()?];
+    let free = |address: &IpAddr| TcpListener::bind((*address, 0)).is_ok();
+    let found = candidates.into_iter().find(free);
+    found.context("neither 127.0.0.2 nor ::1 can be listened on; the relay needs one of them")
+}

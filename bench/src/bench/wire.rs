@@ -1,0 +1,190 @@
+//! Bytes that a training step sends, beside its batch.
+//!
+//! Counted from the client to the worker, over many steps with one read at the
+//! end, after enough steps that nothing in their structure is new. The bytes of
+//! tensors are taken off; everything else counts: ops, announcements, frames and
+//! their headers above TLS, acknowledgements, the last read.
+//!
+//! tensord counts by itself, both (`Lease::traffic`). Burn's remote client does
+//! not: its TCP bytes are counted by a relay, and the batch is taken off as the
+//! device holds it. What a step has in ops is counted by a server that throws
+//! them away.
+
+use std::net::TcpListener;
+
+use anyhow::{Context as _, Result};
+use burn::tensor::Device;
+use burn_remote::server::{BackendServer, WebSocketTransport};
+use serde_json::{Map, json};
+
+use crate::{
+    context::Context,
+    counted::CountedRemote,
+    data::Upload,
+    discard::{self, Discard, DiscardDevice},
+    models::Model,
+    peer::{Kind, Peer},
+    remote::websocket_device,
+    report::{Report, number, table},
+    trainer::{BATCH, Batch, Trainer, fresh_seeds},
+};
+
+/// Measures.
+///
+/// # Errors
+///
+/// When a peer fails.
+pub(super) fn run(context: &Context) -> Result<Report> {
+    let counted = CountedRemote::start()?;
+    let null = start_null(context)?;
+    let mut json = Map::new();
+    let mut rows = table(
+        &["model"],
+        &[
+            "ops",
+            "batch",
+            "tensord up",
+            "plain from_data",
+            "gRPC up",
+            "tensord down",
+            "burn-remote up",
+        ],
+    );
+    for model in Model::ALL {
+        context.progress.tell(&format!("wire {}", model.name()));
+        let steps = steps(context, model);
+        let peers = context.peers()?;
+        let ours = |kind, upload| tensord(peers.get(kind), model, steps, upload);
+        let helper = ours(Kind::TensordQuic, Upload::Helper)?;
+        let plain = ours(Kind::TensordQuic, Upload::Plain)?;
+        let grpc = ours(Kind::TensordGrpc, Upload::Helper)?;
+        let remote = remote(&counted, model, steps)?;
+        let ops = ops(&null, model)?;
+        rows.add_row([
+            model.name().to_owned(),
+            number(ops),
+            number(remote.batch),
+            number(helper.up),
+            number(plain.up),
+            number(grpc.up),
+            number(helper.down),
+            number(remote.up),
+        ]);
+        let found = json!({
+            "ops_per_step": ops,
+            "batch_bytes": remote.batch,
+            "tensord_bytes": helper.up.round(),
+            "tensord_plain_bytes": plain.up.round(),
+            "tensord_grpc_bytes": grpc.up.round(),
+            "tensord_down_bytes": helper.down.round(),
+            "burn_remote_bytes": remote.up.round(),
+            "burn_remote_down_bytes": remote.down.round(),
+        });
+        json.insert(model.name().into(), found);
+    }
+    Ok(Report {
+        json: json.into(),
+        table: rows,
+    })
+}
+
+/// Steps before counting, and while counting.
+#[derive(Clone, Copy)]
+struct Steps {
+    warm: usize,
+    counted: usize,
+}
+
+fn steps(context: &Context, model: Model) -> Steps {
+    let full = match model {
+        Model::Mlp => 200,
+        Model::Cnn => 30,
+        Model::Transformer => 60,
+    };
+    Steps {
+        warm: context.pick(full, 3),
+        counted: context.pick(full, 3),
+    }
+}
+
+/// Bytes a step.
+struct PerStep {
+    /// Control bytes.
+    up: f64,
+    down: f64,
+    batch: f64,
+}
+
+/// Bytes so far.
+struct Count {
+    /// To the worker, those of tensors aside.
+    control: i64,
+    /// From it.
+    down: i64,
+}
+
+/// Trains, and has `count` tell the bytes so far when it matters.
+fn measure(
+    device: &Device,
+    model: Model,
+    steps: Steps,
+    upload: Upload,
+    count: impl Fn(&Trainer) -> Result<Count>,
+) -> Result<PerStep> {
+    let mut trainer = Trainer::new(model, device, upload);
+    let batches = |count| fresh_seeds(count).map(|seed| Batch::noise(BATCH, seed));
+    trainer.steps(batches(steps.warm))?;
+    let (before, batches_before) = (count(&trainer)?, trainer.uploaded_bytes());
+    trainer.steps(batches(steps.counted))?;
+    let after = count(&trainer)?;
+    let a_step = |bytes: i64| bytes as f64 / steps.counted as f64;
+    Ok(PerStep {
+        up: a_step(after.control - before.control),
+        down: a_step(after.down - before.down),
+        batch: a_step((trainer.uploaded_bytes() - batches_before) as i64),
+    })
+}
+
+fn tensord(peer: &Peer, model: Model, steps: Steps, upload: Upload) -> Result<PerStep> {
+    let lease = peer.lease().context("tensord has a lease")?;
+    measure(&peer.device, model, steps, upload, |_| {
+        let traffic = lease.traffic();
+        Ok(Count {
+            control: traffic.bytes_up as i64 - traffic.tensor_bytes_up as i64,
+            down: traffic.bytes_down as i64,
+        })
+    })
+}
+
+fn remote(counted: &CountedRemote, model: Model, steps: Steps) -> Result<PerStep> {
+    let device = counted.device();
+    measure(device, model, steps, Upload::Plain, |trainer| {
+        let (up, down) = counted.traffic()?;
+        Ok(Count {
+            control: up as i64 - trainer.uploaded_bytes() as i64,
+            down: down as i64,
+        })
+    })
+}
+
+/// A device whose ops are counted and thrown away, in this process.
+fn start_null(context: &Context) -> Result<Device> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?.to_string();
+    let server = BackendServer::<Discard>::new([DiscardDevice]);
+    let serving = server.serve_async(WebSocketTransport::from_listener(listener));
+    // Ends with the runtime.
+    context.runtime().spawn(serving);
+    websocket_device(&address)
+}
+
+/// Ops of one step, drops of tensors included.
+fn ops(null: &Device, model: Model) -> Result<f64> {
+    const STEPS: usize = 4;
+    let mut trainer = Trainer::new(model, null, Upload::Plain);
+    let batches = || (0..STEPS).map(|step| Batch::noise(BATCH, step as u64));
+    trainer.steps(batches())?;
+    let before = discard::ops();
+    trainer.steps(batches())?;
+    Ok(((discard::ops() - before) as f64 / STEPS as f64).round())
+}

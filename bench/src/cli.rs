@@ -1,0 +1,165 @@
+//! The command line.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{bench::Bench, relay::Route};
+
+/// Fewest measurements of which a median says something.
+const DEFAULT_RUNS: usize = 7;
+
+/// Measures local Burn, Burn's own remote backend and tensord, side by side.
+///
+/// All processes run on this host and talk over loopback. Every contender is
+/// measured several times, in turn with the others; tables and JSON tell medians.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tensord-bench",
+    version,
+    args_conflicts_with_subcommands = true
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    /// What to measure [default: all]
+    #[arg(value_enum, value_name = "BENCH")]
+    benches: Vec<Choice>,
+    /// Print all figures as one JSON object, on the last line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How often to measure each contender [default: 7]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    runs: Option<u16>,
+    /// Small sizes and one run: only to see that everything works
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+/// What else this binary does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Draws the main figures of earlier runs, as SVG
+    Plot {
+        /// Files with the JSON of runs
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Directory for the pictures
+        #[arg(short, long, value_name = "DIR")]
+        out: PathBuf,
+    },
+    /// Serves Flex by Burn's remote backend over WebSocket
+    #[command(hide = true)]
+    ServeWebsocket,
+    /// Serves Flex by Burn's remote backend over Iroh
+    #[command(hide = true)]
+    ServeIroh,
+    /// Takes and gives bytes over TCP and TLS
+    #[command(hide = true)]
+    ServePlain,
+    /// Sends frames back over tensord's links
+    #[command(hide = true)]
+    ServeEcho,
+    /// Passes on what arrives, later
+    #[command(hide = true)]
+    Relay(RelayOptions),
+    /// Sends much to a pool and tells its own memory
+    #[command(hide = true)]
+    Stream {
+        #[arg(long)]
+        url: String,
+        #[arg(long)]
+        ops: usize,
+        #[arg(long)]
+        mib: usize,
+    },
+}
+
+/// See [`Route`].
+#[derive(Debug, Args)]
+pub(crate) struct RelayOptions {
+    #[arg(long)]
+    listen: SocketAddr,
+    #[arg(long)]
+    to: SocketAddr,
+    #[arg(long)]
+    delay_us: u64,
+}
+
+impl RelayOptions {
+    /// Where from, where to and how late.
+    pub(crate) fn route(&self) -> Route {
+        Route {
+            listen: self.listen,
+            to: self.to,
+            delay: Duration::from_micros(self.delay_us),
+        }
+    }
+}
+
+/// A bench, or all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    All,
+    One(Bench),
+}
+
+impl ValueEnum for Choice {
+    fn value_variants<'a>() -> &'a [Self] {
+        static CHOICES: std::sync::LazyLock<Vec<Choice>> = std::sync::LazyLock::new(|| {
+            let benches = Bench::ALL.into_iter().map(Choice::One);
+            benches.chain([Choice::All]).collect()
+        });
+        &CHOICES
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(match self {
+            Self::All => clap::builder::PossibleValue::new("all").help("All of them"),
+            Self::One(bench) => clap::builder::PossibleValue::new(bench.name()).help(bench.title()),
+        })
+    }
+}
+
+impl Cli {
+    /// What to measure, in order, each once.
+    pub(crate) fn benches(&self) -> Vec<Bench> {
+        let all = self.benches.is_empty() || self.benches.contains(&Choice::All);
+        let chosen = |bench: &Bench| all || self.benches.contains(&Choice::One(*bench));
+        Bench::ALL.into_iter().filter(chosen).collect()
+    }
+
+    /// How often to measure.
+    pub(crate) fn runs(&self) -> usize {
+        let default = if self.quick { 1 } else { DEFAULT_RUNS };
+        self.runs.map_or(default, usize::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn benches_are_chosen_by_name() {
+        let chosen = |line: &str| Cli::parse_from(line.split(' ')).benches();
+        assert_eq!(chosen("tensord-bench"), Bench::ALL);
+        assert_eq!(chosen("tensord-bench all --json"), Bench::ALL);
+        assert_eq!(chosen("tensord-bench step"), [Bench::Step]);
+        assert!(Cli::try_parse_from(["tensord-bench", "nonsense"]).is_err());
+    }
+
+    #[test]
+    fn runs_have_a_default() {
+        let runs = |line: &str| Cli::parse_from(line.split(' ')).runs();
+        assert_eq!(runs("tensord-bench"), DEFAULT_RUNS);
+        assert_eq!(runs("tensord-bench --quick"), 1);
+        assert_eq!(runs("tensord-bench --quick --runs 3"), 3);
+        assert!(Cli::try_parse_from(["tensord-bench", "--runs", "0"]).is_err());
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+}

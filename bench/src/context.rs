@@ -1,0 +1,108 @@
+//! What every bench is given: how often to measure, and whom.
+
+use std::cell::OnceCell;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{
+    peer::Peers,
+    progress::Progress,
+    race::{Contender, Results, race},
+};
+
+/// Options, and peers that start when first asked for.
+pub(crate) struct Context {
+    /// Times that each contender is measured.
+    pub(crate) runs: usize,
+    /// Whether sizes are cut down to see no more than that everything runs.
+    pub(crate) quick: bool,
+    /// Says what is going on.
+    pub(crate) progress: Progress,
+    peers: OnceCell<Peers>,
+    /// After the peers, which use it until they are gone.
+    runtime: Runtime,
+}
+
+impl Context {
+    /// Starts nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no threads.
+    pub(crate) fn new(runs: usize, quick: bool) -> Result<Self> {
+        Ok(Self {
+            runs,
+            quick,
+            progress: Progress::new(),
+            peers: OnceCell::new(),
+            runtime: runtime()?,
+        })
+    }
+
+    /// All peers.
+    ///
+    /// # Errors
+    ///
+    /// When one does not start.
+    pub(crate) fn peers(&self) -> Result<&Peers> {
+        if self.peers.get().is_none() {
+            self.progress.tell("starting the peers");
+            let peers = Peers::start(&self.runtime)?;
+            // Nobody else can have set it in between: this is no `Sync`.
+            let _ = self.peers.set(peers);
+        }
+        self.peers.get().context("the peers did not start")
+    }
+
+    /// For links and sockets of the benches' own.
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// `full`, or `quick` when sizes are cut down.
+    pub(crate) fn pick<T>(&self, full: T, quick: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    /// Measures the contenders in turn.
+    ///
+    /// # Errors
+    ///
+    /// The first error of a contender.
+    pub(crate) fn race(&self, title: &str, contenders: Vec<Contender<'_>>) -> Result<Results> {
+        race(title, contenders, self.runs, &self.progress)
+    }
+}
+
+/// A runtime for sockets; the tensors' own work happens elsewhere.
+///
+/// # Errors
+///
+/// When the system gives no threads.
+pub(crate) fn runtime() -> Result<Runtime> {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    runtime.context("no threads for sockets")
+}
+
+/// What the figures were measured on.
+pub(crate) fn machine() -> Value {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let profile = if cfg!(debug_assertions) {
+        "dev"
+    } else {
+        "release"
+    };
+    json!({
+        "os": std::env::consts::OS,
+        "arch": std::env::consts::ARCH,
+        "cores": cores,
+        "profile": profile,
+        "burn": "0.22.1",
+        "tensord": env!("CARGO_PKG_VERSION"),
+    })
+}

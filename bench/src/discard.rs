@@ -1,0 +1,159 @@
+//! A Burn backend that throws every op away: what Burn's router costs by itself.
+//!
+//! It also counts the ops, which tells how many a program has.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn_backend::{
+    BoolStore, DType, DTypeUsage, DTypeUsageSet, DeviceId, DeviceOps, DeviceSettings,
+    ExecutionError, Shape, TensorData,
+};
+use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
+use burn_router::{BackendRouter, MultiBackendBridge, RouterChannel, RouterClient, RouterTensor};
+use burn_std::future::DynFut;
+
+/// The backend.
+pub(crate) type Discard = BackendRouter<DiscardChannel>;
+
+static OPS: AtomicU64 = AtomicU64::new(0);
+static NEXT_TENSOR: AtomicU64 = AtomicU64::new(0);
+
+/// Ops thrown away so far, by the whole process.
+pub(crate) fn ops() -> u64 {
+    OPS.load(Ordering::Relaxed)
+}
+
+/// The one device of the backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct DiscardDevice;
+
+impl burn_std::device::Device for DiscardDevice {
+    fn from_id(_id: DeviceId) -> Self {
+        Self
+    }
+
+    fn to_id(&self) -> DeviceId {
+        DeviceId::new(0x7e51, 0)
+    }
+}
+
+impl DeviceOps for DiscardDevice {
+    fn defaults(&self) -> DeviceSettings {
+        DeviceSettings::with_dtypes(DType::F32, DType::I32, DType::Bool(BoolStore::Native))
+    }
+}
+
+/// Takes ops, counts them and forgets them.
+#[derive(Debug, Clone)]
+pub(crate) struct DiscardClient;
+
+impl RouterClient for DiscardClient {
+    type Device = DiscardDevice;
+
+    fn register_op(&self, _op: OperationIr) {
+        OPS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        let bytes = vec![0; tensor.shape.num_elements() * tensor.dtype.size()];
+        let zeros = TensorData::from_bytes_vec(bytes, tensor.shape, tensor.dtype);
+        Box::pin(async move { Ok(zeros) })
+    }
+
+    fn sync(&self) -> Result<(), ExecutionError> {
+        Ok(())
+    }
+
+    fn flush(&self) {}
+
+    fn create_empty_handle(&self) -> TensorId {
+        TensorId::new(NEXT_TENSOR.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
+        let (shape, dtype) = (data.shape().clone(), data.dtype());
+        RouterTensor::new(self.create_empty_handle(), shape, dtype, self.clone())
+    }
+
+    fn device(&self) -> DiscardDevice {
+        DiscardDevice
+    }
+
+    fn seed(&self, _seed: u64) {}
+
+    fn dtype_usage(&self, _dtype: DType) -> DTypeUsageSet {
+        DTypeUsage::general()
+    }
+
+    fn register_and_execute_graph(
+        &self,
+        _graph_id: GraphId,
+        _relative_graph: Vec<OperationIr>,
+        _bindings: GraphBindings,
+    ) {
+    }
+
+    fn execute_graph(&self, _graph_id: GraphId, _bindings: GraphBindings) {}
+
+    fn register_alias(&self, _new_id: TensorId, _src_id: TensorId) {}
+}
+
+/// The channel type that makes Burn's router a [`Discard`].
+#[derive(Debug, Clone)]
+pub(crate) struct DiscardChannel;
+
+impl RouterChannel for DiscardChannel {
+    type Device = DiscardDevice;
+    type Bridge = NoBridge;
+    type Client = DiscardClient;
+
+    fn name(_device: &DiscardDevice) -> String {
+        "discard".into()
+    }
+
+    fn init_client(_device: &DiscardDevice) -> DiscardClient {
+        DiscardClient
+    }
+
+    fn get_tensor_handle(_tensor: &TensorIr, _client: &DiscardClient) {}
+
+    fn register_tensor(
+        client: &DiscardClient,
+        _handle: (),
+        shape: Shape,
+        dtype: DType,
+    ) -> RouterTensor<DiscardClient> {
+        RouterTensor::new(client.create_empty_handle(), shape, dtype, client.clone())
+    }
+}
+
+/// There is one device, so nothing ever moves.
+#[derive(Debug)]
+pub(crate) struct NoBridge;
+
+impl MultiBackendBridge for NoBridge {
+    type TensorHandle = ();
+    type Device = DiscardDevice;
+
+    fn change_backend_float(_tensor: (), _shape: Shape, _target: &DiscardDevice) {}
+    fn change_backend_int(_tensor: (), _shape: Shape, _target: &DiscardDevice) {}
+    fn change_backend_bool(_tensor: (), _shape: Shape, _target: &DiscardDevice) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::ops::FloatTensorOps;
+
+    use super::*;
+
+    #[test]
+    fn ops_are_counted() {
+        let data = TensorData::from([1f32, 2.0]);
+        let tensor = <Discard as FloatTensorOps<Discard>>::float_from_data(data, &DiscardDevice);
+        let before = ops();
+        let tensor = Discard::float_add_scalar(tensor, 1.0.into());
+        let data = burn_std::future::block_on(Discard::float_into_data(tensor)).unwrap();
+        assert!(ops() > before);
+        assert_eq!(data, TensorData::from([0f32, 0.0]));
+    }
+}

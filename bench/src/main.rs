@@ -1,0 +1,79 @@
+//! `tensord-bench`: local Burn, Burn's own remote backend and tensord, side by side.
+//!
+//! Each bench in [`bench`] is a list of contenders that [`race`] measures in turn;
+//! what it finds goes out as a table, and with `--json` as one line of JSON.
+//! Whatever is to run in a process of its own is this binary again, by a hidden
+//! command, or the `tensord` built along with it.
+
+mod bench;
+mod cli;
+mod context;
+mod counted;
+mod data;
+mod discard;
+mod link;
+mod models;
+mod peer;
+mod plain;
+mod plot;
+mod pool;
+mod process;
+mod progress;
+mod race;
+mod relay;
+mod remote;
+mod report;
+mod stats;
+mod trainer;
+
+use anyhow::Result;
+use clap::Parser;
+use serde_json::{Map, Value};
+
+use crate::{
+    bench::memory,
+    cli::{Cli, Command},
+    context::{Context, machine, runtime},
+};
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    match &cli.command {
+        None => run(&cli),
+        Some(Command::Plot { files, out }) => {
+            let written = plot::plot(files, out)?;
+            written
+                .iter()
+                .for_each(|path| println!("{}", path.display()));
+            Ok(())
+        }
+        Some(Command::ServeWebsocket) => remote::serve_websocket(&runtime()?),
+        Some(Command::ServeIroh) => remote::serve_iroh(&runtime()?),
+        Some(Command::ServePlain) => plain::serve(&runtime()?),
+        Some(Command::ServeEcho) => link::serve_echo(&runtime()?),
+        Some(Command::Relay(options)) => relay::run(options.route()),
+        Some(Command::Stream { url, ops, mib }) => memory::stream(url, *ops, *mib),
+    }
+}
+
+/// Runs the chosen benches, one after the other.
+fn run(cli: &Cli) -> Result<()> {
+    let context = Context::new(cli.runs(), cli.quick)?;
+    let mut json = Map::new();
+    json.insert("machine".into(), machine());
+    for bench in cli.benches() {
+        let report = bench.run(&context)?;
+        context.progress.print(&format!(
+            "{}: {}\n{}\n",
+            bench.name(),
+            bench.title(),
+            report.table
+        ));
+        json.insert(bench.name().into(), report.json);
+    }
+    drop(context);
+    if cli.json {
+        println!("{}", Value::from(json));
+    }
+    Ok(())
+}

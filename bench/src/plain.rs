@@ -1,0 +1,244 @@
+//! Plain sockets, the yardstick for bulk transfers: TCP, and TLS over it.
+//!
+//! What any program could do with the same libraries: tokio and tokio-rustls,
+//! TLS 1.3 with ring's first choice of cipher, as on tensord's own links. The
+//! receiver allocates the buffer and reads the payload into it; an upload has
+//! arrived when the receiver's one byte comes back.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::BytesMut;
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::ring::default_provider,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    version::TLS13,
+};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use tensord_tests::cluster::Process;
+use tensord_transport::{identity::IdentityPem, tls::POOL_NAME};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+    task::JoinSet,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::process::{announce, serve as serve_in_process};
+
+/// Which way bytes go, seen from this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the other process.
+    Up,
+    /// From it.
+    Down,
+}
+
+/// Largest payload the server agrees to.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// How long connecting may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Announcement {
+    tcp: SocketAddr,
+    tls: SocketAddr,
+    chain: String,
+}
+
+/// Serves both until the process is ended.
+///
+/// # Errors
+///
+/// When it cannot listen.
+pub(crate) fn serve(runtime: &Runtime) -> Result<()> {
+    runtime.block_on(async {
+        let identity = IdentityPem::new_pool()?;
+        let acceptor = TlsAcceptor::from(Arc::new(server_config(&identity)?));
+        let tcp = TcpListener::bind("127.0.0.1:0").await?;
+        let tls = TcpListener::bind("127.0.0.1:0").await?;
+        announce(&Announcement {
+            tcp: tcp.local_addr()?,
+            tls: tls.local_addr()?,
+            chain: identity.chain,
+        })?;
+        let mut served = JoinSet::new();
+        loop {
+            tokio::select! {
+                accepted = tcp.accept() => {
+                    let stream = accepted?.0;
+                    stream.set_nodelay(true)?;
+                    served.spawn(answer(stream));
+                }
+                accepted = tls.accept() => {
+                    let stream = accepted?.0;
+                    stream.set_nodelay(true)?;
+                    let acceptor = acceptor.clone();
+                    served.spawn(async move { answer(acceptor.accept(stream).await?).await });
+                }
+                Some(ended) = served.join_next() => ended??,
+            }
+        }
+    })
+}
+
+/// Takes or gives payloads until the peer is gone.
+async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
+    let mut payload = Vec::new();
+    loop {
+        let Ok(way) = stream.read_u8().await else {
+            return Ok(());
+        };
+        let bytes = stream.read_u64().await?;
+        ensure!(bytes <= MAX_BYTES, "{bytes} bytes are too many");
+        match way {
+            b'u' => {
+                receive(&mut stream, bytes).await?;
+                stream.write_u8(b'!').await?;
+            }
+            b'd' => {
+                // Grows once for each size; filling it is not part of a sample
+                // but for the first, which does not count.
+                payload.resize(bytes as usize, 7);
+                stream.write_all(&payload).await?;
+            }
+            other => bail!("{other} is no way"),
+        }
+        stream.flush().await?;
+    }
+}
+
+async fn receive(stream: &mut (impl AsyncRead + Unpin), bytes: u64) -> Result<BytesMut> {
+    let mut payload = BytesMut::with_capacity(bytes as usize);
+    let mut rest = stream.take(bytes);
+    while rest.read_buf(&mut payload).await? > 0 {}
+    ensure!(payload.len() as u64 == bytes, "the connection ended early");
+    Ok(payload)
+}
+
+fn server_config(identity: &IdentityPem) -> Result<ServerConfig> {
+    let chain = CertificateDer::pem_slice_iter(identity.chain.as_bytes());
+    let chain = chain.collect::<Result<Vec<_>, _>>()?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes())?;
+    let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])?
+        .with_no_client_auth();
+    Ok(config.with_single_cert(chain, key)?)
+}
+
+fn client_config(chain: &str) -> Result<ClientConfig> {
+    let chain = CertificateDer::pem_slice_iter(chain.as_bytes());
+    let authority = chain.last().context("no certificate")??;
+    let mut roots = RootCertStore::empty();
+    roots.add(authority)?;
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(roots);
+    Ok(config.with_no_client_auth())
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+
+/// A connection to the server.
+pub(crate) struct Socket<'a> {
+    runtime: &'a Runtime,
+    stream: Box<dyn Stream>,
+}
+
+/// The server, in a process of its own.
+pub(crate) struct Server {
+    announced: Announcement,
+    _process: Process,
+}
+
+impl Server {
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub(crate) fn start(dir: &TempDir) -> Result<Self> {
+        let (process, announced) = serve_in_process(&["serve-plain"], dir)?;
+        Ok(Self {
+            announced,
+            _process: process,
+        })
+    }
+
+    /// Connects without TLS.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub(crate) fn tcp<'a>(&self, runtime: &'a Runtime) -> Result<Socket<'a>> {
+        let stream = runtime.block_on(connect(self.announced.tcp))?;
+        let stream = Box::new(stream);
+        Ok(Socket { runtime, stream })
+    }
+
+    /// Connects with TLS.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer, or TLS fails.
+    pub(crate) fn tls<'a>(&self, runtime: &'a Runtime) -> Result<Socket<'a>> {
+        let connector = TlsConnector::from(Arc::new(client_config(&self.announced.chain)?));
+        let stream = runtime.block_on(async {
+            let stream = connect(self.announced.tls).await?;
+            let name = ServerName::try_from(POOL_NAME)?;
+            anyhow::Ok(connector.connect(name, stream).await?)
+        })?;
+        let stream = Box::new(stream);
+        Ok(Socket { runtime, stream })
+    }
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream> {
+    let stream = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address));
+    let stream = stream.await.context("no answer in time")??;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+impl Socket<'_> {
+    /// Sends `payload` and waits until it was received.
+    ///
+    /// # Errors
+    ///
+    /// When the connection fails.
+    pub(crate) fn up(&mut self, payload: &[u8]) -> Result<()> {
+        self.runtime.block_on(async {
+            ask(&mut self.stream, b'u', payload.len()).await?;
+            self.stream.write_all(payload).await?;
+            self.stream.flush().await?;
+            ensure!(self.stream.read_u8().await? == b'!', "a wrong answer");
+            Ok(())
+        })
+    }
+
+    /// Receives `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// When the connection fails.
+    pub(crate) fn down(&mut self, bytes: usize) -> Result<()> {
+        self.runtime.block_on(async {
+            ask(&mut self.stream, b'd', bytes).await?;
+            self.stream.flush().await?;
+            receive(&mut self.stream, bytes as u64).await?;
+            Ok(())
+        })
+    }
+}
+
+async fn ask(stream: &mut (impl AsyncWrite + Unpin), way: u8, bytes: usize) -> Result<()> {
+    let mut header = [way; 9];
+    header[1..].copy_from_slice(&(bytes as u64).to_be_bytes());
+    Ok(stream.write_all(&header).await?)
+}

@@ -1,0 +1,105 @@
+//! `tensord-bench plot`: pictures of the main figures, as SVG.
+//!
+//! ```text
+//! files of JSON ─► figures (what is in them) ─► chart (where things stand) ─► svg (text)
+//! ```
+
+mod chart;
+mod figures;
+mod svg;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+/// Writes a picture for each of the main figures in `files` to `dir`.
+///
+/// A file may hold more than JSON; its last line that is a JSON object counts.
+/// Where several files have the same bench, the last one counts.
+///
+/// # Errors
+///
+/// When a file cannot be read, holds no figures, or a picture cannot be written.
+pub(crate) fn plot(files: &[PathBuf], dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut all = Value::Object(Default::default());
+    for file in files {
+        let figures = read(file).with_context(|| format!("cannot plot {}", file.display()))?;
+        for (bench, found) in figures.as_object().into_iter().flatten() {
+            all[bench] = found.clone();
+        }
+    }
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let charts = [
+        ("step.svg", figures::step(&all)),
+        ("bulk.svg", figures::bulk(&all)),
+        ("rtt.svg", figures::rtt(&all)),
+    ];
+    let mut written = Vec::new();
+    for (name, chart) in charts {
+        let Some(chart) = chart else { continue };
+        let path = dir.join(name);
+        let picture = chart.draw();
+        std::fs::write(&path, picture)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        written.push(path);
+    }
+    ensure!(
+        !written.is_empty(),
+        "there is no step, bulk or rtt in these files"
+    );
+    Ok(written)
+}
+
+fn read(file: &Path) -> Result<Value> {
+    let text = std::fs::read_to_string(file)?;
+    let whole = serde_json::from_str(&text).ok().filter(Value::is_object);
+    let object = |line: &str| serde_json::from_str(line).ok().filter(Value::is_object);
+    whole
+        .or_else(|| text.lines().rev().find_map(object))
+        .context("there is no JSON object in it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_figures_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let first = write(
+            "a",
+            "step: a table\n{\"step\":{\"mlp\":{\"local_ms\":1.5}}}\n",
+        );
+        let second = write("b", "{\"step\":{\"mlp\":{\"local_ms\":2.5}}}");
+        let written = plot(&[first, second], dir.path()).unwrap();
+        assert_eq!(written, [dir.path().join("step.svg")]);
+        let picture = std::fs::read_to_string(&written[0]).unwrap();
+        assert!(
+            picture.contains(">2.5<") && !picture.contains(">1.5<"),
+            "{picture}"
+        );
+    }
+
+    #[test]
+    fn files_without_figures_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("empty");
+        std::fs::write(&path, "no figures").unwrap();
+        let error = format!(
+            "{:#}",
+            plot(std::slice::from_ref(&path), dir.path()).unwrap_err()
+        );
+        assert!(
+            error.contains("empty") && error.contains("no JSON"),
+            "{error}"
+        );
+        std::fs::write(&path, "{\"ops\":{}}").unwrap();
+        assert!(plot(&[path], dir.path()).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! Which figures make which picture.
+
+use serde_json::Value;
+
+use super::chart::{Chart, Group};
+use crate::models::Model;
+
+/// What the bars of one peer are called, in the JSON and in the key.
+struct Series {
+    key: &'static str,
+    label: &'static str,
+}
+
+const fn series(key: &'static str, label: &'static str) -> Series {
+    Series { key, label }
+}
+
+/// Step times of each model.
+pub(super) fn step(all: &Value) -> Option<Chart> {
+    let peers = [
+        series("local_ms", "local Flex"),
+        series("burn_remote_ms", "burn-remote"),
+        series("tensord_ms", "tensord"),
+    ];
+    let found = all.get("step")?;
+    let groups = Model::ALL.map(|model| group(found.get(model.name())?, model.name(), &peers));
+    chart("Training step", "ms, less is better", &peers, groups)
+}
+
+/// Throughput by size and way.
+pub(super) fn bulk(all: &Value) -> Option<Chart> {
+    let peers = [
+        series("tls_gbs", "TLS socket"),
+        series("burn_remote_gbs", "burn-remote"),
+        series("tensord_gbs", "tensord"),
+    ];
+    let sizes = all.get("bulk")?.get("sizes")?.as_array()?;
+    let groups = ["up", "down"].into_iter().flat_map(|way| {
+        let peers = &peers;
+        sizes.iter().map(move |size| {
+            let name = format!("{} MiB {way}", size.get("mib")?);
+            group(size.get(way)?, &name, peers)
+        })
+    });
+    let groups: Vec<_> = groups.collect();
+    chart("Large tensors", "GB/s, more is better", &peers, groups)
+}
+
+/// Step time over the local one, by round trip.
+pub(super) fn rtt(all: &Value) -> Option<Chart> {
+    let peers = [
+        series("burn_remote_ratio", "burn-remote"),
+        series("ratio_to_local", "tensord"),
+    ];
+    let rtts = all.get("rtt")?.get("rtts")?.as_array()?;
+    let groups = rtts.iter().map(|rtt| {
+        let name = format!("{} ms", rtt.get("rtt_ms")?);
+        group(rtt, &name, &peers)
+    });
+    let title = "Step of 100 ms by round trip";
+    chart(
+        title,
+        "times the local step, less is better",
+        &peers,
+        groups,
+    )
+}
+
+fn group(found: &Value, name: &str, peers: &[Series]) -> Option<Group> {
+    let value = |peer: &Series| found.get(peer.key).and_then(Value::as_f64);
+    let bars: Vec<Option<f64>> = peers.iter().map(value).collect();
+    let any = bars.iter().any(Option::is_some);
+    any.then(|| Group {
+        name: name.to_owned(),
+        bars,
+    })
+}
+
+fn chart(
+    title: &str,
+    unit: &str,
+    peers: &[Series],
+    groups: impl IntoIterator<Item = Option<Group>>,
+) -> Option<Chart> {
+    let groups: Vec<Group> = groups.into_iter().flatten().collect();
+    (!groups.is_empty()).then(|| Chart {
+        title: title.to_owned(),
+        unit: unit.to_owned(),
+        series: peers.iter().map(|peer| peer.label.to_owned()).collect(),
+        groups,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_measured_is_left_out() {
+        assert!(step(&json!({})).is_none());
+        assert!(bulk(&json!({ "bulk": { "sizes": [] } })).is_none());
+        let all = json!({ "step": { "mlp": { "local_ms": 1.0, "tensord_ms": 2.0 } } });
+        let chart = step(&all).unwrap();
+        assert_eq!(chart.groups.len(), 1);
+        assert_eq!(chart.groups[0].bars, [Some(1.0), None, Some(2.0)]);
+    }
+
+    #[test]
+    fn both_ways_of_every_size_are_shown() {
+        let way = json!({ "tls_gbs": 1.0 });
+        let size = |mib: u32| json!({ "mib": mib, "up": way, "down": way });
+        let all = json!({ "bulk": { "sizes": [size(1), size(16)] } });
+        let groups = bulk(&all).unwrap().groups;
+        let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["1 MiB up", "16 MiB up", "1 MiB down", "16 MiB down"]
+        );
+    }
+}

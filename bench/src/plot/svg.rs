@@ -1,0 +1,114 @@
+//! Just enough SVG: bars and text that can be read on light and on dark pages.
+//!
+//! Text takes the colour that the reader's system prefers; the colours of bars
+//! are of middle lightness and stand out from both. There is no background.
+
+use std::fmt::Write;
+
+/// Colours of the last peer, the one before it, and so on: the picture is about
+/// the last.
+const COLOURS: [&str; 3] = ["#e8590c", "#4c8dd6", "#8a94a0"];
+
+/// How a text stands at its place.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Anchor {
+    /// It begins there.
+    Start,
+    /// It ends there.
+    End,
+}
+
+/// How a text looks.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Style {
+    Title,
+    Normal,
+    Faint,
+}
+
+/// A picture in the making.
+pub(super) struct Picture(String);
+
+impl Picture {
+    /// An empty picture; `label` says in words what it shows.
+    pub(super) fn new(width: f64, height: f64, label: &str) -> Self {
+        let label = escape(label);
+        Self(format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+             role=\"img\" aria-label=\"{label}\" font-family=\"system-ui, sans-serif\" \
+             font-size=\"12\">\n\
+             <style>text{{fill:#24292f}}.title{{font-size:14px;font-weight:600}}\
+             .faint{{fill:#57606a}}@media(prefers-color-scheme:dark)\
+             {{text{{fill:#e6edf3}}.faint{{fill:#9da7b3}}}}</style>\n"
+        ))
+    }
+
+    /// A bar in the colour of `series`, one of `count`.
+    pub(super) fn bar(
+        &mut self,
+        x: f64,
+        y: f64,
+        width: f64,
+        height: f64,
+        series: usize,
+        count: usize,
+    ) {
+        let colour = COLOURS[(count - 1 - series) % COLOURS.len()];
+        let width = (width * 10.0).round() / 10.0;
+        let bar = format!(
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"2\" fill=\"{colour}\"/>"
+        );
+        self.line(&bar);
+    }
+
+    /// A line of text.
+    pub(super) fn text(&mut self, x: f64, y: f64, anchor: Anchor, style: Style, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::End => " text-anchor=\"end\"",
+        };
+        let class = match style {
+            Style::Title => " class=\"title\"",
+            Style::Normal => "",
+            Style::Faint => " class=\"faint\"",
+        };
+        let x = (x * 10.0).round() / 10.0;
+        let text = escape(text);
+        self.line(&format!(
+            "<text x=\"{x}\" y=\"{y}\"{anchor}{class}>{text}</text>"
+        ));
+    }
+
+    fn line(&mut self, element: &str) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.0, "{element}");
+    }
+
+    /// The picture as text.
+    pub(super) fn finish(mut self) -> String {
+        self.line("</svg>");
+        self.0
+    }
+}
+
+fn escape(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_break_out() {
+        let mut picture = Picture::new(10.0, 10.0, "a \"label\"");
+        picture.text(1.0, 2.0, Anchor::End, Style::Faint, "<b> & co");
+        let picture = picture.finish();
+        assert!(
+            picture.contains("aria-label=\"a &quot;label&quot;\""),
+            "{picture}"
+        );
+        assert!(picture.contains("&lt;b&gt; &amp; co</text>"), "{picture}");
+    }
+}

@@ -1,0 +1,102 @@
+//! A real pool to measure: `tensord up` in a process of its own.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use tempfile::TempDir;
+use tensord_client::{Lease, LeaseRequest, Options, Pool, PoolUrl};
+use tensord_tests::cluster::Process;
+use tensord_transport::TransportChoice;
+
+use crate::{process::tensord, remote::set_burn_config};
+
+/// A pool on loopback. Ends with this handle.
+pub(crate) struct LocalPool {
+    process: Process,
+    url: PoolUrl,
+    _dir: TempDir,
+}
+
+impl LocalPool {
+    /// Starts a pool with `devices`, such as `flex*2`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no `tensord`, or it does not start.
+    pub(crate) fn start(devices: &str) -> Result<Self> {
+        Self::start_at(devices, None)
+    }
+
+    /// Starts a pool whose worker says that it is reached at `host`.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub(crate) fn start_at(devices: &str, host: Option<&str>) -> Result<Self> {
+        let dir = tempfile::tempdir().context("no temporary directory")?;
+        let mut command = Command::new(tensord()?);
+        let listen = ["up", "--listen", "127.0.0.1:0", "--devices", devices];
+        command
+            .args(listen)
+            .arg("--state")
+            .arg(dir.path().join("state"));
+        if let Some(host) = host {
+            command.args(["--advertise", host]);
+        }
+        let inherited = std::env::vars_os().map(|(name, _)| name);
+        for name in inherited.filter(|name| name.to_string_lossy().starts_with("TENSORD_")) {
+            command.env_remove(name);
+        }
+        let process = Process::spawn(command, dir.path().join("pool.log"));
+        let url = process.wait_for("URL for programs", |line| {
+            let (_, url) = line.split_once("TENSORD_URL=")?;
+            let url = url.trim_matches(['\'', '"']).parse::<PoolUrl>().ok();
+            url.filter(|_| line.contains("program"))
+        });
+        // The scheduler itself is where it listens, whatever the worker says.
+        let url = PoolUrl {
+            host: "127.0.0.1".into(),
+            ..url
+        };
+        Ok(Self {
+            process,
+            url,
+            _dir: dir,
+        })
+    }
+
+    /// The id of its process.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Its URL, with op streams over `transport`.
+    pub(crate) fn url(&self, transport: TransportChoice) -> PoolUrl {
+        PoolUrl {
+            transport,
+            ..self.url.clone()
+        }
+    }
+
+    /// Connects to it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub(crate) fn connect(&self, transport: TransportChoice) -> Result<Pool> {
+        let pool = Pool::connect_with(self.url(transport), Options::default());
+        pool.context("cannot connect to the pool")
+    }
+
+    /// Connects to it and leases a device.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer, or has no device.
+    pub(crate) fn lease(&self, transport: TransportChoice) -> Result<(Pool, Lease)> {
+        let pool = self.connect(transport)?;
+        set_burn_config(None);
+        let lease = pool.lease(LeaseRequest::devices(1));
+        Ok((pool, lease.context("cannot lease a device")?))
+    }
+}

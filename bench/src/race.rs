@@ -1,0 +1,163 @@
+//! Contenders measured in turn, so that noise hits all alike.
+//!
+//! Every round measures each contender once and starts with another one. The
+//! first round warms up caches, allocators and connections, and does not count.
+
+use anyhow::{Context as _, Result};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    progress::Progress,
+    stats::{Summary, ratio, round},
+};
+
+type Measure<'a> = Box<dyn FnMut(usize) -> Result<f64> + 'a>;
+
+/// Something to measure.
+pub(crate) struct Contender<'a> {
+    key: String,
+    label: String,
+    measure: Measure<'a>,
+}
+
+impl<'a> Contender<'a> {
+    /// `key` names it in JSON, `label` in tables; `measure` is given the number
+    /// of the round and returns one sample.
+    pub(crate) fn new(
+        key: impl Into<String>,
+        label: impl Into<String>,
+        measure: impl FnMut(usize) -> Result<f64> + 'a,
+    ) -> Self {
+        Self {
+            key: key.into(),
+            label: label.into(),
+            measure: Box::new(measure),
+        }
+    }
+}
+
+/// What a race found, in the order of the contenders.
+#[derive(Debug, Clone)]
+pub(crate) struct Results(Vec<Finding>);
+
+/// What a race found of one contender.
+#[derive(Debug, Clone)]
+pub(crate) struct Finding {
+    /// Its name in JSON.
+    pub(crate) key: String,
+    /// Its name in tables.
+    pub(crate) label: String,
+    /// Its samples.
+    pub(crate) summary: Summary,
+}
+
+/// Measures every contender `runs` times, in turn.
+///
+/// # Errors
+///
+/// The first error of a contender, with its label.
+pub(crate) fn race(
+    title: &str,
+    mut contenders: Vec<Contender<'_>>,
+    runs: usize,
+    progress: &Progress,
+) -> Result<Results> {
+    let count = contenders.len();
+    let mut samples = vec![Vec::with_capacity(runs); count];
+    for run in 0..=runs {
+        for turn in 0..count {
+            let index = (run + turn) % count;
+            let contender = &mut contenders[index];
+            progress.tell(&format!("{title}: {run}/{runs} {}", contender.label));
+            let sample = (contender.measure)(run);
+            let sample = sample.with_context(|| format!("{title}: {}", contender.label))?;
+            if run > 0 {
+                samples[index].push(sample);
+            }
+        }
+    }
+    let found = contenders.into_iter().zip(samples);
+    let found = found.map(|(Contender { key, label, .. }, samples)| {
+        let summary = Summary::of(&samples).with_context(|| format!("{title}: no samples"))?;
+        Ok(Finding {
+            key,
+            label,
+            summary,
+        })
+    });
+    Ok(Results(found.collect::<Result<_>>()?))
+}
+
+impl Results {
+    /// The findings, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Finding> {
+        self.0.iter()
+    }
+
+    /// The median of the contender called `key`, if it took part.
+    pub(crate) fn median(&self, key: &str) -> Option<f64> {
+        let finding = self.0.iter().find(|finding| finding.key == key);
+        finding.map(|finding| finding.summary.median)
+    }
+
+    /// How the median of `key` compares with that of `base`.
+    pub(crate) fn ratio(&self, key: &str, base: &str) -> Option<f64> {
+        ratio(self.median(key)?, self.median(base)?)
+    }
+
+    /// Medians by key, and all quartiles under `quartiles`.
+    pub(crate) fn to_json(&self) -> Map<String, Value> {
+        let medians = self
+            .0
+            .iter()
+            .map(|f| (f.key.clone(), json!(round(f.summary.median))));
+        let mut all: Map<String, Value> = medians.collect();
+        let quartiles = self.0.iter().map(|f| {
+            let both = json!([round(f.summary.q1), round(f.summary.q3)]);
+            (f.key.clone(), both)
+        });
+        let quartiles: Map<String, Value> = quartiles.collect();
+        all.insert("quartiles".into(), quartiles.into());
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn rounds_take_turns_and_the_first_does_not_count() {
+        let order = RefCell::new(Vec::new());
+        let contender = |name: char, scale: f64| {
+            let order = &order;
+            Contender::new(name, name.to_uppercase().to_string(), move |run| {
+                order.borrow_mut().push((run, name));
+                Ok(scale * if run == 0 { 1000.0 } else { run as f64 })
+            })
+        };
+        let contenders = vec![contender('a', 1.0), contender('b', 10.0)];
+        let found = race("test", contenders, 3, &Progress::hidden()).unwrap();
+        let order: String = order.borrow().iter().map(|(_, name)| *name).collect();
+        assert_eq!(order, "abbaabba");
+        assert_eq!(found.median("a"), Some(2.0));
+        assert_eq!(found.ratio("b", "a"), Some(10.0));
+        assert_eq!(found.median("c"), None);
+        let json = Value::from(found.to_json());
+        assert_eq!(json["b"], 20.0);
+        assert_eq!(json["quartiles"]["a"], json!([1.5, 2.5]));
+    }
+
+    #[test]
+    fn an_error_names_its_contender() {
+        let failing = Contender::new("x", "the slow one", |_| anyhow::bail!("out of luck"));
+        let error = race("test", vec![failing], 1, &Progress::hidden()).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains("the slow one") && error.contains("out of luck"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! Burn's own remote backend: its server on Flex, and how it is reached.
+//!
+//! Over WebSocket as Burn ships it. Over Iroh with endpoints on loopback alone,
+//! no relays and no lookups, and with segmentation offload off, which is what
+//! Burn sets for the endpoints it binds itself.
+
+use std::{net::TcpListener, sync::Arc};
+
+use anyhow::{Context as _, Result, anyhow};
+use burn::{
+    remote::{IrohHost, RemoteHost},
+    tensor::Device,
+};
+use burn_flex::{Flex, FlexDevice};
+use burn_remote::{
+    BURN_REMOTE_ALPN,
+    server::{BackendServer, WebSocketTransport},
+};
+use burn_std::config::{BurnConfig, RuntimeConfig};
+use iroh::{
+    Endpoint, EndpointAddr, RelayMode,
+    endpoint::{QuicTransportConfig, presets},
+    protocol::Router,
+};
+use tempfile::TempDir;
+use tensord_tests::cluster::Process;
+use tokio::runtime::Runtime;
+
+use crate::process::{announce, serve};
+
+/// Serves a Flex device over WebSocket until the process is ended.
+///
+/// # Errors
+///
+/// When it cannot listen.
+pub(crate) fn serve_websocket(runtime: &Runtime) -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
+    announce(&listener.local_addr()?.to_string())?;
+    let server = BackendServer::<Flex>::new([FlexDevice]);
+    let served = runtime.block_on(server.serve_async(WebSocketTransport::from_listener(listener)));
+    served.context("Burn's server ended")
+}
+
+/// Serves a Flex device over Iroh until the process is ended.
+///
+/// # Errors
+///
+/// When it cannot listen.
+pub(crate) fn serve_iroh(runtime: &Runtime) -> Result<()> {
+    runtime.block_on(async {
+        let endpoint = loopback_endpoint().await?;
+        let server = BackendServer::<Flex>::new([FlexDevice]);
+        let protocol = server.into_protocol(&endpoint)?;
+        let router = Router::builder(endpoint.clone())
+            .accept(BURN_REMOTE_ALPN, protocol)
+            .spawn();
+        announce(&endpoint.addr())?;
+        endpoint.closed().await;
+        router.shutdown().await.context("Iroh's router failed")
+    })
+}
+
+async fn loopback_endpoint() -> Result<Endpoint> {
+    let transport = QuicTransportConfig::builder().enable_segmentation_offload(false);
+    let builder = Endpoint::builder(presets::Minimal)
+        .relay_mode(RelayMode::Disabled)
+        .transport_config(transport.build())
+        .clear_ip_transports()
+        .bind_addr("127.0.0.1:0")
+        .map_err(|e| anyhow!("no loopback address for Iroh: {e}"))?;
+    let endpoint = builder.bind().await;
+    endpoint.map_err(|e| anyhow!("Iroh cannot listen: {e}"))
+}
+
+/// A server over WebSocket, and its address.
+///
+/// # Errors
+///
+/// When it does not start.
+pub(crate) fn start_websocket(dir: &TempDir) -> Result<(Process, String)> {
+    serve(&["serve-websocket"], dir)
+}
+
+/// The device of the server over WebSocket at `address`.
+///
+/// # Errors
+///
+/// When it does not answer.
+pub(crate) fn websocket_device(address: &str) -> Result<Device> {
+    only_device(&RemoteHost::websocket(&format!("ws://{address}")))
+}
+
+/// A server over Iroh, and its device, dialled from `runtime`.
+///
+/// # Errors
+///
+/// When it does not start or answer.
+pub(crate) fn start_iroh(runtime: &Runtime, dir: &TempDir) -> Result<(Process, Device)> {
+    let (process, address): (_, EndpointAddr) = serve(&["serve-iroh"], dir)?;
+    let endpoint = runtime.block_on(loopback_endpoint())?;
+    let host = RemoteHost::iroh(IrohHost::new(address).with_endpoint(endpoint));
+    Ok((process, only_device(&host)?))
+}
+
+fn only_device(host: &RemoteHost) -> Result<Device> {
+    // As in a program of its own, which has not met tensord.
+    set_burn_config(Some(BurnConfig::default()));
+    let devices = host.devices().context("cannot connect to Burn's server")?;
+    devices.into_iter().next().context("it has no device")
+}
+
+/// Burn reads its configuration once a process, and a device reads it when it
+/// connects. Setting it before each device gives every contender what it has in a
+/// program of its own; `None` leaves it to the library that comes next.
+pub(crate) fn set_burn_config(config: Option<BurnConfig>) {
+    *BurnConfig::storage().lock() = config.map(Arc::new);
+}

@@ -1,0 +1,100 @@
+//! What a bench found: numbers for programs, a table for people.
+
+use comfy_table::{CellAlignment, Table, presets::NOTHING};
+use serde_json::Value;
+
+use crate::{
+    race::Results,
+    stats::{Summary, round},
+};
+
+/// The result of a bench.
+pub(crate) struct Report {
+    /// For programs.
+    pub(crate) json: Value,
+    /// For people.
+    pub(crate) table: Table,
+}
+
+/// An empty table with columns of names, then columns of numbers.
+pub(crate) fn table(names: &[&str], numbers: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(NOTHING)
+        .set_header([names, numbers].concat());
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    for column in table.column_iter_mut().skip(names.len()) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// `value` as a cell: three digits, and thousands apart.
+pub(crate) fn number(value: f64) -> String {
+    let rounded = round(value);
+    if rounded.abs() < 1000.0 {
+        return format!("{rounded}");
+    }
+    let digits = format!("{rounded:.0}");
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        let left = digits.len() - at;
+        if at > 0 && left.is_multiple_of(3) && text != "-" {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A value that may be missing as a cell.
+pub(crate) fn optional(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".into(), number)
+}
+
+/// A row for each finding: its name, its median and its quartiles.
+pub(crate) fn add_findings(table: &mut Table, first: &[&str], found: &Results) {
+    for finding in found.iter() {
+        let summary = &finding.summary;
+        let cells = [
+            finding.label.clone(),
+            number(summary.median),
+            spread(summary),
+        ];
+        table.add_row(first.iter().map(|&cell| cell.to_owned()).chain(cells));
+    }
+}
+
+/// Quartiles as a cell.
+pub(crate) fn spread(summary: &Summary) -> String {
+    format!("{} – {}", number(summary.q1), number(summary.q3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_easy_to_read() {
+        let check = |value: f64, expected: &str| assert_eq!(number(value), expected);
+        check(0.0, "0");
+        check(0.012_345, "0.0123");
+        check(999.4, "999");
+        check(1234.0, "1,234");
+        check(200_704.0, "200,704");
+        check(12_345_678.9, "12,345,679");
+        check(-1234.0, "-1,234");
+        assert_eq!(optional(None), "–");
+    }
+
+    #[test]
+    fn numbers_stand_to_the_right() {
+        let mut table = table(&["peer"], &["ms"]);
+        table.add_row(["one", "1"]);
+        table.add_row(["two", "1,000"]);
+        let text = table.trim_fmt() + "\n";
+        assert!(text.contains("one       1\n"), "{text}");
+    }
+}

@@ -1,0 +1,145 @@
+//! Training steps on any device: upload a batch, forward, backward, Adam.
+
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use anyhow::{Context as _, Result};
+use burn::{
+    nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
+    tensor::{Device, Int, Tensor, TensorData},
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use crate::{
+    data::{self, Upload},
+    models::{CLASSES, Model, Network, PIXELS, SIDE},
+};
+
+/// Images in a batch, unless a bench says otherwise.
+pub(crate) const BATCH: usize = 64;
+
+const LEARNING_RATE: f64 = 1e-3;
+
+/// Images and what they show, not yet on a device.
+#[derive(Debug, Clone)]
+pub(crate) struct Batch {
+    images: TensorData,
+    labels: TensorData,
+}
+
+impl Batch {
+    /// `size` images of noise, the same for the same `seed`.
+    pub(crate) fn noise(size: usize, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let pixels: Vec<f32> = (&mut random).random_iter().take(size * PIXELS).collect();
+        let labels = (0..size).map(|_| random.random_range(0..CLASSES as i32));
+        let labels: Vec<i32> = labels.collect();
+        Self {
+            images: TensorData::new(pixels, [size, SIDE, SIDE]),
+            labels: TensorData::new(labels, [size]),
+        }
+    }
+}
+
+/// Seeds for batches that no other part of this process has used: what a worker
+/// was sent before, by whomever, it need not be sent again.
+pub(crate) fn fresh_seeds(count: usize) -> Range<u64> {
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 32);
+    let first = NEXT.fetch_add(count as u64, Ordering::Relaxed);
+    first..first + count as u64
+}
+
+/// A model in training on one device.
+pub(crate) struct Trainer {
+    network: Option<Network>,
+    optimizer: ModuleOptimizer,
+    criterion: CrossEntropyLoss,
+    device: Device,
+    upload: Upload,
+    uploaded_bytes: u64,
+}
+
+impl Trainer {
+    /// Puts `model` on `device`.
+    pub(crate) fn new(model: Model, device: &Device, upload: Upload) -> Self {
+        let device = device.clone().autodiff();
+        Self {
+            network: Some(Network::new(model, &device)),
+            optimizer: AdamConfig::new().init(),
+            criterion: CrossEntropyLossConfig::new().init(&device),
+            device,
+            upload,
+            uploaded_bytes: 0,
+        }
+    }
+
+    /// Takes a step and returns its loss, not read.
+    ///
+    /// # Errors
+    ///
+    /// When an earlier step panicked half-way.
+    pub(crate) fn step(&mut self, batch: Batch) -> Result<Tensor<1>> {
+        let images: Tensor<3> = data::from_data(batch.images, &self.device, self.upload);
+        let labels: Tensor<1, Int> = data::from_data(batch.labels, &self.device, self.upload);
+        let bytes = |elements: usize, size: usize| (elements * size) as u64;
+        self.uploaded_bytes += bytes(images.shape().num_elements(), images.dtype().size())
+            + bytes(labels.shape().num_elements(), labels.dtype().size());
+        let network = self.network.take().context("a step failed before")?;
+        let loss = self.criterion.forward(network.forward(images), labels);
+        let told = loss.clone().detach();
+        let gradients = GradientsParams::from_grads(loss.backward(), &network);
+        self.network = Some(self.optimizer.step(LEARNING_RATE, network, gradients));
+        Ok(told)
+    }
+
+    /// Takes a step for each batch and waits for the last loss.
+    ///
+    /// # Errors
+    ///
+    /// When a step or the read fails, or there are no batches.
+    pub(crate) fn steps(&mut self, batches: impl IntoIterator<Item = Batch>) -> Result<f32> {
+        let mut last = None;
+        for batch in batches {
+            last = Some(self.step(batch)?);
+        }
+        data::scalar(last.context("no batches")?)
+    }
+
+    /// Bytes of the batches so far, as the device holds them.
+    pub(crate) fn uploaded_bytes(&self) -> u64 {
+        self.uploaded_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_steps_have_the_same_losses() {
+        let losses = |seed: u64| {
+            let mut trainer = Trainer::new(Model::Mlp, &Device::flex(), Upload::Helper);
+            let loss = trainer.steps((0..3).map(|step| Batch::noise(8, seed + step)));
+            assert_eq!(trainer.uploaded_bytes() % 3, 0);
+            loss.unwrap().to_bits()
+        };
+        assert_eq!(losses(1), losses(1));
+        assert_ne!(losses(1), losses(2));
+    }
+
+    #[test]
+    fn fresh_seeds_come_once() {
+        let (a, b) = (fresh_seeds(3), fresh_seeds(2));
+        assert_eq!((a.end - a.start, b.end - b.start), (3, 2));
+        assert!(a.end <= b.start || b.end <= a.start);
+    }
+
+    #[test]
+    fn no_steps_are_an_error() {
+        let mut trainer = Trainer::new(Model::Mlp, &Device::flex(), Upload::Helper);
+        assert!(trainer.steps([]).is_err());
+    }
+}
