@@ -142,8 +142,8 @@ pub fn into_data<const D: usize, K: Kind>(
 }
 
 /// As [`into_data`], without blocking the thread. The read takes its place among
-/// the ops when this is called, not when it is polled: many futures, awaited
-/// one after the other, take one round trip.
+/// the ops when this is called, and is on its way at the latest when any such
+/// future is polled: many of them, awaited one after the other, take one round trip.
 ///
 /// # Errors
 ///

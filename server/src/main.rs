@@ -35,6 +35,12 @@ use crate::{
     failure::Failure,
 };
 
+/// A worker allocates and frees a tensor with every op, some of them large. The
+/// system's allocator asks the kernel for fresh pages each time; this one keeps
+/// them for a while.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,

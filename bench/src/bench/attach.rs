@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             "ms",
             "tensord, QUIC",
             &pool,
-            TransportChoice::Quic,
+            TransportChoice::Auto,
             Some(&mut traffic),
         ),
         tensord(

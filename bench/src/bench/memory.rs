@@ -51,7 +51,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let pool = LocalPool::start("flex")?;
     let worker = || resident_bytes(pool.process_id()).map(|(now, _)| now);
     let before = worker();
-    let url = pool.url(TransportChoice::Quic).reveal();
+    let url = pool.url(TransportChoice::Auto).reveal();
     let (ops, mib) = (ops.to_string(), mib.to_string());
     let args = ["stream", "--url", &url, "--ops", &ops, "--mib", &mib];
     let (client, mut told): (_, Told) = serve(&args, &dir)?;

@@ -5,7 +5,9 @@
 //! `Backend` level is below it, where tensord needs no bridge. There, Burn's
 //! router over a client that throws ops away is the floor: whatever is built on
 //! the router costs a program at least that. As nobody carries those ops out, the
-//! two are compared by what they cost the program, until all are issued.
+//! two are compared by what they cost the program until all are issued, for a
+//! chain of some training steps' length: one that goes on for ever is held back to
+//! the pace of the worker, which is what the other figures tell.
 
 use std::time::Instant;
 
@@ -31,6 +33,7 @@ use crate::{
 /// When a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let count = context.pick(20_000, 500);
+    let burst = context.pick(2_000, 500);
     let peers = context.peers()?;
     let mut contenders: Vec<_> = peers.iter().map(|peer| tensors(peer, count)).collect();
     let ours = peers.get(Kind::TensordQuic);
@@ -55,14 +58,14 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             "backend_us",
             "tensord, QUIC, Backend level, until issued",
             ours,
-            count,
+            burst,
             Until::Issued,
         ),
         backend::<Discard>(
             "router_floor_us",
             "Burn's router alone, until issued",
             DiscardDevice,
-            count,
+            burst,
             Until::Issued,
         ),
     ];

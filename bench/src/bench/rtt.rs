@@ -101,7 +101,7 @@ fn measure(context: &Context, rtt_ms: u64, batch: usize) -> Result<Results> {
     let delay = Duration::from_micros(rtt_ms * 1000 / 2);
     let far = FarPool::start(delay)?;
     let remote = CountedRemote::start_delayed(delay)?;
-    let (_quic_pool, quic) = far.pool.lease(TransportChoice::Quic)?;
+    let (_quic_pool, quic) = far.pool.lease(TransportChoice::Auto)?;
     let (_grpc_pool, grpc) = far.pool.lease(TransportChoice::Grpc)?;
     let first = |lease: &Lease| lease.devices()[0].clone();
     let peers = [

@@ -62,6 +62,8 @@ struct Tickets {
     waiting_bytes: usize,
     /// Bytes since Burn's client was last told to send.
     unsent_bytes: usize,
+    /// Reads that Burn's client was not told to send.
+    unsent_reads: bool,
 }
 
 impl Tickets {
@@ -129,19 +131,26 @@ impl Exchange {
     }
 
     /// Asks the bridge for a tensor. `register` queues the op with the ticket.
-    pub(crate) fn ask(&self, device: &Device, register: impl FnOnce(ScalarIr)) -> Reading {
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        device: &Device,
+        register: impl FnOnce(ScalarIr),
+    ) -> Reading {
         let (tell, told) = oneshot::channel();
         let ticket = {
             let mut tickets = self.lock();
             let ticket = tickets.next();
             tickets.reads.insert(ticket, (tell, Instant::now()));
-            tickets.unsent_bytes = 0;
             ticket
         };
         register(ScalarIr::UInt(ticket));
-        let sent = device.flush();
+        self.lock().unsent_reads = true;
+        let (exchange, device) = (Arc::downgrade(self), device.clone());
         Box::pin(async move {
-            sent?;
+            // Once for all reads that were asked for before the first is awaited.
+            if exchange.upgrade().is_some_and(|e| e.has_unsent_reads()) {
+                device.flush()?;
+            }
             match told.await {
                 Ok(reading) => reading.await,
                 Err(_) => Err(ExecutionError::with_context(
@@ -149,6 +158,12 @@ impl Exchange {
                 )),
             }
         })
+    }
+
+    fn has_unsent_reads(&self) -> bool {
+        let mut tickets = self.lock();
+        tickets.unsent_bytes = 0;
+        std::mem::take(&mut tickets.unsent_reads)
     }
 
     fn take_upload(&self, ticket: &ScalarIr) -> Option<TensorData> {

@@ -44,7 +44,7 @@ const OUTBOX_BYTES: usize = 32 << 20;
 
 /// So many ops are sent at once. Fewer wait a moment for more, unless something
 /// else is said after them, such as a read: a frame costs more than an op.
-const EAGER_OPS: usize = 64;
+const EAGER_OPS: usize = 512;
 
 /// Items that wait to be encoded, at most: some megabytes.
 const RECORDED_ITEMS: usize = 4096;

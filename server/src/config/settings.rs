@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Deserialize;
 
-use super::values::{Devices, Host, Listen, Memory, Name};
+use super::values::{Cache, Devices, Host, Listen, Memory, Name};
 
 /// `up`: a scheduler and a worker in one process.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -31,9 +31,9 @@ pub(crate) struct UpSettings {
     /// Memory that each device may use, such as 16GiB [default: what it has]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
-    /// Memory for uploads kept to be used again; 0MiB keeps none [default: 1GiB]
+    /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
-    pub(crate) upload_cache: Option<Memory>,
+    pub(crate) upload_cache: Option<Cache>,
     /// Where op streams arrive, over UDP and TCP [default: any free port where --listen is]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) worker_listen: Option<Listen>,
@@ -64,9 +64,9 @@ pub(crate) struct WorkerSettings {
     /// Memory that each device may use, such as 16GiB [default: what it has]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
-    /// Memory for uploads kept to be used again; 0MiB keeps none [default: 1GiB]
+    /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
-    pub(crate) upload_cache: Option<Memory>,
+    pub(crate) upload_cache: Option<Cache>,
     /// Where op streams arrive, over UDP and TCP [default: 0.0.0.0:7462]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) listen: Option<Listen>,

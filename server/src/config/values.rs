@@ -30,7 +30,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(Devices, Filter, Host, Listen, Memory, Name);
+from_text!(Cache, Devices, Filter, Host, Listen, Memory, Name);
 
 /// Where to listen: an address of this host and a port, 0 for any free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -142,6 +142,25 @@ impl FromStr for Memory {
     }
 }
 
+/// Memory for something that can do without: an amount, or `0` for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Cache {
+    pub(crate) size_bytes: u64,
+}
+
+impl FromStr for Cache {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let size_bytes = match text {
+            "0" => 0,
+            text => text.parse::<Memory>()?.size_bytes,
+        };
+        Ok(Self { size_bytes })
+    }
+}
+
 /// What to log: a level, or a filter with targets.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
@@ -185,6 +204,14 @@ mod tests {
 
     fn refused<T: FromStr<Err = String> + fmt::Debug>(text: &str) -> String {
         text.parse::<T>().unwrap_err()
+    }
+
+    #[test]
+    fn a_cache_may_be_none() {
+        let bytes = |text: &str| text.parse::<Cache>().map(|cache| cache.size_bytes);
+        assert_eq!(bytes("0"), Ok(0));
+        assert_eq!(bytes("2GiB"), Ok(2 << 30));
+        assert!(bytes("none").is_err());
     }
 
     #[test]

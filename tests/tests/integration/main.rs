@@ -2,6 +2,7 @@
 
 mod backend;
 mod bad_input;
+mod bulk;
 mod conformance;
 mod data;
 mod faults;

@@ -1,0 +1,125 @@
+//! Bulk bytes: large tensors whatever the links do, and nothing sent twice.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use tensord_client::{Lease, LeaseRequest, Options, data};
+use tensord_tests::cluster::Cluster;
+use tensord_transport::faults::FaultSwitch;
+
+/// 1 MiB, and not the same for any two rounds.
+const ELEMENTS: usize = 1 << 18;
+
+fn content(round: usize) -> Vec<f32> {
+    (0..ELEMENTS).map(|i| (i % 1000 + round) as f32).collect()
+}
+
+fn upload(values: Vec<f32>, device: &Device) -> Tensor<1> {
+    let shape = [values.len()];
+    data::from_data(TensorData::new(values, shape), device)
+}
+
+fn lease_with(cluster: &Cluster, option: &str, switch: &FaultSwitch) -> Lease {
+    let options = Options {
+        faults: Some(switch.clone()),
+    };
+    let pool = cluster.pool_with(option, options);
+    pool.lease(LeaseRequest::devices(1)).unwrap()
+}
+
+#[test]
+fn large_tensors_survive_every_cut_on_every_carrier() {
+    let cluster = Cluster::start(&["flex"]);
+    for option in [
+        "transport=auto",
+        "transport=quic",
+        "transport=grpc",
+        "transport=tcp",
+    ] {
+        let switch = FaultSwitch::default();
+        let lease = lease_with(&cluster, option, &switch);
+        let device = &lease.devices()[0];
+        let mut reads = Vec::new();
+        for round in 0..20 {
+            let tensor = upload(content(round), device);
+            if round % 4 == 3 {
+                switch.cut();
+            }
+            reads.push(data::into_data_async(tensor * 2.0));
+        }
+        switch.cut();
+        for (round, read) in reads.into_iter().enumerate() {
+            let read = burn_std::future::block_on(read).unwrap();
+            let doubled = content(round)
+                .iter()
+                .map(|value| value * 2.0)
+                .collect::<Vec<_>>();
+            assert!(
+                read.try_to_vec::<f32>().unwrap() == doubled,
+                "{option}, round {round}"
+            );
+        }
+        // Two tracks, and again after each cut that met one.
+        assert!(switch.links() >= 4, "{option}: {} links", switch.links());
+    }
+}
+
+#[test]
+fn a_second_epoch_uploads_hardly_anything_and_nor_does_the_next_program() {
+    let cluster = Cluster::start(&["flex"]);
+    let items: Vec<Vec<f32>> = (0..200)
+        .map(|item| (0..784).map(|i| (item * 784 + i) as f32).collect())
+        .collect();
+    let epoch = |lease: &Lease, reversed: bool| {
+        let before = lease.traffic().bytes_up;
+        let device = &lease.devices()[0];
+        let mut order: Vec<_> = items.iter().collect();
+        if reversed {
+            order.reverse();
+        }
+        let tensors = order
+            .iter()
+            .map(|&item| upload(item.clone(), device))
+            .collect();
+        let sum = Tensor::stack::<2>(tensors, 0).sum();
+        let sum = data::into_data(sum).unwrap().try_to_vec::<f32>().unwrap()[0];
+        (lease.traffic().bytes_up - before, sum)
+    };
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let (first, sum) = epoch(&lease, false);
+    assert!(first >= 200 * 784 * 4, "{first}");
+    let (second, again) = epoch(&lease, true);
+    assert!(100 * second <= first, "{second} bytes after {first}");
+    assert!((sum - again).abs() <= sum * 1e-5);
+    drop(lease);
+    // A program that is started again. What was kept is sorted in the background.
+    let mut bytes = first;
+    cluster.wait("the worker to offer what it kept", || {
+        let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+        bytes = epoch(&lease, false).0;
+        100 * bytes <= first
+    });
+}
+
+#[test]
+fn a_program_far_ahead_of_its_worker_waits_with_its_uploads() {
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex", &["--upload-cache", "0"]);
+    cluster.wait_for_workers(1);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    let before = resident_bytes();
+    let mut most = 0;
+    for round in 0..400 {
+        drop(upload(content(round), device));
+        most = most.max(resident_bytes());
+    }
+    device.sync().unwrap();
+    let grown = most.saturating_sub(before) >> 20;
+    assert!(grown < 200, "{grown} MiB for 400 MiB of uploads");
+}
+
+/// Memory of this process, as Linux tells it.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = status.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
