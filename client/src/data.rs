@@ -182,15 +182,13 @@ fn leased(device: &Device) -> Option<(Arc<Exchange>, CustomOpClient)> {
     Some((exchange, CustomOpClient::new(remote)))
 }
 
-/// Makes tensors on `devices` go by way of `exchange`, or no longer.
-pub(crate) fn set_exchange(devices: &[Device], exchange: Option<&Arc<Exchange>>) {
-    for device in devices {
-        let DispatchDevice::Remote(remote) = device.as_dispatch() else {
-            continue;
-        };
-        match exchange {
-            Some(exchange) => drop(EXCHANGES.insert(remote.to_id(), exchange.clone())),
-            None => drop(EXCHANGES.remove(&remote.to_id())),
-        }
+/// Makes tensors on `device` go by way of `exchange`, or no longer.
+pub(crate) fn set_exchange(device: &Device, exchange: Option<&Arc<Exchange>>) {
+    let DispatchDevice::Remote(remote) = device.as_dispatch() else {
+        return;
+    };
+    match exchange {
+        Some(exchange) => drop(EXCHANGES.insert(remote.to_id(), exchange.clone())),
+        None => drop(EXCHANGES.remove(&remote.to_id())),
     }
 }

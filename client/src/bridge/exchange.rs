@@ -45,7 +45,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A tensor's bytes, once the worker has them.
 type Reading = DynFut<Result<TensorData, ExecutionError>>;
 
-/// What waits to change sides, by ticket.
+/// What waits to change sides for one device, by ticket. Each has its own, as each
+/// is told apart what to send.
 #[derive(Default)]
 pub(crate) struct Exchange {
     tickets: Mutex<Tickets>,
@@ -191,8 +192,8 @@ impl Exchange {
     }
 }
 
-/// Gives up tickets that nobody will come for. Ends with the exchange.
-pub(crate) async fn watch(exchange: Weak<Exchange>, devices: Vec<Device>, runtime: Handle) {
+/// Gives up tickets for `device` that nobody will come for. Ends with the exchange.
+pub(crate) async fn watch(exchange: Weak<Exchange>, device: Device, runtime: Handle) {
     loop {
         tokio::time::sleep(PATIENCE).await;
         let Some(exchange) = exchange.upgrade() else {
@@ -203,29 +204,30 @@ pub(crate) async fn watch(exchange: Weak<Exchange>, devices: Vec<Device>, runtim
         };
         // Whatever was registered before is through once this is. It may take
         // long, as a tensor may be waited for that is still being computed.
-        let devices = devices.clone();
-        let synced = runtime.spawn_blocking(move || {
-            for device in devices {
-                // A dead session is what is looked for.
-                let _ = device.sync();
-            }
-        });
-        let _ = synced.await;
+        let device = device.clone();
+        // An error is a dead session, which is what is looked for.
+        let _ = runtime.spawn_blocking(move || device.sync()).await;
         exchange.give_up(last);
     }
 }
 
-/// Makes `server` carry out the ops with tickets of `exchange`.
+/// The exchange of each device of a bridge.
+pub(crate) type Exchanges = HashMap<TensordDevice, Arc<Exchange>>;
+
+/// Makes `server` carry out the ops with tickets.
 pub(crate) fn install(
     server: BackendServer<Tensord>,
-    exchange: &Arc<Exchange>,
+    exchanges: Exchanges,
 ) -> BackendServer<Tensord> {
-    let (uploads, reads) = (exchange.clone(), exchange.clone());
+    let uploads = Arc::new(exchanges);
+    let reads = uploads.clone();
     server
         .with_custom_op(UPLOAD, move |handles, ir, device| {
-            upload(&uploads, handles, ir, *device);
+            upload(&uploads[device], handles, ir, *device);
         })
-        .with_custom_op(READ, move |handles, ir, _| read(&reads, handles, ir))
+        .with_custom_op(READ, move |handles, ir, device| {
+            read(&reads[device], handles, ir);
+        })
 }
 
 type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;

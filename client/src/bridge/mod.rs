@@ -38,8 +38,9 @@ impl Bridge {
         let listener = listener.map_err(|e| format!("no loopback port: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
         let token = new_token();
-        let exchange = Arc::new(Exchange::default());
-        let serving = exchange::install(server(devices, &token), &exchange);
+        let exchanges: Vec<Arc<Exchange>> = devices.iter().map(|_| Arc::default()).collect();
+        let by_device = devices.iter().copied().zip(exchanges.clone()).collect();
+        let serving = exchange::install(server(devices, &token), by_device);
         let serving = serving.serve_async(WebSocketTransport::from_listener(listener));
         let serving = runtime.spawn(async move {
             if let Err(e) = serving.await {
@@ -55,13 +56,12 @@ impl Bridge {
             .with_credential(token.reveal().to_owned());
         let devices = host.devices().map_err(|e| e.to_string())?;
         bridge.devices = devices.into_iter().collect();
-        data::set_exchange(&bridge.devices, Some(&exchange));
-        let watching = exchange::watch(
-            Arc::downgrade(&exchange),
-            bridge.devices.clone(),
-            runtime.clone(),
-        );
-        bridge.tasks.push(runtime.spawn(watching).abort_handle());
+        for (device, exchange) in bridge.devices.iter().zip(&exchanges) {
+            data::set_exchange(device, Some(exchange));
+            let exchange = Arc::downgrade(exchange);
+            let watching = exchange::watch(exchange, device.clone(), runtime.clone());
+            bridge.tasks.push(runtime.spawn(watching).abort_handle());
+        }
         Ok(bridge)
     }
 
@@ -72,7 +72,9 @@ impl Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        data::set_exchange(&self.devices, None);
+        for device in &self.devices {
+            data::set_exchange(device, None);
+        }
         self.tasks.iter().for_each(AbortHandle::abort);
     }
 }

@@ -1,6 +1,6 @@
 //! Tensors from and to host memory, around Burn's own encoding.
 
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData, s};
 use tensord_client::{LeaseRequest, data};
 use tensord_tests::cluster::Cluster;
 
@@ -99,4 +99,34 @@ fn what_fails_says_why_and_what_is_gone_says_so() {
     drop(lease);
     let error = data::into_data(tensor).unwrap_err().to_string();
     assert!(!error.is_empty(), "{error}");
+}
+
+#[test]
+fn devices_of_a_lease_do_not_wait_for_each_other() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(2)).unwrap();
+    // Together enough to be sent, and neither alone.
+    let upload = || TensorData::new(counted(150_000), [150_000]);
+    let begun = std::time::Instant::now();
+    for _ in 0..4 {
+        let tensors = lease
+            .devices()
+            .iter()
+            .map(|d| data::from_data::<1, Float>(upload(), d));
+        let reads: Vec<_> = tensors
+            .map(|t| data::into_data_async(t.slice(s![1..2])))
+            .collect();
+        for read in reads {
+            let read = burn_std::future::block_on(read).unwrap();
+            assert_eq!(read.try_to_vec::<f32>().unwrap(), [1.0]);
+        }
+        let tensors = lease
+            .devices()
+            .iter()
+            .map(|d| data::from_data::<1, Float>(upload(), d));
+        drop(tensors.collect::<Vec<_>>());
+    }
+    // What is stuck is looked after every 5 s, which would be 20 s of rounds.
+    let took = begun.elapsed().as_secs();
+    assert!(took < 15, "{took} s: a device waited for another's ops");
 }
