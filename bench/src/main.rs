@@ -1,6 +1,6 @@
 //! `tensord-bench`: local Burn, Burn's own remote backend and tensord, side by side.
 //!
-//! Each bench in [`bench`] is a list of contenders that [`race`] measures in turn;
+//! Each bench in [`mod@bench`] is a list of contenders that [`race`] measures in turn;
 //! what it finds goes out as a table, and with `--json` as one line of JSON.
 //! Whatever is to run in a process of its own is this binary again, by a hidden
 //! command, or the `tensord` built along with it.
