@@ -6,10 +6,12 @@ use tensord_proto::MAX_FRAME_BYTES;
 
 use crate::link::LinkError;
 
-/// What goes before a frame of `size` bytes.
-pub(crate) fn prefix(size: usize) -> Bytes {
+/// Queues a frame of `size` bytes in all, given in parts, for its stream.
+pub(crate) fn put_frame(queue: &mut Vec<Bytes>, parts: &[Bytes], size: usize) {
     let size = u32::try_from(size).expect("frames are limited to far less");
-    Bytes::copy_from_slice(&size.to_le_bytes())
+    queue.push(Bytes::copy_from_slice(&size.to_le_bytes()));
+    let parts = parts.iter().filter(|part| !part.is_empty());
+    queue.extend(parts.cloned());
 }
 
 /// Takes one whole frame off the front of `buffer`, if it is there.

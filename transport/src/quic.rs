@@ -180,9 +180,7 @@ pub(crate) struct Sender {
 impl Sender {
     pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
         self.flush().await?;
-        self.begun.push(framing::prefix(size));
-        let parts = parts.iter().filter(|part| !part.is_empty());
-        self.begun.extend(parts.cloned());
+        framing::put_frame(&mut self.begun, parts, size);
         self.flush().await
     }
 

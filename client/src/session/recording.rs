@@ -35,6 +35,8 @@ pub(super) enum Item {
 /// remembers what it said.
 #[derive(Default)]
 pub(super) struct Recording {
+    /// Those at hand; empty in between, and kept for its memory.
+    items: Vec<Item>,
     encoder: OpEncoder,
     ops: Vec<u8>,
     contents: Vec<u8>,
@@ -42,9 +44,16 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Makes bodies of `items`, which leaves none of them.
-    pub(super) fn encode(&mut self, items: &mut Vec<Item>) -> Vec<Body> {
+    /// Takes the items of `recorded`, and leaves it a list without any.
+    pub(super) fn take(&mut self, recorded: &mut Vec<Item>) {
+        debug_assert!(self.items.is_empty(), "items that were not encoded");
+        std::mem::swap(&mut self.items, recorded);
+    }
+
+    /// Makes bodies of the items taken.
+    pub(super) fn encode(&mut self) -> Vec<Body> {
         let mut bodies = Vec::new();
+        let mut items = std::mem::take(&mut self.items);
         for item in items.drain(..) {
             match item {
                 Item::Op(op) => self.op(&op, &mut bodies),
@@ -67,6 +76,7 @@ impl Recording {
             }
         }
         self.cut(&mut bodies);
+        self.items = items;
         bodies
     }
 

@@ -108,19 +108,14 @@ impl Session {
             .recording
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut items = {
-            let mut state = self.lock();
-            state.urgent = false;
-            std::mem::take(&mut state.recorded)
-        };
+        let mut state = self.lock();
+        state.urgent = false;
+        recording.take(&mut state.recorded);
+        drop(state);
         self.room.notify_all();
-        let bodies = recording.encode(&mut items);
+        let bodies = recording.encode();
         let mut state = self.lock();
         bodies.into_iter().for_each(|body| state.duplex.push(body));
-        // Its memory serves again.
-        if state.recorded.is_empty() {
-            state.recorded = items;
-        }
     }
 
     pub(super) fn beat(&self, track: Track) -> [Bytes; 3] {

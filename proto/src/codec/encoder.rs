@@ -73,11 +73,6 @@ impl OpEncoder {
         self.frame_plain_bytes = 0;
     }
 
-    /// Ops in the frame at hand.
-    pub fn frame_ops(&self) -> u32 {
-        self.frame_ops
-    }
-
     /// Whether the frame must be cut, as a decoder takes no more in one.
     pub fn is_full(&self) -> bool {
         // The last op may have been large: half of what a decoder takes is left to it.
