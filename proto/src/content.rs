@@ -32,6 +32,17 @@ pub const MAX_HELD: usize = 1 << 13;
 /// Bytes of a hash in `Held`.
 pub const HASH_BYTES: usize = 16;
 
+/// A BLAKE3 hash, cut to 128 bits: what both ends know an upload by.
+pub type Hash = [u8; HASH_BYTES];
+
+/// The hash of an upload's bytes.
+pub fn hash(bytes: &[u8]) -> Hash {
+    *blake3::hash(bytes)
+        .as_bytes()
+        .first_chunk()
+        .expect("a hash is longer")
+}
+
 /// What an upload of `size` bytes takes of the bytes that a worker keeps for a
 /// session: something on top, for what it takes to remember it.
 pub fn kept_cost(size: usize) -> u64 {

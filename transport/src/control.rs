@@ -102,22 +102,33 @@ async fn handshake(
     host: &str,
     trust: &Trust,
 ) -> Result<Connection<client::TlsStream<TcpStream>>, DialError> {
-    let config = tls::client_config(trust, ALPN_GRPC)?;
+    let stream = connect_tls(at, host, trust, ALPN_GRPC).await?;
+    let peer = stream.get_ref().0.peer_addr();
+    let peer = peer.map_err(|e| DialError::unreachable(at, &e))?;
+    Ok(Connection::new(stream, Bytes::new(), peer, None))
+}
+
+/// A TLS stream to `at`, an address of `host`, for the protocol `alpn`.
+pub(crate) async fn connect_tls(
+    at: &str,
+    host: &str,
+    trust: &Trust,
+    alpn: &[u8],
+) -> Result<client::TlsStream<TcpStream>, DialError> {
+    let config = tls::client_config(trust, alpn)?;
     let unreachable = |e: io::Error| DialError::unreachable(at, &e);
     let tcp = TcpStream::connect(at).await;
     let tcp = tcp.map_err(unreachable)?;
     // Frames are written whole; waiting to fill packets only adds latency.
     tcp.set_nodelay(true).map_err(unreachable)?;
-    let peer = tcp.peer_addr().map_err(unreachable)?;
     let name = ServerName::try_from(tls::server_name(host).to_owned()).expect("a usable name");
-    let stream = TlsConnector::from(Arc::new(config))
+    TlsConnector::from(Arc::new(config))
         .connect(name, tcp)
         .await
         .map_err(|e| match tls::is_certificate_error(&e) {
             true => DialError::certificate(at, trust),
             false => unreachable(e),
-        })?;
-    Ok(Connection::new(stream, Bytes::new(), peer, None))
+        })
 }
 
 /// A gRPC server about to run.

@@ -15,7 +15,6 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use rustls::pki_types::ServerName;
 use socket2::{SockRef, Socket, TcpKeepalive};
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
@@ -23,17 +22,18 @@ use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::timeout,
 };
-use tokio_rustls::{TlsConnector, TlsStream, server};
+use tokio_rustls::{TlsStream, server};
 use tracing::debug;
 
 use crate::{
+    control,
     dial::DialError,
     framing,
     link::{
         Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
         SenderKind,
     },
-    tls::{self, ALPN_FRAMES, Trust},
+    tls::{ALPN_FRAMES, Trust},
 };
 
 /// Bytes asked of the stream at once: some TLS records (of 16 KiB).
@@ -48,19 +48,9 @@ pub(crate) async fn dial(
     host: &str,
     trust: &Trust,
 ) -> Result<Link, DialError> {
-    let config = tls::client_config(trust, ALPN_FRAMES)?;
-    let unreachable = |e: io::Error| DialError::unreachable(address, &e);
-    let tcp = TcpStream::connect(address).await.map_err(unreachable)?;
-    tcp.set_nodelay(true).map_err(unreachable)?;
-    let name = ServerName::try_from(tls::server_name(host).to_owned()).expect("a usable name");
-    let stream = TlsConnector::from(Arc::new(config))
-        .connect(name, tcp)
-        .await
-        .map_err(|e| match tls::is_certificate_error(&e) {
-            true => DialError::certificate(address, trust),
-            false => unreachable(e),
-        })?;
-    link(stream.into(), address, None).map_err(unreachable)
+    let at = address.to_string();
+    let stream = control::connect_tls(&at, host, trust, ALPN_FRAMES).await?;
+    link(stream.into(), address, None).map_err(|e| DialError::unreachable(address, &e))
 }
 
 /// The link on a stream whose handshake is done; it holds `place` while it lives.

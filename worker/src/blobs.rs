@@ -13,10 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use lru::LruCache;
-use tensord_proto::content::{HASH_BYTES, MAX_HELD, kept_cost};
-
-/// A BLAKE3 hash, cut to 128 bits.
-pub(crate) type Hash = [u8; HASH_BYTES];
+use tensord_proto::content::{Hash, MAX_HELD, hash, kept_cost};
 
 /// Kept uploads of all tenants, within a bound.
 #[derive(Debug)]
@@ -76,10 +73,7 @@ impl BlobStore {
     /// about a millisecond for each few MiB.
     pub(crate) fn keep(&self, tenant: &str, contents: impl IntoIterator<Item = Bytes>) {
         for content in contents {
-            let hash = *blake3::hash(&content)
-                .as_bytes()
-                .first_chunk()
-                .expect("a hash is longer");
+            let hash = hash(&content);
             let cost = kept_cost(content.len());
             let mut tenants = self.lock();
             let known = tenants
@@ -119,6 +113,8 @@ fn make_room(tenants: &mut HashMap<String, Blobs>, capacity: u64, cost: u64) -> 
 
 #[cfg(test)]
 mod tests {
+    use tensord_proto::content::HASH_BYTES;
+
     use super::*;
 
     fn blob(n: u8) -> Bytes {

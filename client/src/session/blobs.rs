@@ -7,21 +7,10 @@
 use std::collections::HashMap;
 
 use lru::LruCache;
-use tensord_proto::content::{HASH_BYTES, MAX_SLOTS, kept_cost};
+use tensord_proto::content::{Hash, MAX_SLOTS, kept_cost};
 
 /// Uploads below this size are always sent: their hash would say as much.
 pub(super) const MIN_BYTES: usize = 128;
-
-/// A BLAKE3 hash, cut to 128 bits.
-pub(super) type Hash = [u8; HASH_BYTES];
-
-/// The hash of an upload's bytes.
-pub(super) fn hash(bytes: &[u8]) -> Hash {
-    *blake3::hash(bytes)
-        .as_bytes()
-        .first_chunk()
-        .expect("a hash is longer")
-}
 
 /// Where an upload is, or goes.
 #[derive(Debug, PartialEq, Eq)]
@@ -117,6 +106,8 @@ impl Blobs {
 
 #[cfg(test)]
 mod tests {
+    use tensord_proto::content::HASH_BYTES;
+
     use super::*;
 
     fn named(n: u8) -> Hash {

@@ -8,15 +8,11 @@ use burn_ir::{TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
     bulk::{INLINE_BYTES, chunks, shared},
-    content::{Content, Entry},
+    content::{Content, Entry, hash},
     v1::frame::Body,
 };
 
-use super::{
-    Session, State,
-    blobs::{Place, hash},
-    recording::Item,
-};
+use super::{Session, State, blobs::Place, recording::Item};
 
 impl Session {
     /// Makes a tensor of `data`.
