@@ -13,10 +13,10 @@ use tensord_transport::duplex::Duplex;
 
 use super::{Reply, Session, Track};
 
-/// What the writer finds when it asks for the next frame.
+/// What the writer finds when it asks for the next frames.
 pub(crate) enum Outgoing {
-    /// The parts of a frame.
-    Frame([Bytes; 3]),
+    /// The parts of frames.
+    Frames(Vec<[Bytes; 3]>),
     /// Nothing now; the peer was not told everything, though.
     News,
     /// Nothing at all.
@@ -96,15 +96,16 @@ impl Session {
         if wire.connection != connection {
             return Outgoing::Replaced;
         }
-        if let Some(parts) = wire.duplex.next_to_send() {
-            return Outgoing::Frame(parts);
+        let frames = wire.duplex.next_frames();
+        if !frames.is_empty() {
+            return Outgoing::Frames(frames);
         }
         // Of values, nobody waits for one any more.
         if wire.closing && (track == Track::Bulk || wire.duplex.outbox().is_empty()) {
             return Outgoing::Done;
         }
         match wire.duplex.inbox() {
-            inbox if inbox.is_telling_due() => Outgoing::Frame(beat(&mut wire.duplex)),
+            inbox if inbox.is_telling_due() => Outgoing::Frames(vec![beat(&mut wire.duplex)]),
             inbox if inbox.has_news() => Outgoing::News,
             _ => Outgoing::Nothing,
         }

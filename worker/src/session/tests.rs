@@ -160,9 +160,11 @@ impl Bench {
             (Track::Ops, self.connection, &mut self.client),
             (Track::Bulk, self.bulk_connection, &mut self.bulk),
         ] {
-            while let Outgoing::Frame(parts) = self.session.next_to_send(track, connection) {
-                let heard = client.receive(parts.concat().into()).unwrap();
-                self.answers.extend(heard.map(|(body, _)| body));
+            while let Outgoing::Frames(frames) = self.session.next_to_send(track, connection) {
+                for parts in frames {
+                    let heard = client.receive(parts.concat().into()).unwrap();
+                    self.answers.extend(heard.map(|(body, _)| body));
+                }
             }
         }
     }
@@ -268,7 +270,7 @@ fn a_lost_answer_is_given_again() {
     bench.read(9, &tensor(1, TensorStatus::ReadOnly));
     bench.carry(usize::MAX).unwrap();
     bench.run();
-    while let Outgoing::Frame(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
+    while let Outgoing::Frames(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
     bench.connect();
     bench.hear();
     assert_eq!(bench.values(), [(9, Ok(vec![1.0, 2.0]))]);
