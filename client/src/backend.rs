@@ -88,18 +88,23 @@ pub(crate) type Registration = RouterClientRegistration<TensordChannel>;
 pub struct TensordChannel;
 
 /// Burn's handle on one device: records ops and asks for values.
+///
+/// Each tensor has one, and each op makes a tensor; so it is one pointer, to a
+/// counter that only the program's threads touch.
 #[derive(Clone)]
-pub struct TensordClient {
+pub struct TensordClient(Arc<Client>);
+
+struct Client {
     device: TensordDevice,
     session: Arc<Session>,
     /// Op graphs that a layer above registered, for this device.
-    graphs: Arc<Mutex<std::collections::HashMap<GraphId, Graph>>>,
+    graphs: Mutex<std::collections::HashMap<GraphId, Graph>>,
 }
 
 impl std::fmt::Debug for TensordClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TensordClient")
-            .field("device", &self.device)
+            .field("device", &self.0.device)
             .finish_non_exhaustive()
     }
 }
@@ -108,16 +113,16 @@ impl RouterClient for TensordClient {
     type Device = TensordDevice;
 
     fn register_op(&self, op: OperationIr) {
-        self.session.record(op);
+        self.0.session.record(op);
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        let answered = self.session.read(&tensor);
+        let answered = self.0.session.read(&tensor);
         Box::pin(async move { answered.await.unwrap_or_else(|_| Err(unanswered())) })
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
-        wait(self.session.sync()).unwrap_or_else(|_| Err(unanswered()))
+        wait(self.0.session.sync()).unwrap_or_else(|_| Err(unanswered()))
     }
 
     fn flush(&self) {
@@ -125,26 +130,26 @@ impl RouterClient for TensordClient {
     }
 
     fn create_empty_handle(&self) -> TensorId {
-        self.session.new_tensor()
+        self.0.session.new_tensor()
     }
 
     fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
-        let id = self.session.new_tensor();
+        let id = self.0.session.new_tensor();
         let (shape, dtype) = (data.shape().clone(), data.dtype());
-        self.session.upload(id, data);
+        self.0.session.upload(id, data);
         RouterTensor::new(id, shape, dtype, self.clone())
     }
 
     fn device(&self) -> TensordDevice {
-        self.device
+        self.0.device
     }
 
     fn seed(&self, seed: u64) {
-        self.session.seed(seed);
+        self.0.session.seed(seed);
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
-        DTypeUsageSet::from_u8_truncated(self.session.dtype_usage(dtype))
+        DTypeUsageSet::from_u8_truncated(self.0.session.dtype_usage(dtype))
     }
 
     fn register_and_execute_graph(
@@ -154,14 +159,14 @@ impl RouterClient for TensordClient {
         bindings: GraphBindings,
     ) {
         let graph = Graph::new(relative_graph);
-        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut graphs = self.0.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         graphs.insert(graph_id, graph.clone());
         drop(graphs);
         self.replay(&graph, bindings);
     }
 
     fn execute_graph(&self, graph_id: GraphId, bindings: GraphBindings) {
-        let graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let graphs = self.0.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = graphs.get(&graph_id).cloned();
         drop(graphs);
         match graph {
@@ -172,17 +177,17 @@ impl RouterClient for TensordClient {
     }
 
     fn register_alias(&self, new_id: TensorId, src_id: TensorId) {
-        self.session.alias(new_id, src_id);
+        self.0.session.alias(new_id, src_id);
     }
 }
 
 impl TensordClient {
     fn new(device: TensordDevice) -> Self {
-        Self {
+        Self(Arc::new(Client {
             device,
             session: device.session(),
-            graphs: Arc::default(),
-        }
+            graphs: Mutex::default(),
+        }))
     }
 
     /// Makes `device` known to Burn's router for as long as the guard lives.
@@ -192,7 +197,7 @@ impl TensordClient {
 
     fn replay(&self, graph: &Graph, bindings: GraphBindings) {
         for op in graph.bind(bindings).operations {
-            self.session.record(op);
+            self.0.session.record(op);
         }
     }
 }
@@ -242,11 +247,11 @@ impl RouterChannel for TensordChannel {
         let source = tensor.client.clone();
         let target = get_client::<Self>(device);
         let tensor = tensor.into_ir();
-        match wait(source.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
+        match wait(source.0.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
             Ok(data) => target.register_tensor_data(data),
             Err(e) => {
-                let id = target.session.new_tensor();
-                target.session.poison(id, &tensor, e.reason().to_owned());
+                let id = target.0.session.new_tensor();
+                target.0.session.poison(id, &tensor, e.reason().to_owned());
                 RouterTensor::new(id, tensor.shape, tensor.dtype, target)
             }
         }

@@ -185,6 +185,8 @@ impl Session {
         self.append(state, Item::Op(op));
     }
 
+    // Inlined, an op is moved once: it is large.
+    #[inline]
     fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, item: Item) {
         if state.end.is_some() {
             return;
