@@ -20,7 +20,7 @@ use burn_std::future::DynFut;
 use dashmap::DashMap;
 use std::sync::LazyLock;
 
-use crate::session::{Session, closed};
+use crate::session::{Answer, Session, closed};
 
 /// Burn's `Backend` over a pool; `Autodiff<Tensord>` differentiates through it.
 /// Programs written against `burn::tensor::Device` use
@@ -193,6 +193,11 @@ impl TensordClient {
     /// Makes `device` known to Burn's router for as long as the guard lives.
     pub(crate) fn register(device: TensordDevice) -> Option<Registration> {
         register_scoped_client::<TensordChannel>(&device, Self::new(device))
+    }
+
+    /// Reads tensors, on behalf of whoever waits for each.
+    pub(crate) fn read(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
+        self.0.session.answer(reads);
     }
 
     fn replay(&self, graph: &Graph, bindings: GraphBindings) {

@@ -53,7 +53,7 @@ const RECORDED_ITEMS: usize = 4096;
 const WINDOW_BYTES: u64 = u64::MAX;
 
 /// The answer to a read or a sync.
-type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
 
 /// Bytes that crossed the wire.
 #[derive(Debug, Default)]
@@ -241,22 +241,29 @@ impl Session {
         tensor: &TensorIr,
     ) -> oneshot::Receiver<Result<TensorData, ExecutionError>> {
         let (answer, answered) = oneshot::channel();
-        let mut state = self.lock();
-        match &state.end {
-            Some(end) => drop(answer.send(Err(end.error()))),
-            None => {
-                let request_id = state.request();
-                if state.values.expect(request_id, tensor, answer) {
-                    self.want_bulk(&mut state);
-                }
-                state.say(Body::Read(Read {
-                    request_id,
-                    tensor: encode_tensor(tensor),
-                }));
-                self.wake(&mut state);
-            }
-        }
+        self.answer(vec![(tensor.clone(), answer)]);
         answered
+    }
+
+    /// Asks for the data of tensors, on behalf of whoever waits for each.
+    pub(crate) fn answer(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
+        let mut state = self.lock();
+        for (tensor, answer) in reads {
+            if let Some(end) = &state.end {
+                // Whoever waited may be gone; then there is nobody to tell.
+                let _ = answer.send(Err(end.error()));
+                continue;
+            }
+            let request_id = state.request();
+            if state.values.expect(request_id, &tensor, answer) {
+                self.want_bulk(&mut state);
+            }
+            state.say(Body::Read(Read {
+                request_id,
+                tensor: encode_tensor(&tensor),
+            }));
+        }
+        self.wake(&mut state);
     }
 
     /// Asks to hear when everything recorded is done.
