@@ -1,0 +1,227 @@
+//! The tasks behind a link between two workers: dial or accept, pump, again.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tensord_proto::{
+    ids::WorkerId,
+    v1::{Error, ErrorCode, Join, Joined, frame::Body},
+    version,
+};
+use tensord_transport::{
+    Dialer, Link, LinkReceiver, LinkSender, TransportChoice, duplex,
+    tls::{Fingerprint, Trust},
+};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::{
+    cohort::Cohort,
+    peer::{Outgoing, Peer},
+};
+
+/// How long one try to connect may take.
+const DIAL_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Pauses between tries.
+const RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+/// A connection that is silent for this long is lost; the other side beats each
+/// second.
+const SILENCE: Duration = Duration::from_secs(4);
+
+/// How long a writer with nothing to send waits before it beats.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How long news (an ack, credit) may wait for a frame to ride on.
+const NEWS_DELAY: Duration = Duration::from_millis(20);
+
+/// A connection that the other worker opened.
+pub(crate) struct Accepted {
+    pub(crate) cohort: Weak<Cohort>,
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) connection: u64,
+    pub(crate) joined: Joined,
+}
+
+/// Keeps the link to `peer` connected for as long as there is the cohort.
+pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>) {
+    // Everything goes over TCP: it carries the most by far, and whoever leases
+    // devices of both has let them reach each other.
+    let dialer = Dialer::new(TransportChoice::Auto);
+    let name = peer.share.worker.clone();
+    let mut pause = RETRY;
+    loop {
+        match connect(&cohort, &peer, &dialer).await {
+            Ok((connection, link)) => {
+                info!(worker = name, "linked over {}", link.carrier);
+                let ended = pump(&cohort, &peer, connection, link).await;
+                info!(worker = name, "the link ended: {ended}");
+                pause = RETRY;
+            }
+            Err(e) => debug!(worker = name, "no link: {e}"),
+        }
+        if cohort.strong_count() == 0 {
+            return;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LAST_RETRY);
+    }
+}
+
+async fn connect(
+    cohort: &Weak<Cohort>,
+    peer: &Peer,
+    dialer: &Dialer,
+) -> Result<(u64, Link), String> {
+    let share = &peer.share;
+    let pin = <[u8; 32]>::try_from(&share.certificate_sha256[..]);
+    let pin = pin.map_err(|_| "the lease has no fingerprint of its certificate".to_owned())?;
+    let join = {
+        let cohort = cohort.upgrade().ok_or("the lease is over")?;
+        let (received, credit_bytes) = peer.tell();
+        Join {
+            hello: Some(version::hello()),
+            lease_token: cohort.lease_token(),
+            cohort: cohort.id,
+            from_worker_id: cohort.roster().me().0,
+            to_worker_id: peer.worker.0,
+            received,
+            credit_bytes,
+        }
+    };
+    let trust = Trust::Pin(Fingerprint(pin));
+    let link = dialer
+        .dial_bulk(&share.address, &trust, DIAL_DEADLINE)
+        .await;
+    let mut link = link.map_err(|e| e.to_string())?;
+    let joining = duplex::encode(Body::Join(join));
+    let sent = link.sender.send(&[joining]).await;
+    sent.map_err(|e| e.to_string())?;
+    let answer = timeout(DIAL_DEADLINE, link.receiver.recv()).await;
+    let answer = answer
+        .map_err(|_| "no answer")?
+        .map_err(|e| e.to_string())?;
+    let answer = duplex::decode(answer.ok_or("closed before an answer")?);
+    match answer.map_err(|e| e.to_string())?.body {
+        Some(Body::Joined(joined)) => {
+            let attached = peer.attach(joined.received, joined.credit_bytes);
+            let (connection, ..) = attached.map_err(|e| e.to_string())?;
+            Ok((connection, link))
+        }
+        Some(Body::Rejected(rejected)) => Err(rejected.error.unwrap_or_default().to_string()),
+        _ => Err("it did not answer the joining".into()),
+    }
+}
+
+/// Takes in a worker that dialled, whose token was checked.
+pub(crate) fn accept(cohort: &Arc<Cohort>, join: &Join) -> Result<Accepted, Error> {
+    let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
+    let ours = version::hello();
+    let theirs = join.hello.clone().unwrap_or_default();
+    let agreed = version::negotiate(&ours, &theirs)?;
+    let from = WorkerId(join.from_worker_id);
+    let peer = cohort
+        .peer(from)
+        .ok_or_else(|| protocol(format!("worker {from} is not of the lease")))?;
+    peer.want();
+    let attached = peer.attach(join.received, join.credit_bytes);
+    let (connection, received, credit_bytes) = attached.map_err(|e| protocol(e.to_string()))?;
+    Ok(Accepted {
+        cohort: Arc::downgrade(cohort),
+        peer: peer.clone(),
+        connection,
+        joined: Joined {
+            hello: Some(ours),
+            protocol: agreed,
+            received,
+            credit_bytes,
+        },
+    })
+}
+
+/// Serves a connection that was taken in, until it ends.
+pub(crate) async fn serve(accepted: Accepted, mut link: Link) {
+    let Accepted {
+        cohort,
+        peer,
+        connection,
+        joined,
+    } = accepted;
+    let greeting = duplex::encode(Body::Joined(joined));
+    let ended = match link.sender.send(&[greeting]).await {
+        Ok(()) => pump(&cohort, &peer, connection, link).await,
+        Err(e) => e.to_string(),
+    };
+    peer.detach(connection);
+    debug!(worker = peer.share.worker, "the link ended: {ended}");
+}
+
+async fn pump(cohort: &Weak<Cohort>, peer: &Peer, connection: u64, link: Link) -> String {
+    let Link {
+        sender, receiver, ..
+    } = link;
+    let Some(mut alive) = cohort.upgrade().map(|cohort| cohort.alive()) else {
+        return "the lease is over".into();
+    };
+    let ended = tokio::select! {
+        ended = read(cohort, peer, connection, receiver) => ended,
+        ended = write(peer, connection, sender) => ended,
+        _ = alive.changed() => "the lease is over".into(),
+    };
+    peer.detach(connection);
+    ended
+}
+
+async fn read(
+    cohort: &Weak<Cohort>,
+    peer: &Peer,
+    connection: u64,
+    mut receiver: LinkReceiver,
+) -> String {
+    loop {
+        let frame = match timeout(SILENCE, receiver.recv()).await {
+            Ok(Ok(Some(frame))) => frame,
+            Ok(Ok(None)) => return "finished by the other side".into(),
+            Ok(Err(e)) => return e.to_string(),
+            Err(_) => return format!("silent for {SILENCE:?}"),
+        };
+        let body = match peer.receive(connection, frame) {
+            Ok(Some(body)) => body,
+            Ok(None) => return "replaced by a later one".into(),
+            Err(e) => return e.to_string(),
+        };
+        let (Some(body), Some(cohort)) = (body, cohort.upgrade()) else {
+            continue;
+        };
+        if let Err(e) = cohort.heard(peer.worker, body) {
+            // Whoever waits for what it had to say hears of it at the deadline.
+            warn!(worker = peer.share.worker, "it broke the protocol: {e}");
+            return e.to_string();
+        }
+    }
+}
+
+async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
+    loop {
+        let wait = match peer.next_to_send(connection) {
+            Outgoing::Frame(parts) => {
+                if let Err(e) = sender.send(&parts).await {
+                    return e.to_string();
+                }
+                continue;
+            }
+            Outgoing::Replaced => return "replaced by a later one".into(),
+            Outgoing::News => NEWS_DELAY,
+            Outgoing::Nothing => BEAT,
+        };
+        if timeout(wait, peer.news.notified()).await.is_err()
+            && let Err(e) = sender.send(&peer.beat()).await
+        {
+            return e.to_string();
+        }
+    }
+}
