@@ -122,7 +122,7 @@ impl Worker {
         let id = WorkerId(rand::rng().next_u64());
         let together = collective::Settings {
             deadline: options.collective_timeout,
-            bucket_bytes: options.bucket_bytes.unwrap_or(1 << 20) as usize,
+            bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),
             runtime: Handle::current(),
         };
         let registry = Registry::new(

@@ -9,7 +9,8 @@ use tensord_proto::{
 };
 
 use super::{
-    group::{Arrival, Done, Group, Rank, Say},
+    algorithm::{Algorithm, Arrival, Done, Rank, Say},
+    direct::Direct,
     members::{Members, Roster},
 };
 
@@ -25,7 +26,7 @@ pub(crate) struct Cell {
 }
 
 struct State {
-    group: Group,
+    group: Box<dyn Algorithm>,
     /// Those workers whose links know that there is something to say.
     announced: Vec<bool>,
 }
@@ -56,7 +57,7 @@ impl Cell {
         let me = nodes.iter().position(|node| *node == roster.me());
         let state = State {
             announced: vec![false; nodes.len()],
-            group: Group::new(ranks, me.unwrap_or_default()),
+            group: open(ranks, me.unwrap_or_default()),
         };
         Self {
             members,
@@ -84,10 +85,10 @@ impl Cell {
     }
 
     /// Changes the group, and says what came of it.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Group) -> T) -> (T, Changed) {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut dyn Algorithm) -> T) -> (T, Changed) {
         let mut state = self.state();
         let State { group, announced } = &mut *state;
-        let changed = change(group);
+        let changed = change(&mut **group);
         let mut news_for = Vec::new();
         for (node, announced) in announced.iter_mut().enumerate() {
             if !*announced && group.has_news(node) {
@@ -130,6 +131,12 @@ impl Cell {
             }),
         }
     }
+}
+
+/// What carries out the all-reduces of a group: here a group whose devices all reach
+/// each other by a library of their vendor's would get another.
+fn open(ranks: Vec<Rank>, me: usize) -> Box<dyn Algorithm> {
+    Box::new(Direct::new(ranks, me))
 }
 
 fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {

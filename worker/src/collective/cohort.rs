@@ -1,14 +1,16 @@
 //! The sessions of a lease that were opened together, as one worker sees them:
 //! its own members, the other workers, the groups and the transfers between them.
 //!
-//! Nothing here decides anything: [`Group`](super::group::Group) and
-//! [`Transfers`] do. This carries out what they say: hands results to sessions,
+//! Nothing here decides anything: an [`Algorithm`] and [`Transfers`] do. This carries out what they say: hands results to sessions,
 //! and frames to links. No lock of another's is held while a session or a link is
 //! called.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,13 +24,16 @@ use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 use tracing::{debug, warn};
 
 use super::{
+    algorithm::{Algorithm, Arrival, Broke, Failure},
     cell::{Cell, Changed, decode},
-    group::{Arrival, Broke, Failure},
     link,
     members::{Members, Roster},
     peer::{Peer, Speaker},
     transfer::{Act, Capability, Offer, Part, Take, Transfers, Value},
 };
+
+/// Bytes of all-reduces that are begun together until the links were measured.
+const FIRST_BUCKET: usize = 1 << 20;
 
 /// Groups that a cohort may have: programs have one or a few.
 const MAX_GROUPS: usize = 1024;
@@ -65,8 +70,8 @@ pub(crate) struct Call {
 pub(crate) struct Settings {
     /// How long a rank may keep the others waiting.
     pub(crate) deadline: Duration,
-    /// Bytes of all-reduces that are begun together, about.
-    pub(crate) bucket_bytes: usize,
+    /// Bytes of all-reduces that are begun together. None: by what the links carry.
+    pub(crate) bucket_bytes: Option<usize>,
     pub(crate) runtime: Handle,
 }
 
@@ -81,6 +86,7 @@ pub(crate) struct Cohort {
     groups: Mutex<HashMap<Members, Arc<Cell>>>,
     transfers: Mutex<Transfers>,
     peers: Vec<Arc<Peer>>,
+    bucket_bytes: Arc<AtomicUsize>,
     /// Links to workers that this one dials.
     dialling: Mutex<JoinSet<()>>,
     /// Gone with the cohort, for the links that others dialled.
@@ -118,6 +124,7 @@ impl Cohort {
             peers: peers.collect(),
             roster: Arc::new(roster),
             lease_token,
+            bucket_bytes: Arc::new(settings.bucket_bytes.unwrap_or(FIRST_BUCKET).into()),
             settings,
             members: Mutex::default(),
             groups: Mutex::default(),
@@ -138,8 +145,18 @@ impl Cohort {
     }
 
     /// Bytes of all-reduces from which on sessions should not hold them back.
-    pub(crate) fn bucket_bytes(&self) -> usize {
-        self.settings.bucket_bytes
+    pub(crate) fn bucket_bytes(&self) -> Arc<AtomicUsize> {
+        self.bucket_bytes.clone()
+    }
+
+    /// Fits the buckets to what the links carry.
+    fn fit_buckets(&self) {
+        let measured = self.peers.iter().filter_map(|peer| peer.bucket_bytes());
+        if self.settings.bucket_bytes.is_none()
+            && let Some(bytes) = measured.max()
+        {
+            self.bucket_bytes.store(bytes, Ordering::Relaxed);
+        }
     }
 
     /// What says "we are of one lease" to another worker.
@@ -274,7 +291,7 @@ impl Cohort {
         self: &Arc<Self>,
         places: Vec<u32>,
         worker: WorkerId,
-        change: impl FnOnce(&mut super::group::Group, usize, Instant) -> Result<(), Broke>,
+        change: impl FnOnce(&mut dyn Algorithm, usize, Instant) -> Result<(), Broke>,
     ) -> Result<(), HeardError> {
         let members = Members::new(places, &self.roster).map_err(HeardError::Rule)?;
         let many = || HeardError::Rule(format!("more than {MAX_GROUPS} groups"));
@@ -313,6 +330,7 @@ impl Cohort {
 
     /// Ends what has waited for too long.
     pub(crate) fn tick(&self, now: Instant) {
+        self.fit_buckets();
         let deadline = self.settings.deadline;
         let cells: Vec<Arc<Cell>> = lock(&self.groups).values().cloned().collect();
         for cell in cells {

@@ -14,7 +14,7 @@ use tensord_transport::{
     Dialer, Link, LinkReceiver, LinkSender, TransportChoice, duplex,
     tls::{Fingerprint, Trust},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -99,12 +99,14 @@ async fn connect(
         .await;
     let mut link = link.map_err(|e| e.to_string())?;
     let joining = duplex::encode(Body::Join(join));
+    let asked = Instant::now();
     let sent = link.sender.send(&[joining]).await;
     sent.map_err(|e| e.to_string())?;
     let answer = timeout(DIAL_DEADLINE, link.receiver.recv()).await;
     let answer = answer
         .map_err(|_| "no answer")?
         .map_err(|e| e.to_string())?;
+    peer.answered(asked.elapsed());
     let answer = duplex::decode(answer.ok_or("closed before an answer")?);
     match answer.map_err(|e| e.to_string())?.body {
         Some(Body::Joined(joined)) => {
@@ -154,9 +156,11 @@ pub(crate) async fn serve(accepted: Accepted, mut link: Link) {
     let greeting = duplex::encode(Body::Joined(joined));
     let ended = match link.sender.send(&[greeting]).await {
         Ok(()) => pump(&cohort, &peer, connection, link).await,
-        Err(e) => e.to_string(),
+        Err(e) => {
+            peer.detach(connection);
+            e.to_string()
+        }
     };
-    peer.detach(connection);
     debug!(worker = peer.share.worker, "the link ended: {ended}");
 }
 
@@ -182,6 +186,8 @@ async fn read(
     connection: u64,
     mut receiver: LinkReceiver,
 ) -> String {
+    let joined = Instant::now();
+    let mut is_first = true;
     loop {
         let frame = match timeout(SILENCE, receiver.recv()).await {
             Ok(Ok(Some(frame))) => frame,
@@ -189,6 +195,10 @@ async fn read(
             Ok(Err(e)) => return e.to_string(),
             Err(_) => return format!("silent for {SILENCE:?}"),
         };
+        if std::mem::take(&mut is_first) {
+            // The other side began to write when it heard from this one.
+            peer.answered(joined.elapsed());
+        }
         let body = match peer.receive(connection, frame) {
             Ok(Some(body)) => body,
             Ok(None) => return "replaced by a later one".into(),
@@ -206,6 +216,10 @@ async fn read(
 }
 
 async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
+    // Lets the other side measure the round trip.
+    if let Err(e) = sender.send(&peer.beat()).await {
+        return e.to_string();
+    }
     loop {
         let wait = match peer.next_to_send(connection) {
             Outgoing::Frame(parts) => {

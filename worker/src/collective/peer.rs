@@ -11,7 +11,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -29,6 +29,7 @@ use tokio::sync::Notify;
 
 use super::{
     cell::Cell,
+    meter::Meter,
     transfer::{Capability, Value},
 };
 
@@ -57,6 +58,7 @@ struct Wire {
     /// Since when there is none, and somebody wants one.
     missing: Option<Instant>,
     speakers: VecDeque<Speaker>,
+    meter: Meter,
 }
 
 /// Somebody with something to say.
@@ -89,6 +91,7 @@ impl Peer {
                 connection: 0,
                 missing: None,
                 speakers: VecDeque::new(),
+                meter: Meter::default(),
             }),
             news: Notify::new(),
             wanted: AtomicBool::new(false),
@@ -163,7 +166,13 @@ impl Peer {
         if wire.connection != connection {
             return Ok(None);
         }
+        let before = wire.duplex.outbox().kept_bytes();
         let received = wire.duplex.receive(frame)?;
+        let after = wire.duplex.outbox().kept_bytes();
+        if after < before {
+            let confirmed = (before - after) as u64;
+            wire.meter.confirmed(confirmed, after == 0, Instant::now());
+        }
         // What comes has its place already: nothing waits here.
         if let Some((_, bytes)) = &received {
             wire.duplex.inbox().consume(*bytes);
@@ -199,6 +208,16 @@ impl Peer {
         }
     }
 
+    /// The other side took this long to answer.
+    pub(crate) fn answered(&self, after: Duration) {
+        self.wire().meter.answered(after);
+    }
+
+    /// Bytes that fill the link for a round trip, once that is known.
+    pub(crate) fn bucket_bytes(&self) -> Option<usize> {
+        self.wire().meter.bucket_bytes()
+    }
+
     /// A frame that says only how far this side got.
     pub(crate) fn beat(&self) -> [Bytes; 3] {
         beat(&mut self.wire().duplex)
@@ -208,6 +227,7 @@ impl Peer {
 impl Wire {
     /// Queues the next frame of `speaker`, which goes to the end if it has more.
     fn hear(&mut self, speaker: Speaker) {
+        self.meter.sent(Instant::now());
         match speaker {
             Speaker::Once(body) => self.duplex.push(body),
             Speaker::Group(cell, node) => {

@@ -17,7 +17,7 @@ use tensord_proto::{
 };
 
 use super::{
-    group::{Broke, Failure},
+    algorithm::{Broke, Failure},
     members::Roster,
 };
 use crate::memory::SessionMemory;

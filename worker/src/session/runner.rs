@@ -294,12 +294,15 @@ impl Runner {
                 }
                 let op = ops.pop_front().expect("it was just there");
                 self.planned_ops -= 1;
-                match op {
-                    OperationIr::Init(init) => return self.init(init.out),
-                    op => self.run_op(op),
-                }
+                let step = match op {
+                    OperationIr::Init(init) => self.init(init.out)?,
+                    op => {
+                        self.run_op(op);
+                        Step::More
+                    }
+                };
                 self.begin_early();
-                Ok(Step::More)
+                Ok(step)
             }
             Plan::Other(work) if must_wait(&self.flow, work) => {
                 self.urgent = true;

@@ -15,6 +15,8 @@ use tensord_proto::{
     v1::{self, ErrorCode, frame::Body, tensor_value, value},
 };
 
+mod together;
+
 use super::*;
 use crate::{
     backend::BurnDevice,
@@ -66,7 +68,7 @@ impl Bench {
         };
         let settings = Settings {
             deadline: std::time::Duration::from_secs(30),
-            bucket_bytes: 1 << 20,
+            bucket_bytes: None,
             runtime: runtime.handle().clone(),
         };
         // Two devices of this worker; the second has no session.

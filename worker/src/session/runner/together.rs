@@ -11,7 +11,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use burn_backend::distributed::ReduceOperation;
@@ -40,7 +43,7 @@ pub(crate) struct Together {
     pub(crate) roster: Arc<Roster>,
     pub(crate) place: u32,
     /// Bytes of all-reduces from which on they are not held back.
-    pub(crate) bucket_bytes: usize,
+    pub(crate) bucket_bytes: Arc<AtomicUsize>,
 }
 
 /// What a session asks of others.
@@ -90,7 +93,9 @@ pub(super) fn is_too_far(op: &OperationIr, awaited: usize) -> bool {
 impl Runner {
     /// What to ask others for: all there is, or what is not held back.
     pub(crate) fn take_requests(&mut self, all: bool) -> Vec<Request> {
-        if !all && !self.urgent && self.bucket_bytes < self.together.bucket_bytes {
+        let bucket_bytes = || self.together.bucket_bytes.load(Ordering::Relaxed);
+        let is_small = self.bucket_bytes == 0 || self.bucket_bytes < bucket_bytes();
+        if !all && !self.urgent && is_small {
             return Vec::new();
         }
         (self.urgent, self.bucket_bytes) = (false, 0);

@@ -40,6 +40,7 @@ impl Runner {
         // Kept even if the device has no room for it: the client counts on that.
         let source = self.uploads.keep(payload.bytes, keep)?;
         self.upload(&out, source, payload.memory);
+        self.begin_early();
         Ok(Step::More)
     }
 

@@ -1,14 +1,40 @@
-//! Workers of a group that talk to each other in whatever order chance has it.
+//! The laws of [`Algorithm`]s, for each of them: workers of a group that talk to each
+//! other in whatever order chance has it.
 
-use proptest::prelude::*;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::*;
+use burn_backend::{DType, Shape};
+use burn_std::{bf16, f16};
+use bytes::Bytes;
+use proptest::{prelude::*, test_runner::TestRunner};
+use tensord_proto::v1::{Fault, FaultKind};
+
+use super::algorithm::{Algorithm, Arrival, Failure, Rank, Say};
+
+/// Makes the part of an algorithm at one worker.
+pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
+
+/// Checks all laws.
+pub(super) fn run(make: Make) {
+    all_ranks_get_the_sum_in_a_fixed_order(make);
+    half_types_are_rounded_once(make);
+    as_many_bytes_are_sent_as_in_a_ring(make);
+    small_tensors_travel_together(make);
+    a_mismatch_names_both_ranks_and_costs_one_call(make);
+    integers_and_ranks_without_a_value_fail_for_all(make);
+    a_rank_that_does_not_come_is_named_to_all(make);
+    a_worker_that_stops_in_the_middle_is_named(make);
+    a_worker_that_breaks_the_rules_is_told_which(make);
+}
 
 type Sum = Result<Vec<f32>, Failure>;
 
 /// A group spread over workers, each with a state machine of its own.
 struct World {
-    groups: Vec<Group>,
+    groups: Vec<Box<dyn Algorithm>>,
     nodes: Vec<usize>,
     now: Instant,
     /// Bytes sent by each worker.
@@ -19,14 +45,14 @@ struct World {
 
 impl World {
     /// A rank on each of the workers `nodes`.
-    fn new(nodes: &[usize]) -> Self {
+    fn new(make: Make, nodes: &[usize]) -> Self {
         let rank = |&node: &usize| Rank {
             node,
             place: format!("device 0 of worker w{node}"),
         };
         let ranks: Vec<Rank> = nodes.iter().map(rank).collect();
         let workers = nodes.iter().max().unwrap() + 1;
-        let group = |me| Group::new(ranks.clone(), me);
+        let group = |me| make(ranks.clone(), me);
         Self {
             groups: (0..workers).map(group).collect(),
             nodes: nodes.to_vec(),
@@ -112,79 +138,120 @@ impl World {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+/// Whatever arrives and is carried when, every rank ends with the same bits, which
+/// are the sum in the order of the workers.
+fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
+    let sizes = prop_oneof![0usize..40, 1000usize..3000];
+    let worlds = (
+        prop::collection::vec(0usize..4, 1..6),
+        prop::collection::vec(sizes, 1..6),
+        prop::collection::vec((any::<u16>(), any::<u16>()), 0..400),
+    );
+    let config = ProptestConfig::with_cases(128);
+    let mut runner = TestRunner::new(config);
+    let ran = runner.run(&worlds, |(nodes, sizes, turns)| {
+        in_any_order(make, nodes, &sizes, &turns);
+        Ok(())
+    });
+    ran.unwrap();
+}
 
-    /// Whatever arrives and is carried when, every rank ends with the same bits,
-    /// which are the sum in the order of the workers.
-    #[test]
-    fn all_ranks_get_the_sum_in_a_fixed_order(
-        mut nodes in prop::collection::vec(0usize..4, 1..6),
-        sizes in prop::collection::vec(prop_oneof![0usize..40, 1000usize..3000], 1..6),
-        turns in prop::collection::vec((any::<u16>(), any::<u16>()), 0..400),
-    ) {
-        // Workers are numbered by their first ranks.
-        let mut order: Vec<usize> = Vec::new();
-        for node in &mut nodes {
-            let at = order.iter().position(|n| n == node);
-            *node = at.unwrap_or_else(|| { order.push(*node); order.len() - 1 });
+fn in_any_order(make: Make, mut nodes: Vec<usize>, sizes: &[usize], turns: &[(u16, u16)]) {
+    // Workers are numbered by their first ranks.
+    let mut order: Vec<usize> = Vec::new();
+    for node in &mut nodes {
+        let at = order.iter().position(|n| n == node);
+        *node = at.unwrap_or_else(|| {
+            order.push(*node);
+            order.len() - 1
+        });
+    }
+    let ranks = nodes.len();
+    let value = |rank: usize, call: usize, i: usize| {
+        ((rank * 7919 + call * 104_729 + i * 31) % 1000) as f32 * 1.1e-3 + 1e3 * rank as f32
+    };
+    let mut world = World::new(make, &nodes);
+    let mut next = vec![0; ranks];
+    let mut arrive = |world: &mut World, rank: usize| {
+        let call = next[rank];
+        if call < sizes.len() {
+            let values: Vec<f32> = (0..sizes[call]).map(|i| value(rank, call, i)).collect();
+            world.arrive(rank, call as u64, &values);
+            next[rank] += 1;
         }
-        let ranks = nodes.len();
-        let value = |rank: usize, call: usize, i: usize| {
-            ((rank * 7919 + call * 104_729 + i * 31) % 1000) as f32 * 1.1e-3 + 1e3 * rank as f32
-        };
-        let mut world = World::new(&nodes);
-        let mut next = vec![0; ranks];
-        let mut arrive = |world: &mut World, rank: usize| {
-            let call = next[rank];
-            if call < sizes.len() {
-                let values: Vec<f32> = (0..sizes[call]).map(|i| value(rank, call, i)).collect();
-                world.arrive(rank, call as u64, &values);
-                next[rank] += 1;
-            }
-        };
-        let pairs = world.pairs();
-        for (what, who) in turns {
-            match what % 3 {
-                0 => arrive(&mut world, who as usize % ranks),
-                _ if pairs.is_empty() => {}
-                _ => {
-                    let (from, to) = pairs[who as usize % pairs.len()];
-                    world.carry(from, to);
-                }
+    };
+    let pairs = world.pairs();
+    for (what, who) in turns {
+        match what % 3 {
+            0 => arrive(&mut world, *who as usize % ranks),
+            _ if pairs.is_empty() => {}
+            _ => {
+                let (from, to) = pairs[*who as usize % pairs.len()];
+                world.carry(from, to);
             }
         }
-        for rank in (0..ranks).flat_map(|rank| vec![rank; sizes.len()]) {
-            arrive(&mut world, rank);
-        }
-        world.carry_all();
+    }
+    for rank in (0..ranks).flat_map(|rank| vec![rank; sizes.len()]) {
+        arrive(&mut world, rank);
+    }
+    world.carry_all();
 
-        for (call, size) in sizes.iter().enumerate() {
-            let expected: Vec<f32> = (0..*size).map(|i| {
-                let mut sums = vec![None::<f32>; world.groups.len()];
-                for (rank, node) in nodes.iter().enumerate() {
-                    let value = value(rank, call, i);
-                    sums[*node] = Some(sums[*node].map_or(value, |sum| sum + value));
-                }
-                sums.into_iter().flatten().reduce(|a, b| a + b).unwrap()
-            }).collect();
-            for done in &world.done {
-                prop_assert_eq!(done.len(), sizes.len());
-                prop_assert_eq!(&done[call], &(call as u64, Ok(expected.clone())));
+    for (call, size) in sizes.iter().enumerate() {
+        let sum = |i: usize| {
+            let mut sums = vec![None::<f32>; world.groups.len()];
+            for (rank, node) in nodes.iter().enumerate() {
+                let value = value(rank, call, i);
+                sums[*node] = Some(sums[*node].map_or(value, |sum| sum + value));
             }
-        }
-        for group in &world.groups {
-            prop_assert!(group.calls.is_empty());
-            prop_assert_eq!(group.open_bytes, 0);
+            sums.into_iter().flatten().reduce(|a, b| a + b).unwrap()
+        };
+        let expected: Vec<f32> = (0..*size).map(sum).collect();
+        for done in &world.done {
+            assert_eq!(done.len(), sizes.len());
+            assert_eq!(done[call], (call as u64, Ok(expected.clone())));
         }
     }
 }
 
-#[test]
-fn as_many_bytes_are_sent_as_in_a_ring() {
+fn half_types_are_rounded_once(make: Make) {
+    // 2048 + 1 is no f16 and 256 + 1 no bf16: rounded at each step the sum would stay.
+    let f16s = [2048.0, 1.0, 1.0].map(|v| f16::from_f32(v).to_le_bytes());
+    let bf16s = [256.0, 1.0, 1.0].map(|v| bf16::from_f32(v).to_le_bytes());
+    let sums = [
+        f16::from_f32(2050.0).to_le_bytes(),
+        bf16::from_f32(258.0).to_le_bytes(),
+    ];
+    for ((dtype, values), sum) in [(DType::F16, f16s), (DType::BF16, bf16s)]
+        .into_iter()
+        .zip(sums)
+    {
+        let mut world = World::new(make, &[0, 1, 2]);
+        for (rank, value) in values.into_iter().enumerate() {
+            let arrival = Arrival {
+                shape: Shape::new([1]),
+                dtype,
+                mean: false,
+                fault: None,
+            };
+            let bytes = Bytes::copy_from_slice(&value);
+            world.groups[rank].arrive(rank, 1, arrival, bytes, world.now);
+        }
+        while world
+            .pairs()
+            .into_iter()
+            .any(|(from, to)| world.carry(from, to))
+        {}
+        for group in &mut world.groups {
+            let done = group.take_done();
+            assert_eq!(done[0].result.as_deref(), Ok(&sum[..]));
+        }
+    }
+}
+
+fn as_many_bytes_are_sent_as_in_a_ring(make: Make) {
     for workers in [2, 3, 4, 8] {
         let nodes: Vec<usize> = (0..workers).collect();
-        let mut world = World::new(&nodes);
+        let mut world = World::new(make, &nodes);
         let size = 4 * 30_000;
         for rank in nodes {
             world.arrive(rank, 1, &vec![1.0; size / 4]);
@@ -198,9 +265,8 @@ fn as_many_bytes_are_sent_as_in_a_ring() {
     }
 }
 
-#[test]
-fn small_tensors_travel_together() {
-    let mut world = World::new(&[0, 1]);
+fn small_tensors_travel_together(make: Make) {
+    let mut world = World::new(make, &[0, 1]);
     for call in 0..100 {
         world.arrive(0, call, &[1.0; 10]);
         world.arrive(1, call, &[2.0; 10]);
@@ -221,9 +287,8 @@ fn small_tensors_travel_together() {
     );
 }
 
-#[test]
-fn a_mismatch_names_both_ranks_and_costs_one_call() {
-    let mut world = World::new(&[0, 1, 2]);
+fn a_mismatch_names_both_ranks_and_costs_one_call(make: Make) {
+    let mut world = World::new(make, &[0, 1, 2]);
     for rank in 0..3 {
         world.arrive(rank, 1, &vec![1.0; if rank == 1 { 2000 } else { 3000 }]);
         world.arrive(rank, 2, &[rank as f32; 1500]);
@@ -240,9 +305,8 @@ fn a_mismatch_names_both_ranks_and_costs_one_call() {
     }
 }
 
-#[test]
-fn integers_and_ranks_without_a_value_fail_for_all() {
-    let mut world = World::new(&[0, 0, 1]);
+fn integers_and_ranks_without_a_value_fail_for_all(make: Make) {
+    let mut world = World::new(make, &[0, 0, 1]);
     let arrival = |dtype, fault| Arrival {
         shape: Shape::new([1]),
         dtype,
@@ -268,10 +332,9 @@ fn integers_and_ranks_without_a_value_fail_for_all() {
     assert_eq!(world.done[1][2], (3, Ok(vec![3.0])));
 }
 
-#[test]
-fn a_rank_that_does_not_come_is_named_to_all() {
+fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
     let deadline = Duration::from_secs(30);
-    let mut world = World::new(&[0, 0, 1, 2]);
+    let mut world = World::new(make, &[0, 0, 1, 2]);
     world.arrive(0, 1, &[1.0]);
     world.arrive(2, 1, &[1.0]);
     world.now += Duration::from_secs(10);
@@ -294,10 +357,9 @@ fn a_rank_that_does_not_come_is_named_to_all() {
     assert_eq!(world.done[1][0].1, world.done[0][0].1);
 }
 
-#[test]
-fn a_worker_that_stops_in_the_middle_is_named() {
+fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
     let deadline = Duration::from_secs(3);
-    let mut world = World::new(&[0, 1, 2]);
+    let mut world = World::new(make, &[0, 1, 2]);
     for rank in 0..3 {
         world.arrive(rank, 1, &[1.0; 9000]);
     }
@@ -322,9 +384,8 @@ fn a_worker_that_stops_in_the_middle_is_named() {
     assert!(reason.starts_with(expected), "{reason}");
 }
 
-#[test]
-fn a_worker_that_breaks_the_rules_is_told_which() {
-    let mut world = World::new(&[0, 1]);
+fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
+    let mut world = World::new(make, &[0, 1]);
     world.arrive(0, 1, &[1.0; 2]);
     let arrival = Arrival {
         shape: Shape::new([2]),

@@ -1,15 +1,6 @@
-//! One group at one worker, as a pure state machine: all-reduces of local ranks
-//! and what other workers say go in, what to say to them and results come out.
+//! Reduce-scatter and all-gather directly between all workers of a group.
 //!
-//! The ranks' k-th all-reduces of a group belong together. A rank that has come
-//! to one *arrives*: it says of what kind its tensor is, and the workers tell each
-//! other. Once a worker knows all arrivals of a call, the call is *decided*: it
-//! runs, or it fails for everybody with the same words. Bytes flow only for calls
-//! that run, so they always find their place, and a mistake of one rank costs its
-//! call and not the group.
-//!
-//! A call that runs is a reduce-scatter and an all-gather, directly between all
-//! workers: each sends every other the slice that one is to reduce, adds up the
+//! Each worker sends every other the slice that one is to reduce, adds up the
 //! contributions to its own slice in the order of the workers, and sends the sums
 //! back. That is 2 (n - 1) / n of the tensor sent by each of n workers, as in a
 //! ring, which is the least there can be (Patarasuk and Yuan, "Bandwidth optimal
@@ -18,16 +9,19 @@
 //! contributions in one place, so that half types are rounded once, and everybody
 //! hears from everybody, so that whoever is missing is known by name.
 //!
+//! Once a worker knows all arrivals of a call, the call is *decided*: it runs, or
+//! it fails for everybody with the same words. Bytes flow only for calls that run,
+//! so they always find their place.
+//!
 //! Between two workers the slices of successive calls make one stream of bytes
 //! each way for each of the two halves. So small tensors that follow each other
 //! travel together, and no call waits for the end of the one before.
 //!
 //! Several ranks of one worker are added up there, before anything is sent.
 
+mod agree;
 mod layout;
 mod queue;
-#[cfg(test)]
-mod tests;
 
 use std::{
     collections::VecDeque,
@@ -35,15 +29,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_backend::{DType, Shape};
 use bytes::{Bytes, BytesMut};
-use tensord_proto::{
-    codec::tensor_bytes,
-    v1::{Fault, FaultKind},
-};
+use tensord_proto::v1::FaultKind;
 
-use self::queue::ByteQueue;
-use super::reduce::{Element, reduce};
+use self::{agree::agree, queue::ByteQueue};
+use super::{
+    algorithm::{Algorithm, Arrival, Broke, Done, Failure, Rank, Say},
+    reduce::{Element, reduce},
+};
 
 /// Bytes of a piece, about: small enough that reducing one overlaps with the
 /// travel of the next, and large against what a frame costs.
@@ -55,67 +48,9 @@ const ARRIVALS_PER_FRAME: usize = 256;
 /// All-reduces that a rank may be ahead of the slowest.
 const MAX_AHEAD: u64 = 1 << 16;
 
-/// A tensor that a rank brings to an all-reduce.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Arrival {
-    pub(crate) shape: Shape,
-    pub(crate) dtype: DType,
-    /// The mean is asked for; else the sum.
-    pub(crate) mean: bool,
-    /// The rank has no value to give, because of this.
-    pub(crate) fault: Option<Arc<Fault>>,
-}
-
-/// Why a call has no result.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Failure {
-    /// Some rank had no value, because of this fault.
-    Inherited(Arc<Fault>),
-    /// The call itself failed.
-    New(FaultKind, String),
-}
-
-/// The end of an all-reduce for one local rank.
+/// A group at one worker.
 #[derive(Debug)]
-pub(crate) struct Done {
-    /// The rank.
-    pub(crate) rank: usize,
-    /// What the rank called it.
-    pub(crate) ticket: u64,
-    /// The reduced tensor's bytes, shared by all local ranks.
-    pub(crate) result: Result<Bytes, Failure>,
-}
-
-/// Something to say to another worker of the group.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Say {
-    Arrivals(Vec<(usize, Arrival)>),
-    Piece { reduced: bool, bytes: Bytes },
-    Abort(Arc<str>),
-}
-
-/// A rule that another worker broke.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("in a collective, {0}")]
-pub(crate) struct Broke(String);
-
-impl Broke {
-    pub(super) fn new(rule: String) -> Self {
-        Self(rule)
-    }
-}
-
-/// A rank of a group.
-#[derive(Debug, Clone)]
-pub(crate) struct Rank {
-    /// The number of its worker among the workers of the group.
-    pub(crate) node: usize,
-    /// Where it is, in words.
-    pub(crate) place: String,
-}
-
-#[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct Direct {
     ranks: Vec<Rank>,
     /// All-reduces that each rank has come to.
     arrived: Vec<u64>,
@@ -175,7 +110,7 @@ struct Running {
     reduced: usize,
 }
 
-impl Group {
+impl Direct {
     /// A group of `ranks`, of which those on node `me` are here.
     pub(crate) fn new(ranks: Vec<Rank>, me: usize) -> Self {
         let nodes = ranks.iter().map(|rank| rank.node + 1).max().unwrap_or(1);
@@ -195,125 +130,7 @@ impl Group {
         }
     }
 
-    /// A local rank comes to its next all-reduce with `bytes`, or with the fault in
-    /// `arrival`.
-    pub(crate) fn arrive(
-        &mut self,
-        rank: usize,
-        ticket: u64,
-        arrival: Arrival,
-        bytes: Bytes,
-        now: Instant,
-    ) {
-        if let Some(reason) = &self.broken {
-            let result = Err(Failure::New(FaultKind::Peer, reason.to_string()));
-            return self.done.push(Done {
-                rank,
-                ticket,
-                result,
-            });
-        }
-        let me = self.me;
-        for (node, peer) in self.peers.iter_mut().enumerate() {
-            if node != me {
-                peer.arrivals.push_back((rank, arrival.clone()));
-            }
-        }
-        self.open_bytes += bytes.len();
-        let call = self.note(rank, arrival);
-        call.open_bytes += bytes.len();
-        call.local.push((rank, ticket, bytes));
-        call.since.get_or_insert(now);
-        self.advance(now);
-    }
-
-    /// Another worker says that `rank` has come to its next all-reduce.
-    pub(crate) fn heard(
-        &mut self,
-        node: usize,
-        rank: usize,
-        arrival: Arrival,
-        now: Instant,
-    ) -> Result<(), Broke> {
-        if self.ranks.get(rank).is_none_or(|rank| rank.node != node) {
-            let ranks = self.ranks.len();
-            return Err(Broke(format!(
-                "worker {node} speaks for rank {rank} of {ranks}, which is not there"
-            )));
-        }
-        if self.broken.is_some() {
-            return Ok(());
-        }
-        if self.arrived[rank] >= self.first + MAX_AHEAD {
-            let rule = format!("rank {rank} is more than {MAX_AHEAD} all-reduces ahead");
-            return Err(Broke(rule));
-        }
-        self.note(rank, arrival);
-        self.advance(now);
-        Ok(())
-    }
-
-    /// Another worker sends bytes of a slice that it `reduced`, or is to be here.
-    pub(crate) fn piece(
-        &mut self,
-        node: usize,
-        reduced: bool,
-        bytes: Bytes,
-        now: Instant,
-    ) -> Result<(), Broke> {
-        if self.broken.is_some() {
-            return Ok(());
-        }
-        let open_bytes = self.open_bytes;
-        let peer = &mut self.peers[node];
-        let queue = match reduced {
-            true => &mut peer.reduced,
-            false => &mut peer.contributed,
-        };
-        queue.push(bytes);
-        if queue.len() > open_bytes {
-            let rule = format!("worker {node} sends more bytes than were asked for");
-            return Err(Broke(rule));
-        }
-        self.progress = Some(now);
-        self.advance(now);
-        Ok(())
-    }
-
-    /// Ends the group: every call that is not over fails for `reason`, and so does
-    /// whatever comes after.
-    pub(crate) fn abort(&mut self, reason: &str) {
-        if self.broken.is_some() {
-            return;
-        }
-        let reason: Arc<str> = reason.into();
-        for call in self.calls.drain(..) {
-            let failure = Failure::New(FaultKind::Peer, reason.to_string());
-            fail(&mut self.done, call.local, &failure);
-        }
-        for peer in &mut self.peers {
-            *peer = Peer {
-                abort: Some(reason.clone()),
-                ..Peer::default()
-            };
-        }
-        self.broken = Some(reason);
-    }
-
-    /// Another worker has ended the group.
-    pub(crate) fn aborted(&mut self, node: usize, reason: &str) {
-        self.abort(reason);
-        // It knows.
-        self.peers[node].abort = None;
-    }
-
-    /// Ends the group if others keep local ranks waiting for `deadline`.
-    pub(crate) fn tick(&mut self, now: Instant, deadline: Duration) {
-        if let Some(reason) = self.overdue(now, deadline) {
-            self.abort(&reason);
-        }
-    }
-
+    /// Why the group is over, if others have kept local ranks waiting for `deadline`.
     fn overdue(&self, now: Instant, deadline: Duration) -> Option<String> {
         let waits = |since: Instant| {
             let since = self.progress.map_or(since, |progress| progress.max(since));
@@ -356,45 +173,6 @@ impl Group {
     fn name(&self, ranks: impl Iterator<Item = usize>) -> String {
         let name = |rank: usize| format!("rank {rank} ({})", self.ranks[rank].place);
         ranks.map(name).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Whether there is something to say to `node`.
-    pub(crate) fn has_news(&self, node: usize) -> bool {
-        let peer = &self.peers[node];
-        peer.abort.is_some() || !peer.arrivals.is_empty() || !peer.pieces.is_empty()
-    }
-
-    /// The next thing to say to `node`.
-    pub(crate) fn next(&mut self, node: usize) -> Option<Say> {
-        let peer = &mut self.peers[node];
-        if let Some(reason) = peer.abort.take() {
-            return Some(Say::Abort(reason));
-        }
-        if !peer.arrivals.is_empty() {
-            let count = peer.arrivals.len().min(ARRIVALS_PER_FRAME);
-            return Some(Say::Arrivals(peer.arrivals.drain(..count).collect()));
-        }
-        let (reduced, mut bytes) = peer.pieces.pop_front()?;
-        if bytes.len() > PIECE_BYTES {
-            let rest = bytes.split_off(PIECE_BYTES);
-            peer.pieces.push_front((reduced, rest));
-        }
-        let fits = |bytes: usize, next: &(bool, Bytes)| {
-            next.0 == reduced && bytes + next.1.len() <= PIECE_BYTES
-        };
-        if peer.pieces.front().is_some_and(|n| fits(bytes.len(), n)) {
-            let mut joined = BytesMut::from(&bytes[..]);
-            while let Some((_, next)) = peer.pieces.pop_front_if(|n| fits(joined.len(), n)) {
-                joined.extend_from_slice(&next);
-            }
-            bytes = joined.freeze();
-        }
-        Some(Say::Piece { reduced, bytes })
-    }
-
-    /// The calls of local ranks that came to an end since this was last asked.
-    pub(crate) fn take_done(&mut self) -> Vec<Done> {
-        std::mem::take(&mut self.done)
     }
 
     /// Notes that `rank` came to its next call.
@@ -549,6 +327,148 @@ impl Group {
     }
 }
 
+impl Algorithm for Direct {
+    fn arrive(&mut self, rank: usize, ticket: u64, arrival: Arrival, bytes: Bytes, now: Instant) {
+        if let Some(reason) = &self.broken {
+            let result = Err(Failure::New(FaultKind::Peer, reason.to_string()));
+            return self.done.push(Done {
+                rank,
+                ticket,
+                result,
+            });
+        }
+        let me = self.me;
+        for (node, peer) in self.peers.iter_mut().enumerate() {
+            if node != me {
+                peer.arrivals.push_back((rank, arrival.clone()));
+            }
+        }
+        self.open_bytes += bytes.len();
+        let call = self.note(rank, arrival);
+        call.open_bytes += bytes.len();
+        call.local.push((rank, ticket, bytes));
+        call.since.get_or_insert(now);
+        self.advance(now);
+    }
+
+    fn heard(
+        &mut self,
+        node: usize,
+        rank: usize,
+        arrival: Arrival,
+        now: Instant,
+    ) -> Result<(), Broke> {
+        if self.ranks.get(rank).is_none_or(|rank| rank.node != node) {
+            let ranks = self.ranks.len();
+            return Err(Broke::new(format!(
+                "worker {node} speaks for rank {rank} of {ranks}, which is not there"
+            )));
+        }
+        if self.broken.is_some() {
+            return Ok(());
+        }
+        if self.arrived[rank] >= self.first + MAX_AHEAD {
+            let rule = format!("rank {rank} is more than {MAX_AHEAD} all-reduces ahead");
+            return Err(Broke::new(rule));
+        }
+        self.note(rank, arrival);
+        self.advance(now);
+        Ok(())
+    }
+
+    fn piece(
+        &mut self,
+        node: usize,
+        reduced: bool,
+        bytes: Bytes,
+        now: Instant,
+    ) -> Result<(), Broke> {
+        if self.broken.is_some() {
+            return Ok(());
+        }
+        let open_bytes = self.open_bytes;
+        let peer = &mut self.peers[node];
+        let queue = match reduced {
+            true => &mut peer.reduced,
+            false => &mut peer.contributed,
+        };
+        queue.push(bytes);
+        if queue.len() > open_bytes {
+            let rule = format!("worker {node} sends more bytes than were asked for");
+            return Err(Broke::new(rule));
+        }
+        self.progress = Some(now);
+        self.advance(now);
+        Ok(())
+    }
+
+    fn abort(&mut self, reason: &str) {
+        if self.broken.is_some() {
+            return;
+        }
+        let reason: Arc<str> = reason.into();
+        for call in self.calls.drain(..) {
+            let failure = Failure::New(FaultKind::Peer, reason.to_string());
+            fail(&mut self.done, call.local, &failure);
+        }
+        for peer in &mut self.peers {
+            *peer = Peer {
+                abort: Some(reason.clone()),
+                ..Peer::default()
+            };
+        }
+        self.broken = Some(reason);
+    }
+
+    fn aborted(&mut self, node: usize, reason: &str) {
+        self.abort(reason);
+        // It knows.
+        self.peers[node].abort = None;
+    }
+
+    fn tick(&mut self, now: Instant, deadline: Duration) {
+        if let Some(reason) = self.overdue(now, deadline) {
+            self.abort(&reason);
+        }
+    }
+
+    fn has_news(&self, node: usize) -> bool {
+        let peer = &self.peers[node];
+        peer.abort.is_some() || !peer.arrivals.is_empty() || !peer.pieces.is_empty()
+    }
+
+    fn next(&mut self, node: usize) -> Option<Say> {
+        let peer = &mut self.peers[node];
+        if let Some(reason) = peer.abort.take() {
+            return Some(Say::Abort(reason));
+        }
+        if !peer.arrivals.is_empty() {
+            let count = peer.arrivals.len().min(ARRIVALS_PER_FRAME);
+            return Some(Say::Arrivals(peer.arrivals.drain(..count).collect()));
+        }
+        let (reduced, mut bytes) = peer.pieces.pop_front()?;
+        if bytes.len() > PIECE_BYTES {
+            let rest = bytes.split_off(PIECE_BYTES);
+            peer.pieces.push_front((reduced, rest));
+        }
+        let fits = |bytes: usize, next: &(bool, Bytes)| {
+            next.0 == reduced && bytes + next.1.len() <= PIECE_BYTES
+        };
+        if peer.pieces.front().is_some_and(|n| fits(bytes.len(), n)) {
+            let mut joined = BytesMut::from(&bytes[..]);
+            while let Some((_, next)) = peer.pieces.pop_front_if(|n| fits(joined.len(), n)) {
+                joined.extend_from_slice(&next);
+            }
+            bytes = joined.freeze();
+        }
+        Some(Say::Piece { reduced, bytes })
+    }
+
+    fn take_done(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.done)
+    }
+}
+
 impl Running {
     /// The next bytes of the sum, of the `left` part of the own slice.
     fn reduce_more(
@@ -597,41 +517,45 @@ fn fail(done: &mut Vec<Done>, local: Vec<(usize, u64, Bytes)>, failure: &Failure
     }
 }
 
-/// What all ranks bring, if they bring the same: element type, bytes, and whether
-/// the mean is asked for. Every worker comes to the same answer.
-fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<(Element, usize, bool), Failure> {
-    if let Some(fault) = arrivals.iter().find_map(|arrival| arrival.fault.clone()) {
-        return Err(Failure::Inherited(fault));
+#[cfg(test)]
+mod tests {
+    use burn_backend::{DType, Shape};
+
+    use super::{super::conformance, *};
+
+    fn direct(ranks: Vec<Rank>, me: usize) -> Box<dyn Algorithm> {
+        Box::new(Direct::new(ranks, me))
     }
-    let mismatch = |reason: String| Err(Failure::New(FaultKind::Mismatch, reason));
-    let kind = |arrival: &Arrival| {
-        let what = if arrival.mean { "mean" } else { "sum" };
-        format!(
-            "{} of {} for the {what}",
-            arrival.shape,
-            arrival.dtype.name()
-        )
-    };
-    let (first, rest) = arrivals.split_first().expect("a group has ranks");
-    if let Some(at) = rest.iter().position(|arrival| arrival != first) {
-        let other = at + 1;
-        let (one, two) = (&ranks[0].place, &ranks[other].place);
-        return mismatch(format!(
-            "rank 0 ({one}) brings {}, rank {other} ({two}) {}",
-            kind(first),
-            kind(rest[at])
-        ));
+
+    #[test]
+    fn it_keeps_the_laws() {
+        conformance::run(direct);
     }
-    let Some(element) = Element::of(first.dtype) else {
-        let count = ranks.len();
-        return mismatch(format!(
-            "an all-reduce takes f64, f32, f16 or bf16, and ranks 0 to {} bring {}",
-            count - 1,
-            kind(first)
-        ));
-    };
-    match tensor_bytes(&first.shape, first.dtype) {
-        Some(size) => Ok((element, size, first.mean)),
-        None => mismatch(format!("{} is beyond what can be addressed", kind(first))),
+
+    #[test]
+    fn nothing_is_left_of_calls_that_are_over() {
+        let rank = |node| Rank {
+            node,
+            place: String::new(),
+        };
+        let mut group = Direct::new(vec![rank(0), rank(0)], 0);
+        let arrival = |size| Arrival {
+            shape: Shape::new([size]),
+            dtype: DType::F32,
+            mean: false,
+            fault: None,
+        };
+        let now = Instant::now();
+        for call in 0..3 {
+            for rank in 0..2 {
+                // The second is a mismatch.
+                let size = if call == 1 { 1 + rank } else { 1 };
+                let bytes = vec![0; 4 * size].into();
+                group.arrive(rank, call, arrival(size), bytes, now);
+            }
+        }
+        assert_eq!(group.take_done().len(), 6);
+        assert!(group.calls.is_empty());
+        assert_eq!((group.open_bytes, group.first), (0, 3));
     }
 }
