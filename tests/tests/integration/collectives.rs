@@ -96,6 +96,69 @@ fn many_small_all_reduces_in_a_row_and_groups_beside_each_other() {
 }
 
 #[test]
+fn ten_thousand_all_reduces_in_sequence() {
+    let (_cluster, lease) = lease(&["flex", "flex"], 2);
+    let devices = lease.devices();
+    // Each needs the result of the one before, on either rank: first the sum of both
+    // values, then always the mean of twice the same.
+    let mut values: Vec<Tensor<1>> = vec![
+        Tensor::full([5], 3.0, &devices[0]),
+        Tensor::full([5], 4.0, &devices[1]),
+    ];
+    for step in 0..10_000 {
+        values = values
+            .into_iter()
+            .map(|value| {
+                let sum = all_reduce(value, ReduceOperation::Sum, devices.to_vec()).resolve();
+                if step % 2 == 0 { sum - 3.5 } else { sum / 2.0 }
+            })
+            .collect();
+    }
+    // 7 - 3.5 = 3.5, (3.5 + 3.5) / 2 = 3.5, and so on.
+    for value in values {
+        assert_eq!(value.into_data().try_to_vec::<f32>().unwrap(), [3.5; 5]);
+    }
+}
+
+#[test]
+fn eight_groups_at_once() {
+    let (_cluster, lease) = lease(&["flex*2", "flex", "flex"], 4);
+    let devices = lease.devices();
+    let groups: [&[usize]; 8] = [
+        &[0, 1, 2, 3],
+        &[0, 1],
+        &[0, 2],
+        &[0, 3],
+        &[1, 2, 3],
+        &[0, 2, 3],
+        &[1, 3],
+        &[2, 3],
+    ];
+    std::thread::scope(|scope| {
+        for (number, group) in groups.into_iter().enumerate() {
+            for rank in group {
+                scope.spawn(move || {
+                    let members: Vec<Device> = group.iter().map(|r| devices[*r].clone()).collect();
+                    let size = [1 + 700 * number];
+                    let mut total = Tensor::<1>::zeros(size, &devices[*rank]);
+                    let mut expected = 0.0f32;
+                    for round in 0..40 {
+                        let value = (number * 100 + round * 10 + rank) as f32;
+                        let mine = Tensor::<1>::full(size, value, &devices[*rank]);
+                        let sum = all_reduce(mine, ReduceOperation::Sum, members.clone());
+                        total = total + sum.resolve();
+                        let of = |r: &usize| (number * 100 + round * 10 + r) as f32;
+                        expected += group.iter().map(of).sum::<f32>();
+                    }
+                    let total: Vec<f32> = total.into_data().try_to_vec().unwrap();
+                    assert!(total.iter().all(|v| *v == expected), "group {number}");
+                });
+            }
+        }
+    });
+}
+
+#[test]
 fn a_rank_whose_thread_has_come_to_its_end_is_not_waited_for() {
     let (_cluster, lease) = lease(&["flex", "flex"], 2);
     let [first, second] = lease.devices() else {

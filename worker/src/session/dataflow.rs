@@ -114,11 +114,6 @@ impl Dataflow {
         }
     }
 
-    /// Tensors whose values are on the way.
-    pub(crate) fn pending(&self) -> usize {
-        self.pending
-    }
-
     /// Whether the value of `id` is on the way.
     pub(crate) fn is_pending(&self, id: TensorId) -> bool {
         self.pending > 0 && matches!(self.tensors.get(&id), Some(Slot::Pending { .. }))

@@ -1,14 +1,15 @@
 //! Carries out one session's work, in order, one piece at a time.
 //!
-//! Work is decoded some way ahead of what is carried out, for the sake of the
-//! all-reduces in it (`together`): one whose tensor is there begins at once, and
-//! goes on while the ops before it are carried out. An op that needs a value that
-//! is on the way from elsewhere waits for it, and all ops after it with it.
+//! - `schedule`: what is carried out when. Work is decoded some way ahead.
+//! - `together`: all-reduces and transfers. An all-reduce ahead whose tensor is there
+//!   begins at once, and goes on while the ops before it are carried out.
+//! - `upload`: tensors of bytes that the client has.
 //!
 //! Owned by the device's executor thread. Everything that can go wrong with an
 //! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a
 //! panic of the backend. Only bytes that are no ops at all end the session.
 
+mod schedule;
 mod together;
 mod upload;
 
@@ -23,18 +24,24 @@ use std::{
 
 use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{
-    AllReduceOpIr, DistributedOperationIr, FloatOperationIr, NumericOperationIr, OperationIr,
-    TensorId, TensorIr,
+    AllReduceOpIr, DeviceIdIr, DistributedOperationIr, FloatOperationIr, NumericOperationIr,
+    OperationIr, TensorId, TensorIr,
 };
 use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{CodecError, OpDecoder, op_name},
+    codec::{OpDecoder, op_name},
     v1::{Fault, FaultKind},
 };
 
-use self::together::{Awaited, Started};
-pub(crate) use self::together::{Request, Together};
+pub(crate) use self::{
+    schedule::Step,
+    together::{Request, Together},
+};
+use self::{
+    schedule::{Aside, Plan, Task},
+    together::{Awaited, Started},
+};
 use super::{
     dataflow::{Dataflow, Refusal},
     uploads::Uploads,
@@ -44,10 +51,6 @@ use crate::{backend::Engine, collective::Capability, memory::SessionMemory};
 /// Faults remembered for syncs to tell; a program that reads nothing and syncs
 /// never would pile them up.
 const MAX_UNREPORTED: usize = 64;
-
-/// Ops that are decoded ahead, about: several steps of a small model, or the
-/// backward pass of a large one, at some hundred bytes each.
-const AHEAD_OPS: usize = 8192;
 
 /// A piece of work, as it came off the wire.
 pub(crate) enum Work {
@@ -82,31 +85,6 @@ pub(crate) enum Work {
         capability: Capability,
         from: u32,
     },
-}
-
-/// Work that was decoded.
-enum Plan {
-    /// A frame of ops, and what it needs for its uploads until it is begun.
-    Ops(VecDeque<OperationIr>, Option<Bytes>),
-    Other(Work),
-    Close,
-}
-
-/// What one step came to.
-pub(crate) enum Step {
-    /// An op was carried out.
-    More,
-    /// A piece of work is done: the bytes of credit that it gives back, and what the
-    /// client is told.
-    Done(usize, Option<Reply>),
-    /// The next op is an upload whose bytes are in the next payload.
-    NeedsPayload,
-    /// The next op needs a value that is on the way from elsewhere.
-    NeedsArrival,
-    /// There is no work.
-    Idle,
-    /// The client is done with the session.
-    Closed,
 }
 
 /// What a piece of work gives the client.
@@ -156,12 +134,16 @@ pub(crate) struct Runner {
     plans: VecDeque<(Plan, usize)>,
     /// Ops among it.
     planned_ops: usize,
+    /// Work that waits for values.
+    aside: Aside,
+    /// Work that waited and may go on, before any other.
+    again: VecDeque<Task>,
     uploads: Uploads,
     /// An upload that waits for its payload, to be kept in a slot if there is one.
     awaiting: Option<(TensorIr, Option<u32>)>,
     together: Together,
-    /// All-reduces among the work that were not begun, in order.
-    reduces: VecDeque<AllReduceOpIr>,
+    /// All-reduces among the work that were not begun, in order, by their groups.
+    reduces: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
     /// Those that were, and have not had their turn, by their output.
     started: HashMap<TensorId, Started>,
     /// What is on the way, by ticket.
@@ -173,6 +155,9 @@ pub(crate) struct Runner {
     /// It is not to wait for more.
     urgent: bool,
     tickets: u64,
+    /// Ops that had their turn.
+    ops_seen: u64,
+    /// The number of the op at hand, or the last.
     op_number: u64,
     seed: u64,
     /// Random ops since the seed was set. A replay draws the same numbers, and
@@ -198,126 +183,23 @@ impl Runner {
             worker,
             plans: VecDeque::new(),
             planned_ops: 0,
+            aside: Aside::default(),
+            again: VecDeque::new(),
             uploads,
             awaiting: None,
             together,
-            reduces: VecDeque::new(),
+            reduces: HashMap::new(),
             started: HashMap::new(),
             awaited: HashMap::new(),
             requests: Vec::new(),
             bucket_bytes: 0,
             urgent: false,
             tickets: 0,
+            ops_seen: 0,
             op_number: 0,
             seed,
             draws: 0,
             unreported: VecDeque::new(),
-        }
-    }
-
-    /// Ops carried out or refused so far.
-    pub(crate) fn op_number(&self) -> u64 {
-        self.op_number
-    }
-
-    /// Whether more work may be decoded ahead.
-    pub(crate) fn has_room(&self) -> bool {
-        self.planned_ops < AHEAD_OPS
-    }
-
-    /// Takes the next piece of work, which gives back `credit` when it is done.
-    pub(crate) fn plan(&mut self, work: Work, credit: usize) -> Result<(), CodecError> {
-        // The other end's encoder counts these tensors, too.
-        if let Work::Poison { id, .. }
-        | Work::Alias { id, .. }
-        | Work::Take {
-            out: TensorIr { id, .. },
-            ..
-        } = &work
-        {
-            self.decoder.note_tensor(*id);
-        }
-        let plan = match work {
-            Work::Ops {
-                count,
-                encoded,
-                contents,
-            } => {
-                let ops = self.decoder.decode(&encoded, count)?;
-                self.planned_ops += ops.len();
-                self.reduces
-                    .extend(ops.iter().filter_map(together::all_reduce));
-                Plan::Ops(ops.into(), Some(contents))
-            }
-            work => {
-                self.planned_ops += 1;
-                Plan::Other(work)
-            }
-        };
-        self.plans.push_back((plan, credit));
-        self.begin_early();
-        Ok(())
-    }
-
-    /// Nothing comes after what was planned.
-    pub(crate) fn plan_close(&mut self) {
-        self.plans.push_back((Plan::Close, 0));
-    }
-
-    /// Whether the next step may have something to tell the client.
-    pub(crate) fn replies_next(&self) -> bool {
-        matches!(self.plans.front(), Some((Plan::Other(_), _)))
-    }
-
-    /// Carries out an op, or another piece of work.
-    pub(crate) fn step(&mut self) -> Result<Step, CodecError> {
-        if self.awaiting.is_some() {
-            return Ok(Step::NeedsPayload);
-        }
-        let Some((plan, credit)) = self.plans.front_mut() else {
-            return Ok(Step::Idle);
-        };
-        match plan {
-            Plan::Ops(ops, contents) => {
-                if let Some(contents) = contents.take() {
-                    self.uploads.begin(contents);
-                }
-                let Some(op) = ops.front() else {
-                    let credit = *credit;
-                    self.plans.pop_front();
-                    self.uploads.finish()?;
-                    return Ok(Step::Done(credit, None));
-                };
-                if self.flow.must_wait(op) || together::is_too_far(op, self.awaited.len()) {
-                    self.urgent = true;
-                    return Ok(Step::NeedsArrival);
-                }
-                let op = ops.pop_front().expect("it was just there");
-                self.planned_ops -= 1;
-                let step = match op {
-                    OperationIr::Init(init) => self.init(init.out)?,
-                    op => {
-                        self.run_op(op);
-                        Step::More
-                    }
-                };
-                self.begin_early();
-                Ok(step)
-            }
-            Plan::Other(work) if must_wait(&self.flow, work) => {
-                self.urgent = true;
-                Ok(Step::NeedsArrival)
-            }
-            Plan::Other(_) => {
-                let Some((Plan::Other(work), credit)) = self.plans.pop_front() else {
-                    unreachable!("it was just there");
-                };
-                self.planned_ops -= 1;
-                let reply = self.carry_out(work);
-                self.begin_early();
-                Ok(Step::Done(credit, reply))
-            }
-            Plan::Close => Ok(Step::Closed),
         }
     }
 
@@ -331,7 +213,6 @@ impl Runner {
         match work {
             Work::Ops { .. } => unreachable!("ops were decoded when they were planned"),
             Work::Poison { id, fault } => {
-                self.op_number += 1;
                 self.flow.insert_poisoned(id, Arc::new(fault));
             }
             Work::Alias { id, source } => self.alias(id, source),
@@ -379,7 +260,6 @@ impl Runner {
     }
 
     fn run_op(&mut self, op: OperationIr) {
-        self.op_number += 1;
         if let OperationIr::Distributed(distributed) = &op {
             return match distributed {
                 DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
@@ -426,7 +306,6 @@ impl Runner {
     }
 
     fn alias(&mut self, id: TensorId, source: TensorId) {
-        self.op_number += 1;
         if let Err(refusal) = self.flow.alias(id, source) {
             let fault = self.fault_of(refusal, || "Alias".into());
             self.flow.insert_poisoned(id, fault);
@@ -488,16 +367,6 @@ impl Runner {
         self.unreported
             .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
         fault
-    }
-}
-
-/// Whether `work` needs a value that is on the way.
-fn must_wait(flow: &Dataflow, work: &Work) -> bool {
-    match work {
-        Work::Read { tensor, .. } | Work::Offer { tensor, .. } => flow.is_pending(tensor.id),
-        Work::Alias { source, .. } => flow.is_pending(*source),
-        Work::Sync { .. } => flow.pending() > 0,
-        _ => false,
     }
 }
 

@@ -34,7 +34,7 @@ impl Session {
             lock(&self.todo).scheduled = false;
             return Turn::Over;
         };
-        let before = runner.op_number();
+        let before = runner.ops_seen();
         self.feed(runner);
         let turn = loop {
             if self.ending.load(Ordering::Acquire) {
@@ -44,10 +44,11 @@ impl Session {
                 break Some(Turn::Over);
             }
             match self.step(runner) {
-                Step::More => {}
-                Step::Done(credit, reply) => {
+                Step::Ran(credit, reply) => {
                     reply.into_iter().for_each(|reply| self.reply(reply));
-                    self.consumed(Track::Ops, credit);
+                    if credit > 0 {
+                        self.consumed(Track::Ops, credit);
+                    }
                 }
                 Step::NeedsPayload => break Some(Turn::Over),
                 Step::NeedsArrival | Step::Idle => {
@@ -67,7 +68,7 @@ impl Session {
             }
         };
         self.ask(runner, true);
-        let ops = runner.op_number() - before;
+        let ops = runner.ops_seen() - before;
         self.site.ops.fetch_add(ops, Ordering::Relaxed);
         turn.unwrap_or_else(|| {
             let runner = guard.take();
@@ -82,14 +83,14 @@ impl Session {
             Ok(Step::NeedsPayload) => match self.next_payload() {
                 Some(payload) => runner.payload(payload),
                 // Ended meanwhile, which is seen next.
-                None if self.ending.load(Ordering::Acquire) => return Step::More,
+                None if self.ending.load(Ordering::Acquire) => return Step::Ran(0, None),
                 None => return Step::NeedsPayload,
             },
             stepped => stepped,
         };
         stepped.unwrap_or_else(|e| {
             self.broke(&e);
-            Step::More
+            Step::Ran(0, None)
         })
     }
 

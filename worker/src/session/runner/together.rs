@@ -5,11 +5,12 @@
 //!
 //! All-reduces are asked for in buckets: they are held back while the ops between
 //! them are carried out, until there are many bytes of them, the program syncs, an
-//! op needs a result, or the session's turn is over. They keep their order, as the
-//! n-th all-reduce of a group is the n-th on every rank; so one that cannot begin
-//! holds up those after it.
+//! op needs a result, or the session's turn is over. Those of a group keep their
+//! order, as the n-th is the n-th on every rank; so one that cannot begin holds up
+//! those after it.
 
 use std::{
+    collections::hash_map::Entry,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -66,28 +67,20 @@ pub(super) enum Started {
 /// Something on its way.
 #[derive(Debug)]
 pub(super) struct Awaited {
-    /// The tensor it is for, once that has had its turn.
-    out: Option<TensorId>,
+    /// The tensor it is for, and the number of the op that makes it, once that has
+    /// had its turn.
+    out: Option<(TensorId, u64)>,
     /// What came before then.
     early: Option<Outcome>,
     about: Blame,
 }
 
 /// The all-reduce that `op` is, if it is one.
-pub(super) fn all_reduce(op: &OperationIr) -> Option<AllReduceOpIr> {
+pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
     match op {
-        OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => Some(op.clone()),
+        OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => Some(op),
         _ => None,
     }
-}
-
-/// Whether `op` would be one all-reduce too many on the way.
-pub(super) fn is_too_far(op: &OperationIr, awaited: usize) -> bool {
-    awaited >= MAX_AWAITED
-        && matches!(
-            op,
-            OperationIr::Distributed(DistributedOperationIr::AllReduce(_))
-        )
 }
 
 impl Runner {
@@ -102,15 +95,50 @@ impl Runner {
         std::mem::take(&mut self.requests)
     }
 
+    /// Takes note of the all-reduces ahead.
+    pub(super) fn note_all_reduces(&mut self, ops: &[OperationIr]) {
+        for op in ops.iter().filter_map(all_reduce) {
+            let group = self.reduces.entry(op.device_ids.clone()).or_default();
+            group.push_back(op.clone());
+        }
+    }
+
     /// Begins those all-reduces ahead whose tensors are there.
     pub(super) fn begin_early(&mut self) {
-        while let Some(op) = self.reduces.front()
-            && self.awaited.len() < MAX_AWAITED
-            && self.flow.is_live(op.tensor.id)
-        {
-            let op = self.reduces.pop_front().expect("it was just there");
-            self.begin_all_reduce(&op);
+        if self.reduces.is_empty() {
+            return;
         }
+        let mut begin = Vec::new();
+        self.reduces.retain(|_, group| {
+            while let Some(op) = group.front()
+                && self.flow.is_live(op.tensor.id)
+                && self.awaited.len() + begin.len() < MAX_AWAITED
+            {
+                begin.extend(group.pop_front());
+            }
+            !group.is_empty()
+        });
+        begin.iter().for_each(|op| self.begin_all_reduce(op));
+    }
+
+    /// Whether an all-reduce of the same group is to begin before `op`.
+    pub(super) fn is_before_its_turn(&self, op: &AllReduceOpIr) -> bool {
+        let next = self
+            .reduces
+            .get(&op.device_ids)
+            .and_then(|group| group.front());
+        !self.started.contains_key(&op.out.id) && next.is_some_and(|next| next.out.id != op.out.id)
+    }
+
+    /// Whether so many results are on the way that all waits for them.
+    pub(super) fn awaits_too_much(&self) -> bool {
+        self.awaited.len() >= MAX_AWAITED
+    }
+
+    /// Whether results are on the way of what had its turn before op `number` was over.
+    pub(super) fn awaits_from_before(&self, number: u64) -> bool {
+        let before = |awaited: &Awaited| awaited.out.is_some_and(|(_, turn)| turn <= number);
+        self.awaited.values().any(before)
     }
 
     fn begin_all_reduce(&mut self, op: &AllReduceOpIr) {
@@ -175,6 +203,7 @@ impl Runner {
     fn ticket(&mut self, out: Option<TensorId>, about: Blame) -> u64 {
         self.tickets += 1;
         let early = None;
+        let out = out.map(|id| (id, self.op_number));
         self.awaited
             .insert(self.tickets, Awaited { out, early, about });
         self.tickets
@@ -205,13 +234,14 @@ impl Runner {
         let OperationIr::Distributed(DistributedOperationIr::AllReduce(reduce)) = op else {
             return;
         };
-        if self
-            .reduces
-            .front()
-            .is_some_and(|next| next.out.id == reduce.out.id)
-        {
-            self.reduces.pop_front();
-            self.begin_all_reduce(reduce);
+        if let Entry::Occupied(mut group) = self.reduces.entry(reduce.device_ids.clone()) {
+            let is_next = |next: &mut AllReduceOpIr| next.out.id == reduce.out.id;
+            if group.get_mut().pop_front_if(is_next).is_some() {
+                if group.get().is_empty() {
+                    group.remove();
+                }
+                self.begin_all_reduce(reduce);
+            }
         }
         let ticket = match self.started.remove(&reduce.out.id) {
             Some(Started::Ticket(ticket)) => ticket,
@@ -232,7 +262,8 @@ impl Runner {
         }
         let about = self.blame("Distributed.AllReduce");
         if let Some(awaited) = self.awaited.get_mut(&ticket) {
-            (awaited.out, awaited.about) = (Some(reduce.out.id), about);
+            awaited.out = Some((reduce.out.id, self.op_number));
+            awaited.about = about;
             if let Some(outcome) = awaited.early.take() {
                 self.arrive(ticket, outcome);
             }
@@ -244,7 +275,7 @@ impl Runner {
         let Some(awaited) = self.awaited.get_mut(&ticket) else {
             return;
         };
-        let Some(id) = awaited.out else {
+        let Some((id, _)) = awaited.out else {
             awaited.early = Some(outcome);
             return;
         };
@@ -265,6 +296,7 @@ impl Runner {
             let settled = arrived.map_err(|refusal| self.blamed(&about, refusal));
             self.flow.settle(id, settled);
         }
+        self.try_again();
         self.begin_early();
     }
 
@@ -334,7 +366,6 @@ impl Runner {
 
     /// Makes a tensor of what another session offers.
     pub(super) fn take(&mut self, out: &TensorIr, capability: Capability, from: u32) {
-        self.op_number += 1;
         let about = self.blame("Take");
         let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
         let place = self.flow.check_new(out.id);

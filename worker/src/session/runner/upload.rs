@@ -31,7 +31,7 @@ impl Runner {
         };
         let memory = self.flow.reserve(size as u64);
         self.upload(&out, source, memory);
-        Ok(Step::More)
+        Ok(Step::Ran(0, None))
     }
 
     /// Goes on with the upload that [`step`](Self::step) wants a payload for.
@@ -41,11 +41,10 @@ impl Runner {
         let source = self.uploads.keep(payload.bytes, keep)?;
         self.upload(&out, source, payload.memory);
         self.begin_early();
-        Ok(Step::More)
+        Ok(Step::Ran(0, None))
     }
 
     fn upload(&mut self, out: &TensorIr, source: Source, memory: Result<SessionMemory, Refusal>) {
-        self.op_number += 1;
         let Err(refusal) = self.try_upload(out, source, memory) else {
             return;
         };

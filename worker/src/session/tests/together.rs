@@ -88,15 +88,91 @@ fn a_result_is_waited_for_by_whoever_needs_it_and_by_nobody_else() {
     bench.read(1, &kept(2));
     bench.read(2, &kept(3));
     bench.read(3, &kept(2));
-    bench.all();
-    assert_eq!(bench.values(), [(1, Ok(vec![5.0, 5.0]))]);
-    other.call(&bench, 7, &[10.0, 20.0]);
+    bench.client.push(Body::Sync(v1::Sync { request_id: 4 }));
+    bench.ops(&[add(2, 2, 4), add(3, 2, 5), add(2, 4, 6)]);
+    bench.read(5, &used(6));
+    bench.read(6, &kept(5));
     bench.all();
     let five = Ok(vec![5.0, 5.0]);
-    let values = [(1, five.clone()), (2, Ok(vec![11.0, 22.0])), (3, five)];
+    let mut values = vec![(1, five.clone()), (3, five), (5, Ok(vec![15.0, 15.0]))];
     assert_eq!(bench.values(), values);
+    assert!(
+        !bench
+            .answers
+            .iter()
+            .any(|body| matches!(body, Body::Synced(_)))
+    );
+    other.call(&bench, 7, &[10.0, 20.0]);
+    bench.all();
+    values.extend([(2, Ok(vec![11.0, 22.0])), (6, Ok(vec![16.0, 27.0]))]);
+    assert_eq!(bench.values(), values);
+    assert!(
+        bench
+            .answers
+            .iter()
+            .any(|body| matches!(body, Body::Synced(_)))
+    );
     assert_eq!(other.heard(), [(7, Ok(bytes_of(&[11.0, 22.0])))]);
-    assert_eq!(bench.memory.live_bytes(), 16, "the input was its last use");
+    assert_eq!(
+        bench.memory.live_bytes(),
+        4 * 8,
+        "inputs are gone with their last use"
+    );
+}
+
+#[test]
+fn what_is_put_aside_keeps_its_tensors_and_its_order() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    bench.upload(2, &[5.0, 5.0]);
+    bench.ops(&[
+        all_reduce(used(1), 3, &[0, 1]),
+        // Waits, and what it uses must not go before it.
+        add(3, 2, 4),
+        OperationIr::Drop(used(2)),
+        OperationIr::Drop(used(3)),
+        add(4, 4, 5),
+        OperationIr::Drop(used(4)),
+        random(6),
+    ]);
+    bench.read(1, &used(5));
+    bench.read(2, &kept(6));
+    bench.all();
+    let random = bench.values();
+    assert_eq!(
+        random.len(),
+        1,
+        "the random op waits for nothing: {random:?}"
+    );
+    other.call(&bench, 7, &[10.0, 20.0]);
+    bench.all();
+    assert_eq!(bench.values()[1], (1, Ok(vec![32.0, 54.0])));
+    assert_eq!(bench.memory.live_bytes(), 8, "the random tensor alone");
+}
+
+#[test]
+fn ranks_may_come_to_groups_in_different_orders() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    // A group of its own between two calls of another, each with a use behind it.
+    bench.ops(&[
+        all_reduce(kept(1), 2, &[0, 1]),
+        add(2, 2, 3),
+        all_reduce(kept(3), 4, &[0, 1]),
+        all_reduce(kept(1), 5, &[0]),
+        add(5, 5, 6),
+    ]);
+    bench.read(1, &kept(6));
+    bench.read(2, &kept(4));
+    bench.all();
+    assert_eq!(bench.values(), [(1, Ok(vec![2.0, 4.0]))]);
+    other.call(&bench, 1, &[0.0, 0.0]);
+    bench.all();
+    other.call(&bench, 2, &[1.0, 1.0]);
+    bench.all();
+    assert_eq!(bench.values()[1], (2, Ok(vec![3.0, 5.0])));
 }
 
 #[test]
