@@ -207,7 +207,7 @@ fn a_poisoned_tensor_moves_with_its_cause() {
     let [first, second] = lease.devices() else {
         panic!("two devices were leased");
     };
-    let poisoned = Tensor::<1>::zeros([1usize << 45], first);
+    let poisoned = Tensor::<1>::zeros([1usize << 45], first).sum();
     let moved = poisoned.to_device(second);
     let error = moved.try_into_data().unwrap_err().to_string();
     assert!(error.contains("needs more memory"), "{error}");
