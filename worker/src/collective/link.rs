@@ -239,3 +239,142 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use burn_backend::{DType, Shape};
+    use bytes::Bytes;
+    use tensord_proto::{ids::LeaseId, v1::LeaseShare};
+    use tensord_transport::{Identity, Listener};
+    use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
+
+    use super::super::{Arrival, Arrived, Call, Member, Members, Outcome, Roster, Settings};
+    use super::*;
+
+    /// A session that only listens.
+    struct Ear(mpsc::UnboundedSender<(u64, Outcome)>);
+
+    impl Member for Ear {
+        fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
+            let _ = self.0.send((ticket, outcome));
+        }
+    }
+
+    struct Worker {
+        cohort: Arc<Cohort>,
+        _ear: Arc<dyn Member>,
+        heard: mpsc::UnboundedReceiver<(u64, Outcome)>,
+    }
+
+    /// The worker of the lease with this id, with the session at `place`.
+    fn worker(shares: &[LeaseShare], id: u64, place: u32) -> Worker {
+        let settings = Settings {
+            deadline: Duration::from_secs(20),
+            bucket_bytes: None,
+            runtime: Handle::current(),
+        };
+        let roster = Roster::new(shares.to_vec(), WorkerId(id));
+        let cohort = Cohort::new(1, LeaseId(1), roster, Bytes::new(), settings);
+        let (tell, heard) = mpsc::unbounded_channel();
+        let ear: Arc<dyn Member> = Arc::new(Ear(tell));
+        assert!(cohort.enter(place, Arc::downgrade(&ear)));
+        Worker {
+            cohort,
+            _ear: ear,
+            heard,
+        }
+    }
+
+    impl Worker {
+        fn call(&self, place: u32, ticket: u64, size: usize) {
+            let value = (ticket as f32 + place as f32).to_le_bytes();
+            let call = Call {
+                members: Members::new(vec![0, 1], self.cohort.roster()).unwrap(),
+                ticket,
+                arrival: Arrival {
+                    shape: Shape::new([size]),
+                    dtype: DType::F32,
+                    mean: false,
+                    fault: None,
+                },
+                bytes: value.repeat(size).into(),
+            };
+            self.cohort.call(place, vec![call]);
+        }
+
+        async fn next(&mut self) -> (u64, Bytes) {
+            let heard = timeout(Duration::from_secs(30), self.heard.recv()).await;
+            match heard.unwrap().unwrap() {
+                (ticket, Ok(Arrived::Reduced(bytes))) => (ticket, bytes),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Takes in whoever dials; the last connection can be cut.
+    async fn accepting(
+        mut listener: Listener,
+        cohort: Arc<Cohort>,
+        last: Arc<Mutex<Option<AbortHandle>>>,
+    ) {
+        loop {
+            let mut link = listener.accept().await;
+            let first = link.receiver.recv().await.unwrap().unwrap();
+            let Some(Body::Join(join)) = duplex::decode(first).unwrap().body else {
+                panic!("the first frame joins");
+            };
+            let serving = serve(accept(&cohort, &join).unwrap(), link);
+            *last.lock().unwrap() = Some(tokio::spawn(serving).abort_handle());
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_link_that_is_lost_is_made_again_and_nothing_with_it() {
+        let identity = Identity::self_signed().unwrap();
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity).await;
+        let listener = listener.unwrap();
+        let share = |worker_id, address: String| LeaseShare {
+            worker_id,
+            worker: format!("w{worker_id}"),
+            address,
+            certificate_sha256: identity.fingerprint().0.to_vec().into(),
+            ..LeaseShare::default()
+        };
+        let address = listener.address().to_string();
+        let shares = [share(1, "127.0.0.1:1".into()), share(2, address)];
+        let (mut first, mut second) = (worker(&shares, 1, 0), worker(&shares, 2, 1));
+        let last: Arc<Mutex<Option<AbortHandle>>> = Arc::default();
+        let accepting = accepting(listener, second.cohort.clone(), last.clone());
+        let accepting = tokio::spawn(accepting);
+        let (calls, size) = (40, 300_000);
+        for ticket in 0..calls {
+            first.call(0, ticket, size);
+            second.call(1, ticket, size);
+            if ticket % 8 == 7 {
+                // In the middle of what was begun last.
+                assert_eq!(first.next().await.0, ticket / 8);
+                let connected = async {
+                    loop {
+                        if let Some(last) = last.lock().unwrap().take() {
+                            break last;
+                        }
+                        sleep(Duration::from_millis(1)).await;
+                    }
+                };
+                let last = timeout(Duration::from_secs(20), connected).await;
+                last.expect("it is dialled again").abort();
+            }
+        }
+        let sum = |ticket: u64| (2.0 * ticket as f32 + 1.0).to_le_bytes().repeat(size);
+        for ticket in calls / 8..calls {
+            assert_eq!(first.next().await.0, ticket);
+        }
+        for ticket in 0..calls {
+            let (of, bytes) = second.next().await;
+            assert!(of == ticket && bytes == sum(ticket), "call {ticket}");
+        }
+        accepting.abort();
+    }
+}
