@@ -211,5 +211,6 @@ fn a_poisoned_tensor_moves_with_its_cause() {
     let moved = poisoned.to_device(second);
     let error = moved.try_into_data().unwrap_err().to_string();
     assert!(error.contains("needs more memory"), "{error}");
-    assert!(error.contains("worker-0"), "{error}");
+    let worker = &lease.descriptions()[0].worker;
+    assert!(error.contains(worker), "{error}");
 }

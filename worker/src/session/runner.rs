@@ -1,6 +1,7 @@
 //! Carries out one session's work, in order, one piece at a time.
 //!
-//! - `schedule`: what is carried out when. Work is decoded some way ahead.
+//! - `schedule`: what is carried out when; `aside` has what waits. Work is decoded
+//!   some way ahead.
 //! - `together`: all-reduces and transfers. An all-reduce ahead whose tensor is there
 //!   begins at once, and goes on while the ops before it are carried out.
 //! - `upload`: tensors of bytes that the client has.
@@ -9,6 +10,7 @@
 //! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a
 //! panic of the backend. Only bytes that are no ops at all end the session.
 
+mod aside;
 mod schedule;
 mod together;
 mod upload;
@@ -34,13 +36,14 @@ use tensord_proto::{
     v1::{Fault, FaultKind},
 };
 
+use self::{
+    aside::Aside,
+    schedule::Plan,
+    together::{Awaited, Started},
+};
 pub(crate) use self::{
     schedule::Step,
     together::{Request, Together},
-};
-use self::{
-    schedule::{Aside, Plan, Task},
-    together::{Awaited, Started},
 };
 use super::{
     dataflow::{Dataflow, Refusal},
@@ -136,8 +139,6 @@ pub(crate) struct Runner {
     planned_ops: usize,
     /// Work that waits for values.
     aside: Aside,
-    /// Work that waited and may go on, before any other.
-    again: VecDeque<Task>,
     uploads: Uploads,
     /// An upload that waits for its payload, to be kept in a slot if there is one.
     awaiting: Option<(TensorIr, Option<u32>)>,
@@ -184,7 +185,6 @@ impl Runner {
             plans: VecDeque::new(),
             planned_ops: 0,
             aside: Aside::default(),
-            again: VecDeque::new(),
             uploads,
             awaiting: None,
             together,

@@ -11,7 +11,7 @@
 //! consumed after its other uses, and ops that draw random numbers need no tensor,
 //! so they are never put aside.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use bytes::Bytes;
@@ -61,59 +61,28 @@ enum What {
     Other(Work),
 }
 
-/// Work that waits, in the order it came, and the tensors it has to do with.
-#[derive(Default)]
-pub(super) struct Aside {
-    tasks: VecDeque<Task>,
-    made: HashSet<TensorId>,
-    used: HashSet<TensorId>,
-}
-
-impl Aside {
-    fn put(&mut self, task: Task) {
-        task.what.visit_used(&mut |id, _| {
-            self.used.insert(id);
-        });
-        task.what.visit_made(&mut |id| {
-            self.made.insert(id);
-        });
-        self.tasks.push_back(task);
-    }
-
-    /// Whether `what` uses what waits to be made, or takes away what is still to be
-    /// used.
-    fn holds_up(&self, what: &What) -> bool {
-        if self.tasks.is_empty() {
-            return false;
-        }
-        let mut held = false;
-        what.visit_used(&mut |id, takes_away| {
-            held |= self.made.contains(&id) || takes_away && self.used.contains(&id);
-        });
-        held
-    }
-}
-
-impl What {
-    fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
+impl Task {
+    /// Visits the tensors that it uses, and whether it takes them away.
+    pub(super) fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
         let mut one = |tensor: &TensorIr| visit(tensor.id, takes_away(tensor));
-        match self {
-            Self::Op(op) => match &**op {
+        match &self.what {
+            What::Op(op) => match &**op {
                 OperationIr::Drop(tensor) => visit(tensor.id, true),
                 op => op.inputs().for_each(one),
             },
-            Self::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => one(tensor),
-            Self::Other(Work::Alias { source, .. }) => visit(*source, false),
-            Self::Other(_) => {}
+            What::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => one(tensor),
+            What::Other(Work::Alias { source, .. }) => visit(*source, false),
+            What::Other(_) => {}
         }
     }
 
-    fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
-        match self {
-            Self::Op(op) => op.outputs().for_each(|out| visit(out.id)),
-            Self::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
-            Self::Other(Work::Take { out, .. }) => visit(out.id),
-            Self::Other(_) => {}
+    /// Visits the tensors that it makes.
+    pub(super) fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
+        match &self.what {
+            What::Op(op) => op.outputs().for_each(|out| visit(out.id)),
+            What::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
+            What::Other(Work::Take { out, .. }) => visit(out.id),
+            What::Other(_) => {}
         }
     }
 }
@@ -173,17 +142,10 @@ impl Runner {
 
     /// Whether the next step may have something to tell the client.
     pub(crate) fn replies_next(&self) -> bool {
-        match self.again.front() {
+        match self.aside.peek_ready() {
             Some(task) => matches!(task.what, What::Other(_)),
             None => matches!(self.plans.front(), Some((Plan::Other(_), _))),
         }
-    }
-
-    /// A value has arrived: what waits may go on.
-    pub(super) fn try_again(&mut self) {
-        let mut tasks = std::mem::take(&mut self.aside).tasks;
-        tasks.append(&mut self.again);
-        self.again = tasks;
     }
 
     /// Carries out an op, or another piece of work.
@@ -191,10 +153,10 @@ impl Runner {
         if self.awaiting.is_some() {
             return Ok(Step::NeedsPayload);
         }
-        if let Some(task) = self.again.pop_front() {
-            return Ok(self.turn_of(task, 0));
+        if let Some(step) = self.go_on() {
+            return Ok(step);
         }
-        if self.aside.tasks.len() >= ASIDE || self.awaits_too_much() {
+        if self.aside.len() >= ASIDE || self.awaits_too_much() {
             self.urgent = true;
             return Ok(Step::NeedsArrival);
         }
@@ -230,7 +192,7 @@ impl Runner {
                 Ok(self.turn_of(Task { what, number }, credit))
             }
             // What it left behind is done first.
-            Plan::Close if self.aside.tasks.is_empty() => Ok(Step::Closed),
+            Plan::Close if self.aside.is_empty() => Ok(Step::Closed),
             Plan::Close => Ok(Step::NeedsArrival),
         }
     }
@@ -250,10 +212,7 @@ impl Runner {
                 self.op_number = number;
                 self.init(init.out)?
             }
-            op if self.aside.tasks.is_empty()
-                && !is_all_reduce(&op)
-                && !self.flow.must_wait(&op) =>
-            {
+            op if self.aside.is_empty() && !is_all_reduce(&op) && !self.flow.must_wait(&op) => {
                 self.op_number = number;
                 self.run_op(op);
                 Step::Ran(0, None)
@@ -267,13 +226,47 @@ impl Runner {
         Ok(step)
     }
 
+    /// Goes on with what was put aside and waits for nothing any more.
+    fn go_on(&mut self) -> Option<Step> {
+        if self.aside.is_empty() {
+            return None;
+        }
+        if let Some((number, task)) = self.aside.next_ready() {
+            if self.must_wait(&task) {
+                let (behind, flow) = (self.goes_behind(&task), &self.flow);
+                let on_the_way = |id| flow.is_pending(id);
+                self.aside.put_back(number, task, behind, on_the_way);
+                return Some(Step::Ran(0, None));
+            }
+            let reply = self.carry_out_task(task);
+            self.aside.done(number);
+            return Some(Step::Ran(0, reply));
+        }
+        let awaited = &self.awaited;
+        let is_over = |op_number| !together::awaits_from_before(awaited, op_number);
+        let (op_number, request) = self.aside.next_sync(is_over)?;
+        self.op_number = op_number;
+        Some(Step::Ran(0, Some(self.sync(request))))
+    }
+
     /// Carries `task` out, or puts it aside.
     fn turn_of(&mut self, task: Task, credit: usize) -> Step {
-        if self.must_wait(&task) {
+        if let What::Other(Work::Sync { request }) = task.what {
             self.urgent = true;
-            self.aside.put(task);
+            self.aside.put_sync(task.number, request);
             return Step::Ran(credit, None);
         }
+        if self.aside.holds_up(&task) || self.must_wait(&task) {
+            self.urgent = true;
+            let (behind, flow) = (self.goes_behind(&task), &self.flow);
+            self.aside.put(task, behind, |id| flow.is_pending(id));
+            return Step::Ran(credit, None);
+        }
+        let reply = self.carry_out_task(task);
+        Step::Ran(credit, reply)
+    }
+
+    fn carry_out_task(&mut self, task: Task) -> Option<Reply> {
         self.op_number = task.number;
         let reply = match task.what {
             What::Op(op) => {
@@ -283,26 +276,26 @@ impl Runner {
             What::Other(work) => self.carry_out(work),
         };
         self.begin_early();
-        Step::Ran(credit, reply)
+        reply
     }
 
+    /// Whether `task` needs a value that is on the way, or another to begin first.
     fn must_wait(&self, task: &Task) -> bool {
-        if self.aside.holds_up(&task.what) {
-            return true;
-        }
         match &task.what {
-            What::Op(op) => {
-                self.flow.must_wait(op)
-                    || together::all_reduce(op).is_some_and(|op| self.is_before_its_turn(op))
-            }
+            What::Op(op) => self.flow.must_wait(op) || self.goes_behind(task).is_some(),
             What::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => {
                 self.flow.is_pending(tensor.id)
             }
             What::Other(Work::Alias { source, .. }) => self.flow.is_pending(*source),
-            What::Other(Work::Sync { .. }) => {
-                !self.aside.tasks.is_empty() || self.awaits_from_before(task.number)
-            }
             What::Other(_) => false,
+        }
+    }
+
+    /// The tensor of the all-reduce that begins before this one.
+    fn goes_behind(&self, task: &Task) -> Option<TensorId> {
+        match &task.what {
+            What::Op(op) => together::all_reduce(op).and_then(|op| self.one_before(op)),
+            What::Other(_) => None,
         }
     }
 }

@@ -10,7 +10,7 @@
 //! those after it.
 
 use std::{
-    collections::hash_map::Entry,
+    collections::{HashMap, hash_map::Entry},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -83,6 +83,12 @@ pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
     }
 }
 
+/// Whether results are on the way of what had its turn up to op `number`.
+pub(super) fn awaits_from_before(awaited: &HashMap<u64, Awaited>, number: u64) -> bool {
+    let before = |awaited: &Awaited| awaited.out.is_some_and(|(_, turn)| turn <= number);
+    awaited.values().any(before)
+}
+
 impl Runner {
     /// What to ask others for: all there is, or what is not held back.
     pub(crate) fn take_requests(&mut self, all: bool) -> Vec<Request> {
@@ -121,24 +127,16 @@ impl Runner {
         begin.iter().for_each(|op| self.begin_all_reduce(op));
     }
 
-    /// Whether an all-reduce of the same group is to begin before `op`.
-    pub(super) fn is_before_its_turn(&self, op: &AllReduceOpIr) -> bool {
-        let next = self
-            .reduces
-            .get(&op.device_ids)
-            .and_then(|group| group.front());
-        !self.started.contains_key(&op.out.id) && next.is_some_and(|next| next.out.id != op.out.id)
+    /// The tensor of the all-reduce of the same group that is to begin before `op`.
+    pub(super) fn one_before(&self, op: &AllReduceOpIr) -> Option<TensorId> {
+        let group = self.reduces.get(&op.device_ids)?;
+        let at = group.iter().position(|one| one.out.id == op.out.id)?;
+        Some(group.get(at.checked_sub(1)?)?.out.id)
     }
 
     /// Whether so many results are on the way that all waits for them.
     pub(super) fn awaits_too_much(&self) -> bool {
         self.awaited.len() >= MAX_AWAITED
-    }
-
-    /// Whether results are on the way of what had its turn before op `number` was over.
-    pub(super) fn awaits_from_before(&self, number: u64) -> bool {
-        let before = |awaited: &Awaited| awaited.out.is_some_and(|(_, turn)| turn <= number);
-        self.awaited.values().any(before)
     }
 
     fn begin_all_reduce(&mut self, op: &AllReduceOpIr) {
@@ -296,7 +294,7 @@ impl Runner {
             let settled = arrived.map_err(|refusal| self.blamed(&about, refusal));
             self.flow.settle(id, settled);
         }
-        self.try_again();
+        self.aside.settled(id);
         self.begin_early();
     }
 

@@ -152,6 +152,51 @@ fn what_is_put_aside_keeps_its_tensors_and_its_order() {
 }
 
 #[test]
+fn a_long_row_of_waiting_ops_goes_on_in_order() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    let calls = 50;
+    let mut ops = Vec::new();
+    for call in 0..calls {
+        // 10 ops for each result, and all after the one before.
+        let base = 1 + 10 * call;
+        ops.push(all_reduce(used(base), base + 1, &[0, 1]));
+        ops.extend((1..10).map(|i| {
+            let op = NumericOperationIr::Sub(BinaryOpIr {
+                lhs: kept(base + i),
+                rhs: used(base + i),
+                out: tensor(base + i + 1, TensorStatus::NotInit),
+            });
+            match i {
+                1 => add(base + i, base + i, base + i + 1),
+                9 => OperationIr::NumericFloat(DType::F32, op),
+                _ => add(base + i, base + i, base + i + 1),
+            }
+        }));
+    }
+    bench.ops(&ops);
+    bench.client.push(Body::Sync(v1::Sync { request_id: 9 }));
+    bench.read(1, &kept(1 + 10 * calls));
+    for call in 0..calls {
+        bench.all();
+        assert_eq!(bench.values(), []);
+        other.call(&bench, call, &[call as f32, 1.0]);
+    }
+    bench.all();
+    assert_eq!(bench.values(), [(1, Ok(vec![0.0, 0.0]))]);
+    let heard = other.heard();
+    let sum = |call: u64| match call {
+        0 => bytes_of(&[1.0, 3.0]),
+        call => bytes_of(&[call as f32, 1.0]),
+    };
+    let expected: Vec<_> = (0..calls).map(|call| (call, Ok(sum(call)))).collect();
+    assert_eq!(heard, expected);
+    let synced = |body: &&Body| matches!(body, Body::Synced(_));
+    assert_eq!(bench.answers.iter().filter(synced).count(), 1);
+}
+
+#[test]
 fn ranks_may_come_to_groups_in_different_orders() {
     let mut bench = Bench::new();
     let other = Other::enter(&bench);
