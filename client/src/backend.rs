@@ -10,7 +10,10 @@ use burn_backend::{
     BoolStore, DType, DTypeUsageSet, DeviceId, DeviceOps, DeviceSettings, ExecutionError, Shape,
     TensorData,
 };
-use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
+use burn_ir::{
+    AllReduceOpIr, DeviceIdIr, DistributedOperationIr, GraphBindings, GraphId, OperationIr,
+    TensorId, TensorIr, TensorStatus,
+};
 use burn_router::{
     BackendRouter, Graph, MultiBackendBridge, RouterChannel, RouterClient,
     RouterClientRegistration, RouterTensor, get_client, register_scoped_client,
@@ -20,7 +23,10 @@ use burn_std::future::DynFut;
 use dashmap::DashMap;
 use std::sync::LazyLock;
 
-use crate::session::{Answer, Session, closed};
+use crate::{
+    cohort::Seat,
+    session::{Answer, Capability, Session, closed},
+};
 
 /// Burn's `Backend` over a pool; `Autodiff<Tensord>` differentiates through it.
 /// Programs written against `burn::tensor::Device` use
@@ -113,7 +119,10 @@ impl RouterClient for TensordClient {
     type Device = TensordDevice;
 
     fn register_op(&self, op: OperationIr) {
-        self.0.session.record(op);
+        match op {
+            OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => self.all_reduce(op),
+            op => self.0.session.record(op),
+        }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
@@ -202,8 +211,55 @@ impl TensordClient {
 
     fn replay(&self, graph: &Graph, bindings: GraphBindings) {
         for op in graph.bind(bindings).operations {
-            self.0.session.record(op);
+            self.register_op(op);
         }
+    }
+}
+
+impl TensordClient {
+    /// Records an all-reduce. On the wire a group's devices are named by their
+    /// places in the lease, as the numbers they have here mean nothing elsewhere.
+    fn all_reduce(&self, mut op: AllReduceOpIr) {
+        let mut places = Vec::with_capacity(op.device_ids.len());
+        for id in &op.device_ids {
+            match self.place(*id) {
+                Ok(place) => places.push(place),
+                Err(reason) => {
+                    self.0.session.poison(op.out.id, &op.out, reason);
+                    if op.tensor.status == TensorStatus::ReadWrite {
+                        self.0.session.record(OperationIr::Drop(op.tensor));
+                    }
+                    return;
+                }
+            }
+        }
+        places.sort_unstable();
+        let id = |place: &u32| DeviceIdIr {
+            type_id: 0,
+            index_id: *place as u16,
+        };
+        op.device_ids = places.iter().map(id).collect();
+        let op = DistributedOperationIr::AllReduce(op);
+        self.0.session.record(OperationIr::Distributed(op));
+        let Seat { cohort, place } = &self.0.session.seat;
+        cohort.reached(&places, *place);
+    }
+
+    /// The place in this client's lease of the device that Burn knows by `id`.
+    fn place(&self, id: DeviceIdIr) -> Result<u32, String> {
+        let DeviceIdIr { type_id, index_id } = id;
+        let session = SESSIONS.get(&index_id).filter(|_| type_id == DEVICE_TYPE);
+        let seat = session.map(|session| session.seat.clone());
+        let cohort = self.0.session.seat.cohort.id;
+        seat.filter(|seat| seat.cohort.id == cohort)
+            .map(|seat| seat.place)
+            .ok_or_else(|| {
+                format!(
+                    "an all-reduce on device {} names device {index_id} (of type {type_id}), \
+                     which is not of the same lease; lease all its devices together",
+                    self.0.device.index
+                )
+            })
     }
 }
 
@@ -252,6 +308,19 @@ impl RouterChannel for TensordChannel {
         let source = tensor.client.clone();
         let target = get_client::<Self>(device);
         let tensor = tensor.into_ir();
+        let (from, to) = (&source.0.session.seat, &target.0.session.seat);
+        if from.cohort.id == to.cohort.id && from.place != to.place {
+            // From worker to worker, or within one.
+            let capability: Capability = rand::random();
+            let id = target.0.session.new_tensor();
+            source.0.session.offer(&tensor, &capability, to.place);
+            target
+                .0
+                .session
+                .take_offer(id, &tensor, &capability, from.place);
+            return RouterTensor::new(id, tensor.shape, tensor.dtype, target);
+        }
+        // Between leases there is no other way than through here.
         match wait(source.0.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
             Ok(data) => target.register_tensor_data(data),
             Err(e) => {

@@ -20,6 +20,7 @@
 
 mod backend;
 mod bridge;
+mod cohort;
 pub mod data;
 mod error;
 mod lease;

@@ -33,6 +33,7 @@ impl FaultKind {
             Self::Panic => "made the backend panic",
             Self::Unsupported => "is not supported here",
             Self::Backend => "was refused by the backend",
+            Self::Peer => "was let down by a peer",
         }
     }
 }

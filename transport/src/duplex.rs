@@ -7,7 +7,7 @@
 use bytes::{Bytes, BytesMut};
 use prost::{
     Message,
-    encoding::{WireType, encode_key, encode_varint},
+    encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 use tensord_proto::v1::{Frame, Ping, frame};
 
@@ -26,8 +26,10 @@ const OP_COST_BYTES: usize = 128;
 /// sends in one go, and hardly more than one frame where frames are large.
 const SEND_BYTES: usize = 64 << 10;
 
-/// The field of a chunk in a frame.
+/// The fields of a frame whose messages have bulk bytes.
 const CHUNK_FIELD: u32 = 50;
+const PIECE_FIELD: u32 = 61;
+const FETCHED_FIELD: u32 = 64;
 
 /// Why a frame could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -208,31 +210,48 @@ fn extra_cost(body: &frame::Body) -> usize {
         .saturating_add(FRAME_COST_BYTES)
 }
 
-/// Encodes a body; the bytes of a chunk are not copied.
+/// Encodes a body; bulk bytes are not copied.
 fn encode_body(body: frame::Body) -> Body {
-    let chunk = match body {
-        frame::Body::Chunk(chunk) => chunk,
-        body => return Body::from(encode(body)),
-    };
-    let mut head = BytesMut::with_capacity(32);
-    encode_key(CHUNK_FIELD, WireType::LengthDelimited, &mut head);
-    encode_varint(chunk.encoded_len() as u64, &mut head);
-    if chunk.size_bytes != 0 {
-        encode_key(1, WireType::Varint, &mut head);
-        encode_varint(chunk.size_bytes, &mut head);
+    use std::mem::take;
+    match body {
+        frame::Body::Chunk(mut chunk) => {
+            let bulk = take(&mut chunk.bytes);
+            with_bulk(CHUNK_FIELD, &chunk, 2, bulk)
+        }
+        frame::Body::Piece(mut piece) => {
+            let bulk = take(&mut piece.bytes);
+            with_bulk(PIECE_FIELD, &piece, 3, bulk)
+        }
+        frame::Body::Fetched(mut fetched) => {
+            let bulk = take(&mut fetched.bytes);
+            with_bulk(FETCHED_FIELD, &fetched, 4, bulk)
+        }
+        body => Body::from(encode(body)),
     }
-    encode_key(2, WireType::LengthDelimited, &mut head);
-    encode_varint(chunk.bytes.len() as u64, &mut head);
+}
+
+/// The field of a frame with `message`, and with `bulk` as the message's field
+/// `bulk_field`, after all others.
+fn with_bulk(field: u32, message: &impl Message, bulk_field: u32, bulk: Bytes) -> Body {
+    let bulk_len = bulk.len() as u64;
+    let rest = message.encoded_len();
+    let whole = rest + key_len(bulk_field) + encoded_len_varint(bulk_len) + bulk.len();
+    let mut head = BytesMut::with_capacity(rest + 32);
+    encode_key(field, WireType::LengthDelimited, &mut head);
+    encode_varint(whole as u64, &mut head);
+    head.extend_from_slice(&message.encode_to_vec());
+    encode_key(bulk_field, WireType::LengthDelimited, &mut head);
+    encode_varint(bulk_len, &mut head);
     Body {
         head: head.freeze(),
-        tail: chunk.bytes,
+        tail: bulk,
         extra_cost: 0,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tensord_proto::v1::{Chunk, Seed};
+    use tensord_proto::v1::{Chunk, Fetched, Piece, Seed};
 
     use super::*;
 
@@ -252,6 +271,16 @@ mod tests {
             frame::Body::Seed(Seed { seed: 7 }),
             frame::Body::Chunk(chunk(300, b"abc")),
             frame::Body::Chunk(chunk(0, &[9; 300])),
+            frame::Body::Piece(Piece {
+                group: vec![0, 300],
+                reduced: true,
+                bytes: Bytes::from_static(&[8; 500]),
+            }),
+            frame::Body::Fetched(Fetched {
+                capability: Bytes::from_static(&[7; 16]),
+                bytes: Bytes::from_static(b"xyz"),
+                ..Fetched::default()
+            }),
         ]
     }
 

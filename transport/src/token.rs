@@ -93,6 +93,7 @@ mod tests {
         let share = LeaseShare {
             worker_id: 7,
             device_index: 1,
+            ..LeaseShare::default()
         };
         let claims = LeaseClaims {
             lease_id: 1,

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use crate::{
+    collective,
     registry::{Attached, Registry},
     session::{Outgoing, Session, Track},
 };
@@ -36,7 +37,17 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         ..
     } = link;
     let attached = match handshake(&registry, &mut receiver).await {
-        Ok(attached) => attached,
+        Ok(Opened::Session(attached)) => *attached,
+        Ok(Opened::Worker(accepted)) => {
+            debug!(%peer, "another worker joined over {carrier}");
+            let link = Link {
+                sender,
+                receiver,
+                carrier,
+                peer,
+            };
+            return collective::serve(accepted, link).await;
+        }
         Err(error) => {
             warn!(%peer, "turned a {carrier} connection away: {error}");
             let rejected = Body::Rejected(Rejected { error: Some(error) });
@@ -65,7 +76,15 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
     debug!(%peer, session = %session.id, "connection ended: {ended}");
 }
 
-async fn handshake(registry: &Registry, receiver: &mut LinkReceiver) -> Result<Attached, Error> {
+/// What a connection turned out to be for.
+enum Opened {
+    /// A client's session.
+    Session(Box<Attached>),
+    /// What this worker has to do with another.
+    Worker(collective::Accepted),
+}
+
+async fn handshake(registry: &Registry, receiver: &mut LinkReceiver) -> Result<Opened, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let first = timeout(OPEN_DEADLINE, receiver.recv()).await;
     let first = first.map_err(|_| protocol(format!("no frame within {OPEN_DEADLINE:?}")))?;
@@ -73,7 +92,8 @@ async fn handshake(registry: &Registry, receiver: &mut LinkReceiver) -> Result<A
     let first = first.ok_or_else(|| protocol("it ended before the first frame".into()))?;
     let frame = duplex::decode(first).map_err(|e| protocol(e.to_string()))?;
     match frame.body {
-        Some(Body::Open(open)) => registry.attach(&open),
+        Some(Body::Open(open)) => Ok(Opened::Session(Box::new(registry.attach(&open)?))),
+        Some(Body::Join(join)) => Ok(Opened::Worker(registry.join(&join)?)),
         _ => Err(protocol("the first frame does not open a session".into())),
     }
 }

@@ -3,6 +3,7 @@
 //! - [`devices`](parse_devices): what this host offers.
 //! - `backend`: the seam to Burn's backends.
 //! - `session`: an op stream with its tensors; faults as data.
+//! - `collective`: what sessions of one lease do together, on one worker or several.
 //! - `blobs`: uploads kept for sessions to come.
 //! - `executor`: a thread per device, shared fairly by sessions.
 //! - `registry`, `connection`: who may open a session, and its wire.
@@ -12,6 +13,7 @@
 
 mod backend;
 mod blobs;
+mod collective;
 mod connection;
 mod devices;
 mod executor;
@@ -67,6 +69,10 @@ pub struct WorkerOptions {
     /// Host memory for uploads that are kept, so that they need not be sent
     /// again; 0 keeps none.
     pub cache_bytes: u64,
+    /// How long a rank of a collective may keep the others waiting.
+    pub collective_timeout: Duration,
+    /// Bytes of all-reduces that are begun together. None: by what the links carry.
+    pub bucket_bytes: Option<u64>,
 }
 
 /// Why a worker could not start.
@@ -114,11 +120,17 @@ impl Worker {
                 .collect(),
         };
         let id = WorkerId(rand::rng().next_u64());
+        let together = collective::Settings {
+            deadline: options.collective_timeout,
+            bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),
+            runtime: Handle::current(),
+        };
         let registry = Registry::new(
             id,
             &options.name,
             opened,
             options.cache_bytes,
+            together,
             &Handle::current(),
         )?;
         let registry = Arc::new(registry);

@@ -3,17 +3,18 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use dashmap::{DashMap, mapref::entry::Entry};
 use tensord_proto::{
     codec::DeviceProfile,
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{self, DeviceUsage, Error, ErrorCode, HeldDevice, Open, Opened},
+    v1::{self, DeviceUsage, Error, ErrorCode, HeldDevice, Join, LeaseClaims, Open, Opened},
     version,
 };
 use tensord_transport::token;
@@ -22,6 +23,7 @@ use tracing::info;
 
 use crate::{
     blobs::BlobStore,
+    collective::{self, Accepted, Cohort, Roster, Settings},
     devices::OpenedDevice,
     executor::Executor,
     memory::DeviceMemory,
@@ -50,6 +52,9 @@ pub(crate) struct Registry {
     pub(crate) worker_id: WorkerId,
     units: Vec<Unit>,
     sessions: DashMap<SessionId, Arc<Session>>,
+    /// Held by their sessions.
+    cohorts: DashMap<(LeaseId, u64), Weak<Cohort>>,
+    together: Settings,
     /// The latest leases that ended.
     ended: Mutex<VecDeque<LeaseId>>,
     /// Public key that lease tokens are checked with, once registered.
@@ -70,6 +75,7 @@ impl Registry {
         name: &str,
         devices: Vec<OpenedDevice>,
         cache_bytes: u64,
+        together: Settings,
         runtime: &Handle,
     ) -> std::io::Result<Self> {
         let worker: Arc<str> = name.into();
@@ -100,6 +106,8 @@ impl Registry {
             worker_id,
             units: units.collect::<std::io::Result<_>>()?,
             sessions: DashMap::new(),
+            cohorts: DashMap::new(),
+            together,
             ended: Mutex::default(),
             lease_key: Mutex::new(None),
         })
@@ -117,12 +125,12 @@ impl Registry {
         let ours = version::hello();
         let protocol =
             version::negotiate(&ours, open.hello.as_ref().unwrap_or(&v1::Hello::default()))?;
-        let grant = self.authorise(open)?;
+        let (grant, claims) = self.authorise(open)?;
         let id = SessionId(open.session_id);
         let (track, session) = match open.bulk {
             true => (Track::Bulk, self.known(id, grant.lease)?),
             false if open.resume => (Track::Ops, self.known(id, grant.lease)?),
-            false => (Track::Ops, self.open(id, grant, open.seed)?),
+            false => (Track::Ops, self.open(id, grant, claims, open)?),
         };
         let resumed = session.attach(track, open.received);
         let (connection, received, credit_bytes) =
@@ -145,7 +153,23 @@ impl Registry {
         })
     }
 
-    fn authorise(&self, open: &Open) -> Result<Grant, Error> {
+    /// Takes in another worker of a lease, to which this one has sessions.
+    pub(crate) fn join(&self, join: &Join) -> Result<Accepted, Error> {
+        let claims = self.verify(&join.lease_token)?;
+        let covers = |id| claims.shares.iter().any(|share| share.worker_id == id);
+        if join.to_worker_id != self.worker_id.0 || !covers(self.worker_id.0) {
+            let reason = "the lease does not cover this worker, or another was meant";
+            return Err(Error::new(ErrorCode::Lease, reason));
+        }
+        let key = (LeaseId(claims.lease_id), join.cohort);
+        let cohort = self.cohorts.get(&key).and_then(|cohort| cohort.upgrade());
+        let cohort = cohort
+            .ok_or_else(|| Error::new(ErrorCode::Session, "no such sessions are on this worker"))?;
+        collective::accept(&cohort, join)
+    }
+
+    /// The claims of a token of a lease that has not ended.
+    fn verify(&self, lease_token: &[u8]) -> Result<LeaseClaims, Error> {
         let key = self
             .lease_key
             .lock()
@@ -157,8 +181,21 @@ impl Registry {
                 "this worker has not joined its scheduler yet; try again",
             )
         })?;
-        let claims = token::verify(&open.lease_token, &key)
+        let claims = token::verify(lease_token, &key)
             .map_err(|e| Error::new(ErrorCode::Token, e.to_string()))?;
+        let lease = LeaseId(claims.lease_id);
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        match ended.contains(&lease) {
+            true => Err(Error::new(
+                ErrorCode::Lease,
+                format!("lease {lease} has ended"),
+            )),
+            false => Ok(claims),
+        }
+    }
+
+    fn authorise(&self, open: &Open) -> Result<(Grant, LeaseClaims), Error> {
+        let claims = self.verify(&open.lease_token)?;
         let ours = |share: &v1::LeaseShare| {
             share.worker_id == self.worker_id.0 && share.device_index == open.device_index
         };
@@ -166,19 +203,12 @@ impl Registry {
             let reason = format!("the lease does not cover device {} here", open.device_index);
             return Err(Error::new(ErrorCode::Lease, reason));
         }
-        let lease = LeaseId(claims.lease_id);
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if ended.contains(&lease) {
-            return Err(Error::new(
-                ErrorCode::Lease,
-                format!("lease {lease} has ended"),
-            ));
-        }
-        Ok(Grant {
-            lease,
-            tenant: claims.tenant.into(),
+        let grant = Grant {
+            lease: LeaseId(claims.lease_id),
+            tenant: claims.tenant.as_str().into(),
             device_index: open.device_index,
-        })
+        };
+        Ok((grant, claims))
     }
 
     fn known(&self, id: SessionId, lease: LeaseId) -> Result<Arc<Session>, Error> {
@@ -193,7 +223,13 @@ impl Registry {
             })
     }
 
-    fn open(&self, id: SessionId, grant: Grant, seed: u64) -> Result<Arc<Session>, Error> {
+    fn open(
+        &self,
+        id: SessionId,
+        grant: Grant,
+        claims: LeaseClaims,
+        open: &Open,
+    ) -> Result<Arc<Session>, Error> {
         let (lease, index) = (grant.lease, grant.device_index);
         let beside = |s: &Session| s.grant.lease == lease && s.grant.device_index == index;
         let beside = self
@@ -213,11 +249,26 @@ impl Registry {
             Entry::Occupied(_) => Err(Error::new(ErrorCode::Session, "the session id is taken")),
             Entry::Vacant(entry) => {
                 let site = self.units[index as usize].site.clone();
-                let session = Session::new(id, grant, seed, site);
+                let cohort = self.cohort(lease, open, claims);
+                let session = Session::new(id, grant, open.seed, site, cohort)?;
                 info!(session = %id, %lease, device = index, "session opened");
                 Ok(entry.insert(session).clone())
             }
         }
+    }
+
+    /// The cohort that a session of `lease` is opened for.
+    fn cohort(&self, lease: LeaseId, open: &Open, claims: LeaseClaims) -> Arc<Cohort> {
+        let mut known = self.cohorts.entry((lease, open.cohort)).or_default();
+        if let Some(cohort) = known.upgrade() {
+            return cohort;
+        }
+        let roster = Roster::new(claims.shares, self.worker_id);
+        // Not a part of the frame it came in, which it would keep alive.
+        let token = Bytes::copy_from_slice(&open.lease_token);
+        let cohort = Cohort::new(open.cohort, lease, roster, token, self.together.clone());
+        *known = Arc::downgrade(&cohort);
+        cohort
     }
 
     /// Ends a lease's sessions, and makes its token worthless.
@@ -244,8 +295,13 @@ impl Registry {
             .for_each(|session| session.end(error.clone()));
     }
 
-    /// Forgets sessions that ended, and ends those whose client is gone.
+    /// Forgets sessions that ended, and ends those whose client is gone, and what
+    /// sessions have waited for from each other for too long.
     pub(crate) fn sweep(&self) {
+        self.cohorts.retain(|_, cohort| cohort.strong_count() > 0);
+        let cohorts: Vec<_> = self.cohorts.iter().filter_map(|c| c.upgrade()).collect();
+        let now = Instant::now();
+        cohorts.iter().for_each(|cohort| cohort.tick(now));
         for session in self.all() {
             let Some(since) = session.detached() else {
                 continue;

@@ -22,6 +22,7 @@ use tracing::error;
 pub(crate) use self::exchange::{Exchange, UPLOAD};
 use crate::{
     backend::{Tensord, TensordDevice},
+    cohort::{Cohort, flush_those_behind},
     data,
 };
 
@@ -32,8 +33,12 @@ pub(crate) struct Bridge {
 }
 
 impl Bridge {
-    /// Starts a bridge for `devices` on `runtime`.
-    pub(crate) fn start(runtime: &Handle, devices: Vec<TensordDevice>) -> Result<Self, String> {
+    /// Starts a bridge for `devices`, whose sessions are `cohort`, on `runtime`.
+    pub(crate) fn start(
+        runtime: &Handle,
+        devices: Vec<TensordDevice>,
+        cohort: Arc<Cohort>,
+    ) -> Result<Self, String> {
         tune::send_in_batches();
         let listener = TcpListener::bind(("127.0.0.1", 0));
         let listener = listener.map_err(|e| format!("no loopback port: {e}"))?;
@@ -58,6 +63,8 @@ impl Bridge {
             .with_credential(token.reveal().to_owned());
         let devices = host.devices().map_err(|e| e.to_string())?;
         bridge.devices = devices.into_iter().collect();
+        let flushing = flush_those_behind(cohort, bridge.devices.clone(), runtime.clone());
+        bridge.tasks.push(runtime.spawn(flushing).abort_handle());
         for (device, exchange) in bridge.devices.iter().zip(&exchanges) {
             data::set_exchange(device, Some(exchange));
             let exchange = Arc::downgrade(exchange);

@@ -28,6 +28,7 @@ use self::control::{Ask, Control, Told};
 use crate::{
     backend::{TensordClient, TensordDevice},
     bridge::Bridge,
+    cohort::{Cohort, Seat},
     error::{ConnectError, LeaseError},
     lease::{Held, Lease, LeaseRequest},
     session::{Session, Target, drive},
@@ -228,8 +229,13 @@ impl Pool {
             watch,
         };
         let mut openings = Vec::new();
-        for leased in &granted.devices {
-            let (held, opening) = self.0.open_session(leased, granted)?;
+        let cohort = Cohort::new(rand::rng().next_u64());
+        for (place, leased) in (0..).zip(&granted.devices) {
+            let seat = Seat {
+                cohort: cohort.clone(),
+                place,
+            };
+            let (held, opening) = self.0.open_session(leased, granted, seat)?;
             lease.watch.add(&held.session);
             lease.held.push(held);
             openings.push(opening);
@@ -244,7 +250,7 @@ impl Pool {
                 reason,
             })?;
         }
-        let bridge = Bridge::start(&self.0.handle, lease.backend_devices());
+        let bridge = Bridge::start(&self.0.handle, lease.backend_devices(), cohort);
         lease.bridge = Some(bridge.map_err(|reason| LeaseError::Bridge { reason })?);
         Ok(lease)
     }
@@ -279,6 +285,7 @@ impl Inner {
         &self,
         leased: &v1::LeasedDevice,
         granted: &v1::Granted,
+        seat: Seat,
     ) -> Result<(Held, Opening), LeaseError> {
         let worker = leased.worker.clone().unwrap_or_default();
         let unusable = |reason: &str| LeaseError::Worker {
@@ -287,7 +294,7 @@ impl Inner {
         };
         let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
             .map_err(|_| unusable("the pool sent no fingerprint of its certificate"))?;
-        let session = Session::new(SessionId(rand::rng().next_u64()));
+        let session = Session::new(SessionId(rand::rng().next_u64()), seat);
         let device = TensordDevice::register(session.clone())
             .ok_or_else(|| unusable("this process has leased 65,536 devices; restart it"))?;
         let target = Target {

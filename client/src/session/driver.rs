@@ -165,6 +165,7 @@ async fn connect(
         received: session.received(track),
         seed: target.seed,
         bulk: track == Track::Bulk,
+        cohort: session.seat.cohort.id,
     });
     link.sender
         .send(&[duplex::encode(open)])

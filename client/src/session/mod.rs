@@ -26,7 +26,7 @@ use burn_ir::{OperationIr, TensorId, TensorIr};
 use tensord_proto::{
     codec::{DeviceProfile, encode_tensor, encode_type},
     ids::SessionId,
-    v1::{Alias, Close, Fault, Poison, Read, Seed, Sync, frame::Body},
+    v1::{Alias, Close, Fault, Offer, Poison, Read, Seed, Sync, Take, frame::Body},
 };
 use tensord_transport::duplex::Duplex;
 use tokio::sync::{Notify, oneshot};
@@ -37,6 +37,7 @@ use self::{
     recording::{Item, Recording},
     values::Values,
 };
+use crate::cohort::Seat;
 
 /// What is kept until the worker confirms it, ops counted by what they take of
 /// the credit; a program that is further ahead waits in the op it records.
@@ -51,6 +52,9 @@ const RECORDED_ITEMS: usize = 4096;
 
 /// Bytes of answers the worker may send: all, as only what was asked for comes.
 const WINDOW_BYTES: u64 = u64::MAX;
+
+/// Lets its holder take one value from a session, once.
+pub(crate) type Capability = [u8; 16];
 
 /// The answer to a read or a sync.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
@@ -76,6 +80,7 @@ enum Track {
 
 pub(crate) struct Session {
     pub(crate) id: SessionId,
+    pub(crate) seat: Seat,
     state: Mutex<State>,
     /// The driver's own.
     recording: Mutex<Recording>,
@@ -138,9 +143,10 @@ impl End {
 }
 
 impl Session {
-    pub(crate) fn new(id: SessionId) -> Arc<Self> {
+    pub(crate) fn new(id: SessionId, seat: Seat) -> Arc<Self> {
         Arc::new(Self {
             id,
+            seat,
             state: Mutex::new(State {
                 // The worker says what it lets us send when it opens the session.
                 duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
@@ -228,6 +234,33 @@ impl Session {
                 source_id: source.value(),
             }),
         );
+    }
+
+    /// Offers a tensor's value to the session at place `to` of the cohort, or to
+    /// whoever else there has the capability.
+    pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32) {
+        self.push(Body::Offer(Offer {
+            tensor: encode_tensor(tensor),
+            capability: capability.to_vec().into(),
+            to,
+        }));
+    }
+
+    /// Makes a tensor of what the session at place `from` offers.
+    pub(crate) fn take_offer(
+        &self,
+        id: TensorId,
+        tensor: &TensorIr,
+        capability: &Capability,
+        from: u32,
+    ) {
+        let take = Body::Take(Take {
+            tensor_id: id.value(),
+            r#type: Some(encode_type(&tensor.shape, tensor.dtype)),
+            capability: capability.to_vec().into(),
+            from,
+        });
+        self.push_tensor(id, take);
     }
 
     /// Seeds the session's random ops.
@@ -414,7 +447,7 @@ impl State {
 
 /// A session that was closed before it began, for a device without a lease.
 pub(crate) fn closed() -> Arc<Session> {
-    let session = Session::new(SessionId(0));
+    let session = Session::new(SessionId(0), Seat::default());
     session.end(End::Closed);
     session
 }

@@ -31,6 +31,8 @@ pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         devices,
         memory_bytes,
         cache_bytes,
+        collective_timeout,
+        bucket_bytes,
     } = node;
     WorkerOptions {
         name,
@@ -40,5 +42,7 @@ pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         scheduler,
         memory_bytes,
         cache_bytes,
+        collective_timeout,
+        bucket_bytes,
     }
 }

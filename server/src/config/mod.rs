@@ -95,6 +95,10 @@ pub(crate) struct NodeConfig {
     pub(crate) memory_bytes: Option<u64>,
     /// For uploads that are kept.
     pub(crate) cache_bytes: u64,
+    /// How long a rank of a collective may keep the others waiting.
+    pub(crate) collective_timeout: Duration,
+    /// Bytes of all-reduces that are begun together, if the operator knows better.
+    pub(crate) bucket_bytes: Option<u64>,
 }
 
 /// A gateway.

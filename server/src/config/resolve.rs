@@ -19,7 +19,7 @@ use super::{
         DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
         WorkerSettings,
     },
-    values::{Devices, Filter, Host, Listen, Name},
+    values::{Devices, Filter, Host, Listen, Name, Timeout},
 };
 #[cfg(feature = "demo")]
 use super::{DemoConfig, settings::DemoSettings};
@@ -37,6 +37,9 @@ const POOL_PORT: u16 = 7461;
 const WORKER_PORT: u16 = 7462;
 /// Port of a gateway.
 const GATEWAY_PORT: u16 = 7463;
+/// How long a rank of a collective may keep the others waiting.
+const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// How long running sessions get to end, in seconds.
 const DRAIN_SECONDS: u64 = 10;
 
@@ -128,6 +131,10 @@ impl Layers<'_> {
                 cache_bytes: settings
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
+                collective_timeout: settings
+                    .collective_timeout
+                    .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
+                bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
             },
             scheduler: SchedulerConfig {
                 state: self.state(state)?,
@@ -171,6 +178,10 @@ impl Layers<'_> {
                 cache_bytes: settings
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
+                collective_timeout: settings
+                    .collective_timeout
+                    .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
+                bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
             },
             drain: self.drain(drain),
         })

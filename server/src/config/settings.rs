@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Deserialize;
 
-use super::values::{Cache, Devices, Host, Listen, Memory, Name};
+use super::values::{Cache, Devices, Host, Listen, Memory, Name, Timeout};
 
 /// `up`: a scheduler and a worker in one process.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -34,6 +34,12 @@ pub(crate) struct UpSettings {
     /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<Cache>,
+    /// Seconds that a rank of a collective may keep the others waiting [default: 30]
+    #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
+    pub(crate) collective_timeout: Option<Timeout>,
+    /// Gradients reduced together, such as 4MiB [default: by what the links carry]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
+    pub(crate) bucket_size: Option<Memory>,
     /// Where op streams arrive, over UDP and TCP [default: any free port where --listen is]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) worker_listen: Option<Listen>,
@@ -67,6 +73,12 @@ pub(crate) struct WorkerSettings {
     /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<Cache>,
+    /// Seconds that a rank of a collective may keep the others waiting [default: 30]
+    #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
+    pub(crate) collective_timeout: Option<Timeout>,
+    /// Gradients reduced together, such as 4MiB [default: by what the links carry]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
+    pub(crate) bucket_size: Option<Memory>,
     /// Where op streams arrive, over UDP and TCP [default: 0.0.0.0:7462]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) listen: Option<Listen>,
@@ -155,6 +167,8 @@ impl UpSettings {
             name: self.name.or(below.name),
             memory: self.memory.or(below.memory),
             upload_cache: self.upload_cache.or(below.upload_cache),
+            collective_timeout: self.collective_timeout.or(below.collective_timeout),
+            bucket_size: self.bucket_size.or(below.bucket_size),
             worker_listen: self.worker_listen.or(below.worker_listen),
         }
     }
@@ -178,6 +192,8 @@ impl WorkerSettings {
             name: self.name.or(below.name),
             memory: self.memory.or(below.memory),
             upload_cache: self.upload_cache.or(below.upload_cache),
+            collective_timeout: self.collective_timeout.or(below.collective_timeout),
+            bucket_size: self.bucket_size.or(below.bucket_size),
             listen: self.listen.or(below.listen),
             advertise: self.advertise.or(below.advertise),
         }

@@ -8,6 +8,7 @@ use std::{
     fmt,
     net::{Ipv6Addr, SocketAddr},
     str::FromStr,
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -158,6 +159,33 @@ impl FromStr for Cache {
             text => text.parse::<Memory>()?.size_bytes,
         };
         Ok(Self { size_bytes })
+    }
+}
+
+/// How long to wait, in whole seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u64")]
+pub(crate) struct Timeout(pub(crate) Duration);
+
+impl TryFrom<u64> for Timeout {
+    type Error = String;
+
+    fn try_from(seconds: u64) -> Result<Self, String> {
+        match seconds {
+            1..=86_400 => Ok(Self(Duration::from_secs(seconds))),
+            _ => Err(format!(
+                "{seconds} is not a number of seconds from 1 to 86400"
+            )),
+        }
+    }
+}
+
+impl FromStr for Timeout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |_| format!("{text:?} is not a number of seconds from 1 to 86400");
+        text.parse::<u64>().map_err(wrong)?.try_into()
     }
 }
 

@@ -190,6 +190,9 @@ pub(super) fn granted(
     let share = |device: &LeasedDevice| v1::LeaseShare {
         worker_id: device.share.worker.0,
         device_index: device.share.index,
+        worker: device.worker.name.clone(),
+        address: device.worker.address.clone(),
+        certificate_sha256: device.worker.certificate_sha256.to_vec().into(),
     };
     let claims = LeaseClaims {
         lease_id: lease.0,

@@ -3,6 +3,7 @@
 mod backend;
 mod bad_input;
 mod bulk;
+mod collectives;
 mod conformance;
 mod data;
 mod faults;

@@ -58,6 +58,11 @@ impl Outbox {
         self.kept.is_empty()
     }
 
+    /// Whether something was not handed to the current connection yet.
+    pub fn has_unsent(&self) -> bool {
+        self.sent < self.kept.len()
+    }
+
     /// Number of the last body handed to the current connection.
     pub fn sent(&self) -> u64 {
         self.acked + self.sent as u64

@@ -29,6 +29,13 @@ enum Slot {
         dtype: DType,
         bytes: u64,
     },
+    /// Its value is on the way, under this ticket.
+    Pending {
+        ticket: u64,
+        shape: Shape,
+        dtype: DType,
+        bytes: u64,
+    },
     Poisoned(Arc<Fault>),
 }
 
@@ -45,6 +52,8 @@ pub(crate) enum Refusal {
 #[derive(Debug)]
 pub(crate) struct Dataflow {
     tensors: HashMap<TensorId, Slot>,
+    /// Tensors whose values are on the way.
+    pending: usize,
     memory: SessionMemory,
 }
 
@@ -70,6 +79,7 @@ impl Dataflow {
     pub(crate) fn new(memory: SessionMemory) -> Self {
         Self {
             tensors: HashMap::new(),
+            pending: 0,
             memory,
         }
     }
@@ -88,7 +98,7 @@ impl Dataflow {
                 format!("tensor {} was never made or was dropped", tensor.id.value()),
             )),
             Some(Slot::Poisoned(fault)) => Err(Refusal::Inherited(fault.clone())),
-            Some(Slot::Live { shape, dtype, .. }) => {
+            Some(Slot::Live { shape, dtype, .. } | Slot::Pending { shape, dtype, .. }) => {
                 if *shape == tensor.shape && kind(*dtype) == kind(tensor.dtype) {
                     return Ok(());
                 }
@@ -102,6 +112,23 @@ impl Dataflow {
                 Err(Refusal::New(FaultKind::Mismatch, reason))
             }
         }
+    }
+
+    /// Whether the value of `id` is on the way.
+    pub(crate) fn is_pending(&self, id: TensorId) -> bool {
+        self.pending > 0 && matches!(self.tensors.get(&id), Some(Slot::Pending { .. }))
+    }
+
+    /// Whether `id` has a value.
+    pub(crate) fn is_live(&self, id: TensorId) -> bool {
+        matches!(self.tensors.get(&id), Some(Slot::Live { .. }))
+    }
+
+    /// Whether `op` needs a value that is on the way. A drop needs none.
+    pub(crate) fn must_wait(&self, op: &OperationIr) -> bool {
+        self.pending > 0
+            && !matches!(op, OperationIr::Drop(_))
+            && op.inputs().any(|input| self.is_pending(input.id))
     }
 
     /// Takes memory for a tensor that is no op's output.
@@ -177,6 +204,77 @@ impl Dataflow {
         consumed
     }
 
+    /// `op` was begun elsewhere: its output will come under `ticket`. Returns the
+    /// tensors that it consumed, for the backend to forget.
+    pub(crate) fn defer(&mut self, op: &OperationIr, ticket: u64) -> Vec<TensorIr> {
+        let consumed = self.consume(op);
+        for out in op.outputs() {
+            let bytes = tensor_bytes(&out.shape, out.dtype).unwrap_or(0) as u64;
+            self.insert_pending(out, ticket, bytes);
+        }
+        consumed
+    }
+
+    /// A tensor will come under `ticket`, for which memory was taken.
+    pub(crate) fn expect(&mut self, out: &TensorIr, ticket: u64, held: SessionMemory) {
+        let bytes = self.memory.adopt(held);
+        self.insert_pending(out, ticket, bytes);
+    }
+
+    fn insert_pending(&mut self, out: &TensorIr, ticket: u64, bytes: u64) {
+        self.pending += 1;
+        let slot = Slot::Pending {
+            ticket,
+            shape: out.shape.clone(),
+            dtype: out.dtype,
+            bytes,
+        };
+        self.tensors.insert(out.id, slot);
+    }
+
+    /// What was expected of `id` under `ticket`, unless it was dropped meanwhile.
+    pub(crate) fn expected(&self, id: TensorId, ticket: u64) -> Option<(Shape, DType)> {
+        match self.tensors.get(&id) {
+            Some(Slot::Pending {
+                ticket: of,
+                shape,
+                dtype,
+                ..
+            }) if *of == ticket => Some((shape.clone(), *dtype)),
+            _ => None,
+        }
+    }
+
+    /// What was expected of `id` is there, or will never be.
+    pub(crate) fn settle(&mut self, id: TensorId, value: Result<(), Arc<Fault>>) {
+        let Some(slot) = self.tensors.get_mut(&id) else {
+            return;
+        };
+        let Slot::Pending {
+            shape,
+            dtype,
+            bytes,
+            ..
+        } = slot
+        else {
+            return;
+        };
+        self.pending -= 1;
+        match value {
+            Ok(()) => {
+                *slot = Slot::Live {
+                    shape: shape.clone(),
+                    dtype: *dtype,
+                    bytes: *bytes,
+                }
+            }
+            Err(fault) => {
+                self.memory.give_back(*bytes);
+                *slot = Slot::Poisoned(fault);
+            }
+        }
+    }
+
     /// A tensor from the client is there, with the memory that was taken for it.
     pub(crate) fn insert(&mut self, id: TensorId, shape: Shape, dtype: DType, held: SessionMemory) {
         let bytes = self.memory.adopt(held);
@@ -197,11 +295,14 @@ impl Dataflow {
         let slot = match self.tensors.get(&source) {
             None => return Err(Refusal::New(FaultKind::UnknownTensor, unknown())),
             Some(Slot::Poisoned(fault)) => return Err(Refusal::Inherited(fault.clone())),
-            Some(Slot::Live { shape, dtype, .. }) => Slot::Live {
-                shape: shape.clone(),
-                dtype: *dtype,
-                bytes: 0,
-            },
+            // Whoever gives it a second name waits for it first.
+            Some(Slot::Live { shape, dtype, .. } | Slot::Pending { shape, dtype, .. }) => {
+                Slot::Live {
+                    shape: shape.clone(),
+                    dtype: *dtype,
+                    bytes: 0,
+                }
+            }
         };
         self.check_new(id)?;
         self.tensors.insert(id, slot);
@@ -218,10 +319,19 @@ impl Dataflow {
 
     /// A read used `tensor`; the last use frees it.
     pub(crate) fn release(&mut self, tensor: &TensorIr) {
-        if tensor.status == TensorStatus::ReadWrite
-            && let Some(Slot::Live { bytes, .. }) = self.tensors.remove(&tensor.id)
-        {
-            self.memory.give_back(bytes);
+        if tensor.status == TensorStatus::ReadWrite {
+            self.remove(tensor.id);
+        }
+    }
+
+    fn remove(&mut self, id: TensorId) {
+        match self.tensors.remove(&id) {
+            Some(Slot::Live { bytes, .. }) => self.memory.give_back(bytes),
+            Some(Slot::Pending { bytes, .. }) => {
+                self.pending -= 1;
+                self.memory.give_back(bytes);
+            }
+            Some(Slot::Poisoned(_)) | None => {}
         }
     }
 
@@ -230,9 +340,7 @@ impl Dataflow {
         let last_use = |t: &&TensorIr| is_drop || t.status == TensorStatus::ReadWrite;
         let consumed: Vec<TensorIr> = op.inputs().filter(last_use).cloned().collect();
         for tensor in &consumed {
-            if let Some(Slot::Live { bytes, .. }) = self.tensors.remove(&tensor.id) {
-                self.memory.give_back(bytes);
-            }
+            self.remove(tensor.id);
         }
         consumed
     }

@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use burn_ir::TensorId;
+use burn_ir::{TensorId, TensorIr};
 use tensord_proto::{
     bulk::{Gathered, Gathering},
-    codec::decode_tensor,
+    codec::{decode_tensor, decode_type},
     content::kept_cost,
     v1::frame::Body,
 };
@@ -20,7 +20,10 @@ use super::{
     runner::Work,
     uploads::Payload,
 };
-use crate::memory::{DeviceMemory, SessionMemory};
+use crate::{
+    collective::Capability,
+    memory::{DeviceMemory, SessionMemory},
+};
 
 /// What the executor gets.
 pub(crate) enum Item {
@@ -54,11 +57,31 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, IntakeError
             id: TensorId::new(alias.tensor_id),
             source: TensorId::new(alias.source_id),
         },
+        Body::Offer(offer) => Work::Offer {
+            tensor: decode_tensor(&offer.tensor)?,
+            capability: capability(&offer.capability)?,
+            to: offer.to,
+        },
+        Body::Take(take) => {
+            let (shape, dtype, _) = decode_type(take.r#type.as_ref())?;
+            let out = TensorIr::uninit(TensorId::new(take.tensor_id), shape, dtype);
+            Work::Take {
+                out,
+                capability: capability(&take.capability)?,
+                from: take.from,
+            }
+        }
         Body::Close(_) => return Ok(Some(Item::Close)),
         Body::Ping(_) => return Ok(None),
         _ => return Err(unexpected()),
     };
     Ok(Some(Item::Work(work, bytes)))
+}
+
+fn capability(bytes: &[u8]) -> Result<Capability, IntakeError> {
+    let size = bytes.len();
+    let wrong = |_| IntakeError::Order(format!("a capability of {size} bytes, not 16"));
+    bytes.try_into().map_err(wrong)
 }
 
 fn unexpected() -> IntakeError {

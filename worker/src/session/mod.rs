@@ -20,7 +20,7 @@ pub(crate) use self::{outgo::Outgoing, turn::Turn};
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
@@ -31,7 +31,7 @@ use tensord_proto::{
     bulk::PayloadError,
     codec::CodecError,
     ids::{LeaseId, SessionId},
-    v1::{Error, Held, frame},
+    v1::{Error, ErrorCode, Held, frame},
 };
 use tensord_transport::{
     duplex::{Duplex, FrameError},
@@ -41,10 +41,16 @@ use tokio::{runtime::Handle, sync::Notify};
 
 use self::{
     intake::{Item, Payloads},
-    runner::{Reply, Runner},
+    runner::{Reply, Runner, Together},
     uploads::{Payload, Uploads},
 };
-use crate::{backend::Device, blobs::BlobStore, executor::RunQueue, memory::DeviceMemory};
+use crate::{
+    backend::Device,
+    blobs::BlobStore,
+    collective::{Cohort, Member, Outcome},
+    executor::RunQueue,
+    memory::DeviceMemory,
+};
 
 /// Bytes of work a client may be ahead of the executor, encoded: some hundred
 /// thousand ops, or the uploads of a few steps.
@@ -92,6 +98,9 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) grant: Grant,
     site: Site,
+    /// The sessions of the lease, and this one's place among them.
+    cohort: Arc<Cohort>,
+    place: u32,
     wires: [Mutex<Wire>; 2],
     /// Held by the reader of each track.
     readers: [Mutex<()>; 2],
@@ -121,6 +130,8 @@ struct Wire {
 struct Todo {
     items: VecDeque<Item>,
     payloads: VecDeque<Payload>,
+    /// What came of all-reduces and transfers, by ticket: no more than were asked for.
+    arrivals: Vec<(u64, Outcome)>,
     /// Credit of what came in behind payloads that still wait: given back when
     /// none does, so that they are bounded, and the one at hand may be any size.
     payload_credit: usize,
@@ -141,7 +152,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
-    pub(crate) fn new(id: SessionId, grant: Grant, seed: u64, site: Site) -> Arc<Self> {
+    /// Opens a session, which takes its place in `cohort`.
+    ///
+    /// # Errors
+    ///
+    /// When another session has that place.
+    pub(crate) fn new(
+        id: SessionId,
+        grant: Grant,
+        seed: u64,
+        site: Site,
+        cohort: Arc<Cohort>,
+    ) -> Result<Arc<Self>, Error> {
+        let taken = || Error::new(ErrorCode::Session, "its place in the lease is taken");
+        let place = cohort.place(grant.device_index).ok_or_else(taken)?;
         let held = site.blobs.held(&grant.tenant);
         let (hashes, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
         let runner = Runner::new(
@@ -150,6 +174,11 @@ impl Session {
             site.worker.clone(),
             seed,
             Uploads::new(site.kept_bytes, held),
+            Together {
+                roster: cohort.roster().clone(),
+                place,
+                bucket_bytes: cohort.bucket_bytes(),
+            },
         );
         let wire = || Wire {
             // The client always takes its answers, so it grants without a bound.
@@ -164,9 +193,11 @@ impl Session {
             let hashes = hashes.concat().into();
             ops.duplex.push(frame::Body::Held(Held { hashes }));
         }
-        Arc::new(Self {
+        let session = Arc::new(Self {
             id,
             grant,
+            cohort,
+            place,
             wires: [Mutex::new(ops), Mutex::new(wire())],
             readers: Default::default(),
             payloads: Mutex::new(Payloads::new(site.memory.clone(), site.kept_bytes)),
@@ -175,7 +206,12 @@ impl Session {
             ending: AtomicBool::new(false),
             news: Default::default(),
             site,
-        })
+        });
+        let member: Weak<dyn Member> = Arc::downgrade(&session) as _;
+        match session.cohort.enter(place, member) {
+            true => Ok(session),
+            false => Err(taken()),
+        }
     }
 
     fn wire(&self, track: Track) -> MutexGuard<'_, Wire> {
@@ -308,6 +344,7 @@ impl Session {
             self.ending.store(true, Ordering::Release);
             todo.items.clear();
             todo.payloads.clear();
+            todo.arrivals.clear();
             (todo.blocked, todo.starved) = (false, false);
             self.schedule(&mut todo);
         }
@@ -324,6 +361,16 @@ impl Session {
     /// Whether the session ended and its memory is back.
     pub(crate) fn has_ended(&self) -> bool {
         self.wire(Track::Ops).closing
+    }
+}
+
+impl Member for Session {
+    fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
+        let mut todo = lock(&self.todo);
+        if todo.end.is_none() {
+            todo.arrivals.push((ticket, outcome));
+            self.schedule(&mut todo);
+        }
     }
 }
 

@@ -1,12 +1,23 @@
 //! Carries out one session's work, in order, one piece at a time.
 //!
+//! - `schedule`: what is carried out when; `aside` has what waits. Work is decoded
+//!   some way ahead.
+//! - `together`: all-reduces and transfers. An all-reduce ahead whose tensor is there
+//!   begins at once, and goes on while the ops before it are carried out.
+//! - `upload`: tensors of bytes that the client has.
+//!
 //! Owned by the device's executor thread. Everything that can go wrong with an
 //! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a
 //! panic of the backend. Only bytes that are no ops at all end the session.
 
+mod aside;
+mod schedule;
+mod together;
+mod upload;
+
 use std::{
     any::Any,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
@@ -15,20 +26,30 @@ use std::{
 
 use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{
-    DistributedOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
+    AllReduceOpIr, DeviceIdIr, DistributedOperationIr, FloatOperationIr, NumericOperationIr,
+    OperationIr, TensorId, TensorIr,
 };
 use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{CodecError, OpDecoder, op_name, tensor_bytes},
+    codec::{OpDecoder, op_name},
     v1::{Fault, FaultKind},
 };
 
+use self::{
+    aside::Aside,
+    schedule::Plan,
+    together::{Awaited, Started},
+};
+pub(crate) use self::{
+    schedule::Step,
+    together::{Request, Together},
+};
 use super::{
     dataflow::{Dataflow, Refusal},
-    uploads::{Next, Payload, Source, Uploads},
+    uploads::Uploads,
 };
-use crate::{backend::Engine, memory::SessionMemory};
+use crate::{backend::Engine, collective::Capability, memory::SessionMemory};
 
 /// Faults remembered for syncs to tell; a program that reads nothing and syncs
 /// never would pile them up.
@@ -57,17 +78,16 @@ pub(crate) enum Work {
         request: u64,
     },
     Seed(u64),
-}
-
-/// What running one op came to.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// The frame has more.
-    More,
-    /// The frame is done.
-    Done,
-    /// The next op is an upload whose bytes are in the next payload.
-    NeedsPayload,
+    Offer {
+        tensor: TensorIr,
+        capability: Capability,
+        to: u32,
+    },
+    Take {
+        out: TensorIr,
+        capability: Capability,
+        from: u32,
+    },
 }
 
 /// What a piece of work gives the client.
@@ -113,11 +133,32 @@ pub(crate) struct Runner {
     flow: Dataflow,
     decoder: OpDecoder,
     worker: Arc<str>,
-    /// Ops of the frame being worked on.
-    pending: VecDeque<OperationIr>,
+    /// Work that was decoded, with the credit it gives back.
+    plans: VecDeque<(Plan, usize)>,
+    /// Ops among it.
+    planned_ops: usize,
+    /// Work that waits for values.
+    aside: Aside,
     uploads: Uploads,
     /// An upload that waits for its payload, to be kept in a slot if there is one.
     awaiting: Option<(TensorIr, Option<u32>)>,
+    together: Together,
+    /// All-reduces among the work that were not begun, in order, by their groups.
+    reduces: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
+    /// Those that were, and have not had their turn, by their output.
+    started: HashMap<TensorId, Started>,
+    /// What is on the way, by ticket.
+    awaited: HashMap<u64, Awaited>,
+    /// What to ask others for.
+    requests: Vec<Request>,
+    /// Bytes of all-reduces among it.
+    bucket_bytes: usize,
+    /// It is not to wait for more.
+    urgent: bool,
+    tickets: u64,
+    /// Ops that had their turn.
+    ops_seen: u64,
+    /// The number of the op at hand, or the last.
     op_number: u64,
     seed: u64,
     /// Random ops since the seed was set. A replay draws the same numbers, and
@@ -134,15 +175,27 @@ impl Runner {
         worker: Arc<str>,
         seed: u64,
         uploads: Uploads,
+        together: Together,
     ) -> Self {
         Self {
             engine,
             flow: Dataflow::new(memory),
             decoder: OpDecoder::default(),
             worker,
-            pending: VecDeque::new(),
+            plans: VecDeque::new(),
+            planned_ops: 0,
+            aside: Aside::default(),
             uploads,
             awaiting: None,
+            together,
+            reduces: HashMap::new(),
+            started: HashMap::new(),
+            awaited: HashMap::new(),
+            requests: Vec::new(),
+            bucket_bytes: 0,
+            urgent: false,
+            tickets: 0,
+            ops_seen: 0,
             op_number: 0,
             seed,
             draws: 0,
@@ -150,62 +203,34 @@ impl Runner {
         }
     }
 
-    /// Ops carried out or refused so far.
-    pub(crate) fn op_number(&self) -> u64 {
-        self.op_number
-    }
-
-    /// Runs one op of the frame begun last.
-    pub(crate) fn step(&mut self) -> Result<Step, CodecError> {
-        if self.awaiting.is_some() {
-            return Ok(Step::NeedsPayload);
-        }
-        match self.pending.pop_front() {
-            Some(OperationIr::Init(init)) => return self.init(init.out),
-            Some(op) => self.run_op(op),
-            None => {}
-        }
-        self.end_step()
-    }
-
-    fn end_step(&self) -> Result<Step, CodecError> {
-        if !self.pending.is_empty() {
-            return Ok(Step::More);
-        }
-        self.uploads.finish()?;
-        Ok(Step::Done)
-    }
-
     /// What the session kept of its uploads, now that it is over.
     pub(crate) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
         self.uploads.into_kept()
     }
 
-    /// Begins a piece of work; ops are then run by [`step`](Self::step).
-    pub(crate) fn begin(&mut self, work: Work) -> Result<Option<Reply>, CodecError> {
-        // The other end's encoder counts these tensors, too.
-        if let Work::Poison { id, .. } | Work::Alias { id, .. } = &work {
-            self.decoder.note_tensor(*id);
-        }
+    /// Carries out what is no run of ops.
+    fn carry_out(&mut self, work: Work) -> Option<Reply> {
         match work {
-            Work::Ops {
-                count,
-                encoded,
-                contents,
-            } => {
-                self.pending = self.decoder.decode(&encoded, count)?.into();
-                self.uploads.begin(contents);
-            }
+            Work::Ops { .. } => unreachable!("ops were decoded when they were planned"),
             Work::Poison { id, fault } => {
-                self.op_number += 1;
                 self.flow.insert_poisoned(id, Arc::new(fault));
             }
             Work::Alias { id, source } => self.alias(id, source),
-            Work::Read { request, tensor } => return Ok(Some(self.read(request, tensor))),
-            Work::Sync { request } => return Ok(Some(self.sync(request))),
+            Work::Read { request, tensor } => return Some(self.read(request, tensor)),
+            Work::Sync { request } => return Some(self.sync(request)),
             Work::Seed(seed) => (self.seed, self.draws) = (seed, 0),
+            Work::Offer {
+                tensor,
+                capability,
+                to,
+            } => self.offer(&tensor, capability, to),
+            Work::Take {
+                out,
+                capability,
+                from,
+            } => self.take(&out, capability, from),
         }
-        Ok(None)
+        None
     }
 
     fn blame(&self, op_name: impl Into<String>) -> Blame {
@@ -221,16 +246,27 @@ impl Runner {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => {
                 let fault = self.blame(op_name()).fault(kind, reason);
-                if self.unreported.len() < MAX_UNREPORTED {
-                    self.unreported.push_back(fault.clone());
-                }
+                self.note_fault(&fault);
                 fault
             }
         }
     }
 
+    /// Keeps a fault for a sync to tell.
+    fn note_fault(&mut self, fault: &Arc<Fault>) {
+        if self.unreported.len() < MAX_UNREPORTED {
+            self.unreported.push_back(fault.clone());
+        }
+    }
+
     fn run_op(&mut self, op: OperationIr) {
-        self.op_number += 1;
+        if let OperationIr::Distributed(distributed) = &op {
+            return match distributed {
+                DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
+                // Whoever needs a result waits for it by itself.
+                DistributedOperationIr::SyncCollective => self.urgent = true,
+            };
+        }
         if let Some(reason) = unsupported(&op) {
             let refusal = Refusal::New(FaultKind::Unsupported, reason.into());
             return self.fail(&op, refusal, false);
@@ -269,59 +305,7 @@ impl Runner {
         }
     }
 
-    /// Begins an upload; its bytes may still have to come.
-    fn init(&mut self, out: TensorIr) -> Result<Step, CodecError> {
-        let size = tensor_bytes(&out.shape, out.dtype)
-            .ok_or_else(|| self.uploads.error("an upload beyond what can be addressed"))?;
-        let source = match self.uploads.next(size)? {
-            Next::Here(source) => source,
-            Next::Payload(keep) => {
-                self.awaiting = Some((out, keep));
-                return Ok(Step::NeedsPayload);
-            }
-        };
-        let memory = self.flow.reserve(size as u64);
-        self.upload(&out, source, memory);
-        self.end_step()
-    }
-
-    /// Goes on with the upload that [`step`](Self::step) wants a payload for.
-    pub(crate) fn payload(&mut self, payload: Payload) -> Result<Step, CodecError> {
-        let (out, keep) = self.awaiting.take().expect("it is given when asked for");
-        // Kept even if the device has no room for it: the client counts on that.
-        let source = self.uploads.keep(payload.bytes, keep)?;
-        self.upload(&out, source, payload.memory);
-        self.end_step()
-    }
-
-    fn upload(&mut self, out: &TensorIr, source: Source, memory: Result<SessionMemory, Refusal>) {
-        self.op_number += 1;
-        let Err(refusal) = self.try_upload(out, source, memory) else {
-            return;
-        };
-        let fault = self.fault_of(refusal, || "Upload".into());
-        self.flow.insert_poisoned(out.id, fault);
-    }
-
-    fn try_upload(
-        &mut self,
-        out: &TensorIr,
-        source: Source,
-        memory: Result<SessionMemory, Refusal>,
-    ) -> Result<(), Refusal> {
-        let memory = memory?;
-        self.flow.check_new(out.id)?;
-        let data = source.into_data(out)?;
-        let engine = &mut self.engine;
-        catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))
-            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))?;
-        self.flow
-            .insert(out.id, out.shape.clone(), out.dtype, memory);
-        Ok(())
-    }
-
     fn alias(&mut self, id: TensorId, source: TensorId) {
-        self.op_number += 1;
         if let Err(refusal) = self.flow.alias(id, source) {
             let fault = self.fault_of(refusal, || "Alias".into());
             self.flow.insert_poisoned(id, fault);
@@ -394,9 +378,6 @@ fn unsupported(op: &OperationIr) -> Option<&'static str> {
         .any(|t| matches!(t.dtype, DType::QFloat(_)));
     match op {
         _ if quantized => Some("quantized tensors are not supported by Burn's router"),
-        OperationIr::Distributed(DistributedOperationIr::AllReduce(_)) => {
-            Some("this version of tensord has no collectives")
-        }
         _ => None,
     }
 }

@@ -11,11 +11,17 @@ use tensord_proto::{
     bulk::chunks,
     codec::{OpEncoder, decode_type, encode_tensor},
     content::{Content, Entry, HASH_BYTES, kept_cost, put},
+    ids::WorkerId,
     v1::{self, ErrorCode, frame::Body, tensor_value, value},
 };
 
+mod together;
+
 use super::*;
-use crate::backend::BurnDevice;
+use crate::{
+    backend::BurnDevice,
+    collective::{Roster, Settings},
+};
 
 const CAPACITY: u64 = 1 << 30;
 const KEPT: u64 = 1 << 10;
@@ -60,7 +66,21 @@ impl Bench {
             tenant: "a".into(),
             device_index: 0,
         };
-        let session = Session::new(SessionId(1), grant, 7, site);
+        let settings = Settings {
+            deadline: std::time::Duration::from_secs(30),
+            bucket_bytes: None,
+            runtime: runtime.handle().clone(),
+        };
+        // Two devices of this worker; the second has no session.
+        let share = |device_index| v1::LeaseShare {
+            worker_id: 1,
+            device_index,
+            worker: "bench".into(),
+            ..v1::LeaseShare::default()
+        };
+        let roster = Roster::new(vec![share(0), share(1)], WorkerId(1));
+        let cohort = Cohort::new(1, LeaseId(1), roster, Bytes::new(), settings);
+        let session = Session::new(SessionId(1), grant, 7, site, cohort).unwrap();
         let mut bench = Self {
             session,
             queue,

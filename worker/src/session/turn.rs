@@ -13,7 +13,7 @@ use super::{
     Session, Track,
     intake::Item,
     lock,
-    runner::{Runner, Step},
+    runner::{Request, Runner, Step},
     uploads::Payload,
 };
 
@@ -26,12 +26,6 @@ pub(crate) enum Turn {
     Over,
 }
 
-enum Next {
-    Item(Item),
-    Nothing,
-    End(Error),
-}
-
 impl Session {
     /// Carries out work while `on` says so. Called by the executor alone.
     pub(crate) fn run(self: &Arc<Self>, on: &mut dyn FnMut() -> bool) -> Turn {
@@ -40,45 +34,47 @@ impl Session {
             lock(&self.todo).scheduled = false;
             return Turn::Over;
         };
-        let before = runner.op_number();
+        let before = runner.ops_seen();
+        self.feed(runner);
         let turn = loop {
-            if !self.ending.load(Ordering::Acquire) {
-                match self.step(runner) {
-                    Step::More if on() => continue,
-                    Step::More => break Turn::Again,
-                    Step::Done => {}
-                    Step::NeedsPayload => break Turn::Over,
-                }
+            if self.ending.load(Ordering::Acquire) {
+                break None;
             }
-            match self.next_item() {
-                Next::Item(Item::Work(work, bytes)) => {
-                    match runner.begin(work) {
-                        Ok(reply) => reply.into_iter().for_each(|reply| self.reply(reply)),
-                        Err(e) => self.broke(&e),
+            if runner.replies_next() && self.is_blocked() {
+                break Some(Turn::Over);
+            }
+            match self.step(runner) {
+                Step::Ran(credit, reply) => {
+                    reply.into_iter().for_each(|reply| self.reply(reply));
+                    if credit > 0 {
+                        self.consumed(Track::Ops, credit);
                     }
-                    self.consumed(Track::Ops, bytes);
                 }
-                Next::Item(Item::Close) => {
+                Step::NeedsPayload => break Some(Turn::Over),
+                Step::NeedsArrival | Step::Idle => {
+                    self.ask(runner, true);
+                    if self.rests(runner) {
+                        break Some(Turn::Over);
+                    }
+                    self.feed(runner);
+                }
+                Step::Closed => {
                     self.end(Error::new(ErrorCode::Unspecified, "closed by the client"));
                 }
-                Next::Nothing => break Turn::Over,
-                Next::End(error) => {
-                    self.site
-                        .ops
-                        .fetch_add(runner.op_number() - before, Ordering::Relaxed);
-                    self.close(guard.take());
-                    self.said_all(error);
-                    return Turn::Over;
-                }
             }
+            self.ask(runner, false);
             if !on() {
-                break Turn::Again;
+                break Some(Turn::Again);
             }
         };
-        self.site
-            .ops
-            .fetch_add(runner.op_number() - before, Ordering::Relaxed);
-        turn
+        self.ask(runner, true);
+        let ops = runner.ops_seen() - before;
+        self.site.ops.fetch_add(ops, Ordering::Relaxed);
+        turn.unwrap_or_else(|| {
+            let runner = guard.take();
+            self.finish(runner);
+            Turn::Over
+        })
     }
 
     /// Runs one op, with the payload it needs if there is one.
@@ -86,20 +82,98 @@ impl Session {
         let stepped = match runner.step() {
             Ok(Step::NeedsPayload) => match self.next_payload() {
                 Some(payload) => runner.payload(payload),
-                None if self.ending.load(Ordering::Acquire) => return Step::Done,
+                // Ended meanwhile, which is seen next.
+                None if self.ending.load(Ordering::Acquire) => return Step::Ran(0, None),
                 None => return Step::NeedsPayload,
             },
             stepped => stepped,
         };
         stepped.unwrap_or_else(|e| {
             self.broke(&e);
-            Step::Done
+            Step::Ran(0, None)
         })
+    }
+
+    /// Gives the runner what came, as far as it takes it.
+    fn feed(self: &Arc<Self>, runner: &mut Runner) {
+        loop {
+            let (item, arrivals) = {
+                let mut todo = lock(&self.todo);
+                let item = match runner.has_room() {
+                    true => todo.items.pop_front(),
+                    false => None,
+                };
+                (item, std::mem::take(&mut todo.arrivals))
+            };
+            for (ticket, outcome) in arrivals {
+                runner.arrive(ticket, outcome);
+            }
+            match item {
+                Some(Item::Work(work, credit)) => {
+                    if let Err(e) = runner.plan(work, credit) {
+                        return self.broke(&e);
+                    }
+                }
+                Some(Item::Close) => runner.plan_close(),
+                None => return,
+            }
+        }
+    }
+
+    /// Whether there is nothing that a waiting runner can be given. Whatever comes
+    /// from then on schedules the session.
+    fn rests(&self, runner: &Runner) -> bool {
+        let mut todo = lock(&self.todo);
+        let has_items = !todo.items.is_empty() && runner.has_room();
+        if has_items || !todo.arrivals.is_empty() || todo.end.is_some() {
+            return false;
+        }
+        todo.scheduled = false;
+        true
+    }
+
+    /// Whether the client must take its answers first.
+    fn is_blocked(&self) -> bool {
+        let mut todo = lock(&self.todo);
+        let is_full = |track| self.wire(track).duplex.outbox().is_full();
+        let blocked = todo.end.is_none() && (is_full(Track::Ops) || is_full(Track::Bulk));
+        if blocked {
+            debug!(session = %self.id, "waits for its client to take answers");
+            (todo.blocked, todo.scheduled) = (true, false);
+        }
+        blocked
+    }
+
+    /// Passes on what the runner asks of other sessions.
+    fn ask(&self, runner: &mut Runner, all: bool) {
+        let mut calls = Vec::new();
+        for request in runner.take_requests(all) {
+            match request {
+                Request::Call(call) => calls.push(call),
+                Request::Offer(capability, offer) => self.cohort.offer(capability, offer),
+                Request::Take(capability, take) => self.cohort.take(capability, take),
+            }
+        }
+        if !calls.is_empty() {
+            self.cohort.call(self.place, calls);
+        }
     }
 
     fn broke(self: &Arc<Self>, rule: &CodecError) {
         let rule = format!("session {}: {rule}", self.id);
         self.end(Error::new(ErrorCode::Protocol, rule));
+    }
+
+    /// The end: tells whoever has to do with it, and lets go of everything.
+    fn finish(&self, runner: Option<Runner>) {
+        let error = {
+            let mut todo = lock(&self.todo);
+            todo.scheduled = false;
+            todo.end.clone().unwrap_or_default()
+        };
+        self.cohort.leave(self.place, &error.message);
+        self.close(runner);
+        self.said_all(error);
     }
 
     /// Lets go of everything but what is kept for later sessions.
@@ -113,27 +187,6 @@ impl Session {
                 .spawn_blocking(move || blobs.keep(&tenant, kept));
         }
         self.site.device.clean_up();
-    }
-
-    fn next_item(&self) -> Next {
-        let mut todo = lock(&self.todo);
-        if let Some(error) = todo.end.clone() {
-            todo.scheduled = false;
-            return Next::End(error);
-        }
-        let is_full = |track| self.wire(track).duplex.outbox().is_full();
-        if !todo.items.is_empty() && (is_full(Track::Ops) || is_full(Track::Bulk)) {
-            debug!(session = %self.id, "waits for its client to take answers");
-            (todo.blocked, todo.scheduled) = (true, false);
-            return Next::Nothing;
-        }
-        match todo.items.pop_front() {
-            Some(item) => Next::Item(item),
-            None => {
-                todo.scheduled = false;
-                Next::Nothing
-            }
-        }
     }
 
     /// The session's state is gone; tell the client and let the connection end.

@@ -32,6 +32,9 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
     let share = |device_index| LeaseShare {
         worker_id: 5,
         device_index,
+        worker: "w5".into(),
+        address: "127.0.0.1:7005".into(),
+        certificate_sha256: vec![5; 32].into(),
     };
     assert_eq!(claims.shares, [share(0), share(1)]);
 }

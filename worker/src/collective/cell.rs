@@ -1,0 +1,167 @@
+//! A group with its lock, and what it says as the bodies of frames.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tensord_proto::{
+    codec::{CodecError, decode_type, encode_type},
+    ids::WorkerId,
+    v1::{self, Fault, frame::Body},
+};
+
+use super::{
+    algorithm::{Algorithm, Arrival, Done, Rank, Say},
+    direct::Direct,
+    members::{Members, Roster},
+};
+
+/// Bytes of a fault's reason that other ranks hear.
+const REASON_BYTES: usize = 4 << 10;
+
+/// A group at this worker.
+pub(crate) struct Cell {
+    members: Members,
+    /// The workers of the group, by number.
+    nodes: Vec<WorkerId>,
+    state: Mutex<State>,
+}
+
+struct State {
+    group: Box<dyn Algorithm>,
+    /// Those workers whose links know that there is something to say.
+    announced: Vec<bool>,
+}
+
+/// What came of a change.
+#[derive(Default)]
+pub(crate) struct Changed {
+    pub(crate) done: Vec<Done>,
+    /// Workers to which there is something to say, and whose links do not know.
+    pub(crate) news_for: Vec<usize>,
+}
+
+impl Cell {
+    /// The group of `members`.
+    pub(crate) fn new(members: Members, roster: &Roster) -> Self {
+        let mut nodes: Vec<WorkerId> = Vec::new();
+        let mut ranks = Vec::new();
+        for place in members.places() {
+            let worker = roster.worker(*place).unwrap_or(roster.me());
+            let known = nodes.iter().position(|node| *node == worker);
+            let node = known.unwrap_or_else(|| {
+                nodes.push(worker);
+                nodes.len() - 1
+            });
+            let place = roster.describe(*place);
+            ranks.push(Rank { node, place });
+        }
+        let me = nodes.iter().position(|node| *node == roster.me());
+        let state = State {
+            announced: vec![false; nodes.len()],
+            group: open(ranks, me.unwrap_or_default()),
+        };
+        Self {
+            members,
+            nodes,
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(crate) fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The worker of a number, and the number of a worker.
+    pub(crate) fn worker(&self, node: usize) -> WorkerId {
+        self.nodes[node]
+    }
+
+    pub(crate) fn node(&self, worker: WorkerId) -> Option<usize> {
+        self.nodes.iter().position(|node| *node == worker)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whole between statements, and better used than stuck.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the group, and says what came of it.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut dyn Algorithm) -> T) -> (T, Changed) {
+        let mut state = self.state();
+        let State { group, announced } = &mut *state;
+        let changed = change(&mut **group);
+        let mut news_for = Vec::new();
+        for (node, announced) in announced.iter_mut().enumerate() {
+            if !*announced && group.has_news(node) {
+                *announced = true;
+                news_for.push(node);
+            }
+        }
+        let done = group.take_done();
+        (changed, Changed { done, news_for })
+    }
+
+    /// The next thing to say to `node`, and whether there is more.
+    pub(crate) fn next(&self, node: usize) -> (Option<Body>, bool) {
+        let mut state = self.state();
+        let said = state.group.next(node).map(|say| self.body(say));
+        let more = state.group.has_news(node);
+        state.announced[node] = more;
+        (said, more)
+    }
+
+    fn body(&self, say: Say) -> Body {
+        let group = self.members.places().to_vec();
+        match say {
+            Say::Arrivals(arrivals) => {
+                let arrivals = arrivals.into_iter();
+                let arrivals = arrivals.map(|(rank, arrival)| encode(rank, arrival));
+                Body::Arrivals(v1::Arrivals {
+                    group,
+                    arrivals: arrivals.collect(),
+                })
+            }
+            Say::Piece { reduced, bytes } => Body::Piece(v1::Piece {
+                group,
+                reduced,
+                bytes,
+            }),
+            Say::Abort(reason) => Body::Abort(v1::Abort {
+                group,
+                reason: reason.to_string(),
+            }),
+        }
+    }
+}
+
+/// What carries out the all-reduces of a group: here a group whose devices all reach
+/// each other by a library of their vendor's would get another.
+fn open(ranks: Vec<Rank>, me: usize) -> Box<dyn Algorithm> {
+    Box::new(Direct::new(ranks, me))
+}
+
+fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
+    v1::Arrival {
+        rank: rank as u32,
+        r#type: Some(encode_type(&arrival.shape, arrival.dtype)),
+        mean: arrival.mean,
+        fault: arrival.fault.map(|fault| {
+            let mut fault = Fault::clone(&fault);
+            let end = fault.reason.floor_char_boundary(REASON_BYTES);
+            fault.reason.truncate(end);
+            fault
+        }),
+    }
+}
+
+/// An arrival that another worker tells of, and its rank.
+pub(crate) fn decode(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecError> {
+    let (shape, dtype, _) = decode_type(arrival.r#type.as_ref())?;
+    let fault = arrival.fault.map(Arc::new);
+    let arrival_of = Arrival {
+        shape,
+        dtype,
+        mean: arrival.mean,
+        fault,
+    };
+    Ok((arrival.rank as usize, arrival_of))
+}

@@ -1,0 +1,412 @@
+//! The laws of [`Algorithm`]s, for each of them: workers of a group that talk to each
+//! other in whatever order chance has it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use burn_backend::{DType, Shape};
+use burn_std::{bf16, f16};
+use bytes::Bytes;
+use proptest::{prelude::*, test_runner::TestRunner};
+use tensord_proto::v1::{Fault, FaultKind};
+
+use super::algorithm::{Algorithm, Arrival, Failure, Rank, Say};
+
+/// Makes the part of an algorithm at one worker.
+pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
+
+/// Checks all laws.
+pub(super) fn run(make: Make) {
+    all_ranks_get_the_sum_in_a_fixed_order(make);
+    half_types_are_rounded_once(make);
+    as_many_bytes_are_sent_as_in_a_ring(make);
+    small_tensors_travel_together(make);
+    a_mismatch_names_both_ranks_and_costs_one_call(make);
+    integers_and_ranks_without_a_value_fail_for_all(make);
+    a_rank_that_does_not_come_is_named_to_all(make);
+    a_worker_that_stops_in_the_middle_is_named(make);
+    a_worker_that_breaks_the_rules_is_told_which(make);
+}
+
+type Sum = Result<Vec<f32>, Failure>;
+
+/// A group spread over workers, each with a state machine of its own.
+struct World {
+    groups: Vec<Box<dyn Algorithm>>,
+    nodes: Vec<usize>,
+    now: Instant,
+    /// Bytes sent by each worker.
+    sent: Vec<usize>,
+    /// By rank: tickets and results.
+    done: Vec<Vec<(u64, Sum)>>,
+}
+
+impl World {
+    /// A rank on each of the workers `nodes`.
+    fn new(make: Make, nodes: &[usize]) -> Self {
+        let rank = |&node: &usize| Rank {
+            node,
+            place: format!("device 0 of worker w{node}"),
+        };
+        let ranks: Vec<Rank> = nodes.iter().map(rank).collect();
+        let workers = nodes.iter().max().unwrap() + 1;
+        let group = |me| make(ranks.clone(), me);
+        Self {
+            groups: (0..workers).map(group).collect(),
+            nodes: nodes.to_vec(),
+            now: Instant::now(),
+            sent: vec![0; workers],
+            done: vec![Vec::new(); nodes.len()],
+        }
+    }
+
+    fn arrive(&mut self, rank: usize, ticket: u64, values: &[f32]) {
+        let arrival = Arrival {
+            shape: Shape::new([values.len()]),
+            dtype: DType::F32,
+            mean: false,
+            fault: None,
+        };
+        self.arrive_as(rank, ticket, arrival, values);
+    }
+
+    fn arrive_as(&mut self, rank: usize, ticket: u64, arrival: Arrival, values: &[f32]) {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let node = self.nodes[rank];
+        self.groups[node].arrive(rank, ticket, arrival, bytes, self.now);
+    }
+
+    /// Carries one message of `from` to `to`, if there is one.
+    fn carry(&mut self, from: usize, to: usize) -> bool {
+        let Some(say) = self.groups[from].next(to) else {
+            return false;
+        };
+        let (group, now) = (&mut self.groups[to], self.now);
+        match say {
+            Say::Arrivals(arrivals) => arrivals
+                .into_iter()
+                .for_each(|(rank, arrival)| group.heard(from, rank, arrival, now).unwrap()),
+            Say::Piece { reduced, bytes } => {
+                self.sent[from] += bytes.len();
+                group.piece(from, reduced, bytes, now).unwrap();
+            }
+            Say::Abort(reason) => group.aborted(from, &reason),
+        }
+        true
+    }
+
+    fn pairs(&self) -> Vec<(usize, usize)> {
+        let workers = 0..self.groups.len();
+        let pairs = workers
+            .clone()
+            .flat_map(|a| workers.clone().map(move |b| (a, b)));
+        pairs.filter(|(a, b)| a != b).collect()
+    }
+
+    fn carry_all(&mut self) {
+        while self
+            .pairs()
+            .into_iter()
+            .any(|(from, to)| self.carry(from, to))
+        {}
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        for group in &mut self.groups {
+            for done in group.take_done() {
+                let result = done.result.map(|bytes| {
+                    let values = bytes.as_chunks::<4>().0.iter();
+                    values.map(|v| f32::from_le_bytes(*v)).collect()
+                });
+                self.done[done.rank].push((done.ticket, result));
+            }
+        }
+    }
+
+    /// The one failure that every rank has for `ticket`.
+    fn failure(&self, ticket: u64) -> Failure {
+        let of = |done: &Vec<(u64, Result<_, Failure>)>| {
+            let (_, result) = done.iter().find(|(t, _)| *t == ticket).unwrap();
+            result.clone().unwrap_err()
+        };
+        let failures: Vec<Failure> = self.done.iter().map(of).collect();
+        assert!(failures.iter().all(|f| f == &failures[0]), "{failures:?}");
+        failures[0].clone()
+    }
+}
+
+/// Whatever arrives and is carried when, every rank ends with the same bits, which
+/// are the sum in the order of the workers.
+fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
+    let sizes = prop_oneof![0usize..40, 1000usize..3000];
+    let worlds = (
+        prop::collection::vec(0usize..4, 1..6),
+        prop::collection::vec(sizes, 1..6),
+        prop::collection::vec((any::<u16>(), any::<u16>()), 0..400),
+    );
+    let config = ProptestConfig::with_cases(128);
+    let mut runner = TestRunner::new(config);
+    let ran = runner.run(&worlds, |(nodes, sizes, turns)| {
+        in_any_order(make, nodes, &sizes, &turns);
+        Ok(())
+    });
+    ran.unwrap();
+}
+
+fn in_any_order(make: Make, mut nodes: Vec<usize>, sizes: &[usize], turns: &[(u16, u16)]) {
+    // Workers are numbered by their first ranks.
+    let mut order: Vec<usize> = Vec::new();
+    for node in &mut nodes {
+        let at = order.iter().position(|n| n == node);
+        *node = at.unwrap_or_else(|| {
+            order.push(*node);
+            order.len() - 1
+        });
+    }
+    let ranks = nodes.len();
+    let value = |rank: usize, call: usize, i: usize| {
+        ((rank * 7919 + call * 104_729 + i * 31) % 1000) as f32 * 1.1e-3 + 1e3 * rank as f32
+    };
+    let mut world = World::new(make, &nodes);
+    let mut next = vec![0; ranks];
+    let mut arrive = |world: &mut World, rank: usize| {
+        let call = next[rank];
+        if call < sizes.len() {
+            let values: Vec<f32> = (0..sizes[call]).map(|i| value(rank, call, i)).collect();
+            world.arrive(rank, call as u64, &values);
+            next[rank] += 1;
+        }
+    };
+    let pairs = world.pairs();
+    for (what, who) in turns {
+        match what % 3 {
+            0 => arrive(&mut world, *who as usize % ranks),
+            _ if pairs.is_empty() => {}
+            _ => {
+                let (from, to) = pairs[*who as usize % pairs.len()];
+                world.carry(from, to);
+            }
+        }
+    }
+    for rank in (0..ranks).flat_map(|rank| vec![rank; sizes.len()]) {
+        arrive(&mut world, rank);
+    }
+    world.carry_all();
+
+    for (call, size) in sizes.iter().enumerate() {
+        let sum = |i: usize| {
+            let mut sums = vec![None::<f32>; world.groups.len()];
+            for (rank, node) in nodes.iter().enumerate() {
+                let value = value(rank, call, i);
+                sums[*node] = Some(sums[*node].map_or(value, |sum| sum + value));
+            }
+            sums.into_iter().flatten().reduce(|a, b| a + b).unwrap()
+        };
+        let expected: Vec<f32> = (0..*size).map(sum).collect();
+        for done in &world.done {
+            assert_eq!(done.len(), sizes.len());
+            assert_eq!(done[call], (call as u64, Ok(expected.clone())));
+        }
+    }
+}
+
+fn half_types_are_rounded_once(make: Make) {
+    // 2048 + 1 is no f16 and 256 + 1 no bf16: rounded at each step the sum would stay.
+    let f16s = [2048.0, 1.0, 1.0].map(|v| f16::from_f32(v).to_le_bytes());
+    let bf16s = [256.0, 1.0, 1.0].map(|v| bf16::from_f32(v).to_le_bytes());
+    let sums = [
+        f16::from_f32(2050.0).to_le_bytes(),
+        bf16::from_f32(258.0).to_le_bytes(),
+    ];
+    for ((dtype, values), sum) in [(DType::F16, f16s), (DType::BF16, bf16s)]
+        .into_iter()
+        .zip(sums)
+    {
+        let mut world = World::new(make, &[0, 1, 2]);
+        for (rank, value) in values.into_iter().enumerate() {
+            let arrival = Arrival {
+                shape: Shape::new([1]),
+                dtype,
+                mean: false,
+                fault: None,
+            };
+            let bytes = Bytes::copy_from_slice(&value);
+            world.groups[rank].arrive(rank, 1, arrival, bytes, world.now);
+        }
+        while world
+            .pairs()
+            .into_iter()
+            .any(|(from, to)| world.carry(from, to))
+        {}
+        for group in &mut world.groups {
+            let done = group.take_done();
+            assert_eq!(done[0].result.as_deref(), Ok(&sum[..]));
+        }
+    }
+}
+
+fn as_many_bytes_are_sent_as_in_a_ring(make: Make) {
+    for workers in [2, 3, 4, 8] {
+        let nodes: Vec<usize> = (0..workers).collect();
+        let mut world = World::new(make, &nodes);
+        let size = 4 * 30_000;
+        for rank in nodes {
+            world.arrive(rank, 1, &vec![1.0; size / 4]);
+        }
+        world.carry_all();
+        let least = 2 * (workers - 1) * size / workers;
+        for sent in &world.sent {
+            assert!(sent.abs_diff(least) <= 2 * 4 * workers, "{sent} {least}");
+        }
+        assert_eq!(world.done[0][0].1, Ok(vec![workers as f32; size / 4]));
+    }
+}
+
+fn small_tensors_travel_together(make: Make) {
+    let mut world = World::new(make, &[0, 1]);
+    for call in 0..100 {
+        world.arrive(0, call, &[1.0; 10]);
+        world.arrive(1, call, &[2.0; 10]);
+    }
+    let mut messages = 0;
+    while world
+        .pairs()
+        .into_iter()
+        .any(|(from, to)| world.carry(from, to))
+    {
+        messages += 1;
+    }
+    world.collect();
+    assert_eq!(world.done[1].len(), 100);
+    assert!(
+        messages <= 10,
+        "{messages} messages for 100 small all-reduces"
+    );
+}
+
+fn a_mismatch_names_both_ranks_and_costs_one_call(make: Make) {
+    let mut world = World::new(make, &[0, 1, 2]);
+    for rank in 0..3 {
+        world.arrive(rank, 1, &vec![1.0; if rank == 1 { 2000 } else { 3000 }]);
+        world.arrive(rank, 2, &[rank as f32; 1500]);
+    }
+    world.carry_all();
+    let expected = "rank 0 (device 0 of worker w0) brings [3000] of f32 for the sum, \
+                    rank 1 (device 0 of worker w1) [2000] of f32 for the sum";
+    let Failure::New(FaultKind::Mismatch, reason) = world.failure(1) else {
+        panic!("{:?}", world.failure(1));
+    };
+    assert_eq!(reason, expected);
+    for done in &world.done {
+        assert_eq!(done[1], (2, Ok(vec![3.0; 1500])));
+    }
+}
+
+fn integers_and_ranks_without_a_value_fail_for_all(make: Make) {
+    let mut world = World::new(make, &[0, 0, 1]);
+    let arrival = |dtype, fault| Arrival {
+        shape: Shape::new([1]),
+        dtype,
+        mean: true,
+        fault,
+    };
+    let fault = Arc::new(Fault {
+        reason: "out of memory".into(),
+        ..Fault::default()
+    });
+    for rank in 0..3 {
+        world.arrive_as(rank, 1, arrival(DType::I32, None), &[1.0]);
+        let fault = (rank == 2).then(|| fault.clone());
+        world.arrive_as(rank, 2, arrival(DType::F32, fault), &[1.0]);
+        world.arrive(rank, 3, &[1.0]);
+    }
+    world.carry_all();
+    let Failure::New(FaultKind::Mismatch, reason) = world.failure(1) else {
+        panic!("{:?}", world.failure(1));
+    };
+    assert!(reason.contains("ranks 0 to 2 bring [1] of i32"), "{reason}");
+    assert_eq!(world.failure(2), Failure::Inherited(fault));
+    assert_eq!(world.done[1][2], (3, Ok(vec![3.0])));
+}
+
+fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
+    let deadline = Duration::from_secs(30);
+    let mut world = World::new(make, &[0, 0, 1, 2]);
+    world.arrive(0, 1, &[1.0]);
+    world.arrive(2, 1, &[1.0]);
+    world.now += Duration::from_secs(10);
+    world.arrive(3, 1, &[1.0]);
+    world.carry_all();
+    let (now, third) = (world.now, 2);
+    world.groups[third].tick(now + deadline - Duration::from_secs(1), deadline);
+    assert!(!world.groups[third].has_news(0));
+    world.groups[third].tick(now + deadline, deadline);
+    world.carry_all();
+    let expected = "rank 1 (device 0 of worker w0) did not come to all-reduce 1 of the group \
+                    within 30s";
+    for rank in [0, 2, 3] {
+        let failure = Failure::New(FaultKind::Peer, expected.into());
+        assert_eq!(world.done[rank], [(1, Err(failure))]);
+    }
+    // The one that was late, and whatever comes after, hears the same.
+    world.arrive(1, 1, &[1.0]);
+    world.carry_all();
+    assert_eq!(world.done[1][0].1, world.done[0][0].1);
+}
+
+fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
+    let deadline = Duration::from_secs(3);
+    let mut world = World::new(make, &[0, 1, 2]);
+    for rank in 0..3 {
+        world.arrive(rank, 1, &[1.0; 9000]);
+    }
+    // Worker 1 hears all and says its arrival, and nothing more.
+    for _ in 0..50 {
+        for (from, to) in [(0, 1), (2, 1), (0, 2), (2, 0)] {
+            world.carry(from, to);
+        }
+    }
+    world.carry(1, 0);
+    world.carry(1, 2);
+    while [(0, 2), (2, 0)]
+        .into_iter()
+        .any(|(from, to)| world.carry(from, to))
+    {}
+    world.groups[0].tick(world.now + deadline, deadline);
+    let done = world.groups[0].take_done();
+    let Err(Failure::New(FaultKind::Peer, reason)) = &done[0].result else {
+        panic!("{done:?}");
+    };
+    let expected = "rank 1 (device 0 of worker w1) sent nothing of all-reduce 1";
+    assert!(reason.starts_with(expected), "{reason}");
+}
+
+fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
+    let mut world = World::new(make, &[0, 1]);
+    world.arrive(0, 1, &[1.0; 2]);
+    let arrival = Arrival {
+        shape: Shape::new([2]),
+        dtype: DType::F32,
+        mean: false,
+        fault: None,
+    };
+    let (group, now) = (&mut world.groups[0], world.now);
+    for rank in [0, 2] {
+        let broke = group.heard(1, rank, arrival.clone(), now).unwrap_err();
+        assert!(broke.to_string().contains("speaks for rank"), "{broke}");
+    }
+    assert_eq!(
+        group.piece(1, false, Bytes::from_static(&[0; 8]), now),
+        Ok(())
+    );
+    let broke = group.piece(1, false, Bytes::from_static(&[0; 1]), now);
+    assert!(
+        broke
+            .unwrap_err()
+            .to_string()
+            .contains("more bytes than were asked for")
+    );
+}

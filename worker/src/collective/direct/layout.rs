@@ -1,0 +1,61 @@
+//! Which slice of a tensor which worker reduces.
+
+use std::ops::Range;
+
+/// Tensors up to this size are reduced whole, by the workers in turn: slices of
+/// them would cost more to tell apart than to carry.
+const WHOLE_BYTES: usize = 4 << 10;
+
+/// The bytes that `node` of `nodes` reduces of the tensor of `size` bytes in the
+/// `call`-th all-reduce, in whole elements of `element` bytes.
+pub(super) fn slice(
+    size: usize,
+    element: usize,
+    call: u64,
+    nodes: usize,
+    node: usize,
+) -> Range<usize> {
+    if size <= WHOLE_BYTES {
+        return match call % nodes as u64 == node as u64 {
+            true => 0..size,
+            false => 0..0,
+        };
+    }
+    let count = size / element;
+    let (each, more) = (count / nodes, count % nodes);
+    let start = |node: usize| (node * each + node.min(more)) * element;
+    start(node)..start(node + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn slices_are_whole_elements_and_cover_the_tensor(
+            count in 0usize..20_000, power in 1u32..4, call in 0u64..9, nodes in 1usize..9,
+        ) {
+            let element = 1usize << power;
+            let size = count * element;
+            let mut end = 0;
+            let mut sizes = Vec::new();
+            for node in 0..nodes {
+                let slice = slice(size, element, call, nodes, node);
+                prop_assert_eq!(slice.len() % element, 0);
+                if !slice.is_empty() {
+                    prop_assert_eq!(slice.start, end);
+                    end = slice.end;
+                }
+                sizes.push(slice.len());
+            }
+            prop_assert_eq!(end, size);
+            if size > WHOLE_BYTES {
+                let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
+                prop_assert!(most - least <= element);
+            }
+        }
+    }
+}

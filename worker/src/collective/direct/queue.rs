@@ -1,0 +1,72 @@
+//! Bytes in the order they came, in the pieces they came in.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes};
+
+/// A queue of bytes that are not copied on their way through.
+#[derive(Debug, Default)]
+pub(super) struct ByteQueue {
+    pieces: VecDeque<Bytes>,
+    len: usize,
+}
+
+impl ByteQueue {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn push(&mut self, piece: Bytes) {
+        self.len += piece.len();
+        if !piece.is_empty() {
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// The first bytes, at least `least` of them if there are so many.
+    pub(super) fn front(&mut self, least: usize) -> &[u8] {
+        let short = |pieces: &VecDeque<Bytes>| pieces.front().is_some_and(|p| p.len() < least);
+        if short(&self.pieces) && self.len >= least {
+            // An element that was cut in two; whole pieces are the rule.
+            let mut joined = Vec::with_capacity(least);
+            while joined.len() < least
+                && let Some(piece) = self.pieces.pop_front()
+            {
+                joined.extend_from_slice(&piece);
+            }
+            self.pieces.push_front(joined.into());
+        }
+        self.pieces.front().map_or(&[], |piece| piece)
+    }
+
+    /// Drops the first `count` bytes, of what [`front`](Self::front) gave.
+    pub(super) fn advance(&mut self, count: usize) {
+        let Some(front) = self.pieces.front_mut() else {
+            return;
+        };
+        front.advance(count);
+        self.len -= count;
+        if front.is_empty() {
+            self.pieces.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_element_cut_in_two_is_joined() {
+        let mut queue = ByteQueue::default();
+        for piece in [&b"abc"[..], b"", b"d", b"efgh"] {
+            queue.push(Bytes::from_static(piece));
+        }
+        assert_eq!((queue.len(), queue.front(1)), (8, &b"abc"[..]));
+        assert_eq!(queue.front(4), b"abcd");
+        queue.advance(3);
+        assert_eq!(queue.front(2), b"defgh");
+        queue.advance(5);
+        assert_eq!((queue.len(), queue.front(4)), (0, &b""[..]));
+    }
+}

@@ -1,0 +1,153 @@
+//! Who takes part: the devices of a lease, and groups of them.
+
+use std::sync::Arc;
+
+use tensord_proto::{ids::WorkerId, v1};
+
+/// The devices of a lease, in the order of its shares. A device's *place* is its
+/// number in it.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    shares: Vec<v1::LeaseShare>,
+    me: WorkerId,
+}
+
+impl Roster {
+    pub(crate) fn new(shares: Vec<v1::LeaseShare>, me: WorkerId) -> Self {
+        Self { shares, me }
+    }
+
+    /// This worker.
+    pub(crate) fn me(&self) -> WorkerId {
+        self.me
+    }
+
+    /// Number of devices.
+    pub(crate) fn len(&self) -> usize {
+        self.shares.len()
+    }
+
+    /// The share at `place`.
+    pub(crate) fn share(&self, place: u32) -> Option<&v1::LeaseShare> {
+        self.shares.get(place as usize)
+    }
+
+    /// The worker at `place`.
+    pub(crate) fn worker(&self, place: u32) -> Option<WorkerId> {
+        self.share(place).map(|share| WorkerId(share.worker_id))
+    }
+
+    /// The place of a device of `worker`.
+    pub(crate) fn place(&self, worker: WorkerId, device_index: u32) -> Option<u32> {
+        let is_it = |s: &v1::LeaseShare| (s.worker_id, s.device_index) == (worker.0, device_index);
+        self.shares.iter().position(is_it).map(|at| at as u32)
+    }
+
+    /// The first share of each worker but this one.
+    pub(crate) fn others(&self) -> impl Iterator<Item = &v1::LeaseShare> {
+        let is_first = |at: usize, worker| !self.shares[..at].iter().any(|s| s.worker_id == worker);
+        let shares = self.shares.iter().enumerate();
+        shares
+            .filter(move |(at, s)| s.worker_id != self.me.0 && is_first(*at, s.worker_id))
+            .map(|(_, share)| share)
+    }
+
+    /// Whether this worker dials `other`, or is dialled by it: who comes first in
+    /// the lease dials.
+    pub(crate) fn dials(&self, other: WorkerId) -> bool {
+        let first = self.shares.iter().map(|share| WorkerId(share.worker_id));
+        first.into_iter().find(|w| [self.me, other].contains(w)) == Some(self.me)
+    }
+
+    /// A device in words.
+    pub(crate) fn describe(&self, place: u32) -> String {
+        match self.share(place) {
+            Some(share) => format!("device {} of worker {}", share.device_index, share.worker),
+            None => format!("place {place} of the lease"),
+        }
+    }
+}
+
+/// The devices of a group, by their places in the lease, ascending. A device's
+/// *rank* is its number among them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Members(Arc<[u32]>);
+
+impl Members {
+    /// A group of the devices at `places`, in any order.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, for the program to read.
+    pub(crate) fn new(mut places: Vec<u32>, roster: &Roster) -> Result<Self, String> {
+        places.sort_unstable();
+        if places.is_empty() {
+            return Err("the group has no devices".into());
+        }
+        if let Some(twice) = places.windows(2).find(|pair| pair[0] == pair[1]) {
+            let rank = places.iter().position(|place| *place == twice[0]);
+            let (rank, what) = (rank.unwrap_or_default(), roster.describe(twice[0]));
+            let again = rank + 1;
+            return Err(format!(
+                "ranks {rank} and {again} of the group are both {what}"
+            ));
+        }
+        if let Some(place) = places.iter().find(|place| **place as usize >= roster.len()) {
+            let devices = roster.len();
+            return Err(format!(
+                "the group has a device {place}, and the lease has {devices}"
+            ));
+        }
+        Ok(Self(places.into()))
+    }
+
+    /// The places, ascending.
+    pub(crate) fn places(&self) -> &[u32] {
+        &self.0
+    }
+
+    /// The rank of the device at `place`.
+    pub(crate) fn rank(&self, place: u32) -> Option<usize> {
+        self.0.binary_search(&place).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roster(me: u64) -> Roster {
+        let share = |(worker_id, device_index)| v1::LeaseShare {
+            worker_id,
+            device_index,
+            worker: format!("w{worker_id}"),
+            ..v1::LeaseShare::default()
+        };
+        let shares = [(7, 0), (9, 0), (7, 2), (8, 1)];
+        Roster::new(shares.map(share).to_vec(), WorkerId(me))
+    }
+
+    #[test]
+    fn the_first_in_the_lease_dials() {
+        assert!(roster(7).dials(WorkerId(9)) && roster(9).dials(WorkerId(8)));
+        assert!(!roster(9).dials(WorkerId(7)) && !roster(8).dials(WorkerId(9)));
+        let others: Vec<_> = roster(9).others().map(|share| share.worker_id).collect();
+        assert_eq!(others, [7, 8]);
+        assert_eq!(roster(9).place(WorkerId(7), 2), Some(2));
+    }
+
+    #[test]
+    fn a_group_is_the_same_in_any_order_and_bad_ones_are_named() {
+        let group = |places: &[u32]| Members::new(places.to_vec(), &roster(7));
+        assert_eq!(group(&[3, 0]), group(&[0, 3]));
+        assert_eq!(group(&[3, 0]).unwrap().rank(3), Some(1));
+        let wrong = |places: &[u32]| group(places).unwrap_err();
+        assert!(wrong(&[]).contains("no devices"));
+        let twice = wrong(&[2, 0, 2]);
+        assert_eq!(
+            twice,
+            "ranks 1 and 2 of the group are both device 2 of worker w7"
+        );
+        assert!(wrong(&[0, 4]).contains("device 4, and the lease has 4"));
+    }
+}

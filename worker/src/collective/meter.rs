@@ -1,0 +1,99 @@
+//! What a link carries, by what it was seen to carry.
+
+use std::time::{Duration, Instant};
+
+/// Shortest time over which a rate is taken: several times what a timer or a
+/// scheduler may be off by.
+const SPAN: Duration = Duration::from_millis(20);
+
+/// Fewest bytes of which a rate is taken, as fewer fit into buffers on the way.
+const LEAST_BYTES: u64 = 4 << 20;
+
+/// Bounds of a bucket. Below, what an exchange costs by itself shows; above,
+/// nothing would be left to overlap with.
+const SMALLEST_BUCKET: f64 = (256 << 10) as f64;
+const LARGEST_BUCKET: f64 = (32 << 20) as f64;
+
+/// Measures one direction of a link. Time is told to it.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    round_trip: Option<Duration>,
+    bytes_per_second: Option<f64>,
+    /// Since when the link has had work without a pause, and what was confirmed
+    /// since.
+    busy: Option<(Instant, u64)>,
+}
+
+impl Meter {
+    /// A question and its answer took this long.
+    pub(super) fn answered(&mut self, after: Duration) {
+        self.round_trip = Some(self.round_trip.map_or(after, |before| before.min(after)));
+    }
+
+    /// There is something on the way.
+    pub(super) fn sent(&mut self, now: Instant) {
+        self.busy.get_or_insert((now, 0));
+    }
+
+    /// `bytes` were confirmed; nothing else is on the way if the link is `idle`.
+    pub(super) fn confirmed(&mut self, bytes: u64, idle: bool, now: Instant) {
+        let Some((since, sum)) = &mut self.busy else {
+            return;
+        };
+        *sum += bytes;
+        let span = now.saturating_duration_since(*since);
+        if span >= SPAN && *sum >= LEAST_BYTES {
+            let rate = *sum as f64 / span.as_secs_f64();
+            let before = self.bytes_per_second.unwrap_or(rate);
+            self.bytes_per_second = Some(0.75 * before + 0.25 * rate);
+            (*since, *sum) = (now, 0);
+        }
+        if idle {
+            self.busy = None;
+        }
+    }
+
+    /// Bytes that fill the link for a round trip, once both are known: with fewer
+    /// begun together the link would fall idle between buckets, and more would
+    /// only begin later.
+    pub(super) fn bucket_bytes(&self) -> Option<usize> {
+        let bytes = self.bytes_per_second? * self.round_trip?.as_secs_f64();
+        Some(bytes.clamp(SMALLEST_BUCKET, LARGEST_BUCKET) as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_what_fills_the_link_for_a_round_trip() {
+        let (mut meter, start) = (Meter::default(), Instant::now());
+        meter.answered(Duration::from_millis(30));
+        meter.answered(Duration::from_millis(20));
+        meter.answered(Duration::from_millis(90));
+        assert_eq!(meter.bucket_bytes(), None);
+        meter.sent(start);
+        // 10 MB in 100 ms, told of in two parts.
+        meter.confirmed(3_000_000, false, start + Duration::from_millis(30));
+        assert_eq!(meter.bucket_bytes(), None, "too few bytes to tell");
+        meter.confirmed(7_000_000, true, start + Duration::from_millis(100));
+        assert_eq!(meter.bucket_bytes(), Some(2_000_000));
+        // What is confirmed after a pause says nothing of the pause.
+        let later = start + Duration::from_secs(9);
+        meter.sent(later);
+        meter.confirmed(10_000_000, true, later + Duration::from_millis(100));
+        assert_eq!(meter.bucket_bytes(), Some(2_000_000));
+    }
+
+    #[test]
+    fn a_bucket_has_bounds() {
+        let (mut meter, start) = (Meter::default(), Instant::now());
+        meter.answered(Duration::from_micros(10));
+        meter.sent(start);
+        meter.confirmed(100_000_000, false, start + Duration::from_secs(1));
+        assert_eq!(meter.bucket_bytes(), Some(256 << 10));
+        meter.round_trip = Some(Duration::from_secs(2));
+        assert_eq!(meter.bucket_bytes(), Some(32 << 20));
+    }
+}

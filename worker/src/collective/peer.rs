@@ -1,0 +1,269 @@
+//! Another worker of the lease, and the link to it: what is to be said to it, and
+//! what survives a connection.
+//!
+//! Whoever has something to say puts itself into a queue here and is asked for a
+//! frame when the link can take one. So nothing is encoded that cannot be sent,
+//! and groups and transfers take turns frame by frame.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tensord_proto::{
+    bulk::chunks,
+    codec::encode_type,
+    ids::WorkerId,
+    v1::{self, LeaseShare, frame::Body},
+};
+use tensord_transport::{
+    duplex::{Duplex, FrameError},
+    resume::ResumeError,
+};
+use tokio::sync::Notify;
+
+use super::{
+    cell::Cell,
+    meter::Meter,
+    transfer::{Capability, Value},
+};
+
+/// Bytes that the other worker may send ahead; they are taken in at once, so this
+/// only has to cover the way: 10 Gbit/s over 25 ms.
+const WINDOW_BYTES: u64 = 32 << 20;
+
+/// Bytes kept for a worker that has not confirmed them.
+const OUTBOX_BYTES: usize = 32 << 20;
+
+/// Another worker of the lease.
+pub(crate) struct Peer {
+    pub(crate) worker: WorkerId,
+    /// Where it is.
+    pub(crate) share: LeaseShare,
+    wire: Mutex<Wire>,
+    /// Wakes the writer.
+    pub(crate) news: Notify,
+    wanted: AtomicBool,
+}
+
+struct Wire {
+    duplex: Duplex,
+    /// Counts connections; only the latest may touch the wire.
+    connection: u64,
+    /// Since when there is none, and somebody wants one.
+    missing: Option<Instant>,
+    speakers: VecDeque<Speaker>,
+    meter: Meter,
+}
+
+/// Somebody with something to say.
+pub(crate) enum Speaker {
+    /// One frame.
+    Once(Body),
+    /// A group, to its worker of this number.
+    Group(Arc<Cell>, usize),
+    /// A value that was fetched: what is left of it.
+    Value(Capability, Option<v1::TensorType>, VecDeque<Bytes>),
+}
+
+/// What the writer finds when it asks for the next frame.
+pub(crate) enum Outgoing {
+    Frame([Bytes; 3]),
+    /// Nothing now; the peer was not told everything, though.
+    News,
+    Nothing,
+    /// A later connection took over.
+    Replaced,
+}
+
+impl Peer {
+    pub(crate) fn new(share: LeaseShare) -> Self {
+        Self {
+            worker: WorkerId(share.worker_id),
+            share,
+            wire: Mutex::new(Wire {
+                duplex: Duplex::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES),
+                connection: 0,
+                missing: None,
+                speakers: VecDeque::new(),
+                meter: Meter::default(),
+            }),
+            news: Notify::new(),
+            wanted: AtomicBool::new(false),
+        }
+    }
+
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        // Whole between statements, and better used than stuck.
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a link is wanted. True: for the first time.
+    pub(crate) fn want(&self) -> bool {
+        if self.wanted.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let mut wire = self.wire();
+        if wire.connection == 0 {
+            wire.missing = Some(Instant::now());
+        }
+        true
+    }
+
+    /// Since when there is no link, though one is wanted.
+    pub(crate) fn missing(&self) -> Option<Instant> {
+        self.wire().missing
+    }
+
+    /// Lets `speaker` speak when it is its turn.
+    pub(crate) fn say(&self, speaker: Speaker) {
+        self.wire().speakers.push_back(speaker);
+        self.news.notify_one();
+    }
+
+    /// What this side received and grants, for the other to go on from there.
+    pub(crate) fn tell(&self) -> (u64, u64) {
+        self.wire().duplex.inbox().tell()
+    }
+
+    /// A connection takes over, on which the other side says that it received
+    /// everything up to `received`. Returns the connection's number, and what this
+    /// side received and grants.
+    pub(crate) fn attach(
+        &self,
+        received: u64,
+        credit: u64,
+    ) -> Result<(u64, u64, u64), ResumeError> {
+        let mut wire = self.wire();
+        wire.duplex.rewind(received, credit)?;
+        wire.connection += 1;
+        wire.missing = None;
+        self.news.notify_one();
+        let (received, credit) = wire.duplex.inbox().tell();
+        Ok((wire.connection, received, credit))
+    }
+
+    /// The connection is gone, unless a later one took over.
+    pub(crate) fn detach(&self, connection: u64) {
+        let mut wire = self.wire();
+        if wire.connection == connection {
+            wire.missing = Some(Instant::now());
+        }
+    }
+
+    /// Takes a frame off `connection`. `None`: a later one took over.
+    pub(crate) fn receive(
+        &self,
+        connection: u64,
+        frame: Bytes,
+    ) -> Result<Option<Option<Body>>, FrameError> {
+        let mut wire = self.wire();
+        if wire.connection != connection {
+            return Ok(None);
+        }
+        let before = wire.duplex.outbox().kept_bytes();
+        let received = wire.duplex.receive(frame)?;
+        let after = wire.duplex.outbox().kept_bytes();
+        if after < before {
+            let confirmed = (before - after) as u64;
+            wire.meter.confirmed(confirmed, after == 0, Instant::now());
+        }
+        // What comes has its place already: nothing waits here.
+        if let Some((_, bytes)) = &received {
+            wire.duplex.inbox().consume(*bytes);
+        }
+        // An ack or credit may let the writer go on.
+        self.news.notify_one();
+        Ok(Some(received.map(|(body, _)| body)))
+    }
+
+    /// What to send next.
+    pub(crate) fn next_to_send(&self, connection: u64) -> Outgoing {
+        let mut wire = self.wire();
+        if wire.connection != connection {
+            return Outgoing::Replaced;
+        }
+        loop {
+            if let Some(parts) = wire.duplex.next_to_send() {
+                return Outgoing::Frame(parts);
+            }
+            // What is there and may not be sent waits for credit.
+            if wire.duplex.outbox().is_full() || wire.duplex.outbox().has_unsent() {
+                break;
+            }
+            match wire.speakers.pop_front() {
+                Some(speaker) => wire.hear(speaker),
+                None => break,
+            }
+        }
+        match wire.duplex.inbox() {
+            inbox if inbox.is_telling_due() => Outgoing::Frame(beat(&mut wire.duplex)),
+            inbox if inbox.has_news() => Outgoing::News,
+            _ => Outgoing::Nothing,
+        }
+    }
+
+    /// The other side took this long to answer.
+    pub(crate) fn answered(&self, after: Duration) {
+        self.wire().meter.answered(after);
+    }
+
+    /// Bytes that fill the link for a round trip, once that is known.
+    pub(crate) fn bucket_bytes(&self) -> Option<usize> {
+        self.wire().meter.bucket_bytes()
+    }
+
+    /// A frame that says only how far this side got.
+    pub(crate) fn beat(&self) -> [Bytes; 3] {
+        beat(&mut self.wire().duplex)
+    }
+}
+
+impl Wire {
+    /// Queues the next frame of `speaker`, which goes to the end if it has more.
+    fn hear(&mut self, speaker: Speaker) {
+        self.meter.sent(Instant::now());
+        match speaker {
+            Speaker::Once(body) => self.duplex.push(body),
+            Speaker::Group(cell, node) => {
+                let (body, more) = cell.next(node);
+                if let Some(body) = body {
+                    self.duplex.push(body);
+                }
+                if more {
+                    self.speakers.push_back(Speaker::Group(cell, node));
+                }
+            }
+            Speaker::Value(capability, kind, mut chunks) => {
+                self.duplex.push(Body::Fetched(v1::Fetched {
+                    capability: capability.to_vec().into(),
+                    r#type: kind,
+                    fault: None,
+                    bytes: chunks.pop_front().unwrap_or_default(),
+                }));
+                if !chunks.is_empty() {
+                    self.speakers
+                        .push_back(Speaker::Value(capability, None, chunks));
+                }
+            }
+        }
+    }
+}
+
+impl Speaker {
+    /// Sends a value that was fetched.
+    pub(crate) fn value(capability: Capability, value: Value) -> Self {
+        let kind = encode_type(&value.shape, value.dtype);
+        let chunks = chunks(value.bytes).map(|chunk| chunk.bytes).collect();
+        Self::Value(capability, Some(kind), chunks)
+    }
+}
+
+fn beat(duplex: &mut Duplex) -> [Bytes; 3] {
+    [duplex.beat(), Bytes::new(), Bytes::new()]
+}

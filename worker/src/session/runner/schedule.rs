@@ -1,0 +1,301 @@
+//! In which order a session's work is carried out: as it came, but for what needs a
+//! value that is on its way from elsewhere.
+//!
+//! That is put aside, with whatever depends on it, and the rest goes on. So the
+//! optimiser's ops for one parameter run while the gradients of others are still
+//! being reduced. And ranks may come to their collectives in different orders, as
+//! the threads of a program do whose ops meet in one stream: if everything waited
+//! for the first of them, two sessions could wait for each other for ever.
+//!
+//! The order shows in nothing but time: a tensor is made before it is used, and
+//! consumed after its other uses, and ops that draw random numbers need no tensor,
+//! so they are never put aside.
+
+use std::collections::VecDeque;
+
+use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use bytes::Bytes;
+use tensord_proto::codec::CodecError;
+
+use super::{Reply, Runner, Work, together};
+
+/// Ops that are decoded ahead, about: several steps of a small model, or the
+/// backward pass of a large one, at some hundred bytes each.
+const AHEAD_OPS: usize = 8192;
+
+/// Pieces of work that are put aside, at most; then all wait.
+const ASIDE: usize = 8192;
+
+/// What one step came to.
+pub(crate) enum Step {
+    /// Something was carried out or put aside: the bytes of credit that it gives
+    /// back, and what the client is told.
+    Ran(usize, Option<Reply>),
+    /// The next op is an upload whose bytes are in the next payload.
+    NeedsPayload,
+    /// Nothing goes on until a value arrives.
+    NeedsArrival,
+    /// There is no work.
+    Idle,
+    /// The client is done with the session.
+    Closed,
+}
+
+/// Work that was decoded.
+pub(super) enum Plan {
+    /// A frame of ops, and what it needs for its uploads until it is begun.
+    Ops(VecDeque<OperationIr>, Option<Bytes>),
+    Other(Work),
+    Close,
+}
+
+/// A piece of work that is its turn, or was and is put aside.
+pub(super) struct Task {
+    what: What,
+    /// Its number among the session's ops, or that of the op before it.
+    number: u64,
+}
+
+enum What {
+    Op(Box<OperationIr>),
+    Other(Work),
+}
+
+impl Task {
+    /// Visits the tensors that it uses, and whether it takes them away.
+    pub(super) fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
+        let mut one = |tensor: &TensorIr| visit(tensor.id, takes_away(tensor));
+        match &self.what {
+            What::Op(op) => match &**op {
+                OperationIr::Drop(tensor) => visit(tensor.id, true),
+                op => op.inputs().for_each(one),
+            },
+            What::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => one(tensor),
+            What::Other(Work::Alias { source, .. }) => visit(*source, false),
+            What::Other(_) => {}
+        }
+    }
+
+    /// Visits the tensors that it makes.
+    pub(super) fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
+        match &self.what {
+            What::Op(op) => op.outputs().for_each(|out| visit(out.id)),
+            What::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
+            What::Other(Work::Take { out, .. }) => visit(out.id),
+            What::Other(_) => {}
+        }
+    }
+}
+
+fn takes_away(tensor: &TensorIr) -> bool {
+    tensor.status == TensorStatus::ReadWrite
+}
+
+impl Runner {
+    /// Ops that had their turn so far.
+    pub(crate) fn ops_seen(&self) -> u64 {
+        self.ops_seen
+    }
+
+    /// Whether more work may be decoded ahead.
+    pub(crate) fn has_room(&self) -> bool {
+        self.planned_ops < AHEAD_OPS
+    }
+
+    /// Takes the next piece of work, which gives back `credit` when it is done.
+    pub(crate) fn plan(&mut self, work: Work, credit: usize) -> Result<(), CodecError> {
+        // The other end's encoder counts these tensors, too.
+        if let Work::Poison { id, .. }
+        | Work::Alias { id, .. }
+        | Work::Take {
+            out: TensorIr { id, .. },
+            ..
+        } = &work
+        {
+            self.decoder.note_tensor(*id);
+        }
+        let plan = match work {
+            Work::Ops {
+                count,
+                encoded,
+                contents,
+            } => {
+                let ops = self.decoder.decode(&encoded, count)?;
+                self.planned_ops += ops.len();
+                self.note_all_reduces(&ops);
+                Plan::Ops(ops.into(), Some(contents))
+            }
+            work => {
+                self.planned_ops += 1;
+                Plan::Other(work)
+            }
+        };
+        self.plans.push_back((plan, credit));
+        self.begin_early();
+        Ok(())
+    }
+
+    /// Nothing comes after what was planned.
+    pub(crate) fn plan_close(&mut self) {
+        self.plans.push_back((Plan::Close, 0));
+    }
+
+    /// Whether the next step may have something to tell the client.
+    pub(crate) fn replies_next(&self) -> bool {
+        match self.aside.peek_ready() {
+            Some(task) => matches!(task.what, What::Other(_)),
+            None => matches!(self.plans.front(), Some((Plan::Other(_), _))),
+        }
+    }
+
+    /// Carries out an op, or another piece of work.
+    pub(crate) fn step(&mut self) -> Result<Step, CodecError> {
+        if self.awaiting.is_some() {
+            return Ok(Step::NeedsPayload);
+        }
+        if let Some(step) = self.go_on() {
+            return Ok(step);
+        }
+        if self.aside.len() >= ASIDE || self.awaits_too_much() {
+            self.urgent = true;
+            return Ok(Step::NeedsArrival);
+        }
+        let Some((plan, credit)) = self.plans.front_mut() else {
+            return Ok(Step::Idle);
+        };
+        match plan {
+            Plan::Ops(ops, contents) => {
+                if let Some(contents) = contents.take() {
+                    self.uploads.begin(contents);
+                }
+                match ops.pop_front() {
+                    Some(op) => self.next_op(op),
+                    None => {
+                        let credit = *credit;
+                        self.plans.pop_front();
+                        self.uploads.finish()?;
+                        Ok(Step::Ran(credit, None))
+                    }
+                }
+            }
+            Plan::Other(_) => {
+                let Some((Plan::Other(work), credit)) = self.plans.pop_front() else {
+                    unreachable!("it was just there");
+                };
+                self.planned_ops -= 1;
+                let is_op = matches!(
+                    work,
+                    Work::Poison { .. } | Work::Alias { .. } | Work::Take { .. }
+                );
+                self.ops_seen += u64::from(is_op);
+                let (what, number) = (What::Other(work), self.ops_seen);
+                Ok(self.turn_of(Task { what, number }, credit))
+            }
+            // What it left behind is done first.
+            Plan::Close if self.aside.is_empty() => Ok(Step::Closed),
+            Plan::Close => Ok(Step::NeedsArrival),
+        }
+    }
+
+    fn next_op(&mut self, op: OperationIr) -> Result<Step, CodecError> {
+        self.planned_ops -= 1;
+        self.ops_seen += 1;
+        let number = self.ops_seen;
+        let is_all_reduce = |op: &OperationIr| {
+            matches!(
+                op,
+                OperationIr::Distributed(DistributedOperationIr::AllReduce(_))
+            )
+        };
+        let step = match op {
+            OperationIr::Init(init) => {
+                self.op_number = number;
+                self.init(init.out)?
+            }
+            op if self.aside.is_empty() && !is_all_reduce(&op) && !self.flow.must_wait(&op) => {
+                self.op_number = number;
+                self.run_op(op);
+                Step::Ran(0, None)
+            }
+            op => {
+                let what = What::Op(Box::new(op));
+                return Ok(self.turn_of(Task { what, number }, 0));
+            }
+        };
+        self.begin_early();
+        Ok(step)
+    }
+
+    /// Goes on with what was put aside and waits for nothing any more.
+    fn go_on(&mut self) -> Option<Step> {
+        if self.aside.is_empty() {
+            return None;
+        }
+        if let Some((number, task)) = self.aside.next_ready() {
+            if self.must_wait(&task) {
+                let (behind, flow) = (self.goes_behind(&task), &self.flow);
+                let on_the_way = |id| flow.is_pending(id);
+                self.aside.put_back(number, task, behind, on_the_way);
+                return Some(Step::Ran(0, None));
+            }
+            let reply = self.carry_out_task(task);
+            self.aside.done(number);
+            return Some(Step::Ran(0, reply));
+        }
+        let awaited = &self.awaited;
+        let is_over = |op_number| !together::awaits_from_before(awaited, op_number);
+        let (op_number, request) = self.aside.next_sync(is_over)?;
+        self.op_number = op_number;
+        Some(Step::Ran(0, Some(self.sync(request))))
+    }
+
+    /// Carries `task` out, or puts it aside.
+    fn turn_of(&mut self, task: Task, credit: usize) -> Step {
+        if let What::Other(Work::Sync { request }) = task.what {
+            self.urgent = true;
+            self.aside.put_sync(task.number, request);
+            return Step::Ran(credit, None);
+        }
+        if self.aside.holds_up(&task) || self.must_wait(&task) {
+            self.urgent = true;
+            let (behind, flow) = (self.goes_behind(&task), &self.flow);
+            self.aside.put(task, behind, |id| flow.is_pending(id));
+            return Step::Ran(credit, None);
+        }
+        let reply = self.carry_out_task(task);
+        Step::Ran(credit, reply)
+    }
+
+    fn carry_out_task(&mut self, task: Task) -> Option<Reply> {
+        self.op_number = task.number;
+        let reply = match task.what {
+            What::Op(op) => {
+                self.run_op(*op);
+                None
+            }
+            What::Other(work) => self.carry_out(work),
+        };
+        self.begin_early();
+        reply
+    }
+
+    /// Whether `task` needs a value that is on the way, or another to begin first.
+    fn must_wait(&self, task: &Task) -> bool {
+        match &task.what {
+            What::Op(op) => self.flow.must_wait(op) || self.goes_behind(task).is_some(),
+            What::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => {
+                self.flow.is_pending(tensor.id)
+            }
+            What::Other(Work::Alias { source, .. }) => self.flow.is_pending(*source),
+            What::Other(_) => false,
+        }
+    }
+
+    /// The tensor of the all-reduce that begins before this one.
+    fn goes_behind(&self, task: &Task) -> Option<TensorId> {
+        match &task.what {
+            What::Op(op) => together::all_reduce(op).and_then(|op| self.one_before(op)),
+            What::Other(_) => None,
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! All-reduces and transfers: what a session does with others of its lease.
+//!
+//! The runner asks ([`Request`]), the session passes it on, and the outcome comes
+//! back under the ticket of the one who asked. Until then the tensor is pending.
+//!
+//! All-reduces are asked for in buckets: they are held back while the ops between
+//! them are carried out, until there are many bytes of them, the program syncs, an
+//! op needs a result, or the session's turn is over. Those of a group keep their
+//! order, as the n-th is the n-th on every rank; so one that cannot begin holds up
+//! those after it.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use burn_backend::distributed::ReduceOperation;
+use burn_backend::{AllocationProperty, ExecutionError, TensorData};
+use burn_ir::{
+    AllReduceOpIr, DistributedOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
+};
+use bytes::Bytes;
+use tensord_proto::{
+    bulk::shared,
+    codec::tensor_bytes,
+    v1::{Fault, FaultKind},
+};
+
+use super::{super::dataflow::Refusal, Blame, Runner, panic_text};
+use crate::collective::{
+    Arrival, Arrived, Call, Capability, Failure, Members, Offer, Outcome, Roster, Take, Value,
+};
+
+/// Results that a session may have on the way: beyond it an all-reduce waits.
+const MAX_AWAITED: usize = 1 << 15;
+
+/// A session's place among those of its lease.
+#[derive(Debug, Clone)]
+pub(crate) struct Together {
+    pub(crate) roster: Arc<Roster>,
+    pub(crate) place: u32,
+    /// Bytes of all-reduces from which on they are not held back.
+    pub(crate) bucket_bytes: Arc<AtomicUsize>,
+}
+
+/// What a session asks of others.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Call(Call),
+    Offer(Capability, Offer),
+    Take(Capability, Take),
+}
+
+/// What became of an all-reduce that was begun ahead of its turn.
+#[derive(Debug)]
+pub(super) enum Started {
+    /// It is on the way.
+    Ticket(u64),
+    /// It makes no sense.
+    Wrong(String),
+}
+
+/// Something on its way.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    /// The tensor it is for, and the number of the op that makes it, once that has
+    /// had its turn.
+    out: Option<(TensorId, u64)>,
+    /// What came before then.
+    early: Option<Outcome>,
+    about: Blame,
+}
+
+/// The all-reduce that `op` is, if it is one.
+pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
+    match op {
+        OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => Some(op),
+        _ => None,
+    }
+}
+
+/// Whether results are on the way of what had its turn up to op `number`.
+pub(super) fn awaits_from_before(awaited: &HashMap<u64, Awaited>, number: u64) -> bool {
+    let before = |awaited: &Awaited| awaited.out.is_some_and(|(_, turn)| turn <= number);
+    awaited.values().any(before)
+}
+
+impl Runner {
+    /// What to ask others for: all there is, or what is not held back.
+    pub(crate) fn take_requests(&mut self, all: bool) -> Vec<Request> {
+        let bucket_bytes = || self.together.bucket_bytes.load(Ordering::Relaxed);
+        let is_small = self.bucket_bytes == 0 || self.bucket_bytes < bucket_bytes();
+        if !all && !self.urgent && is_small {
+            return Vec::new();
+        }
+        (self.urgent, self.bucket_bytes) = (false, 0);
+        std::mem::take(&mut self.requests)
+    }
+
+    /// Takes note of the all-reduces ahead.
+    pub(super) fn note_all_reduces(&mut self, ops: &[OperationIr]) {
+        for op in ops.iter().filter_map(all_reduce) {
+            let group = self.reduces.entry(op.device_ids.clone()).or_default();
+            group.push_back(op.clone());
+        }
+    }
+
+    /// Begins those all-reduces ahead whose tensors are there.
+    pub(super) fn begin_early(&mut self) {
+        if self.reduces.is_empty() {
+            return;
+        }
+        let mut begin = Vec::new();
+        self.reduces.retain(|_, group| {
+            while let Some(op) = group.front()
+                && self.flow.is_live(op.tensor.id)
+                && self.awaited.len() + begin.len() < MAX_AWAITED
+            {
+                begin.extend(group.pop_front());
+            }
+            !group.is_empty()
+        });
+        begin.iter().for_each(|op| self.begin_all_reduce(op));
+    }
+
+    /// The tensor of the all-reduce of the same group that is to begin before `op`.
+    pub(super) fn one_before(&self, op: &AllReduceOpIr) -> Option<TensorId> {
+        let group = self.reduces.get(&op.device_ids)?;
+        let at = group.iter().position(|one| one.out.id == op.out.id)?;
+        Some(group.get(at.checked_sub(1)?)?.out.id)
+    }
+
+    /// Whether so many results are on the way that all waits for them.
+    pub(super) fn awaits_too_much(&self) -> bool {
+        self.awaited.len() >= MAX_AWAITED
+    }
+
+    fn begin_all_reduce(&mut self, op: &AllReduceOpIr) {
+        let started = match self.members(op) {
+            Ok(members) => Started::Ticket(self.call(op, members)),
+            Err(wrong) => Started::Wrong(wrong),
+        };
+        self.started.insert(op.out.id, started);
+    }
+
+    fn members(&self, op: &AllReduceOpIr) -> Result<Members, String> {
+        let Together { roster, place, .. } = &self.together;
+        let places = op.device_ids.iter().map(|id| u32::from(id.index_id));
+        let members = Members::new(places.collect(), roster)?;
+        match members.rank(*place) {
+            Some(_) => Ok(members),
+            None => {
+                let here = roster.describe(*place);
+                Err(format!(
+                    "the tensor is on {here}, which is not of the group"
+                ))
+            }
+        }
+    }
+
+    /// Brings the tensor to the group, or the reason why there is none: the other
+    /// ranks must hear of it, or they would wait.
+    fn call(&mut self, op: &AllReduceOpIr, members: Members) -> u64 {
+        let about = self.blame("Distributed.AllReduce");
+        let read = self
+            .flow
+            .check(&op.tensor)
+            .map_err(|refusal| match refusal {
+                Refusal::Inherited(fault) => fault,
+                Refusal::New(kind, reason) => about.fault(kind, reason),
+            });
+        let read = read.and_then(|()| self.value(&op.tensor, &about));
+        let (shape, dtype, bytes, fault) = match read {
+            Ok(value) => (value.shape, value.dtype, value.bytes, None),
+            Err(fault) => {
+                let shape = op.tensor.shape.clone();
+                (shape, op.tensor.dtype, Bytes::new(), Some(fault))
+            }
+        };
+        self.bucket_bytes += bytes.len();
+        let ticket = self.ticket(None, about);
+        let mean = op.op == ReduceOperation::Mean;
+        self.requests.push(Request::Call(Call {
+            members,
+            ticket,
+            arrival: Arrival {
+                shape,
+                dtype,
+                mean,
+                fault,
+            },
+            bytes,
+        }));
+        ticket
+    }
+
+    fn ticket(&mut self, out: Option<TensorId>, about: Blame) -> u64 {
+        self.tickets += 1;
+        let early = None;
+        let out = out.map(|id| (id, self.op_number));
+        self.awaited
+            .insert(self.tickets, Awaited { out, early, about });
+        self.tickets
+    }
+
+    /// The value of a tensor, which stays.
+    fn value(&mut self, tensor: &TensorIr, about: &Blame) -> Result<Value, Arc<Fault>> {
+        let tensor = TensorIr {
+            status: TensorStatus::ReadOnly,
+            ..tensor.clone()
+        };
+        let engine = &mut self.engine;
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            burn_std::future::block_on(engine.read(tensor))
+        }));
+        let data: Result<TensorData, ExecutionError> =
+            read.map_err(|panic| about.fault(FaultKind::Panic, panic_text(panic.as_ref())))?;
+        let data = data.map_err(|e| about.fault(FaultKind::Backend, e.reason()))?;
+        Ok(Value {
+            shape: data.shape().clone(),
+            dtype: data.dtype(),
+            bytes: shared(data.into_bytes()),
+        })
+    }
+
+    /// The turn of an all-reduce, which has begun by now.
+    pub(super) fn all_reduce(&mut self, op: &OperationIr) {
+        let OperationIr::Distributed(DistributedOperationIr::AllReduce(reduce)) = op else {
+            return;
+        };
+        if let Entry::Occupied(mut group) = self.reduces.entry(reduce.device_ids.clone()) {
+            let is_next = |next: &mut AllReduceOpIr| next.out.id == reduce.out.id;
+            if group.get_mut().pop_front_if(is_next).is_some() {
+                if group.get().is_empty() {
+                    group.remove();
+                }
+                self.begin_all_reduce(reduce);
+            }
+        }
+        let ticket = match self.started.remove(&reduce.out.id) {
+            Some(Started::Ticket(ticket)) => ticket,
+            Some(Started::Wrong(reason)) => {
+                return self.fail(op, Refusal::New(FaultKind::Mismatch, reason), false);
+            }
+            None => {
+                let reason = "two all-reduces make one tensor".into();
+                return self.fail(op, Refusal::New(FaultKind::Mismatch, reason), false);
+            }
+        };
+        if let Err(refusal) = self.flow.begin(op) {
+            self.awaited.remove(&ticket);
+            return self.fail(op, refusal, false);
+        }
+        for consumed in self.flow.defer(op, ticket) {
+            self.engine.forget(consumed);
+        }
+        let about = self.blame("Distributed.AllReduce");
+        if let Some(awaited) = self.awaited.get_mut(&ticket) {
+            awaited.out = Some((reduce.out.id, self.op_number));
+            awaited.about = about;
+            if let Some(outcome) = awaited.early.take() {
+                self.arrive(ticket, outcome);
+            }
+        }
+    }
+
+    /// Takes what others have sent.
+    pub(crate) fn arrive(&mut self, ticket: u64, outcome: Outcome) {
+        let Some(awaited) = self.awaited.get_mut(&ticket) else {
+            return;
+        };
+        let Some((id, _)) = awaited.out else {
+            awaited.early = Some(outcome);
+            return;
+        };
+        let about = self
+            .awaited
+            .remove(&ticket)
+            .expect("it was just there")
+            .about;
+        // Else it was dropped meanwhile.
+        if let Some((shape, dtype)) = self.flow.expected(id, ticket) {
+            let out = TensorIr {
+                id,
+                shape,
+                dtype,
+                status: TensorStatus::NotInit,
+            };
+            let arrived = self.insert(&out, outcome);
+            let settled = arrived.map_err(|refusal| self.blamed(&about, refusal));
+            self.flow.settle(id, settled);
+        }
+        self.aside.settled(id);
+        self.begin_early();
+    }
+
+    fn blamed(&mut self, about: &Blame, refusal: Refusal) -> Arc<Fault> {
+        match refusal {
+            Refusal::Inherited(fault) => fault,
+            Refusal::New(kind, reason) => {
+                let fault = about.fault(kind, reason);
+                self.note_fault(&fault);
+                fault
+            }
+        }
+    }
+
+    fn insert(&mut self, out: &TensorIr, outcome: Outcome) -> Result<(), Refusal> {
+        let (shape, dtype, bytes) = match outcome {
+            Ok(Arrived::Reduced(bytes)) => (out.shape.clone(), out.dtype, bytes),
+            Ok(Arrived::Taken(value)) => (value.shape, value.dtype, value.bytes),
+            Err(Failure::Inherited(fault)) => return Err(Refusal::Inherited(fault)),
+            Err(Failure::New(kind, reason)) => return Err(Refusal::New(kind, reason)),
+        };
+        let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
+        if (&shape, dtype) != (&out.shape, out.dtype) {
+            let (is, wanted) = (dtype.name(), out.dtype.name());
+            let wanted = format!("{} of {wanted}", out.shape);
+            return Err(mismatch(format!("{shape} of {is} came for {wanted}")));
+        }
+        // Written to by nobody: Burn copies what it means to change.
+        let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);
+        let data = TensorData::try_from_bytes(bytes, shape, dtype);
+        let data = data.map_err(|e| mismatch(e.to_string()))?;
+        let engine = &mut self.engine;
+        catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))
+            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))
+    }
+
+    /// Offers a tensor's value to another session.
+    pub(super) fn offer(&mut self, tensor: &TensorIr, capability: Capability, to: u32) {
+        let about = self.blame("Offer");
+        let value = self
+            .flow
+            .check(tensor)
+            .map_err(|refusal| self.blamed(&about, refusal));
+        let value = value.and_then(|()| self.value(tensor, &about));
+        let forget = tensor.status == TensorStatus::ReadWrite && value.is_ok();
+        self.flow.release(tensor);
+        if forget {
+            self.engine.forget(tensor.clone());
+        }
+        let mut memory = None;
+        let value = value.and_then(|value| {
+            // It has a place on the device until it is taken.
+            let reserved = self.flow.reserve(value.bytes.len() as u64);
+            memory = Some(reserved.map_err(|refusal| self.blamed(&about, refusal))?);
+            Ok(value)
+        });
+        let from = self.together.place;
+        let offer = Offer {
+            from,
+            to,
+            value,
+            _memory: memory,
+        };
+        self.requests.push(Request::Offer(capability, offer));
+        self.urgent = true;
+    }
+
+    /// Makes a tensor of what another session offers.
+    pub(super) fn take(&mut self, out: &TensorIr, capability: Capability, from: u32) {
+        let about = self.blame("Take");
+        let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
+        let place = self.flow.check_new(out.id);
+        let memory = place.and_then(|()| self.flow.reserve(size as u64));
+        let memory = match memory {
+            Ok(memory) => memory,
+            Err(refusal) => {
+                let fault = self.blamed(&about, refusal);
+                return self.flow.insert_poisoned(out.id, fault);
+            }
+        };
+        let ticket = self.ticket(Some(out.id), about);
+        self.flow.expect(out, ticket, memory);
+        let to = self.together.place;
+        let take = Take {
+            from,
+            to,
+            ticket,
+            size,
+        };
+        self.requests.push(Request::Take(capability, take));
+        self.urgent = true;
+    }
+}

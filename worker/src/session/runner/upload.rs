@@ -1,0 +1,71 @@
+//! Uploads: tensors of bytes that the client has.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn_ir::TensorIr;
+use tensord_proto::{
+    codec::{CodecError, tensor_bytes},
+    v1::FaultKind,
+};
+
+use super::{
+    super::{
+        dataflow::Refusal,
+        uploads::{Next, Payload, Source},
+    },
+    Runner, Step, panic_text,
+};
+use crate::memory::SessionMemory;
+
+impl Runner {
+    /// Begins an upload; its bytes may still have to come.
+    pub(super) fn init(&mut self, out: TensorIr) -> Result<Step, CodecError> {
+        let size = tensor_bytes(&out.shape, out.dtype)
+            .ok_or_else(|| self.uploads.error("an upload beyond what can be addressed"))?;
+        let source = match self.uploads.next(size)? {
+            Next::Here(source) => source,
+            Next::Payload(keep) => {
+                self.awaiting = Some((out, keep));
+                return Ok(Step::NeedsPayload);
+            }
+        };
+        let memory = self.flow.reserve(size as u64);
+        self.upload(&out, source, memory);
+        Ok(Step::Ran(0, None))
+    }
+
+    /// Goes on with the upload that [`step`](Self::step) wants a payload for.
+    pub(crate) fn payload(&mut self, payload: Payload) -> Result<Step, CodecError> {
+        let (out, keep) = self.awaiting.take().expect("it is given when asked for");
+        // Kept even if the device has no room for it: the client counts on that.
+        let source = self.uploads.keep(payload.bytes, keep)?;
+        self.upload(&out, source, payload.memory);
+        self.begin_early();
+        Ok(Step::Ran(0, None))
+    }
+
+    fn upload(&mut self, out: &TensorIr, source: Source, memory: Result<SessionMemory, Refusal>) {
+        let Err(refusal) = self.try_upload(out, source, memory) else {
+            return;
+        };
+        let fault = self.fault_of(refusal, || "Upload".into());
+        self.flow.insert_poisoned(out.id, fault);
+    }
+
+    fn try_upload(
+        &mut self,
+        out: &TensorIr,
+        source: Source,
+        memory: Result<SessionMemory, Refusal>,
+    ) -> Result<(), Refusal> {
+        let memory = memory?;
+        self.flow.check_new(out.id)?;
+        let data = source.into_data(out)?;
+        let engine = &mut self.engine;
+        catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))
+            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))?;
+        self.flow
+            .insert(out.id, out.shape.clone(), out.dtype, memory);
+        Ok(())
+    }
+}

@@ -1,0 +1,376 @@
+//! All-reduces and transfers in the op stream of a session. The other rank is the
+//! test itself.
+
+use burn_backend::distributed::ReduceOperation;
+use burn_ir::{AllReduceOpIr, DeviceIdIr, DistributedOperationIr};
+
+use super::*;
+use crate::collective::{Arrival, Arrived, Call, Capability, Members, Offer, Take, Value};
+
+/// The second device of the lease.
+#[derive(Default)]
+struct Other(Mutex<Vec<(u64, Outcome)>>);
+
+impl Member for Other {
+    fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
+        lock(&self.0).push((ticket, outcome));
+    }
+}
+
+impl Other {
+    fn enter(bench: &Bench) -> Arc<Self> {
+        let other = Arc::new(Self::default());
+        let member: Weak<dyn Member> = Arc::downgrade(&other) as _;
+        assert!(bench.session.cohort.enter(1, member));
+        other
+    }
+
+    fn call(&self, bench: &Bench, ticket: u64, values: &[f32]) {
+        let cohort = &bench.session.cohort;
+        let call = Call {
+            members: Members::new(vec![0, 1], cohort.roster()).unwrap(),
+            ticket,
+            arrival: Arrival {
+                shape: Shape::new([values.len()]),
+                dtype: DType::F32,
+                mean: false,
+                fault: None,
+            },
+            bytes: bytes_of(values),
+        };
+        cohort.call(1, vec![call]);
+    }
+
+    fn heard(&self) -> Vec<(u64, Result<Bytes, String>)> {
+        let heard = std::mem::take(&mut *lock(&self.0));
+        let bytes = |(ticket, outcome): (u64, Outcome)| {
+            let bytes = outcome.map_err(|failure| format!("{failure:?}"));
+            let bytes = bytes.map(|arrived| match arrived {
+                Arrived::Reduced(bytes) => bytes,
+                Arrived::Taken(value) => value.bytes,
+            });
+            (ticket, bytes)
+        };
+        heard.into_iter().map(bytes).collect()
+    }
+}
+
+fn all_reduce(input: TensorIr, out: u64, places: &[u16]) -> OperationIr {
+    let id = |place: &u16| DeviceIdIr {
+        type_id: 0,
+        index_id: *place,
+    };
+    OperationIr::Distributed(DistributedOperationIr::AllReduce(AllReduceOpIr {
+        tensor: input,
+        out: tensor(out, TensorStatus::NotInit),
+        op: ReduceOperation::Sum,
+        device_ids: places.iter().map(id).collect(),
+    }))
+}
+
+const SYNC: OperationIr = OperationIr::Distributed(DistributedOperationIr::SyncCollective);
+
+fn used(id: u64) -> TensorIr {
+    tensor(id, TensorStatus::ReadWrite)
+}
+
+fn kept(id: u64) -> TensorIr {
+    tensor(id, TensorStatus::ReadOnly)
+}
+
+#[test]
+fn a_result_is_waited_for_by_whoever_needs_it_and_by_nobody_else() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    bench.upload(2, &[5.0, 5.0]);
+    bench.ops(&[all_reduce(used(1), 3, &[0, 1]), SYNC]);
+    bench.read(1, &kept(2));
+    bench.read(2, &kept(3));
+    bench.read(3, &kept(2));
+    bench.client.push(Body::Sync(v1::Sync { request_id: 4 }));
+    bench.ops(&[add(2, 2, 4), add(3, 2, 5), add(2, 4, 6)]);
+    bench.read(5, &used(6));
+    bench.read(6, &kept(5));
+    bench.all();
+    let five = Ok(vec![5.0, 5.0]);
+    let mut values = vec![(1, five.clone()), (3, five), (5, Ok(vec![15.0, 15.0]))];
+    assert_eq!(bench.values(), values);
+    assert!(
+        !bench
+            .answers
+            .iter()
+            .any(|body| matches!(body, Body::Synced(_)))
+    );
+    other.call(&bench, 7, &[10.0, 20.0]);
+    bench.all();
+    values.extend([(2, Ok(vec![11.0, 22.0])), (6, Ok(vec![16.0, 27.0]))]);
+    assert_eq!(bench.values(), values);
+    assert!(
+        bench
+            .answers
+            .iter()
+            .any(|body| matches!(body, Body::Synced(_)))
+    );
+    assert_eq!(other.heard(), [(7, Ok(bytes_of(&[11.0, 22.0])))]);
+    assert_eq!(
+        bench.memory.live_bytes(),
+        4 * 8,
+        "inputs are gone with their last use"
+    );
+}
+
+#[test]
+fn what_is_put_aside_keeps_its_tensors_and_its_order() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    bench.upload(2, &[5.0, 5.0]);
+    bench.ops(&[
+        all_reduce(used(1), 3, &[0, 1]),
+        // Waits, and what it uses must not go before it.
+        add(3, 2, 4),
+        OperationIr::Drop(used(2)),
+        OperationIr::Drop(used(3)),
+        add(4, 4, 5),
+        OperationIr::Drop(used(4)),
+        random(6),
+    ]);
+    bench.read(1, &used(5));
+    bench.read(2, &kept(6));
+    bench.all();
+    let random = bench.values();
+    assert_eq!(
+        random.len(),
+        1,
+        "the random op waits for nothing: {random:?}"
+    );
+    other.call(&bench, 7, &[10.0, 20.0]);
+    bench.all();
+    assert_eq!(bench.values()[1], (1, Ok(vec![32.0, 54.0])));
+    assert_eq!(bench.memory.live_bytes(), 8, "the random tensor alone");
+}
+
+#[test]
+fn a_long_row_of_waiting_ops_goes_on_in_order() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    let calls = 50;
+    let mut ops = Vec::new();
+    for call in 0..calls {
+        // 10 ops for each result, and all after the one before.
+        let base = 1 + 10 * call;
+        ops.push(all_reduce(used(base), base + 1, &[0, 1]));
+        ops.extend((1..10).map(|i| {
+            let op = NumericOperationIr::Sub(BinaryOpIr {
+                lhs: kept(base + i),
+                rhs: used(base + i),
+                out: tensor(base + i + 1, TensorStatus::NotInit),
+            });
+            match i {
+                1 => add(base + i, base + i, base + i + 1),
+                9 => OperationIr::NumericFloat(DType::F32, op),
+                _ => add(base + i, base + i, base + i + 1),
+            }
+        }));
+    }
+    bench.ops(&ops);
+    bench.client.push(Body::Sync(v1::Sync { request_id: 9 }));
+    bench.read(1, &kept(1 + 10 * calls));
+    for call in 0..calls {
+        bench.all();
+        assert_eq!(bench.values(), []);
+        other.call(&bench, call, &[call as f32, 1.0]);
+    }
+    bench.all();
+    assert_eq!(bench.values(), [(1, Ok(vec![0.0, 0.0]))]);
+    let heard = other.heard();
+    let sum = |call: u64| match call {
+        0 => bytes_of(&[1.0, 3.0]),
+        call => bytes_of(&[call as f32, 1.0]),
+    };
+    let expected: Vec<_> = (0..calls).map(|call| (call, Ok(sum(call)))).collect();
+    assert_eq!(heard, expected);
+    let synced = |body: &&Body| matches!(body, Body::Synced(_));
+    assert_eq!(bench.answers.iter().filter(synced).count(), 1);
+}
+
+#[test]
+fn ranks_may_come_to_groups_in_different_orders() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    // A group of its own between two calls of another, each with a use behind it.
+    bench.ops(&[
+        all_reduce(kept(1), 2, &[0, 1]),
+        add(2, 2, 3),
+        all_reduce(kept(3), 4, &[0, 1]),
+        all_reduce(kept(1), 5, &[0]),
+        add(5, 5, 6),
+    ]);
+    bench.read(1, &kept(6));
+    bench.read(2, &kept(4));
+    bench.all();
+    assert_eq!(bench.values(), [(1, Ok(vec![2.0, 4.0]))]);
+    other.call(&bench, 1, &[0.0, 0.0]);
+    bench.all();
+    other.call(&bench, 2, &[1.0, 1.0]);
+    bench.all();
+    assert_eq!(bench.values()[1], (2, Ok(vec![3.0, 5.0])));
+}
+
+#[test]
+fn an_all_reduce_begins_as_soon_as_its_tensor_is_there() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    // The next op waits for bytes that have not come.
+    bench.upload_from(2, Content::Payload { keep: None });
+    bench.ops(&[
+        add(1, 2, 3),
+        all_reduce(used(1), 4, &[0, 1]),
+        all_reduce(kept(3), 5, &[0, 1]),
+    ]);
+    other.call(&bench, 1, &[10.0, 20.0]);
+    other.call(&bench, 2, &[0.0, 0.0]);
+    bench.all();
+    assert_eq!(other.heard(), [(1, Ok(bytes_of(&[11.0, 22.0])))]);
+    chunks(bytes_of(&[3.0, 4.0])).for_each(|chunk| bench.bulk.push(Body::Chunk(chunk)));
+    bench.carry_bulk();
+    bench.read(1, &kept(4));
+    bench.read(2, &kept(5));
+    bench.all();
+    assert_eq!(other.heard(), [(2, Ok(bytes_of(&[4.0, 6.0])))]);
+    let values = [(1, Ok(vec![11.0, 22.0])), (2, Ok(vec![4.0, 6.0]))];
+    assert_eq!(bench.values(), values);
+}
+
+#[test]
+fn a_result_that_is_dropped_before_it_comes_leaves_nothing() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    bench.ops(&[all_reduce(used(1), 2, &[0, 1]), OperationIr::Drop(used(2))]);
+    bench.all();
+    assert_eq!(bench.memory.live_bytes(), 0);
+    other.call(&bench, 1, &[0.0, 0.0]);
+    bench.read(1, &kept(2));
+    bench.all();
+    let [(1, Err(reason))] = &bench.values()[..] else {
+        panic!("{:?}", bench.values());
+    };
+    assert!(reason.contains("never made or was dropped"), "{reason}");
+}
+
+#[test]
+fn a_group_that_makes_no_sense_is_a_fault_of_its_op_alone() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    bench.ops(&[
+        all_reduce(kept(1), 2, &[0, 1, 1]),
+        all_reduce(kept(1), 3, &[1]),
+        all_reduce(kept(1), 4, &[0, 9]),
+        all_reduce(kept(1), 5, &[0]),
+        all_reduce(kept(1), 6, &[0, 1]),
+    ]);
+    (2..7).for_each(|id| bench.read(id, &kept(id)));
+    other.call(&bench, 1, &[1.0, 1.0]);
+    bench.all();
+    let values = bench.values();
+    let wrong = [
+        "ranks 1 and 2 of the group are both device 1 of worker bench",
+        "the tensor is on device 0 of worker bench, which is not of the group",
+        "the group has a device 9, and the lease has 2",
+    ];
+    for ((_, value), words) in values.iter().zip(wrong) {
+        let reason = value.as_ref().unwrap_err();
+        assert!(reason.contains(words), "{reason}");
+    }
+    assert_eq!(values[3].1, Ok(vec![1.0, 2.0]), "a group of one");
+    assert_eq!(values[4].1, Ok(vec![2.0, 3.0]));
+}
+
+#[test]
+fn a_rank_without_a_value_tells_the_others_why() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.ops(&[all_reduce(kept(1), 2, &[0, 1]), SYNC]);
+    other.call(&bench, 1, &[1.0, 1.0]);
+    bench.read(1, &kept(2));
+    bench.all();
+    let [(1, Err(reason))] = &other.heard()[..] else {
+        panic!("it has no value");
+    };
+    assert!(reason.contains("tensor 1 was never made"), "{reason}");
+    let reason = bench.values()[0].1.clone().unwrap_err();
+    assert!(reason.contains("tensor 1 was never made"), "{reason}");
+}
+
+#[test]
+fn a_session_that_ends_lets_nobody_wait() {
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    bench.all();
+    other.call(&bench, 1, &[1.0, 1.0]);
+    bench.client.push(Body::Close(v1::Close {}));
+    bench.all();
+    let [(1, Err(reason))] = &other.heard()[..] else {
+        panic!("nobody brings the other part");
+    };
+    let words = "the session of rank 0 (device 0 of worker bench) is over";
+    assert!(reason.contains(words), "{reason}");
+    assert_eq!(bench.memory.live_bytes(), 0);
+}
+
+#[test]
+fn a_tensor_is_offered_and_taken() {
+    const KEY: Capability = [3; 16];
+    let mut bench = Bench::new();
+    let other = Other::enter(&bench);
+    bench.upload(1, &[1.0, 2.0]);
+    bench.client.push(Body::Offer(v1::Offer {
+        tensor: encode_tensor(&used(1)),
+        capability: KEY.to_vec().into(),
+        to: 1,
+    }));
+    bench.all();
+    assert_eq!(bench.memory.live_bytes(), 8, "the offer holds its place");
+    let take = Take {
+        from: 0,
+        to: 1,
+        ticket: 4,
+        size: 8,
+    };
+    bench.session.cohort.take(KEY, take);
+    assert_eq!(other.heard(), [(4, Ok(bytes_of(&[1.0, 2.0])))]);
+    assert_eq!(bench.memory.live_bytes(), 0);
+
+    let kind = tensord_proto::codec::encode_type(&Shape::new([2]), DType::F32);
+    bench.client.push(Body::Take(v1::Take {
+        tensor_id: 2,
+        r#type: Some(kind),
+        capability: KEY.to_vec().into(),
+        from: 1,
+    }));
+    bench.encoder.note_tensor(TensorId::new(2));
+    bench.read(1, &kept(2));
+    bench.all();
+    assert_eq!(bench.values(), [], "it waits for the offer");
+    let value = Value {
+        shape: Shape::new([2]),
+        dtype: DType::F32,
+        bytes: bytes_of(&[7.0, 8.0]),
+    };
+    let offer = Offer {
+        from: 1,
+        to: 0,
+        value: Ok(value),
+        _memory: None,
+    };
+    bench.session.cohort.offer(KEY, offer);
+    bench.all();
+    assert_eq!(bench.values(), [(1, Ok(vec![7.0, 8.0]))]);
+}
