@@ -28,6 +28,7 @@ pub(crate) enum Outgoing {
 }
 
 impl Session {
+    /// Queues an answer; it is sent once the writer is [told](Self::tell).
     pub(super) fn reply(self: &Arc<Self>, reply: Reply) {
         match reply {
             Reply::Value { request, result } => self.say_value(request, result),
@@ -49,6 +50,7 @@ impl Session {
                     let read = read.await;
                     let result = read.map_err(|e| about.fault(FaultKind::Backend, e.reason()));
                     session.say_value(request, result);
+                    session.tell();
                 });
             }
         }
@@ -87,6 +89,10 @@ impl Session {
 
     fn say(&self, body: Body) {
         self.wire(Track::Ops).duplex.push(body);
+    }
+
+    /// Has the writer send what was said.
+    pub(super) fn tell(&self) {
         self.news_of(Track::Ops).notify_one();
     }
 
