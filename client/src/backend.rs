@@ -25,7 +25,7 @@ use std::sync::LazyLock;
 
 use crate::{
     cohort::Seat,
-    session::{Capability, Session, closed},
+    session::{Answer, Capability, Session, closed},
 };
 
 /// Burn's `Backend` over a pool; `Autodiff<Tensord>` differentiates through it.
@@ -94,18 +94,23 @@ pub(crate) type Registration = RouterClientRegistration<TensordChannel>;
 pub struct TensordChannel;
 
 /// Burn's handle on one device: records ops and asks for values.
+///
+/// Each tensor has one, and each op makes a tensor; so it is one pointer, to a
+/// counter that only the program's threads touch.
 #[derive(Clone)]
-pub struct TensordClient {
+pub struct TensordClient(Arc<Client>);
+
+struct Client {
     device: TensordDevice,
     session: Arc<Session>,
     /// Op graphs that a layer above registered, for this device.
-    graphs: Arc<Mutex<std::collections::HashMap<GraphId, Graph>>>,
+    graphs: Mutex<std::collections::HashMap<GraphId, Graph>>,
 }
 
 impl std::fmt::Debug for TensordClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TensordClient")
-            .field("device", &self.device)
+            .field("device", &self.0.device)
             .finish_non_exhaustive()
     }
 }
@@ -116,17 +121,17 @@ impl RouterClient for TensordClient {
     fn register_op(&self, op: OperationIr) {
         match op {
             OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => self.all_reduce(op),
-            op => self.session.record(op),
+            op => self.0.session.record(op),
         }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        let answered = self.session.read(&tensor);
+        let answered = self.0.session.read(&tensor);
         Box::pin(async move { answered.await.unwrap_or_else(|_| Err(unanswered())) })
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
-        wait(self.session.sync()).unwrap_or_else(|_| Err(unanswered()))
+        wait(self.0.session.sync()).unwrap_or_else(|_| Err(unanswered()))
     }
 
     fn flush(&self) {
@@ -134,26 +139,26 @@ impl RouterClient for TensordClient {
     }
 
     fn create_empty_handle(&self) -> TensorId {
-        self.session.new_tensor()
+        self.0.session.new_tensor()
     }
 
     fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
-        let id = self.session.new_tensor();
+        let id = self.0.session.new_tensor();
         let (shape, dtype) = (data.shape().clone(), data.dtype());
-        self.session.upload(id, data);
+        self.0.session.upload(id, data);
         RouterTensor::new(id, shape, dtype, self.clone())
     }
 
     fn device(&self) -> TensordDevice {
-        self.device
+        self.0.device
     }
 
     fn seed(&self, seed: u64) {
-        self.session.seed(seed);
+        self.0.session.seed(seed);
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
-        DTypeUsageSet::from_u8_truncated(self.session.dtype_usage(dtype))
+        DTypeUsageSet::from_u8_truncated(self.0.session.dtype_usage(dtype))
     }
 
     fn register_and_execute_graph(
@@ -163,14 +168,14 @@ impl RouterClient for TensordClient {
         bindings: GraphBindings,
     ) {
         let graph = Graph::new(relative_graph);
-        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut graphs = self.0.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         graphs.insert(graph_id, graph.clone());
         drop(graphs);
         self.replay(&graph, bindings);
     }
 
     fn execute_graph(&self, graph_id: GraphId, bindings: GraphBindings) {
-        let graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let graphs = self.0.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = graphs.get(&graph_id).cloned();
         drop(graphs);
         match graph {
@@ -181,22 +186,27 @@ impl RouterClient for TensordClient {
     }
 
     fn register_alias(&self, new_id: TensorId, src_id: TensorId) {
-        self.session.alias(new_id, src_id);
+        self.0.session.alias(new_id, src_id);
     }
 }
 
 impl TensordClient {
     fn new(device: TensordDevice) -> Self {
-        Self {
+        Self(Arc::new(Client {
             device,
             session: device.session(),
-            graphs: Arc::default(),
-        }
+            graphs: Mutex::default(),
+        }))
     }
 
     /// Makes `device` known to Burn's router for as long as the guard lives.
     pub(crate) fn register(device: TensordDevice) -> Option<Registration> {
         register_scoped_client::<TensordChannel>(&device, Self::new(device))
+    }
+
+    /// Reads tensors, on behalf of whoever waits for each.
+    pub(crate) fn read(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
+        self.0.session.answer(reads);
     }
 
     fn replay(&self, graph: &Graph, bindings: GraphBindings) {
@@ -215,9 +225,9 @@ impl TensordClient {
             match self.place(*id) {
                 Ok(place) => places.push(place),
                 Err(reason) => {
-                    self.session.poison(op.out.id, &op.out, reason);
+                    self.0.session.poison(op.out.id, &op.out, reason);
                     if op.tensor.status == TensorStatus::ReadWrite {
-                        self.session.record(OperationIr::Drop(op.tensor));
+                        self.0.session.record(OperationIr::Drop(op.tensor));
                     }
                     return;
                 }
@@ -230,8 +240,8 @@ impl TensordClient {
         };
         op.device_ids = places.iter().map(id).collect();
         let op = DistributedOperationIr::AllReduce(op);
-        self.session.record(OperationIr::Distributed(op));
-        let Seat { cohort, place } = &self.session.seat;
+        self.0.session.record(OperationIr::Distributed(op));
+        let Seat { cohort, place } = &self.0.session.seat;
         cohort.reached(&places, *place);
     }
 
@@ -240,14 +250,14 @@ impl TensordClient {
         let DeviceIdIr { type_id, index_id } = id;
         let session = SESSIONS.get(&index_id).filter(|_| type_id == DEVICE_TYPE);
         let seat = session.map(|session| session.seat.clone());
-        let cohort = self.session.seat.cohort.id;
+        let cohort = self.0.session.seat.cohort.id;
         seat.filter(|seat| seat.cohort.id == cohort)
             .map(|seat| seat.place)
             .ok_or_else(|| {
                 format!(
                     "an all-reduce on device {} names device {index_id} (of type {type_id}), \
                      which is not of the same lease; lease all its devices together",
-                    self.device.index
+                    self.0.device.index
                 )
             })
     }
@@ -298,23 +308,24 @@ impl RouterChannel for TensordChannel {
         let source = tensor.client.clone();
         let target = get_client::<Self>(device);
         let tensor = tensor.into_ir();
-        let (from, to) = (&source.session.seat, &target.session.seat);
+        let (from, to) = (&source.0.session.seat, &target.0.session.seat);
         if from.cohort.id == to.cohort.id && from.place != to.place {
             // From worker to worker, or within one.
             let capability: Capability = rand::random();
-            let id = target.session.new_tensor();
-            source.session.offer(&tensor, &capability, to.place);
+            let id = target.0.session.new_tensor();
+            source.0.session.offer(&tensor, &capability, to.place);
             target
+                .0
                 .session
                 .take_offer(id, &tensor, &capability, from.place);
             return RouterTensor::new(id, tensor.shape, tensor.dtype, target);
         }
         // Between leases there is no other way than through here.
-        match wait(source.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
+        match wait(source.0.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
             Ok(data) => target.register_tensor_data(data),
             Err(e) => {
-                let id = target.session.new_tensor();
-                target.session.poison(id, &tensor, e.reason().to_owned());
+                let id = target.0.session.new_tensor();
+                target.0.session.poison(id, &tensor, e.reason().to_owned());
                 RouterTensor::new(id, tensor.shape, tensor.dtype, target)
             }
         }

@@ -34,10 +34,7 @@ use burn_ir::{CustomOpIr, OperationOutput, TensorIr};
 use burn_std::device::{Device as _, DeviceId};
 use dashmap::DashMap;
 
-use crate::{
-    backend::wait,
-    bridge::{Exchange, READ, UPLOAD},
-};
+use crate::bridge::{Exchange, UPLOAD};
 
 /// The exchanges of leased devices.
 static EXCHANGES: LazyLock<DashMap<DeviceId, Arc<Exchange>>> = LazyLock::new(DashMap::new);
@@ -56,7 +53,7 @@ mod sealed {
     /// what tells the compiler.
     pub trait Sealed: BackendPrimitive<Remote> {
         fn of(tensor: FloatTensor<Remote>) -> Self::Primitive;
-        fn ir(tensor: Self::Primitive) -> TensorIr;
+        fn handle(tensor: Self::Primitive) -> FloatTensor<Remote>;
         fn default_dtype(device: &Device) -> DType;
     }
 
@@ -67,8 +64,8 @@ mod sealed {
                     tensor
                 }
 
-                fn ir(tensor: Self::Primitive) -> TensorIr {
-                    tensor.into_ir()
+                fn handle(tensor: Self::Primitive) -> FloatTensor<Remote> {
+                    tensor
                 }
 
                 fn default_dtype(device: &Device) -> DType {
@@ -139,12 +136,18 @@ pub fn from_data<const D: usize, K: Kind>(
 pub fn into_data<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
 ) -> Result<TensorData, ExecutionError> {
-    wait(into_data_async(tensor))
+    let device = tensor.device().without_autodiff();
+    match leased(&device) {
+        Some((exchange, client)) => exchange.read(handle(tensor), &client, &device),
+        None => tensor.try_into_data(),
+    }
 }
 
-/// As [`into_data`], without blocking the thread. The read takes its place among
-/// the ops when this is called, and is on its way at the latest when any such
-/// future is polled: many of them, awaited one after the other, take one round trip.
+/// As [`into_data`], without blocking the thread. The tensor is read as it is when
+/// this is called, and the read is on its way soon after, whether the future is
+/// polled or not: many of them, awaited one after the other, take one round trip.
+/// The future holds the tensor until then; await or drop it on the thread that made
+/// it, or the tensor is held until that thread reads again.
 ///
 /// # Errors
 ///
@@ -154,24 +157,21 @@ pub fn into_data_async<const D: usize, K: Kind>(
 ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
     let device = tensor.device().without_autodiff();
     let reading = match leased(&device) {
+        Some((exchange, client)) => Ok(exchange.ask(handle(tensor), client, &device)),
         None => Err(tensor.into_data_async()),
-        Some((exchange, client)) => {
-            let tensor = tensor.without_autodiff();
-            let primitive = tensor.try_into_primitive::<Remote>();
-            let primitive = primitive.expect("a tensor on a leased device is a remote one");
-            Ok(exchange.ask(&device, |ticket| {
-                let ir = K::ir(primitive);
-                let op = CustomOpIr::with_scalars(READ, &[ir], &[], vec![ticket]);
-                client.register(op);
-            }))
-        }
     };
     async move {
         match reading {
-            Ok(handed_over) => handed_over.await,
+            Ok(asked) => asked.answer().await,
             Err(encoded) => encoded.await,
         }
     }
+}
+
+/// What Burn's remote backend has of a tensor on a leased device.
+fn handle<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> FloatTensor<Remote> {
+    let primitive = tensor.without_autodiff().try_into_primitive::<Remote>();
+    K::handle(primitive.expect("a tensor on a leased device is a remote one"))
 }
 
 /// The exchange of `device` and Burn's client for it, if it is a leased one.

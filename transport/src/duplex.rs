@@ -22,6 +22,10 @@ const FRAME_COST_BYTES: usize = 256;
 /// quarter of a million ops ahead, which is most of a second of a fast worker.
 const OP_COST_BYTES: usize = 128;
 
+/// Frames are taken for sending until they have so many bytes: what a carrier
+/// sends in one go, and hardly more than one frame where frames are large.
+const SEND_BYTES: usize = 64 << 10;
+
 /// The fields of a frame whose messages have bulk bytes.
 const CHUNK_FIELD: u32 = 50;
 const PIECE_FIELD: u32 = 61;
@@ -115,6 +119,19 @@ impl Duplex {
     pub fn next_to_send(&mut self) -> Option<[Bytes; 3]> {
         let (seq, body) = self.outbox.next_to_send()?;
         Some([self.header(seq), body.head, body.tail])
+    }
+
+    /// The parts of the next frames to send, of about [`SEND_BYTES`] in all.
+    pub fn next_frames(&mut self) -> Vec<[Bytes; 3]> {
+        let mut frames = Vec::new();
+        let mut size = 0;
+        while size < SEND_BYTES
+            && let Some(parts) = self.next_to_send()
+        {
+            size += parts.iter().map(Bytes::len).sum::<usize>();
+            frames.push(parts);
+        }
+        frames
     }
 
     /// A frame that only says how far this end got.
@@ -309,6 +326,40 @@ mod tests {
         };
         assert_eq!(error, FrameError::Numbering(gap));
         assert!(error.is_loss());
+    }
+
+    #[test]
+    fn frames_to_send_together_are_bounded_and_replayed_as_they_were() {
+        let (mut a, mut b) = pair();
+        let body = |n: u8| {
+            frame::Body::Chunk(Chunk {
+                size_bytes: 0,
+                bytes: vec![n; 10_000].into(),
+            })
+        };
+        (0..20).for_each(|n| a.push(body(n)));
+        let take = |a: &mut Duplex| {
+            let mut frames = Vec::new();
+            loop {
+                let row = a.next_frames();
+                if row.is_empty() {
+                    return frames;
+                }
+                let bytes: usize = row.as_flattened().iter().map(Bytes::len).sum();
+                assert!(bytes < SEND_BYTES + 11_000, "{bytes} bytes at once");
+                frames.extend(row.into_iter().map(joined));
+            }
+        };
+        let first = take(&mut a);
+        assert_eq!(first.len(), 20);
+        for (n, frame) in first[..7].iter().enumerate() {
+            let (taken, _) = b.receive(frame.clone()).unwrap().unwrap();
+            assert_eq!(taken, body(n as u8));
+        }
+        // The connection is lost within a row: what follows is said again.
+        let received = b.inbox().received();
+        a.rewind(received, 1 << 20).unwrap();
+        assert_eq!(take(&mut a), first[7..]);
     }
 
     #[test]

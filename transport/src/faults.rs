@@ -198,7 +198,8 @@ impl Sender {
         }
     }
 
-    pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
+    pub(crate) async fn send(&mut self, parts: &[Bytes]) -> Result<(), LinkError> {
+        let size: usize = parts.iter().map(Bytes::len).sum();
         let permits = u32::try_from(size + FRAME_BYTES).expect("no frame is that large");
         let room = tokio::select! {
             biased;

@@ -16,7 +16,13 @@
 //!    on the other side. A receiver that is dropped leaves the sender working;
 //!    the peer should stop sending then, as its `send` may fail or wait.
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{
+    fmt,
+    net::SocketAddr,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tensord_proto::MAX_FRAME_BYTES;
@@ -104,16 +110,46 @@ impl LinkSender {
     /// When the connection is lost or the frame too large; the latter sends
     /// nothing and leaves the link usable.
     pub async fn send(&mut self, parts: &[Bytes]) -> Result<(), LinkError> {
-        let size: usize = parts.iter().map(Bytes::len).sum();
-        if size > MAX_FRAME_BYTES {
-            return Err(LinkError::TooLarge(size));
+        self.send_each([parts].into_iter()).await
+    }
+
+    /// Sends frames as [`send`](Self::send) does, in one go where the carrier can:
+    /// a system call and a wake or two for all of them. They are in memory for
+    /// as long, so the caller bounds them.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub async fn send_all(&mut self, frames: &[[Bytes; 3]]) -> Result<(), LinkError> {
+        self.send_each(frames.iter().map(<[Bytes; 3]>::as_slice))
+            .await
+    }
+
+    async fn send_each<'a>(
+        &mut self,
+        frames: impl Iterator<Item = &'a [Bytes]> + Clone,
+    ) -> Result<(), LinkError> {
+        for parts in frames.clone() {
+            let size: usize = parts.iter().map(Bytes::len).sum();
+            if size > MAX_FRAME_BYTES {
+                return Err(LinkError::TooLarge(size));
+            }
         }
         match &mut self.0 {
-            SenderKind::Quic(sender) => sender.send(parts, size).await,
-            SenderKind::Grpc(sender) => sender.send(parts, size).await,
-            SenderKind::Tcp(sender) => sender.send(parts, size).await,
-            SenderKind::Faulty(sender) => sender.send(parts, size).await,
+            SenderKind::Quic(sender) => return sender.send(frames).await,
+            SenderKind::Tcp(sender) => return sender.send(frames).await,
+            SenderKind::Grpc(sender) => {
+                for parts in frames {
+                    sender.send(parts).await?;
+                }
+            }
+            SenderKind::Faulty(sender) => {
+                for parts in frames {
+                    sender.send(parts).await?;
+                }
+            }
         }
+        Ok(())
     }
 
     /// Says that no more frames come, and waits until the carrier has taken all
@@ -154,6 +190,16 @@ impl LinkReceiver {
             ReceiverKind::Grpc(receiver) => receiver.recv().await,
             ReceiverKind::Tcp(receiver) => receiver.recv().await,
             ReceiverKind::Faulty(receiver) => receiver.recv().await,
+        }
+    }
+
+    /// What [`recv`](Self::recv) has to say without a wait.
+    pub fn arrived(&mut self) -> Option<Result<Option<Bytes>, LinkError>> {
+        let mut context = Context::from_waker(Waker::noop());
+        match pin!(self.recv()).poll(&mut context) {
+            Poll::Ready(received) => Some(received),
+            // Whoever waits for it asks again, with a waker.
+            Poll::Pending => None,
         }
     }
 }

@@ -147,16 +147,19 @@ impl Owner {
 #[derive(Debug)]
 pub(crate) struct Sender {
     stream: WriteHalf<TlsStream<TcpStream>>,
-    /// What is left of the latest frame, if its `send` was cancelled.
+    /// What is left of the latest frames, if their `send` was cancelled.
     begun: Vec<Bytes>,
     finished: bool,
     owner: Arc<Owner>,
 }
 
 impl Sender {
-    pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
+    pub(crate) async fn send<'a>(
+        &mut self,
+        frames: impl Iterator<Item = &'a [Bytes]>,
+    ) -> Result<(), LinkError> {
         self.flush().await?;
-        framing::put_frame(&mut self.begun, parts, size);
+        framing::put_frames(&mut self.begun, frames);
         self.flush().await
     }
 

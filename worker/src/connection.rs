@@ -135,8 +135,8 @@ async fn write(
 ) -> String {
     loop {
         let wait = match session.next_to_send(track, connection) {
-            Outgoing::Frame(parts) => {
-                if let Err(e) = sender.send(&parts).await {
+            Outgoing::Frames(frames) => {
+                if let Err(e) = sender.send_all(&frames).await {
                     return e.to_string();
                 }
                 continue;

@@ -20,17 +20,17 @@ use burn::tensor::Device;
 use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorError};
 use burn_remote::server::BackendServer;
-use burn_router::{RouterClient, RouterTensor, get_client};
-use burn_std::future::DynFut;
-use tokio::{runtime::Handle, sync::oneshot};
+use burn_router::{RouterClient, get_client};
+use tokio::runtime::Handle;
 
-use crate::backend::{Tensord, TensordChannel, TensordClient, TensordDevice};
+use super::reads::{self, READ, Reads};
+use crate::{
+    backend::{Tensord, TensordChannel, TensordDevice},
+    session::Answer,
+};
 
 /// Custom op that makes a tensor of the bytes under a ticket.
 pub(crate) const UPLOAD: &str = "tensord.upload";
-
-/// Custom op that puts a tensor's bytes under a ticket.
-pub(crate) const READ: &str = "tensord.read";
 
 /// Bytes that may wait for the bridge; a program that is further ahead waits.
 const WAITING_BYTES: usize = 32 << 20;
@@ -42,33 +42,33 @@ const FLUSH_BYTES: usize = 1 << 20;
 /// A ticket that was not taken for so long may never be.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A tensor's bytes, once the worker has them.
-type Reading = DynFut<Result<TensorData, ExecutionError>>;
-
 /// What waits to change sides for one device, by ticket. Each has its own, as each
 /// is told apart what to send.
-#[derive(Default)]
 pub(crate) struct Exchange {
     tickets: Mutex<Tickets>,
+    /// Held while reads become an op; before `tickets`.
+    pub(super) giving: Mutex<()>,
     /// Signals that bytes were taken.
     room: Condvar,
+    /// Where Burn's client is told to send, by whoever must not wait for it.
+    pub(super) runtime: Handle,
 }
 
 #[derive(Default)]
-struct Tickets {
+pub(super) struct Tickets {
     last: u64,
     uploads: HashMap<u64, (TensorData, Instant)>,
-    reads: HashMap<u64, (oneshot::Sender<Reading>, Instant)>,
+    /// Who waits for the tensors of an op.
+    pub(super) asked: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
+    pub(super) reads: Reads,
     /// Bytes in `uploads`.
     waiting_bytes: usize,
     /// Bytes since Burn's client was last told to send.
-    unsent_bytes: usize,
-    /// Reads that Burn's client was not told to send.
-    unsent_reads: bool,
+    pub(super) unsent_bytes: usize,
 }
 
 impl Tickets {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
@@ -82,7 +82,7 @@ impl Tickets {
     /// Tickets up to the last of now that have waited for too long.
     fn overdue(&self) -> Option<u64> {
         let uploads = self.uploads.values().map(|(_, since)| since);
-        let mut waiting = uploads.chain(self.reads.values().map(|(_, since)| since));
+        let mut waiting = uploads.chain(self.asked.values().map(|(_, since)| since));
         waiting
             .any(|since| since.elapsed() >= PATIENCE)
             .then_some(self.last)
@@ -90,7 +90,16 @@ impl Tickets {
 }
 
 impl Exchange {
-    fn lock(&self) -> MutexGuard<'_, Tickets> {
+    pub(crate) fn new(runtime: Handle) -> Self {
+        Self {
+            tickets: Mutex::default(),
+            giving: Mutex::default(),
+            room: Condvar::new(),
+            runtime,
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Tickets> {
         // No code of others runs under this lock, and ours leaves it whole.
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,51 +140,16 @@ impl Exchange {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the bridge for a tensor. `register` queues the op with the ticket.
-    pub(crate) fn ask(
-        self: &Arc<Self>,
-        device: &Device,
-        register: impl FnOnce(ScalarIr),
-    ) -> Reading {
-        let (tell, told) = oneshot::channel();
-        let ticket = {
-            let mut tickets = self.lock();
-            let ticket = tickets.next();
-            tickets.reads.insert(ticket, (tell, Instant::now()));
-            ticket
-        };
-        register(ScalarIr::UInt(ticket));
-        self.lock().unsent_reads = true;
-        let (exchange, device) = (Arc::downgrade(self), device.clone());
-        Box::pin(async move {
-            // Once for all reads that were asked for before the first is awaited.
-            if exchange.upgrade().is_some_and(|e| e.has_unsent_reads()) {
-                device.flush()?;
-            }
-            match told.await {
-                Ok(reading) => reading.await,
-                Err(_) => Err(ExecutionError::with_context(
-                    "the bridge to the leased device has ended, and the read with it",
-                )),
-            }
-        })
-    }
-
-    fn has_unsent_reads(&self) -> bool {
-        let mut tickets = self.lock();
-        tickets.unsent_bytes = 0;
-        std::mem::take(&mut tickets.unsent_reads)
-    }
-
     fn take_upload(&self, ticket: &ScalarIr) -> Option<TensorData> {
         let data = self.lock().remove(ticket.elem());
         self.room.notify_all();
         data
     }
 
-    fn take_read(&self, ticket: &ScalarIr) -> Option<oneshot::Sender<Reading>> {
-        let ticket: u64 = ticket.elem();
-        self.lock().reads.remove(&ticket).map(|(tell, _)| tell)
+    /// Drops all tickets there are.
+    pub(super) fn give_up_all(&self) {
+        let last = self.lock().last;
+        self.give_up(last);
     }
 
     /// Drops all tickets up to `last`; whoever waits for them hears of it.
@@ -186,7 +160,7 @@ impl Exchange {
         for ticket in old {
             tickets.remove(ticket);
         }
-        tickets.reads.retain(|&ticket, _| ticket > last);
+        tickets.asked.retain(|&ticket, _| ticket > last);
         drop(tickets);
         self.room.notify_all();
     }
@@ -219,14 +193,14 @@ pub(crate) fn install(
     server: BackendServer<Tensord>,
     exchanges: Exchanges,
 ) -> BackendServer<Tensord> {
-    let uploads = Arc::new(exchanges);
-    let reads = uploads.clone();
+    let for_uploads = Arc::new(exchanges);
+    let for_reads = for_uploads.clone();
     server
         .with_custom_op(UPLOAD, move |handles, ir, device| {
-            upload(&uploads[device], handles, ir, *device);
+            upload(&for_uploads[device], handles, ir, *device);
         })
         .with_custom_op(READ, move |handles, ir, device| {
-            read(&reads[device], handles, ir);
+            reads::read(&for_reads[device], handles, ir, *device);
         })
 }
 
@@ -240,25 +214,4 @@ fn upload(exchange: &Exchange, handles: &mut Handles, ir: &CustomOpIr, device: T
     };
     let client = get_client::<TensordChannel>(&device);
     handles.register_float_tensor::<Tensord>(&out.id, client.register_tensor_data(data));
-}
-
-fn read(exchange: &Exchange, handles: &mut Handles, ir: &CustomOpIr) {
-    let ([tensor], []) = ir.as_fixed();
-    let Some(tell) = ir.scalars.first().and_then(|t| exchange.take_read(t)) else {
-        return;
-    };
-    let reading: Reading = match handles.take_error(tensor) {
-        Some(error) => {
-            let cause = error.cause().clone();
-            Box::pin(async move { Err(cause) })
-        }
-        None => {
-            // Kinds differ in their types alone: all have the router's handle.
-            let tensor: RouterTensor<TensordClient> = handles.get_float_tensor::<Tensord>(tensor);
-            // Asks the worker at once; the future waits for its answer.
-            tensor.client.clone().read_tensor_async(tensor.into_ir())
-        }
-    };
-    // The reader may have gone.
-    let _ = tell.send(reading);
 }

@@ -7,6 +7,7 @@
 //! data-parallel strategies span them.
 
 mod exchange;
+mod reads;
 mod tune;
 
 use std::{net::TcpListener, sync::Arc};
@@ -18,7 +19,7 @@ use tensord_transport::Secret;
 use tokio::{runtime::Handle, task::AbortHandle};
 use tracing::error;
 
-pub(crate) use self::exchange::{Exchange, READ, UPLOAD};
+pub(crate) use self::exchange::{Exchange, UPLOAD};
 use crate::{
     backend::{Tensord, TensordDevice},
     cohort::{Cohort, flush_those_behind},
@@ -43,7 +44,8 @@ impl Bridge {
         let listener = listener.map_err(|e| format!("no loopback port: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
         let token = new_token();
-        let exchanges: Vec<Arc<Exchange>> = devices.iter().map(|_| Arc::default()).collect();
+        let exchange = |_| Arc::new(Exchange::new(runtime.clone()));
+        let exchanges: Vec<_> = devices.iter().map(exchange).collect();
         let by_device = devices.iter().copied().zip(exchanges.clone()).collect();
         let serving = exchange::install(server(devices, &token), by_device);
         let serving = serving.serve_async(WebSocketTransport::from_listener(listener));

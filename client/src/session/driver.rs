@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     Session, Track,
+    values::Delivery,
     wire::{Ended, Outgoing},
 };
 
@@ -46,6 +47,9 @@ const GATHER: Duration = Duration::from_millis(1);
 
 /// How long news (an ack) may wait for a frame to ride on.
 const NEWS_DELAY: Duration = Duration::from_millis(20);
+
+/// Frames that are taken before what they bring is handed out, at most.
+const ROW: usize = 256;
 
 /// How long a closed session may take to say so.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -196,22 +200,49 @@ async fn read(
     mut receiver: LinkReceiver,
     heard: &mut Instant,
 ) -> Ended {
+    let mut deliveries = Vec::new();
     loop {
-        let frame = match timeout(SILENCE, receiver.recv()).await {
-            Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return Ended::Lost("finished by the worker".into()),
-            Ok(Err(e)) => return Ended::Lost(e.to_string()),
-            Err(_) => return Ended::Lost(format!("silent for {SILENCE:?}")),
+        let Ok(mut next) = timeout(SILENCE, receiver.recv()).await else {
+            return Ended::Lost(format!("silent for {SILENCE:?}"));
         };
-        *heard = Instant::now();
-        session
-            .counters
-            .down
-            .fetch_add(frame.len() as u64, Ordering::Relaxed);
-        if let Err(ended) = session.receive(track, frame) {
+        // Those that came together are handed out together: whoever waits for many
+        // values, one after the other, is then woken once.
+        let mut row = 0;
+        let ended = loop {
+            let frame = match next {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break Some(Ended::Lost("finished by the worker".into())),
+                Err(e) => break Some(Ended::Lost(e.to_string())),
+            };
+            *heard = Instant::now();
+            if let Err(ended) = take(session, track, frame, &mut deliveries) {
+                break Some(ended);
+            }
+            row += 1;
+            if row == ROW {
+                break None;
+            }
+            next = match receiver.arrived() {
+                Some(arrived) => arrived,
+                None => break None,
+            };
+        };
+        deliveries.drain(..).for_each(Delivery::deliver);
+        if let Some(ended) = ended {
             return ended;
         }
     }
+}
+
+fn take(
+    session: &Session,
+    track: Track,
+    frame: Bytes,
+    deliveries: &mut Vec<Delivery>,
+) -> Result<(), Ended> {
+    let counter = &session.counters.down;
+    counter.fetch_add(frame.len() as u64, Ordering::Relaxed);
+    session.receive(track, frame, deliveries)
 }
 
 async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended {
@@ -219,8 +250,8 @@ async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended
     let wake = session.wake_of(track);
     loop {
         let wait = match session.next_to_send(track, patient) {
-            Outgoing::Frame(parts) => {
-                if let Err(ended) = send(session, &mut sender, &parts).await {
+            Outgoing::Frames(frames) => {
+                if let Err(ended) = send(session, &mut sender, &frames).await {
                     return ended;
                 }
                 continue;
@@ -238,21 +269,23 @@ async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended
         };
         patient = true;
         if timeout(wait, wake.notified()).await.is_err()
-            && let Err(ended) = send(session, &mut sender, &session.beat(track)).await
+            && let Err(ended) = send(session, &mut sender, &[session.beat(track)]).await
         {
             return ended;
         }
     }
 }
 
-async fn send(session: &Session, sender: &mut LinkSender, parts: &[Bytes; 3]) -> Result<(), Ended> {
-    let bytes: usize = parts.iter().map(Bytes::len).sum();
+async fn send(
+    session: &Session,
+    sender: &mut LinkSender,
+    frames: &[[Bytes; 3]],
+) -> Result<(), Ended> {
+    let bytes: usize = frames.as_flattened().iter().map(Bytes::len).sum();
     session
         .counters
         .up
         .fetch_add(bytes as u64, Ordering::Relaxed);
-    sender
-        .send(parts)
-        .await
-        .map_err(|e| Ended::Lost(e.to_string()))
+    let sent = sender.send_all(frames).await;
+    sent.map_err(|e| Ended::Lost(e.to_string()))
 }

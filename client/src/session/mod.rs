@@ -57,7 +57,7 @@ const WINDOW_BYTES: u64 = u64::MAX;
 pub(crate) type Capability = [u8; 16];
 
 /// The answer to a read or a sync.
-type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
 
 /// Bytes that crossed the wire.
 #[derive(Debug, Default)]
@@ -191,6 +191,8 @@ impl Session {
         self.append(state, Item::Op(op));
     }
 
+    // Inlined, an op is moved once: it is large.
+    #[inline]
     fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, item: Item) {
         if state.end.is_some() {
             return;
@@ -272,22 +274,29 @@ impl Session {
         tensor: &TensorIr,
     ) -> oneshot::Receiver<Result<TensorData, ExecutionError>> {
         let (answer, answered) = oneshot::channel();
-        let mut state = self.lock();
-        match &state.end {
-            Some(end) => drop(answer.send(Err(end.error()))),
-            None => {
-                let request_id = state.request();
-                if state.values.expect(request_id, tensor, answer) {
-                    self.want_bulk(&mut state);
-                }
-                state.say(Body::Read(Read {
-                    request_id,
-                    tensor: encode_tensor(tensor),
-                }));
-                self.wake(&mut state);
-            }
-        }
+        self.answer(vec![(tensor.clone(), answer)]);
         answered
+    }
+
+    /// Asks for the data of tensors, on behalf of whoever waits for each.
+    pub(crate) fn answer(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
+        let mut state = self.lock();
+        for (tensor, answer) in reads {
+            if let Some(end) = &state.end {
+                // Whoever waited may be gone; then there is nobody to tell.
+                let _ = answer.send(Err(end.error()));
+                continue;
+            }
+            let request_id = state.request();
+            if state.values.expect(request_id, &tensor, answer) {
+                self.want_bulk(&mut state);
+            }
+            state.say(Body::Read(Read {
+                request_id,
+                tensor: encode_tensor(&tensor),
+            }));
+        }
+        self.wake(&mut state);
     }
 
     /// Asks to hear when everything recorded is done.

@@ -20,9 +20,9 @@ pub(super) enum Ended {
     Over(String),
 }
 
-/// What the driver finds when it asks for the next frame.
+/// What the driver finds when it asks for the next frames.
 pub(super) enum Outgoing {
-    Frame([Bytes; 3]),
+    Frames(Vec<[Bytes; 3]>),
     /// Some ops, to which more may come.
     Few,
     /// Nothing now; the worker was not told everything, though.
@@ -67,8 +67,9 @@ impl Session {
     /// What to send next; few ops are held back if the driver is `patient`.
     pub(super) fn next_to_send(&self, track: Track, patient: bool) -> Outgoing {
         let mut state = self.lock();
-        if let Some(parts) = state.track(track).next_to_send() {
-            return Outgoing::Frame(parts);
+        let frames = state.track(track).next_frames();
+        if !frames.is_empty() {
+            return Outgoing::Frames(frames);
         }
         let mut few = false;
         if track == Track::Ops {
@@ -89,7 +90,7 @@ impl Session {
         let duplex = state.track(track);
         let (due, news) = (duplex.inbox().is_telling_due(), duplex.inbox().has_news());
         if due {
-            return Outgoing::Frame([duplex.beat(), Bytes::new(), Bytes::new()]);
+            return Outgoing::Frames(vec![[duplex.beat(), Bytes::new(), Bytes::new()]]);
         }
         if track == Track::Ops {
             state.driver = Waiting::ForAny;
@@ -123,7 +124,14 @@ impl Session {
         [beat, Bytes::new(), Bytes::new()]
     }
 
-    pub(super) fn receive(&self, track: Track, frame: Bytes) -> Result<(), Ended> {
+    /// Takes a frame from the worker. What is to be handed out because of it is
+    /// added to `deliveries`.
+    pub(super) fn receive(
+        &self,
+        track: Track,
+        frame: Bytes,
+        deliveries: &mut Vec<Delivery>,
+    ) -> Result<(), Ended> {
         let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
         let mut state = self.lock();
         let duplex = state.track(track);
@@ -143,13 +151,8 @@ impl Session {
             Track::Ops => self.wake(&mut state),
             Track::Bulk => self.wake_bulk.notify_one(),
         }
-        let delivery = match received {
-            None => None,
-            Some((body, _)) => self.take(&mut state, track, body)?,
-        };
-        drop(state);
-        if let Some(delivery) = delivery {
-            delivery.deliver();
+        if let Some((body, _)) = received {
+            deliveries.extend(self.take(&mut state, track, body)?);
         }
         Ok(())
     }

@@ -84,6 +84,58 @@ fn reads_that_are_asked_for_together_keep_their_places() {
 }
 
 #[test]
+fn many_reads_at_once_are_each_answered_with_their_own() {
+    let cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = lease.devices()[0].clone();
+    // From several threads, more than wait at a time, of tensors that are changed or
+    // gone right after: what is asked for is what they were.
+    let readers = (0..3).map(|reader| {
+        let device = device.clone();
+        std::thread::spawn(move || {
+            let reads: Vec<_> = (0..400)
+                .map(|n| {
+                    let value = (1000 * reader + n) as f32;
+                    let tensor: Tensor<1> = data::from_data([value], &device);
+                    let read = data::into_data_async(tensor.clone());
+                    let changed = tensor + 0.5;
+                    (value, read, data::into_data_async(changed))
+                })
+                .collect();
+            for (value, read, changed) in reads {
+                let read = burn_std::future::block_on(read).unwrap();
+                assert_eq!(read.try_to_vec::<f32>().unwrap(), [value]);
+                let changed = burn_std::future::block_on(changed).unwrap();
+                assert_eq!(changed.try_to_vec::<f32>().unwrap(), [value + 0.5]);
+            }
+        })
+    });
+    let readers: Vec<_> = readers.collect();
+    readers
+        .into_iter()
+        .for_each(|reader| reader.join().unwrap());
+}
+
+#[test]
+fn a_read_that_nobody_waits_for_yet_is_on_its_way_and_may_be_given_up() {
+    let cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = lease.devices()[0].clone();
+    let tensor: Tensor<1> = data::from_data([1.0f32, 2.0], &device);
+    let bad = tensor.clone().select(0, data::from_data([99], &device));
+    drop(data::into_data_async(tensor.clone()));
+    // Together, of which some fail.
+    let reads = [&tensor, &bad, &tensor].map(|t| data::into_data_async(t.clone()));
+    let [one, failed, two] = reads.map(burn_std::future::block_on);
+    assert_eq!(one.unwrap(), two.unwrap());
+    assert!(failed.unwrap_err().to_string().contains("Select"));
+    let late = data::into_data_async(tensor.clone());
+    drop(lease);
+    // Answered or told why not, in no time.
+    let _ = burn_std::future::block_on(late);
+}
+
+#[test]
 fn what_fails_says_why_and_what_is_gone_says_so() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();

@@ -69,11 +69,11 @@ impl Sender {
         self.guard.finished.clone()
     }
 
-    pub(crate) async fn send(&mut self, parts: &[Bytes], size: usize) -> Result<(), LinkError> {
+    pub(crate) async fn send(&mut self, parts: &[Bytes]) -> Result<(), LinkError> {
         let frame = match parts {
             [frame] => frame.clone(),
             parts => {
-                let mut frame = BytesMut::with_capacity(size);
+                let mut frame = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
                 parts.iter().for_each(|part| frame.extend_from_slice(part));
                 frame.freeze()
             }

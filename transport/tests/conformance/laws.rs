@@ -11,6 +11,8 @@ use crate::harness::*;
 
 laws! {
     frames_pass_whole_in_order_both_ways_at_once
+    frames_sent_together_arrive_one_by_one
+    what_has_arrived_is_had_without_a_wait
     parts_are_joined
     a_frame_over_the_limit_is_refused_and_the_link_goes_on
     send_waits_for_a_receiver_that_does_not_read
@@ -53,6 +55,68 @@ async fn frames_pass_whole_in_order_both_ways_at_once(kind: Kind) {
         expect_all(far.receiver, 1),
         expect_all(near.receiver, 10_000),
     );
+}
+
+async fn frames_sent_together_arrive_one_by_one(kind: Kind) {
+    let (mut near, mut far, _server) = connect(kind).await;
+    let frames: Vec<_> = sizes()
+        .into_iter()
+        .enumerate()
+        .map(|(n, size)| {
+            let whole = frame(n, size);
+            let (a, b) = (size / 7, size / 2);
+            [whole.slice(..a), whole.slice(a..b), whole.slice(b..)]
+        })
+        .collect();
+    let sending = async {
+        near.sender.send_all(&[]).await.unwrap();
+        for row in frames.chunks(100) {
+            near.sender.send_all(row).await.unwrap();
+        }
+        // One that is too large keeps the others of its row back, and no more.
+        let over = frame(0, MAX_FRAME_BYTES + 1);
+        let row = [
+            [frame(0, 5), Bytes::new(), Bytes::new()],
+            [over, Bytes::new(), Bytes::new()],
+        ];
+        let refused = near.sender.send_all(&row).await;
+        assert_eq!(refused, Err(LinkError::TooLarge(MAX_FRAME_BYTES + 1)));
+        near.sender.finish().await;
+    };
+    let receiving = async {
+        for (n, size) in sizes().into_iter().enumerate() {
+            expect_frame(&mut far.receiver, n, size).await;
+        }
+        assert_eq!(far.receiver.recv().await, Ok(None));
+    };
+    tokio::join!(sending, receiving);
+}
+
+async fn what_has_arrived_is_had_without_a_wait(kind: Kind) {
+    const FRAMES: usize = 20;
+    let (mut near, mut far, _server) = connect(kind).await;
+    assert_eq!(far.receiver.arrived(), None);
+    let row = |from: usize| -> Vec<_> {
+        let numbers = from..from + FRAMES;
+        numbers
+            .map(|n| [frame(n, 100), Bytes::new(), Bytes::new()])
+            .collect()
+    };
+    let mut number = 1;
+    for _ in 0..3 {
+        near.sender.send_all(&row(number)).await.unwrap();
+        let until = number + FRAMES;
+        while number < until {
+            // Asked for in vain first, it is still heard of.
+            let received = match far.receiver.arrived() {
+                Some(received) => received,
+                None => far.receiver.recv().await,
+            };
+            assert_eq!(received, Ok(Some(frame(number, 100))), "frame {number}");
+            number += 1;
+        }
+        assert_eq!(far.receiver.arrived(), None);
+    }
 }
 
 async fn parts_are_joined(kind: Kind) {

@@ -13,10 +13,10 @@ use tensord_transport::duplex::Duplex;
 
 use super::{Reply, Session, Track};
 
-/// What the writer finds when it asks for the next frame.
+/// What the writer finds when it asks for the next frames.
 pub(crate) enum Outgoing {
-    /// The parts of a frame.
-    Frame([Bytes; 3]),
+    /// The parts of frames.
+    Frames(Vec<[Bytes; 3]>),
     /// Nothing now; the peer was not told everything, though.
     News,
     /// Nothing at all.
@@ -28,6 +28,7 @@ pub(crate) enum Outgoing {
 }
 
 impl Session {
+    /// Queues an answer; it is sent once the writer is [told](Self::tell).
     pub(super) fn reply(self: &Arc<Self>, reply: Reply) {
         match reply {
             Reply::Value { request, result } => self.say_value(request, result),
@@ -49,6 +50,7 @@ impl Session {
                     let read = read.await;
                     let result = read.map_err(|e| about.fault(FaultKind::Backend, e.reason()));
                     session.say_value(request, result);
+                    session.tell();
                 });
             }
         }
@@ -87,6 +89,10 @@ impl Session {
 
     fn say(&self, body: Body) {
         self.wire(Track::Ops).duplex.push(body);
+    }
+
+    /// Has the writer send what was said.
+    pub(super) fn tell(&self) {
         self.news_of(Track::Ops).notify_one();
     }
 
@@ -96,15 +102,16 @@ impl Session {
         if wire.connection != connection {
             return Outgoing::Replaced;
         }
-        if let Some(parts) = wire.duplex.next_to_send() {
-            return Outgoing::Frame(parts);
+        let frames = wire.duplex.next_frames();
+        if !frames.is_empty() {
+            return Outgoing::Frames(frames);
         }
         // Of values, nobody waits for one any more.
         if wire.closing && (track == Track::Bulk || wire.duplex.outbox().is_empty()) {
             return Outgoing::Done;
         }
         match wire.duplex.inbox() {
-            inbox if inbox.is_telling_due() => Outgoing::Frame(beat(&mut wire.duplex)),
+            inbox if inbox.is_telling_due() => Outgoing::Frames(vec![beat(&mut wire.duplex)]),
             inbox if inbox.has_news() => Outgoing::News,
             _ => Outgoing::Nothing,
         }

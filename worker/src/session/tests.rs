@@ -1,6 +1,11 @@
 //! A session between a client's end of the wire and a real device, without a
 //! network: the test carries the frames and gives the turns.
 
+use std::{
+    pin::pin,
+    task::{Context, Waker},
+};
+
 use burn_backend::{DType, Shape, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use burn_ir::{
@@ -174,15 +179,24 @@ impl Bench {
         }
     }
 
+    /// Whether the writer was told since this was asked last.
+    fn was_told(&self) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        let told = pin!(self.session.news(Track::Ops)).poll(&mut context);
+        told.is_ready()
+    }
+
     /// Carries what the session says.
     fn hear(&mut self) {
         for (track, connection, client) in [
             (Track::Ops, self.connection, &mut self.client),
             (Track::Bulk, self.bulk_connection, &mut self.bulk),
         ] {
-            while let Outgoing::Frame(parts) = self.session.next_to_send(track, connection) {
-                let heard = client.receive(parts.concat().into()).unwrap();
-                self.answers.extend(heard.map(|(body, _)| body));
+            while let Outgoing::Frames(frames) = self.session.next_to_send(track, connection) {
+                for parts in frames {
+                    let heard = client.receive(parts.concat().into()).unwrap();
+                    self.answers.extend(heard.map(|(body, _)| body));
+                }
             }
         }
     }
@@ -288,10 +302,41 @@ fn a_lost_answer_is_given_again() {
     bench.read(9, &tensor(1, TensorStatus::ReadOnly));
     bench.carry(usize::MAX).unwrap();
     bench.run();
-    while let Outgoing::Frame(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
+    while let Outgoing::Frames(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
     bench.connect();
     bench.hear();
     assert_eq!(bench.values(), [(9, Ok(vec![1.0, 2.0]))]);
+}
+
+#[test]
+fn answers_in_a_row_are_sent_together_and_none_waits_for_ops() {
+    let mut bench = Bench::new();
+    bench.upload(1, &[1.0, 2.0]);
+    (0..5).for_each(|request| bench.read(request, &tensor(1, TensorStatus::ReadOnly)));
+    bench.ops(&[add(1, 1, 2)]);
+    bench.read(5, &tensor(2, TensorStatus::ReadOnly));
+    bench.carry(usize::MAX).unwrap();
+    // The writer has said all there was so far.
+    let _ = bench.was_told();
+    let mut told = Vec::new();
+    let session = bench.queue.try_pop().unwrap();
+    // A turn for each piece of work, and all of it in one.
+    while session.run(&mut || false) == Turn::Again {
+        told.push(bench.was_told());
+    }
+    told.push(bench.was_told());
+    assert_eq!(told.iter().filter(|told| **told).count(), 6, "{told:?}");
+    bench.hear();
+    assert_eq!(bench.values().len(), 6);
+
+    (6..11).for_each(|request| bench.read(request, &tensor(1, TensorStatus::ReadOnly)));
+    bench.carry(usize::MAX).unwrap();
+    bench.run();
+    assert!(bench.was_told());
+    let Outgoing::Frames(frames) = bench.session.next_to_send(Track::Ops, bench.connection) else {
+        panic!("nothing was said");
+    };
+    assert_eq!(frames.len(), 5);
 }
 
 #[test]

@@ -35,17 +35,27 @@ impl Session {
             return Turn::Over;
         };
         let before = runner.ops_seen();
+        // There are answers that the writer was not told of.
+        let mut said = false;
         self.feed(runner);
         let turn = loop {
             if self.ending.load(Ordering::Acquire) {
                 break None;
             }
-            if runner.replies_next() && self.is_blocked() {
-                break Some(Turn::Over);
+            if runner.replies_next() {
+                if self.is_blocked() {
+                    break Some(Turn::Over);
+                }
+            } else if std::mem::take(&mut said) {
+                // Answers in a row go out together, and none waits for an op.
+                self.tell();
             }
             match self.step(runner) {
                 Step::Ran(credit, reply) => {
-                    reply.into_iter().for_each(|reply| self.reply(reply));
+                    if let Some(reply) = reply {
+                        self.reply(reply);
+                        said = true;
+                    }
                     if credit > 0 {
                         self.consumed(Track::Ops, credit);
                     }
@@ -67,6 +77,9 @@ impl Session {
                 break Some(Turn::Again);
             }
         };
+        if said {
+            self.tell();
+        }
         self.ask(runner, true);
         let ops = runner.ops_seen() - before;
         self.site.ops.fetch_add(ops, Ordering::Relaxed);
