@@ -139,6 +139,7 @@ Examples:
 Examples:
   tensord demo                       on a pool of its own, with two workers
   tensord demo --model transformer
+  tensord demo --devices 4           data-parallel, two devices on each worker
   tensord demo --url                 on the pool in TENSORD_URL
   tensord demo --json | tail -1 | jq .test_accuracy")]
     Demo {

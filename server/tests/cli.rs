@@ -105,6 +105,13 @@ fn a_wrong_setting_exits_64_with_one_line_that_names_it() {
         &[("TENSORD_LISTEN", "here")],
         "invalid value 'here' for '--listen <IP:PORT>': \"here\" is not IP:PORT, such as 0.0.0.0:7461",
     );
+    #[cfg(feature = "demo")]
+    refused(
+        home,
+        &["demo", "--devices", "3"],
+        &[],
+        "invalid value '3' for '--devices <N>': the 64 digits of a step are shared by 1, 2, 4, 8 or 16 devices",
+    );
     refused(
         home,
         &["status"],
@@ -247,4 +254,26 @@ fn up_is_a_pool_with_devices_and_stops_in_order() {
     assert_eq!(status["workers"][0]["name"], "here");
     assert_eq!(status["workers"][0]["devices"][1]["kind"], "flex");
     assert_eq!(up.terminated().code(), Some(0));
+}
+
+#[cfg(feature = "demo")]
+#[test]
+fn the_demo_trains_on_devices_of_both_its_workers_together() {
+    let home = tempfile::tempdir().unwrap();
+    let args = ["demo", "--devices", "4", "--epochs", "3", "--json"];
+    let (code, stdout, stderr) = run(home.path(), &args, &[]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stdout}");
+    let lines: Vec<_> = stdout.lines().collect();
+    assert_eq!(
+        lines[0],
+        "training mlp on 2 flex on demo-1, 2 flex on demo-2"
+    );
+    let epochs = lines.iter().filter(|line| line.starts_with("epoch "));
+    assert_eq!(epochs.count(), 3, "{stdout}");
+    assert!(lines.contains(&"workers        demo-1, demo-2"), "{stdout}");
+    let result: serde_json::Value = serde_json::from_str(lines[lines.len() - 1]).unwrap();
+    assert_eq!(result["devices"], 4);
+    assert_eq!(result["workers"], serde_json::json!(["demo-1", "demo-2"]));
+    assert_eq!(result["steps"], 3 * 22);
+    assert!(result["test_accuracy"].as_f64().unwrap() > 0.8, "{stdout}");
 }

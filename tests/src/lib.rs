@@ -1,8 +1,11 @@
-//! What the integration tests share: the conformance suite and the cluster harness.
+//! What the integration tests share: the conformance suite, the cluster harness, and models and
+//! data to train.
 //!
 //! The tests themselves are one binary, `tests/integration/main.rs`, so that
 //! Burn is linked once.
 
 pub mod cluster;
 pub mod conformance;
+pub mod digits;
+pub mod quiet;
 pub mod training;

@@ -7,6 +7,7 @@ use burn::{
         conv::{Conv2d, Conv2dConfig},
         loss::CrossEntropyLossConfig,
         pool::{MaxPool2d, MaxPool2dConfig},
+        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
     },
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Int, Tensor, TensorData},
@@ -75,6 +76,31 @@ impl Classifier for Cnn {
             .forward(self.first.forward(images.unsqueeze_dim(1)));
         let x = self.pool.forward(self.relu.forward(self.second.forward(x)));
         self.last.forward(x.flatten(1, 3))
+    }
+}
+
+/// A layer of self-attention over the eight rows.
+#[derive(Module, Debug)]
+pub struct Transformer {
+    embed: Linear,
+    encoder: TransformerEncoder,
+    last: Linear,
+}
+
+impl Classifier for Transformer {
+    fn new(device: &Device) -> Self {
+        Self {
+            embed: LinearConfig::new(8, 16).init(device),
+            encoder: TransformerEncoderConfig::new(16, 32, 2, 1)
+                .with_dropout(0.0)
+                .init(device),
+            last: LinearConfig::new(8 * 16, CLASSES).init(device),
+        }
+    }
+
+    fn forward(&self, images: Tensor<3>) -> Tensor<2> {
+        let rows = TransformerEncoderInput::new(self.embed.forward(images));
+        self.last.forward(self.encoder.forward(rows).flatten(1, 2))
     }
 }
 

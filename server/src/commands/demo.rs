@@ -2,9 +2,11 @@
 //!
 //! Without a pool to go to, the demo starts a scheduler in this process and two
 //! workers as processes of their own, so that what it shows is the real thing:
-//! two workers, TLS, leases, op streams over QUIC.
+//! two workers, TLS, leases, op streams over QUIC, and, with several devices,
+//! gradients that go from worker to worker.
 
 use std::{
+    collections::BTreeMap,
     io,
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -18,15 +20,15 @@ use tracing::info;
 
 use crate::{
     config::{DemoConfig, SchedulerConfig, StatePath},
-    demo::{self, TrainError, TrainOptions, View},
+    demo::{self, Panics, TrainError, TrainOptions, View},
     failure::Failure,
     local::LocalPool,
     shutdown::Shutdown,
     stdout,
 };
 
-/// Workers of the demo's own pool.
-const WORKERS: usize = 2;
+/// Workers of the demo's own pool, which the devices are divided among.
+const WORKERS: u32 = 2;
 
 /// How long they may take to join.
 const JOIN_DEADLINE: Duration = Duration::from_secs(30);
@@ -48,6 +50,9 @@ pub(crate) enum DemoError {
     /// The pool gave no lease.
     #[error(transparent)]
     Lease(#[from] LeaseError),
+    /// The devices were lost.
+    #[error("the training stopped: {0}")]
+    Lost(String),
     /// The training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
@@ -58,7 +63,7 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let own = match &config.pool {
         Some(_) => None,
-        None => Some(OwnPool::start().await?),
+        None => Some(OwnPool::start(config.devices).await?),
     };
     let url = config
         .pool
@@ -89,7 +94,7 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
     stdout::print(&text)
 }
 
-/// Leases a device and trains on it.
+/// Leases devices and trains on them.
 fn train(
     config: &DemoConfig,
     url: PoolUrl,
@@ -98,8 +103,8 @@ fn train(
 ) -> Result<demo::Outcome, DemoError> {
     let pool = Pool::connect_with(url, Options::default())?;
     wait_for_workers(&pool, workers)?;
-    let queued = |position| info!("waiting for a device, at position {position} of the queue");
-    let lease = pool.lease(LeaseRequest::devices(1).on_queued(queued))?;
+    let queued = |position| info!("waiting for devices, at position {position} of the queue");
+    let lease = pool.lease(LeaseRequest::devices(config.devices).on_queued(queued))?;
     let mut options = TrainOptions::new(config.model, lease.devices().to_vec());
     options.epochs = config.epochs.unwrap_or(options.epochs);
     options.artifacts.clone_from(&config.artifacts);
@@ -113,19 +118,44 @@ fn train(
     if let View::Lines = options.view {
         println!("{}", introduction(config, &lease));
     }
-    let mut outcome = demo::train(&options)?;
+    let panics = Panics::hush();
+    let trained = demo::train(&options);
+    let mut outcome = trained.map_err(|error| explain(error, &lease, &panics))?;
+    let workers = places(&lease).into_keys();
+    outcome.workers = workers.map(|(worker, _)| worker).collect();
+    outcome.workers.dedup();
     let traffic = lease.traffic();
     (outcome.bytes_up, outcome.bytes_down) = (traffic.bytes_up, traffic.bytes_down);
     Ok(outcome)
 }
 
+/// The cause of a training's error, where more is known than the error says.
+fn explain(error: TrainError, lease: &Lease, panics: &Panics) -> DemoError {
+    match (lease.ended(), error, panics.first()) {
+        (Some(reason), ..) => DemoError::Lost(reason),
+        (None, TrainError::Panicked(_), Some(first)) => TrainError::Panicked(first.into()).into(),
+        (None, error, _) => error.into(),
+    }
+}
+
 fn introduction(config: &DemoConfig, lease: &Lease) -> String {
-    let places = lease.descriptions();
+    let places = places(lease).into_iter();
     let places: Vec<_> = places
-        .iter()
-        .map(|d| format!("{} on {}", d.kind, d.worker))
+        .map(|((worker, kind), count)| match config.devices {
+            1 => format!("{kind} on {worker}"),
+            _ => format!("{count} {kind} on {worker}"),
+        })
         .collect();
     format!("training {} on {}", config.model.name(), places.join(", "))
+}
+
+/// How many devices of each worker and kind a lease has.
+fn places(lease: &Lease) -> BTreeMap<(String, String), usize> {
+    let mut places = BTreeMap::new();
+    for device in lease.descriptions() {
+        *places.entry((device.worker, device.kind)).or_default() += 1;
+    }
+    places
 }
 
 fn wait_for_workers(pool: &Pool, count: usize) -> Result<(), DemoError> {
@@ -148,7 +178,8 @@ struct OwnPool {
 }
 
 impl OwnPool {
-    async fn start() -> Result<Self, Failure> {
+    /// Starts a pool with `devices` devices, one on each worker at least.
+    async fn start(devices: u32) -> Result<Self, Failure> {
         let state = tempfile::tempdir().map_err(DemoError::Start)?;
         let path: PathBuf = state.path().join("state");
         let shown = path.display().to_string();
@@ -167,7 +198,8 @@ impl OwnPool {
             _state: state,
         };
         for number in 1..=WORKERS {
-            let worker = start_worker(&own._pool.urls.workers, number);
+            let devices = devices.div_ceil(WORKERS);
+            let worker = start_worker(&own._pool.urls.workers, number, devices);
             own.workers.push(worker.map_err(DemoError::Start)?);
         }
         Ok(own)
@@ -186,9 +218,10 @@ impl Drop for OwnPool {
 
 /// Starts a worker process. Its URL goes through the environment, as arguments
 /// can be seen by everybody.
-fn start_worker(url: &PoolUrl, number: usize) -> io::Result<Child> {
+fn start_worker(url: &PoolUrl, number: u32, devices: u32) -> io::Result<Child> {
     Command::new(std::env::current_exe()?)
-        .args(["worker", "--listen", "127.0.0.1:0", "--devices", "flex"])
+        .args(["worker", "--listen", "127.0.0.1:0"])
+        .args(["--devices", &format!("flex*{devices}")])
         .args(["--name", &format!("demo-{number}")])
         .env("TENSORD_URL", url.reveal())
         .env("TENSORD_LOG", "warn")

@@ -149,6 +149,8 @@ pub(crate) struct StatusConfig {
 pub(crate) struct DemoConfig {
     /// The network.
     pub(crate) model: crate::demo::Model,
+    /// How many devices train it together.
+    pub(crate) devices: u32,
     /// The pool to train on; one of the demo's own if `None`.
     pub(crate) pool: Option<PoolUrl>,
     /// Passes over the training set, if not the usual number.

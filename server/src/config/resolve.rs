@@ -230,6 +230,7 @@ impl Layers<'_> {
         };
         Ok(DemoConfig {
             model: settings.model,
+            devices: settings.devices.0,
             pool,
             epochs: settings.epochs.map(|epochs| epochs as usize),
             artifacts: settings.artifacts,

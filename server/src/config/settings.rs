@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Deserialize;
 
+#[cfg(feature = "demo")]
+use super::values::DeviceCount;
 use super::values::{Cache, Devices, Host, Listen, Memory, Name, Timeout};
 
 /// `up`: a scheduler and a worker in one process.
@@ -115,6 +117,9 @@ pub(crate) struct DemoSettings {
     /// Network to train
     #[arg(long, value_enum, value_name = "NAME", default_value_t)]
     pub(crate) model: crate::demo::Model,
+    /// Devices that train it together, each on its share of a step's 64 digits: 1, 2, 4, 8 or 16
+    #[arg(long, value_name = "N", default_value_t)]
+    pub(crate) devices: DeviceCount,
     /// Train on an existing pool: the one in TENSORD_URL, or at URL, which other users of this
     /// host can then see [default: a pool of the demo's own]
     #[arg(long, value_name = "URL", num_args = 0..=1)]

@@ -189,6 +189,41 @@ impl FromStr for Timeout {
     }
 }
 
+/// How many devices the demo trains on. They share the digits of a step evenly.
+#[cfg(feature = "demo")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceCount(pub(crate) u32);
+
+#[cfg(feature = "demo")]
+impl Default for DeviceCount {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+#[cfg(feature = "demo")]
+impl fmt::Display for DeviceCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(feature = "demo")]
+impl FromStr for DeviceCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let shares = |count: &u32| crate::demo::DEVICE_COUNTS.contains(count);
+        match text.parse().ok().filter(shares) {
+            Some(count) => Ok(Self(count)),
+            None => Err(format!(
+                "the {} digits of a step are shared by 1, 2, 4, 8 or 16 devices",
+                crate::demo::BATCH_SIZE
+            )),
+        }
+    }
+}
+
 /// What to log: a level, or a filter with targets.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
@@ -240,6 +275,20 @@ mod tests {
         assert_eq!(bytes("0"), Ok(0));
         assert_eq!(bytes("2GiB"), Ok(2 << 30));
         assert!(bytes("none").is_err());
+    }
+
+    #[cfg(feature = "demo")]
+    #[test]
+    fn devices_of_the_demo_share_a_step_evenly() {
+        let words = "the 64 digits of a step are shared by 1, 2, 4, 8 or 16 devices";
+        for count in 0..70 {
+            let text = count.to_string();
+            match [1, 2, 4, 8, 16].contains(&count) {
+                true => assert_eq!(text.parse(), Ok(DeviceCount(count))),
+                false => assert_eq!(refused::<DeviceCount>(&text), words),
+            }
+        }
+        assert_eq!(refused::<DeviceCount>("all"), words);
     }
 
     #[test]

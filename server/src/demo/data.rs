@@ -23,8 +23,8 @@ pub(crate) const CLASSES: usize = 10;
 
 /// How many digits are trained on; the other 389 are the test set.
 ///
-/// 22 batches of 64 with nothing left over: every step has the same shapes, and the set splits
-/// into the same number of batches for every device count.
+/// 22 steps of 64 with nothing left over, and a power of two times 11: every step has the same
+/// shapes, and several devices get parts of the same size.
 const TRAIN: usize = 1_408;
 /// The largest value a pixel has in the file.
 const PIXEL_MAX: f32 = 16.0;

@@ -13,13 +13,15 @@ pub(crate) struct Outcome {
     pub(crate) model: Model,
     /// How many devices trained it.
     pub(crate) devices: usize,
-    /// Optimiser steps taken.
+    /// The workers these are on. Training cannot know: the caller fills it in.
+    pub(crate) workers: Vec<String>,
+    /// Optimiser steps taken, each by all devices together.
     pub(crate) steps: usize,
     /// The share of the test set the trained model gets right, from 0 to 1.
     pub(crate) test_accuracy: f64,
     /// Wall time of the training, the test at the end of each epoch included.
     pub(crate) seconds: f64,
-    /// Tensor and op bytes sent to the devices. Training cannot know: the caller fills it in.
+    /// Tensor and op bytes sent to the devices. Filled in by the caller.
     pub(crate) bytes_up: u64,
     /// Bytes received from the devices. Filled in by the caller.
     pub(crate) bytes_down: u64,
@@ -76,6 +78,7 @@ pub(crate) fn render_table(outcome: &Outcome) -> String {
     let rows = [
         ("model", outcome.model.name().to_owned()),
         ("devices", outcome.devices.to_string()),
+        ("workers", outcome.workers.join(", ")),
         (
             "test accuracy",
             format!("{:.1} %", 100.0 * outcome.test_accuracy),
@@ -93,9 +96,10 @@ pub(crate) fn render_table(outcome: &Outcome) -> String {
 /// The outcome as one JSON object on one line.
 pub(crate) fn to_json(outcome: &Outcome) -> String {
     #[derive(Serialize)]
-    struct Json {
+    struct Json<'a> {
         model: &'static str,
         devices: usize,
+        workers: &'a [String],
         steps: usize,
         test_accuracy: f64,
         seconds: f64,
@@ -106,6 +110,7 @@ pub(crate) fn to_json(outcome: &Outcome) -> String {
     let json = Json {
         model: outcome.model.name(),
         devices: outcome.devices,
+        workers: &outcome.workers,
         steps: outcome.steps,
         test_accuracy: round(outcome.test_accuracy, 4),
         seconds: round(outcome.seconds, 3),
@@ -145,6 +150,7 @@ mod tests {
         Outcome {
             model: Model::Transformer,
             devices: 2,
+            workers: vec!["gpu-1".into(), "gpu-2".into()],
             steps: 330,
             test_accuracy: 350.0 / 360.0,
             seconds: 2.5004,
@@ -160,6 +166,7 @@ mod tests {
         let expected = "\
 model          transformer
 devices        2
+workers        gpu-1, gpu-2
 test accuracy  97.2 %
 steps          330
 speed          132.0 steps/s
@@ -172,8 +179,9 @@ received       980 B";
     #[test]
     fn the_json_is_one_line_in_a_fixed_order() {
         let expected = concat!(
-            r#"{"model":"transformer","devices":2,"steps":330,"test_accuracy":0.9722,"#,
-            r#""seconds":2.5,"steps_per_s":132.0,"bytes_up":5662310,"bytes_down":980}"#,
+            r#"{"model":"transformer","devices":2,"workers":["gpu-1","gpu-2"],"#,
+            r#""steps":330,"test_accuracy":0.9722,"seconds":2.5,"steps_per_s":132.0,"#,
+            r#""bytes_up":5662310,"bytes_down":980}"#,
         );
         assert_eq!(to_json(&outcome()), expected);
     }

@@ -3,6 +3,11 @@
 //! Burn reports a training to a `MetricsRenderer`. [`Monitor`] is ours: it keeps the history of
 //! the epochs and shows the training in one of three ways: Burn's own dashboard on a terminal, a
 //! line an epoch elsewhere, or nothing.
+//!
+//! Of several devices each reports its own batches, so a step is as many reports as there are
+//! devices. The first device alone tells of splits and epochs, and does not wait for the others:
+//! their last batch may come when its split, or even its epoch, has ended. Its step is counted all
+//! the same, but its loss goes into Burn's mean for the next epoch.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -71,12 +76,25 @@ pub(super) struct Monitor {
     screen: Screen,
     history: History,
     names: HashMap<MetricId, MetricName>,
+    /// How many devices train.
+    devices: usize,
     /// How many epochs the run is to have.
     epochs: usize,
     /// The epoch that runs.
     current: Epoch,
     started: Instant,
-    training: bool,
+    /// The split that runs.
+    split: Split,
+    /// The split that the latest report belongs to.
+    reported: Split,
+    /// Batches trained on so far, those of all devices.
+    batches: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Split {
+    Train,
+    Test,
 }
 
 enum Screen {
@@ -86,30 +104,36 @@ enum Screen {
 }
 
 impl Monitor {
-    /// A monitor that shows `view` and adds to `history`; `interrupter` is what the dashboard
-    /// pulls when the user asks it to stop.
-    pub(super) fn new(view: View, history: History, interrupter: Interrupter) -> Self {
-        Self::with_screen(
-            match view {
-                View::Dashboard => {
-                    Screen::Dashboard(Box::new(TuiMetricsRendererWrapper::new(interrupter, None)))
-                }
-                View::Lines => Screen::Lines(Box::new(std::io::stdout())),
-                View::Quiet => Screen::Quiet,
-            },
-            history,
-        )
+    /// A monitor of a training on `devices` devices that shows `view` and adds to `history`;
+    /// `interrupter` is what the dashboard pulls when the user asks it to stop.
+    pub(super) fn new(
+        view: View,
+        devices: usize,
+        history: History,
+        interrupter: Interrupter,
+    ) -> Self {
+        let screen = match view {
+            View::Dashboard => {
+                Screen::Dashboard(Box::new(TuiMetricsRendererWrapper::new(interrupter, None)))
+            }
+            View::Lines => Screen::Lines(Box::new(std::io::stdout())),
+            View::Quiet => Screen::Quiet,
+        };
+        Self::with_screen(screen, devices, history)
     }
 
-    fn with_screen(screen: Screen, history: History) -> Self {
+    fn with_screen(screen: Screen, devices: usize, history: History) -> Self {
         Self {
             screen,
             history,
             names: HashMap::new(),
+            devices,
             epochs: 0,
             current: Epoch::default(),
             started: Instant::now(),
-            training: false,
+            split: Split::Train,
+            reported: Split::Train,
+            batches: 0,
         }
     }
 
@@ -137,11 +161,13 @@ impl Monitor {
         let mut epoch = std::mem::take(&mut self.current);
         epoch.number = number;
         epoch.seconds = self.started.elapsed().as_secs_f64();
+        let mut record = self.history.lock();
+        epoch.steps = record.steps - record.epochs.iter().map(|e| e.steps).sum::<usize>();
         if let Screen::Lines(out) = &mut self.screen {
             // A reader that has gone away is no reason to stop training.
             let _ = writeln!(out, "{}", epoch.line(self.epochs)).and_then(|()| out.flush());
         }
-        self.history.lock().epochs.push(epoch);
+        record.epochs.push(epoch);
     }
 }
 
@@ -159,11 +185,13 @@ impl MetricsRenderer for Monitor {
 
 impl MetricsRendererTraining for Monitor {
     fn update_train(&mut self, state: MetricState) {
+        self.reported = Split::Train;
         self.keep(&state, |epoch| [&mut epoch.loss, &mut epoch.accuracy]);
         self.show(|dashboard| dashboard.update_train(state));
     }
 
     fn update_valid(&mut self, state: MetricState) {
+        self.reported = Split::Test;
         self.keep(&state, |epoch| {
             [&mut epoch.test_loss, &mut epoch.test_accuracy]
         });
@@ -184,8 +212,11 @@ impl TrainingProgressLogger for Monitor {
     }
 
     fn start_split(&mut self, split: &str, items: usize) {
-        self.training = split == "train";
-        if self.training {
+        self.split = match split {
+            "train" => Split::Train,
+            _ => Split::Test,
+        };
+        if self.split == Split::Train {
             self.current = Epoch::default();
             self.started = Instant::now();
         }
@@ -193,11 +224,13 @@ impl TrainingProgressLogger for Monitor {
     }
 
     fn update_split(&mut self, items: usize) {
-        if self.training {
-            self.current.steps += 1;
-            self.history.lock().steps += 1;
+        if self.reported == Split::Train {
+            self.batches += 1;
+            self.history.lock().steps = self.batches.div_ceil(self.devices);
         }
-        self.show(|dashboard| dashboard.update_split(items));
+        if self.reported == self.split {
+            self.show(|dashboard| dashboard.update_split(items));
+        }
     }
 
     fn end_split(&mut self) {
@@ -213,7 +246,11 @@ impl TrainingProgressLogger for Monitor {
         self.show(|dashboard| dashboard.end());
     }
 
+    /// An iteration, of which the dashboard is to count one a step.
     fn log_event_training(&mut self, event: String) {
+        if self.reported == Split::Train && !self.batches.is_multiple_of(self.devices) {
+            return;
+        }
         self.show(|dashboard| dashboard.log_event_training(event));
     }
 }
@@ -258,18 +295,34 @@ mod tests {
         MetricState::Numeric(entry, Some(value))
     }
 
-    /// The events of one epoch of two steps, in the order Burn sends them.
+    /// A device's report of a batch that it trained on.
+    fn play_batch(monitor: &mut Monitor, items: usize) {
+        monitor.update_train(state(&LossMetric::new(), NumericEntry::Value(9.0)));
+        monitor.update_split(items);
+    }
+
+    /// The events of one epoch of two steps on two devices, in the order Burn sends them. The
+    /// last batch comes early, late or very late, which is not up to us.
     fn play_epoch(monitor: &mut Monitor, number: usize) {
         let (loss, accuracy) = (LossMetric::new(), AccuracyMetric::new());
         monitor.start_split("train", 128);
-        for step in 1..=2 {
-            monitor.update_train(state(&loss, NumericEntry::Value(9.0)));
-            monitor.update_split(64 * step);
+        if number == 3 {
+            play_batch(monitor, 128); // Of the second epoch.
+        }
+        for items in [64, 64, 128] {
+            play_batch(monitor, items);
+        }
+        if number == 3 {
+            play_batch(monitor, 128);
         }
         monitor.update_train(state(&loss, NumericEntry::Final(0.5)));
         monitor.update_train(state(&accuracy, NumericEntry::Final(87.5)));
         monitor.end_split();
         monitor.start_split("valid", 64);
+        if number == 1 {
+            play_batch(monitor, 128);
+        }
+        monitor.update_valid(state(&loss, NumericEntry::Value(9.0)));
         monitor.update_split(64);
         monitor.update_valid(state(&loss, NumericEntry::Final(0.25)));
         monitor.update_valid(state(&accuracy, NumericEntry::Final(93.75)));
@@ -281,27 +334,29 @@ mod tests {
     fn an_epoch_becomes_a_line_and_a_record() {
         let (paper, history) = (Paper::default(), History::default());
         let screen = Screen::Lines(Box::new(paper.clone()));
-        let mut monitor = Monitor::with_screen(screen, history.clone());
+        let mut monitor = Monitor::with_screen(screen, 2, history.clone());
         let (loss, accuracy) = (LossMetric::new(), AccuracyMetric::new());
         monitor.register_metric(MetricDefinition::new(MetricId::new(loss.name()), &loss));
         monitor.register_metric(MetricDefinition::new(
             MetricId::new(accuracy.name()),
             &accuracy,
         ));
-        monitor.start(2, 1, None, None);
-        play_epoch(&mut monitor, 1);
-        play_epoch(&mut monitor, 2);
+        monitor.start(3, 1, None, None);
+        for number in 1..=3 {
+            play_epoch(&mut monitor, number);
+        }
 
         let Record { epochs, steps } = history.take();
-        assert_eq!(steps, 4);
-        assert_eq!(epochs.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(steps, 6);
+        let numbers: Vec<_> = epochs.iter().map(|e| e.number).collect();
+        assert_eq!(numbers, [1, 2, 3]);
         for epoch in &epochs {
             assert_eq!((epoch.loss, epoch.accuracy), (0.5, 87.5));
             assert_eq!((epoch.test_loss, epoch.test_accuracy), (0.25, 93.75));
             assert_eq!(epoch.steps, 2);
         }
         let printed = String::from_utf8(paper.0.lock().unwrap().clone()).unwrap();
-        let expected: String = epochs.iter().map(|e| e.line(2) + "\n").collect();
+        let expected: String = epochs.iter().map(|e| e.line(3) + "\n").collect();
         assert_eq!(printed, expected);
     }
 }

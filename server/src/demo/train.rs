@@ -2,7 +2,14 @@
 //!
 //! The one thing here that is not in every Burn program is where the devices come from: the
 //! caller passes them in. They may be local or anywhere in a pool; nothing in this file can tell.
+//!
+//! Several devices train data-parallel, by Burn's own strategy: each has a replica of the network
+//! and its own part of the training set, and the gradients of each step are averaged over all of
+//! them. The digits of a step are divided among the devices, so that a step is as large, and an
+//! epoch has as many, whatever their number.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +20,7 @@ use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
 use burn::optim::AdamConfig;
+use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
 use burn::tensor::{Device, TensorReadError};
 use burn::train::logger::{FileMetricLogger, InMemoryMetricLogger};
 use burn::train::metric::{AccuracyMetric, LossMetric};
@@ -23,17 +31,24 @@ use burn::train::{
 use super::data::{Digit, DigitBatcher, Digits};
 use super::models::{Model, Network};
 use super::outcome::Outcome;
+use super::pace::{Pace, PacedLoader};
 use super::progress::{History, Monitor, Record, View};
+
+/// Digits a step, those of all devices.
+pub(crate) const BATCH_SIZE: usize = 64;
+
+/// How many devices divide a step, and the training set, evenly among them.
+pub(crate) const DEVICE_COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// What to train, on what, and for how long.
 pub(crate) struct TrainOptions {
     /// The network.
     pub(crate) model: Model,
-    /// The devices to train on; the first one holds the model.
+    /// The devices to train on together; the first one's replica is tested.
     pub(crate) devices: Vec<Device>,
     /// Passes over the training set, at least 1.
     pub(crate) epochs: usize,
-    /// Digits a step, at least 1.
+    /// Digits a step, at least 1: each device takes an equal share of them.
     pub(crate) batch_size: usize,
     /// Decides the data split, the first weights and the order of the batches.
     pub(crate) seed: u64,
@@ -52,7 +67,7 @@ impl TrainOptions {
             model,
             devices,
             epochs: 12,
-            batch_size: 64,
+            batch_size: BATCH_SIZE,
             seed: 42,
             artifacts: None,
             view: View::detect(),
@@ -67,6 +82,14 @@ pub(crate) enum TrainError {
     /// The options make no sense.
     #[error("cannot train: {0}")]
     Options(&'static str),
+    /// The devices cannot share the work evenly.
+    #[error("cannot train: a step of {batch_size} digits does not divide among {devices} devices")]
+    Shares {
+        /// Digits a step.
+        batch_size: usize,
+        /// How many there are.
+        devices: usize,
+    },
     /// The directory for the artifacts cannot be made.
     #[error("cannot create the artifact directory {}", path.display())]
     Artifacts {
@@ -78,6 +101,9 @@ pub(crate) enum TrainError {
     /// A device failed, or a checkpoint could not be written.
     #[error("the training stopped: {0}")]
     Training(Arc<TrainingError>),
+    /// The same, when several devices train: Burn then panics.
+    #[error("the training stopped: {0}")]
+    Panicked(String),
     /// The trained model could not be tested.
     #[error("the trained model could not be tested: {0}")]
     Test(#[from] TensorReadError),
@@ -86,12 +112,11 @@ pub(crate) enum TrainError {
 /// Trains the network, tests it on digits it has not seen, and returns what came of it.
 pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
     options.check()?;
-    let strategy = options.strategy()?;
     options.create_artifacts()?;
     let digits = Digits::split(options.seed);
     let history = History::default();
     let learner = learner(options, digits.train.len());
-    let training = training(options, strategy, &digits, history.clone());
+    let training = training(options, &digits, history.clone());
 
     let start = Instant::now();
     let LearningResult {
@@ -99,7 +124,8 @@ pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
         renderer,
         interrupted,
         error,
-    } = training.launch(learner);
+    } = catch_unwind(AssertUnwindSafe(|| training.launch(learner)))
+        .map_err(|payload| TrainError::Panicked(words(payload.as_ref())))?;
     let seconds = start.elapsed().as_secs_f64();
     drop(renderer); // Gives the terminal back.
     if let Some(error) = error {
@@ -110,6 +136,7 @@ pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
     Ok(Outcome {
         model: options.model,
         devices: options.devices.len(),
+        workers: Vec::new(),
         steps,
         test_accuracy: accuracy(&model, digits.test, &options.devices[0].clone().inner())?,
         seconds,
@@ -125,6 +152,17 @@ impl TrainOptions {
         match self {
             Self { epochs: 0, .. } => Err(TrainError::Options("the number of epochs is 0")),
             Self { batch_size: 0, .. } => Err(TrainError::Options("the batch size is 0")),
+            Self { devices, .. } if devices.is_empty() => {
+                Err(TrainError::Options("there is no device"))
+            }
+            Self {
+                batch_size,
+                devices,
+                ..
+            } if !batch_size.is_multiple_of(devices.len()) => Err(TrainError::Shares {
+                batch_size: *batch_size,
+                devices: devices.len(),
+            }),
             _ => Ok(()),
         }
     }
@@ -140,11 +178,16 @@ impl TrainOptions {
     }
 
     /// Where and how the steps run.
-    fn strategy(&self) -> Result<ExecutionStrategy, TrainError> {
-        match self.devices.as_slice() {
-            [] => Err(TrainError::Options("there is no device")),
-            [device] => Ok(ExecutionStrategy::single(device.clone().autodiff())),
-            [..] => Err(TrainError::Options("several devices are not supported yet")),
+    fn strategy(&self) -> ExecutionStrategy {
+        let mut devices: Vec<_> = self.devices.iter().map(|d| d.clone().autodiff()).collect();
+        match devices.len() {
+            1 => ExecutionStrategy::single(devices.remove(0)),
+            _ => ExecutionStrategy::ddp(
+                devices,
+                DistributedConfig {
+                    all_reduce_op: ReduceOperation::Mean,
+                },
+            ),
         }
     }
 }
@@ -153,7 +196,8 @@ impl TrainOptions {
 fn learner(options: &TrainOptions, digits: usize) -> Learner<Network> {
     let device = options.devices[0].clone().autodiff();
     device.seed(options.seed);
-    // Burn draws a weight when it is first used. Draw them all here, in one order.
+    // Burn draws a weight when it is first used. Draw them all here, in one order and on one
+    // device, whose replica the others' are copies of.
     let network = Network::new(options.model, &device).fork(&device);
     let steps = options.epochs * digits.div_ceil(options.batch_size);
     let rate = CosineAnnealingLrSchedulerConfig::new(options.model.learning_rate(), steps)
@@ -165,12 +209,17 @@ fn learner(options: &TrainOptions, digits: usize) -> Learner<Network> {
 /// Data, metrics, files and screen of the training.
 fn training(
     options: &TrainOptions,
-    strategy: ExecutionStrategy,
     digits: &Digits,
     history: History,
 ) -> SupervisedTraining<Network> {
+    let interrupter = Interrupter::new();
+    let pace = Pace::new(
+        options.devices.len(),
+        options.interrupter.clone(),
+        interrupter.clone(),
+    );
     let train = DataLoaderBuilder::new(DigitBatcher)
-        .batch_size(options.batch_size)
+        .batch_size(options.batch_size / options.devices.len())
         .shuffle(options.seed)
         .set_device(options.devices[0].clone())
         .build(InMemDataset::new(digits.train.clone()));
@@ -179,14 +228,18 @@ fn training(
         .batch_size(digits.test.len())
         .set_device(options.devices[0].clone())
         .build(InMemDataset::new(digits.test.clone()));
-    let interrupter = options.interrupter.clone();
-    let monitor = Monitor::new(options.view, history, interrupter.clone());
+    let monitor = Monitor::new(
+        options.view,
+        options.devices.len(),
+        history,
+        options.interrupter.clone(),
+    );
 
     let directory = options.artifacts.clone().unwrap_or_default();
-    let training = SupervisedTraining::new(&directory, train, test)
+    let training = SupervisedTraining::new(&directory, PacedLoader::wrap(train, &pace), test)
         .num_epochs(options.epochs)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .with_training_strategy(strategy.into())
+        .with_training_strategy(options.strategy().into())
         .with_interrupter(interrupter)
         .renderer(Box::new(monitor))
         // Burn would install a log subscriber and a panic hook; both are the program's business.
@@ -197,6 +250,13 @@ fn training(
             .with_default_checkpointers(),
         None => training.with_metric_logger(InMemoryMetricLogger::new()),
     }
+}
+
+/// What a panic said.
+fn words(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).into());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "a panic without words".into())
 }
 
 /// The share of `digits` that `network` gets right, computed on `device`.
@@ -246,12 +306,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_the_training_after_a_step() {
+    fn a_stop_ends_the_training_before_the_next_step() {
         let options = options(Model::Mlp);
         options.interrupter.stop(Some("the test says so"));
         let outcome = train(&options).unwrap();
         assert!(outcome.interrupted);
-        assert_eq!((outcome.steps, outcome.epochs.len()), (1, 0));
+        assert_eq!((outcome.steps, outcome.epochs.len()), (0, 0));
     }
 
     #[test]
@@ -273,13 +333,23 @@ mod tests {
             |options| options.epochs = 0,
             |options| options.batch_size = 0,
             |options| options.devices.clear(),
-            |options| options.devices.push(Device::flex()),
+            |options| options.devices = vec![Device::flex(); 3],
             |options| options.artifacts = Some("Cargo.toml/below/a/file".into()),
         ];
         for spoil in bad {
             let mut options = options(Model::Mlp);
             spoil(&mut options);
             assert!(train(&options).is_err());
+        }
+    }
+
+    #[test]
+    fn every_device_count_gives_each_the_same_batches() {
+        let digits = Digits::split(0).train.len();
+        for count in DEVICE_COUNTS.map(|count| count as usize) {
+            let share = BATCH_SIZE / count;
+            assert_eq!(share * count, BATCH_SIZE, "{count}");
+            assert!(digits.is_multiple_of(count * share), "{count}");
         }
     }
 }

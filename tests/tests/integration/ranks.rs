@@ -1,0 +1,283 @@
+//! What becomes of a group of devices when one of them does not do its part.
+
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{
+    Device, Tensor, TensorData,
+    distributed::{ReduceOperation, all_reduce},
+};
+use tensord_client::{Lease, LeaseRequest, Pool, data};
+use tensord_tests::cluster::Cluster;
+
+/// How long the workers wait for a rank.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// What may be added to it before a program knows.
+const SLACK: Duration = Duration::from_secs(2);
+
+fn start(workers: &[&str]) -> Cluster {
+    let mut cluster = Cluster::start(&[]);
+    let seconds = TIMEOUT.as_secs().to_string();
+    for devices in workers {
+        cluster.add_worker_with(devices, &["--collective-timeout", &seconds]);
+    }
+    cluster.wait_for_workers(workers.len());
+    cluster
+}
+
+/// Three devices on two workers.
+fn three() -> (Cluster, Lease) {
+    let cluster = start(&["flex*2", "flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(3)).unwrap();
+    (cluster, lease)
+}
+
+fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
+    let data = data::into_data(tensor).map_err(|e| e.to_string())?;
+    data.try_to_vec().map_err(|e| e.to_string())
+}
+
+/// `length` times the number of the device, and what an all-reduce among
+/// `group` makes of it.
+fn sum_of(
+    length: usize,
+    rank: usize,
+    device: &Device,
+    group: &[Device],
+) -> Result<Vec<f32>, String> {
+    let tensor = Tensor::full([length], rank as f32, device);
+    values(all_reduce(tensor, ReduceOperation::Sum, group.to_vec()).resolve())
+}
+
+/// Does `work` for each device, all at a time.
+fn on_each<T: Send>(devices: &[Device], work: impl Fn(usize, &Device) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let threads = devices.iter().enumerate();
+        let threads: Vec<_> = threads
+            .map(|(rank, device)| scope.spawn(move || work(rank, device)))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+#[track_caller]
+fn names(error: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+}
+
+/// Live bytes and sessions of all workers, as they last told the scheduler.
+fn usage(pool: &Pool) -> (u64, u32) {
+    let status = pool.status().unwrap();
+    let devices = status.workers.iter().flat_map(|worker| &worker.devices);
+    devices.fold((0, 0), |(bytes, sessions), device| {
+        (bytes + device.live_bytes, sessions + device.sessions)
+    })
+}
+
+#[test]
+fn every_rank_gets_the_sum_or_the_mean_of_all() {
+    let (_cluster, lease) = three();
+    let group = lease.devices();
+    // Fewer elements than ranks, as many as go into no frame, and everything between.
+    for length in [1, 2, 3, 1000, 3_000_001] {
+        let reduced = on_each(group, |rank, device| {
+            let content: Vec<f32> = (0..length).map(|i| (i % 100 + rank * 10) as f32).collect();
+            let tensor: Tensor<1> = data::from_data(TensorData::new(content, [length]), device);
+            let reduce = |op| values(all_reduce(tensor.clone(), op, group.to_vec()).resolve());
+            [ReduceOperation::Sum, ReduceOperation::Mean].map(|op| reduce(op).unwrap())
+        });
+        for [sum, mean] in reduced {
+            assert_eq!((sum.len(), mean.len()), (length, length));
+            for i in 0..length {
+                let expected = (3 * (i % 100) + 30) as f32;
+                assert_eq!(
+                    (sum[i], mean[i]),
+                    (expected, expected / 3.0),
+                    "{i} of {length}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_by_all_the_others() {
+    let (_cluster, lease) = three();
+    let (group, last) = (lease.devices(), &lease.descriptions()[2]);
+    let errors = on_each(&group[..2], |rank, device| {
+        let begun = Instant::now();
+        (sum_of(4, rank, device, group).unwrap_err(), begun.elapsed())
+    });
+    for (error, after) in errors {
+        names(&error, &["rank 2", &last.worker]);
+        assert!(after >= TIMEOUT && after <= TIMEOUT + SLACK, "{after:?}");
+    }
+    // What has nothing to do with the group goes on, on the same devices.
+    for device in group {
+        assert_eq!(values(Tensor::ones([2], device) * 2.0).unwrap(), [2.0; 2]);
+    }
+}
+
+#[test]
+fn ranks_that_disagree_about_the_shape_all_hear_of_it_and_go_on() {
+    let (_cluster, lease) = three();
+    let group = lease.devices();
+    for _ in 0..2 {
+        let errors = on_each(group, |rank, device| {
+            let length = [4, 4, 5][rank];
+            sum_of(length, rank, device, group).unwrap_err()
+        });
+        for error in errors {
+            names(&error, &["rank 2", "[4]", "[5]"]);
+            assert!(
+                error.contains("rank 0") || error.contains("rank 1"),
+                "{error}"
+            );
+        }
+        let sums = on_each(group, |rank, device| sum_of(4, rank, device, group));
+        assert_eq!(sums, vec![Ok(vec![3.0; 4]); 3]);
+    }
+}
+
+#[test]
+fn a_group_with_a_device_twice_is_an_error_of_every_rank() {
+    let (_cluster, lease) = three();
+    let devices = lease.devices();
+    let twice = [&devices[..2], &devices[1..2]].concat();
+    let errors = on_each(&devices[..2], |rank, device| {
+        sum_of(4, rank, device, &twice).unwrap_err()
+    });
+    for error in errors {
+        names(&error, &["ranks 1 and 2", &lease.descriptions()[1].worker]);
+    }
+    let sums = on_each(devices, |rank, device| sum_of(4, rank, device, devices));
+    assert_eq!(sums, vec![Ok(vec![3.0; 4]); 3]);
+}
+
+#[test]
+fn a_value_that_one_rank_does_not_have_is_a_fault_of_all_and_names_its_cause() {
+    let (_cluster, lease) = three();
+    let group = lease.devices();
+    let errors = on_each(group, |rank, device| {
+        let tensor = Tensor::<1>::ones([4], device);
+        let tensor = match rank {
+            // An index out of bounds.
+            1 => tensor.select(0, Tensor::from_data([9, 9, 9, 9], device)),
+            _ => tensor,
+        };
+        values(all_reduce(tensor, ReduceOperation::Sum, group.to_vec()).resolve()).unwrap_err()
+    });
+    for error in errors {
+        names(&error, &["Select", &lease.descriptions()[1].worker]);
+    }
+    let sums = on_each(group, |rank, device| sum_of(4, rank, device, group));
+    assert_eq!(sums, vec![Ok(vec![3.0; 4]); 3]);
+}
+
+/// A worker falls out in the middle of a loop of all-reduces; `fall` makes it.
+fn a_worker_falls_out(fall: fn(&mut Cluster, usize)) {
+    let mut cluster = start(&["flex", "flex", "flex"]);
+    let pool = cluster.pool();
+    let before = usage(&pool);
+    let lease = pool.lease(LeaseRequest::devices(3)).unwrap();
+    let lost = lease.descriptions()[2].worker.clone();
+    let at = lost.strip_prefix("worker-").unwrap().parse().unwrap();
+    let (group, rounds) = (lease.devices(), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = group
+            .iter()
+            .enumerate()
+            .map(|(rank, device)| {
+                let rounds = &rounds;
+                scope.spawn(move || {
+                    loop {
+                        match sum_of(1000, rank, device, group) {
+                            Ok(_) => rounds.fetch_add(1, Ordering::Relaxed),
+                            Err(error) => return (error, Instant::now()),
+                        };
+                    }
+                })
+            })
+            .collect();
+        cluster.wait("some rounds", || rounds.load(Ordering::Relaxed) > 30);
+        let fell = Instant::now();
+        fall(&mut cluster, at);
+        for (rank, thread) in ranks.into_iter().enumerate() {
+            let (error, noticed) = thread.join().unwrap();
+            names(&error, &[&lost]);
+            let after = noticed - fell;
+            // Its own program loses it later than its peers do.
+            let bound = [TIMEOUT + SLACK, TIMEOUT + SLACK, Duration::from_secs(10)][rank];
+            assert!(after <= bound, "rank {rank}, after {after:?}: {error}");
+        }
+    });
+    drop(lease);
+    // The other two are there for others, with nothing left on them.
+    let two = LeaseRequest::devices(2).timeout(Duration::from_secs(30));
+    let lease = pool.lease(two).unwrap();
+    let group = lease.devices();
+    let left: BTreeSet<_> = lease.descriptions().into_iter().map(|d| d.worker).collect();
+    assert!(!left.contains(&lost), "{left:?}");
+    let sums = on_each(group, |rank, device| sum_of(4, rank, device, group));
+    assert_eq!(sums, vec![Ok(vec![1.0; 4]); 2]);
+    drop(lease);
+    cluster.wait("the memory to be back", || usage(&pool) == before);
+}
+
+#[test]
+fn a_worker_that_is_killed_is_named_by_the_other_ranks() {
+    a_worker_falls_out(|cluster, at| cluster.workers[at].kill());
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_named_by_the_other_ranks() {
+    a_worker_falls_out(|cluster, at| cluster.workers[at].signal("STOP"));
+}
+
+#[test]
+fn a_tensor_goes_from_device_to_device_past_the_program() {
+    const ELEMENTS: usize = 16 << 20;
+    let (_cluster, lease) = three();
+    let content: Vec<f32> = (0..ELEMENTS as u32).map(f32::from_bits).collect();
+    let same = |tensor: Tensor<1>| {
+        let read = data::into_data(tensor)
+            .unwrap()
+            .try_to_vec::<f32>()
+            .unwrap();
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        bits(&read) == bits(&content)
+    };
+    let mut devices = lease.devices().iter();
+    let first = devices.next().unwrap();
+    let mut tensor: Tensor<1> =
+        data::from_data(TensorData::new(content.clone(), [ELEMENTS]), first);
+    first.sync().unwrap();
+    // To another device of the worker, and to another worker.
+    for device in devices {
+        let before = lease.traffic();
+        tensor = tensor.to_device(device);
+        device.sync().unwrap();
+        let after = lease.traffic();
+        let bytes = after.bytes_up - before.bytes_up + after.bytes_down - before.bytes_down;
+        assert!(bytes < 10 << 10, "{bytes} bytes went by way of the program");
+        assert!(same(tensor.clone()), "other bits on {device:?}");
+    }
+}
+
+#[test]
+fn a_tensor_without_a_value_keeps_its_fault_on_another_device() {
+    let (_cluster, lease) = three();
+    for other in &lease.devices()[1..] {
+        let tensor = Tensor::<1>::ones([4], &lease.devices()[0]);
+        let bad = tensor.select(0, Tensor::from_data([9], &lease.devices()[0]));
+        let error = values(bad.to_device(other) + 1.0).unwrap_err();
+        names(&error, &["Select", &lease.descriptions()[0].worker]);
+        assert_eq!(values(Tensor::ones([2], other)).unwrap(), [1.0; 2]);
+    }
+}
