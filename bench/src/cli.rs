@@ -1,10 +1,20 @@
 //! The command line.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
+use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{bench::Bench, relay::Route};
+use crate::{
+    bench::Bench,
+    inside::Facts,
+    network::Shape,
+    relay::{Route, mesh::Endpoint},
+};
 
 /// Fewest measurements of which a median says something.
 const DEFAULT_RUNS: usize = 7;
@@ -63,6 +73,21 @@ pub(crate) enum Command {
     /// Passes on what arrives, later
     #[command(hide = true)]
     Relay(RelayOptions),
+    /// Passes on what arrives between hosts, later and not too fast
+    #[command(hide = true)]
+    Mesh(MeshOptions),
+    /// Keeps a network namespace
+    #[command(hide = true)]
+    HoldNamespace,
+    /// Takes and sends bytes to measure a link
+    #[command(hide = true)]
+    Probe {
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Runs a bench in a network namespace of its own
+    #[command(hide = true)]
+    Inside(InsideOptions),
     /// Sends much to a pool and tells its own memory
     #[command(hide = true)]
     Stream {
@@ -93,6 +118,68 @@ impl RelayOptions {
             listen: self.listen,
             to: self.to,
             delay: Duration::from_micros(self.delay_us),
+        }
+    }
+}
+
+/// See [`mesh`](crate::relay::mesh).
+#[derive(Debug, Args)]
+pub(crate) struct MeshOptions {
+    #[arg(long)]
+    pub(crate) relay: IpAddr,
+    #[arg(long)]
+    rate_mbit: u64,
+    #[arg(long)]
+    delay_us: u64,
+    #[arg(long = "endpoint", value_name = "PORT:PROCESS")]
+    pub(crate) endpoints: Vec<Endpoint>,
+}
+
+impl MeshOptions {
+    /// How slow the links are.
+    pub(crate) fn shape(&self) -> Shape {
+        Shape {
+            rate_mbit: self.rate_mbit,
+            latency: Duration::from_micros(self.delay_us),
+        }
+    }
+}
+
+/// See [`inside`](crate::inside).
+#[derive(Debug, Args)]
+pub(crate) struct InsideOptions {
+    #[arg(value_enum)]
+    bench: Choice,
+    #[arg(long)]
+    pub(crate) part: String,
+    #[arg(long)]
+    pub(crate) runs: usize,
+    #[arg(long)]
+    pub(crate) quick: bool,
+    #[arg(long)]
+    namespaces: bool,
+    #[arg(long)]
+    delay: bool,
+}
+
+impl InsideOptions {
+    /// Which bench.
+    ///
+    /// # Errors
+    ///
+    /// When it is all of them.
+    pub(crate) fn bench(&self) -> Result<Bench> {
+        match self.bench {
+            Choice::One(bench) => Ok(bench),
+            Choice::All => bail!("one bench at a time"),
+        }
+    }
+
+    /// What it may do there.
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            namespaces: self.namespaces,
+            delay: self.delay,
         }
     }
 }

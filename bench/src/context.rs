@@ -32,10 +32,19 @@ impl Context {
     ///
     /// When the system gives no threads.
     pub(crate) fn new(runs: usize, quick: bool) -> Result<Self> {
+        Self::with_progress(runs, quick, Progress::new())
+    }
+
+    /// Starts nothing yet, and has `progress` say what is going on.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no threads.
+    pub(crate) fn with_progress(runs: usize, quick: bool, progress: Progress) -> Result<Self> {
         Ok(Self {
             runs,
             quick,
-            progress: Progress::new(),
+            progress,
             peers: OnceCell::new(),
             runtime: runtime()?,
         })

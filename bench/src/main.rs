@@ -11,12 +11,17 @@ mod context;
 mod counted;
 mod data;
 mod discard;
+mod fleet;
+mod gloo;
+mod inside;
 mod link;
 mod models;
+mod network;
 mod peer;
 mod plain;
 mod plot;
 mod pool;
+mod probe;
 mod process;
 mod progress;
 mod race;
@@ -34,6 +39,7 @@ use crate::{
     bench::memory,
     cli::{Cli, Command},
     context::{Context, machine, runtime},
+    relay::mesh,
 };
 
 fn main() -> Result<()> {
@@ -52,6 +58,18 @@ fn main() -> Result<()> {
         Some(Command::ServePlain) => plain::serve(&runtime()?),
         Some(Command::ServeEcho) => link::serve_echo(&runtime()?),
         Some(Command::Relay(options)) => relay::run(options.route()),
+        Some(Command::Mesh(options)) => {
+            mesh::run(options.relay, options.shape(), &options.endpoints)
+        }
+        Some(Command::HoldNamespace) => network::hold(),
+        Some(Command::Probe { listen }) => probe::serve(*listen),
+        Some(Command::Inside(options)) => inside::serve(
+            options.bench()?,
+            &options.part,
+            options.runs,
+            options.quick,
+            options.facts(),
+        ),
         Some(Command::Stream { url, ops, mib }) => memory::stream(url, *ops, *mib),
     }
 }

@@ -34,6 +34,8 @@ pub(crate) fn plot(files: &[PathBuf], dir: &Path) -> Result<Vec<PathBuf>> {
         ("step.svg", figures::step(&all)),
         ("bulk.svg", figures::bulk(&all)),
         ("rtt.svg", figures::rtt(&all)),
+        ("allreduce.svg", figures::allreduce(&all)),
+        ("ddp.svg", figures::ddp(&all)),
     ];
     let mut written = Vec::new();
     for (name, chart) in charts {
@@ -46,7 +48,7 @@ pub(crate) fn plot(files: &[PathBuf], dir: &Path) -> Result<Vec<PathBuf>> {
     }
     ensure!(
         !written.is_empty(),
-        "there is no step, bulk or rtt in these files"
+        "there is no step, bulk, rtt, allreduce or ddp in these files"
     );
     Ok(written)
 }

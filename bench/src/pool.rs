@@ -8,7 +8,10 @@ use tensord_client::{Lease, LeaseRequest, Options, Pool, PoolUrl};
 use tensord_tests::cluster::Process;
 use tensord_transport::TransportChoice;
 
-use crate::{process::tensord, remote::set_burn_config};
+use crate::{
+    process::{tensord, without_settings},
+    remote::set_burn_config,
+};
 
 /// A pool on loopback. Ends with this handle.
 pub(crate) struct LocalPool {
@@ -43,16 +46,9 @@ impl LocalPool {
         if let Some(host) = host {
             command.args(["--advertise", host]);
         }
-        let inherited = std::env::vars_os().map(|(name, _)| name);
-        for name in inherited.filter(|name| name.to_string_lossy().starts_with("TENSORD_")) {
-            command.env_remove(name);
-        }
+        without_settings(&mut command);
         let process = Process::spawn(command, dir.path().join("pool.log"));
-        let url = process.wait_for("URL for programs", |line| {
-            let (_, url) = line.split_once("TENSORD_URL=")?;
-            let url = url.trim_matches(['\'', '"']).parse::<PoolUrl>().ok();
-            url.filter(|_| line.contains("program"))
-        });
+        let url = printed_url(&process, "program")?;
         // The scheduler itself is where it listens, whatever the worker says.
         let url = PoolUrl {
             host: "127.0.0.1".into(),
@@ -99,4 +95,18 @@ impl LocalPool {
         let lease = pool.lease(LeaseRequest::devices(1));
         Ok((pool, lease.context("cannot lease a device")?))
     }
+}
+
+/// The next URL that `process` prints for `whom`, `program` or `worker`.
+///
+/// # Errors
+///
+/// When it prints one that is none.
+pub(crate) fn printed_url(process: &Process, whom: &str) -> Result<PoolUrl> {
+    let url = process.wait_for("URL", |line| {
+        let (_, url) = line.split_once("TENSORD_URL=")?;
+        let url = url.trim_matches(['\'', '"']).to_owned();
+        line.contains(whom).then_some(url)
+    });
+    url.parse().context("a pool printed a URL that is none")
 }

@@ -7,6 +7,7 @@ use std::{
     path::PathBuf,
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -54,6 +55,31 @@ pub(crate) fn announced<T: DeserializeOwned>(process: &Process) -> Result<T> {
         line.strip_prefix(ANNOUNCEMENT).map(str::to_owned)
     });
     serde_json::from_str(&announced).context("a process announced nonsense")
+}
+
+/// The next announcement of `process`, which may fail or take up to `deadline`.
+///
+/// # Errors
+///
+/// When there is none in time, or it makes no sense.
+pub(crate) fn announced_within<T: DeserializeOwned>(
+    process: &Process,
+    deadline: Duration,
+) -> Result<T> {
+    let announced = process.try_wait_for("announcement", deadline, |line| {
+        line.strip_prefix(ANNOUNCEMENT).map(str::to_owned)
+    });
+    let announced = announced.map_err(anyhow::Error::msg)?;
+    serde_json::from_str(&announced).context("a process announced nonsense")
+}
+
+/// Takes `TENSORD_…` out of what `command` inherits: only what the bench sets
+/// counts.
+pub(crate) fn without_settings(command: &mut Command) {
+    let inherited = std::env::vars_os().map(|(name, _)| name);
+    for name in inherited.filter(|name| name.to_string_lossy().starts_with("TENSORD_")) {
+        command.env_remove(name);
+    }
 }
 
 /// Bytes of memory that a process has resident, now and at most; `None` where

@@ -1,7 +1,7 @@
 //! One line on stderr that says what is being measured.
 //!
 //! Only on a terminal, and only once it has taken a while: short runs and logs
-//! stay clean.
+//! stay clean. A process that measures for another tells that one instead.
 
 use std::{
     cell::Cell,
@@ -14,10 +14,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// How long a run may take before it shows a line.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Tells another process.
+type Tell = Box<dyn Fn(&str)>;
+
 /// The line. Clears itself when dropped.
-#[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
+    tell: Option<Tell>,
     begun: Instant,
     waiting: Cell<bool>,
 }
@@ -26,6 +29,13 @@ impl Progress {
     /// A line that appears when it is due, if stderr is a terminal.
     pub(crate) fn new() -> Self {
         Self::start(std::io::stderr().is_terminal())
+    }
+
+    /// Has `tell` say what is going on, at once.
+    pub(crate) fn telling(tell: impl Fn(&str) + 'static) -> Self {
+        let mut progress = Self::start(false);
+        progress.tell = Some(Box::new(tell));
+        progress
     }
 
     /// A line that never appears.
@@ -41,6 +51,7 @@ impl Progress {
         }
         Self {
             bar,
+            tell: None,
             begun: Instant::now(),
             waiting: Cell::new(wanted),
         }
@@ -48,6 +59,9 @@ impl Progress {
 
     /// Says what is going on.
     pub(crate) fn tell(&self, what: &str) {
+        if let Some(tell) = &self.tell {
+            return tell(what);
+        }
         if self.waiting.get() && self.begun.elapsed() > PATIENCE {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
             self.waiting.set(false);

@@ -4,19 +4,24 @@
 //! and stamps, another sends when the time has come. So order is kept, bandwidth
 //! is not limited, and delays are exact to some 0.1 ms, which an async timer's
 //! are not. Counts go to whoever connects to a second port.
+//!
+//! [`mesh`] is a relay between many hosts that limits bandwidth, too.
 
 mod delay;
+mod dialer;
+mod limit;
+pub(crate) mod mesh;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
     io::{Read, Write},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -93,14 +98,15 @@ pub(crate) fn run(route: Route) -> Result<()> {
     Ok(())
 }
 
-/// Adds to one of the counters.
+/// Adds to one of the counters, and tells when the bytes passed: at once.
 fn count(
     counters: &Arc<Counters>,
     which: fn(&Counters) -> &AtomicU64,
-) -> impl Fn(usize) + Send + 'static {
+) -> impl Fn(usize) -> Instant + Send + 'static {
     let counters = counters.clone();
     move |bytes| {
         which(&counters).fetch_add(bytes as u64, Ordering::Relaxed);
+        Instant::now()
     }
 }
 
@@ -115,20 +121,22 @@ fn tell_counts(listener: &TcpListener, counters: &Counters) {
     }
 }
 
-/// Passes on what `from` sends until it ends, then ends `to`.
+/// Passes on what `from` sends until it ends, then ends `to`. `pace` is told of
+/// bytes as they are read, may take its time, and tells when they passed; they
+/// arrive `delay` later.
 fn relay_stream(
     mut from: TcpStream,
     mut to: TcpStream,
     delay: Duration,
-    count: impl Fn(usize) + Send + 'static,
+    pace: impl Fn(usize) -> Instant + Send + 'static,
 ) {
     let end = to.try_clone();
     let (late, sending) = line(delay, move |bytes: Vec<u8>| to.write_all(&bytes).is_ok());
     thread::spawn(move || {
         let mut buffer = vec![0; CHUNK];
         while let Ok(bytes @ 1..) = from.read(&mut buffer) {
-            count(bytes);
-            if !late.push(buffer[..bytes].to_vec()) {
+            let passed = pace(bytes);
+            if !late.push(buffer[..bytes].to_vec(), passed) {
                 break;
             }
         }
@@ -154,7 +162,7 @@ fn relay_datagrams(socket: &UdpSocket, route: Route, counters: &Arc<Counters>) {
         let Ok((bytes, client)) = socket.recv_from(&mut buffer) else {
             continue;
         };
-        up(bytes);
+        let passed = up(bytes);
         let server = match clients.entry(client) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
@@ -165,7 +173,7 @@ fn relay_datagrams(socket: &UdpSocket, route: Route, counters: &Arc<Counters>) {
                 }
             }
         };
-        late.push((server.clone(), buffer[..bytes].to_vec()));
+        late.push((server.clone(), buffer[..bytes].to_vec()), passed);
     }
 }
 
@@ -174,7 +182,7 @@ fn answers(
     socket: &UdpSocket,
     client: SocketAddr,
     route: Route,
-    count: impl Fn(usize) + Send + 'static,
+    count: impl Fn(usize) -> Instant + Send + 'static,
 ) -> std::io::Result<Arc<UdpSocket>> {
     let server = Arc::new(UdpSocket::bind(("127.0.0.1", 0))?);
     server.connect(route.to)?;
@@ -187,11 +195,23 @@ fn answers(
         });
         let mut buffer = vec![0; CHUNK];
         while let Ok(bytes) = receiving.recv(&mut buffer) {
-            count(bytes);
-            late.push(buffer[..bytes].to_vec());
+            let passed = count(bytes);
+            late.push(buffer[..bytes].to_vec(), passed);
         }
     });
     Ok(server)
+}
+
+/// An address of this host other than 127.0.0.1 that is not reached from outside.
+///
+/// # Errors
+///
+/// When there is none.
+pub(crate) fn second_loopback() -> Result<IpAddr> {
+    let candidates = [IpAddr::from([127, 0, 0, 2]), "::1".parse()?];
+    let free = |address: &IpAddr| TcpListener::bind((*address, 0)).is_ok();
+    let found = candidates.into_iter().find(free);
+    found.context("neither 127.0.0.2 nor ::1 can be listened on; the relay needs one of them")
 }
 
 /// A relay in a process of its own.

@@ -3,10 +3,10 @@
 //! Medians and quartiles, not means: on a shared machine the slow samples say
 //! what else was running.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The middle of some samples and how far they spread.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     /// Half of the samples are below.
     pub(crate) median: f64,

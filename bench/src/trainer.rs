@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use burn::{
     nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig},
     optim::{AdamConfig, GradientsParams, ModuleOptimizer},
@@ -42,6 +42,29 @@ impl Batch {
             labels: TensorData::new(labels, [size]),
         }
     }
+
+    /// The part of it that the `rank`-th of `world` devices trains on. All parts
+    /// are as large, which takes a size that `world` divides.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub(crate) fn shard(&self, rank: usize, world: usize) -> Result<Self> {
+        let size = self.labels.shape()[0];
+        ensure!(
+            size.is_multiple_of(world),
+            "{size} images cannot be shared by {world}"
+        );
+        let part = size / world;
+        let images = self.images.as_slice::<f32>().map_err(anyhow::Error::msg)?;
+        let labels = self.labels.as_slice::<i32>().map_err(anyhow::Error::msg)?;
+        let range = rank * part..(rank + 1) * part;
+        let pixels = &images[range.start * PIXELS..range.end * PIXELS];
+        Ok(Self {
+            images: TensorData::new(pixels.to_vec(), [part, SIDE, SIDE]),
+            labels: TensorData::new(labels[range].to_vec(), [part]),
+        })
+    }
 }
 
 /// Seeds for batches that no other part of this process has used: what a worker
@@ -66,8 +89,14 @@ impl Trainer {
     /// Puts `model` on `device`.
     pub(crate) fn new(model: Model, device: &Device, upload: Upload) -> Self {
         let device = device.clone().autodiff();
+        Self::with_network(Network::new(model, &device), &device, upload)
+    }
+
+    /// Trains `network`, which is on `device`.
+    pub(crate) fn with_network(network: Network, device: &Device, upload: Upload) -> Self {
+        let device = device.clone().autodiff();
         Self {
-            network: Some(Network::new(model, &device)),
+            network: Some(network),
             optimizer: AdamConfig::new().init(),
             criterion: CrossEntropyLossConfig::new().init(&device),
             device,
@@ -108,6 +137,15 @@ impl Trainer {
         data::scalar(last.context("no batches")?)
     }
 
+    /// What is trained.
+    ///
+    /// # Errors
+    ///
+    /// When an earlier step panicked half-way.
+    pub(crate) fn network(&self) -> Result<&Network> {
+        self.network.as_ref().context("a step failed before")
+    }
+
     /// Bytes of the batches so far, as the device holds them.
     pub(crate) fn uploaded_bytes(&self) -> u64 {
         self.uploaded_bytes
@@ -128,6 +166,21 @@ mod tests {
         };
         assert_eq!(losses(1), losses(1));
         assert_ne!(losses(1), losses(2));
+    }
+
+    #[test]
+    fn shards_are_the_whole_batch() {
+        let batch = Batch::noise(6, 1);
+        let shards: Vec<_> = (0..3).map(|rank| batch.shard(rank, 3).unwrap()).collect();
+        let joined = |part: fn(&Batch) -> &TensorData| -> Vec<u8> {
+            shards
+                .iter()
+                .flat_map(|shard| part(shard).as_bytes().to_vec())
+                .collect()
+        };
+        assert_eq!(joined(|batch| &batch.images), batch.images.as_bytes());
+        assert_eq!(joined(|batch| &batch.labels), batch.labels.as_bytes());
+        assert!(batch.shard(0, 4).is_err());
     }
 
     #[test]

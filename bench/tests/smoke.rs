@@ -34,6 +34,16 @@ const FIELDS: &[&str] = &[
     "/epoch/epoch2",
     "/epoch/epoch3",
     "/attach/ms",
+    "/transfer/gbs",
+    "/transfer/client_bytes",
+    "/allreduce/runs/0/mib",
+    "/allreduce/runs/0/world",
+    "/allreduce/runs/0/busbw_gbs",
+    "/allreduce/runs/0/link_gbs",
+    "/ddp/steps_per_s/1",
+    "/ddp/steps_per_s/2",
+    "/ddp/loss_vs_single",
+    "/ddp/overlap/silent_ms",
 ];
 
 fn bench(args: &[&str]) -> Vec<u8> {
@@ -51,7 +61,13 @@ fn plot(json: &str, dir: &Path) -> Vec<String> {
     std::fs::write(&file, json).unwrap();
     let to = dir.to_str().unwrap();
     bench(&["plot", file.to_str().unwrap(), "-o", to]);
-    let names = ["step.svg", "bulk.svg", "rtt.svg"];
+    let names = [
+        "step.svg",
+        "bulk.svg",
+        "rtt.svg",
+        "allreduce.svg",
+        "ddp.svg",
+    ];
     names
         .map(|name| std::fs::read_to_string(dir.join(name)).unwrap())
         .to_vec()
@@ -67,6 +83,7 @@ fn every_bench_prints_its_fields_and_they_can_be_plotted() {
         let value = value.unwrap_or_else(|| panic!("{field} is no number in {last}"));
         assert!(value >= 0.0 && value.is_finite(), "{field}: {value}");
     }
+    assert_eq!(json["ddp"]["weights_identical"], true, "{last}");
     assert!(
         stdout.contains("burn-remote, WebSocket"),
         "there is a table"

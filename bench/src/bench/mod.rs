@@ -1,18 +1,22 @@
 //! The benches, one file each.
 
+mod allreduce;
 mod attach;
 mod bulk;
+mod ddp;
 mod epoch;
 pub(crate) mod memory;
 mod ops;
 mod read;
 mod rtt;
 mod step;
+mod transfer;
 mod wire;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use serde_json::Value;
 
-use crate::{context::Context, report::Report};
+use crate::{context::Context, inside::Facts, report::Report};
 
 /// Something to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,11 +39,17 @@ pub(crate) enum Bench {
     Attach,
     /// [`memory`].
     Memory,
+    /// [`transfer`].
+    Transfer,
+    /// [`allreduce`].
+    Allreduce,
+    /// [`ddp`].
+    Ddp,
 }
 
 impl Bench {
     /// All of them, in the order they run.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Ops,
         Self::Wire,
         Self::Step,
@@ -49,6 +59,9 @@ impl Bench {
         Self::Epoch,
         Self::Attach,
         Self::Memory,
+        Self::Transfer,
+        Self::Allreduce,
+        Self::Ddp,
     ];
 
     /// Its name on the command line and in JSON.
@@ -63,6 +76,9 @@ impl Bench {
             Self::Epoch => "epoch",
             Self::Attach => "attach",
             Self::Memory => "memory",
+            Self::Transfer => "transfer",
+            Self::Allreduce => "allreduce",
+            Self::Ddp => "ddp",
         }
     }
 
@@ -78,6 +94,9 @@ impl Bench {
             Self::Epoch => "bytes uploaded by epoch",
             Self::Attach => "from URL to first result",
             Self::Memory => "memory of a client that sends much",
+            Self::Transfer => "a large tensor from worker to worker",
+            Self::Allreduce => "all-reduce between workers over slow links",
+            Self::Ddp => "data-parallel training on several workers",
         }
     }
 
@@ -97,6 +116,22 @@ impl Bench {
             Self::Epoch => epoch::run(context),
             Self::Attach => attach::run(context),
             Self::Memory => memory::run(context),
+            Self::Transfer => transfer::run(context),
+            Self::Allreduce => allreduce::run(context),
+            Self::Ddp => ddp::run(context),
+        }
+    }
+
+    /// What a part of a bench does that makes networks, where `facts` say what it may do.
+    ///
+    /// # Errors
+    ///
+    /// When it fails, or makes none.
+    pub(crate) fn measure(self, context: &Context, facts: Facts, part: &str) -> Result<Value> {
+        match self {
+            Self::Allreduce => allreduce::measure(context, facts, part),
+            Self::Ddp => ddp::measure(context, facts, part),
+            _ => bail!("{} makes no networks", self.name()),
         }
     }
 }

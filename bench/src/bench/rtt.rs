@@ -7,7 +7,7 @@
 //! in the midst of more, so filling the pipe does not count, and any stall does.
 
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -26,7 +26,7 @@ use crate::{
     peer::Kind,
     pool::LocalPool,
     race::{Contender, Results},
-    relay::{Relay, Route},
+    relay::{Relay, Route, second_loopback},
     report::{Report, number, optional, spread, table},
     stats::round,
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
@@ -167,12 +167,4 @@ impl FarPool {
             _dir: dir,
         })
     }
-}
-
-/// An address of this host other than 127.0.0.1 that is not reached from outside.
-fn second_loopback() -> Result<IpAddr> {
-    let candidates = [IpAddr::from([127, 0, 0, 2]), "::1".parse()?];
-    let free = |address: &IpAddr| TcpListener::bind((*address, 0)).is_ok();
-    let found = candidates.into_iter().find(free);
-    found.context("neither 127.0.0.2 nor ::1 can be listened on; the relay needs one of them")
 }

@@ -66,6 +66,38 @@ pub(super) fn rtt(all: &Value) -> Option<Chart> {
     )
 }
 
+/// Bus bandwidth of all-reduces over links without latency, beside the links.
+pub(super) fn allreduce(all: &Value) -> Option<Chart> {
+    let peers = [
+        series("link_gbs", "the link"),
+        series("gloo_busbw_gbs", "Gloo"),
+        series("busbw_gbs", "tensord"),
+    ];
+    let runs = all.get("allreduce")?.get("runs")?.as_array()?;
+    let near = |run: &&Value| run.get("latency_ms").and_then(Value::as_u64) == Some(0);
+    let groups = runs.iter().filter(near).map(|run| {
+        let name = format!("{} × {} MiB", run.get("world")?, run.get("mib")?);
+        group(run, &name, &peers)
+    });
+    let unit = "bus GB/s, more is better";
+    chart("All-reduce between workers", unit, &peers, groups)
+}
+
+/// Steps a second of data-parallel training, by workers.
+pub(super) fn ddp(all: &Value) -> Option<Chart> {
+    let worlds = [
+        series("1", "1 worker"),
+        series("2", "2 workers"),
+        series("4", "4 workers"),
+    ];
+    let models = all.get("ddp")?.get("models")?.as_object()?;
+    let groups = models
+        .iter()
+        .map(|(name, found)| group(found.get("steps_per_s")?, name, &worlds));
+    let unit = "steps/s, more is better";
+    chart("Data-parallel training on tensord", unit, &worlds, groups)
+}
+
 fn group(found: &Value, name: &str, peers: &[Series]) -> Option<Group> {
     let value = |peer: &Series| found.get(peer.key).and_then(Value::as_f64);
     let bars: Vec<Option<f64>> = peers.iter().map(value).collect();
@@ -105,6 +137,25 @@ mod tests {
         let chart = step(&all).unwrap();
         assert_eq!(chart.groups.len(), 1);
         assert_eq!(chart.groups[0].bars, [Some(1.0), None, Some(2.0)]);
+    }
+
+    #[test]
+    fn collectives_are_shown_by_workers() {
+        let run = |latency_ms: u32| {
+            json!({ "world": 2, "mib": 64, "latency_ms": latency_ms,
+                    "busbw_gbs": 0.1, "link_gbs": 0.12, "gloo_busbw_gbs": null })
+        };
+        let all = json!({
+            "allreduce": { "runs": [run(0), run(20)] },
+            "ddp": { "models": { "mlp": { "steps_per_s": { "1": 5.0, "2": 7.0 } } } },
+        });
+        let groups = allreduce(&all).unwrap().groups;
+        assert_eq!(groups.len(), 1);
+        assert_eq!(groups[0].name, "2 × 64 MiB");
+        assert_eq!(groups[0].bars, [Some(0.12), None, Some(0.1)]);
+        let groups = ddp(&all).unwrap().groups;
+        assert_eq!(groups[0].bars, [Some(5.0), Some(7.0), None]);
+        assert!(allreduce(&json!({})).is_none() && ddp(&json!({})).is_none());
     }
 
     #[test]

@@ -16,8 +16,8 @@ pub(super) struct Line<T> {
     things: SyncSender<(Instant, T)>,
 }
 
-/// A line that hands each thing to `out` when `delay` has passed since it was
-/// pushed, until `out` says no.
+/// A line that hands each thing to `out` `delay` after it came, until `out` says
+/// no.
 pub(super) fn line<T: Send + 'static>(
     delay: Duration,
     mut out: impl FnMut(T) -> bool + Send + 'static,
@@ -38,10 +38,10 @@ pub(super) fn line<T: Send + 'static>(
 }
 
 impl<T> Line<T> {
-    /// Puts `thing` on the line; `false` when nobody takes it any more.
-    pub(super) fn push(&self, thing: T) -> bool {
-        let due = Instant::now() + self.delay;
-        self.things.send((due, thing)).is_ok()
+    /// Puts `thing` on the line, which came, or comes, at `when`; `false` when
+    /// nobody takes it any more.
+    pub(super) fn push(&self, thing: T, when: Instant) -> bool {
+        self.things.send((when + self.delay, thing)).is_ok()
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
             taken.send((thing, Instant::now())).is_ok()
         });
         let begun = Instant::now();
-        (0..100).for_each(|thing| assert!(line.push(thing)));
+        (0..100).for_each(|thing| assert!(line.push(thing, begun)));
         drop(line);
         sending.join().unwrap();
         let taken: Vec<_> = takes.iter().collect();

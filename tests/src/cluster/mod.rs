@@ -106,16 +106,31 @@ impl Process {
     ///
     /// When none comes in time; prints the log.
     pub fn wait_for<T>(&self, what: &str, matches: impl Fn(&str) -> Option<T>) -> T {
-        let until = Instant::now() + START_DEADLINE;
+        let found = self.try_wait_for(what, START_DEADLINE, matches);
+        found.unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The next line of its output that `matches` makes something of.
+    ///
+    /// # Errors
+    ///
+    /// When none comes within `deadline`; has the log.
+    pub fn try_wait_for<T>(
+        &self,
+        what: &str,
+        deadline: Duration,
+        matches: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, String> {
+        let until = Instant::now() + deadline;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok(line) => {
-                    if let Some(found) = matches(&line) {
-                        return found;
-                    }
-                }
-                Err(e) => panic!("no {what} from the process ({e}); its log:\n{}", self.log()),
+            let line = self.lines.recv_timeout(left);
+            let line = line.map_err(|e| {
+                let log = self.log();
+                format!("no {what} from the process ({e}); its log:\n{log}")
+            })?;
+            if let Some(found) = matches(&line) {
+                return Ok(found);
             }
         }
     }

@@ -1,0 +1,260 @@
+//! A data-parallel training run, as Burn's own strategy does it: a thread for each
+//! device, and gradients that Burn reduces while it goes backward.
+//!
+//! Burn's strategy keeps the losses and weights of all devices but the first to
+//! itself; this one hands them out.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{RecvTimeoutError, channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    tensor::{
+        Device, Tensor,
+        distributed::{DistributedConfig, DistributedContext, ReduceOperation},
+    },
+};
+
+use crate::{
+    data::{Pending, Upload, into_data, start_read},
+    models::{Model, Network},
+    stats::Summary,
+    trainer::{Batch, Trainer},
+};
+
+/// How long a run may take; the longest here take about a minute.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// What is trained, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Course {
+    pub(super) model: Model,
+    /// Images in a batch of all devices.
+    pub(super) batch: usize,
+    /// Batches of an epoch, the same in each.
+    pub(super) steps: usize,
+    pub(super) epochs: usize,
+}
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub(super) struct Trained {
+    /// Of each step, the mean over all devices.
+    pub(super) losses: Vec<f64>,
+    /// Whether after each epoch all devices had the same weights.
+    pub(super) weights_identical: bool,
+    epochs: Vec<Duration>,
+}
+
+/// What came of it on one device.
+struct Ranked {
+    losses: Vec<f32>,
+    epochs: Vec<Epoch>,
+}
+
+struct Epoch {
+    begun: Instant,
+    ended: Instant,
+    weights: Vec<u8>,
+}
+
+impl Trained {
+    /// Steps a second of each epoch but the first, which warms up.
+    pub(super) fn steps_per_s(&self, course: &Course) -> Option<Summary> {
+        let epochs = self.epochs.iter().skip(1);
+        let rates = epochs.map(|took| course.steps as f64 / took.as_secs_f64());
+        Summary::of(&rates.collect::<Vec<_>>())
+    }
+}
+
+/// Trains on all of `devices` at once.
+///
+/// # Errors
+///
+/// When one fails.
+pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
+    let devices: Vec<Device> = devices.iter().map(|d| d.clone().autodiff()).collect();
+    let world = devices.len();
+    let _context = (world > 1).then(|| context(&devices));
+    let network = Network::new(course.model, &devices[0]);
+    let batches = (0..course.steps as u64).map(|seed| Batch::noise(course.batch, seed));
+    let batches: Arc<[Batch]> = batches.collect();
+    let (tell, told) = channel();
+    for (rank, device) in devices.into_iter().enumerate() {
+        let (network, batches, tell) = (network.clone(), batches.clone(), tell.clone());
+        let epochs = course.epochs;
+        thread::spawn(move || {
+            let shards = batches.iter().map(|batch| batch.shard(rank, world));
+            let shards = shards.collect::<Result<Vec<_>>>();
+            let ranked = shards.and_then(|shards| {
+                let network = fork(network, &device, world);
+                train_rank(network, &device, &shards, epochs)
+            });
+            // Nobody listens any more once another rank has failed.
+            let _ = tell.send(ranked.with_context(|| format!("rank {rank}")));
+        });
+    }
+    drop(tell);
+    let until = Instant::now() + DEADLINE;
+    let mut ranks = Vec::new();
+    while ranks.len() < world {
+        // Ranks wait for each other: one that fails leaves the others hanging.
+        let left = until.saturating_duration_since(Instant::now());
+        match told.recv_timeout(left) {
+            Ok(ranked) => ranks.push(ranked?),
+            Err(RecvTimeoutError::Timeout) => bail!("the training did not end in {DEADLINE:?}"),
+            Err(RecvTimeoutError::Disconnected) => bail!("a rank panicked"),
+        }
+    }
+    join(&ranks)
+}
+
+/// What Burn needs for gradients to be reduced, one at a time in a process.
+pub(super) fn context(devices: &[Device]) -> DistributedContext {
+    let config = DistributedConfig {
+        all_reduce_op: ReduceOperation::Mean,
+    };
+    DistributedContext::init(devices.to_vec(), config)
+}
+
+/// Puts `network` on `device`, with gradients that are reduced if there are others.
+pub(super) fn fork<M: Module>(network: M, device: &Device, world: usize) -> M {
+    let network = network.fork(device);
+    match world {
+        1 => network,
+        _ => network.map(&mut Shared),
+    }
+}
+
+/// Marks every weight as one that all devices have.
+struct Shared;
+
+impl ModuleMapper for Shared {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, tensor.set_distributed(id), mapper)
+    }
+}
+
+fn train_rank(
+    network: Network,
+    device: &Device,
+    shards: &[Batch],
+    epochs: usize,
+) -> Result<Ranked> {
+    let mut trainer = Trainer::with_network(network, device, Upload::Helper);
+    let mut ranked = Ranked {
+        losses: Vec::new(),
+        epochs: Vec::new(),
+    };
+    for _ in 0..epochs {
+        let begun = Instant::now();
+        let mut late: Option<Pending> = None;
+        for shard in shards {
+            let read = start_read(trainer.step(shard.clone())?);
+            if let Some(before) = late.replace(read) {
+                ranked.losses.push(before.scalar()?);
+            }
+        }
+        ranked.losses.push(late.context("no steps")?.scalar()?);
+        let ended = Instant::now();
+        ranked.epochs.push(Epoch {
+            begun,
+            ended,
+            weights: weights(trainer.network()?)?,
+        });
+    }
+    Ok(ranked)
+}
+
+/// The bytes of all weights.
+fn weights(network: &Network) -> Result<Vec<u8>> {
+    struct Reader(Result<Vec<u8>>);
+
+    impl ModuleVisitor for Reader {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Ok(bytes) = &mut self.0 {
+                match into_data(param.val().inner(), Upload::Helper) {
+                    Ok(data) => bytes.extend(data.as_bytes()),
+                    Err(error) => self.0 = Err(error),
+                }
+            }
+        }
+    }
+
+    let mut reader = Reader(Ok(Vec::new()));
+    network.visit(&mut reader);
+    reader.0
+}
+
+/// What came of it on all devices together.
+fn join(ranks: &[Ranked]) -> Result<Trained> {
+    let first = ranks.first().context("no devices")?;
+    let losses = (0..first.losses.len()).map(|step| {
+        let sum: f64 = ranks.iter().map(|rank| f64::from(rank.losses[step])).sum();
+        let loss = sum / ranks.len() as f64;
+        ensure!(loss.is_finite(), "the loss of step {step} is {loss}");
+        Ok(loss)
+    });
+    let epochs = (0..first.epochs.len()).map(|epoch| {
+        let all = ranks.iter().map(|rank| &rank.epochs[epoch]);
+        let begun = all.clone().map(|epoch| epoch.begun).min();
+        let ended = all.map(|epoch| epoch.ended).max();
+        let (begun, ended) = begun.zip(ended).ok_or_else(|| anyhow!("no epochs"))?;
+        Ok(ended - begun)
+    });
+    let alike = |rank: &Ranked| {
+        let mut pairs = rank.epochs.iter().zip(&first.epochs);
+        pairs.all(|(a, b)| a.weights == b.weights && !a.weights.is_empty())
+    };
+    Ok(Trained {
+        losses: losses.collect::<Result<_>>()?,
+        epochs: epochs.collect::<Result<_>>()?,
+        weights_identical: ranks.iter().all(alike),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_device_learns() {
+        let course = Course {
+            model: Model::Mlp,
+            batch: 8,
+            steps: 2,
+            epochs: 3,
+        };
+        let trained = train(&course, &[Device::flex()]).unwrap();
+        assert_eq!(trained.losses.len(), 6);
+        assert!(trained.losses[5] < trained.losses[0], "{trained:?}");
+        assert!(trained.weights_identical);
+        assert!(trained.steps_per_s(&course).is_some());
+    }
+
+    #[test]
+    fn a_weight_that_differs_is_seen() {
+        let ranked = |weight: u8, loss: f32| Ranked {
+            losses: vec![loss],
+            epochs: vec![Epoch {
+                begun: Instant::now(),
+                ended: Instant::now(),
+                weights: vec![weight],
+            }],
+        };
+        let same = join(&[ranked(1, 1.0), ranked(1, 2.0)]).unwrap();
+        assert!(same.weights_identical);
+        assert_eq!(same.losses, [1.5]);
+        let other = join(&[ranked(1, 1.0), ranked(2, 1.0)]).unwrap();
+        assert!(!other.weights_identical);
+        assert!(join(&[ranked(1, f32::NAN)]).is_err());
+    }
+}

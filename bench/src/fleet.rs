@@ -1,0 +1,157 @@
+//! A pool whose workers are processes of their own, each on a host of a network,
+//! with a lease on all their devices.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use burn::tensor::Device;
+use tempfile::TempDir;
+use tensord_client::{Lease, LeaseRequest, Options, Pool, PoolUrl};
+use tensord_tests::cluster::{Process, START_DEADLINE};
+use tensord_transport::TransportChoice;
+
+use crate::{
+    network::{Network, Wires},
+    pool::printed_url,
+    process::{tensord, without_settings},
+    relay::mesh::Endpoint,
+    remote::set_burn_config,
+};
+
+/// Time between two looks whether all workers are there.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The pool, and a device on each worker. Ends with this handle.
+pub(crate) struct Fleet<'a> {
+    // Leases go before their pool, and both before its processes.
+    lease: Lease,
+    _pool: Pool,
+    wires: Wires<'a>,
+    _workers: Vec<Process>,
+    _scheduler: Process,
+    _dir: TempDir,
+}
+
+impl<'a> Fleet<'a> {
+    /// Starts `world` workers on as many hosts, and leases all. Each computes with
+    /// `threads` threads, or as many as the machine has cores.
+    ///
+    /// # Errors
+    ///
+    /// When a process does not start.
+    pub(crate) fn start(
+        network: &'a Network,
+        world: usize,
+        threads: Option<usize>,
+    ) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let (scheduler, programs, for_workers) = start_scheduler(network, dir.path())?;
+        let workers: Vec<Process> = (0..world)
+            .map(|host| start_worker(network, host, &for_workers, threads, dir.path()))
+            .collect::<Result<_>>()?;
+        let pool = Pool::connect_with(programs, Options::default());
+        let pool = pool.context("cannot connect to the pool")?;
+        let endpoints = endpoints(&pool, &workers)?;
+        let wires = network.connect(&endpoints, &dir)?;
+        set_burn_config(None);
+        let lease = pool.lease(LeaseRequest::devices(u32::try_from(world)?));
+        Ok(Self {
+            lease: lease.context("cannot lease the devices")?,
+            _pool: pool,
+            wires,
+            _workers: workers,
+            _scheduler: scheduler,
+            _dir: dir,
+        })
+    }
+
+    /// A device on each worker.
+    pub(crate) fn devices(&self) -> &[Device] {
+        self.lease.devices()
+    }
+
+    /// The lease on them.
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Bytes that each worker has sent so far; see [`Wires::sent`].
+    ///
+    /// # Errors
+    ///
+    /// When whoever counts is gone.
+    pub(crate) fn sent(&self) -> Result<Option<Vec<u64>>> {
+        self.wires.sent()
+    }
+}
+
+fn start_scheduler(network: &Network, dir: &Path) -> Result<(Process, PoolUrl, PoolUrl)> {
+    let mut command = Command::new(tensord()?);
+    without_settings(&mut command);
+    let listen = SocketAddr::new(network.middle_address(), 0).to_string();
+    command.args(["scheduler", "--listen", &listen, "--state"]);
+    command.arg(dir.join("state"));
+    let process = Process::spawn(command, dir.join("scheduler.log"));
+    let programs = printed_url(&process, "program")?;
+    let workers = printed_url(&process, "worker")?;
+    let programs = PoolUrl {
+        transport: TransportChoice::Auto,
+        ..programs
+    };
+    Ok((process, programs, workers))
+}
+
+fn start_worker(
+    network: &Network,
+    host: usize,
+    url: &PoolUrl,
+    threads: Option<usize>,
+    dir: &Path,
+) -> Result<Process> {
+    let mut command = network.command(host, &tensord()?);
+    without_settings(&mut command);
+    let name = name(host);
+    let listen = SocketAddr::new(network.listen_address(host), 0).to_string();
+    let told = network.told_address(host).to_string();
+    command.args(["worker", "--devices", "flex", "--name", &name]);
+    command.args(["--listen", &listen, "--advertise", &told]);
+    command.env("TENSORD_URL", url.reveal());
+    if let Some(threads) = threads {
+        command.env("RAYON_NUM_THREADS", threads.to_string());
+    }
+    Ok(Process::spawn(command, dir.join(format!("{name}.log"))))
+}
+
+fn name(host: usize) -> String {
+    format!("worker-{host}")
+}
+
+/// Where the workers listen, once all have joined.
+fn endpoints(pool: &Pool, workers: &[Process]) -> Result<Vec<Endpoint>> {
+    let until = Instant::now() + START_DEADLINE;
+    let status = loop {
+        let status = pool.status()?;
+        if status.workers.len() == workers.len() {
+            break status;
+        }
+        let logs = || workers.iter().map(Process::log).collect::<String>();
+        ensure!(Instant::now() < until, "workers are missing:\n{}", logs());
+        std::thread::sleep(LOOK);
+    };
+    let endpoints = workers.iter().enumerate().map(|(host, process)| {
+        let mut joined = status.workers.iter();
+        let worker = joined.find(|worker| worker.name == name(host));
+        let address = &worker.context("another worker joined")?.address;
+        let address: SocketAddr = address.parse().context("the worker's address")?;
+        Ok(Endpoint {
+            port: address.port(),
+            process: process.id(),
+        })
+    });
+    endpoints.collect()
+}

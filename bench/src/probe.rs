@@ -1,0 +1,195 @@
+//! What a link between two hosts carries: plain TCP, one way, measured as it is.
+//!
+//! On both hosts runs this binary as a server that takes bytes, and that sends
+//! bytes to the other when it is told to. It times them itself, so how far it is
+//! from this process does not matter.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use tensord_tests::cluster::Process;
+
+use crate::{
+    network::{Network, Shape},
+    process::{announce, announced_within},
+    relay::mesh::Endpoint,
+};
+
+/// How long one answer may take.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Times that the link is measured. The best counts, as it is to be a bound: what
+/// else the machine does can but take away from it.
+const RUNS: usize = 5;
+
+/// Bytes of one measurement where the link's rate is not limited.
+const PLAIN_BYTES: u64 = 1 << 30;
+
+const CHUNK: usize = 256 << 10;
+
+/// A connection's first byte: what comes are bytes, or an [`Order`].
+const BYTES: u8 = b'b';
+const ORDER: u8 = b'o';
+
+/// Send bytes to someone.
+#[derive(Debug, Serialize, Deserialize)]
+struct Order {
+    to: SocketAddr,
+    bytes: u64,
+}
+
+/// What a link does.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Found {
+    /// GB/s of payload, one way.
+    pub(crate) gbs: f64,
+    /// There and back.
+    pub(crate) rtt_ms: f64,
+}
+
+/// Takes and sends bytes until the process is ended.
+///
+/// # Errors
+///
+/// When it cannot listen.
+pub(crate) fn serve(listen: SocketAddr) -> Result<()> {
+    let listener = TcpListener::bind(listen).with_context(|| format!("{listen}"))?;
+    announce(&listener.local_addr()?)?;
+    for stream in listener.incoming().flatten() {
+        // Whoever is served has the error: the connection ends.
+        thread::spawn(move || answer(stream));
+    }
+    Ok(())
+}
+
+fn answer(mut stream: TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    let mut kind = [0];
+    stream.read_exact(&mut kind)?;
+    if kind[0] == BYTES {
+        return take(stream);
+    }
+    let order: Order = serde_json::from_reader(&stream)?;
+    serde_json::to_writer(&stream, &send(&order)?)?;
+    Ok(stream.shutdown(Shutdown::Write)?)
+}
+
+/// Takes payloads, each behind its length, and says when each is there.
+fn take(mut stream: TcpStream) -> Result<()> {
+    let mut chunk = vec![0; CHUNK];
+    let mut length = [0; 8];
+    while stream.read_exact(&mut length).is_ok() {
+        let mut left = u64::from_be_bytes(length);
+        while left > 0 {
+            let most = chunk.len().min(usize::try_from(left)?);
+            let bytes = stream.read(&mut chunk[..most])?;
+            ensure!(bytes > 0, "the connection ended early");
+            left -= bytes as u64;
+        }
+        stream.write_all(b"!")?;
+    }
+    Ok(())
+}
+
+/// Sends as ordered, a quarter beforehand, so that TCP has found its pace.
+fn send(order: &Order) -> Result<Found> {
+    let mut stream = TcpStream::connect(order.to)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&[BYTES])?;
+    let chunk = vec![7; CHUNK];
+    let mut payload = |bytes: u64| {
+        let begun = Instant::now();
+        stream.write_all(&bytes.to_be_bytes())?;
+        let mut left = bytes;
+        while left > 0 {
+            let some = left.min(CHUNK as u64);
+            stream.write_all(&chunk[..some as usize])?;
+            left -= some;
+        }
+        stream.read_exact(&mut [0])?;
+        anyhow::Ok(begun.elapsed().as_secs_f64())
+    };
+    payload(order.bytes / 4)?;
+    let round_trip = payload(0)?;
+    let took = payload(order.bytes)?;
+    Ok(Found {
+        gbs: order.bytes as f64 / (took - round_trip) / 1e9,
+        rtt_ms: round_trip * 1000.0,
+    })
+}
+
+/// Measures the link from the first host of `network` to the second.
+///
+/// # Errors
+///
+/// When a process does not start, or does not answer.
+pub(crate) fn measure(network: &Network, shape: Shape, dir: &TempDir) -> Result<Found> {
+    let servers = [
+        start(network, 0, dir.path())?,
+        start(network, 1, dir.path())?,
+    ];
+    let endpoint = |(process, address): &(Process, SocketAddr)| Endpoint {
+        port: address.port(),
+        process: process.id(),
+    };
+    let _wires = network.connect(&servers.each_ref().map(endpoint), dir)?;
+    let bytes = match network {
+        Network::Plain => PLAIN_BYTES,
+        // Half a second's worth.
+        Network::Relayed { .. } | Network::Namespaces(_) => shape.bytes_per_second() as u64 / 2,
+    };
+    let to = SocketAddr::new(network.told_address(1), servers[1].1.port());
+    let order = Order { to, bytes };
+    let found: Vec<Found> = (0..RUNS)
+        .map(|_| ask(servers[0].1, &order))
+        .collect::<Result<_>>()?;
+    Ok(Found {
+        gbs: found.iter().map(|found| found.gbs).fold(0.0, f64::max),
+        rtt_ms: found
+            .iter()
+            .map(|found| found.rtt_ms)
+            .fold(f64::MAX, f64::min),
+    })
+}
+
+fn start(network: &Network, host: usize, dir: &Path) -> Result<(Process, SocketAddr)> {
+    let mut command: Command = network.command(host, &std::env::current_exe()?);
+    let listen = SocketAddr::new(network.listen_address(host), 0).to_string();
+    command.args(["probe", "--listen", &listen]);
+    let process = Process::spawn(command, dir.join(format!("probe-{host}.log")));
+    let address = announced_within(&process, DEADLINE)?;
+    Ok((process, address))
+}
+
+fn ask(server: SocketAddr, order: &Order) -> Result<Found> {
+    let mut stream = TcpStream::connect_timeout(&server, DEADLINE)?;
+    stream.set_read_timeout(Some(DEADLINE))?;
+    stream.write_all(&[ORDER])?;
+    serde_json::to_writer(&stream, order)?;
+    stream.shutdown(Shutdown::Write)?;
+    serde_json::from_reader(&stream).context("the link could not be measured")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_sent_and_timed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let taking = thread::spawn(move || answer(listener.accept().unwrap().0));
+        let found = send(&Order { to, bytes: 4 << 20 }).unwrap();
+        assert!(found.gbs > 0.0 && found.rtt_ms > 0.0, "{found:?}");
+        taking.join().unwrap().unwrap();
+    }
+}

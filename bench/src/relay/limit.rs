@@ -1,0 +1,54 @@
+//! One direction of a host's link, which all its connections share.
+//!
+//! Bytes take the link one after the other. A link that was idle has saved
+//! nothing up.
+
+use std::{
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+/// Megabits in a byte's bits.
+const BITS: f64 = 8e-6;
+
+/// The link.
+#[derive(Debug)]
+pub(super) struct Limit {
+    rate_mbit: f64,
+    free: Mutex<Option<Instant>>,
+}
+
+impl Limit {
+    /// A link that carries `rate_mbit` megabits a second.
+    pub(super) fn new(rate_mbit: u64) -> Self {
+        Self {
+            rate_mbit: rate_mbit as f64,
+            free: Mutex::new(None),
+        }
+    }
+
+    /// Takes the link for `bytes` as soon as it is free, and tells when they are
+    /// through.
+    pub(super) fn take(&self, bytes: usize, now: Instant) -> Instant {
+        let took = Duration::from_secs_f64(bytes as f64 * BITS / self.rate_mbit);
+        let mut free = self.free.lock().expect("nothing panics under this lock");
+        let begins = free.map_or(now, |free| free.max(now));
+        *free.insert(begins + took)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_take_the_link_in_turn() {
+        let limit = Limit::new(8);
+        let start = Instant::now();
+        let ms = Duration::from_millis;
+        assert_eq!(limit.take(1000, start), start + ms(1));
+        assert_eq!(limit.take(2000, start), start + ms(3));
+        assert_eq!(limit.take(1000, start + ms(1)), start + ms(4));
+        assert_eq!(limit.take(1000, start + ms(10)), start + ms(11));
+    }
+}
