@@ -45,9 +45,10 @@ const LAYERS: usize = 16;
 /// How much longer a step takes than its communication.
 const STEP_TO_COMMUNICATION: f64 = 2.25;
 
-/// Rows of the batch that the time of a step is estimated with, and the bounds for
-/// what is then chosen.
+/// Rows of the batch that the time of a step is estimated with first, how often that
+/// is corrected, and the bounds for what is then chosen.
 const TRIAL_BATCH: usize = 256;
+const CORRECTIONS: usize = 3;
 const BATCHES: [usize; 2] = [64, 16 << 10];
 
 /// What was found.
@@ -115,14 +116,15 @@ fn calibrate(ranks: &[Rank], gradient_bytes: usize) -> Result<usize> {
     let world = WORLD as f64;
     let moved = 2.0 * (world - 1.0) / world * gradient_bytes as f64;
     let target = STEP_TO_COMMUNICATION * moved / SHAPE.bytes_per_second();
-    let turn = Turn {
-        mode: Mode::Never,
-        batch: TRIAL_BATCH,
-    };
-    step(ranks, turn)?;
-    let took = step(ranks, turn)?.as_secs_f64();
-    let batch = (TRIAL_BATCH as f64 * target / took) as usize;
-    Ok(batch.clamp(BATCHES[0], BATCHES[1]))
+    let mut batch = TRIAL_BATCH;
+    // The first warms up; what a step takes is not quite proportional to its rows.
+    for _ in 0..=CORRECTIONS {
+        let mode = Mode::Never;
+        let took = step(ranks, Turn { mode, batch })?.as_secs_f64();
+        batch = (batch as f64 * target / took) as usize;
+        batch = batch.clamp(BATCHES[0], BATCHES[1]);
+    }
+    Ok(batch)
 }
 
 /// Has all ranks take a step, and times it.
