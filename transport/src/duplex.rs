@@ -121,7 +121,7 @@ impl Duplex {
         Some([self.header(seq), body.head, body.tail])
     }
 
-    /// The parts of the next frames to send, of about [`SEND_BYTES`] in all.
+    /// The parts of the next frames to send, of about 64 KiB in all.
     pub fn next_frames(&mut self) -> Vec<[Bytes; 3]> {
         let mut frames = Vec::new();
         let mut size = 0;

@@ -47,8 +47,10 @@ use self::{
     registry::Registry,
 };
 
-/// How often sessions without a client are looked for.
-const SWEEP: Duration = Duration::from_secs(1);
+/// How often what waits is looked at: sessions without a client, groups without a
+/// rank. Short against what a worker that cannot tell who is at fault waits longer
+/// than one that can.
+const SWEEP: Duration = Duration::from_millis(250);
 
 /// What a worker is told at its start.
 #[derive(Debug, Clone)]

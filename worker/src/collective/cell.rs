@@ -1,6 +1,9 @@
 //! A group with its lock, and what it says as the bodies of frames.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tensord_proto::{
     codec::{CodecError, decode_type, encode_type},
@@ -23,6 +26,7 @@ pub(crate) struct Cell {
     /// The workers of the group, by number.
     nodes: Vec<WorkerId>,
     state: Mutex<State>,
+    told: AtomicBool,
 }
 
 struct State {
@@ -63,6 +67,7 @@ impl Cell {
             members,
             nodes,
             state: Mutex::new(state),
+            told: AtomicBool::new(false),
         }
     }
 
@@ -77,6 +82,11 @@ impl Cell {
 
     pub(crate) fn node(&self, worker: WorkerId) -> Option<usize> {
         self.nodes.iter().position(|node| *node == worker)
+    }
+
+    /// Whether nobody was told yet that the group is over. True once.
+    pub(crate) fn is_news(&self) -> bool {
+        !self.told.swap(true, Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

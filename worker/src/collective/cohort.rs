@@ -389,8 +389,10 @@ impl Cohort {
             }
         }
         for done in changed.done {
-            if let Err(Failure::New(FaultKind::Peer, reason)) = &done.result {
-                warn!(lease = %self.lease, "a group failed: {reason}");
+            if let Err(Failure::New(FaultKind::Peer, reason)) = &done.result
+                && cell.is_news()
+            {
+                warn!(lease = %self.lease, "a group is over: {reason}");
             }
             let place = cell.members().places()[done.rank];
             self.deliver(place, done.ticket, done.result.map(Arrived::Reduced));

@@ -27,6 +27,7 @@ pub(super) fn run(make: Make) {
     integers_and_ranks_without_a_value_fail_for_all(make);
     a_rank_that_does_not_come_is_named_to_all(make);
     a_worker_that_stops_in_the_middle_is_named(make);
+    nobody_is_blamed_who_waits_for_another(make);
     a_worker_that_breaks_the_rules_is_told_which(make);
 }
 
@@ -382,6 +383,35 @@ fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
     };
     let expected = "rank 1 (device 0 of worker w1) sent nothing of all-reduce 1";
     assert!(reason.starts_with(expected), "{reason}");
+}
+
+fn nobody_is_blamed_who_waits_for_another(make: Make) {
+    let deadline = Duration::from_secs(3);
+    let mut world = World::new(make, &[0, 1, 2]);
+    for rank in 0..3 {
+        // Small: the first is reduced by worker 0 alone, who then lacks worker 1's part.
+        world.arrive(rank, 1, &[1.0; 4]);
+    }
+    // Worker 1 says that its rank has come, and no more.
+    world.carry(1, 0);
+    world.carry(1, 2);
+    let live = [(0, 1), (0, 2), (2, 0), (2, 1)];
+    while live.into_iter().any(|(from, to)| world.carry(from, to)) {}
+    // Rank 2 is ahead, and rank 0 has not come there.
+    world.arrive(2, 2, &[1.0; 4]);
+    let overdue = world.now + deadline;
+    world.groups[2].tick(overdue, deadline);
+    assert!(world.groups[2].take_done().is_empty(), "it cannot tell");
+    world.groups[0].tick(overdue, deadline);
+    while live.into_iter().any(|(from, to)| world.carry(from, to)) {}
+    world.collect();
+    for rank in [0, 2] {
+        let Some((1, Err(Failure::New(FaultKind::Peer, reason)))) = world.done[rank].first() else {
+            panic!("{:?}", world.done[rank]);
+        };
+        let expected = "rank 1 (device 0 of worker w1) sent nothing of all-reduce 1";
+        assert!(reason.starts_with(expected), "{reason}");
+    }
 }
 
 fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {

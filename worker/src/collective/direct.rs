@@ -45,6 +45,10 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Arrivals in a frame, at most.
 const ARRIVALS_PER_FRAME: usize = 256;
 
+/// How much longer than the deadline a worker waits that cannot tell who is at fault:
+/// time for those who can to say so.
+const SECOND_HAND: Duration = Duration::from_secs(1);
+
 /// All-reduces that a rank may be ahead of the slowest.
 const MAX_AHEAD: u64 = 1 << 16;
 
@@ -131,32 +135,36 @@ impl Direct {
     }
 
     /// Why the group is over, if others have kept local ranks waiting for `deadline`.
+    ///
+    /// Only the first call that is not over says who is to blame: a rank that has not
+    /// come to a later one may itself wait for the first.
     fn overdue(&self, now: Instant, deadline: Duration) -> Option<String> {
-        let waits = |since: Instant| {
-            let since = self.progress.map_or(since, |progress| progress.max(since));
-            now.saturating_duration_since(since) >= deadline
-        };
-        let undecided = self.calls.get((self.decided - self.first) as usize);
-        if let Some(call) = undecided
-            && call.since.is_some_and(waits)
-        {
+        let call = self.calls.front()?;
+        let since = call.since?;
+        let since = self.progress.map_or(since, |progress| progress.max(since));
+        let waited = now.saturating_duration_since(since);
+        let number = self.first + 1;
+        if self.decided == self.first {
             let ranks = (0..self.ranks.len()).filter(|rank| call.arrivals[*rank].is_none());
             let ranks = self.name(ranks);
-            let number = self.decided + 1;
-            return Some(format!(
-                "{ranks} did not come to all-reduce {number} of the group within {deadline:?}"
-            ));
+            return (waited >= deadline).then(|| {
+                format!(
+                    "{ranks} did not come to all-reduce {number} of the group within {deadline:?}"
+                )
+            });
         }
-        let call = self.calls.front()?;
-        if call.since.is_some_and(waits) {
-            let late = self.late();
-            let ranks = (0..self.ranks.len()).filter(|rank| late.contains(&self.ranks[*rank].node));
-            let (ranks, number) = (self.name(ranks), self.first + 1);
-            return Some(format!(
-                "{ranks} sent nothing of all-reduce {number} of the group for {deadline:?}"
-            ));
-        }
-        None
+        // Who owes a slice that it was to reduce may wait for somebody's part of it,
+        // and knows better whose.
+        let patience = match self.reducing == self.first {
+            true => deadline,
+            false => deadline + SECOND_HAND,
+        };
+        let late = self.late();
+        let ranks = (0..self.ranks.len()).filter(|rank| late.contains(&self.ranks[*rank].node));
+        let ranks = self.name(ranks);
+        (waited >= patience).then(|| {
+            format!("{ranks} sent nothing of all-reduce {number} of the group for {patience:?}")
+        })
     }
 
     /// The workers that the first call waits for.
