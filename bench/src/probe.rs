@@ -27,6 +27,9 @@ use crate::{
 /// How long one answer may take.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Round trips, of which the fastest counts.
+const ROUND_TRIPS: usize = 5;
+
 /// Times that the link is measured. The best counts, as it is to be a bound: what
 /// else the machine does can but take away from it.
 const RUNS: usize = 5;
@@ -119,10 +122,15 @@ fn send(order: &Order) -> Result<Found> {
         anyhow::Ok(begun.elapsed().as_secs_f64())
     };
     payload(order.bytes / 4)?;
-    let round_trip = payload(0)?;
+    let mut round_trip = f64::MAX;
+    for _ in 0..ROUND_TRIPS {
+        round_trip = round_trip.min(payload(0)?);
+    }
     let took = payload(order.bytes)?;
+    // A link so fast that its round trip hides the bytes is not told from it.
+    let sending = (took - round_trip).max(took / 2.0);
     Ok(Found {
-        gbs: order.bytes as f64 / (took - round_trip) / 1e9,
+        gbs: order.bytes as f64 / sending / 1e9,
         rtt_ms: round_trip * 1000.0,
     })
 }
