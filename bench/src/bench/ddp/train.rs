@@ -6,7 +6,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Barrier,
         mpsc::{RecvTimeoutError, channel},
     },
     thread,
@@ -84,18 +84,22 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
     let world = devices.len();
     let _context = (world > 1).then(|| context(&devices));
     let network = Network::new(course.model, &devices[0]);
-    let batches = (0..course.steps as u64).map(|seed| Batch::noise(course.batch, seed));
+    let batches = (0..course.steps as u64).map(|seed| Batch::learnable(course.batch, seed));
     let batches: Arc<[Batch]> = batches.collect();
+    // Burn 0.22.1 mixes up two steps when a device begins one before another has
+    // ended the one before, and hangs.
+    let together = Arc::new(Barrier::new(world));
     let (tell, told) = channel();
     for (rank, device) in devices.into_iter().enumerate() {
         let (network, batches, tell) = (network.clone(), batches.clone(), tell.clone());
+        let together = together.clone();
         let epochs = course.epochs;
         thread::spawn(move || {
             let shards = batches.iter().map(|batch| batch.shard(rank, world));
             let shards = shards.collect::<Result<Vec<_>>>();
             let ranked = shards.and_then(|shards| {
                 let network = fork(network, &device, world);
-                train_rank(network, &device, &shards, epochs)
+                train_rank(network, &device, &shards, epochs, &together)
             });
             // Nobody listens any more once another rank has failed.
             let _ = tell.send(ranked.with_context(|| format!("rank {rank}")));
@@ -148,6 +152,7 @@ fn train_rank(
     device: &Device,
     shards: &[Batch],
     epochs: usize,
+    together: &Barrier,
 ) -> Result<Ranked> {
     let mut trainer = Trainer::with_network(network, device, Upload::Helper);
     let mut ranked = Ranked {
@@ -158,6 +163,7 @@ fn train_rank(
         let begun = Instant::now();
         let mut late: Option<Pending> = None;
         for shard in shards {
+            together.wait();
             let read = start_read(trainer.step(shard.clone())?);
             if let Some(before) = late.replace(read) {
                 ranked.losses.push(before.scalar()?);
