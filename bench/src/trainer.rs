@@ -23,10 +23,6 @@ pub(crate) const BATCH: usize = 64;
 
 const LEARNING_RATE: f64 = 1e-3;
 
-/// How much brighter rows are by which images are told apart, where noise is from 0
-/// to 1: so little that it takes some hundred steps to learn.
-const BRIGHTER: f32 = 0.15;
-
 /// Images and what they show, not yet on a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Batch {
@@ -41,24 +37,6 @@ impl Batch {
         let pixels: Vec<f32> = (&mut random).random_iter().take(size * PIXELS).collect();
         let labels = (0..size).map(|_| random.random_range(0..CLASSES as i32));
         let labels: Vec<i32> = labels.collect();
-        Self {
-            images: TensorData::new(pixels, [size, SIDE, SIDE]),
-            labels: TensorData::new(labels, [size]),
-        }
-    }
-
-    /// `size` images of noise, the same for the same `seed`, which are brighter in the
-    /// rows that belong to what they show: something that can be learnt.
-    pub(crate) fn learnable(size: usize, seed: u64) -> Self {
-        const ROWS: usize = SIDE / CLASSES;
-        let mut random = StdRng::seed_from_u64(seed);
-        let labels = (0..size).map(|_| random.random_range(0..CLASSES as i32));
-        let labels: Vec<i32> = labels.collect();
-        let mut pixels: Vec<f32> = random.random_iter().take(size * PIXELS).collect();
-        for (image, &label) in pixels.chunks_mut(PIXELS).zip(&labels) {
-            let rows = &mut image[label as usize * ROWS * SIDE..][..ROWS * SIDE];
-            rows.iter_mut().for_each(|pixel| *pixel += BRIGHTER);
-        }
         Self {
             images: TensorData::new(pixels, [size, SIDE, SIDE]),
             labels: TensorData::new(labels, [size]),
@@ -188,17 +166,6 @@ mod tests {
         };
         assert_eq!(losses(1), losses(1));
         assert_ne!(losses(1), losses(2));
-    }
-
-    #[test]
-    fn what_can_be_learnt_is_learnt() {
-        let mut trainer = Trainer::new(Model::Mlp, &Device::flex(), Upload::Helper);
-        let mut train = |seeds: Range<u64>| {
-            let batches = seeds.map(|seed| Batch::learnable(64, seed));
-            trainer.steps(batches).unwrap()
-        };
-        let (first, last) = (train(0..1), train(1..100));
-        assert!(last < 0.9 * first, "{first} → {last}");
     }
 
     #[test]

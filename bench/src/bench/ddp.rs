@@ -101,8 +101,8 @@ fn measure_world(context: &Context, model: Model, world: usize) -> Result<World>
         model,
         batch: GLOBAL_BATCH,
         steps: match model {
-            Model::Transformer => context.pick(16, 2),
-            Model::Mlp | Model::Cnn => context.pick(64, 2),
+            Model::Transformer => context.pick(8, 2),
+            Model::Mlp | Model::Cnn => context.pick(32, 2),
         },
         // The first warms up.
         epochs: context.runs + 1,

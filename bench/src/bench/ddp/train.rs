@@ -84,7 +84,7 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
     let world = devices.len();
     let _context = (world > 1).then(|| context(&devices));
     let network = Network::new(course.model, &devices[0]);
-    let batches = (0..course.steps as u64).map(|seed| Batch::learnable(course.batch, seed));
+    let batches = (0..course.steps as u64).map(|seed| Batch::noise(course.batch, seed));
     let batches: Arc<[Batch]> = batches.collect();
     // Burn 0.22.1 mixes up two steps when a device begins one before another has
     // ended the one before, and hangs.
