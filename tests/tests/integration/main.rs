@@ -6,7 +6,6 @@ mod bulk;
 mod collectives;
 mod conformance;
 mod data;
-mod data_parallel;
 mod faults;
 mod processes;
 mod ranks;

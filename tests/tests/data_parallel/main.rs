@@ -4,6 +4,9 @@
 //! gathers a step's gradients mixes up two steps when one device is paused at the
 //! end of a backward pass while another is through its next forward pass, and then
 //! all wait for ever. Small machines do that every few hundred steps.
+//!
+//! A binary of its own: that server is one for the whole process, and any backward
+//! pass of another test would take part.
 
 use std::{
     sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc},
