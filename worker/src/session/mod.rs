@@ -6,6 +6,7 @@
 //! connection's writer takes what is to be sent ([`Session::next_to_send`]).
 //! Connections come and go; a session outlives them.
 
+mod asking;
 mod dataflow;
 mod intake;
 mod outgo;
@@ -40,6 +41,7 @@ use tensord_transport::{
 use tokio::{runtime::Handle, sync::Notify};
 
 use self::{
+    asking::Asking,
     intake::{Item, Payloads},
     runner::{Reply, Runner, Together},
     uploads::{Payload, Uploads},
@@ -108,6 +110,7 @@ pub(crate) struct Session {
     todo: Mutex<Todo>,
     /// `None` once the session ended.
     runner: Mutex<Option<Runner>>,
+    asking: Mutex<Asking>,
     /// `todo.end` is set, for a look without the lock.
     ending: AtomicBool,
     /// Wakes the writer of each track.
@@ -203,6 +206,7 @@ impl Session {
             payloads: Mutex::new(Payloads::new(site.memory.clone(), site.kept_bytes)),
             todo: Mutex::default(),
             runner: Mutex::new(Some(runner)),
+            asking: Mutex::default(),
             ending: AtomicBool::new(false),
             news: Default::default(),
             site,

@@ -13,7 +13,7 @@ use super::{
     Session, Track,
     intake::Item,
     lock,
-    runner::{Request, Runner, Step},
+    runner::{Runner, Step},
     uploads::Payload,
 };
 
@@ -157,21 +157,6 @@ impl Session {
         blocked
     }
 
-    /// Passes on what the runner asks of other sessions.
-    fn ask(&self, runner: &mut Runner, all: bool) {
-        let mut calls = Vec::new();
-        for request in runner.take_requests(all) {
-            match request {
-                Request::Call(call) => calls.push(call),
-                Request::Offer(capability, offer) => self.cohort.offer(capability, offer),
-                Request::Take(capability, take) => self.cohort.take(capability, take),
-            }
-        }
-        if !calls.is_empty() {
-            self.cohort.call(self.place, calls);
-        }
-    }
-
     fn broke(self: &Arc<Self>, rule: &CodecError) {
         let rule = format!("session {}: {rule}", self.id);
         self.end(Error::new(ErrorCode::Protocol, rule));
@@ -199,7 +184,6 @@ impl Session {
                 .runtime
                 .spawn_blocking(move || blobs.keep(&tenant, kept));
         }
-        self.site.device.clean_up();
     }
 
     /// The session's state is gone; tell the client and let the connection end.

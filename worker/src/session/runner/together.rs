@@ -16,6 +16,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll, Waker},
 };
 
 use burn_backend::distributed::ReduceOperation;
@@ -23,6 +24,7 @@ use burn_backend::{AllocationProperty, ExecutionError, TensorData};
 use burn_ir::{
     AllReduceOpIr, DistributedOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
 };
+use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
     bulk::shared,
@@ -47,13 +49,27 @@ pub(crate) struct Together {
     pub(crate) bucket_bytes: Arc<AtomicUsize>,
 }
 
+/// What a read came to.
+fn valued(data: Result<TensorData, ExecutionError>, about: &Blame) -> Read {
+    let data = data.map_err(|e| about.fault(FaultKind::Backend, e.reason()))?;
+    Ok(Value {
+        shape: data.shape().clone(),
+        dtype: data.dtype(),
+        bytes: shared(data.into_bytes()),
+    })
+}
+
 /// What a session asks of others.
-#[derive(Debug)]
 pub(crate) enum Request {
     Call(Call),
     Offer(Capability, Offer),
     Take(Capability, Take),
+    /// One of them, once the device has made the value that goes with it.
+    Later(DynFut<Request>),
 }
+
+/// A tensor's value, or the fault that is in its place.
+type Read = Result<Value, Arc<Fault>>;
 
 /// What became of an all-reduce that was begun ahead of its turn.
 #[derive(Debug)]
@@ -173,29 +189,57 @@ impl Runner {
                 Refusal::Inherited(fault) => fault,
                 Refusal::New(kind, reason) => about.fault(kind, reason),
             });
-        let read = read.and_then(|()| self.value(&op.tensor, &about));
-        let (shape, dtype, bytes, fault) = match read {
-            Ok(value) => (value.shape, value.dtype, value.bytes, None),
-            Err(fault) => {
-                let shape = op.tensor.shape.clone();
-                (shape, op.tensor.dtype, Bytes::new(), Some(fault))
-            }
-        };
-        self.bucket_bytes += bytes.len();
-        let ticket = self.ticket(None, about);
+        let (shape, dtype) = (op.tensor.shape.clone(), op.tensor.dtype);
+        self.bucket_bytes += tensor_bytes(&shape, dtype).unwrap_or(0);
+        let ticket = self.ticket(None, about.clone());
         let mean = op.op == ReduceOperation::Mean;
-        self.requests.push(Request::Call(Call {
-            members,
-            ticket,
-            arrival: Arrival {
+        self.ask_with(&op.tensor, read, about, move |read| {
+            let (shape, dtype, bytes, fault) = match read {
+                Ok(value) => (value.shape, value.dtype, value.bytes, None),
+                Err(fault) => (shape, dtype, Bytes::new(), Some(fault)),
+            };
+            let arrival = Arrival {
                 shape,
                 dtype,
                 mean,
                 fault,
-            },
-            bytes,
-        }));
+            };
+            Request::Call(Call {
+                members,
+                ticket,
+                arrival,
+                bytes,
+            })
+        });
         ticket
+    }
+
+    /// Asks what `request` makes of the value of `tensor`, which stays. If it has none,
+    /// `checked` says why.
+    fn ask_with(
+        &mut self,
+        tensor: &TensorIr,
+        checked: Result<(), Arc<Fault>>,
+        about: Blame,
+        request: impl FnOnce(Read) -> Request + Send + 'static,
+    ) {
+        let request = match checked {
+            Err(fault) => request(Err(fault)),
+            Ok(()) => match self.value(tensor, &about) {
+                Ok(mut read) => {
+                    let polled = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                    let value = move |data| valued(data, &about);
+                    match polled {
+                        Poll::Ready(data) => request(value(data)),
+                        Poll::Pending => {
+                            Request::Later(Box::pin(async move { request(value(read.await)) }))
+                        }
+                    }
+                }
+                Err(fault) => request(Err(fault)),
+            },
+        };
+        self.requests.push(request);
     }
 
     fn ticket(&mut self, out: Option<TensorId>, about: Blame) -> u64 {
@@ -207,24 +251,19 @@ impl Runner {
         self.tickets
     }
 
-    /// The value of a tensor, which stays.
-    fn value(&mut self, tensor: &TensorIr, about: &Blame) -> Result<Value, Arc<Fault>> {
+    /// Starts to read a tensor, which stays.
+    fn value(
+        &mut self,
+        tensor: &TensorIr,
+        about: &Blame,
+    ) -> Result<DynFut<Result<TensorData, ExecutionError>>, Arc<Fault>> {
         let tensor = TensorIr {
             status: TensorStatus::ReadOnly,
             ..tensor.clone()
         };
         let engine = &mut self.engine;
-        let read = catch_unwind(AssertUnwindSafe(|| {
-            burn_std::future::block_on(engine.read(tensor))
-        }));
-        let data: Result<TensorData, ExecutionError> =
-            read.map_err(|panic| about.fault(FaultKind::Panic, panic_text(panic.as_ref())))?;
-        let data = data.map_err(|e| about.fault(FaultKind::Backend, e.reason()))?;
-        Ok(Value {
-            shape: data.shape().clone(),
-            dtype: data.dtype(),
-            bytes: shared(data.into_bytes()),
-        })
+        catch_unwind(AssertUnwindSafe(|| engine.read(tensor)))
+            .map_err(|panic| about.fault(FaultKind::Panic, panic_text(panic.as_ref())))
     }
 
     /// The turn of an all-reduce, which has begun by now.
@@ -334,31 +373,35 @@ impl Runner {
     /// Offers a tensor's value to another session.
     pub(super) fn offer(&mut self, tensor: &TensorIr, capability: Capability, to: u32) {
         let about = self.blame("Offer");
-        let value = self
+        let checked = self
             .flow
             .check(tensor)
             .map_err(|refusal| self.blamed(&about, refusal));
-        let value = value.and_then(|()| self.value(tensor, &about));
-        let forget = tensor.status == TensorStatus::ReadWrite && value.is_ok();
+        // It has a place on the device until it is taken.
+        let size = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
+        let reserved = checked.and_then(|()| {
+            let reserved = self.flow.reserve(size as u64);
+            reserved.map_err(|refusal| self.blamed(&about, refusal))
+        });
+        let (checked, memory) = match reserved {
+            Ok(memory) => (Ok(()), Some(memory)),
+            Err(fault) => (Err(fault), None),
+        };
+        let forget = tensor.status == TensorStatus::ReadWrite && checked.is_ok();
+        let from = self.together.place;
+        self.ask_with(tensor, checked, about, move |value| {
+            let offer = Offer {
+                from,
+                to,
+                value,
+                _memory: memory,
+            };
+            Request::Offer(capability, offer)
+        });
         self.flow.release(tensor);
         if forget {
             self.engine.forget(tensor.clone());
         }
-        let mut memory = None;
-        let value = value.and_then(|value| {
-            // It has a place on the device until it is taken.
-            let reserved = self.flow.reserve(value.bytes.len() as u64);
-            memory = Some(reserved.map_err(|refusal| self.blamed(&about, refusal))?);
-            Ok(value)
-        });
-        let from = self.together.place;
-        let offer = Offer {
-            from,
-            to,
-            value,
-            _memory: memory,
-        };
-        self.requests.push(Request::Offer(capability, offer));
         self.urgent = true;
     }
 
