@@ -152,6 +152,14 @@ impl LinkSender {
         Ok(())
     }
 
+    /// Bounds what the system holds of what was sent and not confirmed, in bytes, where
+    /// the carrier lets it. The system rounds it as it likes.
+    pub fn bound_flight(&self, bytes: usize) {
+        if let SenderKind::Tcp(sender) = &self.0 {
+            sender.bound_flight(bytes);
+        }
+    }
+
     /// Says that no more frames come, and waits until the carrier has taken all
     /// of them or [`IDLE_TIMEOUT`] passed. A peer that reads nothing for that
     /// long may lose the rest.

@@ -123,6 +123,14 @@ fn notice_dead_peers(socket: &SockRef<'_>) {
     let _ = socket.set_tcp_keepalive(&keepalive);
 }
 
+impl Sender {
+    /// As [`LinkSender::bound_flight`](crate::link::LinkSender::bound_flight).
+    pub(crate) fn bound_flight(&self, bytes: usize) {
+        // A hint: without it the system decides.
+        let _ = self.owner.socket.set_send_buffer_size(bytes);
+    }
+}
+
 /// What the halves of a link share.
 #[derive(Debug)]
 struct Owner {

@@ -14,6 +14,11 @@ const LEAST_BYTES: u64 = 4 << 20;
 const SMALLEST_BUCKET: f64 = (256 << 10) as f64;
 const LARGEST_BUCKET: f64 = (32 << 20) as f64;
 
+/// What a connection may have on its way where a round trip is short: twice what 10
+/// Gbit/s carry in 100 µs, and enough for a busy host's writer to have its turn before
+/// it is gone.
+const FLIGHT_BYTES: usize = 256 << 10;
+
 /// Measures one direction of a link. Time is told to it.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
@@ -62,6 +67,19 @@ impl Meter {
     }
 }
 
+impl Meter {
+    /// Bytes to which a connection's flight is to be bounded, if it is: where the link
+    /// carries no more in a round trip, by far. Elsewhere the system knows better.
+    ///
+    /// What is more would stand in a queue before the slowest place of the way, in
+    /// which who has most gets most. Connections of an exchange should get the same,
+    /// as it is over when the last is.
+    pub(super) fn flight_bytes(&self) -> Option<usize> {
+        let carried = self.bytes_per_second? * self.round_trip?.as_secs_f64();
+        (2.0 * carried <= FLIGHT_BYTES as f64).then_some(FLIGHT_BYTES)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +113,21 @@ mod tests {
         assert_eq!(meter.bucket_bytes(), Some(256 << 10));
         meter.round_trip = Some(Duration::from_secs(2));
         assert_eq!(meter.bucket_bytes(), Some(32 << 20));
+    }
+
+    #[test]
+    fn what_is_on_the_way_is_bounded_where_little_is_carried() {
+        let (mut meter, start) = (Meter::default(), Instant::now());
+        meter.answered(Duration::from_millis(10));
+        assert_eq!(meter.flight_bytes(), None);
+        meter.sent(start);
+        meter.confirmed(100_000_000, false, start + Duration::from_secs(1));
+        assert_eq!(
+            meter.flight_bytes(),
+            None,
+            "1 MB are carried in a round trip"
+        );
+        meter.round_trip = Some(Duration::from_micros(10));
+        assert_eq!(meter.flight_bytes(), Some(256 << 10));
     }
 }

@@ -213,6 +213,11 @@ impl Peer {
         self.wire().meter.answered(after);
     }
 
+    /// Bytes that a connection should have on its way, once that is known.
+    pub(crate) fn flight_bytes(&self) -> Option<usize> {
+        self.wire().meter.flight_bytes()
+    }
+
     /// Bytes that fill the link for a round trip, once that is known.
     pub(crate) fn bucket_bytes(&self) -> Option<usize> {
         self.wire().meter.bucket_bytes()
