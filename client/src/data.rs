@@ -168,14 +168,24 @@ pub fn into_data_async<const D: usize, K: Kind>(
     }
 }
 
+/// The element type that tensors of a kind have on `device` unless something else is
+/// asked for.
+pub(crate) fn default_dtype<K: Kind>(device: &Device) -> DType {
+    K::default_dtype(device)
+}
+
 /// What Burn's remote backend has of a tensor on a leased device.
-fn handle<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> FloatTensor<Remote> {
+///
+/// # Panics
+///
+/// When the tensor is elsewhere.
+pub(crate) fn handle<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> FloatTensor<Remote> {
     let primitive = tensor.without_autodiff().try_into_primitive::<Remote>();
     K::handle(primitive.expect("a tensor on a leased device is a remote one"))
 }
 
 /// The exchange of `device` and Burn's client for it, if it is a leased one.
-fn leased(device: &Device) -> Option<(Arc<Exchange>, CustomOpClient)> {
+pub(crate) fn leased(device: &Device) -> Option<(Arc<Exchange>, CustomOpClient)> {
     let DispatchDevice::Remote(remote) = device.as_dispatch() else {
         return None;
     };

@@ -12,6 +12,7 @@
 //!
 //! - [`Pool`], [`Lease`]: where devices come from.
 //! - [`data`]: tensors from and to host memory, the fast way.
+//! - [`custom`]: ops that workers have beside Burn's.
 //! - [`Tensord`]: Burn's `Backend`, for code that is generic over backends.
 //! - `session`: an op stream to one leased device, over connections that may break.
 //! - `bridge`: makes Burn `Device`s out of leased devices.
@@ -21,6 +22,7 @@
 mod backend;
 mod bridge;
 mod cohort;
+pub mod custom;
 pub mod data;
 mod error;
 mod lease;
@@ -29,6 +31,7 @@ mod session;
 
 pub use self::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice},
+    custom::{CustomOp, CustomOutputs},
     error::{ConnectError, LeaseError},
     lease::{Lease, LeaseRequest, LeasedDevice, Traffic},
     pool::{Options, Pool},

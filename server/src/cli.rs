@@ -22,7 +22,7 @@ const EXAMPLES: &str = "\
 Examples:
   tensord up --devices flex*2        a pool on this host, for this host
   tensord scheduler                  a pool for the network
-  tensord worker --devices flex*2    this host's devices, for the pool in TENSORD_URL
+  tensord worker                     this host's devices, for the pool in TENSORD_URL
   tensord status                     who is in the pool, and what they do
 
 `tensord up` and `tensord scheduler` print the TENSORD_URL for programs and workers.
@@ -68,7 +68,7 @@ pub(crate) enum Command {
     /// Run a pool on this host: a scheduler and a worker in one process
     #[command(after_help = "\
 Examples:
-  tensord up                         one CPU device, reachable from this host
+  tensord up                         this host's GPUs, or else its CPU, for programs here
   tensord up --devices flex*4        four devices, to try data-parallel training
   tensord up --listen 0.0.0.0:7461   reachable from other hosts")]
     Up {
@@ -94,7 +94,8 @@ Examples:
     #[command(after_help = "\
 Examples:
   export TENSORD_URL='...'           the `workers:` line of the scheduler
-  tensord worker --devices flex*2
+  tensord worker                     every GPU, or else the CPU
+  tensord worker --devices cuda:0,1
   tensord worker --url-file /etc/tensord/url --name gpu-1")]
     Worker {
         #[command(flatten)]
@@ -102,7 +103,12 @@ Examples:
         #[command(flatten)]
         url: UrlSettings,
         #[command(flatten)]
+        state: StateSettings,
+        #[command(flatten)]
         drain: DrainSettings,
+        /// For a worker that another one starts.
+        #[arg(long, hide = true)]
+        until_stdin_closes: bool,
     },
     /// Lease devices and serve them to stock Burn programs over WebSocket
     #[command(after_help = "\
@@ -120,6 +126,16 @@ made and kept in the state directory.")]
         url: UrlSettings,
         #[command(flatten)]
         state: StateSettings,
+    },
+    /// Show what this host could offer to a pool
+    #[command(after_help = "\
+Examples:
+  tensord devices
+  tensord devices --json | jq -r '.devices[].device'")]
+    Devices {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
     },
     /// Show the workers and devices of the pool in TENSORD_URL
     #[command(after_help = "\
@@ -140,6 +156,7 @@ Examples:
   tensord demo                       on a pool of its own, with two workers
   tensord demo --model transformer
   tensord demo --devices 4           data-parallel, two devices on each worker
+  tensord demo --kind cuda           on a GPU, if this build and host have it
   tensord demo --url                 on the pool in TENSORD_URL
   tensord demo --json | tail -1 | jq .test_accuracy")]
     Demo {
@@ -239,7 +256,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, status{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

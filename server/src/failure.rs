@@ -8,9 +8,9 @@ use crate::{
 };
 
 /// The configuration is wrong (`EX_USAGE`): starting again changes nothing.
-const USAGE: u8 = 64;
+pub(crate) const USAGE: u8 = 64;
 /// No device of this host works (`EX_UNAVAILABLE`).
-const UNAVAILABLE: u8 = 69;
+pub(crate) const UNAVAILABLE: u8 = 69;
 /// Anything else.
 const FAILED: u8 = 1;
 
@@ -64,7 +64,9 @@ impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
             Self::Config(_) => USAGE,
-            Self::Worker(tensord_worker::StartError::Thread(_)) => UNAVAILABLE,
+            Self::Worker(
+                tensord_worker::StartError::Thread(_) | tensord_worker::StartError::NoDevice { .. },
+            ) => UNAVAILABLE,
             _ => FAILED,
         }
     }

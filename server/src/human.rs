@@ -1,7 +1,7 @@
 //! Amounts the way people read them.
 
 /// Bytes in the largest binary unit that leaves at least 1.
-pub(super) fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1 << 10 {
         return format!("{bytes} B");
@@ -17,7 +17,7 @@ pub(super) fn bytes(bytes: u64) -> String {
 }
 
 /// A number with a comma between its thousands.
-pub(super) fn count(n: u64) -> String {
+pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -30,13 +30,13 @@ pub(super) fn count(n: u64) -> String {
 }
 
 /// `1 worker`, `2 workers`.
-pub(super) fn plural(n: usize, thing: &str) -> String {
+pub(crate) fn plural(n: usize, thing: &str) -> String {
     let s = if n == 1 { "" } else { "s" };
     format!("{} {thing}{s}", count(n as u64))
 }
 
 /// A duration in its two largest units.
-pub(super) fn duration(millis: u64) -> String {
+pub(crate) fn duration(millis: u64) -> String {
     let seconds = millis / 1000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match (days, hours, minutes) {

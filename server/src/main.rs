@@ -5,7 +5,8 @@
 //!                     │  ├───► worker      (tensord_worker)
 //!                     │  ├───► gateway     (tensord_client)
 //!                     │  ├───► demo        (trains, with Burn's own stack)
-//!                     │  └───► status
+//!                     │  ├───► status
+//!                     │  └───► devices     (tensord_worker)
 //!                     └──────► state, local: secrets, and the pool they make
 //! ```
 //!
@@ -18,6 +19,7 @@ mod config;
 #[cfg(feature = "demo")]
 mod demo;
 mod failure;
+mod human;
 mod local;
 mod logging;
 mod refusal;
@@ -26,6 +28,7 @@ mod shutdown;
 mod state;
 mod status;
 mod stdout;
+mod table;
 
 use std::process::ExitCode;
 

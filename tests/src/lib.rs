@@ -8,4 +8,5 @@ pub mod cluster;
 pub mod conformance;
 pub mod digits;
 pub mod quiet;
+pub mod replicas;
 pub mod training;

@@ -1,6 +1,7 @@
 //! The worker: offers a host's devices to a pool and runs sessions on them.
 //!
 //! - [`devices`](parse_devices): what this host offers.
+//! - [`custom`]: ops of one's own, beside Burn's.
 //! - `backend`: the seam to Burn's backends.
 //! - `session`: an op stream with its tensors; faults as data.
 //! - `collective`: what sessions of one lease do together, on one worker or several.
@@ -15,6 +16,7 @@ mod backend;
 mod blobs;
 mod collective;
 mod connection;
+pub mod custom;
 mod devices;
 mod executor;
 mod memory;
@@ -22,7 +24,7 @@ mod registration;
 mod registry;
 mod session;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use rand::Rng;
 use tensord_proto::{
@@ -36,13 +38,18 @@ use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep},
 };
-use tracing::info;
+use tracing::{info, warn};
 
 pub use self::{
-    devices::{DeviceParseError, DeviceSelection, KINDS, parse_devices},
+    custom::{CustomOps, PortableOp},
+    devices::{
+        AUTO, DeviceParseError, DeviceSelection, FoundDevice, KINDS, MissingDevice, chosen,
+        discover, parse_devices,
+    },
     registration::RefusedError,
 };
 use self::{
+    devices::OpenedDevice,
     registration::{GOODBYE, Introduction, Leave, Registration, Standing},
     registry::Registry,
 };
@@ -66,7 +73,7 @@ pub struct WorkerOptions {
     pub devices: Vec<DeviceSelection>,
     /// Its scheduler, with the token for workers.
     pub scheduler: PoolUrl,
-    /// Memory of each CPU device. None: what the host has, shared.
+    /// Memory of each device. None: what it has; CPU devices share the host's.
     pub memory_bytes: Option<u64>,
     /// Host memory for uploads that are kept, so that they need not be sent
     /// again; 0 keeps none.
@@ -75,6 +82,11 @@ pub struct WorkerOptions {
     pub collective_timeout: Duration,
     /// Bytes of all-reduces that are begun together. None: by what the links carry.
     pub bucket_bytes: Option<u64>,
+    /// Where kernels that were compiled and tuned for this host's devices are kept
+    /// for the next start. None: nowhere.
+    pub kernel_cache: Option<PathBuf>,
+    /// Ops beside Burn's.
+    pub custom_ops: CustomOps,
 }
 
 /// Why a worker could not start.
@@ -89,6 +101,12 @@ pub enum StartError {
     /// The system gave no thread for a device.
     #[error("cannot start a thread for a device: {0}")]
     Thread(#[from] std::io::Error),
+    /// None of the devices asked for is to be had.
+    #[error("{}", missing.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    NoDevice {
+        /// Each of them, and why.
+        missing: Vec<MissingDevice>,
+    },
 }
 
 /// A running worker. Dropping it ends its sessions at once.
@@ -111,15 +129,12 @@ impl Worker {
         let identity = Identity::self_signed()?;
         let listener = Listener::bind(options.listen, &identity).await?;
         let address = listener.address();
-        let opened = devices::open(&options.devices, options.memory_bytes);
+        let opened = Self::open_devices(&options).await?;
         let introduction = Introduction {
             name: options.name.clone(),
             address: advertised(options.advertise.as_deref(), address),
             certificate_sha256: identity.fingerprint().0,
-            devices: opened
-                .iter()
-                .map(|device| device.description.clone())
-                .collect(),
+            devices: opened.iter().map(OpenedDevice::description).collect(),
         };
         let id = WorkerId(rand::rng().next_u64());
         let together = collective::Settings {
@@ -157,6 +172,30 @@ impl Worker {
             leave,
             _tasks: tasks,
         })
+    }
+
+    /// Opens the devices that can be opened, and says which cannot and why.
+    async fn open_devices(options: &WorkerOptions) -> Result<Vec<OpenedDevice>, StartError> {
+        let selections = options.devices.clone();
+        let (memory_bytes, cache) = (options.memory_bytes, options.kernel_cache.clone());
+        let custom_ops = options.custom_ops.clone();
+        // A driver takes its time.
+        let open = tokio::task::spawn_blocking(move || {
+            devices::configure(cache.as_deref());
+            devices::open(&selections, memory_bytes, &custom_ops)
+        });
+        let (opened, missing) = open.await.map_err(std::io::Error::other)?;
+        if opened.is_empty() {
+            return Err(StartError::NoDevice { missing });
+        }
+        for missing in missing {
+            warn!("{missing}");
+        }
+        for OpenedDevice { found, .. } in &opened {
+            let (name, driver) = (&found.name, &found.driver);
+            info!(device = %found.selection, name, driver, "offering a device");
+        }
+        Ok(opened)
     }
 
     /// Where it listens.

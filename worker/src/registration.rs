@@ -161,6 +161,7 @@ impl Registration {
                     Err(status) => return ended(&status),
                 },
                 _ = beat.tick() => {
+                    self.registry.look_at_memory();
                     let heartbeat = Heartbeat { usage: self.registry.usage() };
                     // A full queue means that the scheduler is slow; the next beat does.
                     let _ = messages.try_send(message(Body::Heartbeat(heartbeat)));

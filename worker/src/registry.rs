@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -22,6 +22,7 @@ use tokio::runtime::Handle;
 use tracing::info;
 
 use crate::{
+    backend::Device,
     blobs::BlobStore,
     collective::{self, Accepted, Cohort, Roster, Settings},
     devices::OpenedDevice,
@@ -46,6 +47,30 @@ struct Unit {
     _executor: Executor,
     site: Site,
     profile: DeviceProfile,
+    reserved: Arc<Reserved>,
+}
+
+/// What a device's backend holds of its memory, as it was last seen: to look may take
+/// as long as what the device is at.
+#[derive(Default)]
+struct Reserved {
+    bytes: Mutex<Option<u64>>,
+    looking: AtomicBool,
+}
+
+impl Reserved {
+    fn get(&self) -> Option<u64> {
+        *self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks again, unless somebody does already. May block.
+    fn look(&self, device: &dyn Device) {
+        if !self.looking.swap(true, Ordering::AcqRel) {
+            let bytes = device.reserved_bytes();
+            *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
+            self.looking.store(false, Ordering::Release);
+        }
+    }
 }
 
 pub(crate) struct Registry {
@@ -86,7 +111,7 @@ impl Registry {
         let unit = |(index, opened): (usize, OpenedDevice)| {
             let executor = Executor::start(index)?;
             let site = Site {
-                memory: DeviceMemory::new(opened.description.memory_bytes),
+                memory: DeviceMemory::new(opened.found.memory_bytes),
                 queue: executor.queue().clone(),
                 worker: worker.clone(),
                 ops: Arc::new(AtomicU64::new(0)),
@@ -99,6 +124,7 @@ impl Registry {
                 _executor: executor,
                 profile: site.device.profile(),
                 site,
+                reserved: Arc::default(),
             })
         };
         let units = devices.into_iter().enumerate().map(unit);
@@ -349,6 +375,16 @@ impl Registry {
         held.into_iter().map(device).collect()
     }
 
+    /// Has the devices looked at in the background, for later [`usage`](Self::usage).
+    pub(crate) fn look_at_memory(&self) {
+        for unit in &self.units {
+            let (reserved, device) = (unit.reserved.clone(), unit.site.device.clone());
+            unit.site
+                .runtime
+                .spawn_blocking(move || reserved.look(&*device));
+        }
+    }
+
     /// Use of each device, in order.
     pub(crate) fn usage(&self) -> Vec<DeviceUsage> {
         let mut usage: Vec<DeviceUsage> = self
@@ -357,6 +393,7 @@ impl Registry {
             .map(|unit| DeviceUsage {
                 sessions: 0,
                 live_bytes: unit.site.memory.live_bytes(),
+                reserved_bytes: unit.reserved.get(),
                 ops_executed: unit.site.ops.load(Ordering::Relaxed),
             })
             .collect();

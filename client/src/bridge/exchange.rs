@@ -23,7 +23,10 @@ use burn_remote::server::BackendServer;
 use burn_router::{RouterClient, get_client};
 use tokio::runtime::Handle;
 
-use super::reads::{self, READ, Reads};
+use super::{
+    forward::{FORWARD, forward},
+    reads::{self, READ, Reads},
+};
 use crate::{
     backend::{Tensord, TensordChannel, TensordDevice},
     session::Answer,
@@ -201,6 +204,9 @@ pub(crate) fn install(
         })
         .with_custom_op(READ, move |handles, ir, device| {
             reads::read(&for_reads[device], handles, ir, *device);
+        })
+        .with_custom_op(FORWARD, move |handles, ir, device| {
+            forward(handles, ir, *device);
         })
 }
 

@@ -7,6 +7,7 @@
 //! data-parallel strategies span them.
 
 mod exchange;
+pub(crate) mod forward;
 mod reads;
 mod tune;
 

@@ -63,7 +63,7 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let own = match &config.pool {
         Some(_) => None,
-        None => Some(OwnPool::start(config.devices).await?),
+        None => Some(OwnPool::start(config.devices, config.kind.as_deref()).await?),
     };
     let url = config
         .pool
@@ -104,7 +104,11 @@ fn train(
     let pool = Pool::connect_with(url, Options::default())?;
     wait_for_workers(&pool, workers)?;
     let queued = |position| info!("waiting for devices, at position {position} of the queue");
-    let lease = pool.lease(LeaseRequest::devices(config.devices).on_queued(queued))?;
+    let mut request = LeaseRequest::devices(config.devices).on_queued(queued);
+    if let Some(kind) = &config.kind {
+        request = request.kind(kind);
+    }
+    let lease = pool.lease(request)?;
     let mut options = TrainOptions::new(config.model, lease.devices().to_vec());
     options.epochs = config.epochs.unwrap_or(options.epochs);
     options.artifacts.clone_from(&config.artifacts);
@@ -179,7 +183,7 @@ struct OwnPool {
 
 impl OwnPool {
     /// Starts a pool with `devices` devices, one on each worker at least.
-    async fn start(devices: u32) -> Result<Self, Failure> {
+    async fn start(devices: u32, kind: Option<&str>) -> Result<Self, Failure> {
         let state = tempfile::tempdir().map_err(DemoError::Start)?;
         let path: PathBuf = state.path().join("state");
         let shown = path.display().to_string();
@@ -198,8 +202,9 @@ impl OwnPool {
             _state: state,
         };
         for number in 1..=WORKERS {
-            let devices = devices.div_ceil(WORKERS);
-            let worker = start_worker(&own._pool.urls.workers, number, devices);
+            let kind = kind.unwrap_or("flex");
+            let devices = format!("{kind}*{}", devices.div_ceil(WORKERS));
+            let worker = start_worker(&own._pool.urls.workers, number, &devices);
             own.workers.push(worker.map_err(DemoError::Start)?);
         }
         Ok(own)
@@ -218,10 +223,10 @@ impl Drop for OwnPool {
 
 /// Starts a worker process. Its URL goes through the environment, as arguments
 /// can be seen by everybody.
-fn start_worker(url: &PoolUrl, number: u32, devices: u32) -> io::Result<Child> {
+fn start_worker(url: &PoolUrl, number: u32, devices: &str) -> io::Result<Child> {
     Command::new(std::env::current_exe()?)
         .args(["worker", "--listen", "127.0.0.1:0"])
-        .args(["--devices", &format!("flex*{devices}")])
+        .args(["--devices", devices])
         .args(["--name", &format!("demo-{number}")])
         .env("TENSORD_URL", url.reveal())
         .env("TENSORD_LOG", "warn")

@@ -7,8 +7,10 @@
 pub(crate) use self::demo::DemoError;
 pub(crate) use self::gateway::GatewayError;
 
+mod apart;
 #[cfg(feature = "demo")]
 mod demo;
+mod devices;
 mod gateway;
 mod scheduler;
 mod status;
@@ -24,6 +26,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Scheduler(config) => scheduler::run(config).await,
         Config::Worker(config) => worker::run(config).await,
         Config::Gateway(config) => gateway::run(config).await,
+        Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,
         #[cfg(feature = "demo")]
         Config::Demo(config) => demo::run(config).await,

@@ -1,8 +1,6 @@
 //! `tensord up`: a scheduler and a worker in one process.
 
-use tensord_worker::Worker;
-
-use super::worker;
+use super::worker::Host;
 use crate::{
     config::{NodeConfig, UpConfig},
     failure::Failure,
@@ -22,20 +20,19 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let mut pool = LocalPool::start(&config).await?;
     let node = told_from_outside(node, config.host_name.as_deref());
-    let worker = Worker::start(worker::options(node, pool.urls.own_worker.clone())).await?;
+    let host = Host::start(node, pool.urls.own_worker.clone(), drain, false).await?;
     tokio::select! {
-        joined = worker.joined() => joined?,
+        joined = host.joined() => joined?,
         () = shutdown.requested() => return Ok(()),
     }
     stdout::print(&pool.urls.banner(&config.state.shown))?;
     tokio::select! {
         () = shutdown.requested() => {}
-        refused = worker.failed() => return Err(refused.into()),
+        refused = host.failed() => return Err(refused.into()),
         () = pool.scheduler.ended() => return Err(Failure::SchedulerEnded),
     }
     pool.scheduler.stop_granting().await;
-    worker.drain(drain).await;
-    drop(worker);
+    host.drain(drain).await;
     pool.stop().await;
     Ok(())
 }

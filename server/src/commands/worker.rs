@@ -1,8 +1,11 @@
 //! `tensord worker`: this host's devices, for a pool elsewhere.
 
-use tensord_transport::PoolUrl;
-use tensord_worker::{Worker, WorkerOptions};
+use std::{io::Read, time::Duration};
 
+use tensord_transport::PoolUrl;
+use tensord_worker::{CustomOps, Worker, WorkerOptions};
+
+use super::apart::{self, Apart};
 use crate::{
     config::{NodeConfig, WorkerConfig},
     failure::Failure,
@@ -13,17 +16,94 @@ use crate::{
 /// scheduler that is not there yet, or not any more, is waited for.
 pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
-    let worker = Worker::start(options(config.node, config.url)).await?;
+    let host = Host::start(config.node, config.url, config.drain, true).await?;
     tokio::select! {
         () = shutdown.requested() => {}
-        refused = worker.failed() => return Err(refused.into()),
+        () = stdin_closes(), if config.until_stdin_closes => {}
+        refused = host.failed() => return Err(refused.into()),
     }
-    worker.drain(config.drain).await;
+    host.drain(config.drain).await;
     Ok(())
 }
 
+/// This host's devices: those that this process runs, and those apart.
+pub(super) struct Host {
+    own: Option<Worker>,
+    apart: Apart,
+}
+
+impl Host {
+    /// Starts the workers of `node`'s devices. `alone` says that nothing else runs in
+    /// this process.
+    ///
+    /// # Errors
+    ///
+    /// When none of the devices is to be had, or the system refuses something.
+    pub(super) async fn start(
+        node: NodeConfig,
+        scheduler: PoolUrl,
+        drain: Duration,
+        alone: bool,
+    ) -> Result<Self, Failure> {
+        let asked = node.clone();
+        let parts = tokio::task::spawn_blocking(move || apart::part(&asked, alone));
+        let parts = parts.await.map_err(std::io::Error::other);
+        let [devices, apart] = parts.map_err(Failure::system("look for devices"))?;
+        let apart = Apart::start(&apart, &node, &scheduler, drain);
+        let apart = apart.map_err(Failure::system("watch processes of devices"))?;
+        let own = match devices.is_empty() {
+            true => None,
+            false => Some(Worker::start(options(NodeConfig { devices, ..node }, scheduler)).await?),
+        };
+        Ok(Self { own, apart })
+    }
+
+    /// Waits until this process's own worker has joined its pool, if it has one.
+    pub(super) async fn joined(&self) -> Result<(), tensord_worker::RefusedError> {
+        match &self.own {
+            Some(worker) => worker.joined().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Ends when the scheduler refuses the worker, which it does not get over.
+    pub(super) async fn failed(&self) -> tensord_worker::RefusedError {
+        match &self.own {
+            Some(worker) => worker.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Leaves the pool in order.
+    pub(super) async fn drain(self, deadline: Duration) {
+        let Self { own, apart } = self;
+        let apart = tokio::task::spawn_blocking(move || drop(apart));
+        if let Some(worker) = own {
+            worker.drain(deadline).await;
+        }
+        // It has no reason to panic, and nothing more could be done.
+        let _ = apart.await;
+    }
+}
+
+/// Ends when whoever holds the other end of stdin closes it, or is gone.
+async fn stdin_closes() {
+    let (closed, closes) = tokio::sync::oneshot::channel();
+    // Not a task of the runtime: nothing ends a read.
+    std::thread::spawn(move || {
+        let mut byte = [0];
+        while std::io::stdin()
+            .read(&mut byte)
+            .is_ok_and(|count| count > 0)
+        {}
+        // Nobody waits any more if the process ends.
+        let _ = closed.send(());
+    });
+    let _ = closes.await;
+}
+
 /// What a worker configured as `node` is told, which joins the pool at `scheduler`.
-pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
+fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
     let NodeConfig {
         name,
         listen,
@@ -33,6 +113,7 @@ pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         cache_bytes,
         collective_timeout,
         bucket_bytes,
+        kernel_cache,
     } = node;
     WorkerOptions {
         name,
@@ -44,5 +125,7 @@ pub(super) fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         cache_bytes,
         collective_timeout,
         bucket_bytes,
+        kernel_cache,
+        custom_ops: CustomOps::new(),
     }
 }

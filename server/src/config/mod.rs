@@ -40,6 +40,8 @@ pub(crate) enum Config {
     Gateway(GatewayConfig),
     /// `tensord status`.
     Status(StatusConfig),
+    /// `tensord devices`.
+    Devices(DevicesConfig),
     /// `tensord demo`.
     #[cfg(feature = "demo")]
     Demo(DemoConfig),
@@ -78,10 +80,12 @@ pub(crate) struct WorkerConfig {
     pub(crate) node: NodeConfig,
     /// How long running sessions get to end.
     pub(crate) drain: Duration,
+    /// It ends when its stdin does: another process started it.
+    pub(crate) until_stdin_closes: bool,
 }
 
 /// One host's worker.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
     /// Its name, for people.
     pub(crate) name: String,
@@ -99,6 +103,8 @@ pub(crate) struct NodeConfig {
     pub(crate) collective_timeout: Duration,
     /// Bytes of all-reduces that are begun together, if the operator knows better.
     pub(crate) bucket_bytes: Option<u64>,
+    /// Where compiled kernels are kept; nowhere if this host has no place.
+    pub(crate) kernel_cache: Option<PathBuf>,
 }
 
 /// A gateway.
@@ -143,6 +149,13 @@ pub(crate) struct StatusConfig {
     pub(crate) json: bool,
 }
 
+/// A look at this host.
+#[derive(Debug)]
+pub(crate) struct DevicesConfig {
+    /// JSON instead of a table.
+    pub(crate) json: bool,
+}
+
 /// A training run.
 #[cfg(feature = "demo")]
 #[derive(Debug)]
@@ -151,6 +164,8 @@ pub(crate) struct DemoConfig {
     pub(crate) model: crate::demo::Model,
     /// How many devices train it together.
     pub(crate) devices: u32,
+    /// Of which kind; if `None`, any of an existing pool, or CPUs.
+    pub(crate) kind: Option<String>,
     /// The pool to train on; one of the demo's own if `None`.
     pub(crate) pool: Option<PoolUrl>,
     /// Passes over the training set, if not the usual number.

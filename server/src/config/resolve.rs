@@ -10,11 +10,11 @@ use std::{
 };
 
 use tensord_transport::{PoolUrl, Secret};
-use tensord_worker::DeviceSelection;
+use tensord_worker::{AUTO, DeviceSelection};
 
 use super::{
-    Config, ConfigError, Demand, Environment, File, GatewayConfig, GatewayToken, NodeConfig,
-    SchedulerConfig, StatePath, StatusConfig, UpConfig, WorkerConfig,
+    Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig, GatewayToken,
+    NodeConfig, SchedulerConfig, StatePath, StatusConfig, UpConfig, WorkerConfig,
     settings::{
         DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
         WorkerSettings,
@@ -88,8 +88,13 @@ pub(crate) fn resolve(
         Command::Worker {
             settings,
             url,
+            state,
             drain,
-        } => Config::Worker(layers.worker(settings, url, &drain)?),
+            until_stdin_closes,
+        } => Config::Worker(WorkerConfig {
+            until_stdin_closes,
+            ..layers.worker(settings, url, state, &drain)?
+        }),
         Command::Gateway {
             settings,
             url,
@@ -99,6 +104,7 @@ pub(crate) fn resolve(
             url: layers.url(url)?,
             json,
         }),
+        Command::Devices { json } => Config::Devices(DevicesConfig { json }),
         #[cfg(feature = "demo")]
         Command::Demo { settings, url } => Config::Demo(layers.demo(settings, url)?),
     })
@@ -121,12 +127,13 @@ impl Layers<'_> {
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, POOL_PORT));
         let listen = or_default(settings.listen, local);
         let advertise = settings.advertise.map(|Host(host)| host);
+        let state = self.state(state)?;
         Ok(UpConfig {
             node: NodeConfig {
                 name: self.worker_name(settings.name)?,
                 listen: or_default(settings.worker_listen, SocketAddr::new(listen.ip(), 0)),
                 advertise: advertise.clone(),
-                devices: or_one_cpu(settings.devices),
+                devices: or_auto(settings.devices),
                 memory_bytes: settings.memory.map(|memory| memory.size_bytes),
                 cache_bytes: settings
                     .upload_cache
@@ -135,9 +142,10 @@ impl Layers<'_> {
                     .collective_timeout
                     .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
+                kernel_cache: Some(kernel_cache(&state)),
             },
             scheduler: SchedulerConfig {
-                state: self.state(state)?,
+                state,
                 listen,
                 advertise,
                 host_name: self.environment.host_name.clone(),
@@ -164,16 +172,18 @@ impl Layers<'_> {
         mut self,
         settings: WorkerSettings,
         url: UrlSettings,
+        state: StateSettings,
         drain: &DrainSettings,
     ) -> Result<WorkerConfig, ConfigError> {
         let settings = settings.over(std::mem::take(&mut self.file.worker));
         Ok(WorkerConfig {
+            until_stdin_closes: false,
             url: self.url(url)?,
             node: NodeConfig {
                 name: self.worker_name(settings.name)?,
                 listen: or_default(settings.listen, anywhere(WORKER_PORT)),
                 advertise: settings.advertise.map(|Host(host)| host),
-                devices: or_one_cpu(settings.devices),
+                devices: or_auto(settings.devices),
                 memory_bytes: settings.memory.map(|memory| memory.size_bytes),
                 cache_bytes: settings
                     .upload_cache
@@ -182,6 +192,8 @@ impl Layers<'_> {
                     .collective_timeout
                     .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
+                // A worker keeps nothing else, so it does without where there is no place.
+                kernel_cache: self.state(state).ok().as_ref().map(kernel_cache),
             },
             drain: self.drain(drain),
         })
@@ -228,9 +240,16 @@ impl Layers<'_> {
             None if url.url_file.is_some() => Some(self.url(url)?),
             None => None,
         };
+        let kind = settings.kind.map(|Name(kind)| kind);
+        if let (None, Some(kind)) = (&pool, &kind)
+            && let Err(e) = kind.parse::<Devices>()
+        {
+            return Err(ConfigError::CommandLine(format!("--kind {kind}: {e}")));
+        }
         Ok(DemoConfig {
             model: settings.model,
             devices: settings.devices.0,
+            kind,
             pool,
             epochs: settings.epochs.map(|epochs| epochs as usize),
             artifacts: settings.artifacts,
@@ -301,9 +320,14 @@ fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {
     listen.map_or(default, |Listen(address)| address)
 }
 
-fn or_one_cpu(devices: Option<Devices>) -> Vec<DeviceSelection> {
-    let one_cpu = || "flex".parse().expect("every build offers the CPU");
-    let Devices(devices) = devices.unwrap_or_else(one_cpu);
+/// Where a state directory has compiled kernels.
+fn kernel_cache(state: &StatePath) -> PathBuf {
+    state.path.join("kernels")
+}
+
+fn or_auto(devices: Option<Devices>) -> Vec<DeviceSelection> {
+    let auto = || AUTO.parse().expect("auto is a list of devices");
+    let Devices(devices) = devices.unwrap_or_else(auto);
     devices
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct UpSettings {
     /// Host that the printed URLs name [default: the address listened on]
     #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
     pub(crate) advertise: Option<Host>,
-    /// Devices to offer, such as flex*2 [default: flex]
+    /// Devices to offer, such as cuda:0,1 or flex*2 [default: auto, which is every GPU or else the CPU]
     #[arg(long, value_name = "LIST", env = "TENSORD_DEVICES")]
     pub(crate) devices: Option<Devices>,
     /// Name of this host's worker [default: the host's name]
@@ -63,7 +63,7 @@ pub(crate) struct SchedulerSettings {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct WorkerSettings {
-    /// Devices to offer, such as flex*2 [default: flex]
+    /// Devices to offer, such as cuda:0,1 or flex*2 [default: auto, which is every GPU or else the CPU]
     #[arg(long, value_name = "LIST", env = "TENSORD_DEVICES")]
     pub(crate) devices: Option<Devices>,
     /// Name of this worker [default: the host's name]
@@ -120,6 +120,9 @@ pub(crate) struct DemoSettings {
     /// Devices that train it together, each on its share of a step's 64 digits: 1, 2, 4, 8 or 16
     #[arg(long, value_name = "N", default_value_t)]
     pub(crate) devices: DeviceCount,
+    /// Kind of the devices, such as cuda [default: flex; any of an existing pool]
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kind: Option<Name>,
     /// Train on an existing pool: the one in TENSORD_URL, or at URL, which other users of this
     /// host can then see [default: a pool of the demo's own]
     #[arg(long, value_name = "URL", num_args = 0..=1)]
@@ -141,7 +144,7 @@ pub(crate) struct DemoSettings {
 /// For commands that keep secrets on disk.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct StateSettings {
-    /// Directory of keys and tokens [default: ~/.local/state/tensord]
+    /// Directory of keys, tokens and compiled kernels [default: ~/.local/state/tensord]
     #[arg(long, value_name = "DIR", env = "TENSORD_STATE")]
     pub(crate) state: Option<PathBuf>,
 }

@@ -39,6 +39,7 @@ fn worker_status(worker: WorkerSnapshot, now: Timestamp, usage: &[DeviceUsage]) 
             sessions: usage.sessions,
             live_bytes: usage.live_bytes,
             ops_executed: usage.ops_executed,
+            reserved_bytes: usage.reserved_bytes,
         }
     });
     WorkerStatus {

@@ -30,6 +30,8 @@ struct Device<'a> {
     leased: bool,
     sessions: u32,
     live_bytes: u64,
+    /// Null where the backend does not count.
+    reserved_bytes: Option<u64>,
     ops_executed: u64,
 }
 
@@ -65,6 +67,7 @@ fn device((index, status): (usize, &DeviceStatus)) -> Device<'_> {
         leased: status.leased,
         sessions: status.sessions,
         live_bytes: status.live_bytes,
+        reserved_bytes: status.reserved_bytes,
         ops_executed: status.ops_executed,
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! [`fetch`] asks; [`table()`] and [`json()`] are functions of the reply alone.
 
-mod human;
 mod json;
 mod table;
 

@@ -1,16 +1,16 @@
 //! A pool's status for people: a line that sums it up, and a row a device.
 
-use comfy_table::{CellAlignment, Table, presets::NOTHING};
 use tensord_proto::v1::{DeviceStatus, StatusReply, WorkerStatus};
 
-use super::human;
+use crate::{human, table};
 
-const HEADER: [&str; 9] = [
-    "WORKER", "ADDRESS", "DEVICE", "KIND", "MEMORY", "LEASED", "SESSIONS", "LIVE", "OPS",
+const HEADER: [&str; 10] = [
+    "WORKER", "ADDRESS", "DEVICE", "KIND", "MEMORY", "LEASED", "SESSIONS", "LIVE", "RESERVED",
+    "OPS",
 ];
 
 /// Columns of numbers.
-const RIGHT: [usize; 4] = [4, 6, 7, 8];
+const RIGHT: [usize; 5] = [4, 6, 7, 8, 9];
 
 /// A worker that was not heard for longer than this is shown as silent: it
 /// missed at least two heartbeats.
@@ -24,25 +24,9 @@ pub(crate) fn table(reply: &StatusReply) -> String {
         text.push_str("\nNo worker has joined yet: start one with `tensord worker`.\n");
         return text;
     }
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(HEADER);
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    for index in RIGHT {
-        if let Some(column) = table.column_mut(index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    reply
-        .workers
-        .iter()
-        .for_each(|worker| add_rows(&mut table, worker));
     text.push('\n');
-    for line in table.lines() {
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
+    let rows = reply.workers.iter().flat_map(rows);
+    text.push_str(&table::text(HEADER, &RIGHT, rows));
     text
 }
 
@@ -61,7 +45,7 @@ fn summary(reply: &StatusReply) -> String {
     )
 }
 
-fn add_rows(table: &mut Table, worker: &WorkerStatus) {
+fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
     let name = match worker.last_beat_ms {
         silent if silent > SILENT_MS => {
             format!("{} (silent for {})", worker.name, human::duration(silent))
@@ -69,19 +53,25 @@ fn add_rows(table: &mut Table, worker: &WorkerStatus) {
         _ => worker.name.clone(),
     };
     let mut place = [name, worker.address.clone()];
-    if worker.devices.is_empty() {
-        table.add_row(place.iter());
-    }
+    let mut rows = Vec::new();
     for (index, device) in worker.devices.iter().enumerate() {
-        let cells = std::mem::take(&mut place)
-            .into_iter()
-            .chain(cells(index, device));
-        table.add_row(cells);
+        let [worker, address] = std::mem::take(&mut place);
+        let [device, kind, memory, leased, sessions, live, reserved, ops] = cells(index, device);
+        rows.push([
+            worker, address, device, kind, memory, leased, sessions, live, reserved, ops,
+        ]);
     }
+    if rows.is_empty() {
+        let [worker, address] = place;
+        let mut row: [String; 10] = Default::default();
+        (row[0], row[1]) = (worker, address);
+        rows.push(row);
+    }
+    rows
 }
 
 /// The columns that tell of one device.
-fn cells(index: usize, status: &DeviceStatus) -> [String; 7] {
+fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     let device = status.device.clone().unwrap_or_default();
     let leased = if status.leased { "yes" } else { "-" };
     [
@@ -91,6 +81,7 @@ fn cells(index: usize, status: &DeviceStatus) -> [String; 7] {
         leased.into(),
         human::count(status.sessions.into()),
         human::bytes(status.live_bytes),
+        status.reserved_bytes.map_or("-".into(), human::bytes),
         human::count(status.ops_executed),
     ]
 }

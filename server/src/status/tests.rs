@@ -21,6 +21,7 @@ fn reply() -> StatusReply {
         leased: true,
         sessions: 2,
         live_bytes: 13_002_342,
+        reserved_bytes: Some(64 << 20),
         ops_executed: 1_234_567,
         ..device("cuda", "NVIDIA H200", 141)
     };
@@ -50,10 +51,10 @@ fn the_table_has_a_line_for_the_pool_and_a_row_for_each_device() {
     let expected = "\
 2 workers, 3 devices (1 leased), 1 lease, 3 requests waiting; tensord 0.1.0, up 1 h 2 min
 
-WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED  SESSIONS      LIVE        OPS
-gpu-1                   10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  yes            2  12.4 MiB  1,234,567
-                                        1 NVIDIA H200  cuda  141.0 GiB  -              0       0 B          0
-cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  -              0       0 B          0
+WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED  SESSIONS      LIVE  RESERVED        OPS
+gpu-1                   10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  yes            2  12.4 MiB  64.0 MiB  1,234,567
+                                        1 NVIDIA H200  cuda  141.0 GiB  -              0       0 B         -          0
+cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  -              0       0 B         -          0
 ";
     assert_eq!(table(&reply()), expected, "\n{}", table(&reply()));
 }
@@ -97,6 +98,7 @@ fn json_tells_the_same() {
           "leased": false,
           "sessions": 0,
           "live_bytes": 0,
+          "reserved_bytes": null,
           "ops_executed": 0
         }
       ]

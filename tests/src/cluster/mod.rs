@@ -35,6 +35,7 @@ pub struct Cluster {
     client_url: String,
     worker_url: String,
     dir: TempDir,
+    worker_binary: PathBuf,
 }
 
 /// The `tensord` binary that was built along with this test.
@@ -64,10 +65,20 @@ impl Process {
     ///
     /// When the system cannot start it.
     pub fn start(args: &[&str], env: &[(&str, &str)], log: PathBuf) -> Self {
-        let mut command = Command::new(binary());
+        Self::start_of(&binary(), args, env, log)
+    }
+
+    /// Starts another build of `tensord`, or a program that takes the same variables.
+    ///
+    /// # Panics
+    ///
+    /// When the system cannot start it.
+    pub fn start_of(binary: &Path, args: &[&str], env: &[(&str, &str)], log: PathBuf) -> Self {
+        let mut command = Command::new(binary);
         command
             .args(args)
             .env_remove("TENSORD_URL")
+            .env_remove("TENSORD_DEVICES")
             .env(
                 "TENSORD_LOG",
                 "info,tensord=debug,tensord_worker=debug,tensord_transport=debug",
@@ -197,6 +208,15 @@ impl Cluster {
     ///
     /// When that takes too long.
     pub fn start(workers: &[&str]) -> Self {
+        Self::start_with(binary(), workers)
+    }
+
+    /// As [`start`](Self::start), with workers of another build.
+    ///
+    /// # Panics
+    ///
+    /// When that takes too long.
+    pub fn start_with(worker_binary: PathBuf, workers: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("there is a temporary directory");
         let mut cluster = Self {
             workers: Vec::new(),
@@ -204,6 +224,7 @@ impl Cluster {
             client_url: String::new(),
             worker_url: String::new(),
             dir,
+            worker_binary,
         };
         cluster.start_scheduler("127.0.0.1:0");
         for devices in workers {
@@ -266,8 +287,17 @@ impl Cluster {
         ];
         args.extend(more);
         let log = self.path(&format!("{name}.log"));
-        let env = [("TENSORD_URL", self.worker_url.as_str())];
-        self.workers.push(Process::start(&args, &env, log));
+        // Kernels that were compiled once need not be again.
+        let shared = std::env::var_os("TENSORD_KERNELS").map(PathBuf::from);
+        let state = shared.unwrap_or_else(|| self.path("worker-state"));
+        let state = state.to_str().expect("temporary paths are text");
+        let env = [
+            ("TENSORD_URL", self.worker_url.as_str()),
+            ("TENSORD_STATE", state),
+        ];
+        let binary = self.worker_binary.clone();
+        self.workers
+            .push(Process::start_of(&binary, &args, &env, log));
     }
 
     /// Waits until `count` workers are in the pool.

@@ -1,81 +1,34 @@
 //! Data-parallel training by Burn's own means, over several worker processes.
 //!
-//! Devices meet before each step (`Barrier`): the server with which Burn 0.22.1
-//! gathers a step's gradients mixes up two steps when one device is paused at the
-//! end of a backward pass while another is through its next forward pass, and then
-//! all wait for ever. Small machines do that every few hundred steps.
-//!
-//! A binary of its own: that server is one for the whole process, and any backward
-//! pass of another test would take part.
+//! A binary of its own, and a barrier before each step, for the reasons in
+//! `tensord_tests::replicas`.
 
-use std::{
-    sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc},
-    time::Duration,
-};
+use std::sync::{Arc, Barrier, Mutex};
 
 use burn::{
     data::{
         dataloader::{DataLoaderBuilder, batcher::Batcher},
         dataset::InMemDataset,
     },
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    module::Module,
     nn::loss::CrossEntropyLossConfig,
-    optim::{AdamConfig, GradientsParams},
-    tensor::{
-        Device, Int, Tensor,
-        distributed::{DistributedConfig, DistributedContext, ReduceOperation},
-    },
+    optim::AdamConfig,
+    tensor::{Device, Int, Tensor},
     train::{
         ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining,
         TrainOutput, TrainStep, logger::InMemoryMetricLogger, metric::LossMetric,
     },
 };
-use tensord_client::{LeaseRequest, data};
+use tensord_client::LeaseRequest;
 use tensord_tests::{
     cluster::Cluster,
     digits::{self, Digit, TRAIN},
     quiet::Quiet,
+    replicas::{BATCH, MEAN, alone, bits, in_time, replicas},
     training::{Classifier, Mlp, Transformer},
 };
 
-/// Digits a step, those of all devices.
-const BATCH: usize = 64;
 const STEPS: usize = TRAIN / BATCH;
-const MEAN: DistributedConfig = DistributedConfig {
-    all_reduce_op: ReduceOperation::Mean,
-};
-
-/// Burn has one communication server a process, so one test at a time trains.
-fn alone() -> MutexGuard<'static, ()> {
-    static TRAINING: Mutex<()> = Mutex::new(());
-    TRAINING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What `training` returns. Burn's threads wait for each other without a
-/// deadline, so a training that one of them has left would not end.
-fn in_time<T: Send + 'static>(training: impl FnOnce() -> T + Send + 'static) -> T {
-    let (done, result) = mpsc::channel();
-    std::thread::spawn(move || done.send(training()));
-    let result = result.recv_timeout(Duration::from_secs(120));
-    result.expect("a training that ends, and without a panic")
-}
-
-/// The bits of all of a model's weights.
-fn bits<M: Module>(model: &M) -> Vec<u32> {
-    struct Bits(Vec<u32>);
-
-    impl ModuleVisitor for Bits {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let values = data::into_data(param.val()).unwrap();
-            let values = values.try_to_vec::<f32>().unwrap();
-            self.0.extend(values.into_iter().map(f32::to_bits));
-        }
-    }
-
-    let mut bits = Bits(Vec::new());
-    model.visit(&mut bits);
-    bits.0
-}
 
 /// The share of the test's digits that `model` gets right.
 fn accuracy<M: Classifier>(model: &M, test: &[Digit], device: &Device) -> f32 {
@@ -242,77 +195,6 @@ fn burns_own_strategy_learns_on_four_devices_of_four_workers() {
     burns_own_strategy_on(&["flex", "flex", "flex", "flex"]);
 }
 
-/// Marks the weights whose gradients are to be averaged.
-struct Shared;
-
-impl ModuleMapper for Shared {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, tensor.set_distributed(id), mapper)
-    }
-}
-
-/// What a device saw of a training: its loss in each step, and its weights
-/// after each epoch.
-#[derive(Default)]
-struct Seen {
-    losses: Vec<f32>,
-    weights: Vec<Vec<u32>>,
-}
-
-/// Trains `model`'s replica on `device`, on the share of each step's digits that
-/// is the `rank`th of `ranks`. All of them meet before each step.
-fn replica<M: Classifier>(
-    model: M,
-    device: &Device,
-    (rank, ranks): (usize, usize),
-    together: &Barrier,
-) -> Seen {
-    const EPOCHS: usize = 2;
-    let mut model = model.fork(device);
-    if ranks > 1 {
-        model = model.map(&mut Shared);
-    }
-    let mut optimizer = AdamConfig::new().init();
-    let cross_entropy = CrossEntropyLossConfig::new().init(device);
-    let share = BATCH / ranks;
-    let (train, _) = digits::split();
-    let mut seen = Seen::default();
-    for _ in 0..EPOCHS {
-        for step in train.chunks(BATCH) {
-            together.wait();
-            let (images, labels) = digits::batch(&step[rank * share..][..share], device);
-            let loss = cross_entropy.forward(model.forward(images), labels);
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(5e-3, model, gradients);
-            seen.losses.push(loss.into_scalar());
-        }
-        seen.weights.push(bits(&model));
-    }
-    seen
-}
-
-/// Trains a replica of `model` on each of `devices`.
-fn replicas<M: Classifier + 'static>(model: &M, devices: &[Device]) -> Vec<Seen> {
-    let model = model.clone();
-    let devices: Vec<_> = devices.iter().map(|d| d.clone().autodiff()).collect();
-    let count = devices.len();
-    let context = (count > 1).then(|| DistributedContext::init(devices.clone(), MEAN));
-    let together = Barrier::new(count);
-    let seen = in_time(move || {
-        std::thread::scope(|scope| {
-            let ranks = devices.iter().enumerate().map(|(rank, device)| {
-                let (model, together) = (model.clone(), &together);
-                scope.spawn(move || replica(model, device, (rank, count), together))
-            });
-            let ranks: Vec<_> = ranks.collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    });
-    drop(context);
-    seen
-}
-
 /// The same digits a step on one device, and divided among two and four.
 fn the_curve_does_not_depend_on_the_number_of_devices<M: Classifier + 'static>() {
     let _alone = alone();
@@ -322,14 +204,14 @@ fn the_curve_does_not_depend_on_the_number_of_devices<M: Classifier + 'static>()
     let first = devices[0].clone().autodiff();
     first.seed(42);
     let model = M::new(&first).fork(&first);
-    let reference = replicas(&model, &devices[..1]).remove(0).losses;
+    let reference = replicas(&model, &devices[..1], 2).remove(0).losses;
     assert!(reference[reference.len() - 1] < 0.5 * reference[0]);
     // Two devices on different workers, then all four.
     for devices in [
         vec![devices[0].clone(), devices[2].clone()],
         devices.to_vec(),
     ] {
-        let seen = replicas(&model, &devices);
+        let seen = replicas(&model, &devices, 2);
         let ranks = seen.len();
         for (step, &expected) in reference.iter().enumerate() {
             let loss = seen.iter().map(|seen| seen.losses[step]).sum::<f32>() / ranks as f32;

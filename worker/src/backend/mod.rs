@@ -4,16 +4,28 @@
 //! An [`Engine`] is one session's set of tensors on one device. Calls may
 //! panic, as backends do on ops they cannot carry out; the executor catches.
 
-use std::sync::{Arc, Mutex, PoisonError};
+#[cfg(feature = "cube")]
+mod cube;
+mod flex;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use burn_backend::{BoolStore, DType, ExecutionError, TensorData};
 use burn_ir::{BackendIr, OperationIr, TensorId, TensorIr, TensorStatus};
-use burn_router::TensorInterpreter;
-use burn_std::future::DynFut;
+use burn_router::{CustomOpRegistry, TensorInterpreter};
+use burn_std::{future::DynFut, stream::Stream};
 use tensord_proto::codec::DeviceProfile;
+use tracing::warn;
+
+use crate::custom::CustomOps;
 
 /// One session's tensors on one device.
 pub(crate) trait Engine: Send {
+    /// Why a custom op cannot be carried out, if it is not there.
+    fn lacks(&self, custom_op: &str) -> Option<String>;
     /// Carries out an op.
     fn execute(&mut self, op: OperationIr);
     /// Carries out an op that draws random numbers, with a generator seeded by `seed`.
@@ -34,24 +46,53 @@ pub(crate) trait Engine: Send {
 pub(crate) trait Device: Send + Sync {
     fn open(&self) -> Box<dyn Engine>;
     fn profile(&self) -> DeviceProfile;
-    /// Gives memory that no tensor uses back to the system.
-    fn clean_up(&self);
+    /// Bytes that the backend holds of the device's memory for all its sessions,
+    /// where it counts them. May wait for the device.
+    fn reserved_bytes(&self) -> Option<u64>;
+}
+
+/// A Burn backend that sessions can run on.
+pub(crate) trait SessionBackend: BackendIr {
+    /// The value of a tensor in its own memory, where the host can read that. It
+    /// stays as it is, whatever becomes of the tensor.
+    fn lend(handle: Self::Handle) -> Option<TensorData>;
+
+    /// The worker's own ops for this backend, by name.
+    fn custom_ops(ops: &CustomOps) -> (CustomOpRegistry<Self>, Vec<String>)
+    where
+        Self: Sized;
 }
 
 /// A device of Burn backend `B`.
-pub(crate) struct BurnDevice<B: BackendIr> {
+pub(crate) struct BurnDevice<B: SessionBackend> {
     device: B::Device,
+    custom_ops: CustomOpRegistry<B>,
+    custom_names: Arc<[String]>,
 }
 
-impl<B: BackendIr> BurnDevice<B> {
-    pub(crate) fn shared(device: B::Device) -> Arc<dyn Device> {
-        Arc::new(Self { device })
+impl<B: SessionBackend> BurnDevice<B> {
+    pub(crate) fn shared(device: B::Device, custom_ops: &CustomOps) -> Arc<dyn Device> {
+        let (custom_ops, custom_names) = B::custom_ops(custom_ops);
+        Arc::new(Self {
+            device,
+            custom_ops,
+            custom_names: custom_names.into(),
+        })
     }
 }
 
-impl<B: BackendIr> Device for BurnDevice<B> {
+impl<B: SessionBackend> Device for BurnDevice<B> {
     fn open(&self) -> Box<dyn Engine> {
-        Box::new(BurnEngine::<B>(TensorInterpreter::new(self.device.clone())))
+        let device = self.device.clone();
+        Box::new(BurnEngine::<B> {
+            interpreter: Some(TensorInterpreter::with_custom_ops(
+                device.clone(),
+                self.custom_ops.clone(),
+            )),
+            custom_names: self.custom_names.clone(),
+            device,
+            stream: Stream::new(),
+        })
     }
 
     fn profile(&self) -> DeviceProfile {
@@ -62,8 +103,10 @@ impl<B: BackendIr> Device for BurnDevice<B> {
         }
     }
 
-    fn clean_up(&self) {
-        B::memory_cleanup(&self.device);
+    fn reserved_bytes(&self) -> Option<u64> {
+        // A device that failed counts no more.
+        let usage = catch_unwind(AssertUnwindSafe(|| B::memory_pool_usage(&self.device)));
+        usage.ok().flatten().map(|usage| usage.bytes_reserved)
     }
 }
 
@@ -92,30 +135,80 @@ const DTYPES: [DType; 16] = [
 /// drawing from it must not be torn apart by another session.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-struct BurnEngine<B: BackendIr>(TensorInterpreter<B>);
+/// One stream of the device for each session: what one waits for, the others do not.
+struct BurnEngine<B: SessionBackend> {
+    /// Taken when the session is over.
+    interpreter: Option<TensorInterpreter<B>>,
+    custom_names: Arc<[String]>,
+    device: B::Device,
+    stream: Stream,
+}
 
-impl<B: BackendIr> Engine for BurnEngine<B> {
+impl<B: SessionBackend> BurnEngine<B> {
+    fn run<T>(&mut self, call: impl FnOnce(&mut TensorInterpreter<B>) -> T) -> T {
+        let interpreter = self.interpreter.as_mut().expect("the session is on");
+        self.stream.enter(|| call(interpreter))
+    }
+}
+
+impl<B: SessionBackend> Engine for BurnEngine<B> {
+    fn lacks(&self, custom_op: &str) -> Option<String> {
+        if self.custom_names.iter().any(|name| name == custom_op) {
+            return None;
+        }
+        let has = match self.custom_names.is_empty() {
+            true => "none".into(),
+            false => self.custom_names.join(", "),
+        };
+        Some(format!(
+            "this worker has no custom op {custom_op:?} for this device, of those it has ({has})"
+        ))
+    }
+
     fn execute(&mut self, op: OperationIr) {
-        self.0.register_op(op);
+        self.run(|interpreter| interpreter.register_op(op));
     }
 
     fn execute_seeded(&mut self, op: OperationIr, seed: u64) {
         // A backend that panicked while drawing leaves nothing half-done here.
         let _drawing = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.seed(seed);
-        self.0.register_op(op);
+        let device = self.device.clone();
+        self.run(|interpreter| {
+            interpreter.seed(seed);
+            interpreter.register_op(op);
+            // A lazy backend would draw later, when the seed is another's. Should it
+            // fail, whoever reads the tensor hears why.
+            let _ = B::flush(&device);
+        });
     }
 
-    fn upload(&mut self, id: TensorId, data: TensorData) {
-        self.0.register_tensor_data_id(id, data);
+    fn upload(&mut self, id: TensorId, mut data: TensorData) {
+        let device = self.device.clone();
+        self.run(|interpreter| {
+            // From where the device fetches it by itself, if it has such memory.
+            B::staging(std::iter::once(&mut data), &device);
+            interpreter.register_tensor_data_id(id, data);
+        });
     }
 
     fn alias(&mut self, id: TensorId, source: TensorId) {
-        self.0.register_alias(id, source);
+        self.run(|interpreter| interpreter.register_alias(id, source));
     }
 
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        self.0.read_tensor_async(tensor)
+        let shared = TensorIr {
+            status: TensorStatus::ReadOnly,
+            ..tensor.clone()
+        };
+        let lent = self.run(|interpreter| B::lend(interpreter.get_tensor_handle(&shared)));
+        if let Some(data) = lent {
+            if tensor.status == TensorStatus::ReadWrite {
+                self.forget(tensor);
+            }
+            return Box::pin(std::future::ready(Ok(data)));
+        }
+        let read = self.run(|interpreter| interpreter.read_tensor_async(tensor));
+        Box::pin(self.stream.attach(read))
     }
 
     fn forget(&mut self, tensor: TensorIr) {
@@ -123,10 +216,28 @@ impl<B: BackendIr> Engine for BurnEngine<B> {
             status: TensorStatus::ReadWrite,
             ..tensor
         };
-        self.0.register_op(OperationIr::Drop(last));
+        self.run(|interpreter| interpreter.register_op(OperationIr::Drop(last)));
     }
 
     fn sync(&mut self) -> Result<(), ExecutionError> {
-        self.0.sync()
+        self.run(|interpreter| interpreter.sync())
+    }
+}
+
+impl<B: SessionBackend> Drop for BurnEngine<B> {
+    /// Gives the session's memory back to the device: backends keep it by stream.
+    fn drop(&mut self) {
+        let interpreter = self.interpreter.take();
+        let device = &self.device;
+        let give_back = || {
+            drop(interpreter);
+            // Whoever had to do with what failed here has gone.
+            let _ = B::sync(device);
+            B::memory_cleanup(device);
+        };
+        let given = catch_unwind(AssertUnwindSafe(|| self.stream.enter(give_back)));
+        if given.is_err() {
+            warn!("a device panicked as it was to take back the memory of a session");
+        }
     }
 }

@@ -1,27 +1,16 @@
-//! Which devices this host offers: what was asked for, what there is.
+//! Reads a list of devices that a worker is to offer.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
-use burn_flex::{Flex, FlexDevice};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
-use tensord_proto::v1;
-
-use crate::backend::{BurnDevice, Device};
-
-/// Device kinds that this build can run.
-pub const KINDS: &[&str] = &["flex"];
+use super::{AUTO, KINDS};
 
 /// Most devices of one worker.
 const MAX_DEVICES: usize = 64;
 
-/// Share of the host's memory that CPU devices offer: the rest is for the
-/// system, the wire and what the accounting does not see.
-const HOST_SHARE: f64 = 0.8;
-
 /// One device asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSelection {
-    /// One of [`KINDS`].
+    /// One of [`KINDS`], or [`AUTO`].
     pub kind: String,
     /// Which of that kind.
     pub index: usize,
@@ -29,13 +18,13 @@ pub struct DeviceSelection {
 
 /// Why a device list cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}; a right one is flex*2, auto, or flex:0,1")]
+#[error("{problem}; a right list is auto, flex*2, or cuda:0,1")]
 pub struct DeviceParseError {
     problem: String,
 }
 
 /// Reads a device list: `auto`, or kinds separated by commas, each with a count
-/// (`flex*2`) or indices (`cuda:0,1`).
+/// (`flex*2`) or indices (`cuda:0,1`). A kind by itself is its first device.
 ///
 /// # Errors
 ///
@@ -62,14 +51,14 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceSelection>, DeviceParseErro
             let index = number(part)?;
             index..index.saturating_add(1)
         } else {
-            kind = if part == "auto" { KINDS[0] } else { part };
+            kind = part;
             0..1
         };
-        if !KINDS.contains(&kind) {
-            let built = KINDS.join(", ");
-            return Err(wrong(format!(
-                "{kind:?} is not a device kind of this build, which has {built}"
-            )));
+        if kind == AUTO && text.trim() != AUTO {
+            return Err(wrong(format!("{AUTO} in {text:?} stands by itself")));
+        }
+        if kind != AUTO && !KINDS.contains(&kind) {
+            return Err(wrong(not_built(kind)));
         }
         if devices.len().saturating_add(indices.len()) > MAX_DEVICES {
             return Err(wrong(format!(
@@ -93,38 +82,33 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceSelection>, DeviceParseErro
     Ok(devices)
 }
 
-impl fmt::Display for DeviceSelection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.kind, self.index)
+/// Why `kind` cannot be had of this build, and how it could.
+fn not_built(kind: &str) -> String {
+    let built = KINDS.join(", ");
+    let known = ["cuda", "rocm", "metal", "vulkan", "webgpu", "cpu"].contains(&kind);
+    match known {
+        true => format!(
+            "{kind} devices are not in this build, which has {built}; build tensord with `--features {kind}`"
+        ),
+        false => format!("{kind:?} is not a device kind of this build, which has {built}"),
     }
 }
 
-/// A device ready for sessions.
-pub(crate) struct OpenedDevice {
-    pub(crate) device: Arc<dyn Device>,
-    pub(crate) description: v1::Device,
+impl DeviceSelection {
+    /// Whether kernels for it are compiled by a graphics driver, inside the process
+    /// that uses it; such drivers have been seen to crash.
+    pub fn has_graphics_driver(&self) -> bool {
+        ["metal", "vulkan", "webgpu"].contains(&self.kind.as_str())
+    }
 }
 
-/// Opens the devices of `selections`. CPU devices share what memory there is,
-/// or `memory_bytes` each where that is given.
-pub(crate) fn open(selections: &[DeviceSelection], memory_bytes: Option<u64>) -> Vec<OpenedDevice> {
-    let share = || host_memory() / selections.len().max(1) as u64;
-    let memory_bytes = memory_bytes.unwrap_or_else(share);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let opened = |selection: &DeviceSelection| OpenedDevice {
-        device: BurnDevice::<Flex>::shared(FlexDevice),
-        description: v1::Device {
-            kind: selection.kind.clone(),
-            name: format!("CPU, {cores} cores (Burn Flex)"),
-            memory_bytes,
-        },
-    };
-    selections.iter().map(opened).collect()
-}
-
-fn host_memory() -> u64 {
-    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    (System::new_with_specifics(what).total_memory() as f64 * HOST_SHARE) as u64
+impl fmt::Display for DeviceSelection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind.as_str() {
+            AUTO => f.write_str(AUTO),
+            kind => write!(f, "{kind}:{}", self.index),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -142,10 +126,21 @@ mod tests {
     #[test]
     fn lists_are_understood() {
         assert_eq!(parsed("flex"), ["flex:0"]);
-        assert_eq!(parsed("auto"), ["flex:0"]);
+        assert_eq!(parsed("auto"), ["auto"]);
         assert_eq!(parsed("flex*3"), ["flex:0", "flex:1", "flex:2"]);
         assert_eq!(parsed("flex:0,2, 5"), ["flex:0", "flex:2", "flex:5"]);
         assert_eq!(parsed("flex*2,flex*1"), ["flex:0", "flex:1", "flex:2"]);
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_kind_that_is_not_built_in_says_how_to_get_it() {
+        let error = parse_devices("cuda:0").unwrap_err().to_string();
+        assert!(
+            error.starts_with("cuda devices are not in this build, which has "),
+            "{error}"
+        );
+        assert!(error.contains("`--features cuda`"), "{error}");
     }
 
     #[test]
@@ -153,9 +148,11 @@ mod tests {
         let cases = [
             ("", "\"\" is not a device kind"),
             (
-                "cuda:0",
-                "\"cuda\" is not a device kind of this build, which has flex",
+                "tpu:0",
+                "\"tpu\" is not a device kind of this build, which has",
             ),
+            ("auto,flex", "auto in \"auto,flex\" stands by itself"),
+            ("auto*2", "auto in \"auto*2\" stands by itself"),
             ("flex*x", "\"x\" in \"flex*x\" is no number"),
             ("flex*0", "names no device"),
             ("flex*99999999999999999999", "is no number"),

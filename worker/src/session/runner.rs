@@ -267,8 +267,8 @@ impl Runner {
                 DistributedOperationIr::SyncCollective => self.urgent = true,
             };
         }
-        if let Some(reason) = unsupported(&op) {
-            let refusal = Refusal::New(FaultKind::Unsupported, reason.into());
+        if let Some(reason) = self.unsupported(&op) {
+            let refusal = Refusal::New(FaultKind::Unsupported, reason);
             return self.fail(&op, refusal, false);
         }
         if let Err(refusal) = self.flow.begin(&op) {
@@ -291,6 +291,18 @@ impl Runner {
                 let refusal = Refusal::New(FaultKind::Panic, panic_text(panic.as_ref()));
                 self.fail(&op, refusal, true);
             }
+        }
+    }
+
+    /// Why Burn's interpreter could not even try `op`, if so.
+    fn unsupported(&self, op: &OperationIr) -> Option<String> {
+        let mut tensors = op.inputs().chain(op.outputs());
+        if tensors.any(|tensor| matches!(tensor.dtype, DType::QFloat(_))) {
+            return Some("quantized tensors are not supported by Burn's router".into());
+        }
+        match op {
+            OperationIr::Custom(call) => self.engine.lacks(&call.id),
+            _ => None,
         }
     }
 
@@ -367,18 +379,6 @@ impl Runner {
         self.unreported
             .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
         fault
-    }
-}
-
-/// Why Burn's interpreter could not even try `op`, if so.
-fn unsupported(op: &OperationIr) -> Option<&'static str> {
-    let quantized = op
-        .inputs()
-        .chain(op.outputs())
-        .any(|t| matches!(t.dtype, DType::QFloat(_)));
-    match op {
-        _ if quantized => Some("quantized tensors are not supported by Burn's router"),
-        _ => None,
     }
 }
 

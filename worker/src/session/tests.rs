@@ -26,6 +26,7 @@ use super::*;
 use crate::{
     backend::BurnDevice,
     collective::{Roster, Settings},
+    custom::CustomOps,
 };
 
 const CAPACITY: u64 = 1 << 30;
@@ -57,7 +58,7 @@ impl Bench {
             .unwrap();
         let (queue, memory) = (Arc::new(RunQueue::default()), DeviceMemory::new(CAPACITY));
         let site = Site {
-            device: BurnDevice::<Flex>::shared(FlexDevice),
+            device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
             memory: memory.clone(),
             queue: queue.clone(),
             worker: "bench".into(),

@@ -151,6 +151,7 @@ async fn status_tells_what_workers_last_said() {
     let usage = DeviceUsage {
         sessions: 1,
         live_bytes: 4096,
+        reserved_bytes: Some(8192),
         ops_executed: 99,
     };
     // One device only, and then some that do not exist: neither does harm.
@@ -163,6 +164,7 @@ async fn status_tells_what_workers_last_said() {
     assert_eq!(status.workers[0].address, "127.0.0.1:7001");
     let devices = &status.workers[0].devices;
     assert_eq!((devices[0].leased, devices[0].live_bytes), (true, 4096));
+    assert_eq!(devices[0].reserved_bytes, Some(8192));
     assert_eq!((devices[1].leased, devices[1].live_bytes), (false, 0));
 }
 

@@ -1,0 +1,110 @@
+//! Custom ops of workers, on their way from Burn's client to a session.
+//!
+//! Burn's server has to know each custom op it is sent by its id. So the bridge has
+//! one that stands for all of a worker's, whose name is in its scalars.
+
+use burn_ir::{
+    BackendIr, CustomOpIr, HandleContainer, OperationIr, ScalarIr, TensorError, TensorIr,
+};
+use burn_router::{RouterClient, RouterTensor, get_client};
+
+use crate::backend::{Tensord, TensordChannel, TensordClient, TensordDevice};
+
+/// Custom op that stands for any of a worker's.
+pub(crate) const FORWARD: &str = "tensord.forward";
+
+/// Bytes of a name in a scalar.
+const BYTES: usize = size_of::<u64>();
+
+type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
+
+/// The scalars of a call of `name`: the length of the name, its bytes, and those of
+/// the call.
+pub(crate) fn pack(name: &str, scalars: Vec<ScalarIr>) -> Vec<ScalarIr> {
+    let chunks = name.as_bytes().chunks(BYTES).map(|chunk| {
+        let mut bytes = [0; BYTES];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(bytes)
+    });
+    let mut packed = vec![ScalarIr::UInt(name.len() as u64)];
+    packed.extend(chunks.map(ScalarIr::UInt));
+    packed.extend(scalars);
+    packed
+}
+
+/// The name and the scalars of a call.
+fn unpack(packed: &[ScalarIr]) -> Option<(String, Vec<ScalarIr>)> {
+    let (length, rest) = packed.split_first()?;
+    let length = usize::try_from(length.elem::<u64>()).ok()?;
+    let (chunks, scalars) = rest.split_at_checked(length.div_ceil(BYTES))?;
+    let bytes = chunks
+        .iter()
+        .flat_map(|chunk| chunk.elem::<u64>().to_le_bytes());
+    let name = String::from_utf8(bytes.take(length).collect()).ok()?;
+    Some((name, scalars.to_vec()))
+}
+
+/// Carries the op out: sends the worker's on.
+pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDevice) {
+    let mut error: Option<TensorError> = None;
+    let mut inputs: Vec<TensorIr> = Vec::with_capacity(ir.inputs.len());
+    for input in &ir.inputs {
+        if let Some(failed) = handles.take_error(input) {
+            error = Some(failed.propagated());
+            continue;
+        }
+        // Kinds differ in their types alone: all have the router's handle.
+        let tensor: RouterTensor<TensordClient> = handles.get_float_tensor::<Tensord>(input);
+        inputs.push(tensor.into_ir());
+    }
+    let client = get_client::<TensordChannel>(&device);
+    let call = unpack(&ir.scalars).filter(|_| error.is_none());
+    let Some((id, scalars)) = call else {
+        let error = error.unwrap_or_else(|| TensorError::new(unreadable()));
+        for out in &ir.outputs {
+            handles.set_error(out.id, error.clone());
+        }
+        return;
+    };
+    let outputs = ir.outputs.iter().map(|out| {
+        let id = client.create_empty_handle();
+        TensorIr::uninit(id, out.shape.clone(), out.dtype)
+    });
+    let op = CustomOpIr {
+        id,
+        outputs: outputs.collect(),
+        inputs,
+        scalars,
+    };
+    let made = client.register(OperationIr::Custom(op));
+    for (out, made) in ir.outputs.iter().zip(made) {
+        handles.register_float_tensor::<Tensord>(&out.id, made);
+    }
+}
+
+fn unreadable() -> burn_backend::ExecutionError {
+    burn_backend::ExecutionError::with_context(
+        "a custom op's name was lost on its way to the worker",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_any_length_arrive_with_their_scalars() {
+        for name in ["", "swish", "eight_by", "a_longer_name_ü"] {
+            let scalars = vec![ScalarIr::Float(1.5), ScalarIr::Int(-3)];
+            let packed = pack(name, scalars.clone());
+            assert_eq!(unpack(&packed), Some((name.into(), scalars)));
+        }
+    }
+
+    #[test]
+    fn what_is_no_call_is_none() {
+        assert_eq!(unpack(&[]), None);
+        assert_eq!(unpack(&[ScalarIr::UInt(9), ScalarIr::UInt(0)]), None);
+        assert_eq!(unpack(&[ScalarIr::UInt(1), ScalarIr::UInt(0xff)]), None);
+    }
+}

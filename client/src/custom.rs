@@ -1,0 +1,132 @@
+//! Ops that a pool's workers have beside Burn's: kernels of one's own, called from a
+//! program like any other op. Workers get them with `tensord_worker::CustomOps`.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use burn::tensor::Tensor;
+//! use tensord_client::{CustomOp, LeaseRequest, Pool};
+//!
+//! let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1))?;
+//! let x = Tensor::<2>::ones([64, 10], &lease.devices()[0]);
+//! // y = x / (1 + exp(-1.5 x)), by a kernel of the worker's.
+//! let y: Tensor<2> = CustomOp::new("swish").input(x).scalar(1.5).call([64, 10]);
+//! # drop(y); Ok(()) }
+//! ```
+
+use burn::{
+    backend::{Remote, tensor::FloatTensor},
+    tensor::{DType, Device, Shape, Tensor},
+};
+use burn_backend::Scalar;
+use burn_ir::{CustomOpIr, ScalarIr, TensorIr};
+
+use crate::{
+    bridge::forward,
+    data::{self, Kind},
+};
+
+/// A call of an op that workers have beside Burn's. It has no gradient of its own:
+/// tensors that track one lose it here.
+#[derive(Debug)]
+pub struct CustomOp {
+    name: String,
+    inputs: Vec<FloatTensor<Remote>>,
+    scalars: Vec<ScalarIr>,
+    device: Option<Device>,
+}
+
+impl CustomOp {
+    /// A call of the op that workers know as `name`.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            inputs: Vec::new(),
+            scalars: Vec::new(),
+            device: None,
+        }
+    }
+
+    /// The device it runs on, where no input says so.
+    #[must_use]
+    pub fn on(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
+    }
+
+    /// The next input.
+    ///
+    /// # Panics
+    ///
+    /// When the tensor is not on a leased device.
+    #[must_use]
+    pub fn input<const D: usize, K: Kind>(mut self, tensor: Tensor<D, K>) -> Self {
+        self.device.get_or_insert_with(|| tensor.device());
+        self.inputs.push(data::handle(tensor));
+        self
+    }
+
+    /// The next scalar argument.
+    #[must_use]
+    pub fn scalar(mut self, scalar: impl Into<Scalar>) -> Self {
+        self.scalars.push(scalar.into().into());
+        self
+    }
+
+    /// Calls it for one output of the device's default element type.
+    ///
+    /// # Panics
+    ///
+    /// As [`call_for`](Self::call_for), and when `shape` has not `D` dimensions.
+    pub fn call<const D: usize, K: Kind>(self, shape: impl Into<Shape>) -> Tensor<D, K> {
+        let device = self.leased_device();
+        let outputs = vec![(shape.into(), data::default_dtype::<K>(&device))];
+        self.call_for(outputs).take()
+    }
+
+    /// Calls it for outputs of these shapes and element types. Nothing is checked
+    /// here: an op that the worker does not have, or that gives something else, is a
+    /// fault that a read of an output tells.
+    ///
+    /// # Panics
+    ///
+    /// When there is neither an input nor a [device](Self::on), or it is not leased.
+    pub fn call_for(self, outputs: Vec<(Shape, DType)>) -> CustomOutputs {
+        let device = self.leased_device();
+        let (_, client) = data::leased(&device).expect("a device of a lease");
+        let outputs: Vec<_> = outputs
+            .into_iter()
+            .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
+            .collect();
+        let inputs: Vec<_> = self
+            .inputs
+            .into_iter()
+            .map(|input| input.into_ir())
+            .collect();
+        let scalars = forward::pack(&self.name, self.scalars);
+        let op = CustomOpIr::with_scalars(forward::FORWARD, &inputs, &outputs, scalars);
+        CustomOutputs(client.register(op).into_iter())
+    }
+
+    fn leased_device(&self) -> Device {
+        let device = self.device.clone();
+        let device = device
+            .unwrap_or_else(|| panic!("no input says where {} is to run; use `on`", self.name));
+        device.without_autodiff()
+    }
+}
+
+/// What a [`CustomOp`] gave, in order.
+#[derive(Debug)]
+pub struct CustomOutputs(std::vec::IntoIter<FloatTensor<Remote>>);
+
+impl CustomOutputs {
+    /// The next output.
+    ///
+    /// # Panics
+    ///
+    /// When there is none, or it has not `D` dimensions.
+    pub fn take<const D: usize, K: Kind>(&mut self) -> Tensor<D, K> {
+        let output = self.0.next().expect("as many outputs as were asked for");
+        Tensor::from_primitive::<Remote>(K::of(output))
+    }
+}

@@ -1,0 +1,137 @@
+//! `tensord devices`: what this host could offer to a pool.
+
+use serde::Serialize;
+use tensord_worker::{FoundDevice, MissingDevice};
+
+use crate::{config::DevicesConfig, failure::Failure, human, stdout, table};
+
+const HEADER: [&str; 4] = ["DEVICE", "NAME", "MEMORY", "DRIVER"];
+
+/// Columns of numbers.
+const RIGHT: [usize; 1] = [2];
+
+/// The names here are a promise to programs.
+#[derive(Serialize)]
+struct Host<'a> {
+    devices: Vec<Device<'a>>,
+    missing: Vec<Missing<'a>>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    /// What `--devices` takes.
+    device: String,
+    kind: &'a str,
+    index: usize,
+    name: &'a str,
+    memory_bytes: u64,
+    driver: &'a str,
+}
+
+#[derive(Serialize)]
+struct Missing<'a> {
+    what: &'a str,
+    reason: &'a str,
+}
+
+/// Looks and prints what is there.
+pub(super) async fn run(config: DevicesConfig) -> Result<(), Failure> {
+    let look = tokio::task::spawn_blocking(tensord_worker::discover);
+    let look = look.await.map_err(std::io::Error::other);
+    let (found, missing) = look.map_err(Failure::system("look for devices"))?;
+    stdout::print(&match config.json {
+        true => json(&found, &missing),
+        false => text(&found, &missing),
+    })
+}
+
+fn text(found: &[FoundDevice], missing: &[MissingDevice]) -> String {
+    let row = |device: &FoundDevice| {
+        [
+            device.selection.to_string(),
+            device.name.clone(),
+            human::bytes(device.memory_bytes),
+            device.driver.clone(),
+        ]
+    };
+    let mut text = table::text(HEADER, &RIGHT, found.iter().map(row));
+    if !missing.is_empty() {
+        text.push('\n');
+    }
+    for missing in missing {
+        text.push_str(&format!("{missing}\n"));
+    }
+    text
+}
+
+fn json(found: &[FoundDevice], missing: &[MissingDevice]) -> String {
+    let host = Host {
+        devices: found.iter().map(device).collect(),
+        missing: missing.iter().map(absent).collect(),
+    };
+    let text = serde_json::to_string_pretty(&host);
+    text.expect("numbers, texts and lists serialize without failing") + "\n"
+}
+
+fn device(found: &FoundDevice) -> Device<'_> {
+    Device {
+        device: found.selection.to_string(),
+        kind: &found.selection.kind,
+        index: found.selection.index,
+        name: &found.name,
+        memory_bytes: found.memory_bytes,
+        driver: &found.driver,
+    }
+}
+
+fn absent(missing: &MissingDevice) -> Missing<'_> {
+    Missing {
+        what: &missing.what,
+        reason: &missing.reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
+        let found = |list, name: &str, gib: u64, driver: &str| FoundDevice {
+            selection: tensord_worker::parse_devices(list).unwrap().remove(0),
+            name: name.into(),
+            memory_bytes: gib << 30,
+            driver: driver.into(),
+        };
+        let missing = MissingDevice {
+            what: "rocm device".into(),
+            reason: "no ROCm".into(),
+        };
+        let devices = vec![
+            found("flex", "CPU, 8 cores (Burn Flex)", 25, "Burn Flex"),
+            found("flex:1", "CPU", 1, "Burn Flex"),
+        ];
+        (devices, vec![missing])
+    }
+
+    #[test]
+    fn people_get_a_table_and_reasons() {
+        let (found, missing) = host();
+        let expected = "\
+DEVICE  NAME                        MEMORY  DRIVER
+flex:0  CPU, 8 cores (Burn Flex)  25.0 GiB  Burn Flex
+flex:1  CPU                        1.0 GiB  Burn Flex
+
+no rocm device: no ROCm
+";
+        assert_eq!(text(&found, &missing), expected);
+    }
+
+    #[test]
+    fn programs_get_json() {
+        let (found, missing) = host();
+        let told: serde_json::Value = serde_json::from_str(&json(&found, &missing)).unwrap();
+        assert_eq!(told["devices"][0]["device"], "flex:0");
+        assert_eq!(told["devices"][1]["memory_bytes"], 1u64 << 30);
+        assert_eq!(told["missing"][0]["reason"], "no ROCm");
+    }
+}

@@ -1,0 +1,30 @@
+//! Tables for people: columns that align, and nothing that a copy would carry along.
+
+use comfy_table::{CellAlignment, Table, presets::NOTHING};
+
+/// The text of a table, each line with its end; `right` are the columns of numbers.
+pub(crate) fn text<const N: usize>(
+    header: [&str; N],
+    right: &[usize],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(header);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    for index in right {
+        if let Some(column) = table.column_mut(*index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for row in rows {
+        table.add_row(row);
+    }
+    let mut text = String::new();
+    for line in table.lines() {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}

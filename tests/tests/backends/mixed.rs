@@ -1,0 +1,76 @@
+//! One pool of several kinds of devices.
+
+use burn::{
+    module::Module as _,
+    tensor::{
+        Tensor,
+        distributed::{ReduceOperation, all_reduce},
+    },
+};
+use tensord_client::LeaseRequest;
+use tensord_tests::{
+    replicas::{alone, replicas},
+    training::{Classifier, Mlp},
+};
+
+use crate::host;
+
+/// Kinds that are not the CPU.
+const KINDS: [&str; 5] = ["cuda", "rocm", "metal", "vulkan", "webgpu"];
+
+#[test]
+fn a_lease_by_kind_goes_to_a_worker_that_has_it() {
+    for kind in KINDS.into_iter().filter(|kind| host::has(kind)) {
+        let cluster = host::cluster(&["flex", kind]);
+        let pool = cluster.pool();
+        for _ in 0..2 {
+            for (wanted, worker) in [(kind, "worker-1"), ("flex", "worker-0")] {
+                let lease = pool.lease(LeaseRequest::devices(1).kind(wanted)).unwrap();
+                let got = lease.descriptions().remove(0);
+                assert_eq!((got.kind.as_str(), got.worker.as_str()), (wanted, worker));
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_of_two_kinds_train_together() {
+    let _alone = alone();
+    for kind in KINDS.into_iter().filter(|kind| host::has(kind)) {
+        let cluster = host::cluster(&["flex", kind]);
+        let lease = cluster.pool().lease(LeaseRequest::devices(2)).unwrap();
+        let devices = lease.devices();
+
+        // The same bits on both, of sums that depend on the order of addition.
+        let values: Vec<f32> = (0..5000).map(|i| 1e6 / (i as f32 + 0.7)).collect();
+        let reduced = devices.iter().zip([1.0, 1.3]).map(|(device, factor)| {
+            let scaled = Tensor::<1>::from_floats(&values[..], device) * factor;
+            all_reduce(scaled, ReduceOperation::Mean, devices.to_vec()).resolve()
+        });
+        let reduced: Vec<Tensor<1>> = reduced.collect();
+        let bits = reduced.into_iter().map(|tensor| {
+            let values = tensor.into_data().try_to_vec::<f32>().unwrap();
+            values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        let bits: Vec<_> = bits.collect();
+        assert!(bits[0] == bits[1], "{kind}");
+
+        // What each makes of the same gradients is its own arithmetic.
+        let first = devices[0].clone().autodiff();
+        first.seed(42);
+        let model = Mlp::new(&first).fork(&first);
+        let seen = replicas(&model, devices, 1);
+        let weights = |rank: usize| {
+            seen[rank].weights[0]
+                .iter()
+                .map(|bits| f32::from_bits(*bits))
+        };
+        for (i, (ours, theirs)) in weights(0).zip(weights(1)).enumerate() {
+            let apart = (ours - theirs).abs();
+            assert!(
+                apart <= 1e-4 * ours.abs().max(theirs.abs()).max(1e-3),
+                "{kind}, weight {i}: {ours} and {theirs}"
+            );
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The conformance suite on each kind of device, against Flex, and what becomes of
+//! memory.
+
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::{Device, Tensor};
+use tensord_client::LeaseRequest;
+use tensord_tests::conformance::{self, Agreement};
+
+use crate::host;
+
+/// The suite on the first device of `kind`, within the tolerances of Burn's own
+/// backend tests.
+fn conforms(kind: &str) {
+    if !host::has(kind) {
+        return;
+    }
+    // What one compiles, another of the same driver need not.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let cluster = host::cluster(&[kind]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1).kind(kind));
+    let lease = lease.unwrap();
+    let cases = conformance::cases().into_iter();
+    let cases: Vec<_> = cases.filter(|case| case.gap.is_none()).collect();
+    let (device, reference) = (&lease.devices()[0], Device::flex());
+    let report = conformance::run(&cases, device, &reference, Agreement::Tolerance);
+    println!("{report}");
+    assert!(report.failures.is_empty(), "{report}");
+    // Types that a backend does without are few.
+    assert!(report.passed * 10 >= report.total() * 9, "{report}");
+}
+
+#[test]
+fn cuda_agrees_with_flex() {
+    conforms("cuda");
+}
+
+#[test]
+fn rocm_agrees_with_flex() {
+    conforms("rocm");
+}
+
+#[test]
+fn metal_agrees_with_flex() {
+    conforms("metal");
+}
+
+#[test]
+fn vulkan_agrees_with_flex() {
+    conforms("vulkan");
+}
+
+#[test]
+fn webgpu_agrees_with_flex() {
+    conforms("webgpu");
+}
+
+/// More than a device has is refused with the figures, to the one who asked; and what
+/// a session had is free for the next.
+#[test]
+fn memory_is_counted_refused_and_given_back() {
+    for kind in ["flex", "cuda", "rocm", "metal", "vulkan", "webgpu"] {
+        if !host::has(kind) {
+            continue;
+        }
+        let mut cluster = host::cluster(&[]);
+        cluster.add_worker_with(kind, &["--memory", "64MiB"]);
+        cluster.wait_for_workers(1);
+        let pool = cluster.pool();
+        for _ in 0..3 {
+            let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+            let device = &lease.devices()[0];
+            let held = Tensor::<1>::ones([10 << 20], device);
+            let more = Tensor::<1>::ones([10 << 20], device);
+            let refused = more.try_into_data().unwrap_err().to_string();
+            let figures = "40.0 MiB asked, 24.0 MiB free";
+            assert!(refused.contains(figures), "{refused}");
+            let sum: f32 = held.sum().into_scalar();
+            assert_eq!(sum, (10 << 20) as f32);
+        }
+        let status = || pool.status().unwrap().workers[0].devices[0].clone();
+        cluster.wait("the memory of the last session", || {
+            status().live_bytes == 0
+        });
+    }
+}

@@ -1,0 +1,110 @@
+//! A worker with an op of its own, `swish(x) = x * sigmoid(beta * x)`: in Burn's ops
+//! for any backend, and as a kernel for GPUs.
+//!
+//! ```sh
+//! export TENSORD_URL='...'    # the `workers:` line of the scheduler
+//! cargo run -p tensord-worker --example custom_op
+//! cargo run -p tensord-worker --example custom_op --features vulkan -- --devices vulkan:0
+//! ```
+//!
+//! A program calls it like so:
+//!
+//! ```ignore
+//! let y: Tensor<2> = CustomOp::new("swish").input(x).scalar(1.5).call([64, 10]);
+//! ```
+
+use std::{error::Error, time::Duration};
+
+use burn_ir::{BackendIr, CustomOpIr};
+use tensord_worker::{
+    CustomOps, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
+};
+
+/// The op on whatever backend a device has.
+#[derive(Clone)]
+struct Swish;
+
+impl PortableOp for Swish {
+    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, _: &B::Device) {
+        let ([x], [y]) = call.as_fixed();
+        let beta = burn_backend::Scalar::from(call.scalars[0]);
+        let x = tensors.get_float_tensor::<B>(x);
+        let gate = B::sigmoid(B::float_mul_scalar(x.clone(), beta));
+        tensors.register_float_tensor::<B>(&y.id, B::float_mul(x, gate));
+    }
+}
+
+/// The op as one kernel, in CubeCL, for every kind of GPU.
+#[cfg(feature = "cube")]
+mod kernel {
+    use burn_backend::TensorMetadata as _;
+    use burn_cubecl::{
+        CubeBackend, CubeDevice,
+        cubecl::{
+            self, CubeDim, calculate_cube_count_elemwise,
+            prelude::*,
+            std::tensor::layout::linear::{LinearView, LinearViewMut},
+        },
+        ops::numeric::empty_device_dtype,
+    };
+    use burn_ir::CustomOpIr;
+    use tensord_worker::custom::Tensors;
+
+    #[cube(launch)]
+    fn swish(x: LinearView<'_, f32>, mut y: LinearViewMut<'_, f32>, beta: f32) {
+        if y.is_in_bounds(ABSOLUTE_POS) {
+            let value = x.read(ABSOLUTE_POS);
+            y.write(ABSOLUTE_POS, value / (1.0 + (-beta * value).exp()));
+        }
+    }
+
+    pub(crate) fn run(tensors: &mut Tensors<CubeBackend>, call: &CustomOpIr, _: &CubeDevice) {
+        let ([x], [y]) = call.as_fixed();
+        let beta = call.scalars[0].elem::<f32>();
+        let x = tensors.get_float_tensor::<CubeBackend>(x);
+        let (client, device) = (x.client.clone(), x.device.clone());
+        let out = empty_device_dtype(client.clone(), device, x.shape(), x.dtype);
+        let units = x.meta.num_elements();
+        let dim = CubeDim::new(&client, units);
+        let count = calculate_cube_count_elemwise(&client, units, dim);
+        let views = (x.into_linear_view(), out.clone().into_linear_view());
+        swish::launch(&client, count, dim, views.0, views.1, beta);
+        tensors.register_float_tensor::<CubeBackend>(&y.id, out);
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let ops = CustomOps::new().portable("swish", Swish);
+    #[cfg(feature = "cube")]
+    let ops = ops.cube("swish", kernel::run);
+
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let devices = match &args[..] {
+        [] => "auto",
+        [flag, devices] if flag == "--devices" => devices,
+        _ => return Err("usage: custom_op [--devices LIST]".into()),
+    };
+    let worker = Worker::start(WorkerOptions {
+        name: "custom-op".into(),
+        listen: ([127, 0, 0, 1], 0).into(),
+        advertise: None,
+        devices: parse_devices(devices)?,
+        scheduler: std::env::var("TENSORD_URL")?.parse()?,
+        memory_bytes: None,
+        cache_bytes: 1 << 28,
+        collective_timeout: Duration::from_secs(30),
+        bucket_bytes: None,
+        kernel_cache: None,
+        custom_ops: ops,
+    })
+    .await?;
+    worker.joined().await?;
+    println!("joined the pool; Ctrl+C ends it");
+    tokio::select! {
+        refused = worker.failed() => return Err(refused.into()),
+        signal = tokio::signal::ctrl_c() => signal?,
+    }
+    worker.drain(Duration::from_secs(10)).await;
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! Burn's Flex: tensors in the host's memory, where they can be lent instead of
+//! copied.
+
+use std::sync::Arc;
+
+use burn_backend::{AllocationProperty, Bytes, TensorData, TensorMetadata};
+use burn_flex::{Flex, FlexTensor};
+use burn_ir::{BackendIr, HandleKind};
+use burn_router::CustomOpRegistry;
+
+use super::SessionBackend;
+use crate::custom::CustomOps;
+
+impl SessionBackend for Flex {
+    fn custom_ops(ops: &CustomOps) -> (CustomOpRegistry<Self>, Vec<String>) {
+        let mut registry = CustomOpRegistry::new();
+        for (name, run) in &ops.flex {
+            let run = run.clone();
+            registry.register(name, move |tensors, call, device| {
+                run(tensors, call, device)
+            });
+        }
+        (registry, ops.flex.keys().cloned().collect())
+    }
+
+    fn lend(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
+        let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) =
+            handle
+        else {
+            return None;
+        };
+        let layout = tensor.layout();
+        let bytes = layout.num_elements() * tensor.dtype().size();
+        let is_whole = layout.is_contiguous() && layout.start_offset() == 0;
+        if !is_whole || tensor.bytes().len() != bytes {
+            return None;
+        }
+        let shape = tensor.shape();
+        let dtype = FlexTensor::dtype(&tensor);
+        // Flex copies what it means to change while somebody else holds it.
+        let lent = bytes::Bytes::from_owner(Lent(tensor.data_arc()));
+        let lent = Bytes::from_shared(lent, AllocationProperty::Native);
+        TensorData::try_from_bytes(lent, shape, dtype).ok()
+    }
+}
+
+/// Holds a tensor's memory.
+struct Lent(Arc<Bytes>);
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::ops::FloatTensorOps;
+    use burn_flex::FlexDevice;
+
+    use super::*;
+
+    fn data() -> TensorData {
+        TensorData::from([[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    }
+
+    #[test]
+    fn a_tensor_that_is_lent_does_not_change() {
+        let tensor = Flex::float_from_data(data(), &FlexDevice);
+        let memory = tensor.bytes().as_ptr();
+        let lent = Flex::lend(Flex::float_tensor_handle(tensor.clone())).unwrap();
+        assert_eq!(lent.as_bytes().as_ptr(), memory);
+        let changed = Flex::float_mul_scalar(tensor, 2.0f32.into());
+        assert_eq!(lent, data());
+        assert_eq!(changed.bytes()[..4], 2.0f32.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_view_is_not_lent() {
+        let tensor = Flex::float_from_data(data(), &FlexDevice);
+        let turned = Flex::float_transpose(tensor.clone());
+        assert!(Flex::lend(Flex::float_tensor_handle(turned)).is_none());
+        let row = Flex::float_slice(tensor, &[burn_std::Slice::from(0..1)]);
+        assert!(Flex::lend(Flex::float_tensor_handle(row)).is_none());
+    }
+}

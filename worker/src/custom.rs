@@ -1,0 +1,108 @@
+//! Ops of one's own, beside Burn's: the plug-in point for kernels.
+//!
+//! A worker with such ops is a program of a few lines: it makes a [`CustomOps`], puts
+//! it into [`WorkerOptions`](crate::WorkerOptions) and starts a
+//! [`Worker`](crate::Worker). `worker/examples/custom_op.rs` is one. Programs call the
+//! ops with `tensord_client::CustomOp`.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use burn_backend::BackendTypes;
+#[cfg(feature = "cube")]
+use burn_cubecl::CubeBackend;
+use burn_flex::Flex;
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer};
+
+/// The tensors that an op takes its inputs from, and puts its outputs to, by id.
+pub type Tensors<B> = HandleContainer<<B as BackendIr>::Handle>;
+
+/// An op for backend `B`: takes the inputs that the call names, and puts there its
+/// outputs, of the shapes and types that the call names. If it panics, its outputs
+/// have no value, and whoever reads them hears why; the session goes on.
+pub(crate) type Handler<B> =
+    Arc<dyn Fn(&mut Tensors<B>, &CustomOpIr, &<B as BackendTypes>::Device) + Send + Sync>;
+
+/// Ops for one backend, by name.
+pub(crate) type Handlers<B> = BTreeMap<String, Handler<B>>;
+
+/// An op written against Burn's `Backend`, so that it runs on every device.
+pub trait PortableOp: Clone + Send + Sync + 'static {
+    /// Carries out `call`, as the function given to [`CustomOps::flex`] does.
+    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, device: &B::Device);
+}
+
+/// The ops that a worker has beside Burn's, by name and backend.
+#[derive(Clone, Default)]
+pub struct CustomOps {
+    pub(crate) flex: Handlers<Flex>,
+    #[cfg(feature = "cube")]
+    pub(crate) cube: Handlers<CubeBackend>,
+}
+
+impl CustomOps {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an op for every backend of this build, in the place of those of the same
+    /// name.
+    #[must_use]
+    pub fn portable(self, name: &str, op: impl PortableOp) -> Self {
+        #[cfg(feature = "cube")]
+        let all = {
+            let op = op.clone();
+            self.cube(name, move |tensors, call, device| {
+                op.run::<CubeBackend>(tensors, call, device);
+            })
+        };
+        #[cfg(not(feature = "cube"))]
+        let all = self;
+        all.flex(name, move |tensors, call, device| {
+            op.run::<Flex>(tensors, call, device);
+        })
+    }
+
+    /// Adds an op for Flex devices, in the place of one of the same name.
+    ///
+    /// `run` takes the inputs that the call names from the tensors, and puts its
+    /// outputs there, of the shapes and types that the call names. If it panics, its
+    /// outputs have no value, and whoever reads them hears why; the session goes on.
+    #[must_use]
+    pub fn flex<F>(mut self, name: &str, run: F) -> Self
+    where
+        F: Fn(&mut Tensors<Flex>, &CustomOpIr, &<Flex as BackendTypes>::Device)
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.flex.insert(name.into(), Arc::new(run));
+        self
+    }
+
+    /// Adds an op for the devices of CubeCL's runtimes, in the place of one of the
+    /// same name. `run` is as for [`flex`](Self::flex); its tensors are CubeCL's, so
+    /// that it can launch kernels of its own on them.
+    #[cfg(feature = "cube")]
+    #[must_use]
+    pub fn cube<F>(mut self, name: &str, run: F) -> Self
+    where
+        F: Fn(&mut Tensors<CubeBackend>, &CustomOpIr, &burn_cubecl::CubeDevice)
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.cube.insert(name.into(), Arc::new(run));
+        self
+    }
+}
+
+impl fmt::Debug for CustomOps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ops = f.debug_struct("CustomOps");
+        ops.field("flex", &self.flex.keys());
+        #[cfg(feature = "cube")]
+        ops.field("cube", &self.cube.keys());
+        ops.finish()
+    }
+}

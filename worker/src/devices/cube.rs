@@ -1,0 +1,156 @@
+//! Devices of CubeCL's runtimes. Drivers are loaded here, so a host without one is
+//! no error, and says so.
+
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+};
+
+use burn_cubecl::{
+    Cube, CubeDevice,
+    cubecl::{
+        config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig},
+        device::{AmdDevice, CpuDevice, CudaDevice},
+    },
+};
+
+use super::{DEVICE_SHARE, DeviceSelection, FoundDevice, OpenedDevice};
+use crate::{backend::BurnDevice, custom::CustomOps};
+
+/// A device that a driver tells of.
+pub(super) struct Candidate {
+    device: CubeDevice,
+    /// What runs it, with the version where it is known.
+    driver: String,
+    /// It is no hardware, but a program that acts as one.
+    pub(super) is_software: bool,
+    /// Why it is not to be opened.
+    trouble: Option<String>,
+}
+
+/// Has kernels and what tuning found kept in `cache`, unless a `cubecl.toml` or
+/// `burn.toml` of the user says where.
+pub(super) fn configure(cache: Option<&Path>) {
+    if let Some(cache) = cache {
+        // CubeCL says so if it cannot write there.
+        let _ = private_directory(cache);
+    }
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    match cache {
+        Some(cache) if matches!(config.environment.path, CacheConfig::Target) => {
+            config.environment.path = CacheConfig::Directory(cache.into());
+        }
+        Some(_) => {}
+        None => config.autotune.disable_cache = true,
+    }
+    // Set already: a worker before this one in the same process has done so.
+    let _ = CubeClRuntimeConfig::try_set(config);
+}
+
+/// Makes a directory that is its owner's alone.
+fn private_directory(path: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
+}
+
+/// The devices of `kind`, of which there is at least one.
+///
+/// # Errors
+///
+/// Why there is none.
+pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
+    let found = catch_unwind(AssertUnwindSafe(|| match kind {
+        "cuda" => listed(
+            CubeDevice::Cuda(CudaDevice::new(0)),
+            &cuda_driver(),
+            "no NVIDIA driver (libcuda.so), or it has no device; `nvidia-smi` says more",
+        ),
+        "rocm" => listed(
+            CubeDevice::Hip(AmdDevice::new(0)),
+            "HIP",
+            "no ROCm (libamdhip64.so), or it has no device; `rocminfo` says more",
+        ),
+        "cpu" => listed(
+            CubeDevice::Cpu(CpuDevice),
+            "CubeCL CPU",
+            "it was left out of CubeCL",
+        ),
+        #[cfg(feature = "wgpu")]
+        _ => wgpu::find(kind),
+        #[cfg(not(feature = "wgpu"))]
+        _ => Err("it is not in this build".into()),
+    }));
+    found.unwrap_or_else(|panic| Err(format!("its driver failed: {}", text(panic.as_ref()))))
+}
+
+/// All devices like `first`, the runtime's own list.
+fn listed(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candidate>, String> {
+    let ids = CubeDevice::enumerate(first.to_id());
+    let candidate = |id| Candidate {
+        device: CubeDevice::from_id(id),
+        driver: driver.into(),
+        is_software: false,
+        trouble: None,
+    };
+    let found: Vec<_> = ids.into_iter().map(candidate).collect();
+    match found.is_empty() {
+        true => Err(none.into()),
+        false => Ok(found),
+    }
+}
+
+/// The version of NVIDIA's driver, as Linux tells it.
+fn cuda_driver() -> String {
+    let told = std::fs::read_to_string("/sys/module/nvidia/version");
+    told.map_or("NVIDIA".into(), |version| {
+        format!("NVIDIA {}", version.trim())
+    })
+}
+
+impl Candidate {
+    /// Opens it; `share` is its part of the host's memory, if that is what it uses.
+    pub(super) fn open(
+        &self,
+        selection: &DeviceSelection,
+        share: u64,
+        custom_ops: &CustomOps,
+    ) -> Result<OpenedDevice, String> {
+        if let Some(trouble) = &self.trouble {
+            return Err(trouble.clone());
+        }
+        let client = catch_unwind(AssertUnwindSafe(|| self.device.client()));
+        let client = client.map_err(|panic| {
+            let driver = &self.driver;
+            format!("{driver} could not start it: {}", text(panic.as_ref()))
+        })?;
+        let properties = client.properties();
+        let own = properties.memory.max_memory();
+        let memory_bytes = own.map_or(share, |bytes| (bytes as f64 * DEVICE_SHARE) as u64);
+        Ok(OpenedDevice {
+            device: BurnDevice::<Cube>::shared(self.device.clone(), custom_ops),
+            found: FoundDevice {
+                selection: selection.clone(),
+                name: properties.identity.name.clone(),
+                memory_bytes: match self.is_software {
+                    true => share.min(memory_bytes),
+                    false => memory_bytes,
+                },
+                driver: self.driver.clone(),
+            },
+        })
+    }
+}
+
+fn text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    let text = text.unwrap_or_else(|| "it said nothing".into());
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

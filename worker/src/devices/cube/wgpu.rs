@@ -1,0 +1,111 @@
+//! Devices behind a graphics API, as the API lists them.
+
+use burn_cubecl::{
+    CubeDevice,
+    cubecl::{
+        device::{WgpuBackend, WgpuDevice, WgpuDeviceKind},
+        wgpu::wgpu::{AdapterInfo, Backend, DeviceType, Instance, InstanceDescriptor},
+    },
+};
+use burn_std::future::block_on;
+
+use super::Candidate;
+
+/// The order in which devices of an API are numbered.
+const ORDER: [DeviceType; 5] = [
+    DeviceType::DiscreteGpu,
+    DeviceType::IntegratedGpu,
+    DeviceType::VirtualGpu,
+    DeviceType::Other,
+    DeviceType::Cpu,
+];
+
+/// The APIs that a kind of device may be behind, the best first: what each is to wgpu,
+/// and to CubeCL.
+fn apis(kind: &str) -> &'static [(Backend, WgpuBackend)] {
+    match kind {
+        "vulkan" => &[(Backend::Vulkan, WgpuBackend::Vulkan)],
+        "metal" => &[(Backend::Metal, WgpuBackend::Metal)],
+        _ => &[
+            (Backend::Metal, WgpuBackend::Metal),
+            (Backend::Vulkan, WgpuBackend::Vulkan),
+            (Backend::Dx12, WgpuBackend::Dx12),
+            (Backend::Gl, WgpuBackend::Gl),
+        ],
+    }
+}
+
+/// The devices of `kind`, of which there is at least one.
+pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
+    let lists = apis(kind).iter().map(|(api, pin)| (adapters(*api), *pin));
+    let first = lists.into_iter().find(|(list, _)| !list.is_empty());
+    let Some((list, pin)) = first else {
+        let none = match kind {
+            "vulkan" => "no Vulkan driver tells of a device; `vulkaninfo --summary` says more",
+            "metal" => "Metal is there on Apple's systems only",
+            _ => "no driver for Metal, Vulkan, DirectX 12 or OpenGL tells of a device",
+        };
+        return Err(none.into());
+    };
+    let mut found: Vec<Candidate> = Vec::new();
+    for device_type in ORDER {
+        let of_type = list.iter().filter(|info| info.device_type == device_type);
+        for (index, info) in of_type.enumerate() {
+            let device = WgpuDevice::new(named(device_type, index)).on(pin);
+            found.push(Candidate {
+                device: CubeDevice::Wgpu(device),
+                driver: driver(info),
+                is_software: device_type == DeviceType::Cpu,
+                trouble: trouble(info),
+            });
+            // CubeCL has one name for all of these.
+            if device_type == DeviceType::Cpu {
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn adapters(api: Backend) -> Vec<AdapterInfo> {
+    let instance = Instance::new(InstanceDescriptor {
+        backends: api.into(),
+        ..InstanceDescriptor::new_without_display_handle()
+    });
+    let adapters = block_on(instance.enumerate_adapters(api.into()));
+    adapters.iter().map(|adapter| adapter.get_info()).collect()
+}
+
+fn named(device_type: DeviceType, index: usize) -> WgpuDeviceKind {
+    match device_type {
+        DeviceType::DiscreteGpu => WgpuDeviceKind::DiscreteGpu(index),
+        DeviceType::IntegratedGpu => WgpuDeviceKind::IntegratedGpu(index),
+        DeviceType::VirtualGpu => WgpuDeviceKind::VirtualGpu(index),
+        DeviceType::Other => WgpuDeviceKind::Other(index),
+        DeviceType::Cpu => WgpuDeviceKind::Cpu,
+    }
+}
+
+fn driver(info: &AdapterInfo) -> String {
+    let words = [info.driver.as_str(), info.driver_info.as_str()];
+    let told: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
+    match told.is_empty() {
+        true => format!("{:?}", info.backend),
+        false => told.join(" "),
+    }
+}
+
+/// Why a driver is not to be used, where that is known: Mesa's CPU driver ends the
+/// process as it compiles some matrix products that come to it as SPIR-V (seen with
+/// 22.3.6 and 25.0.7).
+fn trouble(info: &AdapterInfo) -> Option<String> {
+    let is_mesa_cpu = info.driver == "llvmpipe" || info.name.starts_with("llvmpipe");
+    let as_spirv = cfg!(feature = "vulkan") && info.backend == Backend::Vulkan;
+    (is_mesa_cpu && as_spirv).then(|| {
+        format!(
+            "its driver, {}, is known to crash on SPIR-V kernels, which the feature `vulkan` makes; \
+             a build with `--features webgpu` instead gives it WGSL, which works",
+            driver(info)
+        )
+    })
+}

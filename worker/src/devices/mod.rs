@@ -1,0 +1,310 @@
+//! Which devices this host offers: what was asked for, what there is, and what is
+//! not there and why.
+
+#[cfg(feature = "cube")]
+mod cube;
+mod list;
+
+use std::{path::Path, sync::Arc};
+
+use burn_flex::{Flex, FlexDevice};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use tensord_proto::v1;
+
+pub use self::list::{DeviceParseError, DeviceSelection, parse_devices};
+use crate::{
+    backend::{BurnDevice, Device},
+    custom::CustomOps,
+};
+
+/// Device kinds that this build can run, those first that `auto` prefers.
+pub const KINDS: &[&str] = &[
+    #[cfg(feature = "cuda")]
+    "cuda",
+    #[cfg(feature = "rocm")]
+    "rocm",
+    #[cfg(feature = "metal")]
+    "metal",
+    #[cfg(any(feature = "vulkan", feature = "webgpu"))]
+    "vulkan",
+    #[cfg(feature = "webgpu")]
+    "webgpu",
+    #[cfg(feature = "cpu")]
+    "cpu",
+    FLEX,
+];
+
+/// The kind that leaves the choice to the worker: every device of the first kind
+/// that has hardware, or one CPU.
+pub const AUTO: &str = "auto";
+
+/// The kind that is always there.
+const FLEX: &str = "flex";
+
+/// Share of the host's memory that CPU devices offer: the rest is for the
+/// system, the wire and what the accounting does not see.
+const HOST_SHARE: f64 = 0.8;
+
+/// Share of a device's own memory that is offered: the rest is for kernels, the
+/// runtime's buffers, and what its pools lose.
+#[cfg(feature = "cube")]
+const DEVICE_SHARE: f64 = 0.95;
+
+/// A device of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundDevice {
+    /// What to ask for it by.
+    pub selection: DeviceSelection,
+    /// What its maker calls it.
+    pub name: String,
+    /// The memory that sessions may use.
+    pub memory_bytes: u64,
+    /// What runs it, with the version.
+    pub driver: String,
+}
+
+/// A device, or all of a kind, that is not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no {what}: {reason}")]
+pub struct MissingDevice {
+    /// What was looked for.
+    pub what: String,
+    /// Why it is not to be had, and what there is instead.
+    pub reason: String,
+}
+
+/// A device ready for sessions.
+pub(crate) struct OpenedDevice {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) found: FoundDevice,
+}
+
+impl OpenedDevice {
+    /// What the pool is told of it.
+    pub(crate) fn description(&self) -> v1::Device {
+        v1::Device {
+            kind: self.found.selection.kind.clone(),
+            name: self.found.name.clone(),
+            memory_bytes: self.found.memory_bytes,
+        }
+    }
+}
+
+/// Tells the runtimes where to keep what they compile and tune. Only what is said
+/// before the first device is opened has an effect.
+pub(crate) fn configure(kernel_cache: Option<&Path>) {
+    #[cfg(feature = "cube")]
+    cube::configure(kernel_cache);
+    #[cfg(not(feature = "cube"))]
+    let _ = kernel_cache;
+}
+
+/// Looks for every device that this build could run.
+pub fn discover() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for kind in KINDS {
+        let mut candidates = Candidates::default();
+        match candidates.of(kind) {
+            Err(reason) => missing.push(none(kind, reason)),
+            Ok(count) => {
+                let all = (0..count).map(|index| selection(kind, index));
+                let none = CustomOps::new();
+                let (opened, failed) = open(&all.collect::<Vec<_>>(), None, &none);
+                found.extend(opened.into_iter().map(|device| device.found));
+                missing.extend(failed);
+            }
+        }
+    }
+    (found, missing)
+}
+
+/// What `selections` come to on this host: the same, unless they are [`AUTO`]. Asks
+/// the drivers, which takes a moment.
+pub fn chosen(selections: &[DeviceSelection]) -> Vec<DeviceSelection> {
+    match selections {
+        [one] if one.kind == AUTO => choose(&mut Candidates::default()).0,
+        _ => selections.to_vec(),
+    }
+}
+
+/// Opens the devices of `selections` that can be opened. CPU devices share what
+/// memory there is; `memory_bytes` takes the place of what a device has.
+pub(crate) fn open(
+    selections: &[DeviceSelection],
+    memory_bytes: Option<u64>,
+    custom_ops: &CustomOps,
+) -> (Vec<OpenedDevice>, Vec<MissingDevice>) {
+    let mut candidates = Candidates::default();
+    let (selections, mut missing) = match selections {
+        [one] if one.kind == AUTO => choose(&mut candidates),
+        _ => (selections.to_vec(), Vec::new()),
+    };
+    let share = (host_memory() as f64 * HOST_SHARE) as u64 / selections.len().max(1) as u64;
+    let mut opened = Vec::new();
+    for selection in selections {
+        match candidates.open(&selection, share, custom_ops) {
+            Ok(mut device) => {
+                if let Some(memory_bytes) = memory_bytes {
+                    device.found.memory_bytes = memory_bytes;
+                }
+                opened.push(device);
+            }
+            Err(reason) => missing.push(MissingDevice {
+                what: selection.to_string(),
+                reason,
+            }),
+        }
+    }
+    (opened, missing)
+}
+
+/// What `auto` comes to, and the kinds that have nothing.
+fn choose(candidates: &mut Candidates) -> (Vec<DeviceSelection>, Vec<MissingDevice>) {
+    let mut missing = Vec::new();
+    for kind in KINDS.iter().filter(|kind| !["cpu", FLEX].contains(kind)) {
+        match candidates.of(kind) {
+            Ok(count) => {
+                let hardware = (0..count).filter(|index| candidates.is_hardware(kind, *index));
+                let hardware: Vec<_> = hardware.map(|index| selection(kind, index)).collect();
+                if !hardware.is_empty() {
+                    return (hardware, missing);
+                }
+                let reason = "there is a driver that emulates a device, which auto leaves out";
+                missing.push(none(kind, reason.into()));
+            }
+            Err(reason) => missing.push(none(kind, reason)),
+        }
+    }
+    (vec![selection(FLEX, 0)], missing)
+}
+
+fn none(kind: &str, reason: String) -> MissingDevice {
+    let what = format!("{kind} device");
+    MissingDevice { what, reason }
+}
+
+fn selection(kind: &str, index: usize) -> DeviceSelection {
+    let kind = kind.into();
+    DeviceSelection { kind, index }
+}
+
+/// What there is of each kind, looked for once.
+#[derive(Default)]
+struct Candidates {
+    #[cfg(feature = "cube")]
+    cube: std::collections::HashMap<String, Result<Vec<cube::Candidate>, String>>,
+}
+
+impl Candidates {
+    /// How many there are of `kind`, or why there are none.
+    fn of(&mut self, kind: &str) -> Result<usize, String> {
+        match kind {
+            FLEX => Ok(1),
+            #[cfg(feature = "cube")]
+            _ => self.cube(kind).map(<[_]>::len),
+            #[cfg(not(feature = "cube"))]
+            _ => Err(format!("{kind} is not in this build")),
+        }
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(&mut self, kind: &str) -> Result<&[cube::Candidate], String> {
+        let found = self.cube.entry(kind.into());
+        let found = found.or_insert_with(|| cube::find(kind));
+        found.as_deref().map_err(Clone::clone)
+    }
+
+    /// Whether it is more than a program that acts as one.
+    #[cfg_attr(not(feature = "cube"), expect(unused_variables, clippy::unused_self))]
+    fn is_hardware(&mut self, kind: &str, index: usize) -> bool {
+        #[cfg(feature = "cube")]
+        if let Ok(found) = self.cube(kind) {
+            return found.get(index).is_some_and(|device| !device.is_software);
+        }
+        false
+    }
+
+    fn open(
+        &mut self,
+        selection: &DeviceSelection,
+        share: u64,
+        custom_ops: &CustomOps,
+    ) -> Result<OpenedDevice, String> {
+        if selection.kind == FLEX {
+            return Ok(flex(selection, share, custom_ops));
+        }
+        let count = self.of(&selection.kind)?;
+        if selection.index >= count {
+            let there: Vec<_> = (0..count)
+                .map(|index| format!("{}:{index}", selection.kind))
+                .collect();
+            return Err(format!("this host has {}", there.join(", ")));
+        }
+        #[cfg(feature = "cube")]
+        return self.cube(&selection.kind)?[selection.index].open(selection, share, custom_ops);
+        #[cfg(not(feature = "cube"))]
+        unreachable!("only flex is in this build");
+    }
+}
+
+fn flex(selection: &DeviceSelection, share: u64, custom_ops: &CustomOps) -> OpenedDevice {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    OpenedDevice {
+        device: BurnDevice::<Flex>::shared(FlexDevice, custom_ops),
+        found: FoundDevice {
+            selection: selection.clone(),
+            name: format!("CPU, {cores} cores (Burn Flex)"),
+            memory_bytes: share,
+            driver: "Burn Flex".into(),
+        },
+    }
+}
+
+fn host_memory() -> u64 {
+    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    System::new_with_specifics(what).total_memory()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flex_devices_share_the_memory_of_the_host() {
+        let asked = parse_devices("flex*4").unwrap();
+        let (opened, missing) = open(&asked, None, &CustomOps::new());
+        assert_eq!(missing, []);
+        let memory: u64 = opened.iter().map(|device| device.found.memory_bytes).sum();
+        assert!(memory <= host_memory() && memory > host_memory() / 2);
+        let (opened, _) = open(&asked, Some(1 << 20), &CustomOps::new());
+        assert!(
+            opened
+                .iter()
+                .all(|device| device.found.memory_bytes == 1 << 20)
+        );
+    }
+
+    #[test]
+    fn auto_is_never_nothing() {
+        let (opened, _) = open(&parse_devices("auto").unwrap(), None, &CustomOps::new());
+        assert!(!opened.is_empty());
+    }
+
+    #[test]
+    fn every_device_of_the_host_can_be_asked_for() {
+        let (found, _) = discover();
+        assert!(
+            found
+                .iter()
+                .any(|device| device.selection == selection(FLEX, 0))
+        );
+        for device in found {
+            let (opened, missing) = open(
+                std::slice::from_ref(&device.selection),
+                None,
+                &CustomOps::new(),
+            );
+            assert_eq!((opened.len(), missing), (1, vec![]));
+        }
+    }
+}
