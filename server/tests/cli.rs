@@ -90,6 +90,21 @@ fn url(line: &str) -> &str {
 }
 
 #[test]
+fn devices_lists_what_the_host_has() {
+    let home = tempfile::tempdir().unwrap();
+    let (code, stdout, stderr) = run(home.path(), &["devices"], &[]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let mut lines = stdout.lines();
+    let header: Vec<_> = lines.next().unwrap().split_whitespace().collect();
+    assert_eq!(header, ["DEVICE", "NAME", "MEMORY", "DRIVER"]);
+    assert!(lines.any(|line| line.starts_with("flex:0 ") && line.ends_with("Burn Flex")));
+    let (_, stdout, _) = run(home.path(), &["devices", "--json"], &[]);
+    let told: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let devices = told["devices"].as_array().unwrap();
+    assert!(devices.iter().any(|device| device["device"] == "flex:0"));
+}
+
+#[test]
 fn a_wrong_setting_exits_64_with_one_line_that_names_it() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
@@ -105,6 +120,30 @@ fn a_wrong_setting_exits_64_with_one_line_that_names_it() {
         &[("TENSORD_LISTEN", "here")],
         "invalid value 'here' for '--listen <IP:PORT>': \"here\" is not IP:PORT, such as 0.0.0.0:7461",
     );
+    #[cfg(not(feature = "cuda"))]
+    {
+        let hint = "cuda devices are not in this build, which has flex; build tensord with `--features cuda`; a right list is auto, flex*2, or cuda:0,1";
+        if !cfg!(any(
+            feature = "vulkan",
+            feature = "webgpu",
+            feature = "rocm",
+            feature = "metal"
+        )) {
+            refused(
+                home,
+                &["worker", "--devices", "cuda:0"],
+                &[],
+                &format!("invalid value 'cuda:0' for '--devices <LIST>': {hint}"),
+            );
+            #[cfg(feature = "demo")]
+            refused(
+                home,
+                &["demo", "--kind", "cuda"],
+                &[],
+                &format!("--kind cuda: {hint}"),
+            );
+        }
+    }
     #[cfg(feature = "demo")]
     refused(
         home,

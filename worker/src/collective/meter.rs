@@ -14,10 +14,12 @@ const LEAST_BYTES: u64 = 4 << 20;
 const SMALLEST_BUCKET: f64 = (256 << 10) as f64;
 const LARGEST_BUCKET: f64 = (32 << 20) as f64;
 
-/// What a connection may have on its way where a round trip is short: twice what 10
-/// Gbit/s carry in 100 µs, and enough for a busy host's writer to have its turn before
-/// it is gone.
-const FLIGHT_BYTES: usize = 256 << 10;
+/// What a worker may have on its way to all others where a round trip is short: what 1
+/// Gbit/s carry in 4 ms, in which a busy host's writers have their turn.
+const FLIGHT_BYTES: usize = 512 << 10;
+
+/// What a connection may have of it at least.
+const LEAST_FLIGHT: usize = 64 << 10;
 
 /// Measures one direction of a link. Time is told to it.
 #[derive(Debug, Default)]
@@ -68,15 +70,17 @@ impl Meter {
 }
 
 impl Meter {
-    /// Bytes to which a connection's flight is to be bounded, if it is: where the link
-    /// carries no more in a round trip, by far. Elsewhere the system knows better.
+    /// Bytes to which a connection's flight is to be bounded, if it is, which has so
+    /// many `links` beside it: where all of them carry no more in a round trip, by far.
+    /// Elsewhere the system knows better.
     ///
     /// What is more would stand in a queue before the slowest place of the way, in
-    /// which who has most gets most. Connections of an exchange should get the same,
-    /// as it is over when the last is.
-    pub(super) fn flight_bytes(&self) -> Option<usize> {
-        let carried = self.bytes_per_second? * self.round_trip?.as_secs_f64();
-        (2.0 * carried <= FLIGHT_BYTES as f64).then_some(FLIGHT_BYTES)
+    /// which who has most gets most, and what overflows is lost. Connections of an
+    /// exchange should get the same, as it is over when the last is.
+    pub(super) fn flight_bytes(&self, links: usize) -> Option<usize> {
+        let carried = self.bytes_per_second? * self.round_trip?.as_secs_f64() * links as f64;
+        let is_near = carried <= FLIGHT_BYTES as f64;
+        is_near.then(|| LEAST_FLIGHT.max(FLIGHT_BYTES / links.max(1)))
     }
 }
 
@@ -119,15 +123,19 @@ mod tests {
     fn what_is_on_the_way_is_bounded_where_little_is_carried() {
         let (mut meter, start) = (Meter::default(), Instant::now());
         meter.answered(Duration::from_millis(10));
-        assert_eq!(meter.flight_bytes(), None);
+        assert_eq!(meter.flight_bytes(1), None);
         meter.sent(start);
         meter.confirmed(100_000_000, false, start + Duration::from_secs(1));
         assert_eq!(
-            meter.flight_bytes(),
+            meter.flight_bytes(1),
             None,
             "1 MB are carried in a round trip"
         );
+        meter.round_trip = Some(Duration::from_millis(1));
+        assert_eq!(meter.flight_bytes(1), Some(512 << 10));
+        assert_eq!(meter.flight_bytes(4), Some(128 << 10));
+        assert_eq!(meter.flight_bytes(6), None, "600 kB are, by all together");
         meter.round_trip = Some(Duration::from_micros(10));
-        assert_eq!(meter.flight_bytes(), Some(256 << 10));
+        assert_eq!(meter.flight_bytes(63), Some(64 << 10));
     }
 }

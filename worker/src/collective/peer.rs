@@ -213,9 +213,10 @@ impl Peer {
         self.wire().meter.answered(after);
     }
 
-    /// Bytes that a connection should have on its way, once that is known.
-    pub(crate) fn flight_bytes(&self) -> Option<usize> {
-        self.wire().meter.flight_bytes()
+    /// Bytes to which a connection's flight is to be bounded, if it is, which has so
+    /// many `links` beside it.
+    pub(crate) fn flight_bytes(&self, links: usize) -> Option<usize> {
+        self.wire().meter.flight_bytes(links)
     }
 
     /// Bytes that fill the link for a round trip, once that is known.
