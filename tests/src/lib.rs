@@ -7,6 +7,7 @@
 pub mod cluster;
 pub mod conformance;
 pub mod digits;
+pub mod host;
 pub mod quiet;
 pub mod replicas;
 pub mod training;

@@ -5,9 +5,15 @@ use std::process::Command;
 use burn::tensor::Tensor;
 use tensord_client::LeaseRequest;
 
-use crate::host;
+use tensord_tests::host;
 
-const KINDS: [&str; 3] = ["metal", "vulkan", "webgpu"];
+/// The kinds that are here and have a graphics driver.
+fn kinds() -> impl Iterator<Item = &'static str> {
+    let graphics = ["metal", "vulkan", "webgpu"];
+    host::kinds()
+        .into_iter()
+        .filter(move |kind| graphics.contains(kind))
+}
 
 /// The processes that process `id` has started.
 fn children(id: u32) -> Vec<u32> {
@@ -29,7 +35,7 @@ fn children(id: u32) -> Vec<u32> {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_driver_that_crashes_takes_no_other_device_with_it() {
-    for kind in KINDS.into_iter().filter(|kind| host::has(kind)) {
+    for kind in kinds() {
         let mut cluster = host::cluster(&[]);
         cluster.add_worker(&format!("flex,{kind}:0"));
         cluster.wait_for_workers(2);
@@ -45,7 +51,7 @@ fn a_driver_that_crashes_takes_no_other_device_with_it() {
             panic!("{:?}", children(parent));
         };
         let crash = Command::new("kill")
-            .args(["-SEGV", &child.to_string()])
+            .args(["-ABRT", &child.to_string()])
             .status();
         assert!(crash.unwrap().success());
         assert!(on_gpu.try_into_data().is_err());
@@ -62,7 +68,8 @@ fn a_driver_that_crashes_takes_no_other_device_with_it() {
             let named = names.filter(|worker| worker.name.ends_with(&format!("{kind}-0")));
             named.count() == 1 && children(parent).iter().any(|id| *id != child)
         });
-        let again = tensor(&lease(kind));
+        let gpu = lease(kind);
+        let again = tensor(&gpu);
         assert_eq!(again.sum().into_scalar::<f32>(), 8.0);
         let log = cluster.workers[0].log();
         assert!(
@@ -74,7 +81,7 @@ fn a_driver_that_crashes_takes_no_other_device_with_it() {
 
 #[test]
 fn what_is_not_there_is_said_in_a_line_and_exits_69() {
-    for kind in KINDS.into_iter().filter(|kind| host::has(kind)) {
+    for kind in kinds() {
         let pin = "0".repeat(64);
         let url = format!("tensord://a-token-nobody-has@127.0.0.1:1?ca=sha256:{pin}");
         let url = [("TENSORD_URL", url.as_str())];

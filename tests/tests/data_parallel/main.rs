@@ -3,6 +3,8 @@
 //! A binary of its own, and a barrier before each step, for the reasons in
 //! `tensord_tests::replicas`.
 
+mod mixed;
+
 use std::sync::{Arc, Barrier, Mutex};
 
 use burn::{

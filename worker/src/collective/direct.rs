@@ -20,6 +20,7 @@
 //! Several ranks of one worker are added up there, before anything is sent.
 
 mod agree;
+mod buffers;
 mod layout;
 mod queue;
 
@@ -32,7 +33,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tensord_proto::v1::FaultKind;
 
-use self::{agree::agree, queue::ByteQueue};
+use self::{agree::agree, buffers::Buffers, queue::ByteQueue};
 use super::{
     algorithm::{Algorithm, Arrival, Broke, Done, Failure, Rank, Say},
     reduce::{Element, reduce},
@@ -74,6 +75,7 @@ pub(crate) struct Direct {
     progress: Option<Instant>,
     broken: Option<Arc<str>>,
     done: Vec<Done>,
+    buffers: Buffers,
 }
 
 /// Another worker of the group; this worker's own entry is not used.
@@ -131,6 +133,7 @@ impl Direct {
             progress: None,
             broken: None,
             done: Vec::new(),
+            buffers: Buffers::default(),
         }
     }
 
@@ -242,7 +245,10 @@ impl Direct {
         call.running = Some(Running {
             element,
             divisor,
-            result: vec![0; if nodes == 1 { 0 } else { size }],
+            result: match nodes {
+                1 => Vec::new(),
+                _ => self.buffers.take(size),
+            },
             own,
             reduced: 0,
         });
@@ -318,7 +324,7 @@ impl Direct {
             };
             let result = match nodes {
                 1 => running.own,
-                _ => running.result.into(),
+                _ => self.buffers.lend(running.result),
             };
             for (rank, ticket, _) in call.local {
                 let result = Ok(result.clone());

@@ -1,4 +1,4 @@
-//! One pool of several kinds of devices.
+//! Devices of several kinds in one training.
 
 use burn::{
     module::Module as _,
@@ -9,34 +9,15 @@ use burn::{
 };
 use tensord_client::LeaseRequest;
 use tensord_tests::{
+    host,
     replicas::{alone, replicas},
     training::{Classifier, Mlp},
 };
 
-use crate::host;
-
-/// Kinds that are not the CPU.
-const KINDS: [&str; 5] = ["cuda", "rocm", "metal", "vulkan", "webgpu"];
-
-#[test]
-fn a_lease_by_kind_goes_to_a_worker_that_has_it() {
-    for kind in KINDS.into_iter().filter(|kind| host::has(kind)) {
-        let cluster = host::cluster(&["flex", kind]);
-        let pool = cluster.pool();
-        for _ in 0..2 {
-            for (wanted, worker) in [(kind, "worker-1"), ("flex", "worker-0")] {
-                let lease = pool.lease(LeaseRequest::devices(1).kind(wanted)).unwrap();
-                let got = lease.descriptions().remove(0);
-                assert_eq!((got.kind.as_str(), got.worker.as_str()), (wanted, worker));
-            }
-        }
-    }
-}
-
 #[test]
 fn devices_of_two_kinds_train_together() {
     let _alone = alone();
-    for kind in KINDS.into_iter().filter(|kind| host::has(kind)) {
+    for kind in host::kinds() {
         let cluster = host::cluster(&["flex", kind]);
         let lease = cluster.pool().lease(LeaseRequest::devices(2)).unwrap();
         let devices = lease.devices();
