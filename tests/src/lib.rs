@@ -1,7 +1,7 @@
 //! What the integration tests share: the conformance suite, the cluster harness, and models and
 //! data to train.
 //!
-//! The tests themselves are one binary, `tests/integration/main.rs`, so that
+//! The tests themselves are few binaries, `tests/*/main.rs`, so that
 //! Burn is linked once.
 
 pub mod cluster;
