@@ -65,14 +65,28 @@ type Reading = MaybeDone<Pin<Box<dyn Future<Output = Result<TensorData, Executio
 /// A read that was asked for and not yet waited for.
 pub(crate) struct Pending(Pin<Box<Reading>>);
 
+/// What starts a read of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// The call: tensord's reads are on their way a moment later.
+    Call,
+    /// The first poll, as of Burn's own reads.
+    Poll,
+}
+
 /// Asks for a tensor. Whatever runs after this call does not hold it up.
-pub(crate) fn start_read<const D: usize, K: Kind + 'static>(tensor: Tensor<D, K>) -> Pending {
+pub(crate) fn start_read<const D: usize, K: Kind + 'static>(
+    tensor: Tensor<D, K>,
+    start: Start,
+) -> Pending {
     let reading: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(data::into_data_async(tensor));
     let mut reading = Box::pin(maybe_done(reading));
-    // Burn's own reads ask at the first poll; the one in `wait` brings a waker of its own.
-    let _ = reading
-        .as_mut()
-        .poll(&mut Context::from_waker(Waker::noop()));
+    if start == Start::Poll {
+        // The poll in `wait` brings a waker of its own.
+        let _ = reading
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+    }
     Pending(reading)
 }
 

@@ -8,7 +8,7 @@ use tensord_tests::cluster::Process;
 use tensord_transport::TransportChoice;
 use tokio::runtime::Runtime;
 
-use crate::{pool::LocalPool, remote};
+use crate::{data::Start, pool::LocalPool, remote};
 
 /// What carries a peer's ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,14 @@ impl Kind {
             Self::BurnIroh => "burn_remote_iroh",
             Self::TensordQuic => "tensord",
             Self::TensordGrpc => "tensord_grpc",
+        }
+    }
+
+    /// What starts a read of its device.
+    pub(crate) const fn start(self) -> Start {
+        match self {
+            Self::TensordQuic | Self::TensordGrpc => Start::Call,
+            Self::Local | Self::BurnWebSocket | Self::BurnIroh => Start::Poll,
         }
     }
 

@@ -79,7 +79,7 @@ impl CustomOp {
     /// As [`call_for`](Self::call_for), and when `shape` has not `D` dimensions.
     pub fn call<const D: usize, K: Kind>(self, shape: impl Into<Shape>) -> Tensor<D, K> {
         let device = self.leased_device();
-        let outputs = vec![(shape.into(), data::default_dtype::<K>(&device))];
+        let outputs = vec![(shape.into(), K::default_dtype(&device))];
         self.call_for(outputs).take()
     }
 

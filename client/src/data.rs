@@ -54,6 +54,8 @@ mod sealed {
     pub trait Sealed: BackendPrimitive<Remote> {
         fn of(tensor: FloatTensor<Remote>) -> Self::Primitive;
         fn handle(tensor: Self::Primitive) -> FloatTensor<Remote>;
+        /// The element type that tensors of this kind have on `device` unless something
+        /// else is asked for.
         fn default_dtype(device: &Device) -> DType;
     }
 
@@ -144,8 +146,9 @@ pub fn into_data<const D: usize, K: Kind>(
 }
 
 /// As [`into_data`], without blocking the thread. The tensor is read as it is when
-/// this is called, and the read is on its way soon after, whether the future is
-/// polled or not: many of them, awaited one after the other, take one round trip.
+/// this is called. The read is on its way a millisecond later, whether the future is
+/// polled or not, and at once when any future of the device's reads is polled: ask for
+/// many, then await one after the other, and all take one round trip.
 /// The future holds the tensor until then; await or drop it on the thread that made
 /// it, or the tensor is held until that thread reads again.
 ///
@@ -157,7 +160,7 @@ pub fn into_data_async<const D: usize, K: Kind>(
 ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
     let device = tensor.device().without_autodiff();
     let reading = match leased(&device) {
-        Some((exchange, client)) => Ok(exchange.ask(handle(tensor), client, &device)),
+        Some((exchange, client)) => Ok(exchange.ask(handle(tensor), client, device)),
         None => Err(tensor.into_data_async()),
     };
     async move {
@@ -166,12 +169,6 @@ pub fn into_data_async<const D: usize, K: Kind>(
             Err(encoded) => encoded.await,
         }
     }
-}
-
-/// The element type that tensors of a kind have on `device` unless something else is
-/// asked for.
-pub(crate) fn default_dtype<K: Kind>(device: &Device) -> DType {
-    K::default_dtype(device)
 }
 
 /// What Burn's remote backend has of a tensor on a leased device.

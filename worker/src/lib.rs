@@ -182,7 +182,7 @@ impl Worker {
         // A driver takes its time.
         let open = tokio::task::spawn_blocking(move || {
             devices::configure(cache.as_deref());
-            devices::open(&selections, memory_bytes, &custom_ops)
+            devices::open(&chosen(&selections), memory_bytes, &custom_ops)
         });
         let (opened, missing) = open.await.map_err(std::io::Error::other)?;
         if opened.is_empty() {

@@ -95,11 +95,11 @@ fn many(peer: &Peer, count: usize) -> Contender<'_> {
         Kind::TensordQuic => "pipelined_us".to_owned(),
         kind => format!("{}_pipelined_us", kind.key()),
     };
-    let rounds = (count / 10).max(1);
+    let (rounds, start) = ((count / 10).max(1), peer.kind.start());
     Contender::new(key, peer.kind.label(), move |_| {
         let begun = Instant::now();
         for _ in 0..rounds {
-            let asked = (0..OUTSTANDING).map(|_| data::start_read(tensor.clone()));
+            let asked = (0..OUTSTANDING).map(|_| data::start_read(tensor.clone(), start));
             let asked: Vec<_> = asked.collect();
             asked
                 .into_iter()

@@ -126,7 +126,7 @@ fn contender(kind: Kind, device: &Device, batch: usize, steps: usize) -> Contend
         let mut turns = Vec::with_capacity(count);
         let mut late = None;
         for batch in batches {
-            let read = start_read(trainer.step(batch)?);
+            let read = start_read(trainer.step(batch)?, kind.start());
             if let Some(before) = late.replace(read) {
                 before.scalar()?;
             }

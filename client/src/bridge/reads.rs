@@ -3,9 +3,9 @@
 //! Burn's client does much for an op: it passes through a ring of 32 places, whose
 //! users spin while it is full, and through an encoder, a socket and a decoder. So
 //! reads that are asked for in a row share one op. Whoever asks leaves the tensor's
-//! name here and goes on; a thread of the runtime takes all there are, has Burn's
-//! client send them, and looks again. The worker's answers go from the session
-//! straight to whoever waits for them.
+//! name here and goes on. Whoever first waits has Burn's client send all there are; if
+//! nobody does for a moment, a thread of the runtime has. The worker's answers go from
+//! the session straight to whoever waits for them.
 //!
 //! The tensor itself is [`Held`] meanwhile, or its drop could come before the op.
 //! And it is let go on the thread that asked. Burn counts a tensor's holders, and
@@ -15,7 +15,7 @@
 use std::{
     sync::{Arc, MutexGuard, PoisonError, Weak},
     thread::{self, ThreadId},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use burn::{
@@ -37,6 +37,9 @@ use crate::{
 /// Custom op that has its inputs sent to those who wait for them.
 pub(super) const READ: &str = "tensord.read";
 
+/// How long reads that nobody waits for are gathered: the timer's own grain.
+const GATHER: Duration = Duration::from_millis(1);
+
 /// Reads that wait to be sent, at most; who asks for more sends them first.
 const WAITING_READS: usize = 256;
 
@@ -44,14 +47,14 @@ const WAITING_READS: usize = 256;
 /// never ask again. Reads are sent by whoever asks while there are so many.
 const LEFT_TENSORS: usize = 256;
 
-/// What the threads that ask and the one that sends leave for each other.
+/// What the threads that ask and those that send leave for each other.
 #[derive(Default)]
 pub(super) struct Reads {
     unsent: Vec<Read>,
     /// Of the last read asked for.
     number: u64,
-    /// A thread of the runtime sends, for as long as there are any.
-    sending: bool,
+    /// They are sent in a moment if nobody does it before.
+    due: bool,
     /// Burn's client was given reads since it was told to send.
     unflushed: bool,
     /// Tensors to be let go, by the threads that asked for them.
@@ -78,15 +81,32 @@ struct Held {
     number: u64,
     by: ThreadId,
     answered: bool,
+    client: Arc<CustomOpClient>,
+    device: Device,
 }
 
 impl Asked {
     pub(crate) async fn answer(mut self) -> Result<TensorData, ExecutionError> {
+        if let Some(held) = &self.held {
+            held.send();
+        }
         let answer = (&mut self.answered).await;
         if let (Ok(_), Some(held)) = (&answer, &mut self.held) {
             held.answered = true;
         }
         answer.unwrap_or_else(|_| Err(unanswered()))
+    }
+}
+
+impl Held {
+    /// Has the read sent, with all that wait, if it waits itself.
+    fn send(&self) {
+        let Some(exchange) = self.exchange.upgrade() else {
+            return;
+        };
+        if exchange.lock().reads.has_unsent(self.number) {
+            exchange.send(&self.client, &self.device);
+        }
     }
 }
 
@@ -126,13 +146,14 @@ impl Exchange {
         wait(asked.answer())
     }
 
-    /// Asks for a tensor of `device`; it is on its way soon.
+    /// Asks for a tensor of `device`; it is on its way when it is waited for, or soon.
     pub(crate) fn ask(
         self: &Arc<Self>,
         tensor: FloatTensor<Remote>,
         client: CustomOpClient,
-        device: &Device,
+        device: Device,
     ) -> Asked {
+        let client = Arc::new(client);
         let me = thread::current().id();
         let (mine, full) = {
             let left = &mut self.lock().reads.left;
@@ -141,19 +162,19 @@ impl Exchange {
         };
         // Says so to Burn's client, which may wait.
         drop(mine);
-        let asked = match full {
+        self.send_soon(&client, &device);
+        match full {
             true => self.ask_now(tensor, &client),
-            false => self.leave(tensor, &client, me),
-        };
-        self.send_soon(client, device);
-        asked
+            false => self.leave(tensor, client, device, me),
+        }
     }
 
     /// Leaves a tensor's name to be sent, unless enough wait.
     fn leave(
         self: &Arc<Self>,
         tensor: FloatTensor<Remote>,
-        client: &CustomOpClient,
+        client: Arc<CustomOpClient>,
+        device: Device,
         by: ThreadId,
     ) -> Asked {
         let (answer, answered) = oneshot::channel();
@@ -170,7 +191,7 @@ impl Exchange {
             (reads.number, reads.unsent.len() >= WAITING_READS)
         };
         if full {
-            self.give(client, None);
+            self.give(&client, None);
         }
         let held = Held {
             tensor: Some(tensor),
@@ -178,6 +199,8 @@ impl Exchange {
             number,
             by,
             answered: false,
+            client,
+            device,
         };
         Asked {
             answered,
@@ -241,29 +264,49 @@ impl Exchange {
         device.flush()
     }
 
-    /// Has what waits sent by another thread: what comes until that is done goes along.
-    fn send_soon(self: &Arc<Self>, client: CustomOpClient, device: &Device) {
-        if std::mem::replace(&mut self.lock().reads.sending, true) {
+    /// Has Burn's client send what waits.
+    fn send(&self, client: &CustomOpClient, device: &Device) {
+        self.give(client, None);
+        if self.flush(device).is_err() {
+            // Whoever waits hears of it, as the answers are dropped.
+            self.give_up_all();
+        }
+    }
+
+    /// Has what waits sent by another thread, unless somebody does it before.
+    fn send_soon(self: &Arc<Self>, client: &Arc<CustomOpClient>, device: &Device) {
+        if std::mem::replace(&mut self.lock().reads.due, true) {
             return;
         }
-        let (exchange, device) = (self.clone(), device.clone());
-        self.runtime.spawn_blocking(move || {
-            while exchange.lock().reads.has_unsent() {
-                exchange.give(&client, None);
-                if exchange.flush(&device).is_err() {
-                    // Whoever waits hears of it, as the answers are dropped.
-                    exchange.give_up_all();
-                }
+        let (exchange, client, device) = (self.clone(), client.clone(), device.clone());
+        self.runtime.spawn(async move {
+            tokio::time::sleep(GATHER).await;
+            if exchange.lock().reads.are_due() {
+                // Burn's client takes note when it gets to it.
+                let send = move || {
+                    exchange.send(&client, &device);
+                    while exchange.lock().reads.are_due() {
+                        exchange.send(&client, &device);
+                    }
+                };
+                tokio::task::spawn_blocking(send);
             }
         });
     }
 }
 
 impl Reads {
-    /// False: the thread that sends is done.
-    fn has_unsent(&mut self) -> bool {
-        self.sending = !self.unsent.is_empty() || self.unflushed;
-        self.sending
+    /// Whether there are reads for whoever has them sent when they are due. If not,
+    /// none are due any more.
+    fn are_due(&mut self) -> bool {
+        self.due = self.unflushed || !self.unsent.is_empty();
+        self.due
+    }
+
+    /// Whether the read of this number may not be on its way.
+    fn has_unsent(&self, number: u64) -> bool {
+        let unsent = |read: &Read| read.number == number;
+        self.unflushed || self.unsent.iter().any(unsent)
     }
 }
 

@@ -69,8 +69,7 @@ fn json(found: &[FoundDevice], missing: &[MissingDevice]) -> String {
         devices: found.iter().map(device).collect(),
         missing: missing.iter().map(absent).collect(),
     };
-    let text = serde_json::to_string_pretty(&host);
-    text.expect("numbers, texts and lists serialize without failing") + "\n"
+    stdout::json(&host)
 }
 
 fn device(found: &FoundDevice) -> Device<'_> {

@@ -91,10 +91,7 @@ pub(crate) fn resolve(
             state,
             drain,
             until_stdin_closes,
-        } => Config::Worker(WorkerConfig {
-            until_stdin_closes,
-            ..layers.worker(settings, url, state, &drain)?
-        }),
+        } => Config::Worker(layers.worker(settings, url, state, &drain, until_stdin_closes)?),
         Command::Gateway {
             settings,
             url,
@@ -174,10 +171,11 @@ impl Layers<'_> {
         url: UrlSettings,
         state: StateSettings,
         drain: &DrainSettings,
+        until_stdin_closes: bool,
     ) -> Result<WorkerConfig, ConfigError> {
         let settings = settings.over(std::mem::take(&mut self.file.worker));
         Ok(WorkerConfig {
-            until_stdin_closes: false,
+            until_stdin_closes,
             url: self.url(url)?,
             node: NodeConfig {
                 name: self.worker_name(settings.name)?,

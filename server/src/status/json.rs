@@ -3,6 +3,8 @@
 use serde::Serialize;
 use tensord_proto::v1::{DeviceStatus, StatusReply, WorkerStatus};
 
+use crate::stdout;
+
 #[derive(Serialize)]
 struct Pool<'a> {
     software: &'a str,
@@ -44,8 +46,7 @@ pub(crate) fn json(reply: &StatusReply) -> String {
         waiting_requests: reply.waiting_requests,
         workers: reply.workers.iter().map(worker).collect(),
     };
-    let text = serde_json::to_string_pretty(&pool);
-    text.expect("numbers, texts and lists serialize without failing") + "\n"
+    stdout::json(&pool)
 }
 
 fn worker(worker: &WorkerStatus) -> Worker<'_> {

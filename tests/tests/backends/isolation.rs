@@ -95,3 +95,20 @@ fn what_is_not_there_is_said_in_a_line_and_exits_69() {
         );
     }
 }
+
+#[test]
+fn auto_says_which_devices_it_leaves_out() {
+    let mut cluster = host::cluster(&[]);
+    cluster.add_worker("auto");
+    cluster.wait_for_workers(1);
+    let status = cluster.pool().status().unwrap();
+    let chosen = status.workers[0].devices[0].device.as_ref().unwrap();
+    if chosen.kind != "flex" {
+        return; // There is hardware, of which auto takes the first kind.
+    }
+    let log = cluster.workers[0].log();
+    for kind in kinds() {
+        let emulated = format!("no {kind} device: there is a driver that emulates a device");
+        assert!(log.contains(&emulated), "{log}");
+    }
+}

@@ -129,6 +129,13 @@ fn a_read_that_nobody_waits_for_yet_is_on_its_way_and_may_be_given_up() {
     let [one, failed, two] = reads.map(burn_std::future::block_on);
     assert_eq!(one.unwrap(), two.unwrap());
     assert!(failed.unwrap_err().to_string().contains("Select"));
+    // Its answer comes although nothing polls it.
+    let before = lease.traffic().tensor_bytes_down;
+    let unpolled = data::into_data_async(tensor.clone());
+    cluster.wait("the answer to a read", || {
+        lease.traffic().tensor_bytes_down > before
+    });
+    drop(unpolled);
     let late = data::into_data_async(tensor.clone());
     drop(lease);
     // Answered or told why not, in no time.

@@ -1,17 +1,16 @@
 //! Burn's CubeCL backend: one type for CUDA, ROCm, Metal, Vulkan, WebGPU and the
 //! CPU, of which a device says which it is. Ops are fused.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use burn_backend::{ExecutionError, TensorData};
 use burn_cubecl::{Cube, CubeBackend, CubeDevice};
 use burn_fusion::{FusionRuntime, get_client, stream::Operation};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, OperationIr, TensorIr};
-use burn_router::CustomOpRegistry;
 use burn_std::stream::StreamId;
 
 use super::SessionBackend;
-use crate::custom::{CustomOps, Handler};
+use crate::custom::{CustomOps, Handler, Handlers};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
 
@@ -20,15 +19,14 @@ impl SessionBackend for Cube {
         None
     }
 
-    fn custom_ops(ops: &CustomOps) -> (CustomOpRegistry<Self>, Vec<String>) {
-        let mut registry = CustomOpRegistry::new();
-        for (name, run) in &ops.cube {
+    fn custom_ops(ops: &CustomOps) -> Handlers<Self> {
+        let deferred = |(name, run): (&String, &Handler<CubeBackend>)| {
             let run = run.clone();
-            registry.register(name, move |tensors, call, device| {
-                defer(&run, tensors, call, device);
-            });
-        }
-        (registry, ops.cube.keys().cloned().collect())
+            let deferred: Handler<Self> =
+                Arc::new(move |tensors, call, device| defer(&run, tensors, call, device));
+            (name.clone(), deferred)
+        };
+        ops.cube.iter().map(deferred).collect()
     }
 }
 

@@ -6,21 +6,13 @@ use std::sync::Arc;
 use burn_backend::{AllocationProperty, Bytes, TensorData, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
 use burn_ir::{BackendIr, HandleKind};
-use burn_router::CustomOpRegistry;
 
 use super::SessionBackend;
-use crate::custom::CustomOps;
+use crate::custom::{CustomOps, Handlers};
 
 impl SessionBackend for Flex {
-    fn custom_ops(ops: &CustomOps) -> (CustomOpRegistry<Self>, Vec<String>) {
-        let mut registry = CustomOpRegistry::new();
-        for (name, run) in &ops.flex {
-            let run = run.clone();
-            registry.register(name, move |tensors, call, device| {
-                run(tensors, call, device)
-            });
-        }
-        (registry, ops.flex.keys().cloned().collect())
+    fn custom_ops(ops: &CustomOps) -> Handlers<Self> {
+        ops.flex.clone()
     }
 
     fn lend(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {

@@ -20,7 +20,7 @@ use burn_std::{future::DynFut, stream::Stream};
 use tensord_proto::codec::DeviceProfile;
 use tracing::warn;
 
-use crate::custom::CustomOps;
+use crate::custom::{CustomOps, Handlers};
 
 /// One session's tensors on one device.
 pub(crate) trait Engine: Send {
@@ -57,8 +57,8 @@ pub(crate) trait SessionBackend: BackendIr {
     /// stays as it is, whatever becomes of the tensor.
     fn lend(handle: Self::Handle) -> Option<TensorData>;
 
-    /// The worker's own ops for this backend, by name.
-    fn custom_ops(ops: &CustomOps) -> (CustomOpRegistry<Self>, Vec<String>)
+    /// The worker's own ops for this backend.
+    fn custom_ops(ops: &CustomOps) -> Handlers<Self>
     where
         Self: Sized;
 }
@@ -72,11 +72,18 @@ pub(crate) struct BurnDevice<B: SessionBackend> {
 
 impl<B: SessionBackend> BurnDevice<B> {
     pub(crate) fn shared(device: B::Device, custom_ops: &CustomOps) -> Arc<dyn Device> {
-        let (custom_ops, custom_names) = B::custom_ops(custom_ops);
+        let handlers = B::custom_ops(custom_ops);
+        let custom_names = handlers.keys().cloned().collect();
+        let mut registry = CustomOpRegistry::new();
+        for (name, run) in handlers {
+            registry.register(&name, move |tensors, call, device| {
+                run(tensors, call, device);
+            });
+        }
         Arc::new(Self {
             device,
-            custom_ops,
-            custom_names: custom_names.into(),
+            custom_ops: registry,
+            custom_names,
         })
     }
 }

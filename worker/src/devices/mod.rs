@@ -10,6 +10,7 @@ use std::{path::Path, sync::Arc};
 use burn_flex::{Flex, FlexDevice};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 use tensord_proto::v1;
+use tracing::warn;
 
 pub use self::list::{DeviceParseError, DeviceSelection, parse_devices};
 use crate::{
@@ -107,9 +108,8 @@ pub fn discover() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
         match candidates.of(kind) {
             Err(reason) => missing.push(none(kind, reason)),
             Ok(count) => {
-                let all = (0..count).map(|index| selection(kind, index));
-                let none = CustomOps::new();
-                let (opened, failed) = open(&all.collect::<Vec<_>>(), None, &none);
+                let all: Vec<_> = (0..count).map(|index| selection(kind, index)).collect();
+                let (opened, failed) = candidates.open_all(&all, None, &CustomOps::new());
                 found.extend(opened.into_iter().map(|device| device.found));
                 missing.extend(failed);
             }
@@ -118,44 +118,31 @@ pub fn discover() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
     (found, missing)
 }
 
-/// What `selections` come to on this host: the same, unless they are [`AUTO`]. Asks
-/// the drivers, which takes a moment.
+/// What `selections` come to on this host: the same, unless they are [`AUTO`]. Then
+/// the drivers are asked, which takes a moment, and the log says which kinds have
+/// nothing, and why.
 pub fn chosen(selections: &[DeviceSelection]) -> Vec<DeviceSelection> {
     match selections {
-        [one] if one.kind == AUTO => choose(&mut Candidates::default()).0,
+        [one] if one.kind == AUTO => {
+            let (chosen, missing) = choose(&mut Candidates::default());
+            for missing in missing {
+                warn!("{missing}");
+            }
+            chosen
+        }
         _ => selections.to_vec(),
     }
 }
 
-/// Opens the devices of `selections` that can be opened. CPU devices share what
-/// memory there is; `memory_bytes` takes the place of what a device has.
+/// Opens the devices of `selections`, as they were [`chosen`], that can be opened. CPU
+/// devices share what memory there is; `memory_bytes` takes the place of what a device
+/// has.
 pub(crate) fn open(
     selections: &[DeviceSelection],
     memory_bytes: Option<u64>,
     custom_ops: &CustomOps,
 ) -> (Vec<OpenedDevice>, Vec<MissingDevice>) {
-    let mut candidates = Candidates::default();
-    let (selections, mut missing) = match selections {
-        [one] if one.kind == AUTO => choose(&mut candidates),
-        _ => (selections.to_vec(), Vec::new()),
-    };
-    let share = (host_memory() as f64 * HOST_SHARE) as u64 / selections.len().max(1) as u64;
-    let mut opened = Vec::new();
-    for selection in selections {
-        match candidates.open(&selection, share, custom_ops) {
-            Ok(mut device) => {
-                if let Some(memory_bytes) = memory_bytes {
-                    device.found.memory_bytes = memory_bytes;
-                }
-                opened.push(device);
-            }
-            Err(reason) => missing.push(MissingDevice {
-                what: selection.to_string(),
-                reason,
-            }),
-        }
-    }
-    (opened, missing)
+    Candidates::default().open_all(selections, memory_bytes, custom_ops)
 }
 
 /// What `auto` comes to, and the kinds that have nothing.
@@ -224,6 +211,31 @@ impl Candidates {
         false
     }
 
+    fn open_all(
+        &mut self,
+        selections: &[DeviceSelection],
+        memory_bytes: Option<u64>,
+        custom_ops: &CustomOps,
+    ) -> (Vec<OpenedDevice>, Vec<MissingDevice>) {
+        let share = (host_memory() as f64 * HOST_SHARE) as u64 / selections.len().max(1) as u64;
+        let (mut opened, mut missing) = (Vec::new(), Vec::new());
+        for selection in selections {
+            match self.open(selection, share, custom_ops) {
+                Ok(mut device) => {
+                    if let Some(memory_bytes) = memory_bytes {
+                        device.found.memory_bytes = memory_bytes;
+                    }
+                    opened.push(device);
+                }
+                Err(reason) => missing.push(MissingDevice {
+                    what: selection.to_string(),
+                    reason,
+                }),
+            }
+        }
+        (opened, missing)
+    }
+
     fn open(
         &mut self,
         selection: &DeviceSelection,
@@ -286,7 +298,8 @@ mod tests {
 
     #[test]
     fn auto_is_never_nothing() {
-        let (opened, _) = open(&parse_devices("auto").unwrap(), None, &CustomOps::new());
+        let chosen = chosen(&parse_devices("auto").unwrap());
+        let (opened, _) = open(&chosen, None, &CustomOps::new());
         assert!(!opened.is_empty());
     }
 

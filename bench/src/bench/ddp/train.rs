@@ -23,7 +23,7 @@ use burn::{
 };
 
 use crate::{
-    data::{Pending, Upload, into_data, start_read},
+    data::{Pending, Start, Upload, into_data, start_read},
     models::{Model, Network},
     stats::Summary,
     trainer::{Batch, Trainer},
@@ -164,7 +164,7 @@ fn train_rank(
         let mut late: Option<Pending> = None;
         for shard in shards {
             together.wait();
-            let read = start_read(trainer.step(shard.clone())?);
+            let read = start_read(trainer.step(shard.clone())?, Start::Call);
             if let Some(before) = late.replace(read) {
                 ranked.losses.push(before.scalar()?);
             }
