@@ -1,7 +1,7 @@
 //! Frames on a byte stream, of QUIC or TLS: a length (4 bytes, little endian) and that many
 //! bytes.
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut, buf::Limit};
 use tensord_proto::MAX_FRAME_BYTES;
 
 use crate::link::LinkError;
@@ -9,6 +9,14 @@ use crate::link::LinkError;
 /// Parts below this size are copied together: what a stream does for each piece
 /// that it is given costs more.
 const COPIED_BYTES: usize = 1024;
+
+/// From this size on a frame that is not there as a whole gets memory of its own.
+const LARGE_BYTES: usize = 16 << 10;
+
+/// Bytes that are asked of a stream at once for frames whose size is not known, and
+/// the fewest: a TLS record has 16 KiB. What comes of a large frame is copied.
+const READ_BYTES: usize = 64 << 10;
+const LEAST_READ_BYTES: usize = 16 << 10;
 
 /// Queues frames, given in parts, for their stream.
 pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item = &'a [Bytes]>) {
@@ -20,9 +28,12 @@ pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item 
         for part in parts {
             if part.len() < COPIED_BYTES {
                 copied.extend_from_slice(part);
-            } else {
-                queue.extend([copied.split().freeze(), part.clone()]);
+                continue;
             }
+            if !copied.is_empty() {
+                queue.push(copied.split().freeze());
+            }
+            queue.push(part.clone());
         }
     }
     if !copied.is_empty() {
@@ -30,21 +41,76 @@ pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item 
     }
 }
 
-/// Takes one whole frame off the front of `buffer`, if it is there.
-pub(crate) fn take_frame(buffer: &mut BytesMut) -> Result<Option<Bytes>, LinkError> {
-    let Some(prefix) = buffer.first_chunk::<4>() else {
-        return Ok(None);
-    };
-    let size = u32::from_le_bytes(*prefix) as usize;
-    if size > MAX_FRAME_BYTES {
-        return Err(LinkError::TooLarge(size));
+/// Takes frames off a stream, whose bytes come in pieces of any size.
+///
+/// Large frames get memory of their own, of their size: what a frame holds in memory is
+/// then no more than itself, and its bytes are put there at once.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    /// Bytes of frames that are small, or have only begun.
+    buffer: BytesMut,
+    /// A large frame with what came of it, and its size.
+    large: Option<(BytesMut, usize)>,
+}
+
+impl Incoming {
+    /// Takes the next frame, if it is there as a whole.
+    pub(crate) fn take(&mut self) -> Result<Option<Bytes>, LinkError> {
+        if let Some((frame, _)) = self.large.take_if(|(frame, size)| frame.len() == *size) {
+            return Ok(Some(frame.freeze()));
+        }
+        let Some(prefix) = self.buffer.first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let size = u32::from_le_bytes(*prefix) as usize;
+        if size > MAX_FRAME_BYTES {
+            return Err(LinkError::TooLarge(size));
+        }
+        if self.buffer.len() - 4 >= size {
+            self.buffer.advance(4);
+            return Ok(Some(self.buffer.split_to(size).freeze()));
+        }
+        if size >= LARGE_BYTES {
+            let mut frame = BytesMut::with_capacity(size);
+            frame.extend_from_slice(&self.buffer[4..]);
+            self.buffer.clear();
+            self.large = Some((frame, size));
+        }
+        Ok(None)
     }
-    if buffer.len() < 4 + size {
-        buffer.reserve(4 + size - buffer.len());
-        return Ok(None);
+
+    /// Where the next bytes of the stream are to be put: after [`take`](Self::take) found
+    /// no frame.
+    pub(crate) fn room(&mut self) -> Limit<&mut BytesMut> {
+        match &mut self.large {
+            Some((frame, size)) => {
+                let missing = *size - frame.len();
+                frame.limit(missing)
+            }
+            None => {
+                if self.buffer.capacity() - self.buffer.len() < LEAST_READ_BYTES {
+                    self.buffer.reserve(READ_BYTES);
+                }
+                let room = self.buffer.capacity() - self.buffer.len();
+                (&mut self.buffer).limit(room)
+            }
+        }
     }
-    buffer.advance(4);
-    Ok(Some(buffer.split_to(size).freeze()))
+
+    /// Puts bytes that came.
+    pub(crate) fn put(&mut self, mut bytes: &[u8]) {
+        if let Some((frame, size)) = &mut self.large {
+            let (these, rest) = bytes.split_at(bytes.len().min(*size - frame.len()));
+            frame.extend_from_slice(these);
+            bytes = rest;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Whether the stream is between frames.
+    pub(crate) fn is_between(&self) -> bool {
+        self.large.is_none() && self.buffer.is_empty()
+    }
 }
 
 #[cfg(test)]
@@ -55,19 +121,45 @@ mod tests {
 
     #[test]
     fn an_oversized_length_is_refused_before_it_is_buffered() {
-        let mut buffer = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
-        assert_eq!(
-            take_frame(&mut buffer),
-            Err(LinkError::TooLarge(u32::MAX as usize))
-        );
+        let mut incoming = Incoming::default();
+        incoming.put(&u32::MAX.to_le_bytes());
+        let refused = Err(LinkError::TooLarge(u32::MAX as usize));
+        assert_eq!(incoming.take(), refused);
+    }
+
+    #[test]
+    fn a_large_frame_has_memory_of_its_own_size() {
+        let (size, mut incoming) = (300_000, Incoming::default());
+        let wire = [&(size as u32).to_le_bytes()[..], &vec![7; size], &[1]].concat();
+        let mut rest = &wire[..];
+        while incoming.take().unwrap().is_none() {
+            let mut room = incoming.room();
+            let count = rest.len().min(room.remaining_mut()).min(9000);
+            room.put_slice(&rest[..count]);
+            rest = &rest[count..];
+            if let Some((frame, _)) = &incoming.large {
+                assert_eq!(frame.capacity(), size);
+                if frame.len() == size {
+                    break;
+                }
+            }
+        }
+        assert_eq!(rest, [1], "what is not of the frame was left where it was");
+        assert_eq!(incoming.take().unwrap().unwrap(), vec![7; size]);
+        assert!(incoming.is_between());
     }
 
     proptest! {
         #[test]
         fn frames_survive_any_chunking(
-            frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3000), 0..10),
-            step in 1usize..1700,
+            sizes in prop::collection::vec(prop_oneof![0usize..3000, 0usize..90_000], 0..10),
+            step in 1usize..40_000,
+            reads in any::<bool>(),
         ) {
+            let frame = |(number, size): (usize, usize)| -> Vec<u8> {
+                (0..size).map(|at| (at / 7 + number) as u8).collect()
+            };
+            let frames: Vec<_> = sizes.into_iter().enumerate().map(frame).collect();
             // In three parts each, as frames come.
             let parts = frames.iter().map(|frame| {
                 let whole = Bytes::from(frame.clone());
@@ -79,15 +171,30 @@ mod tests {
             put_frames(&mut queue, parts.iter().map(<[Bytes; 3]>::as_slice));
             prop_assert!(queue.iter().all(|piece| !piece.is_empty()));
             let wire = queue.concat();
-            let (mut buffer, mut got) = (BytesMut::new(), Vec::new());
-            for chunk in wire.chunks(step) {
-                buffer.extend_from_slice(chunk);
-                while let Some(frame) = take_frame(&mut buffer).unwrap() {
-                    got.push(frame.to_vec());
+            let (mut incoming, mut got) = (Incoming::default(), Vec::new());
+            for mut chunk in wire.chunks(step) {
+                while !chunk.is_empty() {
+                    let count = match reads {
+                        true => {
+                            let mut room = incoming.room();
+                            let count = chunk.len().min(room.remaining_mut());
+                            room.put_slice(&chunk[..count]);
+                            count
+                        }
+                        false => {
+                            incoming.put(chunk);
+                            chunk.len()
+                        }
+                    };
+                    prop_assert!(count > 0);
+                    chunk = &chunk[count..];
+                    while let Some(frame) = incoming.take().unwrap() {
+                        got.push(frame.to_vec());
+                    }
                 }
             }
             prop_assert_eq!(got, frames);
-            prop_assert!(buffer.is_empty());
+            prop_assert!(incoming.is_between());
         }
     }
 }

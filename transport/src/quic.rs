@@ -5,7 +5,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use quinn::{
     Connection, Endpoint, EndpointConfig, RecvStream, SendStream, TokioRuntime, TransportConfig,
     VarInt,
@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     dial::DialError,
-    framing,
+    framing::{self, Incoming},
     identity::Identity,
     link::{
         Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
@@ -149,7 +149,7 @@ pub(crate) fn link(
     };
     let receiver = Receiver {
         stream: recv,
-        buffer: BytesMut::new(),
+        incoming: Incoming::default(),
         owner,
     };
     Link {
@@ -222,14 +222,14 @@ impl Drop for Sender {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     stream: RecvStream,
-    buffer: BytesMut,
+    incoming: Incoming,
     owner: Arc<Owner>,
 }
 
 impl Receiver {
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
-            match framing::take_frame(&mut self.buffer) {
+            match self.incoming.take() {
                 Ok(Some(frame)) => return Ok(Some(frame)),
                 Ok(None) => {}
                 Err(error) => {
@@ -239,8 +239,8 @@ impl Receiver {
             }
             let chunk = self.stream.read_chunk(usize::MAX, true).await;
             match chunk.map_err(LinkError::lost)? {
-                Some(chunk) => self.buffer.extend_from_slice(&chunk.bytes),
-                None if self.buffer.is_empty() => return Ok(None),
+                Some(chunk) => self.incoming.put(&chunk.bytes),
+                None if self.incoming.is_between() => return Ok(None),
                 None => return Err(LinkError::lost("the stream ended within a frame")),
             }
         }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use socket2::{SockRef, Socket, TcpKeepalive};
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
@@ -28,16 +28,13 @@ use tracing::debug;
 use crate::{
     control,
     dial::DialError,
-    framing,
+    framing::{self, Incoming},
     link::{
         Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
         SenderKind,
     },
     tls::{ALPN_FRAMES, Trust},
 };
-
-/// Bytes asked of the stream at once: some TLS records (of 16 KiB).
-const READ_BYTES: usize = 256 << 10;
 
 /// Plaintext that TLS may hold: what is encrypted before the socket is asked.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
@@ -79,7 +76,7 @@ fn link(
     };
     let receiver = Receiver {
         stream: Some(reader),
-        buffer: BytesMut::new(),
+        incoming: Incoming::default(),
         owner,
     };
     Ok(Link {
@@ -228,14 +225,14 @@ impl Drop for Sender {
 pub(crate) struct Receiver {
     /// Taken when dropped.
     stream: Option<ReadHalf<TlsStream<TcpStream>>>,
-    buffer: BytesMut,
+    incoming: Incoming,
     owner: Arc<Owner>,
 }
 
 impl Receiver {
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
-            match framing::take_frame(&mut self.buffer) {
+            match self.incoming.take() {
                 Ok(Some(frame)) => return Ok(Some(frame)),
                 Ok(None) => {}
                 Err(error) => {
@@ -244,7 +241,7 @@ impl Receiver {
                 }
             }
             if !self.fill().await? {
-                return match self.buffer.is_empty() {
+                return match self.incoming.is_between() {
                     true => Ok(None),
                     false => Err(LinkError::lost("the stream ended within a frame")),
                 };
@@ -254,9 +251,8 @@ impl Receiver {
 
     /// Waits for more bytes. False: the peer finished.
     pub(crate) async fn fill(&mut self) -> Result<bool, LinkError> {
-        self.buffer.reserve(READ_BYTES);
         let stream = self.stream.as_mut().expect("only taken when dropped");
-        let read = stream.read_buf(&mut self.buffer).await;
+        let read = stream.read_buf(&mut self.incoming.room()).await;
         Ok(read.map_err(LinkError::lost)? > 0)
     }
 }
