@@ -13,6 +13,7 @@
 //! This crate puts parts together and talks to people; what the parts do is
 //! theirs. It knows no tensor and no op.
 
+mod allocator;
 mod cli;
 mod commands;
 mod config;
@@ -38,13 +39,8 @@ use crate::{
     failure::Failure,
 };
 
-/// A worker allocates and frees a tensor with every op, some of them large. The
-/// system's allocator asks the kernel for fresh pages each time; this one keeps
-/// them for a while.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
+    allocator::keep_memory();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
