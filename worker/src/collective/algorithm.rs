@@ -71,6 +71,10 @@ pub(crate) trait Algorithm: Send {
     /// The next thing to say to `node`.
     fn next(&mut self, node: usize) -> Option<Say>;
 
+    /// How many bytes more `node` was sent than the other workers on average, of what is
+    /// under way. All links of an exchange are to end together.
+    fn lead_bytes(&self, node: usize) -> i64;
+
     /// The calls of local ranks that came to an end since this was last asked.
     fn take_done(&mut self) -> Vec<Done>;
 }

@@ -110,13 +110,14 @@ impl Cell {
         (changed, Changed { done, news_for })
     }
 
-    /// The next thing to say to `node`, and whether there is more.
-    pub(crate) fn next(&self, node: usize) -> (Option<Body>, bool) {
+    /// The next thing to say to `node`, whether there is more, and how many bytes it is
+    /// ahead of others then.
+    pub(crate) fn next(&self, node: usize) -> (Option<Body>, bool, i64) {
         let mut state = self.state();
         let said = state.group.next(node).map(|say| self.body(say));
         let more = state.group.has_news(node);
         state.announced[node] = more;
-        (said, more)
+        (said, more, state.group.lead_bytes(node))
     }
 
     fn body(&self, say: Say) -> Body {

@@ -83,6 +83,8 @@ pub(crate) struct Direct {
 struct Peer {
     arrivals: VecDeque<(usize, Arrival)>,
     pieces: VecDeque<(bool, Bytes)>,
+    /// Bytes of pieces that were said, since there last were none for anybody.
+    said_bytes: u64,
     abort: Option<Arc<str>>,
     /// Its contributions to slices that are reduced here.
     contributed: ByteQueue,
@@ -179,6 +181,14 @@ impl Direct {
             false => self.peers[*node].gathering == self.first,
         };
         others.filter(is_late).collect()
+    }
+
+    /// Counts bytes of a piece that is said to `node`.
+    fn count(&mut self, node: usize, bytes: usize) {
+        self.peers[node].said_bytes += bytes as u64;
+        if self.peers.iter().all(|peer| peer.pieces.is_empty()) {
+            self.peers.iter_mut().for_each(|peer| peer.said_bytes = 0);
+        }
     }
 
     fn name(&self, ranks: impl Iterator<Item = usize>) -> String {
@@ -475,7 +485,15 @@ impl Algorithm for Direct {
             }
             bytes = joined.freeze();
         }
+        self.count(node, bytes.len());
         Some(Say::Piece { reduced, bytes })
+    }
+
+    fn lead_bytes(&self, node: usize) -> i64 {
+        let said = |peer: &Peer| peer.said_bytes as i64;
+        let others = self.peers.len().max(2) as i64 - 1;
+        let mean = self.peers.iter().map(said).sum::<i64>() / others;
+        said(&self.peers[node]) - mean
     }
 
     fn take_done(&mut self) -> Vec<Done> {
@@ -544,6 +562,38 @@ mod tests {
     #[test]
     fn it_keeps_the_laws() {
         conformance::run(direct);
+    }
+
+    #[test]
+    fn who_was_sent_more_than_the_others_leads() {
+        let rank = |node| Rank {
+            node,
+            place: String::new(),
+        };
+        let mut group = Direct::new((0..3).map(rank).collect(), 0);
+        let size = 3 * PIECE_BYTES;
+        let arrival = Arrival {
+            shape: Shape::new([size / 4]),
+            dtype: DType::F32,
+            mean: false,
+            fault: None,
+        };
+        let now = Instant::now();
+        group.arrive(0, 0, arrival.clone(), vec![0; size].into(), now);
+        for node in 1..3 {
+            group.heard(node, node, arrival.clone(), now).unwrap();
+        }
+        let mut say = |node| while !matches!(group.next(node), None | Some(Say::Piece { .. })) {};
+        say(1);
+        let piece = PIECE_BYTES as i64;
+        assert_eq!(
+            [1, 2].map(|node| group.lead_bytes(node)),
+            [piece / 2, -piece / 2]
+        );
+        // Nothing waits for anybody then: what comes next begins anew.
+        let mut say = |node| while group.next(node).is_some() {};
+        say(2);
+        assert_eq!([1, 2].map(|node| group.lead_bytes(node)), [0, 0]);
     }
 
     #[test]

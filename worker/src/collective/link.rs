@@ -39,8 +39,8 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How long news (an ack, credit) may wait for a frame to ride on.
 const NEWS_DELAY: Duration = Duration::from_millis(20);
 
-/// Frames between two looks at what the link has turned out to carry.
-const LOOK_FRAMES: usize = 16;
+/// Frames between two looks at what may be in flight.
+const LOOK_FRAMES: usize = 2;
 
 /// A connection that the other worker opened.
 pub(crate) struct Accepted {
@@ -225,17 +225,17 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender, links: usiz
     if let Err(e) = sender.send(&peer.beat()).await {
         return e.to_string();
     }
-    let (mut frames, mut is_bound) = (0usize, false);
+    let (mut frames, mut bound) = (0usize, None);
     loop {
         let wait = match peer.next_to_send(connection) {
             Outgoing::Frame(parts) => {
                 frames = frames.wrapping_add(1);
-                if !is_bound
-                    && frames.is_multiple_of(LOOK_FRAMES)
+                if frames.is_multiple_of(LOOK_FRAMES)
                     && let Some(bytes) = peer.flight_bytes(links)
+                    && bound != Some(bytes)
                 {
                     sender.bound_flight(bytes);
-                    is_bound = true;
+                    bound = Some(bytes);
                 }
                 if let Err(e) = sender.send(&parts).await {
                     return e.to_string();

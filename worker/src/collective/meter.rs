@@ -18,8 +18,17 @@ const LARGEST_BUCKET: f64 = (32 << 20) as f64;
 /// Gbit/s carry in 4 ms, in which a busy host's writers have their turn.
 const FLIGHT_BYTES: usize = 512 << 10;
 
-/// What a connection may have of it at least.
+/// What a connection may have of it at least, that is neither ahead nor behind.
 const LEAST_FLIGHT: usize = 64 << 10;
+
+/// A connection that is so many bytes behind the others may have twice as much on its
+/// way, and one that is half as many ahead half of it. By the pieces in which bytes are
+/// said, that is at once.
+const LAG_BYTES: f64 = (128 << 10) as f64;
+
+/// What a connection may have at most that lags behind, and at least that is ahead, of
+/// what it would have else.
+const FLIGHT_RANGE: [f64; 2] = [0.25, 4.0];
 
 /// Measures one direction of a link. Time is told to it.
 #[derive(Debug, Default)]
@@ -76,11 +85,16 @@ impl Meter {
     ///
     /// What is more would stand in a queue before the slowest place of the way, in
     /// which who has most gets most, and what overflows is lost. Connections of an
-    /// exchange should get the same, as it is over when the last is.
-    pub(super) fn flight_bytes(&self, links: usize) -> Option<usize> {
+    /// exchange should get the same, as it is over when the last is. So one that is
+    /// `lead_bytes` ahead gets less of such queues, wherever they are, and one that lags
+    /// behind gets more.
+    pub(super) fn flight_bytes(&self, links: usize, lead_bytes: i64) -> Option<usize> {
         let carried = self.bytes_per_second? * self.round_trip?.as_secs_f64() * links as f64;
         let is_near = carried <= FLIGHT_BYTES as f64;
-        is_near.then(|| LEAST_FLIGHT.max(FLIGHT_BYTES / links.max(1)))
+        let share = LEAST_FLIGHT.max(FLIGHT_BYTES / links.max(1));
+        let [least, most] = FLIGHT_RANGE;
+        let weight = (1.0 - lead_bytes as f64 / LAG_BYTES).clamp(least, most);
+        is_near.then_some((share as f64 * weight) as usize)
     }
 }
 
@@ -123,19 +137,29 @@ mod tests {
     fn what_is_on_the_way_is_bounded_where_little_is_carried() {
         let (mut meter, start) = (Meter::default(), Instant::now());
         meter.answered(Duration::from_millis(10));
-        assert_eq!(meter.flight_bytes(1), None);
+        assert_eq!(meter.flight_bytes(1, 0), None);
         meter.sent(start);
         meter.confirmed(100_000_000, false, start + Duration::from_secs(1));
         assert_eq!(
-            meter.flight_bytes(1),
+            meter.flight_bytes(1, 0),
             None,
             "1 MB are carried in a round trip"
         );
         meter.round_trip = Some(Duration::from_millis(1));
-        assert_eq!(meter.flight_bytes(1), Some(512 << 10));
-        assert_eq!(meter.flight_bytes(4), Some(128 << 10));
-        assert_eq!(meter.flight_bytes(6), None, "600 kB are, by all together");
+        assert_eq!(meter.flight_bytes(1, 0), Some(512 << 10));
+        assert_eq!(meter.flight_bytes(4, 0), Some(128 << 10));
+        assert_eq!(
+            meter.flight_bytes(6, 0),
+            None,
+            "600 kB are, by all together"
+        );
         meter.round_trip = Some(Duration::from_micros(10));
-        assert_eq!(meter.flight_bytes(63), Some(64 << 10));
+        assert_eq!(meter.flight_bytes(63, 0), Some(64 << 10));
+        // Who is ahead gets less, and who is behind gets more.
+        let weighted = |lead: i64| meter.flight_bytes(4, lead << 10).unwrap() >> 10;
+        assert_eq!(
+            [-9999, -384, -128, 0, 64, 96, 9999].map(weighted),
+            [512, 512, 256, 128, 64, 32, 32]
+        );
     }
 }

@@ -59,6 +59,8 @@ struct Wire {
     missing: Option<Instant>,
     speakers: VecDeque<Speaker>,
     meter: Meter,
+    /// Bytes that the other worker is ahead of others in what is sent to it.
+    lead_bytes: i64,
 }
 
 /// Somebody with something to say.
@@ -92,6 +94,7 @@ impl Peer {
                 missing: None,
                 speakers: VecDeque::new(),
                 meter: Meter::default(),
+                lead_bytes: 0,
             }),
             news: Notify::new(),
             wanted: AtomicBool::new(false),
@@ -216,7 +219,8 @@ impl Peer {
     /// Bytes to which a connection's flight is to be bounded, if it is, which has so
     /// many `links` beside it.
     pub(crate) fn flight_bytes(&self, links: usize) -> Option<usize> {
-        self.wire().meter.flight_bytes(links)
+        let wire = self.wire();
+        wire.meter.flight_bytes(links, wire.lead_bytes)
     }
 
     /// Bytes that fill the link for a round trip, once that is known.
@@ -237,7 +241,8 @@ impl Wire {
         match speaker {
             Speaker::Once(body) => self.duplex.push(body),
             Speaker::Group(cell, node) => {
-                let (body, more) = cell.next(node);
+                let (body, more, lead_bytes) = cell.next(node);
+                self.lead_bytes = lead_bytes;
                 if let Some(body) = body {
                     self.duplex.push(body);
                 }
