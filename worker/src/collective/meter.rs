@@ -28,7 +28,7 @@ const LAG_BYTES: f64 = (128 << 10) as f64;
 
 /// What a connection may have at most that lags behind, and at least that is ahead, of
 /// what it would have else.
-const FLIGHT_RANGE: [f64; 2] = [0.25, 4.0];
+const FLIGHT_RANGE: [f64; 2] = [0.25, 2.0];
 
 /// Measures one direction of a link. Time is told to it.
 #[derive(Debug, Default)]
@@ -37,7 +37,18 @@ pub(super) struct Meter {
     bytes_per_second: Option<f64>,
     /// Since when the link has had work without a pause, and what was confirmed
     /// since.
-    busy: Option<(Instant, u64)>,
+    busy: Option<Busy>,
+}
+
+/// The time in which a link has work without a pause.
+#[derive(Debug)]
+struct Busy {
+    /// Since when, or since when the rate was last taken.
+    since: Instant,
+    /// What was confirmed since.
+    bytes: u64,
+    /// Nothing was confirmed yet of what was sent first.
+    is_new: bool,
 }
 
 impl Meter {
@@ -48,24 +59,33 @@ impl Meter {
 
     /// There is something on the way.
     pub(super) fn sent(&mut self, now: Instant) {
-        self.busy.get_or_insert((now, 0));
+        self.busy.get_or_insert(Busy {
+            since: now,
+            bytes: 0,
+            is_new: true,
+        });
     }
 
     /// `bytes` were confirmed; nothing else is on the way if the link is `idle`.
     pub(super) fn confirmed(&mut self, bytes: u64, idle: bool, now: Instant) {
-        let Some((since, sum)) = &mut self.busy else {
+        let Some(busy) = &mut self.busy else {
             return;
         };
-        *sum += bytes;
-        let span = now.saturating_duration_since(*since);
-        if span >= SPAN && *sum >= LEAST_BYTES {
-            let rate = *sum as f64 / span.as_secs_f64();
+        busy.bytes += bytes;
+        let span = now.saturating_duration_since(busy.since);
+        let is_answer = std::mem::take(&mut busy.is_new);
+        if span >= SPAN && busy.bytes >= LEAST_BYTES {
+            let rate = busy.bytes as f64 / span.as_secs_f64();
             let before = self.bytes_per_second.unwrap_or(rate);
             self.bytes_per_second = Some(0.75 * before + 0.25 * rate);
-            (*since, *sum) = (now, 0);
+            (busy.since, busy.bytes) = (now, 0);
         }
         if idle {
             self.busy = None;
+        }
+        if is_answer {
+            // A host that was busy as the link was made answered late then.
+            self.answered(span);
         }
     }
 
@@ -115,11 +135,15 @@ mod tests {
         assert_eq!(meter.bucket_bytes(), None, "too few bytes to tell");
         meter.confirmed(7_000_000, true, start + Duration::from_millis(100));
         assert_eq!(meter.bucket_bytes(), Some(2_000_000));
-        // What is confirmed after a pause says nothing of the pause.
+        // What is confirmed after a pause says nothing of the pause, but of the way.
         let later = start + Duration::from_secs(9);
         meter.sent(later);
         meter.confirmed(10_000_000, true, later + Duration::from_millis(100));
         assert_eq!(meter.bucket_bytes(), Some(2_000_000));
+        meter.sent(later);
+        meter.confirmed(100, false, later + Duration::from_millis(10));
+        meter.confirmed(100, true, later + Duration::from_millis(11));
+        assert_eq!(meter.bucket_bytes(), Some(1_000_000));
     }
 
     #[test]
@@ -159,7 +183,7 @@ mod tests {
         let weighted = |lead: i64| meter.flight_bytes(4, lead << 10).unwrap() >> 10;
         assert_eq!(
             [-9999, -384, -128, 0, 64, 96, 9999].map(weighted),
-            [512, 512, 256, 128, 64, 32, 32]
+            [256, 256, 256, 128, 64, 32, 32]
         );
     }
 }
