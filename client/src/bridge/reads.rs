@@ -162,11 +162,13 @@ impl Exchange {
         };
         // Says so to Burn's client, which may wait.
         drop(mine);
-        self.send_soon(&client, &device);
-        match full {
+        let asked = match full {
             true => self.ask_now(tensor, &client),
-            false => self.leave(tensor, client, device, me),
-        }
+            false => self.leave(tensor, client.clone(), device.clone(), me),
+        };
+        // Once it is there: a timer that finds nothing is over.
+        self.send_soon(client, device);
+        asked
     }
 
     /// Leaves a tensor's name to be sent, unless enough wait.
@@ -274,17 +276,16 @@ impl Exchange {
     }
 
     /// Has what waits sent by another thread, unless somebody does it before.
-    fn send_soon(self: &Arc<Self>, client: &Arc<CustomOpClient>, device: &Device) {
+    fn send_soon(self: &Arc<Self>, client: Arc<CustomOpClient>, device: Device) {
         if std::mem::replace(&mut self.lock().reads.due, true) {
             return;
         }
-        let (exchange, client, device) = (self.clone(), client.clone(), device.clone());
+        let exchange = self.clone();
         self.runtime.spawn(async move {
             tokio::time::sleep(GATHER).await;
             if exchange.lock().reads.are_due() {
                 // Burn's client takes note when it gets to it.
                 let send = move || {
-                    exchange.send(&client, &device);
                     while exchange.lock().reads.are_due() {
                         exchange.send(&client, &device);
                     }
