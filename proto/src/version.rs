@@ -8,9 +8,9 @@
 use crate::v1::{Error, ErrorCode, Hello};
 
 /// The lowest protocol version this build speaks.
-pub const PROTOCOL_MIN: u32 = 3;
+pub const PROTOCOL_MIN: u32 = 4;
 /// The highest protocol version this build speaks.
-pub const PROTOCOL_MAX: u32 = 3;
+pub const PROTOCOL_MAX: u32 = 4;
 /// The IR this build speaks.
 pub const IR_VERSION: &str = "burn-ir 0.22.1";
 

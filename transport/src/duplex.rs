@@ -251,7 +251,7 @@ fn with_bulk(field: u32, message: &impl Message, bulk_field: u32, bulk: Bytes) -
 
 #[cfg(test)]
 mod tests {
-    use tensord_proto::v1::{Chunk, Fetched, Piece, Seed};
+    use tensord_proto::v1::{Chunk, Fetched, Piece, PieceKind, Seed};
 
     use super::*;
 
@@ -273,7 +273,7 @@ mod tests {
             frame::Body::Chunk(chunk(0, &[9; 300])),
             frame::Body::Piece(Piece {
                 group: vec![0, 300],
-                reduced: true,
+                kind: PieceKind::Ring.into(),
                 bytes: Bytes::from_static(&[8; 500]),
             }),
             frame::Body::Fetched(Fetched {

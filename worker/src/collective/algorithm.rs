@@ -17,7 +17,7 @@
 //! 5. A worker that breaks a rule is told which; nothing it says makes this one panic
 //!    or hold more than the tensors of its own ranks.
 //!
-//! [`Direct`](super::direct::Direct) works everywhere. One for devices that reach
+//! [`Sliced`](super::sliced::Sliced) works everywhere. One for devices that reach
 //! each other by a library of their vendor's (NCCL) has its place beside it, where
 //! `cell` opens groups.
 
@@ -45,15 +45,8 @@ pub(crate) trait Algorithm: Send {
         now: Instant,
     ) -> Result<(), Broke>;
 
-    /// Another worker sends bytes of a slice that it has `reduced`, or that is to be
-    /// reduced here.
-    fn piece(
-        &mut self,
-        node: usize,
-        reduced: bool,
-        bytes: Bytes,
-        now: Instant,
-    ) -> Result<(), Broke>;
+    /// Another worker sends bytes of a slice.
+    fn piece(&mut self, node: usize, piece: Piece, now: Instant) -> Result<(), Broke>;
 
     /// Ends the group: every call that is not over fails for `reason`, and so does
     /// whatever comes after.
@@ -62,8 +55,13 @@ pub(crate) trait Algorithm: Send {
     /// Another worker has ended the group.
     fn aborted(&mut self, node: usize, reason: &str);
 
-    /// Ends the group if others have kept local ranks waiting for `deadline`.
-    fn tick(&mut self, now: Instant, deadline: Duration);
+    /// Ends the group if others have kept local ranks waiting for `deadline`. Nothing at
+    /// all has been heard of the workers that are `silent`.
+    fn tick(&mut self, now: Instant, deadline: Duration, silent: &[usize]);
+
+    /// One link of this worker carries as much as all together, so that slices of so many
+    /// bytes better travel one after the other.
+    fn set_ring_bytes(&mut self, slice_bytes: Option<u64>);
 
     /// Whether there is something to say to `node`.
     fn has_news(&self, node: usize) -> bool;
@@ -72,8 +70,9 @@ pub(crate) trait Algorithm: Send {
     fn next(&mut self, node: usize) -> Option<Say>;
 
     /// How many bytes more `node` was sent than the other workers on average, of what is
-    /// under way. All links of an exchange are to end together.
-    fn lead_bytes(&self, node: usize) -> i64;
+    /// under way: all links of an exchange are to end together. `None`: the others are
+    /// sent nothing meanwhile.
+    fn lead_bytes(&self, node: usize) -> Option<i64>;
 
     /// The calls of local ranks that came to an end since this was last asked.
     fn take_done(&mut self) -> Vec<Done>;
@@ -88,6 +87,8 @@ pub(crate) struct Arrival {
     pub(crate) mean: bool,
     /// The rank has no value to give, because of this.
     pub(crate) fault: Option<Arc<Fault>>,
+    /// Bytes of a slice from which on its worker would have it go round a ring.
+    pub(crate) ring_bytes: Option<u64>,
 }
 
 /// Why a call has no result.
@@ -114,8 +115,26 @@ pub(crate) struct Done {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Say {
     Arrivals(Vec<(usize, Arrival)>),
-    Piece { reduced: bool, bytes: Bytes },
+    Piece(Piece),
     Abort(Arc<str>),
+}
+
+/// The next bytes of one kind between two workers.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Piece {
+    pub(crate) kind: Kind,
+    pub(crate) bytes: Bytes,
+}
+
+/// What bytes of a slice are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A part of what the receiver is to reduce.
+    Part,
+    /// What the sender has reduced.
+    Sum,
+    /// The one first and then the other, of slices that go round a ring.
+    Ring,
 }
 
 /// A rule that another worker broke.

@@ -12,9 +12,9 @@ use tensord_proto::{
 };
 
 use super::{
-    algorithm::{Algorithm, Arrival, Done, Rank, Say},
-    direct::Direct,
+    algorithm::{Algorithm, Arrival, Done, Kind, Piece, Rank, Say},
     members::{Members, Roster},
+    sliced::Sliced,
 };
 
 /// Bytes of a fault's reason that other ranks hear.
@@ -111,8 +111,8 @@ impl Cell {
     }
 
     /// The next thing to say to `node`, whether there is more, and how many bytes it is
-    /// ahead of others then.
-    pub(crate) fn next(&self, node: usize) -> (Option<Body>, bool, i64) {
+    /// ahead of others then, if they are sent something.
+    pub(crate) fn next(&self, node: usize) -> (Option<Body>, bool, Option<i64>) {
         let mut state = self.state();
         let said = state.group.next(node).map(|say| self.body(say));
         let more = state.group.has_news(node);
@@ -131,11 +131,18 @@ impl Cell {
                     arrivals: arrivals.collect(),
                 })
             }
-            Say::Piece { reduced, bytes } => Body::Piece(v1::Piece {
-                group,
-                reduced,
-                bytes,
-            }),
+            Say::Piece(Piece { kind, bytes }) => {
+                let kind = match kind {
+                    Kind::Part => v1::PieceKind::Part,
+                    Kind::Sum => v1::PieceKind::Sum,
+                    Kind::Ring => v1::PieceKind::Ring,
+                };
+                Body::Piece(v1::Piece {
+                    group,
+                    kind: kind.into(),
+                    bytes,
+                })
+            }
             Say::Abort(reason) => Body::Abort(v1::Abort {
                 group,
                 reason: reason.to_string(),
@@ -147,7 +154,7 @@ impl Cell {
 /// What carries out the all-reduces of a group: here a group whose devices all reach
 /// each other by a library of their vendor's would get another.
 fn open(ranks: Vec<Rank>, me: usize) -> Box<dyn Algorithm> {
-    Box::new(Direct::new(ranks, me))
+    Box::new(Sliced::new(ranks, me))
 }
 
 fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
@@ -155,6 +162,7 @@ fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
         rank: rank as u32,
         r#type: Some(encode_type(&arrival.shape, arrival.dtype)),
         mean: arrival.mean,
+        ring_bytes: arrival.ring_bytes,
         fault: arrival.fault.map(|fault| {
             let mut fault = Fault::clone(&fault);
             let end = fault.reason.floor_char_boundary(REASON_BYTES);
@@ -165,7 +173,7 @@ fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
 }
 
 /// An arrival that another worker tells of, and its rank.
-pub(crate) fn decode(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecError> {
+pub(crate) fn decode_arrival(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecError> {
     let (shape, dtype, _) = decode_type(arrival.r#type.as_ref())?;
     let fault = arrival.fault.map(Arc::new);
     let arrival_of = Arrival {
@@ -173,6 +181,16 @@ pub(crate) fn decode(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecErro
         dtype,
         mean: arrival.mean,
         fault,
+        ring_bytes: arrival.ring_bytes,
     };
     Ok((arrival.rank as usize, arrival_of))
+}
+
+/// The kind of a piece that another worker sends.
+pub(crate) fn decode_kind(kind: i32) -> Option<Kind> {
+    match v1::PieceKind::try_from(kind).ok()? {
+        v1::PieceKind::Part => Some(Kind::Part),
+        v1::PieceKind::Sum => Some(Kind::Sum),
+        v1::PieceKind::Ring => Some(Kind::Ring),
+    }
 }

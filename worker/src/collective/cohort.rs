@@ -24,16 +24,20 @@ use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 use tracing::{debug, warn};
 
 use super::{
-    algorithm::{Algorithm, Arrival, Broke, Failure},
-    cell::{Cell, Changed, decode},
+    algorithm::{Algorithm, Arrival, Broke, Failure, Piece},
+    cell::{Cell, Changed, decode_arrival, decode_kind},
     link,
     members::{Members, Roster},
+    meter::Egress,
     peer::{Peer, Speaker},
     transfer::{Act, Capability, Offer, Part, Take, Transfers, Value},
 };
 
 /// Bytes of all-reduces that are begun together until the links were measured.
 const FIRST_BUCKET: usize = 1 << 20;
+
+/// A worker of which nothing is heard for so long is out of order; it beats each second.
+const SILENCE: Duration = Duration::from_millis(2500);
 
 /// Groups that a cohort may have: programs have one or a few.
 const MAX_GROUPS: usize = 1024;
@@ -86,6 +90,8 @@ pub(crate) struct Cohort {
     groups: Mutex<HashMap<Members, Arc<Cell>>>,
     transfers: Mutex<Transfers>,
     peers: Vec<Arc<Peer>>,
+    /// What is sent to all of them.
+    egress: Arc<Mutex<Egress>>,
     bucket_bytes: Arc<AtomicUsize>,
     /// Links to workers that this one dials.
     dialling: Mutex<JoinSet<()>>,
@@ -117,11 +123,14 @@ impl Cohort {
         lease_token: Bytes,
         settings: Settings,
     ) -> Arc<Self> {
-        let peers = roster.others().cloned().map(Peer::new).map(Arc::new);
+        let egress = Arc::default();
+        let peers = roster.others().cloned();
+        let peers = peers.map(|share| Arc::new(Peer::new(share, Arc::clone(&egress))));
         Arc::new(Self {
             id,
             lease,
             peers: peers.collect(),
+            egress,
             roster: Arc::new(roster),
             lease_token,
             bucket_bytes: Arc::new(settings.bucket_bytes.unwrap_or(FIRST_BUCKET).into()),
@@ -157,6 +166,12 @@ impl Cohort {
         {
             self.bucket_bytes.store(bytes, Ordering::Relaxed);
         }
+    }
+
+    /// Bytes of a slice from which on it better goes round a ring.
+    fn ring_bytes(&self) -> Option<u64> {
+        let round_trips = self.peers.iter().filter_map(|peer| peer.round_trip());
+        lock(&self.egress).ring_bytes(round_trips.max()?)
     }
 
     /// What says "we are of one lease" to another worker.
@@ -265,16 +280,21 @@ impl Cohort {
         match body {
             Body::Ping(_) => Ok(()),
             Body::Arrivals(arrivals) => {
-                let decoded = arrivals.arrivals.into_iter().map(decode);
+                let decoded = arrivals.arrivals.into_iter().map(decode_arrival);
                 let decoded: Vec<_> = decoded.collect::<Result<_, _>>()?;
                 self.heard_in_group(arrivals.group, worker, |group, node, now| {
                     let mut arrivals = decoded.into_iter();
                     arrivals.try_for_each(|(rank, a)| group.heard(node, rank, a, now))
                 })
             }
-            Body::Piece(piece) => self.heard_in_group(piece.group, worker, |group, node, now| {
-                group.piece(node, piece.reduced, piece.bytes, now)
-            }),
+            Body::Piece(v1::Piece { group, kind, bytes }) => {
+                let unknown = || HeardError::Rule(format!("a piece of the unknown kind {kind}"));
+                let kind = decode_kind(kind).ok_or_else(unknown)?;
+                let piece = Piece { kind, bytes };
+                self.heard_in_group(group, worker, |group, node, now| {
+                    group.piece(node, piece, now)
+                })
+            }
             Body::Abort(abort) => self.heard_in_group(abort.group, worker, |group, node, _| {
                 group.aborted(node, &abort.reason);
                 Ok(())
@@ -331,10 +351,22 @@ impl Cohort {
     /// Ends what has waited for too long.
     pub(crate) fn tick(&self, now: Instant) {
         self.fit_buckets();
+        let ring_bytes = self.ring_bytes();
         let deadline = self.settings.deadline;
+        let is_silent = |peer: &&Arc<Peer>| peer.is_silent(now, deadline.min(SILENCE));
+        let silent: Vec<WorkerId> = self
+            .peers
+            .iter()
+            .filter(is_silent)
+            .map(|p| p.worker)
+            .collect();
         let cells: Vec<Arc<Cell>> = lock(&self.groups).values().cloned().collect();
         for cell in cells {
-            let ((), changed) = cell.change(|group| group.tick(now, deadline));
+            let silent: Vec<usize> = silent.iter().filter_map(|w| cell.node(*w)).collect();
+            let ((), changed) = cell.change(|group| {
+                group.set_ring_bytes(ring_bytes);
+                group.tick(now, deadline, &silent);
+            });
             self.act(&cell, changed);
         }
         for peer in &self.peers {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use proptest::{prelude::*, test_runner::TestRunner};
 use tensord_proto::v1::{Fault, FaultKind};
 
-use super::algorithm::{Algorithm, Arrival, Failure, Rank, Say};
+use super::algorithm::{Algorithm, Arrival, Failure, Kind, Piece, Rank, Say};
 
 /// Makes the part of an algorithm at one worker.
 pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
@@ -69,6 +69,7 @@ impl World {
             dtype: DType::F32,
             mean: false,
             fault: None,
+            ring_bytes: None,
         };
         self.arrive_as(rank, ticket, arrival, values);
     }
@@ -89,9 +90,9 @@ impl World {
             Say::Arrivals(arrivals) => arrivals
                 .into_iter()
                 .for_each(|(rank, arrival)| group.heard(from, rank, arrival, now).unwrap()),
-            Say::Piece { reduced, bytes } => {
-                self.sent[from] += bytes.len();
-                group.piece(from, reduced, bytes, now).unwrap();
+            Say::Piece(piece) => {
+                self.sent[from] += piece.bytes.len();
+                group.piece(from, piece, now).unwrap();
             }
             Say::Abort(reason) => group.aborted(from, &reason),
         }
@@ -140,7 +141,7 @@ impl World {
 }
 
 /// Whatever arrives and is carried when, every rank ends with the same bits, which
-/// are the sum in the order of the workers.
+/// are the sum in the order of the workers, from one of them on.
 fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     let sizes = prop_oneof![0usize..40, 1000usize..3000];
     let worlds = (
@@ -151,13 +152,25 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     let config = ProptestConfig::with_cases(128);
     let mut runner = TestRunner::new(config);
     let ran = runner.run(&worlds, |(nodes, sizes, turns)| {
-        in_any_order(make, nodes, &sizes, &turns);
+        let bits = |done: Vec<(u64, Sum)>| {
+            let sums = done.into_iter().map(|(_, sum)| sum.unwrap());
+            let bits = sums.map(|sum| sum.into_iter().map(f32::to_bits).collect());
+            bits.collect::<Vec<Vec<u32>>>()
+        };
+        let in_turn = bits(in_any_order(make, nodes.clone(), &sizes, &[]));
+        prop_assert_eq!(bits(in_any_order(make, nodes, &sizes, &turns)), in_turn);
         Ok(())
     });
     ran.unwrap();
 }
 
-fn in_any_order(make: Make, mut nodes: Vec<usize>, sizes: &[usize], turns: &[(u16, u16)]) {
+/// What the first rank gets.
+fn in_any_order(
+    make: Make,
+    mut nodes: Vec<usize>,
+    sizes: &[usize],
+    turns: &[(u16, u16)],
+) -> Vec<(u64, Sum)> {
     // Workers are numbered by their first ranks.
     let mut order: Vec<usize> = Vec::new();
     for node in &mut nodes {
@@ -197,21 +210,34 @@ fn in_any_order(make: Make, mut nodes: Vec<usize>, sizes: &[usize], turns: &[(u1
     }
     world.carry_all();
 
+    let workers = world.groups.len();
     for (call, size) in sizes.iter().enumerate() {
-        let sum = |i: usize| {
-            let mut sums = vec![None::<f32>; world.groups.len()];
-            for (rank, node) in nodes.iter().enumerate() {
-                let value = value(rank, call, i);
-                sums[*node] = Some(sums[*node].map_or(value, |sum| sum + value));
-            }
-            sums.into_iter().flatten().reduce(|a, b| a + b).unwrap()
+        let part = |node: usize, i: usize| {
+            let here = (0..ranks).filter(|rank| nodes[*rank] == node);
+            here.map(|rank| value(rank, call, i)).reduce(|a, b| a + b)
         };
-        let expected: Vec<f32> = (0..*size).map(sum).collect();
+        let sum_from = |first: usize, i: usize| {
+            let order = (0..workers).map(|place| (first + place) % workers);
+            let parts = order.map(|node| part(node, i).expect("each has ranks"));
+            parts.reduce(|a, b| a + b).expect("there are some")
+        };
+        let result = &world.done[0][call];
         for done in &world.done {
             assert_eq!(done.len(), sizes.len());
-            assert_eq!(done[call], (call as u64, Ok(expected.clone())));
+            assert_eq!(&done[call], result);
+        }
+        let (_, Ok(sums)) = result else {
+            panic!("{result:?}");
+        };
+        assert_eq!((result.0, sums.len()), (call as u64, *size));
+        for (i, sum) in sums.iter().enumerate() {
+            assert!(
+                (0..workers).any(|first| sum_from(first, i) == *sum),
+                "{sum}"
+            );
         }
     }
+    world.done.into_iter().next().unwrap_or_default()
 }
 
 fn half_types_are_rounded_once(make: Make) {
@@ -233,6 +259,7 @@ fn half_types_are_rounded_once(make: Make) {
                 dtype,
                 mean: false,
                 fault: None,
+                ring_bytes: None,
             };
             let bytes = Bytes::copy_from_slice(&value);
             world.groups[rank].arrive(rank, 1, arrival, bytes, world.now);
@@ -313,6 +340,7 @@ fn integers_and_ranks_without_a_value_fail_for_all(make: Make) {
         dtype,
         mean: true,
         fault,
+        ring_bytes: None,
     };
     let fault = Arc::new(Fault {
         reason: "out of memory".into(),
@@ -342,9 +370,9 @@ fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
     world.arrive(3, 1, &[1.0]);
     world.carry_all();
     let (now, third) = (world.now, 2);
-    world.groups[third].tick(now + deadline - Duration::from_secs(1), deadline);
+    world.groups[third].tick(now + deadline - Duration::from_secs(1), deadline, &[]);
     assert!(!world.groups[third].has_news(0));
-    world.groups[third].tick(now + deadline, deadline);
+    world.groups[third].tick(now + deadline, deadline, &[]);
     world.carry_all();
     let expected = "rank 1 (device 0 of worker w0) did not come to all-reduce 1 of the group \
                     within 30s";
@@ -376,7 +404,7 @@ fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
         .into_iter()
         .any(|(from, to)| world.carry(from, to))
     {}
-    world.groups[0].tick(world.now + deadline, deadline);
+    world.groups[0].tick(world.now + deadline, deadline, &[1]);
     let done = world.groups[0].take_done();
     let Err(Failure::New(FaultKind::Peer, reason)) = &done[0].result else {
         panic!("{done:?}");
@@ -400,9 +428,9 @@ fn nobody_is_blamed_who_waits_for_another(make: Make) {
     // Rank 2 is ahead, and rank 0 has not come there.
     world.arrive(2, 2, &[1.0; 4]);
     let overdue = world.now + deadline;
-    world.groups[2].tick(overdue, deadline);
+    world.groups[2].tick(overdue, deadline, &[]);
     assert!(world.groups[2].take_done().is_empty(), "it cannot tell");
-    world.groups[0].tick(overdue, deadline);
+    world.groups[0].tick(overdue, deadline, &[1]);
     while live.into_iter().any(|(from, to)| world.carry(from, to)) {}
     world.collect();
     for rank in [0, 2] {
@@ -422,17 +450,19 @@ fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
         dtype: DType::F32,
         mean: false,
         fault: None,
+        ring_bytes: None,
     };
     let (group, now) = (&mut world.groups[0], world.now);
     for rank in [0, 2] {
         let broke = group.heard(1, rank, arrival.clone(), now).unwrap_err();
         assert!(broke.to_string().contains("speaks for rank"), "{broke}");
     }
-    assert_eq!(
-        group.piece(1, false, Bytes::from_static(&[0; 8]), now),
-        Ok(())
-    );
-    let broke = group.piece(1, false, Bytes::from_static(&[0; 1]), now);
+    let piece = |bytes| Piece {
+        kind: Kind::Part,
+        bytes: Bytes::from_static(bytes),
+    };
+    assert_eq!(group.piece(1, piece(&[0; 8]), now), Ok(()));
+    let broke = group.piece(1, piece(&[0; 1]), now);
     assert!(
         broke
             .unwrap_err()

@@ -312,6 +312,7 @@ mod tests {
                     dtype: DType::F32,
                     mean: false,
                     fault: None,
+                    ring_bytes: None,
                 },
                 bytes: value.repeat(size).into(),
             };

@@ -30,6 +30,13 @@ const LAG_BYTES: f64 = (128 << 10) as f64;
 /// what it would have else.
 const FLIGHT_RANGE: [f64; 2] = [0.25, 2.0];
 
+/// What one connection carries whatever the hosts, in bytes a second. More than that may
+/// take several, on several cores each.
+const CONNECTION_RATE: f64 = 400e6;
+
+/// Bytes of a slice that are worth the messages of a ring in any case.
+const LEAST_IN_RING: u64 = 1 << 20;
+
 /// Measures one direction of a link. Time is told to it.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
@@ -89,6 +96,11 @@ impl Meter {
         }
     }
 
+    /// The shortest round trip.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
     /// Bytes that fill the link for a round trip, once both are known: with fewer
     /// begun together the link would fall idle between buckets, and more would
     /// only begin later.
@@ -115,6 +127,37 @@ impl Meter {
         let [least, most] = FLIGHT_RANGE;
         let weight = (1.0 - lead_bytes as f64 / LAG_BYTES).clamp(least, most);
         is_near.then_some((share as f64 * weight) as usize)
+    }
+}
+
+/// Measures what a worker sends over all links of a lease together.
+#[derive(Debug, Default)]
+pub(crate) struct Egress {
+    meter: Meter,
+    /// Links with something on the way.
+    busy: usize,
+}
+
+impl Egress {
+    /// There is something on the way over a link that had nothing.
+    pub(super) fn sent(&mut self, now: Instant) {
+        self.busy += 1;
+        self.meter.sent(now);
+    }
+
+    /// `bytes` were confirmed on a link; it has nothing on the way now if that `ends`.
+    pub(super) fn confirmed(&mut self, bytes: u64, ends: bool, now: Instant) {
+        self.busy = self.busy.saturating_sub(usize::from(ends));
+        self.meter.confirmed(bytes, self.busy == 0, now);
+    }
+
+    /// Bytes of a slice from which on slices better travel one after the other, if they
+    /// do, where a round trip takes so long: each is to be under way for longer than what
+    /// it takes the next to come.
+    pub(super) fn ring_bytes(&self, round_trip: Duration) -> Option<u64> {
+        let rate = self.meter.bytes_per_second?;
+        let carried = rate * round_trip.as_secs_f64();
+        (rate <= CONNECTION_RATE).then(|| LEAST_IN_RING.max(2 * carried as u64))
     }
 }
 
@@ -155,6 +198,27 @@ mod tests {
         assert_eq!(meter.bucket_bytes(), Some(256 << 10));
         meter.round_trip = Some(Duration::from_secs(2));
         assert_eq!(meter.bucket_bytes(), Some(32 << 20));
+    }
+
+    #[test]
+    fn large_slices_go_round_a_ring_where_one_link_carries_as_much_as_all() {
+        let (mut egress, start) = (Egress::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        let rtt = Duration::from_millis(1);
+        assert_eq!(egress.ring_bytes(rtt), None, "nothing is known");
+        // Two links, 20 MB in 100 ms.
+        egress.sent(at(0));
+        egress.sent(at(0));
+        egress.confirmed(2_000_000, true, at(50));
+        egress.confirmed(18_000_000, true, at(100));
+        assert_eq!(egress.ring_bytes(rtt), Some(1 << 20));
+        assert_eq!(egress.ring_bytes(20 * rtt), Some(8_000_000));
+        // A pause says nothing, and much in little time that there are several links.
+        for _ in 0..8 {
+            egress.sent(at(5000));
+            egress.confirmed(50_000_000, true, at(5100));
+        }
+        assert_eq!(egress.ring_bytes(rtt), None);
     }
 
     #[test]

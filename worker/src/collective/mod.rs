@@ -2,7 +2,7 @@
 //! within a worker and between workers, never through the client.
 //!
 //! - `members`: the devices of a lease, and groups of them.
-//! - `algorithm`: what carries out a group's all-reduces, and its laws; `direct` is
+//! - `algorithm`: what carries out a group's all-reduces, and its laws; `sliced` is
 //!   the one that works everywhere, `reduce` its arithmetic.
 //! - `transfer`: values that change sessions, as a pure state machine.
 //! - `cohort`: sessions that were opened together, and what the state machines
@@ -18,12 +18,12 @@ mod cell;
 mod cohort;
 #[cfg(test)]
 mod conformance;
-mod direct;
 mod link;
 mod members;
 mod meter;
 mod peer;
 mod reduce;
+mod sliced;
 mod transfer;
 
 pub(crate) use self::{

@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 
 use super::{
     cell::Cell,
-    meter::Meter,
+    meter::{Egress, Meter},
     transfer::{Capability, Value},
 };
 
@@ -59,8 +59,15 @@ struct Wire {
     missing: Option<Instant>,
     speakers: VecDeque<Speaker>,
     meter: Meter,
-    /// Bytes that the other worker is ahead of others in what is sent to it.
-    lead_bytes: i64,
+    /// Something was sent that is not confirmed.
+    is_busy: bool,
+    /// Of all links of the lease.
+    egress: Arc<Mutex<Egress>>,
+    /// Bytes that the other worker is ahead of others in what is sent to it, if they are
+    /// sent something.
+    lead_bytes: Option<i64>,
+    /// When the other worker was last heard of.
+    heard: Option<Instant>,
 }
 
 /// Somebody with something to say.
@@ -84,7 +91,7 @@ pub(crate) enum Outgoing {
 }
 
 impl Peer {
-    pub(crate) fn new(share: LeaseShare) -> Self {
+    pub(crate) fn new(share: LeaseShare, egress: Arc<Mutex<Egress>>) -> Self {
         Self {
             worker: WorkerId(share.worker_id),
             share,
@@ -94,7 +101,10 @@ impl Peer {
                 missing: None,
                 speakers: VecDeque::new(),
                 meter: Meter::default(),
-                lead_bytes: 0,
+                is_busy: false,
+                egress,
+                lead_bytes: Some(0),
+                heard: None,
             }),
             news: Notify::new(),
             wanted: AtomicBool::new(false),
@@ -169,12 +179,13 @@ impl Peer {
         if wire.connection != connection {
             return Ok(None);
         }
+        let now = Instant::now();
+        wire.heard = Some(now);
         let before = wire.duplex.outbox().kept_bytes();
         let received = wire.duplex.receive(frame)?;
         let after = wire.duplex.outbox().kept_bytes();
         if after < before {
-            let confirmed = (before - after) as u64;
-            wire.meter.confirmed(confirmed, after == 0, Instant::now());
+            wire.confirmed((before - after) as u64, after == 0, now);
         }
         // What comes has its place already: nothing waits here.
         if let Some((_, bytes)) = &received {
@@ -220,7 +231,21 @@ impl Peer {
     /// many `links` beside it.
     pub(crate) fn flight_bytes(&self, links: usize) -> Option<usize> {
         let wire = self.wire();
-        wire.meter.flight_bytes(links, wire.lead_bytes)
+        match wire.lead_bytes {
+            Some(lead_bytes) => wire.meter.flight_bytes(links, lead_bytes),
+            None => wire.meter.flight_bytes(1, 0),
+        }
+    }
+
+    /// The least time in which the other worker was seen to answer.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.wire().meter.round_trip()
+    }
+
+    /// Whether nothing was heard of the other worker for a `time`.
+    pub(crate) fn is_silent(&self, now: Instant, time: Duration) -> bool {
+        let heard = self.wire().heard;
+        heard.is_none_or(|heard| now.saturating_duration_since(heard) >= time)
     }
 
     /// Bytes that fill the link for a round trip, once that is known.
@@ -235,9 +260,20 @@ impl Peer {
 }
 
 impl Wire {
+    /// So many bytes were confirmed, after which nothing is on the way if it `is_idle`.
+    fn confirmed(&mut self, bytes: u64, is_idle: bool, now: Instant) {
+        self.meter.confirmed(bytes, is_idle, now);
+        let ends = is_idle && std::mem::take(&mut self.is_busy);
+        lock(&self.egress).confirmed(bytes, ends, now);
+    }
+
     /// Queues the next frame of `speaker`, which goes to the end if it has more.
     fn hear(&mut self, speaker: Speaker) {
-        self.meter.sent(Instant::now());
+        let now = Instant::now();
+        self.meter.sent(now);
+        if !std::mem::replace(&mut self.is_busy, true) {
+            lock(&self.egress).sent(now);
+        }
         match speaker {
             Speaker::Once(body) => self.duplex.push(body),
             Speaker::Group(cell, node) => {
@@ -277,4 +313,9 @@ impl Speaker {
 
 fn beat(duplex: &mut Duplex) -> [Bytes; 3] {
     [duplex.beat(), Bytes::new(), Bytes::new()]
+}
+
+fn lock(egress: &Mutex<Egress>) -> MutexGuard<'_, Egress> {
+    // Whole between statements, and better used than stuck.
+    egress.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -203,6 +203,7 @@ impl Runner {
                 dtype,
                 mean,
                 fault,
+                ring_bytes: None,
             };
             Request::Call(Call {
                 members,

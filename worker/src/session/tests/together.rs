@@ -35,6 +35,7 @@ impl Other {
                 dtype: DType::F32,
                 mean: false,
                 fault: None,
+                ring_bytes: None,
             },
             bytes: bytes_of(values),
         };

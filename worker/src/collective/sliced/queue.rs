@@ -39,6 +39,19 @@ impl ByteQueue {
         self.pieces.front().map_or(&[], |piece| piece)
     }
 
+    /// Takes the first bytes, as many as lie together, up to `most`.
+    pub(super) fn take(&mut self, most: usize) -> Bytes {
+        let Some(front) = self.pieces.front_mut() else {
+            return Bytes::new();
+        };
+        let taken = front.split_to(most.min(front.len()));
+        self.len -= taken.len();
+        if front.is_empty() {
+            self.pieces.pop_front();
+        }
+        taken
+    }
+
     /// Drops the first `count` bytes, of what [`front`](Self::front) gave.
     pub(super) fn advance(&mut self, count: usize) {
         let Some(front) = self.pieces.front_mut() else {
@@ -66,7 +79,8 @@ mod tests {
         assert_eq!(queue.front(4), b"abcd");
         queue.advance(3);
         assert_eq!(queue.front(2), b"defgh");
-        queue.advance(5);
+        assert_eq!(queue.take(2), b"de"[..]);
+        queue.advance(3);
         assert_eq!((queue.len(), queue.front(4)), (0, &b""[..]));
     }
 }

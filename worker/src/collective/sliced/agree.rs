@@ -7,12 +7,19 @@ use super::super::{
     reduce::Element,
 };
 
-/// What all ranks bring, if they bring the same: element type, bytes, and whether
-/// the mean is asked for. Every worker comes to the same answer.
-pub(super) fn agree(
-    arrivals: &[&Arrival],
-    ranks: &[Rank],
-) -> Result<(Element, usize, bool), Failure> {
+/// What all ranks bring.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Agreed {
+    pub(super) element: Element,
+    /// Bytes of the tensor.
+    pub(super) size: usize,
+    pub(super) mean: bool,
+    /// Bytes of a slice from which on all would have it go round a ring, if they would.
+    pub(super) ring_bytes: Option<u64>,
+}
+
+/// What all ranks bring, if they bring the same. Every worker comes to the same answer.
+pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Failure> {
     if let Some(fault) = arrivals.iter().find_map(|arrival| arrival.fault.clone()) {
         return Err(Failure::Inherited(fault));
     }
@@ -26,7 +33,10 @@ pub(super) fn agree(
         )
     };
     let (first, rest) = arrivals.split_first().expect("a group has ranks");
-    if let Some(at) = rest.iter().position(|arrival| arrival != first) {
+    let is_other = |arrival: &&Arrival| {
+        (&arrival.shape, arrival.dtype, arrival.mean) != (&first.shape, first.dtype, first.mean)
+    };
+    if let Some(at) = rest.iter().position(is_other) {
         let other = at + 1;
         let (one, two) = (&ranks[0].place, &ranks[other].place);
         return mismatch(format!(
@@ -44,7 +54,18 @@ pub(super) fn agree(
         ));
     };
     match tensor_bytes(&first.shape, first.dtype) {
-        Some(size) => Ok((element, size, first.mean)),
+        Some(size) => Ok(Agreed {
+            element,
+            size,
+            mean: first.mean,
+            ring_bytes: ring_bytes(arrivals),
+        }),
         None => mismatch(format!("{} is beyond what can be addressed", kind(first))),
     }
+}
+
+/// The most of what each says, if each says something.
+fn ring_bytes(arrivals: &[&Arrival]) -> Option<u64> {
+    let mut said = arrivals.iter().map(|arrival| arrival.ring_bytes);
+    said.try_fold(0, |most, bytes| bytes.map(|bytes| most.max(bytes)))
 }

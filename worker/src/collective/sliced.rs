@@ -1,0 +1,465 @@
+//! All-reduces of which each worker reduces a slice: reduce-scatter and all-gather.
+//!
+//! Each worker sends 2 (n - 1) / n of the tensor, which is the least there can be
+//! (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+//! workstations", 2009). There are two ways for slices to travel: [`Direct`] between all
+//! workers, and a [`Ring`], for large ones over links that one connection fills. All
+//! workers say in their arrivals from which size on they would have a ring, as each
+//! measures its own links, and come to the same answer.
+//!
+//! Once a worker knows all arrivals of a call, the call is *decided*: it runs, or
+//! it fails for everybody with the same words. Bytes flow only for calls that run,
+//! so they always find their place.
+//!
+//! Between two workers the slices of successive calls make one stream of bytes for each
+//! kind of piece. So small tensors that follow each other travel together, and no call
+//! waits for the end of the one before.
+//!
+//! Several ranks of one worker are added up there, before anything is sent.
+
+mod agree;
+mod buffers;
+mod calls;
+mod direct;
+mod layout;
+mod outgoing;
+mod queue;
+mod ring;
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tensord_proto::v1::FaultKind;
+
+use self::{
+    agree::{Agreed, agree},
+    buffers::Buffers,
+    calls::{Calls, Running, Way, fail},
+    direct::Direct,
+    outgoing::Outgoing,
+    ring::Ring,
+};
+use super::{
+    algorithm::{Algorithm, Arrival, Broke, Done, Failure, Kind, Piece, Rank, Say},
+    reduce::{Element, reduce},
+};
+
+/// Arrivals in a frame, at most.
+const ARRIVALS_PER_FRAME: usize = 256;
+
+/// How much longer than the deadline a worker waits that cannot tell who is at fault:
+/// time for those who can to say so.
+const SECOND_HAND: Duration = Duration::from_secs(1);
+
+/// All-reduces that a rank may be ahead of the slowest.
+const MAX_AHEAD: u64 = 1 << 16;
+
+/// A group at one worker.
+#[derive(Debug)]
+pub(crate) struct Sliced {
+    ranks: Vec<Rank>,
+    /// All-reduces that each rank has come to.
+    arrived: Vec<u64>,
+    /// This worker's number, and how many there are.
+    me: usize,
+    nodes: usize,
+    calls: Calls,
+    direct: Direct,
+    ring: Ring,
+    /// Bytes of a slice from which on this worker would have it go round a ring.
+    ring_bytes: Option<u64>,
+    /// What is to be said to each worker, beside pieces.
+    arrivals: Vec<VecDeque<(usize, Arrival)>>,
+    aborts: Vec<Option<Arc<str>>>,
+    outgoing: Outgoing,
+    /// When something last went on.
+    progress: Option<Instant>,
+    broken: Option<Arc<str>>,
+    done: Vec<Done>,
+    buffers: Buffers,
+}
+
+impl Sliced {
+    /// A group of `ranks`, of which those on node `me` are here.
+    pub(crate) fn new(ranks: Vec<Rank>, me: usize) -> Self {
+        let nodes = ranks.iter().map(|rank| rank.node + 1).max().unwrap_or(1);
+        Self {
+            arrived: vec![0; ranks.len()],
+            ranks,
+            me,
+            nodes,
+            calls: Calls::default(),
+            direct: Direct::new(me, nodes),
+            ring: Ring::new(me, nodes),
+            ring_bytes: None,
+            arrivals: vec![VecDeque::new(); nodes],
+            aborts: vec![None; nodes],
+            outgoing: Outgoing::new(nodes),
+            progress: None,
+            broken: None,
+            done: Vec::new(),
+            buffers: Buffers::default(),
+        }
+    }
+
+    /// Why the group is over, if others have kept local ranks waiting for `deadline`.
+    ///
+    /// Only the first call that is not over says who is to blame: a rank that has not
+    /// come to a later one may itself wait for the first.
+    fn overdue(&self, now: Instant, deadline: Duration, silent: &[usize]) -> Option<String> {
+        let call = self.calls.front()?;
+        let since = call.since?;
+        let since = self.progress.map_or(since, |progress| progress.max(since));
+        let waited = now.saturating_duration_since(since);
+        let first = self.calls.first();
+        let number = first + 1;
+        let (late, are_at_fault) = match self.calls.way(first) {
+            None => {
+                let ranks = (0..self.ranks.len()).filter(|rank| call.arrivals[*rank].is_none());
+                let ranks = self.name(ranks);
+                return (waited >= deadline).then(|| {
+                    format!(
+                        "{ranks} did not come to all-reduce {number} of the group within \
+                         {deadline:?}"
+                    )
+                });
+            }
+            // All wait for the one before them then, but only one for who is at fault.
+            Some(Way::Ring) if silent.is_empty() => (vec![self.ring.previous()], false),
+            Some(Way::Ring) => (silent.to_vec(), true),
+            Some(_) => self.direct.late(first),
+        };
+        let patience = match are_at_fault {
+            true => deadline,
+            false => deadline + SECOND_HAND,
+        };
+        let ranks = (0..self.ranks.len()).filter(|rank| late.contains(&self.ranks[*rank].node));
+        let ranks = self.name(ranks);
+        (waited >= patience).then(|| {
+            format!("{ranks} sent nothing of all-reduce {number} of the group for {patience:?}")
+        })
+    }
+
+    fn name(&self, ranks: impl Iterator<Item = usize>) -> String {
+        let name = |rank: usize| format!("rank {rank} ({})", self.ranks[rank].place);
+        ranks.map(name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Notes that `rank` came to its next call. Returns the call's number.
+    fn note(&mut self, rank: usize, arrival: Arrival) -> u64 {
+        let number = self.arrived[rank];
+        self.arrived[rank] += 1;
+        self.calls.note(number, rank, self.ranks.len(), arrival);
+        number
+    }
+
+    /// Does whatever can be done.
+    fn advance(&mut self, now: Instant) {
+        while self.decide() {
+            self.progress = Some(now);
+        }
+        self.direct.advance(&mut self.calls, &mut self.outgoing);
+        self.ring.advance(&mut self.calls, &mut self.outgoing);
+        self.finish();
+    }
+
+    /// Decides the next call, if all arrivals of it are known.
+    fn decide(&mut self) -> bool {
+        let Some((number, call)) = self.calls.next_to_decide() else {
+            return false;
+        };
+        let arrivals: Vec<&Arrival> = call.arrivals.iter().flatten().collect();
+        let agreed = match agree(&arrivals, &self.ranks) {
+            Ok(agreed) => agreed,
+            Err(failure) => {
+                fail(&mut self.done, std::mem::take(&mut call.local), &failure);
+                return true;
+            }
+        };
+        let Agreed { element, size, .. } = agreed;
+        let way = way(&agreed, self.nodes);
+        let divisor = agreed.mean.then_some(self.ranks.len() as u32);
+        call.local.sort_unstable_by_key(|(rank, ..)| *rank);
+        let parts: Vec<&[u8]> = call.local.iter().map(|(_, _, bytes)| &bytes[..]).collect();
+        let own = match &parts[..] {
+            _ if way == Way::Home => reduce(element, &parts, divisor).into(),
+            [_] => call.local[0].2.clone(),
+            parts => reduce(element, parts, None).into(),
+        };
+        let result = match way {
+            Way::Home => Vec::new(),
+            Way::Direct | Way::Ring => self.buffers.take(size),
+        };
+        let running = call.run(Running {
+            number,
+            way,
+            element,
+            divisor,
+            own,
+            result,
+        });
+        if way == Way::Direct {
+            self.direct.begin(running, &mut self.outgoing);
+        }
+        true
+    }
+
+    /// Lets go of calls that are over.
+    fn finish(&mut self) {
+        let over = self.direct.over().min(self.ring.over());
+        while self.calls.first() < over
+            && let Some(call) = self.calls.pop()
+        {
+            let (Some(running), local) = call.into_parts() else {
+                continue;
+            };
+            let result = match running.way {
+                Way::Home => running.own,
+                Way::Direct | Way::Ring => self.buffers.lend(running.result),
+            };
+            for (rank, ticket, _) in local {
+                let result = Ok(result.clone());
+                self.done.push(Done {
+                    rank,
+                    ticket,
+                    result,
+                });
+            }
+        }
+    }
+}
+
+/// How the slices of a call travel between so many workers: round a ring if all have it
+/// so. Half types would be rounded at each step there.
+fn way(agreed: &Agreed, nodes: usize) -> Way {
+    let is_whole = matches!(agreed.element, Element::F32 | Element::F64);
+    let slice_bytes = (agreed.size / nodes) as u64;
+    match agreed.ring_bytes {
+        _ if nodes == 1 => Way::Home,
+        Some(least) if nodes > 2 && is_whole && slice_bytes >= least => Way::Ring,
+        _ => Way::Direct,
+    }
+}
+
+impl Algorithm for Sliced {
+    fn arrive(
+        &mut self,
+        rank: usize,
+        ticket: u64,
+        mut arrival: Arrival,
+        bytes: Bytes,
+        now: Instant,
+    ) {
+        if let Some(reason) = &self.broken {
+            let result = Err(Failure::New(FaultKind::Peer, reason.to_string()));
+            return self.done.push(Done {
+                rank,
+                ticket,
+                result,
+            });
+        }
+        arrival.ring_bytes = self.ring_bytes;
+        for node in (0..self.nodes).filter(|node| *node != self.me) {
+            self.arrivals[node].push_back((rank, arrival.clone()));
+        }
+        let number = self.note(rank, arrival);
+        self.calls.note_local(number, rank, ticket, bytes, now);
+        self.advance(now);
+    }
+
+    fn heard(
+        &mut self,
+        node: usize,
+        rank: usize,
+        arrival: Arrival,
+        now: Instant,
+    ) -> Result<(), Broke> {
+        if self.ranks.get(rank).is_none_or(|rank| rank.node != node) {
+            let ranks = self.ranks.len();
+            return Err(Broke::new(format!(
+                "worker {node} speaks for rank {rank} of {ranks}, which is not there"
+            )));
+        }
+        if self.broken.is_some() {
+            return Ok(());
+        }
+        if self.arrived[rank] >= self.calls.first() + MAX_AHEAD {
+            let rule = format!("rank {rank} is more than {MAX_AHEAD} all-reduces ahead");
+            return Err(Broke::new(rule));
+        }
+        self.note(rank, arrival);
+        self.advance(now);
+        Ok(())
+    }
+
+    fn piece(&mut self, node: usize, piece: Piece, now: Instant) -> Result<(), Broke> {
+        if self.broken.is_some() {
+            return Ok(());
+        }
+        let unused = match piece.kind {
+            Kind::Part => self.direct.take(node, false, piece.bytes),
+            Kind::Sum => self.direct.take(node, true, piece.bytes),
+            Kind::Ring if node == self.ring.previous() => self.ring.take(piece.bytes),
+            Kind::Ring => {
+                let (me, previous) = (self.me, self.ring.previous());
+                let rule = format!(
+                    "worker {node} sends to worker {me} round a ring that worker {previous} is \
+                     before it in"
+                );
+                return Err(Broke::new(rule));
+            }
+        };
+        if unused > self.calls.open_bytes() {
+            let rule = format!("worker {node} sends more bytes than were asked for");
+            return Err(Broke::new(rule));
+        }
+        self.progress = Some(now);
+        self.advance(now);
+        Ok(())
+    }
+
+    fn abort(&mut self, reason: &str) {
+        if self.broken.is_some() {
+            return;
+        }
+        let reason: Arc<str> = reason.into();
+        let failure = Failure::New(FaultKind::Peer, reason.to_string());
+        while let Some(call) = self.calls.pop() {
+            let (_, local) = call.into_parts();
+            fail(&mut self.done, local, &failure);
+        }
+        self.direct = Direct::new(self.me, self.nodes);
+        self.ring = Ring::new(self.me, self.nodes);
+        self.outgoing.clear();
+        self.arrivals.iter_mut().for_each(VecDeque::clear);
+        self.aborts.fill(Some(reason.clone()));
+        self.broken = Some(reason);
+    }
+
+    fn aborted(&mut self, node: usize, reason: &str) {
+        self.abort(reason);
+        // It knows.
+        self.aborts[node] = None;
+    }
+
+    fn tick(&mut self, now: Instant, deadline: Duration, silent: &[usize]) {
+        if let Some(reason) = self.overdue(now, deadline, silent) {
+            self.abort(&reason);
+        }
+    }
+
+    fn set_ring_bytes(&mut self, slice_bytes: Option<u64>) {
+        self.ring_bytes = slice_bytes;
+    }
+
+    fn has_news(&self, node: usize) -> bool {
+        self.aborts[node].is_some() || !self.arrivals[node].is_empty() || self.outgoing.has(node)
+    }
+
+    fn next(&mut self, node: usize) -> Option<Say> {
+        if let Some(reason) = self.aborts[node].take() {
+            return Some(Say::Abort(reason));
+        }
+        let arrivals = &mut self.arrivals[node];
+        if !arrivals.is_empty() {
+            let count = arrivals.len().min(ARRIVALS_PER_FRAME);
+            return Some(Say::Arrivals(arrivals.drain(..count).collect()));
+        }
+        self.outgoing.next(node).map(Say::Piece)
+    }
+
+    fn lead_bytes(&self, node: usize) -> Option<i64> {
+        self.outgoing.lead_bytes(node)
+    }
+
+    fn take_done(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::{DType, Shape};
+
+    use super::{super::conformance, *};
+
+    #[test]
+    fn it_keeps_the_laws() {
+        conformance::run(|ranks, me| Box::new(Sliced::new(ranks, me)));
+    }
+
+    #[test]
+    fn it_keeps_them_in_a_ring() {
+        conformance::run(|ranks, me| {
+            let mut group = Sliced::new(ranks, me);
+            group.set_ring_bytes(Some(0));
+            Box::new(group)
+        });
+    }
+
+    #[test]
+    fn all_workers_have_a_ring_or_none() {
+        let agreed = |element, ring_bytes| Agreed {
+            element,
+            size: 3000,
+            mean: false,
+            ring_bytes,
+        };
+        let f32 = |ring_bytes| agreed(Element::F32, ring_bytes);
+        assert_eq!(way(&f32(Some(1000)), 3), Way::Ring);
+        assert_eq!(way(&f32(Some(1001)), 3), Way::Direct);
+        assert_eq!(way(&f32(None), 3), Way::Direct);
+        assert_eq!(way(&f32(Some(0)), 2), Way::Direct);
+        assert_eq!(way(&f32(Some(0)), 1), Way::Home);
+        assert_eq!(way(&agreed(Element::Bf16, Some(0)), 3), Way::Direct);
+    }
+
+    #[test]
+    fn a_ring_takes_from_the_worker_before_alone() {
+        let rank = |node| Rank {
+            node,
+            place: String::new(),
+        };
+        let mut group = Sliced::new((0..3).map(rank).collect(), 0);
+        let piece = Piece {
+            kind: Kind::Ring,
+            bytes: Bytes::new(),
+        };
+        let now = Instant::now();
+        assert_eq!(group.piece(2, piece.clone(), now), Ok(()));
+        let broke = group.piece(1, piece, now).unwrap_err().to_string();
+        assert!(broke.contains("that worker 2 is before it in"), "{broke}");
+    }
+
+    #[test]
+    fn nothing_is_left_of_calls_that_are_over() {
+        let rank = |node| Rank {
+            node,
+            place: String::new(),
+        };
+        let mut group = Sliced::new(vec![rank(0), rank(0)], 0);
+        let arrival = |size| Arrival {
+            shape: Shape::new([size]),
+            dtype: DType::F32,
+            mean: false,
+            fault: None,
+            ring_bytes: None,
+        };
+        let now = Instant::now();
+        for call in 0..3 {
+            for rank in 0..2 {
+                // The second is a mismatch.
+                let size = if call == 1 { 1 + rank } else { 1 };
+                let bytes = vec![0; 4 * size].into();
+                group.arrive(rank, call, arrival(size), bytes, now);
+            }
+        }
+        assert_eq!(group.take_done().len(), 6);
+        assert!(group.calls.front().is_none());
+        assert_eq!((group.calls.open_bytes(), group.calls.first()), (0, 3));
+    }
+}

@@ -1,0 +1,175 @@
+//! Slices that travel directly between all workers.
+//!
+//! Each worker sends every other the part of the slice that one is to reduce, adds up
+//! the parts of its own slice in the order of the workers, and sends the sums back. That
+//! takes two messages of latency however many workers there are, and adds up all parts in
+//! one place, so that half types are rounded once.
+
+use bytes::Bytes;
+
+use super::{
+    super::algorithm::Kind,
+    calls::{Calls, Running, Way},
+    outgoing::{Outgoing, PIECE_BYTES},
+    queue::ByteQueue,
+};
+
+/// What has come from other workers to the worker `me`.
+#[derive(Debug)]
+pub(super) struct Direct {
+    me: usize,
+    peers: Vec<Peer>,
+    /// The first call whose own slice is not reduced to the end, and how much of it is.
+    reducing: u64,
+    reduced: usize,
+}
+
+/// Another worker of the group; this worker's own entry is not used.
+#[derive(Debug, Default)]
+struct Peer {
+    /// Its parts of slices that are reduced here.
+    parts: ByteQueue,
+    /// Slices that it reduced.
+    sums: ByteQueue,
+    /// The first call whose slice from there is not complete, and how much is.
+    gathering: u64,
+    gathered: usize,
+}
+
+impl Direct {
+    pub(super) fn new(me: usize, nodes: usize) -> Self {
+        Self {
+            me,
+            peers: (0..nodes).map(|_| Peer::default()).collect(),
+            reducing: 0,
+            reduced: 0,
+        }
+    }
+
+    /// Begins a call.
+    pub(super) fn begin(&self, running: &Running, outgoing: &mut Outgoing) {
+        let nodes = self.peers.len();
+        for node in others(self.me, nodes) {
+            let part = running.own.slice(running.slice(node, nodes));
+            outgoing.push(node, Kind::Part, part);
+        }
+    }
+
+    /// Takes in what `node` sent: sums, or parts. Returns how many bytes of the kind have
+    /// found no use yet.
+    pub(super) fn take(&mut self, node: usize, are_sums: bool, bytes: Bytes) -> usize {
+        let peer = &mut self.peers[node];
+        let queue = match are_sums {
+            true => &mut peer.sums,
+            false => &mut peer.parts,
+        };
+        queue.push(bytes);
+        queue.len()
+    }
+
+    /// Does whatever can be done.
+    pub(super) fn advance(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
+        self.reduce_own(calls, outgoing);
+        self.gather(calls);
+    }
+
+    /// Calls before this one are over, as far as they travel like this.
+    pub(super) fn over(&self) -> u64 {
+        let gathering = others(self.me, self.peers.len()).map(|node| self.peers[node].gathering);
+        gathering.fold(self.reducing, u64::min)
+    }
+
+    /// The workers that call `first` waits for, and whether they are at fault: who owes
+    /// a slice that it was to reduce may wait for somebody's part of it, and knows better
+    /// whose.
+    pub(super) fn late(&self, first: u64) -> (Vec<usize>, bool) {
+        let is_reducing = self.reducing == first;
+        let is_late = |node: &usize| match is_reducing {
+            true => self.peers[*node].parts.len() == 0,
+            false => self.peers[*node].gathering == first,
+        };
+        let late = others(self.me, self.peers.len()).filter(is_late);
+        (late.collect(), is_reducing)
+    }
+
+    /// Reduces as much of the own slices as has come from all.
+    fn reduce_own(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
+        let nodes = self.peers.len();
+        while self.reducing < calls.decided() {
+            if let Some(running) = calls.running(self.reducing)
+                && running.way == Way::Direct
+            {
+                let slice = running.slice(self.me, nodes);
+                while self.reduced < slice.len() {
+                    let left = slice.start + self.reduced..slice.end;
+                    let Some(sum) = self.sum(running, left.clone()) else {
+                        return;
+                    };
+                    self.reduced += sum.len();
+                    running.put(left.start, &sum);
+                    for node in others(self.me, nodes) {
+                        outgoing.push(node, Kind::Sum, sum.clone());
+                    }
+                }
+            }
+            self.reducing += 1;
+            self.reduced = 0;
+        }
+    }
+
+    /// The next bytes of the sum, of the `left` part of the own slice.
+    fn sum(&mut self, running: &Running, left: std::ops::Range<usize>) -> Option<Bytes> {
+        let (me, nodes) = (self.me, self.peers.len());
+        let element = running.element.bytes();
+        let mut count = left.len().min(PIECE_BYTES);
+        for node in others(me, nodes) {
+            count = count.min(self.peers[node].parts.front(element).len());
+        }
+        let count = count / element * element;
+        if count == 0 {
+            return None;
+        }
+        let own = &running.own[left.start..left.start + count];
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(nodes);
+        for (node, peer) in self.peers.iter_mut().enumerate() {
+            match node == me {
+                true => parts.push(own),
+                false => parts.push(&peer.parts.front(element)[..count]),
+            }
+        }
+        let sum = running.sum(&parts, true);
+        for node in others(me, nodes) {
+            self.peers[node].parts.advance(count);
+        }
+        Some(sum)
+    }
+
+    /// Takes slices that others have reduced.
+    fn gather(&mut self, calls: &mut Calls) {
+        let nodes = self.peers.len();
+        for node in others(self.me, nodes) {
+            let peer = &mut self.peers[node];
+            while peer.gathering < calls.decided() {
+                if let Some(running) = calls.running(peer.gathering)
+                    && running.way == Way::Direct
+                {
+                    let slice = running.slice(node, nodes);
+                    while peer.gathered < slice.len() && peer.sums.len() > 0 {
+                        let sums = peer.sums.take(slice.len() - peer.gathered);
+                        running.put(slice.start + peer.gathered, &sums);
+                        peer.gathered += sums.len();
+                    }
+                    if peer.gathered < slice.len() {
+                        break;
+                    }
+                    peer.gathered = 0;
+                }
+                peer.gathering += 1;
+            }
+        }
+    }
+}
+
+fn others(me: usize, nodes: usize) -> impl Iterator<Item = usize> {
+    (0..nodes).filter(move |node| *node != me)
+}

@@ -1,0 +1,134 @@
+//! Bytes that other workers are to be sent.
+
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+
+use super::super::algorithm::{Kind, Piece};
+
+/// Bytes of a piece, about: small enough that reducing one overlaps with the
+/// travel of the next, and large against what a frame costs.
+pub(super) const PIECE_BYTES: usize = 256 << 10;
+
+/// What waits to be sent, to each worker of a group.
+#[derive(Debug)]
+pub(super) struct Outgoing(Vec<Peer>);
+
+#[derive(Debug, Default)]
+struct Peer {
+    pieces: VecDeque<Piece>,
+    /// Of what was sent directly, since there last was nothing to send to anybody.
+    sent_bytes: u64,
+    /// What was sent last went round a ring.
+    in_ring: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(nodes: usize) -> Self {
+        Self((0..nodes).map(|_| Peer::default()).collect())
+    }
+
+    pub(super) fn push(&mut self, node: usize, kind: Kind, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.0[node].pieces.push_back(Piece { kind, bytes });
+        }
+    }
+
+    pub(super) fn has(&self, node: usize) -> bool {
+        !self.0[node].pieces.is_empty()
+    }
+
+    /// What `node` is sent next.
+    pub(super) fn next(&mut self, node: usize) -> Option<Piece> {
+        let peer = &mut self.0[node];
+        let Piece { kind, mut bytes } = peer.pieces.pop_front()?;
+        if bytes.len() > PIECE_BYTES {
+            let bytes = bytes.split_off(PIECE_BYTES);
+            peer.pieces.push_front(Piece { kind, bytes });
+        }
+        let fits = |bytes: usize, next: &Piece| {
+            next.kind == kind && bytes + next.bytes.len() <= PIECE_BYTES
+        };
+        if peer.pieces.front().is_some_and(|n| fits(bytes.len(), n)) {
+            let mut joined = BytesMut::from(&bytes[..]);
+            while let Some(next) = peer.pieces.pop_front_if(|n| fits(joined.len(), n)) {
+                joined.extend_from_slice(&next.bytes);
+            }
+            bytes = joined.freeze();
+        }
+        peer.in_ring = kind == Kind::Ring;
+        if !peer.in_ring {
+            peer.sent_bytes += bytes.len() as u64;
+        }
+        if self.0.iter().all(|peer| peer.pieces.is_empty()) {
+            self.0.iter_mut().for_each(|peer| peer.sent_bytes = 0);
+        }
+        Some(Piece { kind, bytes })
+    }
+
+    /// How many bytes more `node` was sent than the others on average, of what is under
+    /// way. `None`: what it is sent goes round a ring, so others are sent nothing.
+    pub(super) fn lead_bytes(&self, node: usize) -> Option<i64> {
+        let sent = |peer: &Peer| peer.sent_bytes as i64;
+        let others = self.0.len().max(2) as i64 - 1;
+        let mean = self.0.iter().map(sent).sum::<i64>() / others;
+        let peer = &self.0[node];
+        (!peer.in_ring).then(|| sent(peer) - mean)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.iter_mut().for_each(|peer| *peer = Peer::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_sent_more_than_the_others_leads() {
+        let mut outgoing = Outgoing::new(3);
+        for node in [1, 2] {
+            outgoing.push(node, Kind::Part, vec![0; PIECE_BYTES].into());
+        }
+        outgoing.next(1);
+        let piece = PIECE_BYTES as i64;
+        assert_eq!(
+            [1, 2].map(|node| outgoing.lead_bytes(node)),
+            [Some(piece / 2), Some(-piece / 2)]
+        );
+        // Nothing waits for anybody then: what comes next begins anew.
+        outgoing.next(2);
+        assert_eq!([1, 2].map(|node| outgoing.lead_bytes(node)), [Some(0); 2]);
+        outgoing.push(1, Kind::Ring, vec![0; PIECE_BYTES].into());
+        outgoing.next(1);
+        assert_eq!(
+            [1, 2].map(|node| outgoing.lead_bytes(node)),
+            [None, Some(0)]
+        );
+    }
+
+    #[test]
+    fn bytes_go_out_in_order_in_pieces_of_one_kind() {
+        let mut outgoing = Outgoing::new(2);
+        let large = vec![1; PIECE_BYTES + 5];
+        for (kind, bytes) in [
+            (Kind::Part, vec![0; 3]),
+            (Kind::Part, vec![]),
+            (Kind::Part, vec![1; 2]),
+            (Kind::Sum, vec![2; 4]),
+            (Kind::Ring, large.clone()),
+        ] {
+            outgoing.push(1, kind, bytes.into());
+        }
+        let mut next = || {
+            let piece = outgoing.next(1)?;
+            Some((piece.kind, piece.bytes.to_vec()))
+        };
+        assert_eq!(next(), Some((Kind::Part, vec![0, 0, 0, 1, 1])));
+        assert_eq!(next(), Some((Kind::Sum, vec![2; 4])));
+        assert_eq!(next(), Some((Kind::Ring, large[..PIECE_BYTES].to_vec())));
+        assert_eq!(next(), Some((Kind::Ring, vec![1; 5])));
+        assert_eq!(next(), None);
+    }
+}
