@@ -97,15 +97,19 @@ fn read(body: &frame::Body, decoder: &mut OpDecoder) {
             }
         }
         frame::Body::Poison(poison) => drop(decode_type(poison.r#type.as_ref())),
-        frame::Body::Read(read) => drop(decode_tensor(&read.tensor)),
+        frame::Body::Reads(reads) => {
+            reads.tensors.iter().for_each(|tensor| drop(decode_tensor(tensor)));
+        }
         frame::Body::Opened(opened) => {
             if let Some(settings) = &opened.settings {
                 drop(DeviceProfile::decode(&settings.encoded));
             }
         }
-        frame::Body::Value(value) => {
-            if let Some(value::Result::Tensor(tensor)) = &value.result {
-                drop(decode_type(tensor.r#type.as_ref()));
+        frame::Body::Values(values) => {
+            for value in &values.values {
+                if let Some(value::Result::Tensor(tensor)) = &value.result {
+                    drop(decode_type(tensor.r#type.as_ref()));
+                }
             }
         }
         _ => {}

@@ -11,8 +11,8 @@ use tensord_proto::{
     codec::{DeviceProfile, OpEncoder, encode_tensor, encode_type},
     content::{self, Content, Entry},
     v1::{
-        self, Alias, Chunk, Close, Fault, Held, Opened, Ops, Ping, Poison, Read, Seed, Sync,
-        TensorValue, Value, frame, tensor_value, value,
+        self, Alias, Chunk, Close, Fault, Held, Opened, Ops, Ping, Poison, Reads, Seed, Sync,
+        TensorValue, Value, Values, frame, tensor_value, value,
     },
 };
 
@@ -212,9 +212,12 @@ fn value(content: tensor_value::Content) -> frame::Body {
         r#type: Some(encode_type(&Shape::new([2, 3]), DType::F32)),
         content: Some(content),
     };
-    frame::Body::Value(Value {
+    let value = Value {
         request_id: 1,
         result: Some(value::Result::Tensor(tensor)),
+    };
+    frame::Body::Values(Values {
+        values: vec![value],
     })
 }
 
@@ -234,7 +237,10 @@ fn bodies() -> Vec<frame::Body> {
     };
     vec![
         frame::Body::Ops(ops()),
-        frame::Body::Read(Read { request_id, tensor }),
+        frame::Body::Reads(Reads {
+            request_id,
+            tensors: vec![tensor; 2],
+        }),
         frame::Body::Sync(Sync { request_id }),
         frame::Body::Seed(Seed { seed: 3 }),
         frame::Body::Poison(poison),

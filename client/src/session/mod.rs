@@ -24,9 +24,10 @@ use std::{
 use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{OperationIr, TensorId, TensorIr};
 use tensord_proto::{
+    MAX_READS_PER_FRAME,
     codec::{DeviceProfile, encode_tensor, encode_type},
     ids::SessionId,
-    v1::{Alias, Close, Fault, Offer, Poison, Read, Seed, Sync, Take, frame::Body},
+    v1::{Alias, Close, Fault, Offer, Poison, Reads, Seed, Sync, Take, frame::Body},
 };
 use tensord_transport::duplex::Duplex;
 use tokio::sync::{Notify, oneshot};
@@ -280,20 +281,25 @@ impl Session {
 
     /// Asks for the data of tensors, on behalf of whoever waits for each.
     pub(crate) fn answer(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
+        let mut reads = reads.into_iter();
         let mut state = self.lock();
-        for (tensor, answer) in reads {
-            if let Some(end) = &state.end {
-                // Whoever waited may be gone; then there is nobody to tell.
-                let _ = answer.send(Err(end.error()));
-                continue;
+        if let Some(end) = &state.end {
+            // Whoever waited may be gone; then there is nobody to tell.
+            return reads.for_each(|(_, answer)| drop(answer.send(Err(end.error()))));
+        }
+        while reads.len() > 0 {
+            let request_id = state.next_request;
+            let mut tensors = Vec::with_capacity(reads.len().min(MAX_READS_PER_FRAME));
+            for (tensor, answer) in reads.by_ref().take(MAX_READS_PER_FRAME) {
+                let request_id = state.request();
+                if state.values.expect(request_id, &tensor, answer) {
+                    self.want_bulk(&mut state);
+                }
+                tensors.push(encode_tensor(&tensor));
             }
-            let request_id = state.request();
-            if state.values.expect(request_id, &tensor, answer) {
-                self.want_bulk(&mut state);
-            }
-            state.say(Body::Read(Read {
+            state.say(Body::Reads(Reads {
                 request_id,
-                tensor: encode_tensor(&tensor),
+                tensors,
             }));
         }
         self.wake(&mut state);

@@ -151,35 +151,40 @@ impl Session {
             Track::Ops => self.wake(&mut state),
             Track::Bulk => self.wake_bulk.notify_one(),
         }
-        if let Some((body, _)) = received {
-            deliveries.extend(self.take(&mut state, track, body)?);
+        match received {
+            Some((body, _)) => self.take(&mut state, track, body, deliveries),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    fn take(&self, state: &mut State, track: Track, body: Body) -> Result<Option<Delivery>, Ended> {
+    fn take(
+        &self,
+        state: &mut State,
+        track: Track,
+        body: Body,
+        deliveries: &mut Vec<Delivery>,
+    ) -> Result<(), Ended> {
         let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
-        let taken = match (track, body) {
-            (_, Body::Ping(_)) => Ok(None),
+        match (track, body) {
+            (_, Body::Ping(_)) => {}
             (Track::Bulk, Body::Chunk(chunk)) => {
                 self.count_down(chunk.bytes.len());
-                state.values.chunk(&chunk)
+                deliveries.extend(state.values.chunk(&chunk).map_err(broke)?);
             }
-            (Track::Ops, Body::Value(value)) => {
-                self.count_down(inline_bytes(&value));
-                state.values.value(value)
+            (Track::Ops, Body::Values(values)) => {
+                for value in values.values {
+                    self.count_down(inline_bytes(&value));
+                    deliveries.extend(state.values.value(value).map_err(broke)?);
+                }
             }
-            (Track::Ops, Body::Synced(synced)) => Ok(state.synced(synced)),
-            (Track::Ops, Body::Held(held)) => {
-                state.blobs.set_held(&held.hashes);
-                Ok(None)
-            }
+            (Track::Ops, Body::Synced(synced)) => deliveries.extend(state.synced(synced)),
+            (Track::Ops, Body::Held(held)) => state.blobs.set_held(&held.hashes),
             (_, Body::Closed(closed)) => {
                 return Err(closed_by(closed.error.unwrap_or_default()));
             }
-            _ => Err("it sent a frame that workers do not send".into()),
-        };
-        taken.map_err(broke)
+            _ => return Err(broke("it sent a frame that workers do not send".into())),
+        }
+        Ok(())
     }
 
     fn count_down(&self, bytes: usize) {

@@ -180,8 +180,9 @@ fn a_value_that_one_rank_does_not_have_is_a_fault_of_all_and_names_its_cause() {
     assert_eq!(sums, vec![Ok(vec![3.0; 4]); 3]);
 }
 
-/// A worker falls out in the middle of a loop of all-reduces; `fall` makes it.
-fn a_worker_falls_out(fall: fn(&mut Cluster, usize)) {
+/// A worker falls out in the middle of a loop of all-reduces of so many elements, after
+/// some rounds; `fall` makes it.
+fn a_worker_falls_out(length: usize, some: usize, fall: fn(&mut Cluster, usize)) {
     let mut cluster = start(&["flex", "flex", "flex"]);
     let pool = cluster.pool();
     let before = usage(&pool);
@@ -197,7 +198,7 @@ fn a_worker_falls_out(fall: fn(&mut Cluster, usize)) {
                 let rounds = &rounds;
                 scope.spawn(move || {
                     loop {
-                        match sum_of(1000, rank, device, group) {
+                        match sum_of(length, rank, device, group) {
                             Ok(_) => rounds.fetch_add(1, Ordering::Relaxed),
                             Err(error) => return (error, Instant::now()),
                         };
@@ -205,7 +206,7 @@ fn a_worker_falls_out(fall: fn(&mut Cluster, usize)) {
                 })
             })
             .collect();
-        cluster.wait("some rounds", || rounds.load(Ordering::Relaxed) > 30);
+        cluster.wait("some rounds", || rounds.load(Ordering::Relaxed) >= some);
         let fell = Instant::now();
         fall(&mut cluster, at);
         for (rank, thread) in ranks.into_iter().enumerate() {
@@ -232,12 +233,18 @@ fn a_worker_falls_out(fall: fn(&mut Cluster, usize)) {
 
 #[test]
 fn a_worker_that_is_killed_is_named_by_the_other_ranks() {
-    a_worker_falls_out(|cluster, at| cluster.workers[at].kill());
+    a_worker_falls_out(1000, 30, |cluster, at| cluster.workers[at].kill());
 }
 
 #[test]
 fn a_worker_that_is_stopped_is_named_by_the_other_ranks() {
-    a_worker_falls_out(|cluster, at| cluster.workers[at].signal("STOP"));
+    a_worker_falls_out(1000, 30, |cluster, at| cluster.workers[at].signal("STOP"));
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_named_in_a_ring_too() {
+    // Large enough that links are measured in the first round and a ring is made of them.
+    a_worker_falls_out(6 << 20, 9, |cluster, at| cluster.workers[at].signal("STOP"));
 }
 
 #[test]

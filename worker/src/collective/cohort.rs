@@ -124,8 +124,9 @@ impl Cohort {
         settings: Settings,
     ) -> Arc<Self> {
         let egress = Arc::default();
+        let links = roster.others().count();
         let peers = roster.others().cloned();
-        let peers = peers.map(|share| Arc::new(Peer::new(share, Arc::clone(&egress))));
+        let peers = peers.map(|share| Arc::new(Peer::new(share, links, Arc::clone(&egress))));
         Arc::new(Self {
             id,
             lease,

@@ -172,13 +172,12 @@ async fn pump(cohort: &Weak<Cohort>, peer: &Peer, connection: u64, link: Link) -
         sender, receiver, ..
     } = link;
     let lease = cohort.upgrade();
-    let lease = lease.map(|cohort| (cohort.alive(), cohort.roster().others().count()));
-    let Some((mut alive, links)) = lease else {
+    let Some(mut alive) = lease.map(|cohort| cohort.alive()) else {
         return "the lease is over".into();
     };
     let ended = tokio::select! {
         ended = read(cohort, peer, connection, receiver) => ended,
-        ended = write(peer, connection, sender, links) => ended,
+        ended = write(peer, connection, sender) => ended,
         _ = alive.changed() => "the lease is over".into(),
     };
     peer.detach(connection);
@@ -220,7 +219,7 @@ async fn read(
     }
 }
 
-async fn write(peer: &Peer, connection: u64, mut sender: LinkSender, links: usize) -> String {
+async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
     // Lets the other side measure the round trip.
     if let Err(e) = sender.send(&peer.beat()).await {
         return e.to_string();
@@ -231,7 +230,7 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender, links: usiz
             Outgoing::Frame(parts) => {
                 frames = frames.wrapping_add(1);
                 if frames.is_multiple_of(LOOK_FRAMES)
-                    && let Some(bytes) = peer.flight_bytes(links)
+                    && let Some(bytes) = peer.flight_bytes()
                     && bound != Some(bytes)
                 {
                     sender.bound_flight(bytes);

@@ -30,6 +30,11 @@ const LAG_BYTES: f64 = (128 << 10) as f64;
 /// what it would have else.
 const FLIGHT_RANGE: [f64; 2] = [0.25, 2.0];
 
+/// What a worker may have on its way to all others before it knows what links carry. All
+/// at once they would flood them, and what else goes over them, such as heartbeats, would
+/// be lost with the rest.
+const FIRST_FLIGHT_BYTES: usize = 1 << 20;
+
 /// What one connection carries whatever the hosts, in bytes a second. More than that may
 /// take several, on several cores each.
 const CONNECTION_RATE: f64 = 400e6;
@@ -42,6 +47,7 @@ const LEAST_IN_RING: u64 = 1 << 20;
 pub(super) struct Meter {
     round_trip: Option<Duration>,
     bytes_per_second: Option<f64>,
+    confirmed_bytes: u64,
     /// Since when the link has had work without a pause, and what was confirmed
     /// since.
     busy: Option<Busy>,
@@ -75,6 +81,7 @@ impl Meter {
 
     /// `bytes` were confirmed; nothing else is on the way if the link is `idle`.
     pub(super) fn confirmed(&mut self, bytes: u64, idle: bool, now: Instant) {
+        self.confirmed_bytes = self.confirmed_bytes.saturating_add(bytes);
         let Some(busy) = &mut self.busy else {
             return;
         };
@@ -111,6 +118,13 @@ impl Meter {
 }
 
 impl Meter {
+    /// Bytes of which none were confirmed that a new link may have at most, if it has a
+    /// bound, beside so many `links` that begin with it.
+    pub(super) fn first_flight_bytes(&self, links: usize) -> Option<usize> {
+        let is_new = self.confirmed_bytes < LEAST_BYTES;
+        is_new.then_some(LEAST_FLIGHT.max(FIRST_FLIGHT_BYTES / links.max(1)))
+    }
+
     /// Bytes to which a connection's flight is to be bounded, if it is, which has so
     /// many `links` beside it: where all of them carry no more in a round trip, by far.
     /// Elsewhere the system knows better.
@@ -187,6 +201,18 @@ mod tests {
         meter.confirmed(100, false, later + Duration::from_millis(10));
         meter.confirmed(100, true, later + Duration::from_millis(11));
         assert_eq!(meter.bucket_bytes(), Some(1_000_000));
+    }
+
+    #[test]
+    fn a_new_link_begins_gently() {
+        let mut meter = Meter::default();
+        assert_eq!(meter.first_flight_bytes(1), Some(1 << 20));
+        assert_eq!(meter.first_flight_bytes(4), Some(256 << 10));
+        assert_eq!(meter.first_flight_bytes(63), Some(64 << 10));
+        meter.confirmed(LEAST_BYTES - 1, true, Instant::now());
+        assert_eq!(meter.first_flight_bytes(4), Some(256 << 10));
+        meter.confirmed(1, true, Instant::now());
+        assert_eq!(meter.first_flight_bytes(4), None);
     }
 
     #[test]

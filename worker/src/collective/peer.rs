@@ -45,6 +45,8 @@ pub(crate) struct Peer {
     pub(crate) worker: WorkerId,
     /// Where it is.
     pub(crate) share: LeaseShare,
+    /// Links of the lease, with this one.
+    links: usize,
     wire: Mutex<Wire>,
     /// Wakes the writer.
     pub(crate) news: Notify,
@@ -91,10 +93,11 @@ pub(crate) enum Outgoing {
 }
 
 impl Peer {
-    pub(crate) fn new(share: LeaseShare, egress: Arc<Mutex<Egress>>) -> Self {
+    pub(crate) fn new(share: LeaseShare, links: usize, egress: Arc<Mutex<Egress>>) -> Self {
         Self {
             worker: WorkerId(share.worker_id),
             share,
+            links,
             wire: Mutex::new(Wire {
                 duplex: Duplex::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES),
                 connection: 0,
@@ -210,6 +213,11 @@ impl Peer {
             if wire.duplex.outbox().is_full() || wire.duplex.outbox().has_unsent() {
                 break;
             }
+            // More is asked for when some of it is confirmed.
+            let first_flight = wire.meter.first_flight_bytes(self.links);
+            if first_flight.is_some_and(|most| wire.duplex.outbox().kept_bytes() >= most) {
+                break;
+            }
             match wire.speakers.pop_front() {
                 Some(speaker) => wire.hear(speaker),
                 None => break,
@@ -227,12 +235,11 @@ impl Peer {
         self.wire().meter.answered(after);
     }
 
-    /// Bytes to which a connection's flight is to be bounded, if it is, which has so
-    /// many `links` beside it.
-    pub(crate) fn flight_bytes(&self, links: usize) -> Option<usize> {
+    /// Bytes to which a connection's flight is to be bounded, if it is.
+    pub(crate) fn flight_bytes(&self) -> Option<usize> {
         let wire = self.wire();
         match wire.lead_bytes {
-            Some(lead_bytes) => wire.meter.flight_bytes(links, lead_bytes),
+            Some(lead_bytes) => wire.meter.flight_bytes(self.links, lead_bytes),
             None => wire.meter.flight_bytes(1, 0),
         }
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use burn_ir::{TensorId, TensorIr};
 use tensord_proto::{
+    MAX_READS_PER_FRAME,
     bulk::{Gathered, Gathering},
     codec::{decode_tensor, decode_type},
     content::kept_cost,
@@ -29,6 +30,8 @@ use crate::{
 pub(crate) enum Item {
     /// Work, and the bytes of credit it gives back when done.
     Work(Work, usize),
+    /// Reads, from a request's number on, and the credit of all.
+    Reads(u64, Vec<TensorIr>, usize),
     /// The client is done.
     Close,
 }
@@ -41,10 +44,17 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, IntakeError
             encoded: ops.encoded,
             contents: ops.contents,
         },
-        Body::Read(read) => Work::Read {
-            request: read.request_id,
-            tensor: decode_tensor(&read.tensor)?,
-        },
+        Body::Reads(reads) => {
+            let count = reads.tensors.len();
+            if !(1..=MAX_READS_PER_FRAME).contains(&count) {
+                return Err(IntakeError::Order(format!(
+                    "{count} reads in a frame, not 1 to {MAX_READS_PER_FRAME}"
+                )));
+            }
+            let tensors = reads.tensors.iter().map(|tensor| decode_tensor(tensor));
+            let tensors = tensors.collect::<Result<_, _>>()?;
+            return Ok(Some(Item::Reads(reads.request_id, tensors, bytes)));
+        }
         Body::Sync(sync) => Work::Sync {
             request: sync.request_id,
         },
@@ -185,13 +195,15 @@ mod tests {
                 .err()
                 .unwrap(),
             item(Body::Chunk(v1::Chunk::default()), 1).err().unwrap(),
-            item(Body::Value(v1::Value::default()), 1).err().unwrap(),
+            item(Body::Values(v1::Values::default()), 1).err().unwrap(),
+            item(Body::Reads(v1::Reads::default()), 1).err().unwrap(),
         ];
         let words = [
             "do not send",
             "without a size",
             "do not send",
             "do not send",
+            "0 reads in a frame",
         ];
         for (error, words) in errors.iter().zip(words) {
             assert!(error.to_string().contains(words), "{error}");

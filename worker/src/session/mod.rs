@@ -32,7 +32,7 @@ use tensord_proto::{
     bulk::PayloadError,
     codec::CodecError,
     ids::{LeaseId, SessionId},
-    v1::{Error, ErrorCode, Held, frame},
+    v1::{Error, ErrorCode, Held, Value, frame},
 };
 use tensord_transport::{
     duplex::{Duplex, FrameError},
@@ -123,6 +123,9 @@ struct Wire {
     connection: u64,
     /// Since when there is none.
     detached: Option<Instant>,
+    /// Values that are sent together with what is said next, and their bytes.
+    values: Vec<Value>,
+    value_bytes: usize,
     /// Payloads sent.
     payloads: u64,
     /// Everything was said: the connection ends once it is delivered.
@@ -188,6 +191,8 @@ impl Session {
             duplex: Duplex::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES),
             connection: 0,
             detached: Some(Instant::now()),
+            values: Vec::new(),
+            value_bytes: 0,
             payloads: 0,
             closing: false,
         };

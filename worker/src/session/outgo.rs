@@ -1,17 +1,22 @@
 //! Answers of a session into frames, and what the connection's writer takes.
 
-use std::sync::Arc;
+use std::{mem::take, sync::Arc};
 
 use burn_backend::TensorData;
 use bytes::Bytes;
 use tensord_proto::{
     bulk::{INLINE_BYTES, chunks, shared},
     codec::encode_type,
-    v1::{Fault, FaultKind, Synced, TensorValue, Value, frame::Body, tensor_value, value},
+    v1::{Fault, FaultKind, Synced, TensorValue, Value, Values, frame::Body, tensor_value, value},
 };
 use tensord_transport::duplex::Duplex;
 
-use super::{Reply, Session, Track};
+use super::{Reply, Session, Track, Wire};
+
+/// Values in a frame at most, and from how many bytes of tensors on it is sent: what goes
+/// out in one write.
+const VALUES_PER_FRAME: usize = 256;
+const VALUE_BYTES: usize = 48 << 10;
 
 /// What the writer finds when it asks for the next frames.
 pub(crate) enum Outgoing {
@@ -62,7 +67,8 @@ impl Session {
             Err(fault) => value::Result::Fault(Fault::clone(&fault)),
         };
         let result = Some(result);
-        self.say(Body::Value(Value { request_id, result }));
+        self.wire(Track::Ops)
+            .say_value(Value { request_id, result });
     }
 
     /// A tensor's value; a large one's bytes go ahead on the track for them, in
@@ -88,7 +94,7 @@ impl Session {
     }
 
     fn say(&self, body: Body) {
-        self.wire(Track::Ops).duplex.push(body);
+        self.wire(Track::Ops).say(body);
     }
 
     /// Has the writer send what was said.
@@ -102,6 +108,7 @@ impl Session {
         if wire.connection != connection {
             return Outgoing::Replaced;
         }
+        wire.say_values();
         let frames = wire.duplex.next_frames();
         if !frames.is_empty() {
             return Outgoing::Frames(frames);
@@ -125,6 +132,36 @@ impl Session {
     /// Ends when there may be something to send.
     pub(crate) async fn news(&self, track: Track) {
         self.news_of(track).notified().await;
+    }
+}
+
+impl Wire {
+    /// Says a value, with those that are said next if nothing goes out before.
+    fn say_value(&mut self, value: Value) {
+        if let Some(value::Result::Tensor(TensorValue {
+            content: Some(tensor_value::Content::Bytes(bytes)),
+            ..
+        })) = &value.result
+        {
+            self.value_bytes += bytes.len();
+        }
+        self.values.push(value);
+        if self.values.len() >= VALUES_PER_FRAME || self.value_bytes >= VALUE_BYTES {
+            self.say_values();
+        }
+    }
+
+    fn say_values(&mut self) {
+        self.value_bytes = 0;
+        if !self.values.is_empty() {
+            let values = take(&mut self.values);
+            self.duplex.push(Body::Values(Values { values }));
+        }
+    }
+
+    pub(super) fn say(&mut self, body: Body) {
+        self.say_values();
+        self.duplex.push(body);
     }
 }
 

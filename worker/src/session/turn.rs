@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use burn_ir::TensorIr;
 use tensord_proto::{
     codec::CodecError,
     v1::{Closed, Error, ErrorCode, frame},
@@ -13,7 +14,7 @@ use super::{
     Session, Track,
     intake::Item,
     lock,
-    runner::{Runner, Step},
+    runner::{Runner, Step, Work},
     uploads::Payload,
 };
 
@@ -127,6 +128,11 @@ impl Session {
                         return self.broke(&e);
                     }
                 }
+                Some(Item::Reads(first, tensors, credit)) => {
+                    if let Err(e) = plan_reads(runner, first, tensors, credit) {
+                        return self.broke(&e);
+                    }
+                }
                 Some(Item::Close) => runner.plan_close(),
                 None => return,
             }
@@ -190,7 +196,7 @@ impl Session {
     fn said_all(&self, error: Error) {
         info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
         let closed = frame::Body::Closed(Closed { error: Some(error) });
-        self.wire(Track::Ops).duplex.push(closed);
+        self.wire(Track::Ops).say(closed);
         for track in [Track::Bulk, Track::Ops] {
             self.wire(track).closing = true;
             self.news_of(track).notify_one();
@@ -210,4 +216,19 @@ impl Session {
         }
         payload
     }
+}
+
+fn plan_reads(
+    runner: &mut Runner,
+    first: u64,
+    tensors: Vec<TensorIr>,
+    credit: usize,
+) -> Result<(), CodecError> {
+    let last = tensors.len().saturating_sub(1);
+    for (at, tensor) in tensors.into_iter().enumerate() {
+        let request = first.wrapping_add(at as u64);
+        let credit = if at == last { credit } else { 0 };
+        runner.plan(Work::Read { request, tensor }, credit)?;
+    }
+    Ok(())
 }
