@@ -1,8 +1,17 @@
 //! A Burn backend that throws every op away: what Burn's router costs by itself.
 //!
-//! It also counts the ops, which tells how many a program has.
+//! It also counts the ops, which tells how many a program has. One of its devices hands
+//! them to another thread first, as a client must that has them encoded and sent while
+//! the program goes on.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    sync::{
+        Condvar, Mutex, Once, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use burn_backend::{
     BoolStore, DType, DTypeUsage, DTypeUsageSet, DeviceId, DeviceOps, DeviceSettings,
@@ -18,22 +27,53 @@ pub(crate) type Discard = BackendRouter<DiscardChannel>;
 static OPS: AtomicU64 = AtomicU64::new(0);
 static NEXT_TENSOR: AtomicU64 = AtomicU64::new(0);
 
+/// Ops on their way to the other thread.
+static HANDED: Mutex<Vec<OperationIr>> = Mutex::new(Vec::new());
+static MANY: Condvar = Condvar::new();
+
+/// Ops for which the other thread is woken; it looks by itself after a moment.
+const MANY_OPS: usize = 512;
+const MOMENT: Duration = Duration::from_millis(1);
+
 /// Ops thrown away so far, by the whole process.
 pub(crate) fn ops() -> u64 {
     OPS.load(Ordering::Relaxed)
 }
 
-/// The one device of the backend.
+/// A device of the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) struct DiscardDevice;
+pub(crate) enum DiscardDevice {
+    /// Ops are thrown away at once.
+    #[default]
+    AtOnce,
+    /// Another thread throws them away.
+    Elsewhere,
+}
 
 impl burn_std::device::Device for DiscardDevice {
-    fn from_id(_id: DeviceId) -> Self {
-        Self
+    fn from_id(id: DeviceId) -> Self {
+        match id.index_id {
+            0 => Self::AtOnce,
+            _ => Self::Elsewhere,
+        }
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId::new(0x7e51, 0)
+        DeviceId::new(0x7e51, u16::from(*self == Self::Elsewhere))
+    }
+}
+
+/// Throws away what is handed over, for as long as the process lives.
+fn throw_away() {
+    let mut taken = Vec::new();
+    loop {
+        let handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
+        let few = |handed: &mut Vec<OperationIr>| handed.len() < MANY_OPS;
+        let waited = MANY.wait_timeout_while(handed, MOMENT, few);
+        let (mut handed, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *handed, &mut taken);
+        drop(handed);
+        taken.clear();
     }
 }
 
@@ -45,13 +85,20 @@ impl DeviceOps for DiscardDevice {
 
 /// Takes ops, counts them and forgets them.
 #[derive(Debug, Clone)]
-pub(crate) struct DiscardClient;
+pub(crate) struct DiscardClient(DiscardDevice);
 
 impl RouterClient for DiscardClient {
     type Device = DiscardDevice;
 
-    fn register_op(&self, _op: OperationIr) {
+    fn register_op(&self, op: OperationIr) {
         OPS.fetch_add(1, Ordering::Relaxed);
+        if self.0 == DiscardDevice::Elsewhere {
+            let mut handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
+            handed.push(op);
+            if handed.len() == MANY_OPS {
+                MANY.notify_one();
+            }
+        }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
@@ -76,7 +123,7 @@ impl RouterClient for DiscardClient {
     }
 
     fn device(&self) -> DiscardDevice {
-        DiscardDevice
+        self.0
     }
 
     fn seed(&self, _seed: u64) {}
@@ -111,8 +158,12 @@ impl RouterChannel for DiscardChannel {
         "discard".into()
     }
 
-    fn init_client(_device: &DiscardDevice) -> DiscardClient {
-        DiscardClient
+    fn init_client(device: &DiscardDevice) -> DiscardClient {
+        static ELSEWHERE: Once = Once::new();
+        if *device == DiscardDevice::Elsewhere {
+            ELSEWHERE.call_once(|| drop(thread::spawn(throw_away)));
+        }
+        DiscardClient(*device)
     }
 
     fn get_tensor_handle(_tensor: &TensorIr, _client: &DiscardClient) {}
@@ -127,7 +178,7 @@ impl RouterChannel for DiscardChannel {
     }
 }
 
-/// There is one device, so nothing ever moves.
+/// Nothing ever moves.
 #[derive(Debug)]
 pub(crate) struct NoBridge;
 
@@ -148,12 +199,14 @@ mod tests {
 
     #[test]
     fn ops_are_counted() {
-        let data = TensorData::from([1f32, 2.0]);
-        let tensor = <Discard as FloatTensorOps<Discard>>::float_from_data(data, &DiscardDevice);
-        let before = ops();
-        let tensor = Discard::float_add_scalar(tensor, 1.0.into());
-        let data = burn_std::future::block_on(Discard::float_into_data(tensor)).unwrap();
-        assert!(ops() > before);
-        assert_eq!(data, TensorData::from([0f32, 0.0]));
+        for device in [DiscardDevice::AtOnce, DiscardDevice::Elsewhere] {
+            let data = TensorData::from([1f32, 2.0]);
+            let tensor = <Discard as FloatTensorOps<Discard>>::float_from_data(data, &device);
+            let before = ops();
+            let tensor = Discard::float_add_scalar(tensor, 1.0.into());
+            let data = burn_std::future::block_on(Discard::float_into_data(tensor)).unwrap();
+            assert!(ops() > before);
+            assert_eq!(data, TensorData::from([0f32, 0.0]));
+        }
     }
 }

@@ -38,6 +38,18 @@ impl FaultKind {
     }
 }
 
+impl Fault {
+    /// The fault as it is told to others, with so many bytes of its reason at most: a
+    /// backend may give the source of a whole kernel.
+    pub fn told(&self, reason_bytes: usize) -> Self {
+        let end = self.reason.floor_char_boundary(reason_bytes);
+        Self {
+            reason: self.reason[..end].to_owned(),
+            ..self.clone()
+        }
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -57,6 +69,16 @@ impl std::error::Error for Fault {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_told_of_a_reason_has_a_bound() {
+        let fault = Fault {
+            reason: "a€b".into(),
+            ..Fault::default()
+        };
+        let told = [1, 2, 3, 4, 9].map(|bytes| fault.told(bytes).reason);
+        assert_eq!(told, ["a", "a", "a", "a€", "a€b"]);
+    }
 
     #[test]
     fn a_fault_names_op_worker_and_reason() {

@@ -200,13 +200,16 @@ impl Duplex {
 }
 
 /// What `body` takes of the credit beside its bytes. A run of ops is a few bytes
-/// however many they are, and must not let a program run ahead without a bound.
+/// however many they are, as is a read, and must not let a program run ahead without a
+/// bound.
 fn extra_cost(body: &frame::Body) -> usize {
-    let ops = match body {
+    let count = match body {
         frame::Body::Ops(ops) => ops.count as usize,
+        frame::Body::Reads(reads) => reads.tensors.len(),
         _ => 0,
     };
-    ops.saturating_mul(OP_COST_BYTES)
+    count
+        .saturating_mul(OP_COST_BYTES)
         .saturating_add(FRAME_COST_BYTES)
 }
 

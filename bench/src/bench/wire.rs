@@ -171,7 +171,7 @@ fn remote(counted: &CountedRemote, model: Model, steps: Steps) -> Result<PerStep
 fn start_null(context: &Context) -> Result<Device> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
-    let server = BackendServer::<Discard>::new([DiscardDevice]);
+    let server = BackendServer::<Discard>::new([DiscardDevice::AtOnce]);
     let serving = server.serve_async(WebSocketTransport::from_listener(listener));
     // Ends with the runtime.
     context.runtime().spawn(serving);

@@ -8,7 +8,7 @@ use std::sync::{
 use tensord_proto::{
     codec::{CodecError, decode_type, encode_type},
     ids::WorkerId,
-    v1::{self, Fault, frame::Body},
+    v1::{self, frame::Body},
 };
 
 use super::{
@@ -163,12 +163,7 @@ fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
         r#type: Some(encode_type(&arrival.shape, arrival.dtype)),
         mean: arrival.mean,
         ring_bytes: arrival.ring_bytes,
-        fault: arrival.fault.map(|fault| {
-            let mut fault = Fault::clone(&fault);
-            let end = fault.reason.floor_char_boundary(REASON_BYTES);
-            fault.reason.truncate(end);
-            fault
-        }),
+        fault: arrival.fault.map(|fault| fault.told(REASON_BYTES)),
     }
 }
 

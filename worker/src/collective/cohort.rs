@@ -37,7 +37,7 @@ use super::{
 const FIRST_BUCKET: usize = 1 << 20;
 
 /// A worker of which nothing is heard for so long is out of order; it beats each second.
-const SILENCE: Duration = Duration::from_millis(2500);
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// Groups that a cohort may have: programs have one or a few.
 const MAX_GROUPS: usize = 1024;
@@ -172,7 +172,9 @@ impl Cohort {
     /// Bytes of a slice from which on it better goes round a ring.
     fn ring_bytes(&self) -> Option<u64> {
         let round_trips = self.peers.iter().filter_map(|peer| peer.round_trip());
-        lock(&self.egress).ring_bytes(round_trips.max()?)
+        // Asked first: a link holds its own lock when it takes this one.
+        let longest = round_trips.max()?;
+        lock(&self.egress).ring_bytes(longest)
     }
 
     /// What says "we are of one lease" to another worker.
@@ -354,7 +356,7 @@ impl Cohort {
         self.fit_buckets();
         let ring_bytes = self.ring_bytes();
         let deadline = self.settings.deadline;
-        let is_silent = |peer: &&Arc<Peer>| peer.is_silent(now, deadline.min(SILENCE));
+        let is_silent = |peer: &&Arc<Peer>| peer.is_silent(now, SILENCE);
         let silent: Vec<WorkerId> = self
             .peers
             .iter()

@@ -140,8 +140,9 @@ impl World {
     }
 }
 
-/// Whatever arrives and is carried when, every rank ends with the same bits, which
-/// are the sum in the order of the workers, from one of them on.
+/// Whatever arrives and is carried when, and whatever workers know of their links, every
+/// rank ends with the same bits, which are the sum in the order of the workers, from one of
+/// them on.
 fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     let sizes = prop_oneof![0usize..40, 1000usize..3000];
     let worlds = (
@@ -196,7 +197,12 @@ fn in_any_order(
     };
     let pairs = world.pairs();
     for (what, who) in turns {
-        match what % 3 {
+        match what % 4 {
+            3 => {
+                let group = *who as usize % world.groups.len();
+                let ring_bytes = [None, Some(0), Some(900)][(what / 4) as usize % 3];
+                world.groups[group].set_ring_bytes(ring_bytes);
+            }
             0 => arrive(&mut world, *who as usize % ranks),
             _ if pairs.is_empty() => {}
             _ => {

@@ -79,7 +79,13 @@ impl Meter {
         });
     }
 
-    /// `bytes` were confirmed; nothing else is on the way if the link is `idle`.
+    /// What is on the way stays there until there is another connection.
+    pub(super) fn pause(&mut self) {
+        self.busy = None;
+    }
+
+    /// `bytes` were confirmed; nothing else is on the way if the link is `idle`. What is
+    /// confirmed last says nothing of the rate: it may have waited for a frame to ride on.
     pub(super) fn confirmed(&mut self, bytes: u64, idle: bool, now: Instant) {
         self.confirmed_bytes = self.confirmed_bytes.saturating_add(bytes);
         let Some(busy) = &mut self.busy else {
@@ -88,7 +94,7 @@ impl Meter {
         busy.bytes += bytes;
         let span = now.saturating_duration_since(busy.since);
         let is_answer = std::mem::take(&mut busy.is_new);
-        if span >= SPAN && busy.bytes >= LEAST_BYTES {
+        if !idle && span >= SPAN && busy.bytes >= LEAST_BYTES {
             let rate = busy.bytes as f64 / span.as_secs_f64();
             let before = self.bytes_per_second.unwrap_or(rate);
             self.bytes_per_second = Some(0.75 * before + 0.25 * rate);
@@ -159,6 +165,12 @@ impl Egress {
         self.meter.sent(now);
     }
 
+    /// A link with something on the way was lost: it takes no part until it is heard of.
+    pub(super) fn pause(&mut self) {
+        self.busy = self.busy.saturating_sub(1);
+        self.meter.pause();
+    }
+
     /// `bytes` were confirmed on a link; it has nothing on the way now if that `ends`.
     pub(super) fn confirmed(&mut self, bytes: u64, ends: bool, now: Instant) {
         self.busy = self.busy.saturating_sub(usize::from(ends));
@@ -190,12 +202,14 @@ mod tests {
         // 10 MB in 100 ms, told of in two parts.
         meter.confirmed(3_000_000, false, start + Duration::from_millis(30));
         assert_eq!(meter.bucket_bytes(), None, "too few bytes to tell");
-        meter.confirmed(7_000_000, true, start + Duration::from_millis(100));
+        meter.confirmed(7_000_000, false, start + Duration::from_millis(100));
+        meter.confirmed(1, true, start + Duration::from_millis(200));
         assert_eq!(meter.bucket_bytes(), Some(2_000_000));
         // What is confirmed after a pause says nothing of the pause, but of the way.
         let later = start + Duration::from_secs(9);
         meter.sent(later);
-        meter.confirmed(10_000_000, true, later + Duration::from_millis(100));
+        meter.confirmed(10_000_000, false, later + Duration::from_millis(100));
+        meter.confirmed(1, true, later + Duration::from_millis(100));
         assert_eq!(meter.bucket_bytes(), Some(2_000_000));
         meter.sent(later);
         meter.confirmed(100, false, later + Duration::from_millis(10));
@@ -236,13 +250,15 @@ mod tests {
         egress.sent(at(0));
         egress.sent(at(0));
         egress.confirmed(2_000_000, true, at(50));
-        egress.confirmed(18_000_000, true, at(100));
+        egress.confirmed(18_000_000, false, at(100));
+        egress.confirmed(1, true, at(120));
         assert_eq!(egress.ring_bytes(rtt), Some(1 << 20));
         assert_eq!(egress.ring_bytes(20 * rtt), Some(8_000_000));
         // A pause says nothing, and much in little time that there are several links.
         for _ in 0..8 {
             egress.sent(at(5000));
-            egress.confirmed(50_000_000, true, at(5100));
+            egress.confirmed(50_000_000, false, at(5100));
+            egress.confirmed(1, true, at(5100));
         }
         assert_eq!(egress.ring_bytes(rtt), None);
     }

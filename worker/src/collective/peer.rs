@@ -156,7 +156,9 @@ impl Peer {
         credit: u64,
     ) -> Result<(u64, u64, u64), ResumeError> {
         let mut wire = self.wire();
+        let before = wire.duplex.outbox().kept_bytes();
         wire.duplex.rewind(received, credit)?;
+        wire.settle(before);
         wire.connection += 1;
         wire.missing = None;
         self.news.notify_one();
@@ -169,6 +171,7 @@ impl Peer {
         let mut wire = self.wire();
         if wire.connection == connection {
             wire.missing = Some(Instant::now());
+            wire.pause();
         }
     }
 
@@ -182,14 +185,10 @@ impl Peer {
         if wire.connection != connection {
             return Ok(None);
         }
-        let now = Instant::now();
-        wire.heard = Some(now);
+        wire.heard = Some(Instant::now());
         let before = wire.duplex.outbox().kept_bytes();
         let received = wire.duplex.receive(frame)?;
-        let after = wire.duplex.outbox().kept_bytes();
-        if after < before {
-            wire.confirmed((before - after) as u64, after == 0, now);
-        }
+        wire.settle(before);
         // What comes has its place already: nothing waits here.
         if let Some((_, bytes)) = &received {
             wire.duplex.inbox().consume(*bytes);
@@ -267,20 +266,33 @@ impl Peer {
 }
 
 impl Wire {
-    /// So many bytes were confirmed, after which nothing is on the way if it `is_idle`.
-    fn confirmed(&mut self, bytes: u64, is_idle: bool, now: Instant) {
-        self.meter.confirmed(bytes, is_idle, now);
-        let ends = is_idle && std::mem::take(&mut self.is_busy);
-        lock(&self.egress).confirmed(bytes, ends, now);
+    /// Nothing is sent until there is another connection.
+    fn pause(&mut self) {
+        self.meter.pause();
+        if std::mem::take(&mut self.is_busy) {
+            lock(&self.egress).pause();
+        }
+    }
+
+    /// Notes what was confirmed, or begun, since so many bytes were kept.
+    fn settle(&mut self, before: usize) {
+        let (now, after) = (Instant::now(), self.duplex.outbox().kept_bytes());
+        if after > before {
+            self.meter.sent(now);
+            if !std::mem::replace(&mut self.is_busy, true) {
+                lock(&self.egress).sent(now);
+            }
+        } else if after < before {
+            let (bytes, is_idle) = ((before - after) as u64, after == 0);
+            self.meter.confirmed(bytes, is_idle, now);
+            let ends = is_idle && std::mem::take(&mut self.is_busy);
+            lock(&self.egress).confirmed(bytes, ends, now);
+        }
     }
 
     /// Queues the next frame of `speaker`, which goes to the end if it has more.
     fn hear(&mut self, speaker: Speaker) {
-        let now = Instant::now();
-        self.meter.sent(now);
-        if !std::mem::replace(&mut self.is_busy, true) {
-            lock(&self.egress).sent(now);
-        }
+        let before = self.duplex.outbox().kept_bytes();
         match speaker {
             Speaker::Once(body) => self.duplex.push(body),
             Speaker::Group(cell, node) => {
@@ -306,6 +318,7 @@ impl Wire {
                 }
             }
         }
+        self.settle(before);
     }
 }
 

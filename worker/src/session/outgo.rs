@@ -4,6 +4,7 @@ use std::{mem::take, sync::Arc};
 
 use burn_backend::TensorData;
 use bytes::Bytes;
+use prost::Message as _;
 use tensord_proto::{
     bulk::{INLINE_BYTES, chunks, shared},
     codec::encode_type,
@@ -13,8 +14,11 @@ use tensord_transport::duplex::Duplex;
 
 use super::{Reply, Session, Track, Wire};
 
-/// Values in a frame at most, and from how many bytes of tensors on it is sent: what goes
-/// out in one write.
+/// Bytes of a fault's reason that a program hears.
+const REASON_BYTES: usize = 16 << 10;
+
+/// Values in a frame at most, and from how many bytes on it is sent: what goes out in one
+/// write.
 const VALUES_PER_FRAME: usize = 256;
 const VALUE_BYTES: usize = 48 << 10;
 
@@ -38,7 +42,7 @@ impl Session {
         match reply {
             Reply::Value { request, result } => self.say_value(request, result),
             Reply::Synced { request, fault } => {
-                let fault = fault.map(|fault| Fault::clone(&fault));
+                let fault = fault.map(|fault| fault.told(REASON_BYTES));
                 self.say(Body::Synced(Synced {
                     request_id: request,
                     fault,
@@ -64,7 +68,7 @@ impl Session {
     fn say_value(&self, request_id: u64, result: Result<TensorData, Arc<Fault>>) {
         let result = match result {
             Ok(data) => value::Result::Tensor(self.tensor_value(data)),
-            Err(fault) => value::Result::Fault(Fault::clone(&fault)),
+            Err(fault) => value::Result::Fault(fault.told(REASON_BYTES)),
         };
         let result = Some(result);
         self.wire(Track::Ops)
@@ -138,13 +142,7 @@ impl Session {
 impl Wire {
     /// Says a value, with those that are said next if nothing goes out before.
     fn say_value(&mut self, value: Value) {
-        if let Some(value::Result::Tensor(TensorValue {
-            content: Some(tensor_value::Content::Bytes(bytes)),
-            ..
-        })) = &value.result
-        {
-            self.value_bytes += bytes.len();
-        }
+        self.value_bytes += value.encoded_len();
         self.values.push(value);
         if self.values.len() >= VALUES_PER_FRAME || self.value_bytes >= VALUE_BYTES {
             self.say_values();

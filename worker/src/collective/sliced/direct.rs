@@ -1,7 +1,8 @@
 //! Slices that travel directly between all workers.
 //!
 //! Each worker sends every other the part of the slice that one is to reduce, adds up
-//! the parts of its own slice in the order of the workers, and sends the sums back. That
+//! the parts of its own slice, from its own part on in the order of the workers, which is the
+//! order of a [`Ring`](super::ring::Ring), too, and sends the sums back. That
 //! takes two messages of latency however many workers there are, and adds up all parts in
 //! one place, so that half types are rounded once.
 
@@ -131,11 +132,10 @@ impl Direct {
         }
         let own = &running.own[left.start..left.start + count];
         let mut parts: Vec<&[u8]> = Vec::with_capacity(nodes);
-        for (node, peer) in self.peers.iter_mut().enumerate() {
-            match node == me {
-                true => parts.push(own),
-                false => parts.push(&peer.parts.front(element)[..count]),
-            }
+        parts.push(own);
+        let (before, after) = self.peers.split_at_mut(me);
+        for peer in after.iter_mut().skip(1).chain(before) {
+            parts.push(&peer.parts.front(element)[..count]);
         }
         let sum = running.sum(&parts, true);
         for node in others(me, nodes) {

@@ -2,7 +2,8 @@
 //!
 //! Worker i sends its part of slice i. Of each slice that comes it adds its own part and
 //! sends it on, until the slice has been everywhere; who adds the last part has the sum
-//! and sends that round. So the k-th slice that worker i sends is i - k, for k up to
+//! and sends that round. Parts are added in the same order as directly, so both ways give
+//! the same bits. So the k-th slice that worker i sends is i - k, for k up to
 //! 2 n - 3, and whatever comes in is sent on but the last (Patarasuk and Yuan, "Bandwidth
 //! optimal all-reduce algorithms for clusters of workstations", 2009).
 //!
