@@ -10,7 +10,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
 };
 
 use burn_backend::{
@@ -31,9 +30,8 @@ static NEXT_TENSOR: AtomicU64 = AtomicU64::new(0);
 static HANDED: Mutex<Vec<OperationIr>> = Mutex::new(Vec::new());
 static MANY: Condvar = Condvar::new();
 
-/// Ops for which the other thread is woken; it looks by itself after a moment.
+/// Ops for which the other thread is woken.
 const MANY_OPS: usize = 512;
-const MOMENT: Duration = Duration::from_millis(1);
 
 /// Ops thrown away so far, by the whole process.
 pub(crate) fn ops() -> u64 {
@@ -63,14 +61,15 @@ impl burn_std::device::Device for DiscardDevice {
     }
 }
 
-/// Throws away what is handed over, for as long as the process lives.
+/// Throws away what is handed over, for as long as the process lives. What is too little to
+/// be woken for waits for more.
 fn throw_away() {
     let mut taken = Vec::new();
     loop {
         let handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
         let few = |handed: &mut Vec<OperationIr>| handed.len() < MANY_OPS;
-        let waited = MANY.wait_timeout_while(handed, MOMENT, few);
-        let (mut handed, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let waited = MANY.wait_while(handed, few);
+        let mut handed = waited.unwrap_or_else(PoisonError::into_inner);
         std::mem::swap(&mut *handed, &mut taken);
         drop(handed);
         taken.clear();

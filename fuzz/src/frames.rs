@@ -98,7 +98,10 @@ fn read(body: &frame::Body, decoder: &mut OpDecoder) {
         }
         frame::Body::Poison(poison) => drop(decode_type(poison.r#type.as_ref())),
         frame::Body::Reads(reads) => {
-            reads.tensors.iter().for_each(|tensor| drop(decode_tensor(tensor)));
+            reads
+                .tensors
+                .iter()
+                .for_each(|tensor| drop(decode_tensor(tensor)));
         }
         frame::Body::Opened(opened) => {
             if let Some(settings) = &opened.settings {

@@ -44,8 +44,11 @@ impl Fault {
     pub fn told(&self, reason_bytes: usize) -> Self {
         let end = self.reason.floor_char_boundary(reason_bytes);
         Self {
+            kind: self.kind,
+            op_number: self.op_number,
+            op_name: self.op_name.clone(),
+            worker: self.worker.clone(),
             reason: self.reason[..end].to_owned(),
-            ..self.clone()
         }
     }
 }

@@ -19,6 +19,7 @@ mod connection;
 pub mod custom;
 mod devices;
 mod executor;
+mod locks;
 mod memory;
 mod registration;
 mod registry;

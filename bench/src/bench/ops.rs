@@ -6,8 +6,8 @@
 //! router over a client that throws ops away is the floor: whatever is built on
 //! the router costs a program at least that. What is to be done with an op while the
 //! program goes on takes another thread, which costs more, whatever it does: an op is
-//! 616 bytes, and goes from one core's cache to another's. As nobody carries those ops out, the
-//! two are compared by what they cost the program until all are issued, for a
+//! 616 bytes, and goes from one core's cache to another's. As nobody carries those ops
+//! out, they are compared by what they cost the program until all are issued, for a
 //! chain of some training steps' length: one that goes on for ever is held back to
 //! the pace of the worker, which is what the other figures tell.
 

@@ -233,12 +233,12 @@ fn a_worker_falls_out(length: usize, some: usize, fall: fn(&mut Cluster, usize))
 
 #[test]
 fn a_worker_that_is_killed_is_named_by_the_other_ranks() {
-    a_worker_falls_out(1000, 30, |cluster, at| cluster.workers[at].kill());
+    a_worker_falls_out(1000, 31, |cluster, at| cluster.workers[at].kill());
 }
 
 #[test]
 fn a_worker_that_is_stopped_is_named_by_the_other_ranks() {
-    a_worker_falls_out(1000, 30, |cluster, at| cluster.workers[at].signal("STOP"));
+    a_worker_falls_out(1000, 31, |cluster, at| cluster.workers[at].signal("STOP"));
 }
 
 #[test]

@@ -28,7 +28,7 @@ use std::{
 
 use burn_backend::{DType, Shape};
 use bytes::Bytes;
-use tensord_proto::v1::{Fault, FaultKind};
+use tensord_proto::v1::{Fault, FaultKind, PieceKind};
 
 /// See the module's documentation for the laws.
 pub(crate) trait Algorithm: Send {
@@ -59,8 +59,8 @@ pub(crate) trait Algorithm: Send {
     /// all has been heard of the workers that are `silent`.
     fn tick(&mut self, now: Instant, deadline: Duration, silent: &[usize]);
 
-    /// One link of this worker carries as much as all together, so that slices of so many
-    /// bytes better travel one after the other.
+    /// From so many bytes on slices better travel one after the other, as one link of this
+    /// worker carries as much as all together. `None`: it does not, as far as is known.
     fn set_ring_bytes(&mut self, slice_bytes: Option<u64>);
 
     /// Whether there is something to say to `node`.
@@ -122,19 +122,8 @@ pub(crate) enum Say {
 /// The next bytes of one kind between two workers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Piece {
-    pub(crate) kind: Kind,
+    pub(crate) kind: PieceKind,
     pub(crate) bytes: Bytes,
-}
-
-/// What bytes of a slice are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A part of what the receiver is to reduce.
-    Part,
-    /// What the sender has reduced.
-    Sum,
-    /// The one first and then the other, of slices that go round a ring.
-    Ring,
 }
 
 /// A rule that another worker broke.

@@ -1,7 +1,7 @@
 //! A group with its lock, and what it says as the bodies of frames.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -12,10 +12,11 @@ use tensord_proto::{
 };
 
 use super::{
-    algorithm::{Algorithm, Arrival, Done, Kind, Piece, Rank, Say},
+    algorithm::{Algorithm, Arrival, Done, Piece, Rank, Say},
     members::{Members, Roster},
     sliced::Sliced,
 };
+use crate::locks::lock;
 
 /// Bytes of a fault's reason that other ranks hear.
 const REASON_BYTES: usize = 4 << 10;
@@ -90,8 +91,7 @@ impl Cell {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whole between statements, and better used than stuck.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Changes the group, and says what came of it.
@@ -131,18 +131,11 @@ impl Cell {
                     arrivals: arrivals.collect(),
                 })
             }
-            Say::Piece(Piece { kind, bytes }) => {
-                let kind = match kind {
-                    Kind::Part => v1::PieceKind::Part,
-                    Kind::Sum => v1::PieceKind::Sum,
-                    Kind::Ring => v1::PieceKind::Ring,
-                };
-                Body::Piece(v1::Piece {
-                    group,
-                    kind: kind.into(),
-                    bytes,
-                })
-            }
+            Say::Piece(Piece { kind, bytes }) => Body::Piece(v1::Piece {
+                group,
+                kind: kind.into(),
+                bytes,
+            }),
             Say::Abort(reason) => Body::Abort(v1::Abort {
                 group,
                 reason: reason.to_string(),
@@ -168,7 +161,7 @@ fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
 }
 
 /// An arrival that another worker tells of, and its rank.
-pub(crate) fn decode_arrival(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecError> {
+pub(crate) fn decode(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecError> {
     let (shape, dtype, _) = decode_type(arrival.r#type.as_ref())?;
     let fault = arrival.fault.map(Arc::new);
     let arrival_of = Arrival {
@@ -179,13 +172,4 @@ pub(crate) fn decode_arrival(arrival: v1::Arrival) -> Result<(usize, Arrival), C
         ring_bytes: arrival.ring_bytes,
     };
     Ok((arrival.rank as usize, arrival_of))
-}
-
-/// The kind of a piece that another worker sends.
-pub(crate) fn decode_kind(kind: i32) -> Option<Kind> {
-    match v1::PieceKind::try_from(kind).ok()? {
-        v1::PieceKind::Part => Some(Kind::Part),
-        v1::PieceKind::Sum => Some(Kind::Sum),
-        v1::PieceKind::Ring => Some(Kind::Ring),
-    }
 }

@@ -8,7 +8,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -18,20 +18,21 @@ use bytes::Bytes;
 use tensord_proto::{
     codec::{CodecError, decode_type},
     ids::{LeaseId, WorkerId},
-    v1::{self, Fault, FaultKind, frame::Body},
+    v1::{self, Fault, FaultKind, PieceKind, frame::Body},
 };
 use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 use tracing::{debug, warn};
 
 use super::{
     algorithm::{Algorithm, Arrival, Broke, Failure, Piece},
-    cell::{Cell, Changed, decode_arrival, decode_kind},
+    cell::{Cell, Changed, decode},
     link,
     members::{Members, Roster},
     meter::Egress,
     peer::{Peer, Speaker},
     transfer::{Act, Capability, Offer, Part, Take, Transfers, Value},
 };
+use crate::locks::lock;
 
 /// Bytes of all-reduces that are begun together until the links were measured.
 const FIRST_BUCKET: usize = 1 << 20;
@@ -108,11 +109,6 @@ pub(crate) enum HeardError {
     Codec(#[from] CodecError),
     #[error("{0}")]
     Rule(String),
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whole between statements, and better used than stuck.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Cohort {
@@ -283,7 +279,7 @@ impl Cohort {
         match body {
             Body::Ping(_) => Ok(()),
             Body::Arrivals(arrivals) => {
-                let decoded = arrivals.arrivals.into_iter().map(decode_arrival);
+                let decoded = arrivals.arrivals.into_iter().map(decode);
                 let decoded: Vec<_> = decoded.collect::<Result<_, _>>()?;
                 self.heard_in_group(arrivals.group, worker, |group, node, now| {
                     let mut arrivals = decoded.into_iter();
@@ -291,8 +287,8 @@ impl Cohort {
                 })
             }
             Body::Piece(v1::Piece { group, kind, bytes }) => {
-                let unknown = || HeardError::Rule(format!("a piece of the unknown kind {kind}"));
-                let kind = decode_kind(kind).ok_or_else(unknown)?;
+                let unknown = |_| HeardError::Rule(format!("a piece of the unknown kind {kind}"));
+                let kind = PieceKind::try_from(kind).map_err(unknown)?;
                 let piece = Piece { kind, bytes };
                 self.heard_in_group(group, worker, |group, node, now| {
                     group.piece(node, piece, now)

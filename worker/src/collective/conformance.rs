@@ -10,9 +10,9 @@ use burn_backend::{DType, Shape};
 use burn_std::{bf16, f16};
 use bytes::Bytes;
 use proptest::{prelude::*, test_runner::TestRunner};
-use tensord_proto::v1::{Fault, FaultKind};
+use tensord_proto::v1::{Fault, FaultKind, PieceKind};
 
-use super::algorithm::{Algorithm, Arrival, Failure, Kind, Piece, Rank, Say};
+use super::algorithm::{Algorithm, Arrival, Failure, Piece, Rank, Say};
 
 /// Makes the part of an algorithm at one worker.
 pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
@@ -182,9 +182,6 @@ fn in_any_order(
         });
     }
     let ranks = nodes.len();
-    let value = |rank: usize, call: usize, i: usize| {
-        ((rank * 7919 + call * 104_729 + i * 31) % 1000) as f32 * 1.1e-3 + 1e3 * rank as f32
-    };
     let mut world = World::new(make, &nodes);
     let mut next = vec![0; ranks];
     let mut arrive = |world: &mut World, rank: usize| {
@@ -216,10 +213,21 @@ fn in_any_order(
     }
     world.carry_all();
 
+    are_sums(&world, sizes);
+    world.done.into_iter().next().unwrap_or_default()
+}
+
+/// What `rank` brings to a call.
+fn value(rank: usize, call: usize, i: usize) -> f32 {
+    ((rank * 7919 + call * 104_729 + i * 31) % 1000) as f32 * 1.1e-3 + 1e3 * rank as f32
+}
+
+/// Checks that all ranks got the same sums of calls of these sizes, in some fixed order.
+fn are_sums(world: &World, sizes: &[usize]) {
     let workers = world.groups.len();
     for (call, size) in sizes.iter().enumerate() {
         let part = |node: usize, i: usize| {
-            let here = (0..ranks).filter(|rank| nodes[*rank] == node);
+            let here = (0..world.nodes.len()).filter(|rank| world.nodes[*rank] == node);
             here.map(|rank| value(rank, call, i)).reduce(|a, b| a + b)
         };
         let sum_from = |first: usize, i: usize| {
@@ -243,7 +251,6 @@ fn in_any_order(
             );
         }
     }
-    world.done.into_iter().next().unwrap_or_default()
 }
 
 fn half_types_are_rounded_once(make: Make) {
@@ -464,7 +471,7 @@ fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
         assert!(broke.to_string().contains("speaks for rank"), "{broke}");
     }
     let piece = |bytes| Piece {
-        kind: Kind::Part,
+        kind: PieceKind::Part,
         bytes: Bytes::from_static(bytes),
     };
     assert_eq!(group.piece(1, piece(&[0; 8]), now), Ok(()));

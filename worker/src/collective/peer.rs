@@ -8,7 +8,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -32,6 +32,7 @@ use super::{
     meter::{Egress, Meter},
     transfer::{Capability, Value},
 };
+use crate::locks::lock;
 
 /// Bytes that the other worker may send ahead; they are taken in at once, so this
 /// only has to cover the way: 10 Gbit/s over 25 ms.
@@ -115,8 +116,7 @@ impl Peer {
     }
 
     fn wire(&self) -> MutexGuard<'_, Wire> {
-        // Whole between statements, and better used than stuck.
-        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.wire)
     }
 
     /// Notes that a link is wanted. True: for the first time.
@@ -333,9 +333,4 @@ impl Speaker {
 
 fn beat(duplex: &mut Duplex) -> [Bytes; 3] {
     [duplex.beat(), Bytes::new(), Bytes::new()]
-}
-
-fn lock(egress: &Mutex<Egress>) -> MutexGuard<'_, Egress> {
-    // Whole between statements, and better used than stuck.
-    egress.lock().unwrap_or_else(PoisonError::into_inner)
 }

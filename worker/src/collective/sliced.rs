@@ -33,18 +33,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use tensord_proto::v1::FaultKind;
+use tensord_proto::v1::{FaultKind, PieceKind};
 
 use self::{
     agree::{Agreed, agree},
     buffers::Buffers,
-    calls::{Calls, Running, Way, fail},
+    calls::{Calls, Running, Way, end},
     direct::Direct,
     outgoing::Outgoing,
     ring::Ring,
 };
 use super::{
-    algorithm::{Algorithm, Arrival, Broke, Done, Failure, Kind, Piece, Rank, Say},
+    algorithm::{Algorithm, Arrival, Broke, Done, Failure, Piece, Rank, Say},
     reduce::{Element, reduce},
 };
 
@@ -115,18 +115,18 @@ impl Sliced {
         let since = call.since?;
         let since = self.progress.map_or(since, |progress| progress.max(since));
         let waited = now.saturating_duration_since(since);
+        if waited < deadline {
+            return None;
+        }
         let first = self.calls.first();
         let number = first + 1;
-        let (late, are_at_fault) = match self.calls.way(first) {
+        let (late, are_at_fault) = match call.way() {
             None => {
                 let ranks = (0..self.ranks.len()).filter(|rank| call.arrivals[*rank].is_none());
                 let ranks = self.name(ranks);
-                return (waited >= deadline).then(|| {
-                    format!(
-                        "{ranks} did not come to all-reduce {number} of the group within \
-                         {deadline:?}"
-                    )
-                });
+                return Some(format!(
+                    "{ranks} did not come to all-reduce {number} of the group within {deadline:?}"
+                ));
             }
             // All wait for the one before them then, but only one for who is at fault.
             Some(Way::Ring) if silent.is_empty() => (vec![self.ring.previous()], false),
@@ -176,7 +176,8 @@ impl Sliced {
         let agreed = match agree(&arrivals, &self.ranks) {
             Ok(agreed) => agreed,
             Err(failure) => {
-                fail(&mut self.done, std::mem::take(&mut call.local), &failure);
+                let local = std::mem::take(&mut call.local);
+                end(&mut self.done, local, &Err(failure));
                 return true;
             }
         };
@@ -221,14 +222,7 @@ impl Sliced {
                 Way::Home => running.own,
                 Way::Direct | Way::Ring => self.buffers.lend(running.result),
             };
-            for (rank, ticket, _) in local {
-                let result = Ok(result.clone());
-                self.done.push(Done {
-                    rank,
-                    ticket,
-                    result,
-                });
-            }
+            end(&mut self.done, local, &Ok(result));
         }
     }
 }
@@ -255,12 +249,8 @@ impl Algorithm for Sliced {
         now: Instant,
     ) {
         if let Some(reason) = &self.broken {
-            let result = Err(Failure::New(FaultKind::Peer, reason.to_string()));
-            return self.done.push(Done {
-                rank,
-                ticket,
-                result,
-            });
+            let failure = Failure::New(FaultKind::Peer, reason.to_string());
+            return end(&mut self.done, vec![(rank, ticket, bytes)], &Err(failure));
         }
         arrival.ring_bytes = self.ring_bytes;
         for node in (0..self.nodes).filter(|node| *node != self.me) {
@@ -301,10 +291,10 @@ impl Algorithm for Sliced {
             return Ok(());
         }
         let unused = match piece.kind {
-            Kind::Part => self.direct.take(node, false, piece.bytes),
-            Kind::Sum => self.direct.take(node, true, piece.bytes),
-            Kind::Ring if node == self.ring.previous() => self.ring.take(piece.bytes),
-            Kind::Ring => {
+            PieceKind::Part => self.direct.take(node, false, piece.bytes),
+            PieceKind::Sum => self.direct.take(node, true, piece.bytes),
+            PieceKind::Ring if node == self.ring.previous() => self.ring.take(piece.bytes),
+            PieceKind::Ring => {
                 let (me, previous) = (self.me, self.ring.previous());
                 let rule = format!(
                     "worker {node} sends to worker {me} round a ring that worker {previous} is \
@@ -327,10 +317,10 @@ impl Algorithm for Sliced {
             return;
         }
         let reason: Arc<str> = reason.into();
-        let failure = Failure::New(FaultKind::Peer, reason.to_string());
+        let failure = Err(Failure::New(FaultKind::Peer, reason.to_string()));
         while let Some(call) = self.calls.pop() {
             let (_, local) = call.into_parts();
-            fail(&mut self.done, local, &failure);
+            end(&mut self.done, local, &failure);
         }
         self.direct = Direct::new(self.me, self.nodes);
         self.ring = Ring::new(self.me, self.nodes);
@@ -387,6 +377,13 @@ mod tests {
 
     use super::{super::conformance, *};
 
+    fn rank(node: usize) -> Rank {
+        Rank {
+            node,
+            place: String::new(),
+        }
+    }
+
     #[test]
     fn it_keeps_the_laws() {
         conformance::run(|ranks, me| Box::new(Sliced::new(ranks, me)));
@@ -420,13 +417,9 @@ mod tests {
 
     #[test]
     fn a_ring_takes_from_the_worker_before_alone() {
-        let rank = |node| Rank {
-            node,
-            place: String::new(),
-        };
         let mut group = Sliced::new((0..3).map(rank).collect(), 0);
         let piece = Piece {
-            kind: Kind::Ring,
+            kind: PieceKind::Ring,
             bytes: Bytes::new(),
         };
         let now = Instant::now();
@@ -437,10 +430,6 @@ mod tests {
 
     #[test]
     fn nothing_is_left_of_calls_that_are_over() {
-        let rank = |node| Rank {
-            node,
-            place: String::new(),
-        };
         let mut group = Sliced::new(vec![rank(0), rank(0)], 0);
         let arrival = |size| Arrival {
             shape: Shape::new([size]),

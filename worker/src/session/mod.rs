@@ -21,7 +21,7 @@ pub(crate) use self::{outgo::Outgoing, turn::Turn};
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
@@ -51,6 +51,7 @@ use crate::{
     blobs::BlobStore,
     collective::{Cohort, Member, Outcome},
     executor::RunQueue,
+    locks::lock,
     memory::DeviceMemory,
 };
 
@@ -149,12 +150,6 @@ struct Todo {
     blocked: bool,
     /// Set once; nothing is carried out after it.
     end: Option<Error>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while holding one of these is a bug that was reported; the state
-    // is whole between statements and the session is better ended than stuck.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {

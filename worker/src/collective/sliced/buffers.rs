@@ -4,9 +4,11 @@
 //! tenth of what a link of 1 Gbit/s needs for it, on a host of two cores. A training
 //! reduces tensors of the same sizes in every step.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
+
+use crate::locks::lock;
 
 /// Below this, allocators keep memory by themselves.
 const LEAST_BYTES: usize = 1 << 20;
@@ -21,7 +23,7 @@ pub(super) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 impl Buffers {
     /// A buffer of `size` bytes, whatever they are.
     pub(super) fn take(&self, size: usize) -> Vec<u8> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.0);
         let fits = kept.iter().position(|buffer| buffer.len() == size);
         fits.map_or_else(|| vec![0; size], |at| kept.swap_remove(at))
     }
@@ -53,7 +55,7 @@ impl Drop for Lent {
         let Some(home) = self.home.upgrade() else {
             return;
         };
-        let mut kept = home.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&home);
         let sum: usize = kept.iter().map(Vec::len).sum();
         if sum + self.bytes.len() <= KEPT_BYTES {
             kept.push(std::mem::take(&mut self.bytes));

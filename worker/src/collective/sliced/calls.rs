@@ -102,21 +102,8 @@ impl Calls {
         self.open.get_mut(at as usize)?.running.as_mut()
     }
 
-    /// How the call of that number travels, if it runs.
-    pub(super) fn way(&self, number: u64) -> Option<Way> {
-        let at = number.checked_sub(self.first)?;
-        let running = self.open.get(at as usize)?.running.as_ref();
-        running.map(|running| running.way)
-    }
-
     /// Notes that `rank` of `ranks` came to the call of that number.
-    pub(super) fn note(
-        &mut self,
-        number: u64,
-        rank: usize,
-        ranks: usize,
-        arrival: Arrival,
-    ) -> &mut Call {
+    pub(super) fn note(&mut self, number: u64, rank: usize, ranks: usize, arrival: Arrival) {
         let at = (number - self.first) as usize;
         while self.open.len() <= at {
             self.open.push_back(Call {
@@ -127,9 +114,7 @@ impl Calls {
                 running: None,
             });
         }
-        let call = &mut self.open[at];
-        call.arrivals[rank] = Some(arrival);
-        call
+        self.open[at].arrivals[rank] = Some(arrival);
     }
 
     /// Notes that `rank`, which is here, came to the call of that number.
@@ -173,16 +158,25 @@ impl Call {
         self.running.insert(running)
     }
 
+    /// How it travels, if it runs.
+    pub(super) fn way(&self) -> Option<Way> {
+        self.running.as_ref().map(|running| running.way)
+    }
+
     /// What runs, and whose.
     pub(super) fn into_parts(self) -> (Option<Running>, Vec<(usize, u64, Bytes)>) {
         (self.running, self.local)
     }
 }
 
-/// Ends a call of `local` ranks without a result.
-pub(super) fn fail(done: &mut Vec<Done>, local: Vec<(usize, u64, Bytes)>, failure: &Failure) {
+/// Ends a call of `local` ranks.
+pub(super) fn end(
+    done: &mut Vec<Done>,
+    local: Vec<(usize, u64, Bytes)>,
+    result: &Result<Bytes, Failure>,
+) {
     for (rank, ticket, _) in local {
-        let result = Err(failure.clone());
+        let result = result.clone();
         done.push(Done {
             rank,
             ticket,

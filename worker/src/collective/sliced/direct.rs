@@ -1,15 +1,15 @@
 //! Slices that travel directly between all workers.
 //!
-//! Each worker sends every other the part of the slice that one is to reduce, adds up
-//! the parts of its own slice, from its own part on in the order of the workers, which is the
-//! order of a [`Ring`](super::ring::Ring), too, and sends the sums back. That
-//! takes two messages of latency however many workers there are, and adds up all parts in
-//! one place, so that half types are rounded once.
+//! Each worker sends every other the part of the slice that one is to reduce, adds up the
+//! parts of its own slice, and sends the sums back. They are added from its own part on in
+//! the order of the workers, as in a [`Ring`](super::ring::Ring). That takes two messages
+//! of latency however many workers there are, and adds up all parts in one place, so that
+//! half types are rounded once.
 
 use bytes::Bytes;
+use tensord_proto::v1::PieceKind;
 
 use super::{
-    super::algorithm::Kind,
     calls::{Calls, Running, Way},
     outgoing::{Outgoing, PIECE_BYTES},
     queue::ByteQueue,
@@ -52,7 +52,7 @@ impl Direct {
         let nodes = self.peers.len();
         for node in others(self.me, nodes) {
             let part = running.own.slice(running.slice(node, nodes));
-            outgoing.push(node, Kind::Part, part);
+            outgoing.push(node, PieceKind::Part, part);
         }
     }
 
@@ -109,7 +109,7 @@ impl Direct {
                     self.reduced += sum.len();
                     running.put(left.start, &sum);
                     for node in others(self.me, nodes) {
-                        outgoing.push(node, Kind::Sum, sum.clone());
+                        outgoing.push(node, PieceKind::Sum, sum.clone());
                     }
                 }
             }

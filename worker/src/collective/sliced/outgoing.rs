@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
+use tensord_proto::v1::PieceKind;
 
-use super::super::algorithm::{Kind, Piece};
+use super::super::algorithm::Piece;
 
 /// Bytes of a piece, about: small enough that reducing one overlaps with the
 /// travel of the next, and large against what a frame costs.
@@ -28,7 +29,7 @@ impl Outgoing {
         Self((0..nodes).map(|_| Peer::default()).collect())
     }
 
-    pub(super) fn push(&mut self, node: usize, kind: Kind, bytes: Bytes) {
+    pub(super) fn push(&mut self, node: usize, kind: PieceKind, bytes: Bytes) {
         if !bytes.is_empty() {
             self.0[node].pieces.push_back(Piece { kind, bytes });
         }
@@ -56,7 +57,7 @@ impl Outgoing {
             }
             bytes = joined.freeze();
         }
-        peer.in_ring = kind == Kind::Ring;
+        peer.in_ring = kind == PieceKind::Ring;
         if !peer.in_ring {
             peer.sent_bytes += bytes.len() as u64;
         }
@@ -89,7 +90,7 @@ mod tests {
     fn who_was_sent_more_than_the_others_leads() {
         let mut outgoing = Outgoing::new(3);
         for node in [1, 2] {
-            outgoing.push(node, Kind::Part, vec![0; PIECE_BYTES].into());
+            outgoing.push(node, PieceKind::Part, vec![0; PIECE_BYTES].into());
         }
         outgoing.next(1);
         let piece = PIECE_BYTES as i64;
@@ -100,7 +101,7 @@ mod tests {
         // Nothing waits for anybody then: what comes next begins anew.
         outgoing.next(2);
         assert_eq!([1, 2].map(|node| outgoing.lead_bytes(node)), [Some(0); 2]);
-        outgoing.push(1, Kind::Ring, vec![0; PIECE_BYTES].into());
+        outgoing.push(1, PieceKind::Ring, vec![0; PIECE_BYTES].into());
         outgoing.next(1);
         assert_eq!(
             [1, 2].map(|node| outgoing.lead_bytes(node)),
@@ -113,11 +114,11 @@ mod tests {
         let mut outgoing = Outgoing::new(2);
         let large = vec![1; PIECE_BYTES + 5];
         for (kind, bytes) in [
-            (Kind::Part, vec![0; 3]),
-            (Kind::Part, vec![]),
-            (Kind::Part, vec![1; 2]),
-            (Kind::Sum, vec![2; 4]),
-            (Kind::Ring, large.clone()),
+            (PieceKind::Part, vec![0; 3]),
+            (PieceKind::Part, vec![]),
+            (PieceKind::Part, vec![1; 2]),
+            (PieceKind::Sum, vec![2; 4]),
+            (PieceKind::Ring, large.clone()),
         ] {
             outgoing.push(1, kind, bytes.into());
         }
@@ -125,10 +126,13 @@ mod tests {
             let piece = outgoing.next(1)?;
             Some((piece.kind, piece.bytes.to_vec()))
         };
-        assert_eq!(next(), Some((Kind::Part, vec![0, 0, 0, 1, 1])));
-        assert_eq!(next(), Some((Kind::Sum, vec![2; 4])));
-        assert_eq!(next(), Some((Kind::Ring, large[..PIECE_BYTES].to_vec())));
-        assert_eq!(next(), Some((Kind::Ring, vec![1; 5])));
+        assert_eq!(next(), Some((PieceKind::Part, vec![0, 0, 0, 1, 1])));
+        assert_eq!(next(), Some((PieceKind::Sum, vec![2; 4])));
+        assert_eq!(
+            next(),
+            Some((PieceKind::Ring, large[..PIECE_BYTES].to_vec()))
+        );
+        assert_eq!(next(), Some((PieceKind::Ring, vec![1; 5])));
         assert_eq!(next(), None);
     }
 }

@@ -14,9 +14,9 @@
 //! of latency as there are steps, which large slices hide.
 
 use bytes::Bytes;
+use tensord_proto::v1::PieceKind;
 
 use super::{
-    super::algorithm::Kind,
     calls::{Calls, Running, Way},
     outgoing::{Outgoing, PIECE_BYTES},
     queue::ByteQueue,
@@ -89,7 +89,7 @@ impl Ring {
             // Not before the last slice of the call before has gone out: one stream
             // carries both.
             let own = running.own.slice(running.slice(self.me, self.nodes));
-            outgoing.push(self.next(), Kind::Ring, own);
+            outgoing.push(self.next(), PieceKind::Ring, own);
         }
         let all = 2 * (self.nodes - 1);
         while self.slices < all {
@@ -107,7 +107,7 @@ impl Ring {
                     running.put(at, &bytes);
                 }
                 if self.slices + 1 < all {
-                    outgoing.push(self.next(), Kind::Ring, bytes);
+                    outgoing.push(self.next(), PieceKind::Ring, bytes);
                 }
             }
             self.bytes = 0;
