@@ -118,7 +118,8 @@ impl Duplex {
     /// The parts of the next frame to send, if there is one that may be sent.
     pub fn next_to_send(&mut self) -> Option<[Bytes; 3]> {
         let (seq, body) = self.outbox.next_to_send()?;
-        Some([self.header(seq), body.head, body.tail])
+        let news = self.inbox.tell_changes();
+        Some([header(seq, news), body.head, body.tail])
     }
 
     /// The parts of the next frames to send, of about 64 KiB in all.
@@ -136,7 +137,7 @@ impl Duplex {
 
     /// A frame that only says how far this end got.
     pub fn beat(&mut self) -> Bytes {
-        let header = self.header(0);
+        let header = header(0, self.inbox.tell());
         let sent = self.outbox.sent();
         let ping = encode(frame::Body::Ping(Ping { sent }));
         [header, ping].concat().into()
@@ -185,18 +186,18 @@ impl Duplex {
         self.outbox.grant(credit);
         self.outbox.rewind(received)
     }
+}
 
-    fn header(&mut self, seq: u64) -> Bytes {
-        let (ack, credit_bytes) = self.inbox.tell();
-        Frame {
-            seq,
-            ack,
-            credit_bytes,
-            body: None,
-        }
-        .encode_to_vec()
-        .into()
+/// The first part of a frame.
+fn header(seq: u64, (ack, credit_bytes): (u64, u64)) -> Bytes {
+    Frame {
+        seq,
+        ack,
+        credit_bytes,
+        body: None,
     }
+    .encode_to_vec()
+    .into()
 }
 
 /// What `body` takes of the credit beside its bytes. A run of ops is a few bytes

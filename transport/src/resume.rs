@@ -168,6 +168,8 @@ mod tests {
         // Of credit.
         inbox.consume(100);
         assert!(inbox.is_telling_due());
+        assert_eq!(inbox.tell_changes(), (0, 500));
+        assert_eq!(inbox.tell_changes(), (0, 0));
         assert_eq!(inbox.tell(), (2, 500));
         // Of empty bodies.
         (3..=66).for_each(|seq| assert_eq!(inbox.accept(seq, 0), Ok(true)));
@@ -180,6 +182,7 @@ mod tests {
         Send,
         Deliver,
         Tell,
+        TellChanges,
         Cut,
     }
 
@@ -189,6 +192,7 @@ mod tests {
             4 => Just(Step::Send),
             4 => Just(Step::Deliver),
             2 => Just(Step::Tell),
+            2 => Just(Step::TellChanges),
             1 => Just(Step::Cut),
         ];
         prop::collection::vec(step, 0..300)
@@ -229,6 +233,10 @@ mod tests {
                     let news = self.inbox.tell();
                     self.back.push_back(news);
                 }
+                Step::TellChanges => {
+                    let news = self.inbox.tell_changes();
+                    self.back.push_back(news);
+                }
                 Step::Cut => {
                     self.forward.clear();
                     self.back.clear();
@@ -259,7 +267,7 @@ mod tests {
             for _ in 0..2 * wire.pushed.len() + 2 {
                 wire.run(Step::Send);
                 wire.run(Step::Deliver);
-                wire.run(Step::Tell);
+                wire.run(Step::TellChanges);
                 wire.run(Step::Deliver);
             }
             prop_assert_eq!(&wire.delivered, &wire.pushed);

@@ -103,6 +103,18 @@ impl Inbox {
         (self.told.received, self.told.credit)
     }
 
+    /// As [`tell`](Self::tell), with 0 for what the sender was told before: an ack or a
+    /// credit of 0 says nothing new.
+    pub fn tell_changes(&mut self) -> (u64, u64) {
+        let before = self.told;
+        let (received, credit) = self.tell();
+        let changed = |now, before| if now == before { 0 } else { now };
+        (
+            changed(received, before.received),
+            changed(credit, before.credit),
+        )
+    }
+
     /// Whether the sender should hear from us even if there is nothing else to
     /// say: it may be about to run out of credit or of room to keep bodies.
     pub fn is_telling_due(&self) -> bool {
