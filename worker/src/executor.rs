@@ -16,7 +16,10 @@ use std::{
 use tensord_proto::v1::{Error, ErrorCode};
 use tracing::{debug, error};
 
-use crate::session::{Session, Turn};
+use crate::{
+    locks::lock,
+    session::{Session, Turn},
+};
 
 /// How long a session runs before the next one's turn. Long against the cost
 /// of switching, short against what a person or a training step would notice.
@@ -47,20 +50,19 @@ struct RunState {
 impl RunQueue {
     /// Puts `session` at the end. The caller makes sure that it is not in.
     pub(crate) fn push(&self, session: Arc<Session>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.sessions.push_back(session);
+        lock(&self.state).sessions.push_back(session);
+        // Without the lock, which who is woken takes first.
         self.ready.notify_one();
     }
 
     /// The next session, if one waits.
     #[cfg(test)]
     pub(crate) fn try_pop(&self) -> Option<Arc<Session>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.sessions.pop_front()
+        lock(&self.state).sessions.pop_front()
     }
 
     fn pop(&self) -> Option<Arc<Session>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         loop {
             if state.stopped {
                 return None;
@@ -76,7 +78,7 @@ impl RunQueue {
     }
 
     fn stop(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.stopped = true;
         state.sessions.clear();
         self.ready.notify_all();

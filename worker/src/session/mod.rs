@@ -306,28 +306,30 @@ impl Session {
         if todo.end.is_none() {
             todo.payloads.extend(payload);
         }
-        if std::mem::take(&mut todo.starved) {
-            match todo.payloads.is_empty() {
-                true => todo.starved = true,
-                false => self.schedule(&mut todo),
-            }
-        }
         if others_wait {
             todo.payload_credit += bytes;
         } else {
             self.consumed(Track::Bulk, bytes);
+        }
+        if todo.starved && !todo.payloads.is_empty() {
+            todo.starved = false;
+            self.schedule(todo);
         }
     }
 
     fn enqueue(self: &Arc<Self>, item: Item) {
         let mut todo = lock(&self.todo);
         todo.items.push_back(item);
-        self.schedule(&mut todo);
+        self.schedule(todo);
     }
 
-    fn schedule(self: &Arc<Self>, todo: &mut Todo) {
-        if !todo.scheduled && !todo.blocked && !todo.starved {
-            todo.scheduled = true;
+    /// Has the session run, unless it is to already, or waits for something else.
+    fn schedule(self: &Arc<Self>, mut todo: MutexGuard<'_, Todo>) {
+        let due = !todo.scheduled && !todo.blocked && !todo.starved;
+        todo.scheduled |= due;
+        // The executor begins with this lock.
+        drop(todo);
+        if due {
             self.site.queue.push(self.clone());
         }
     }
@@ -335,7 +337,7 @@ impl Session {
     fn unblock(self: &Arc<Self>) {
         let mut todo = lock(&self.todo);
         if std::mem::take(&mut todo.blocked) {
-            self.schedule(&mut todo);
+            self.schedule(todo);
         }
     }
 
@@ -350,7 +352,7 @@ impl Session {
             todo.payloads.clear();
             todo.arrivals.clear();
             (todo.blocked, todo.starved) = (false, false);
-            self.schedule(&mut todo);
+            self.schedule(todo);
         }
     }
 
@@ -373,7 +375,7 @@ impl Member for Session {
         let mut todo = lock(&self.todo);
         if todo.end.is_none() {
             todo.arrivals.push((ticket, outcome));
-            self.schedule(&mut todo);
+            self.schedule(todo);
         }
     }
 }
