@@ -92,7 +92,8 @@ impl CustomOp {
     /// When there is neither an input nor a [device](Self::on), or it is not leased.
     pub fn call_for(self, outputs: Vec<(Shape, DType)>) -> CustomOutputs {
         let device = self.leased_device();
-        let (_, client) = data::leased(&device).expect("a device of a lease");
+        let exchange = data::leased(&device).expect("a device of a lease");
+        let client = &exchange.burn().client;
         let outputs: Vec<_> = outputs
             .into_iter()
             .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))

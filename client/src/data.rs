@@ -24,7 +24,6 @@ use std::sync::{Arc, LazyLock};
 
 use burn::{
     backend::{DispatchDevice, ExecutionError, Remote, tensor::FloatTensor},
-    remote::CustomOpClient,
     tensor::{
         BackendPrimitive, Bool, DType, Device, Float, Int, Tensor, TensorCreationOptions,
         TensorData, kind,
@@ -97,7 +96,7 @@ pub fn from_data<const D: usize, K: Kind>(
 ) -> Tensor<D, K> {
     let (data, options) = (data.into(), options.into());
     let plain = options.device.clone().without_autodiff();
-    let Some((exchange, client)) = leased(&plain) else {
+    let Some(exchange) = leased(&plain) else {
         return Tensor::from_data(data, options);
     };
     let shape = data.shape().clone();
@@ -114,7 +113,7 @@ pub fn from_data<const D: usize, K: Kind>(
     let data = data
         .try_cast(dtype)
         .expect("elements that convert to the tensor's type");
-    let tensor = exchange.hand_over(data, &plain, |ticket| {
+    let tensor = exchange.hand_over(data, |client, ticket| {
         let out = TensorIr::uninit(client.create_empty_handle(), shape, dtype);
         client
             .register(CustomOpIr::with_scalars(UPLOAD, &[], &[out], vec![ticket]))
@@ -140,7 +139,7 @@ pub fn into_data<const D: usize, K: Kind>(
 ) -> Result<TensorData, ExecutionError> {
     let device = tensor.device().without_autodiff();
     match leased(&device) {
-        Some((exchange, client)) => exchange.read(handle(tensor), &client, &device),
+        Some(exchange) => exchange.read(handle(tensor)),
         None => tensor.try_into_data(),
     }
 }
@@ -160,7 +159,7 @@ pub fn into_data_async<const D: usize, K: Kind>(
 ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
     let device = tensor.device().without_autodiff();
     let reading = match leased(&device) {
-        Some((exchange, client)) => Ok(exchange.ask(handle(tensor), client, device)),
+        Some(exchange) => Ok(exchange.ask(handle(tensor))),
         None => Err(tensor.into_data_async()),
     };
     async move {
@@ -181,13 +180,12 @@ pub(crate) fn handle<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> FloatTens
     K::handle(primitive.expect("a tensor on a leased device is a remote one"))
 }
 
-/// The exchange of `device` and Burn's client for it, if it is a leased one.
-pub(crate) fn leased(device: &Device) -> Option<(Arc<Exchange>, CustomOpClient)> {
+/// The exchange of `device`, if it is a leased one.
+pub(crate) fn leased(device: &Device) -> Option<Arc<Exchange>> {
     let DispatchDevice::Remote(remote) = device.as_dispatch() else {
         return None;
     };
-    let exchange = EXCHANGES.get(&remote.to_id())?.clone();
-    Some((exchange, CustomOpClient::new(remote)))
+    Some(EXCHANGES.get(&remote.to_id())?.clone())
 }
 
 /// Makes tensors on `device` go by way of `exchange`, or no longer.
@@ -196,7 +194,10 @@ pub(crate) fn set_exchange(device: &Device, exchange: Option<&Arc<Exchange>>) {
         return;
     };
     match exchange {
-        Some(exchange) => drop(EXCHANGES.insert(remote.to_id(), exchange.clone())),
+        Some(exchange) => {
+            exchange.set_burn(remote, device);
+            EXCHANGES.insert(remote.to_id(), exchange.clone());
+        }
         None => drop(EXCHANGES.remove(&remote.to_id())),
     }
 }

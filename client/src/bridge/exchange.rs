@@ -12,11 +12,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
-use burn::tensor::Device;
+use burn::{backend::RemoteDevice, remote::CustomOpClient, tensor::Device};
 use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorError};
 use burn_remote::server::BackendServer;
@@ -55,6 +55,14 @@ pub(crate) struct Exchange {
     room: Condvar,
     /// Where Burn's client is told to send, by whoever must not wait for it.
     pub(super) runtime: Handle,
+    burn: OnceLock<BurnSide>,
+}
+
+/// The device as Burn's client knows it. Kept, as to make one takes several
+/// allocations.
+pub(crate) struct BurnSide {
+    pub(crate) client: CustomOpClient,
+    pub(super) device: Device,
 }
 
 #[derive(Default)]
@@ -99,7 +107,25 @@ impl Exchange {
             giving: Mutex::default(),
             room: Condvar::new(),
             runtime,
+            burn: OnceLock::new(),
         }
+    }
+
+    /// Says which device of Burn's this is, once, before anybody can ask for it.
+    pub(crate) fn set_burn(&self, remote: &RemoteDevice, device: &Device) {
+        let client = CustomOpClient::new(remote);
+        let device = device.clone();
+        // It is the same device each time.
+        let _ = self.burn.set(BurnSide { client, device });
+    }
+
+    /// Burn's side of the device.
+    ///
+    /// # Panics
+    ///
+    /// When it was not [set](Self::set_burn).
+    pub(crate) fn burn(&self) -> &BurnSide {
+        self.burn.get().expect("set before it is found")
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Tickets> {
@@ -107,13 +133,14 @@ impl Exchange {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves `data` for the bridge. `register` queues the op with the ticket.
+    /// Leaves `data` for the bridge. `register` gives Burn's client the op with the
+    /// ticket.
     pub(crate) fn hand_over<T>(
         &self,
         data: TensorData,
-        device: &Device,
-        register: impl FnOnce(ScalarIr) -> T,
+        register: impl FnOnce(&CustomOpClient, ScalarIr) -> T,
     ) -> T {
+        let burn = self.burn();
         let bytes = data.bytes().len();
         let (ticket, send) = {
             let mut tickets = self.wait_for_room();
@@ -127,10 +154,10 @@ impl Exchange {
             tickets.uploads.insert(ticket, (data, Instant::now()));
             (ticket, send)
         };
-        let registered = register(ScalarIr::UInt(ticket));
+        let registered = register(&burn.client, ScalarIr::UInt(ticket));
         if send {
             // A device that cannot send says so when it is read.
-            let _ = device.flush();
+            let _ = burn.device.flush();
         }
         registered
     }

@@ -18,11 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::{
-    backend::{Remote, tensor::FloatTensor},
-    remote::CustomOpClient,
-    tensor::Device,
-};
+use burn::backend::{Remote, tensor::FloatTensor};
 use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 use burn_router::{RouterTensor, get_client};
@@ -81,8 +77,6 @@ struct Held {
     number: u64,
     by: ThreadId,
     answered: bool,
-    client: Arc<CustomOpClient>,
-    device: Device,
 }
 
 impl Asked {
@@ -105,7 +99,7 @@ impl Held {
             return;
         };
         if exchange.lock().reads.has_unsent(self.number) {
-            exchange.send(&self.client, &self.device);
+            exchange.send();
         }
     }
 }
@@ -134,26 +128,15 @@ fn unanswered() -> ExecutionError {
 }
 
 impl Exchange {
-    /// Reads a tensor of `device`, waiting for it.
-    pub(crate) fn read(
-        &self,
-        tensor: FloatTensor<Remote>,
-        client: &CustomOpClient,
-        device: &Device,
-    ) -> Result<TensorData, ExecutionError> {
-        let asked = self.ask_now(tensor, client);
-        self.flush(device)?;
+    /// Reads a tensor, waiting for it.
+    pub(crate) fn read(&self, tensor: FloatTensor<Remote>) -> Result<TensorData, ExecutionError> {
+        let asked = self.ask_now(tensor);
+        self.flush()?;
         wait(asked.answer())
     }
 
-    /// Asks for a tensor of `device`; it is on its way when it is waited for, or soon.
-    pub(crate) fn ask(
-        self: &Arc<Self>,
-        tensor: FloatTensor<Remote>,
-        client: CustomOpClient,
-        device: Device,
-    ) -> Asked {
-        let client = Arc::new(client);
+    /// Asks for a tensor; it is on its way when it is waited for, or soon.
+    pub(crate) fn ask(self: &Arc<Self>, tensor: FloatTensor<Remote>) -> Asked {
         let me = thread::current().id();
         let (mine, full) = {
             let left = &mut self.lock().reads.left;
@@ -163,22 +146,16 @@ impl Exchange {
         // Says so to Burn's client, which may wait.
         drop(mine);
         let asked = match full {
-            true => self.ask_now(tensor, &client),
-            false => self.leave(tensor, client.clone(), device.clone(), me),
+            true => self.ask_now(tensor),
+            false => self.leave(tensor, me),
         };
         // Once it is there: a timer that finds nothing is over.
-        self.send_soon(client, device);
+        self.send_soon();
         asked
     }
 
     /// Leaves a tensor's name to be sent, unless enough wait.
-    fn leave(
-        self: &Arc<Self>,
-        tensor: FloatTensor<Remote>,
-        client: Arc<CustomOpClient>,
-        device: Device,
-        by: ThreadId,
-    ) -> Asked {
+    fn leave(self: &Arc<Self>, tensor: FloatTensor<Remote>, by: ThreadId) -> Asked {
         let (answer, answered) = oneshot::channel();
         // Of a clone, it lets go of nothing.
         let ir = tensor.clone().into_ir();
@@ -193,7 +170,7 @@ impl Exchange {
             (reads.number, reads.unsent.len() >= WAITING_READS)
         };
         if full {
-            self.give(&client, None);
+            self.give(None);
         }
         let held = Held {
             tensor: Some(tensor),
@@ -201,8 +178,6 @@ impl Exchange {
             number,
             by,
             answered: false,
-            client,
-            device,
         };
         Asked {
             answered,
@@ -211,9 +186,9 @@ impl Exchange {
     }
 
     /// Gives Burn's client a read, and those that wait.
-    fn ask_now(&self, tensor: FloatTensor<Remote>, client: &CustomOpClient) -> Asked {
+    fn ask_now(&self, tensor: FloatTensor<Remote>) -> Asked {
         let (answer, answered) = oneshot::channel();
-        self.give(client, Some((tensor, answer)));
+        self.give(Some((tensor, answer)));
         Asked {
             answered,
             held: None,
@@ -226,11 +201,7 @@ impl Exchange {
     }
 
     /// Gives Burn's client the reads that wait, and one more.
-    fn give(
-        &self,
-        client: &CustomOpClient,
-        more: Option<(FloatTensor<Remote>, Answer<TensorData>)>,
-    ) {
+    fn give(&self, more: Option<(FloatTensor<Remote>, Answer<TensorData>)>) {
         let _giving = self.giving();
         let unsent = std::mem::take(&mut self.lock().reads.unsent);
         let unsent = unsent.into_iter().map(|read| (read.tensor, read.answer));
@@ -245,7 +216,7 @@ impl Exchange {
             tickets.asked.insert(ticket, (answers, Instant::now()));
             ticket
         };
-        client.register(CustomOpIr {
+        self.burn().client.register(CustomOpIr {
             id: READ.to_owned(),
             inputs,
             outputs: Vec::new(),
@@ -255,7 +226,7 @@ impl Exchange {
     }
 
     /// Has Burn's client send what it was given. Waits until it took note.
-    fn flush(&self, device: &Device) -> Result<(), ExecutionError> {
+    fn flush(&self) -> Result<(), ExecutionError> {
         {
             let mut tickets = self.lock();
             if !std::mem::take(&mut tickets.reads.unflushed) {
@@ -263,20 +234,20 @@ impl Exchange {
             }
             tickets.unsent_bytes = 0;
         }
-        device.flush()
+        self.burn().device.flush()
     }
 
     /// Has Burn's client send what waits.
-    fn send(&self, client: &CustomOpClient, device: &Device) {
-        self.give(client, None);
-        if self.flush(device).is_err() {
+    fn send(&self) {
+        self.give(None);
+        if self.flush().is_err() {
             // Whoever waits hears of it, as the answers are dropped.
             self.give_up_all();
         }
     }
 
     /// Has what waits sent by another thread, unless somebody does it before.
-    fn send_soon(self: &Arc<Self>, client: Arc<CustomOpClient>, device: Device) {
+    fn send_soon(self: &Arc<Self>) {
         if std::mem::replace(&mut self.lock().reads.due, true) {
             return;
         }
@@ -287,7 +258,7 @@ impl Exchange {
                 // Burn's client takes note when it gets to it.
                 let send = move || {
                     while exchange.lock().reads.are_due() {
-                        exchange.send(&client, &device);
+                        exchange.send();
                     }
                 };
                 tokio::task::spawn_blocking(send);

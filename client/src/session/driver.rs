@@ -45,6 +45,10 @@ const BEAT: Duration = Duration::from_secs(1);
 /// ops, or a read would have sent them.
 const GATHER: Duration = Duration::from_millis(1);
 
+/// It doubles with each time in a row that few ops were sent, up to here: the worker
+/// has something to do then, and a frame costs it more than an op.
+const GATHER_MOST: Duration = Duration::from_millis(4);
+
 /// How long news (an ack) may wait for a frame to ride on.
 const NEWS_DELAY: Duration = Duration::from_millis(20);
 
@@ -227,7 +231,8 @@ async fn read(
                 None => break None,
             };
         };
-        deliveries.drain(..).for_each(Delivery::deliver);
+        // Who waits for the first finds the others there once it is woken.
+        deliveries.drain(..).rev().for_each(Delivery::deliver);
         if let Some(ended) = ended {
             return ended;
         }
@@ -247,27 +252,38 @@ fn take(
 
 async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended {
     let mut patient = true;
+    // When few ops have waited long enough.
+    let mut gathered_at = None;
+    let mut rested = false;
     let wake = session.wake_of(track);
     loop {
-        let wait = match session.next_to_send(track, patient) {
+        let wait = match session.next_to_send(track, patient, rested) {
             Outgoing::Frames(frames) => {
                 if let Err(ended) = send(session, &mut sender, &frames).await {
                     return ended;
                 }
+                (patient, gathered_at, rested) = (true, None, false);
                 continue;
             }
-            Outgoing::Few => {
-                patient = timeout(GATHER, wake.notified()).await.is_ok();
+            Outgoing::Few(before) => {
+                let gather = GATHER_MOST.min(GATHER * (1 << before.min(8)));
+                let until = *gathered_at.get_or_insert_with(|| Instant::now() + gather);
+                patient = timeout_at(until, wake.notified()).await.is_ok();
                 continue;
             }
             Outgoing::News => NEWS_DELAY,
+            // What comes meanwhile need not wake it for an ack, as answers do that
+            // are soon followed by the next request.
+            Outgoing::Nothing if !rested => {
+                rested = timeout(NEWS_DELAY, wake.notified()).await.is_err();
+                continue;
+            }
             Outgoing::Nothing => BEAT,
             Outgoing::Goodbye => {
                 sleep(GOODBYE).await;
                 return Ended::Over("closed".into());
             }
         };
-        patient = true;
         if timeout(wait, wake.notified()).await.is_err()
             && let Err(ended) = send(session, &mut sender, &[session.beat(track)]).await
         {

@@ -9,6 +9,8 @@
 mod blobs;
 mod driver;
 mod recording;
+#[cfg(test)]
+mod tests;
 mod uploads;
 mod values;
 mod wire;
@@ -101,6 +103,8 @@ struct State {
     recorded: Vec<Item>,
     /// Something in it is not to wait for more.
     urgent: bool,
+    /// How often in a row few ops were sent as no more came in time.
+    sent_few: u32,
     blobs: Blobs,
     next_request: u64,
     values: Values,
@@ -119,7 +123,9 @@ enum Waiting {
     /// It does not: it will look at the state by itself.
     #[default]
     No,
-    /// Anything to say.
+    /// Anything to say. In a moment it will look by itself for an ack to send.
+    ForWork,
+    /// Anything to say, and acks.
     ForAny,
     /// More ops than the few there are, for a moment.
     ForMore,
@@ -154,6 +160,7 @@ impl Session {
                 bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 recorded: Vec::new(),
                 urgent: false,
+                sent_few: 0,
                 blobs: Blobs::default(),
                 next_request: 1,
                 values: Values::default(),
@@ -199,13 +206,13 @@ impl Session {
             return;
         }
         state.recorded.push(item);
+        if state.is_full() {
+            state = self.wait_for_room(state);
+        }
         match state.driver {
             // More ops come in a moment, and one wake does for all of them.
             Waiting::ForMore if state.recorded.len() < EAGER_OPS => {}
-            _ => self.wake(&mut state),
-        }
-        if state.is_full() {
-            drop(self.wait_for_room(state));
+            _ => self.wake(state),
         }
     }
 
@@ -302,7 +309,7 @@ impl Session {
                 tensors,
             }));
         }
-        self.wake(&mut state);
+        self.wake(state);
     }
 
     /// Asks to hear when everything recorded is done.
@@ -317,7 +324,7 @@ impl Session {
                 let request_id = state.request();
                 state.syncs.insert(request_id, answer);
                 state.say(Body::Sync(Sync { request_id }));
-                self.wake(&mut state);
+                self.wake(state);
             }
         }
         answered
@@ -384,18 +391,21 @@ impl Session {
     fn push(&self, body: Body) {
         let mut state = self.lock();
         state.say(body);
-        self.wake(&mut state);
+        self.wake(state);
     }
 
     /// Says something that makes a tensor.
     fn push_tensor(&self, id: TensorId, body: Body) {
         let mut state = self.lock();
         state.queue(Item::Made(id, body));
-        self.wake(&mut state);
+        self.wake(state);
     }
 
-    fn wake(&self, state: &mut State) {
-        if std::mem::take(&mut state.driver) != Waiting::No {
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let waits = state.driver_waits();
+        // The driver begins with this lock.
+        drop(state);
+        if waits {
             self.wake.notify_one();
         }
     }
@@ -403,7 +413,9 @@ impl Session {
     fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         // Bounded by the driver: it makes room or ends the session.
         while state.is_full() && state.end.is_none() {
-            self.wake(&mut state);
+            if state.driver_waits() {
+                self.wake.notify_one();
+            }
             state = self
                 .room
                 .wait(state)
@@ -424,6 +436,11 @@ impl State {
             Track::Ops => &mut self.duplex,
             Track::Bulk => &mut self.bulk,
         }
+    }
+
+    /// Whether the driver waits, which whoever asks puts an end to.
+    fn driver_waits(&mut self) -> bool {
+        std::mem::take(&mut self.driver) != Waiting::No
     }
 
     /// Whether a program is too far ahead.

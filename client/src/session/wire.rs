@@ -10,7 +10,7 @@ use tensord_proto::{
 };
 use tokio::sync::Notify;
 
-use super::{Session, State, Track, Waiting, values::Delivery};
+use super::{EAGER_OPS, Session, State, Track, Waiting, values::Delivery};
 
 /// Why a connection ended.
 pub(super) enum Ended {
@@ -23,8 +23,8 @@ pub(super) enum Ended {
 /// What the driver finds when it asks for the next frames.
 pub(super) enum Outgoing {
     Frames(Vec<[Bytes; 3]>),
-    /// Some ops, to which more may come.
-    Few,
+    /// Some ops, to which more may come, and how often such were sent before.
+    Few(u32),
     /// Nothing now; the worker was not told everything, though.
     News,
     Nothing,
@@ -64,8 +64,9 @@ impl Session {
         Ok(())
     }
 
-    /// What to send next; few ops are held back if the driver is `patient`.
-    pub(super) fn next_to_send(&self, track: Track, patient: bool) -> Outgoing {
+    /// What to send next; few ops are held back if the driver is `patient`. If it has
+    /// `rested`, it is going to sleep until it is woken.
+    pub(super) fn next_to_send(&self, track: Track, patient: bool, rested: bool) -> Outgoing {
         let mut state = self.lock();
         let frames = state.track(track).next_frames();
         if !frames.is_empty() {
@@ -77,7 +78,7 @@ impl Session {
             if !few && !state.recorded.is_empty() && !state.duplex.outbox().is_full() {
                 drop(state);
                 self.encode();
-                return self.next_to_send(track, patient);
+                return self.next_to_send(track, patient, rested);
             }
         }
         if state.end.is_some() {
@@ -85,7 +86,7 @@ impl Session {
         }
         if few {
             state.driver = Waiting::ForMore;
-            return Outgoing::Few;
+            return Outgoing::Few(state.sent_few);
         }
         let duplex = state.track(track);
         let (due, news) = (duplex.inbox().is_telling_due(), duplex.inbox().has_news());
@@ -93,7 +94,10 @@ impl Session {
             return Outgoing::Frames(vec![[duplex.beat(), Bytes::new(), Bytes::new()]]);
         }
         if track == Track::Ops {
-            state.driver = Waiting::ForAny;
+            state.driver = match rested && !news {
+                true => Waiting::ForAny,
+                false => Waiting::ForWork,
+            };
         }
         match news {
             true => Outgoing::News,
@@ -110,7 +114,11 @@ impl Session {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
-        state.urgent = false;
+        match std::mem::take(&mut state.urgent) {
+            true => state.sent_few = 0,
+            false if state.recorded.len() < EAGER_OPS => state.sent_few += 1,
+            false => {}
+        }
         recording.take(&mut state.recorded);
         drop(state);
         self.room.notify_all();
@@ -140,15 +148,22 @@ impl Session {
             true => Ended::Lost(e.to_string()),
             false => broke(e.to_string()),
         })?;
-        if was_full && !duplex.outbox().is_full() {
+        let freed = was_full && !duplex.outbox().is_full();
+        if freed {
             self.room.notify_all();
         }
         if let Some((_, bytes)) = &received {
             duplex.inbox().consume(*bytes);
         }
-        // Credit may have come for what waits.
+        // There may be room or credit for what waits, or an ack to send.
+        let due = freed || duplex.outbox().has_unsent() || duplex.inbox().is_telling_due();
         match track {
-            Track::Ops => self.wake(&mut state),
+            Track::Ops => {
+                let wanted = due || state.driver == Waiting::ForAny;
+                if wanted && state.driver_waits() {
+                    self.wake.notify_one();
+                }
+            }
             Track::Bulk => self.wake_bulk.notify_one(),
         }
         match received {
