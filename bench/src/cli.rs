@@ -11,7 +11,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
     bench::Bench,
-    inside::Facts,
     network::Shape,
     relay::{Route, mesh::Endpoint},
 };
@@ -85,18 +84,13 @@ pub(crate) enum Command {
         #[arg(long)]
         listen: SocketAddr,
     },
-    /// Runs a bench in a network namespace of its own
+    /// Measures for another process
     #[command(hide = true)]
-    Inside(InsideOptions),
-    /// Sends much to a pool and tells its own memory
-    #[command(hide = true)]
-    Stream {
-        #[arg(long)]
-        url: String,
-        #[arg(long)]
-        ops: usize,
-        #[arg(long)]
-        mib: usize,
+    Part {
+        #[arg(value_enum)]
+        bench: Choice,
+        /// File that says what
+        task: PathBuf,
     },
 }
 
@@ -145,50 +139,27 @@ impl MeshOptions {
     }
 }
 
-/// See [`inside`](crate::inside).
-#[derive(Debug, Args)]
-pub(crate) struct InsideOptions {
-    #[arg(value_enum)]
-    bench: Choice,
-    #[arg(long)]
-    pub(crate) part: String,
-    #[arg(long)]
-    pub(crate) runs: usize,
-    #[arg(long)]
-    pub(crate) quick: bool,
-    #[arg(long)]
-    namespaces: bool,
-    #[arg(long)]
-    delay: bool,
+/// A bench, or all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// All benches.
+    All,
+    /// One of them.
+    One(Bench),
 }
 
-impl InsideOptions {
+impl Choice {
     /// Which bench.
     ///
     /// # Errors
     ///
     /// When it is all of them.
-    pub(crate) fn bench(&self) -> Result<Bench> {
-        match self.bench {
-            Choice::One(bench) => Ok(bench),
-            Choice::All => bail!("one bench at a time"),
+    pub(crate) fn one(self) -> Result<Bench> {
+        match self {
+            Self::One(bench) => Ok(bench),
+            Self::All => bail!("one bench at a time"),
         }
     }
-
-    /// What it may do there.
-    pub(crate) fn facts(&self) -> Facts {
-        Facts {
-            namespaces: self.namespaces,
-            delay: self.delay,
-        }
-    }
-}
-
-/// A bench, or all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
-    All,
-    One(Bench),
 }
 
 impl ValueEnum for Choice {

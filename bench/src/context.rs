@@ -3,11 +3,15 @@
 use std::cell::OnceCell;
 
 use anyhow::{Context as _, Result};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    peer::Peers,
+    bench::Bench,
+    inside::Facts,
+    part::{self, Work},
+    peer::{Peers, Servers},
     progress::Progress,
     race::{Contender, Results, race},
 };
@@ -21,6 +25,8 @@ pub(crate) struct Context {
     /// Says what is going on.
     pub(crate) progress: Progress,
     peers: OnceCell<Peers>,
+    /// After the peers, which end their sessions with them.
+    servers: OnceCell<Servers>,
     /// After the peers, which use it until they are gone.
     runtime: Runtime,
 }
@@ -46,23 +52,54 @@ impl Context {
             quick,
             progress,
             peers: OnceCell::new(),
+            servers: OnceCell::new(),
             runtime: runtime()?,
         })
     }
 
-    /// All peers.
+    /// The processes behind all peers.
     ///
     /// # Errors
     ///
     /// When one does not start.
+    pub(crate) fn servers(&self) -> Result<&Servers> {
+        if self.servers.get().is_none() {
+            self.progress.tell("starting the peers");
+            // Nobody else can have set it in between: this is no `Sync`.
+            let _ = self.servers.set(Servers::start()?);
+        }
+        self.servers.get().context("the peers did not start")
+    }
+
+    /// All peers, connected from this process, where they are until it ends.
+    ///
+    /// # Errors
+    ///
+    /// When one does not start or answer.
     pub(crate) fn peers(&self) -> Result<&Peers> {
         if self.peers.get().is_none() {
-            self.progress.tell("starting the peers");
-            let peers = Peers::start(&self.runtime)?;
-            // Nobody else can have set it in between: this is no `Sync`.
+            let peers = Peers::connect(self.servers()?, &self.runtime)?;
             let _ = self.peers.set(peers);
         }
-        self.peers.get().context("the peers did not start")
+        self.peers.get().context("the peers are not connected")
+    }
+
+    /// Has a contender of `bench` take a turn in a process of its own, once the servers
+    /// are at rest. `turn` says what it is to do.
+    ///
+    /// # Errors
+    ///
+    /// When it fails.
+    pub(crate) fn turn<T: DeserializeOwned>(
+        &self,
+        bench: Bench,
+        turn: &impl Serialize,
+    ) -> Result<T> {
+        if let Some(servers) = self.servers.get() {
+            servers.rest();
+        }
+        let work = Work::Part(serde_json::to_value(turn)?);
+        part::run(self, bench, work, &[], Facts::default())
     }
 
     /// For links and sockets of the benches' own.

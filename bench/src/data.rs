@@ -12,10 +12,11 @@ use anyhow::{Context as _, Result};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_backend::ExecutionError;
 use futures::future::{MaybeDone, maybe_done};
+use serde::{Deserialize, Serialize};
 use tensord_client::data::{self, Kind};
 
 /// How a tensor gets to its device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Upload {
     /// By the client's helpers, which fall back to Burn's own way on devices
     /// that are not tensord's.

@@ -22,8 +22,9 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 /// What goes back and forth; about what a read of a small tensor takes.
 const FRAME: &[u8] = &[7; 32];
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Announcement {
+/// Where the process is, and what it is known by.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct EchoAddress {
     address: SocketAddr,
     fingerprint: String,
 }
@@ -37,7 +38,7 @@ pub(crate) fn serve_echo(runtime: &Runtime) -> Result<()> {
     runtime.block_on(async {
         let identity = Identity::self_signed()?;
         let mut listener = Listener::bind("127.0.0.1:0".parse()?, &identity).await?;
-        announce(&Announcement {
+        announce(&EchoAddress {
             address: listener.address(),
             fingerprint: identity.fingerprint().to_string(),
         })?;
@@ -59,7 +60,7 @@ async fn echo(mut link: Link) -> Result<()> {
 
 /// The process that sends frames back.
 pub(crate) struct EchoServer {
-    announced: Announcement,
+    address: EchoAddress,
     _process: Process,
 }
 
@@ -76,13 +77,20 @@ impl EchoServer {
     ///
     /// When it does not start.
     pub(crate) fn start(dir: &TempDir) -> Result<Self> {
-        let (process, announced) = serve(&["serve-echo"], dir)?;
+        let (process, address) = serve(&["serve-echo"], dir)?;
         Ok(Self {
-            announced,
+            address,
             _process: process,
         })
     }
 
+    /// Where it is.
+    pub(crate) fn address(&self) -> &EchoAddress {
+        &self.address
+    }
+}
+
+impl EchoAddress {
     /// Dials it.
     ///
     /// # Errors
@@ -93,9 +101,9 @@ impl EchoServer {
         runtime: &'a Runtime,
         transport: TransportChoice,
     ) -> Result<Echo<'a>> {
-        let pin = self.announced.fingerprint.parse::<Fingerprint>();
+        let pin = self.fingerprint.parse::<Fingerprint>();
         let trust = Trust::Pin(pin.map_err(anyhow::Error::msg)?);
-        let address = self.announced.address.to_string();
+        let address = self.address.to_string();
         let dialer = Dialer::new(transport);
         let link = runtime.block_on(dialer.dial(&address, &trust, DIAL_DEADLINE))?;
         Ok(Echo { runtime, link })

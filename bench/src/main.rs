@@ -17,6 +17,7 @@ mod inside;
 mod link;
 mod models;
 mod network;
+mod part;
 mod peer;
 mod plain;
 mod plot;
@@ -36,10 +37,12 @@ use clap::Parser;
 use serde_json::{Map, Value};
 
 use crate::{
-    bench::memory,
     cli::{Cli, Command},
     context::{Context, machine, runtime},
+    inside::Facts,
+    part::Work,
     relay::mesh,
+    report::Report,
 };
 
 fn main() -> Result<()> {
@@ -63,14 +66,7 @@ fn main() -> Result<()> {
         }
         Some(Command::HoldNamespace) => network::hold(),
         Some(Command::Probe { listen }) => probe::serve(*listen),
-        Some(Command::Inside(options)) => inside::serve(
-            options.bench()?,
-            &options.part,
-            options.runs,
-            options.quick,
-            options.facts(),
-        ),
-        Some(Command::Stream { url, ops, mib }) => memory::stream(url, *ops, *mib),
+        Some(Command::Part { bench, task }) => part::serve(bench.one()?, task),
     }
 }
 
@@ -80,7 +76,7 @@ fn run(cli: &Cli) -> Result<()> {
     let mut json = Map::new();
     json.insert("machine".into(), machine());
     for bench in cli.benches() {
-        let report = bench.run(&context)?;
+        let report: Report = part::run(&context, bench, Work::Bench, &[], Facts::default())?;
         context.progress.print(&format!(
             "{}: {}\n{}\n",
             bench.name(),

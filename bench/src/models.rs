@@ -14,6 +14,7 @@ use burn::{
     tensor::{Device, Tensor, TensorData, activation::relu},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde::{Deserialize, Serialize};
 
 use crate::data::{Upload, from_data};
 
@@ -27,7 +28,7 @@ pub(crate) const CLASSES: usize = 10;
 const WIDTH: usize = 32;
 
 /// Which model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Model {
     /// Three linear layers.
     Mlp,

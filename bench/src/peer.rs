@@ -1,14 +1,35 @@
 //! The peers that are compared: where the same program's ops may run.
 
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
 use anyhow::Result;
 use burn::tensor::Device;
+use iroh::EndpointAddr;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tensord_client::{Lease, Pool, TensordDevice};
 use tensord_tests::cluster::Process;
 use tensord_transport::TransportChoice;
 use tokio::runtime::Runtime;
 
-use crate::{data::Start, pool::LocalPool, remote};
+use crate::{
+    data::Start,
+    pool::{LocalPool, lease},
+    process::cpu_time,
+    remote,
+};
+
+/// Servers are at rest when they ran less than [`REST`] within this time.
+const REST_WINDOW: Duration = Duration::from_millis(100);
+
+/// The grain of the clock.
+const REST: Duration = Duration::from_millis(10);
+
+/// How long to wait for that, at most.
+const REST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What carries a peer's ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,28 +78,72 @@ impl Kind {
     }
 }
 
+/// Where a peer is, for whoever connects to it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Address {
+    /// In whatever process asks.
+    Local,
+    /// The address of Burn's server over WebSocket.
+    BurnWebSocket(String),
+    /// The address of Burn's server over Iroh.
+    BurnIroh(EndpointAddr),
+    /// The pool's URL, with ops over QUIC.
+    TensordQuic(String),
+    /// The pool's URL, with ops over gRPC.
+    TensordGrpc(String),
+}
+
+impl Address {
+    /// Which peer it is.
+    pub(crate) const fn kind(&self) -> Kind {
+        match self {
+            Self::Local => Kind::Local,
+            Self::BurnWebSocket(_) => Kind::BurnWebSocket,
+            Self::BurnIroh(_) => Kind::BurnIroh,
+            Self::TensordQuic(_) => Kind::TensordQuic,
+            Self::TensordGrpc(_) => Kind::TensordGrpc,
+        }
+    }
+
+    /// Connects to it, from `runtime` where sockets are ours to open.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub(crate) fn connect(&self, runtime: &Runtime) -> Result<Peer> {
+        let mut leased = None;
+        let device = match self {
+            Self::Local => Device::flex(),
+            Self::BurnWebSocket(address) => remote::websocket_device(address)?,
+            Self::BurnIroh(address) => remote::iroh_device(runtime, address.clone())?,
+            Self::TensordQuic(url) | Self::TensordGrpc(url) => {
+                let (pool, lease) = lease(url.parse()?)?;
+                let device = lease.devices()[0].clone();
+                leased = Some((lease, pool));
+                device
+            }
+        };
+        Ok(Peer {
+            kind: self.kind(),
+            device,
+            leased,
+        })
+    }
+}
+
 /// A device to run on, with whatever keeps it there.
 pub(crate) struct Peer {
     /// Which one.
     pub(crate) kind: Kind,
     /// Where its tensors live.
     pub(crate) device: Device,
-    held: Held,
-}
-
-enum Held {
-    Nothing,
-    Server { _process: Process },
-    Lease { lease: Lease, _pool: Pool },
+    leased: Option<(Lease, Pool)>,
 }
 
 impl Peer {
     /// The lease behind it, if it is tensord.
     pub(crate) fn lease(&self) -> Option<&Lease> {
-        match &self.held {
-            Held::Lease { lease, .. } => Some(lease),
-            Held::Nothing | Held::Server { .. } => None,
-        }
+        self.leased.as_ref().map(|(lease, _)| lease)
     }
 
     /// Its device for code that is generic over Burn's `Backend`.
@@ -87,71 +152,96 @@ impl Peer {
     }
 }
 
-/// All peers, and the processes behind them.
-pub(crate) struct Peers {
-    all: Vec<Peer>,
-    // After `all`, so that leases go before their pool.
-    _pool: LocalPool,
+/// The processes behind all peers.
+pub(crate) struct Servers {
+    addresses: Vec<Address>,
+    processes: [Process; 2],
+    pool: LocalPool,
     _dir: TempDir,
 }
 
-impl Peers {
-    /// Starts every process and connects to it.
+impl Servers {
+    /// Starts every process.
     ///
     /// # Errors
     ///
     /// When one does not start.
-    pub(crate) fn start(runtime: &Runtime) -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let dir = tempfile::tempdir()?;
-        let pool = LocalPool::start("flex*2")?;
-        let mut all = vec![Peer {
-            kind: Kind::Local,
-            device: Device::flex(),
-            held: Held::Nothing,
-        }];
-        let (process, address) = remote::start_websocket(&dir)?;
-        all.push(Peer {
-            kind: Kind::BurnWebSocket,
-            device: remote::websocket_device(&address)?,
-            held: Held::Server { _process: process },
-        });
-        let (process, device) = remote::start_iroh(runtime, &dir)?;
-        all.push(Peer {
-            kind: Kind::BurnIroh,
-            device,
-            held: Held::Server { _process: process },
-        });
-        let carriers = [
-            (Kind::TensordQuic, TransportChoice::Auto),
-            (Kind::TensordGrpc, TransportChoice::Grpc),
-        ];
-        for (kind, transport) in carriers {
-            all.push(tensord(kind, &pool, transport)?);
-        }
+        // Devices for a peer of each kind, and one more: a lease that was dropped may
+        // take a moment to end.
+        let pool = LocalPool::start("flex*3")?;
+        let (websocket, websocket_address) = remote::start_websocket(&dir)?;
+        let (iroh, iroh_address) = remote::start_iroh(&dir)?;
+        let url = |transport| pool.url(transport).reveal();
         Ok(Self {
-            all,
-            _pool: pool,
+            addresses: vec![
+                Address::Local,
+                Address::BurnWebSocket(websocket_address),
+                Address::BurnIroh(iroh_address),
+                Address::TensordQuic(url(TransportChoice::Auto)),
+                Address::TensordGrpc(url(TransportChoice::Grpc)),
+            ],
+            processes: [websocket, iroh],
+            pool,
             _dir: dir,
         })
     }
 
+    /// Where all peers are.
+    pub(crate) fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Where the peer of `kind` is.
+    pub(crate) fn address(&self, kind: Kind) -> &Address {
+        let found = self.addresses.iter().find(|at| at.kind() == kind);
+        found.expect("there is a peer of each kind")
+    }
+
+    /// Waits until all processes are done with what was asked of them. What a worker
+    /// does once a session has ended is not to slow down the next contender.
+    pub(crate) fn rest(&self) {
+        let ids = self.processes.iter().map(Process::id);
+        let ids: Vec<_> = ids.chain([self.pool.process_id()]).collect();
+        let ran = || ids.iter().map(|&id| cpu_time(id)).sum::<Option<Duration>>();
+        let until = Instant::now() + REST_DEADLINE;
+        let mut before = ran();
+        while Instant::now() < until {
+            sleep(REST_WINDOW);
+            let now = ran();
+            match (before, now) {
+                (Some(before), Some(now)) if now.saturating_sub(before) > REST => {}
+                _ => return,
+            }
+            before = now;
+        }
+    }
+}
+
+/// All peers, each connected from this process.
+pub(crate) struct Peers(Vec<Peer>);
+
+impl Peers {
+    /// Connects to all.
+    ///
+    /// # Errors
+    ///
+    /// When one does not answer.
+    pub(crate) fn connect(servers: &Servers, runtime: &Runtime) -> Result<Self> {
+        let all = servers.addresses().iter();
+        let all = all.map(|address| address.connect(runtime));
+        Ok(Self(all.collect::<Result<_>>()?))
+    }
+
     /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Peer> {
-        self.all.iter()
+        self.0.iter()
     }
 
     /// The one of `kind`.
     pub(crate) fn get(&self, kind: Kind) -> &Peer {
-        let found = self.all.iter().find(|peer| peer.kind == kind);
+        let found = self.0.iter().find(|peer| peer.kind == kind);
         found.expect("there is a peer of each kind")
     }
-}
-
-fn tensord(kind: Kind, pool: &LocalPool, transport: TransportChoice) -> Result<Peer> {
-    let (pool, lease) = pool.lease(transport)?;
-    Ok(Peer {
-        kind,
-        device: lease.devices()[0].clone(),
-        held: Held::Lease { lease, _pool: pool },
-    })
 }

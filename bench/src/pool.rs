@@ -90,11 +90,21 @@ impl LocalPool {
     ///
     /// When it does not answer, or has no device.
     pub(crate) fn lease(&self, transport: TransportChoice) -> Result<(Pool, Lease)> {
-        let pool = self.connect(transport)?;
-        set_burn_config(None);
-        let lease = pool.lease(LeaseRequest::devices(1));
-        Ok((pool, lease.context("cannot lease a device")?))
+        lease(self.url(transport))
     }
+}
+
+/// Connects to the pool at `url` and leases a device.
+///
+/// # Errors
+///
+/// When it does not answer, or has no device.
+pub(crate) fn lease(url: PoolUrl) -> Result<(Pool, Lease)> {
+    let pool = Pool::connect_with(url, Options::default());
+    let pool = pool.context("cannot connect to the pool")?;
+    set_burn_config(None);
+    let lease = pool.lease(LeaseRequest::devices(1));
+    Ok((pool, lease.context("cannot lease a device")?))
 }
 
 /// The next URL that `process` prints for `whom`, `program` or `worker`.

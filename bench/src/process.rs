@@ -28,6 +28,20 @@ pub(crate) fn announce(how: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
+/// Starts this binary with `args`. Its log goes to `dir`.
+///
+/// # Errors
+///
+/// When this binary is gone.
+pub(crate) fn start(args: &[&str], dir: &TempDir) -> Result<Process> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let own = std::env::current_exe().context("cannot find this binary")?;
+    let mut command = Command::new(own);
+    command.args(args);
+    let name = format!("{}-{}.log", args[0], COUNT.fetch_add(1, Ordering::Relaxed));
+    Ok(Process::spawn(command, dir.path().join(name)))
+}
+
 /// Starts this binary with `args`, and waits for its announcement. Its log goes
 /// to `dir`.
 ///
@@ -35,12 +49,7 @@ pub(crate) fn announce(how: &impl Serialize) -> Result<()> {
 ///
 /// When it announces nothing that makes sense.
 pub(crate) fn serve<T: DeserializeOwned>(args: &[&str], dir: &TempDir) -> Result<(Process, T)> {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let own = std::env::current_exe().context("cannot find this binary")?;
-    let mut command = Command::new(own);
-    command.args(args);
-    let name = format!("{}-{}.log", args[0], COUNT.fetch_add(1, Ordering::Relaxed));
-    let process = Process::spawn(command, dir.path().join(name));
+    let process = start(args, dir)?;
     let announced = announced(&process)?;
     Ok((process, announced))
 }
@@ -94,6 +103,17 @@ pub(crate) fn resident_bytes(id: u32) -> Option<(u64, u64)> {
     Some((field("VmRSS:")?, field("VmHWM:")?))
 }
 
+/// How long processes have run so far, all threads, to a hundredth of a second; `None`
+/// where the system does not tell.
+pub(crate) fn cpu_time(id: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // After the name, which may have anything in it: utime is the 12th, stime the next.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    Some(Duration::from_millis((ticks()? + ticks()?) * 10))
+}
+
 /// The `tensord` that was built along with this binary.
 ///
 /// # Errors
@@ -110,5 +130,22 @@ pub(crate) fn tensord() -> Result<PathBuf> {
              cargo build --release --bin tensord --bin tensord-bench",
             own.display()
         ),
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_works_is_seen_to() {
+        let own = std::process::id();
+        let before = cpu_time(own).unwrap();
+        let mut work = 0u64;
+        while cpu_time(own).unwrap() < before + Duration::from_millis(30) {
+            work = std::hint::black_box(work + 1);
+        }
+        assert!(work > 0);
+        assert_eq!(cpu_time(u32::MAX), None);
     }
 }

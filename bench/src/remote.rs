@@ -90,16 +90,25 @@ pub(crate) fn websocket_device(address: &str) -> Result<Device> {
     only_device(&RemoteHost::websocket(&format!("ws://{address}")))
 }
 
-/// A server over Iroh, and its device, dialled from `runtime`.
+/// A server over Iroh, and its address.
 ///
 /// # Errors
 ///
-/// When it does not start or answer.
-pub(crate) fn start_iroh(runtime: &Runtime, dir: &TempDir) -> Result<(Process, Device)> {
-    let (process, address): (_, EndpointAddr) = serve(&["serve-iroh"], dir)?;
+/// When it does not start.
+pub(crate) fn start_iroh(dir: &TempDir) -> Result<(Process, EndpointAddr)> {
+    serve(&["serve-iroh"], dir)
+}
+
+/// The device of the server over Iroh at `address`, dialled from `runtime`.
+///
+/// # Errors
+///
+/// When it does not answer.
+pub(crate) fn iroh_device(runtime: &Runtime, address: EndpointAddr) -> Result<Device> {
     let endpoint = runtime.block_on(loopback_endpoint())?;
-    let host = RemoteHost::iroh(IrohHost::new(address).with_endpoint(endpoint));
-    Ok((process, only_device(&host)?))
+    only_device(&RemoteHost::iroh(
+        IrohHost::new(address).with_endpoint(endpoint),
+    ))
 }
 
 fn only_device(host: &RemoteHost) -> Result<Device> {

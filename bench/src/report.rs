@@ -1,6 +1,7 @@
 //! What a bench found: numbers for programs, a table for people.
 
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
@@ -9,11 +10,12 @@ use crate::{
 };
 
 /// The result of a bench.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
     /// For programs.
     pub(crate) json: Value,
     /// For people.
-    pub(crate) table: Table,
+    pub(crate) table: String,
 }
 
 /// An empty table with columns of names, then columns of numbers.

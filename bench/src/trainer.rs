@@ -67,11 +67,17 @@ impl Batch {
     }
 }
 
+static NEXT_SEED: AtomicU64 = AtomicU64::new(1 << 32);
+
+/// Has seeds of this process begin at `first`, as another has used those before.
+pub(crate) fn start_seeds_at(first: u64) {
+    NEXT_SEED.store(first, Ordering::Relaxed);
+}
+
 /// Seeds for batches that no other part of this process has used: what a worker
 /// was sent before, by whomever, it need not be sent again.
 pub(crate) fn fresh_seeds(count: usize) -> Range<u64> {
-    static NEXT: AtomicU64 = AtomicU64::new(1 << 32);
-    let first = NEXT.fetch_add(count as u64, Ordering::Relaxed);
+    let first = NEXT_SEED.fetch_add(count as u64, Ordering::Relaxed);
     first..first + count as u64
 }
 
@@ -111,17 +117,23 @@ impl Trainer {
     ///
     /// When an earlier step panicked half-way.
     pub(crate) fn step(&mut self, batch: Batch) -> Result<Tensor<1>> {
-        let images: Tensor<3> = data::from_data(batch.images, &self.device, self.upload);
-        let labels: Tensor<1, Int> = data::from_data(batch.labels, &self.device, self.upload);
-        let bytes = |elements: usize, size: usize| (elements * size) as u64;
-        self.uploaded_bytes += bytes(images.shape().num_elements(), images.dtype().size())
-            + bytes(labels.shape().num_elements(), labels.dtype().size());
+        let (images, labels) = self.upload(batch);
         let network = self.network.take().context("a step failed before")?;
         let loss = self.criterion.forward(network.forward(images), labels);
         let told = loss.clone().detach();
         let gradients = GradientsParams::from_grads(loss.backward(), &network);
         self.network = Some(self.optimizer.step(LEARNING_RATE, network, gradients));
         Ok(told)
+    }
+
+    /// Puts a batch on the device.
+    pub(crate) fn upload(&mut self, batch: Batch) -> (Tensor<3>, Tensor<1, Int>) {
+        let images: Tensor<3> = data::from_data(batch.images, &self.device, self.upload);
+        let labels: Tensor<1, Int> = data::from_data(batch.labels, &self.device, self.upload);
+        let bytes = |elements: usize, size: usize| (elements * size) as u64;
+        self.uploaded_bytes += bytes(images.shape().num_elements(), images.dtype().size())
+            + bytes(labels.shape().num_elements(), labels.dtype().size());
+        (images, labels)
     }
 
     /// Takes a step for each batch and waits for the last loss.

@@ -87,8 +87,8 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 /// # Errors
 ///
 /// When a worker, the network or Gloo fails.
-pub(super) fn measure(context: &Context, facts: Facts, part: &str) -> Result<Value> {
-    let part: Part = serde_json::from_str(part)?;
+pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Value> {
+    let part: Part = serde_json::from_value(part)?;
     let shape = Shape {
         rate_mbit: part.rate_mbit,
         latency: Duration::from_millis(part.latency_ms),

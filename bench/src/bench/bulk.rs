@@ -3,6 +3,11 @@
 //! A sample is one or more transfers, one after the other, in GB (10⁹ bytes) a
 //! second. An upload has arrived when a sync says so; its content is new each
 //! time. A download is a read of a tensor that was on the device before.
+//!
+//! Uploads are measured as they are in the long run. A worker keeps what it was sent, up
+//! to a bound; until it gets there it takes memory that the system has to clear, or even
+//! to get from its host, and from then on its own. So every contender moves that much
+//! before it is measured.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -28,6 +33,10 @@ const MIB: usize = 1 << 20;
 /// well enough.
 const SAMPLE_BYTES: usize = 16 * MIB;
 
+/// What is uploaded before anything counts: twice what the peers' worker keeps of a
+/// session.
+const WARM_BYTES: usize = 192 * MIB;
+
 /// Measures.
 ///
 /// # Errors
@@ -49,14 +58,20 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     }
     Ok(Report {
         json: json!({ "sizes": sizes }),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 
 fn measure(context: &Context, server: &Server, mib: usize, way: Way) -> Result<Results> {
+    let at_least = |total: usize| (total / (mib * MIB)).max(1);
+    let warm = match way {
+        Way::Up => context.pick(WARM_BYTES, 0),
+        Way::Down => 0,
+    };
     let size = Size {
         bytes: mib * MIB,
-        count: (SAMPLE_BYTES / (mib * MIB)).max(1),
+        count: at_least(SAMPLE_BYTES),
+        warm_count: at_least(warm),
     };
     let (tcp, tls) = (
         server.tcp(context.runtime())?,
@@ -83,9 +98,19 @@ struct Size {
     bytes: usize,
     /// Payloads of a sample.
     count: usize,
+    /// Payloads of the sample that does not count.
+    warm_count: usize,
 }
 
 impl Size {
+    /// Payloads of the sample of this round.
+    fn count(self, run: usize) -> usize {
+        match run {
+            0 => self.warm_count,
+            _ => self.count,
+        }
+    }
+
     fn gbs(self, since: Instant) -> f64 {
         (self.bytes * self.count) as f64 / 1e9 / since.elapsed().as_secs_f64()
     }
@@ -99,9 +124,9 @@ fn socket<'a>(
     way: Way,
 ) -> Contender<'a> {
     let payload = vec![7; size.bytes];
-    Contender::new(key, label, move |_| {
+    Contender::new(key, label, move |run| {
         let begun = Instant::now();
-        for _ in 0..size.count {
+        for _ in 0..size.count(run) {
             match way {
                 Way::Up => socket.up(&payload)?,
                 Way::Down => socket.down(size.bytes)?,
@@ -120,20 +145,26 @@ fn tensors<'a>(peer: &'a Peer, size: Size, way: Way, upload: Upload) -> Contende
     let label = format!("{}{note}", peer.kind.label());
     let mut content = Content::new(size.bytes / 4);
     let mut on_device: Option<Tensor<1>> = None;
-    Contender::new(key, label, move |_| match way {
+    let place = move |data| -> Tensor<1> { data::from_data(data, &peer.device, upload) };
+    Contender::new(key, label, move |run| match way {
         Way::Up => {
+            if run == 0 {
+                for _ in 0..size.warm_count {
+                    place(content.fresh());
+                    peer.device.sync().context("cannot sync")?;
+                }
+            }
             let fresh: Vec<_> = (0..size.count).map(|_| content.fresh()).collect();
             let begun = Instant::now();
             for data in fresh {
-                let tensor: Tensor<1> = data::from_data(data, &peer.device, upload);
+                let tensor = place(data);
                 peer.device.sync().context("cannot sync")?;
                 drop(tensor);
             }
             Ok(size.gbs(begun))
         }
         Way::Down => {
-            let place = || data::from_data(content.fresh(), &peer.device, upload);
-            let tensor = on_device.get_or_insert_with(place);
+            let tensor = on_device.get_or_insert_with(|| place(content.fresh()));
             // Results of their own, read for the last time, as a program reads them.
             let tensors: Vec<_> = (0..size.count).map(|_| tensor.clone() + 1.0).collect();
             peer.device.sync().context("cannot sync")?;

@@ -86,8 +86,8 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 /// # Errors
 ///
 /// When a worker or the network fails.
-pub(super) fn measure(context: &Context, facts: Facts, part: &str) -> Result<Value> {
-    Ok(match serde_json::from_str(part)? {
+pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Value> {
+    Ok(match serde_json::from_value(part)? {
         Part::Training { model, world } => {
             let model = *MODELS.get(model).context("no such model")?;
             serde_json::to_value(measure_world(context, model, world)?)?
@@ -163,7 +163,7 @@ fn report(models: &[Found], overlap: &Overlap) -> Report {
     overlap.report(&mut rows, &mut json);
     Report {
         json: json.into(),
-        table: rows,
+        table: rows.to_string(),
     }
 }
 

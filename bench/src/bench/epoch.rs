@@ -61,7 +61,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             "plain_epochs": plain,
             "burn_remote_epochs": remote,
         }),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 

@@ -7,15 +7,16 @@
 use anyhow::{Context as _, Result};
 use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tensord_client::{LeaseRequest, Pool};
 use tensord_transport::TransportChoice;
 
 use crate::{
+    bench::Bench,
     context::Context,
     data::{self, Upload},
     pool::LocalPool,
-    process::{announce, announced, resident_bytes, serve},
+    process::resident_bytes,
     report::{Report, optional, table},
     stats::round,
 };
@@ -29,14 +30,20 @@ const UPLOAD_MIB: usize = 16;
 /// that it lives.
 const REPORT_EVERY: usize = 32;
 
-/// How far the client is, and its memory in bytes.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Told {
+/// What the client is to send.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Stream {
+    url: String,
+    ops: usize,
+    mib: usize,
+}
+
+/// The client's memory, in bytes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Found {
     start: Option<u64>,
     after_ops: Option<u64>,
     after_uploads: Option<u64>,
-    uploaded_mib: usize,
-    done: bool,
 }
 
 /// Measures.
@@ -47,39 +54,30 @@ struct Told {
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.tell("memory");
     let (ops, mib) = context.pick((1_000_000, 10 << 10), (2_000, 64));
-    let dir = tempfile::tempdir()?;
     let pool = LocalPool::start("flex")?;
     let worker = || resident_bytes(pool.process_id()).map(|(now, _)| now);
     let before = worker();
     let url = pool.url(TransportChoice::Auto).reveal();
-    let (ops, mib) = (ops.to_string(), mib.to_string());
-    let args = ["stream", "--url", &url, "--ops", &ops, "--mib", &mib];
-    let (client, mut told): (_, Told) = serve(&args, &dir)?;
-    while !told.done {
-        context
-            .progress
-            .tell(&format!("memory: {} MiB uploaded", told.uploaded_mib));
-        told = announced(&client)?;
-    }
+    let found: Found = context.turn(Bench::Memory, &Stream { url, ops, mib })?;
     let after = worker();
 
     let in_mib = |bytes: u64| bytes as f64 / MIB as f64;
-    let above = |peak: Option<u64>| Some(in_mib(peak?.saturating_sub(told.start?)));
+    let above = |peak: Option<u64>| Some(in_mib(peak?.saturating_sub(found.start?)));
     let figures = [
         (
             "client_mib",
             "client, peak above its start",
-            above(told.after_uploads),
+            above(found.after_uploads),
         ),
         (
             "client_ops_mib",
             "client, peak above its start, ops alone",
-            above(told.after_ops),
+            above(found.after_ops),
         ),
         (
             "client_start_mib",
             "client at its start",
-            told.start.map(in_mib),
+            found.start.map(in_mib),
         ),
         ("worker_before_mib", "worker before", before.map(in_mib)),
         ("worker_after_mib", "worker after", after.map(in_mib)),
@@ -90,7 +88,10 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         json[key] = json!(value.map(round));
         rows.add_row([label.to_owned(), optional(value)]);
     }
-    Ok(Report { json, table: rows })
+    Ok(Report {
+        json,
+        table: rows.to_string(),
+    })
 }
 
 /// The client: sends, and tells its memory.
@@ -98,37 +99,37 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 /// # Errors
 ///
 /// When the pool fails.
-pub(crate) fn stream(url: &str, ops: usize, mib: usize) -> Result<()> {
-    let pool = Pool::connect(url)?;
+pub(super) fn stream(context: &Context, stream: &Stream) -> Result<Value> {
+    let pool = Pool::connect(&stream.url)?;
     let lease = pool.lease(LeaseRequest::devices(1))?;
     let device = &lease.devices()[0];
     let peak = || resident_bytes(std::process::id()).map(|(_, peak)| peak);
     let mut sum: Tensor<1> = data::from_data(TensorData::from([0f32]), device, Upload::Helper);
     data::scalar(sum.clone())?;
-    let mut told = Told {
-        start: resident_bytes(std::process::id()).map(|(now, _)| now),
-        ..Told::default()
-    };
-    for _ in 0..ops {
+    let start = resident_bytes(std::process::id()).map(|(now, _)| now);
+    for _ in 0..stream.ops {
         sum = sum + 1.0;
     }
     data::scalar(sum)?;
-    told.after_ops = peak();
-    announce(&told)?;
-    for upload in 0..mib / UPLOAD_MIB {
+    let after_ops = peak();
+    for upload in 0..stream.mib / UPLOAD_MIB {
+        if upload % REPORT_EVERY == 0 {
+            let sent = upload * UPLOAD_MIB;
+            context
+                .progress
+                .tell(&format!("memory: {sent} MiB uploaded"));
+        }
         let values = vec![upload as f32; UPLOAD_MIB * MIB / 4];
         let count = values.len();
         let data = TensorData::new(values, [count]);
         let tensor: Tensor<1> = data::from_data(data, device, Upload::Helper);
         // The op makes sure that the content was there; nobody reads it.
         drop(tensor + 1.0);
-        told.uploaded_mib += UPLOAD_MIB;
-        if upload % REPORT_EVERY == 0 {
-            announce(&told)?;
-        }
     }
     device.sync().context("cannot sync")?;
-    told.after_uploads = peak();
-    told.done = true;
-    announce(&told)
+    Ok(serde_json::to_value(Found {
+        start,
+        after_ops,
+        after_uploads: peak(),
+    })?)
 }

@@ -5,7 +5,7 @@ mod attach;
 mod bulk;
 mod ddp;
 mod epoch;
-pub(crate) mod memory;
+mod memory;
 mod ops;
 mod read;
 mod rtt;
@@ -14,7 +14,7 @@ mod transfer;
 mod wire;
 
 use anyhow::{Result, bail};
-use serde_json::Value;
+use serde_json::{Value, from_value};
 
 use crate::{context::Context, inside::Facts, report::Report};
 
@@ -122,16 +122,21 @@ impl Bench {
         }
     }
 
-    /// What a part of a bench does that makes networks, where `facts` say what it may do.
+    /// What a part of it does, in a process of its own, where `facts` say what it may do.
     ///
     /// # Errors
     ///
-    /// When it fails, or makes none.
-    pub(crate) fn measure(self, context: &Context, facts: Facts, part: &str) -> Result<Value> {
+    /// When it fails, or the bench has no parts.
+    pub(crate) fn part(self, context: &Context, facts: Facts, part: Value) -> Result<Value> {
         match self {
+            Self::Ops => ops::turn(context, &from_value(part)?).map(Value::from),
+            Self::Step => step::turn(context, &from_value(part)?),
+            Self::Read => read::turn(context, &from_value(part)?).map(Value::from),
+            Self::Attach => attach::turn(&from_value(part)?),
+            Self::Memory => memory::stream(context, &from_value(part)?),
             Self::Allreduce => allreduce::measure(context, facts, part),
             Self::Ddp => ddp::measure(context, facts, part),
-            _ => bail!("{} makes no networks", self.name()),
+            _ => bail!("{} is measured as a whole", self.name()),
         }
     }
 }

@@ -13,17 +13,20 @@
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use burn::tensor::{Tensor, TensorData};
 use burn_backend::Backend;
 use burn_flex::{Flex, FlexDevice};
+use serde::{Deserialize, Serialize};
 use tensord_client::Tensord;
 
 use crate::{
+    bench::Bench,
     context::Context,
     data::{self, Upload},
     discard::{Discard, DiscardDevice},
-    peer::{Kind, Peer},
+    part::second,
+    peer::{Address, Kind, Peer},
     race::Contender,
     report::{Report, add_findings, table},
 };
@@ -34,121 +37,162 @@ use crate::{
 ///
 /// When a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    let count = context.pick(20_000, 500);
-    let burst = context.pick(2_000, 500);
-    let peers = context.peers()?;
-    let mut contenders: Vec<_> = peers.iter().map(|peer| tensors(peer, count)).collect();
-    let ours = peers.get(Kind::TensordQuic);
-    contenders.push(issue(ours, count));
-    let ours = ours.backend_device().context("tensord has a device")?;
+    let servers = context.servers()?;
+    let contender = |key: &str, label: &str, turn: Turn| {
+        Contender::new(key, label, move |_| context.turn(Bench::Ops, &turn))
+    };
+    let mut contenders = Vec::new();
+    for address in servers.addresses() {
+        let kind = address.kind();
+        let key = format!("{}_us", kind.key());
+        let turn = Turn::Tensors(address.clone(), Until::Read);
+        contenders.push(contender(&key, kind.label(), turn));
+    }
+    let ours = || servers.address(Kind::TensordQuic).clone();
     let levels = [
-        backend::<Tensord>(
+        (
+            "tensord_issue_us",
+            "tensord, QUIC, until issued",
+            Turn::Tensors(ours(), Until::Issued),
+        ),
+        (
             "backend_whole_us",
             "tensord, QUIC, Backend level",
-            ours,
-            count,
-            Until::Read,
+            Turn::Tensord(ours(), Until::Read),
         ),
-        backend::<Flex>(
+        (
             "local_backend_us",
             "Flex, Backend level",
-            FlexDevice,
-            count,
-            Until::Read,
+            Turn::Flex(Until::Read),
         ),
-        backend::<Tensord>(
+        (
             "backend_us",
             "tensord, QUIC, Backend level, until issued",
-            ours,
-            burst,
-            Until::Issued,
+            Turn::Tensord(ours(), Until::Issued),
         ),
-        backend::<Discard>(
+        (
             "handover_floor_us",
             "Burn's router, and another thread gets the ops, until issued",
-            DiscardDevice::Elsewhere,
-            burst,
-            Until::Issued,
+            Turn::Handover,
         ),
-        backend::<Discard>(
+        (
             "router_floor_us",
             "Burn's router alone, until issued",
-            DiscardDevice::AtOnce,
-            burst,
-            Until::Issued,
+            Turn::Router,
         ),
     ];
-    contenders.extend(levels);
+    contenders.extend(levels.map(|(key, label, turn)| contender(key, label, turn)));
     let found = context.race("ops", contenders)?;
     let mut rows = table(&["peer"], &["µs an op", "quartiles"]);
     add_findings(&mut rows, &[], &found);
     Ok(Report {
         json: found.to_json().into(),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 
-fn micros(since: Instant, count: usize) -> f64 {
-    since.elapsed().as_secs_f64() * 1e6 / count as f64
-}
-
-/// `count` additions to `tensor`, one after the other.
-fn chain(tensor: Tensor<1>, count: usize) -> Tensor<1> {
-    (0..count).fold(tensor, |tensor, _| tensor + 1.0)
-}
-
-fn tensors(peer: &Peer, count: usize) -> Contender<'_> {
-    let key = format!("{}_us", peer.kind.key());
-    Contender::new(key, peer.kind.label(), move |_| {
-        let zero = data::from_data(TensorData::from([0f32]), &peer.device, Upload::Helper);
-        let begun = Instant::now();
-        let sum = data::scalar(chain(zero, count))?;
-        let took = micros(begun, count);
-        anyhow::ensure!(sum == count as f32, "the sum is {sum}, not {count}");
-        Ok(took)
-    })
-}
-
-/// How long the program itself is held up, before it waits for the result.
-fn issue(peer: &Peer, count: usize) -> Contender<'_> {
-    let key = format!("{}_issue_us", peer.kind.key());
-    let label = format!("{}, until issued", peer.kind.label());
-    Contender::new(key, label, move |_| {
-        let zero = data::from_data(TensorData::from([0f32]), &peer.device, Upload::Helper);
-        let begun = Instant::now();
-        let sum = chain(zero, count);
-        let took = micros(begun, count);
-        data::scalar(sum)?;
-        Ok(took)
-    })
+/// What a turn measures.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Turn {
+    /// The `Tensor` API.
+    Tensors(Address, Until),
+    /// tensord's `Backend`.
+    Tensord(Address, Until),
+    /// Flex's `Backend`.
+    Flex(Until),
+    /// Burn's router, whose ops go to another thread.
+    Handover,
+    /// Burn's router.
+    Router,
 }
 
 /// When the clock stops.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Until {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Until {
     /// The program has issued all ops.
     Issued,
     /// Their result is there.
     Read,
 }
 
-fn backend<B: Backend>(
-    key: &str,
-    label: &str,
-    device: B::Device,
+/// Takes a turn: µs an op.
+///
+/// # Errors
+///
+/// When the peer fails.
+pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
+    let runtime = context.runtime();
+    let count = context.pick(20_000, 500);
+    // At the level of `Backend`.
+    let below = |until| match until {
+        Until::Read => count,
+        Until::Issued => context.pick(2_000, 500),
+    };
+    match turn {
+        Turn::Tensors(address, until) => {
+            let peer = address.connect(runtime)?;
+            second(|| tensors(&peer, count, *until))
+        }
+        Turn::Tensord(address, until) => {
+            let peer = address.connect(runtime)?;
+            let device = peer.backend_device().context("tensord has a device")?;
+            second(|| backend::<Tensord>(device, below(*until), *until))
+        }
+        Turn::Flex(until) => second(|| backend::<Flex>(FlexDevice, below(*until), *until)),
+        Turn::Handover => discard(DiscardDevice::Elsewhere, below(Until::Issued)),
+        Turn::Router => discard(DiscardDevice::AtOnce, below(Until::Issued)),
+    }
+}
+
+fn discard(device: DiscardDevice, count: usize) -> Result<f64> {
+    second(|| backend::<Discard>(device, count, Until::Issued))
+}
+
+fn tensors(peer: &Peer, count: usize, until: Until) -> Result<f64> {
+    let zero: Tensor<1> = data::from_data(TensorData::from([0f32]), &peer.device, Upload::Helper);
+    let clock = Clock::start(count);
+    let sum = (0..count).fold(zero, |sum, _| sum + 1.0);
+    let issued = clock.micros();
+    let sum = data::scalar(sum)?;
+    let read = clock.micros();
+    ensure!(sum == count as f32, "the sum is {sum}, not {count}");
+    Ok(until.of(issued, read))
+}
+
+fn backend<B: Backend>(device: B::Device, count: usize, until: Until) -> Result<f64> {
+    let zero = B::float_from_data(TensorData::from([0f32]), &device);
+    let clock = Clock::start(count);
+    let sum = (0..count).fold(zero, |sum, _| B::float_add_scalar(sum, 1.0.into()));
+    let issued = clock.micros();
+    let read = burn_std::future::block_on(B::float_into_data(sum));
+    read.context("cannot read the sum")?;
+    Ok(until.of(issued, clock.micros()))
+}
+
+impl Until {
+    fn of(self, issued: f64, read: f64) -> f64 {
+        match self {
+            Self::Issued => issued,
+            Self::Read => read,
+        }
+    }
+}
+
+/// Tells the µs of each of some ops.
+struct Clock {
+    begun: Instant,
     count: usize,
-    until: Until,
-) -> Contender<'static> {
-    Contender::new(key, label, move |_| {
-        let zero = B::float_from_data(TensorData::from([0f32]), &device);
-        let begun = Instant::now();
-        let chain = (0..count).fold(zero, |sum, _| B::float_add_scalar(sum, 1.0.into()));
-        let issued = micros(begun, count);
-        let read = burn_std::future::block_on(B::float_into_data(chain));
-        read.context("cannot read the sum")?;
-        Ok(match until {
-            Until::Issued => issued,
-            Until::Read => micros(begun, count),
-        })
-    })
+}
+
+impl Clock {
+    fn start(count: usize) -> Self {
+        Self {
+            begun: Instant::now(),
+            count,
+        }
+    }
+
+    fn micros(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64() * 1e6 / self.count as f64
+    }
 }

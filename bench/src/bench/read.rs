@@ -7,14 +7,17 @@ use std::time::Instant;
 
 use anyhow::Result;
 use burn::tensor::{Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tensord_transport::TransportChoice;
 
 use crate::{
+    bench::Bench,
     context::Context,
     data::{self, Upload},
-    link::{Echo, EchoServer},
-    peer::{Kind, Peer},
+    link::{EchoAddress, EchoServer},
+    part::second,
+    peer::{Address, Kind, Peer},
     race::Contender,
     report::{Report, add_findings, table},
 };
@@ -30,16 +33,15 @@ const OUTSTANDING: usize = 64;
 pub(super) fn run(context: &Context) -> Result<Report> {
     let dir = tempfile::tempdir()?;
     let server = EchoServer::start(&dir)?;
-    let quic = server.dial(context.runtime(), TransportChoice::Quic)?;
-    let grpc = server.dial(context.runtime(), TransportChoice::Grpc)?;
-    let count = context.pick(200, 10);
+    let ping = |grpc| Turn::Ping(server.address().clone(), grpc);
     let mut contenders = vec![
-        ping("rtt_us", "bare link, QUIC", quic, count),
-        ping("rtt_grpc_us", "bare link, gRPC", grpc, count),
+        contender(context, "rtt_us", "bare link, QUIC", ping(false)),
+        contender(context, "rtt_grpc_us", "bare link, gRPC", ping(true)),
     ];
-    contenders.extend(context.peers()?.iter().map(|peer| one(peer, count)));
+    let addresses = context.servers()?.addresses();
+    contenders.extend(addresses.iter().map(|address| one(context, address)));
     let single = context.race("read", contenders)?;
-    let contenders = context.peers()?.iter().map(|peer| many(peer, count));
+    let contenders = addresses.iter().map(|address| many(context, address));
     let pipelined = context.race("read, pipelined", contenders.collect())?;
 
     let mut rows = table(&["reads", "peer"], &["µs a read", "quartiles"]);
@@ -55,56 +57,93 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     json.extend(more);
     Ok(Report {
         json: json.into(),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 
-fn micros(since: Instant, count: usize) -> f64 {
-    since.elapsed().as_secs_f64() * 1e6 / count as f64
+/// What a turn measures.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Turn {
+    /// The bare link, over gRPC or not.
+    Ping(EchoAddress, bool),
+    /// Reads one at a time.
+    One(Address),
+    /// Reads that are asked for at once.
+    Many(Address),
 }
 
-fn ping<'a>(key: &str, label: &str, mut link: Echo<'a>, count: usize) -> Contender<'a> {
-    Contender::new(key, label, move |_| {
-        let begun = Instant::now();
-        link.ping(count)?;
-        Ok(micros(begun, count))
-    })
+fn contender<'a>(context: &'a Context, key: &str, label: &str, turn: Turn) -> Contender<'a> {
+    Contender::new(key, label, move |_| context.turn(Bench::Read, &turn))
+}
+
+fn one<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
+    let kind = address.kind();
+    let key = format!("{}_us", kind.key());
+    contender(context, &key, kind.label(), Turn::One(address.clone()))
+}
+
+fn many<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
+    let kind = address.kind();
+    let key = match kind {
+        Kind::TensordQuic => "pipelined_us".to_owned(),
+        kind => format!("{}_pipelined_us", kind.key()),
+    };
+    contender(context, &key, kind.label(), Turn::Many(address.clone()))
+}
+
+/// Takes a turn: µs a read.
+///
+/// # Errors
+///
+/// When the peer fails.
+pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
+    let (count, runtime) = (context.pick(200, 10), context.runtime());
+    match turn {
+        Turn::Ping(server, grpc) => {
+            let choice = match grpc {
+                true => TransportChoice::Grpc,
+                false => TransportChoice::Quic,
+            };
+            let mut link = server.dial(runtime, choice)?;
+            second(|| timed(count, || link.ping(count)))
+        }
+        Turn::One(address) => {
+            let peer = address.connect(runtime)?;
+            let tensor = small(&peer);
+            second(|| {
+                timed(count, || {
+                    let read = || data::into_data(tensor.clone(), Upload::Helper);
+                    (0..count).try_for_each(|_| read().map(drop))
+                })
+            })
+        }
+        Turn::Many(address) => {
+            let peer = address.connect(runtime)?;
+            let (tensor, start) = (small(&peer), peer.kind.start());
+            let rounds = (count / 10).max(1);
+            let round = || {
+                let asked = (0..OUTSTANDING).map(|_| data::start_read(tensor.clone(), start));
+                let asked: Vec<_> = asked.collect();
+                asked.into_iter().try_for_each(|read| read.wait().map(drop))
+            };
+            second(|| {
+                timed(rounds * OUTSTANDING, || {
+                    (0..rounds).try_for_each(|_| round())
+                })
+            })
+        }
+    }
+}
+
+/// µs that each of `count` takes.
+fn timed(count: usize, act: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let begun = Instant::now();
+    act()?;
+    Ok(begun.elapsed().as_secs_f64() * 1e6 / count as f64)
 }
 
 /// A tensor too small to matter, on the peer's device.
 fn small(peer: &Peer) -> Tensor<1> {
     let data = TensorData::from([1f32, 2.0, 3.0, 4.0]);
     data::from_data(data, &peer.device, Upload::Helper)
-}
-
-fn one(peer: &Peer, count: usize) -> Contender<'_> {
-    let tensor = small(peer);
-    let key = format!("{}_us", peer.kind.key());
-    Contender::new(key, peer.kind.label(), move |_| {
-        let begun = Instant::now();
-        for _ in 0..count {
-            data::into_data(tensor.clone(), Upload::Helper)?;
-        }
-        Ok(micros(begun, count))
-    })
-}
-
-fn many(peer: &Peer, count: usize) -> Contender<'_> {
-    let tensor = small(peer);
-    let key = match peer.kind {
-        Kind::TensordQuic => "pipelined_us".to_owned(),
-        kind => format!("{}_pipelined_us", kind.key()),
-    };
-    let (rounds, start) = ((count / 10).max(1), peer.kind.start());
-    Contender::new(key, peer.kind.label(), move |_| {
-        let begun = Instant::now();
-        for _ in 0..rounds {
-            let asked = (0..OUTSTANDING).map(|_| data::start_read(tensor.clone(), start));
-            let asked: Vec<_> = asked.collect();
-            asked
-                .into_iter()
-                .try_for_each(|read| read.wait().map(drop))?;
-        }
-        Ok(micros(begun, rounds * OUTSTANDING))
-    })
 }

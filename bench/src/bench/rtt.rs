@@ -62,7 +62,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     }
     Ok(Report {
         json: json!({ "rtts": rtts, "batch": batch }),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 

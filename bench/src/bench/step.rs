@@ -2,24 +2,31 @@
 //!
 //! A sample is several steps and one read of the last loss, divided by the steps.
 //! Batches are made beforehand, and are new to the worker. All peers start from
-//! the same weights, and see the same batches in the round that does not count:
-//! there their losses must agree to the last bit, which is checked.
+//! the same weights, and warm up on the same batches: there their losses must agree
+//! to the last bit, which is checked. Before that they upload as many batches as a
+//! worker keeps, for what [`bulk`](super::bulk) says.
 
-use std::{cell::RefCell, time::Instant};
+use std::{cell::RefCell, ops::Range, time::Instant};
 
 use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{
+    bench::Bench,
     context::Context,
     data::Upload,
     models::Model,
-    peer::{Kind, Peer},
+    peer::{Address, Kind},
     race::{Contender, Results},
     report::{Report, number, optional, spread, table},
     stats::round,
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
 };
+
+/// Batches that are uploaded before anything counts: somewhat more than the peers'
+/// worker keeps of a session.
+const WARM_BATCHES: usize = 512;
 
 /// Measures.
 ///
@@ -45,7 +52,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     }
     Ok(Report {
         json: json.into(),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 
@@ -59,17 +66,17 @@ fn to_json(found: &Results) -> Value {
 }
 
 fn measure(context: &Context, model: Model) -> Result<Results> {
-    let steps = match model {
-        Model::Mlp => context.pick(60, 2),
-        Model::Cnn => context.pick(8, 1),
-        Model::Transformer => context.pick(15, 1),
-    };
     let losses = Losses::default();
     let mut contenders = Vec::new();
-    for peer in context.peers()?.iter() {
-        contenders.push(contender(peer, model, steps, Upload::Helper, &losses));
-        if peer.kind == Kind::TensordQuic {
-            contenders.push(contender(peer, model, steps, Upload::Plain, &losses));
+    for address in context.servers()?.addresses() {
+        let turn = |upload| Turn {
+            address: address.clone(),
+            model,
+            upload,
+        };
+        contenders.push(contender(context, turn(Upload::Helper), &losses));
+        if address.kind() == Kind::TensordQuic {
+            contenders.push(contender(context, turn(Upload::Plain), &losses));
         }
     }
     let found = context.race(&format!("step {}", model.name()), contenders)?;
@@ -77,34 +84,63 @@ fn measure(context: &Context, model: Model) -> Result<Results> {
     Ok(found)
 }
 
-fn contender<'a>(
-    peer: &Peer,
+/// What a turn measures.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Turn {
+    address: Address,
     model: Model,
-    steps: usize,
     upload: Upload,
-    losses: &'a Losses,
-) -> Contender<'a> {
-    let mut trainer = Trainer::new(model, &peer.device, upload);
-    let (way, note) = match upload {
+}
+
+/// What it finds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Found {
+    /// Of a step.
+    ms: f64,
+    /// After the batches that are the same for all.
+    loss: f32,
+}
+
+fn contender<'a>(context: &'a Context, turn: Turn, losses: &'a Losses) -> Contender<'a> {
+    let (way, note) = match turn.upload {
         Upload::Helper => ("", ""),
         Upload::Plain => ("_plain", ", plain from_data"),
     };
-    let key = format!("{}{way}_ms", peer.kind.key());
-    let label = format!("{}{note}", peer.kind.label());
-    Contender::new(key, label.clone(), move |run| {
-        let seeds = match run {
-            0 => 0..steps as u64,
-            _ => fresh_seeds(steps),
-        };
-        let batches: Vec<_> = seeds.map(|seed| Batch::noise(BATCH, seed)).collect();
-        let begun = Instant::now();
-        let loss = trainer.steps(batches)?;
-        let took = begun.elapsed().as_secs_f64() * 1000.0 / steps as f64;
-        if run == 0 {
-            losses.note(&label, loss);
-        }
-        Ok(took)
+    let kind = turn.address.kind();
+    let key = format!("{}{way}_ms", kind.key());
+    let label = format!("{}{note}", kind.label());
+    Contender::new(key, label.clone(), move |_| {
+        let found: Found = context.turn(Bench::Step, &turn)?;
+        losses.note(&label, found.loss);
+        Ok(found.ms)
     })
+}
+
+/// Takes a turn: some steps on batches that are the same for all, then as many on new
+/// ones.
+///
+/// # Errors
+///
+/// When the peer fails.
+pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
+    let peer = turn.address.connect(context.runtime())?;
+    let steps = match turn.model {
+        Model::Mlp => context.pick(60, 2),
+        Model::Cnn => context.pick(8, 1),
+        Model::Transformer => context.pick(15, 1),
+    };
+    let mut trainer = Trainer::new(turn.model, &peer.device, turn.upload);
+    let batch = |seed| Batch::noise(BATCH, seed);
+    for seed in fresh_seeds(context.pick(WARM_BATCHES, 0)) {
+        trainer.upload(batch(seed));
+    }
+    let batches = |seeds: Range<u64>| -> Vec<_> { seeds.map(batch).collect() };
+    let loss = trainer.steps(batches(0..steps as u64))?;
+    let batches = batches(fresh_seeds(steps));
+    let begun = Instant::now();
+    trainer.steps(batches)?;
+    let ms = begun.elapsed().as_secs_f64() * 1000.0 / steps as f64;
+    Ok(serde_json::to_value(Found { ms, loss })?)
 }
 
 /// The loss of each contender after the same batches.

@@ -69,7 +69,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             "client_bytes": client_bytes,
             "quartiles": { "gbs": [round(gbs.q1), round(gbs.q3)] },
         }),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 

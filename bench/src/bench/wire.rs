@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     }
     Ok(Report {
         json: json.into(),
-        table: rows,
+        table: rows.to_string(),
     })
 }
 

@@ -1,0 +1,147 @@
+//! Processes that measure for another: this binary again, by a hidden command.
+//!
+//! A program has one backend. Burn keeps a thread for each remote device that a process
+//! ever had, which spins after each batch of ops, and from then on wakes some thousand
+//! times a second for as long as the process lives. So whatever has connected to a
+//! peer disturbs what is measured after it in the same process. Therefore
+//!
+//! - the process that a user starts connects to nobody: each bench is a process,
+//! - where microseconds count, so is each *turn* of a contender, which starts once the
+//!   servers are at rest,
+//! - and a bench that makes networks has one for each network, in a namespace
+//!   ([`inside`](crate::inside)).
+
+use std::{io::Write, path::Path, process::Command, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use tempfile::NamedTempFile;
+use tensord_tests::cluster::Process;
+
+use crate::{
+    bench::Bench,
+    context::Context,
+    inside::Facts,
+    network,
+    process::{announce, announced_within},
+    progress::Progress,
+    trainer::{fresh_seeds, start_seeds_at},
+};
+
+/// How long the process may be silent: longer than any sample takes.
+const SILENCE: Duration = Duration::from_secs(180);
+
+/// Seeds for the batches of a process, more than any has.
+const SEEDS: usize = 1 << 20;
+
+/// What the process is to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Work {
+    /// The whole bench.
+    Bench,
+    /// A part of it, which the bench knows.
+    Part(Value),
+}
+
+/// What it is told. It may have URLs, which are secrets: it goes by a file that only
+/// this user can read.
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    work: Work,
+    runs: usize,
+    quick: bool,
+    facts: Facts,
+    first_seed: u64,
+}
+
+/// What it tells.
+#[derive(Debug, Serialize, Deserialize)]
+enum Told {
+    Doing(String),
+    Done(Value),
+    Failed(String),
+}
+
+/// Has `work` of `bench` done by a process of its own, which is started by way of
+/// `entrance` and has `facts` there. Returns what it found.
+///
+/// # Errors
+///
+/// When it fails, or is silent for too long.
+pub(crate) fn run<T: DeserializeOwned>(
+    context: &Context,
+    bench: Bench,
+    work: Work,
+    entrance: &[&str],
+    facts: Facts,
+) -> Result<T> {
+    let dir = tempfile::tempdir()?;
+    let task = Task {
+        work,
+        runs: context.runs,
+        quick: context.quick,
+        facts,
+        first_seed: fresh_seeds(SEEDS).start,
+    };
+    let mut file = NamedTempFile::new_in(&dir)?;
+    file.write_all(&serde_json::to_vec(&task)?)?;
+    let own = std::env::current_exe().context("cannot find this binary")?;
+    let mut command = match entrance {
+        [] => Command::new(own),
+        [program, args @ ..] => {
+            let mut command = Command::new(program);
+            command.args(args).arg(own);
+            command
+        }
+    };
+    command.args(["part", bench.name()]).arg(file.path());
+    let process = Process::spawn(command, dir.path().join("log"));
+    loop {
+        match announced_within(&process, SILENCE)? {
+            Told::Doing(what) => context.progress.tell(&what),
+            Told::Done(found) => return Ok(serde_json::from_value(found)?),
+            Told::Failed(why) => bail!("{why}"),
+        }
+    }
+}
+
+/// The process: does what the file at `task` says, and tells.
+///
+/// # Errors
+///
+/// When it cannot tell.
+pub(crate) fn serve(bench: Bench, task: &Path) -> Result<()> {
+    let told = match found(bench, task).with_context(|| bench.name()) {
+        Ok(found) => Told::Done(found),
+        Err(error) => Told::Failed(format!("{error:#}")),
+    };
+    announce(&told)
+}
+
+fn found(bench: Bench, task: &Path) -> Result<Value> {
+    let task: Task = serde_json::from_slice(&std::fs::read(task)?)?;
+    start_seeds_at(task.first_seed);
+    let telling = Progress::telling(|what| {
+        // Once the parent has ended this panics, and so ends all that was started.
+        announce(&Told::Doing(what.to_owned())).expect("a line of text is JSON");
+    });
+    let context = Context::with_progress(task.runs, task.quick, telling)?;
+    if task.facts.namespaces {
+        network::move_in()?;
+    }
+    match task.work {
+        Work::Bench => Ok(serde_json::to_value(bench.run(&context)?)?),
+        Work::Part(part) => bench.part(&context, task.facts, part),
+    }
+}
+
+/// Measures once to warm up, and once that counts.
+///
+/// # Errors
+///
+/// The first.
+pub(crate) fn second<T>(mut measure: impl FnMut() -> Result<T>) -> Result<T> {
+    measure()?;
+    measure()
+}
