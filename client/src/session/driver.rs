@@ -42,11 +42,11 @@ const RETRY: Duration = Duration::from_millis(100);
 const BEAT: Duration = Duration::from_secs(1);
 
 /// How long few ops wait for more. The timer's own grain; nobody waits for these
-/// ops, or a read would have sent them.
+/// ops, or a read, or the end of a row of all-reduces, would have sent them.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// It doubles with each time in a row that few ops were sent, up to here: the worker
-/// has something to do then, and a frame costs it more than an op.
+/// It doubles with each time that few ops were sent since something was urgent, up to
+/// here: the worker has something to do then, and a frame costs it more than an op.
 const GATHER_MOST: Duration = Duration::from_millis(4);
 
 /// How long news (an ack) may wait for a frame to ride on.
@@ -271,22 +271,23 @@ async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended
                 patient = timeout_at(until, wake.notified()).await.is_ok();
                 continue;
             }
-            Outgoing::News => NEWS_DELAY,
-            // What comes meanwhile need not wake it for an ack, as answers do that
-            // are soon followed by the next request.
-            Outgoing::Nothing if !rested => {
-                rested = timeout(NEWS_DELAY, wake.notified()).await.is_err();
-                continue;
-            }
-            Outgoing::Nothing => BEAT,
+            Outgoing::Nothing if rested => BEAT,
+            // What comes meanwhile need not wake it for an ack: it will look by itself,
+            // and most answers are soon followed by the next request.
+            Outgoing::News | Outgoing::Nothing => NEWS_DELAY,
             Outgoing::Goodbye => {
                 sleep(GOODBYE).await;
                 return Ended::Over("closed".into());
             }
         };
-        if timeout(wait, wake.notified()).await.is_err()
-            && let Err(ended) = send(session, &mut sender, &[session.beat(track)]).await
-        {
+        // Without credit, too, ops are gathered.
+        (patient, gathered_at) = (true, None);
+        if timeout(wait, wake.notified()).await.is_ok() {
+            continue;
+        }
+        let beats = rested || session.has_news(track);
+        rested = true;
+        if beats && let Err(ended) = send(session, &mut sender, &[session.beat(track)]).await {
             return ended;
         }
     }

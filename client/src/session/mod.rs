@@ -24,7 +24,7 @@ use std::{
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
-use burn_ir::{OperationIr, TensorId, TensorIr};
+use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr};
 use tensord_proto::{
     MAX_READS_PER_FRAME,
     codec::{DeviceProfile, encode_tensor, encode_type},
@@ -103,7 +103,7 @@ struct State {
     recorded: Vec<Item>,
     /// Something in it is not to wait for more.
     urgent: bool,
-    /// How often in a row few ops were sent as no more came in time.
+    /// How often few ops were sent, as no more came in time, since something was urgent.
     sent_few: u32,
     blobs: Blobs,
     next_request: u64,
@@ -195,7 +195,12 @@ impl Session {
             // Follows an upload, which said the same.
             return;
         }
-        let state = self.lock();
+        let mut state = self.lock();
+        // Other ranks wait for what ends here.
+        state.urgent |= matches!(
+            op,
+            OperationIr::Distributed(DistributedOperationIr::SyncCollective)
+        );
         self.append(state, Item::Op(op));
     }
 
@@ -211,7 +216,7 @@ impl Session {
         }
         match state.driver {
             // More ops come in a moment, and one wake does for all of them.
-            Waiting::ForMore if state.recorded.len() < EAGER_OPS => {}
+            Waiting::ForMore if state.has_few() => {}
             _ => self.wake(state),
         }
     }

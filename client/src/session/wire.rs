@@ -23,7 +23,8 @@ pub(super) enum Ended {
 /// What the driver finds when it asks for the next frames.
 pub(super) enum Outgoing {
     Frames(Vec<[Bytes; 3]>),
-    /// Some ops, to which more may come, and how often such were sent before.
+    /// Some ops, to which more may come, and how often such were sent since something
+    /// was urgent.
     Few(u32),
     /// Nothing now; the worker was not told everything, though.
     News,
@@ -125,6 +126,11 @@ impl Session {
         let bodies = recording.encode();
         let mut state = self.lock();
         bodies.into_iter().for_each(|body| state.duplex.push(body));
+    }
+
+    /// Whether the worker was not told everything.
+    pub(super) fn has_news(&self, track: Track) -> bool {
+        self.lock().track(track).inbox().has_news()
     }
 
     pub(super) fn beat(&self, track: Track) -> [Bytes; 3] {
