@@ -7,7 +7,7 @@
 //!
 //! - the process that a user starts connects to nobody: each bench is a process,
 //! - where microseconds count, so is each *turn* of a contender, which starts once the
-//!   servers are at rest,
+//!   peers' servers are at rest,
 //! - and a bench that makes networks has one for each network, in a namespace
 //!   ([`inside`](crate::inside)).
 
@@ -25,18 +25,12 @@ use crate::{
     inside::Facts,
     network,
     process::{announce, announced_within},
-    progress::Progress,
+    progress::{Progress, Said},
     trainer::{fresh_seeds, start_seeds_at},
 };
 
-/// How long the process may be silent: longer than any sample takes.
-const SILENCE: Duration = Duration::from_secs(180);
-
-/// Seeds for the batches of a process, more than any has.
-const SEEDS: usize = 1 << 20;
-
 /// What the process is to do.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) enum Work {
     /// The whole bench.
     Bench,
@@ -44,9 +38,29 @@ pub(crate) enum Work {
     Part(Value),
 }
 
+impl Work {
+    /// How long the process may be silent: longer than any sample takes. A bench hears
+    /// of a part that hangs before it is taken to hang itself.
+    const fn silence(&self) -> Duration {
+        match self {
+            Self::Bench => Duration::from_secs(240),
+            Self::Part(_) => Duration::from_secs(180),
+        }
+    }
+
+    /// Seeds for the batches of the process, more than it has. Parts have some of those
+    /// of their bench, in the order they begin.
+    const fn seeds(&self) -> usize {
+        match self {
+            Self::Bench => 1 << 40,
+            Self::Part(_) => 1 << 20,
+        }
+    }
+}
+
 /// What it is told. It may have URLs, which are secrets: it goes by a file that only
 /// this user can read.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct Task {
     work: Work,
     runs: usize,
@@ -59,6 +73,7 @@ struct Task {
 #[derive(Debug, Serialize, Deserialize)]
 enum Told {
     Doing(String),
+    Note(String),
     Done(Value),
     Failed(String),
 }
@@ -77,12 +92,13 @@ pub(crate) fn run<T: DeserializeOwned>(
     facts: Facts,
 ) -> Result<T> {
     let dir = tempfile::tempdir()?;
+    let (silence, seeds) = (work.silence(), work.seeds());
     let task = Task {
         work,
         runs: context.runs,
         quick: context.quick,
         facts,
-        first_seed: fresh_seeds(SEEDS).start,
+        first_seed: fresh_seeds(seeds).start,
     };
     let mut file = NamedTempFile::new_in(&dir)?;
     file.write_all(&serde_json::to_vec(&task)?)?;
@@ -98,8 +114,9 @@ pub(crate) fn run<T: DeserializeOwned>(
     command.args(["part", bench.name()]).arg(file.path());
     let process = Process::spawn(command, dir.path().join("log"));
     loop {
-        match announced_within(&process, SILENCE)? {
+        match announced_within(&process, silence)? {
             Told::Doing(what) => context.progress.tell(&what),
+            Told::Note(text) => context.progress.print(&text),
             Told::Done(found) => return Ok(serde_json::from_value(found)?),
             Told::Failed(why) => bail!("{why}"),
         }
@@ -122,9 +139,13 @@ pub(crate) fn serve(bench: Bench, task: &Path) -> Result<()> {
 fn found(bench: Bench, task: &Path) -> Result<Value> {
     let task: Task = serde_json::from_slice(&std::fs::read(task)?)?;
     start_seeds_at(task.first_seed);
-    let telling = Progress::telling(|what| {
+    let telling = Progress::telling(|said| {
+        let told = match said {
+            Said::Doing(what) => Told::Doing(what.to_owned()),
+            Said::Note(text) => Told::Note(text.to_owned()),
+        };
         // Once the parent has ended this panics, and so ends all that was started.
-        announce(&Told::Doing(what.to_owned())).expect("a line of text is JSON");
+        announce(&told).expect("a line of text is JSON");
     });
     let context = Context::with_progress(task.runs, task.quick, telling)?;
     if task.facts.namespaces {

@@ -79,7 +79,7 @@ impl Kind {
 }
 
 /// Where a peer is, for whoever connects to it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Address {
     /// In whatever process asks.
     Local,

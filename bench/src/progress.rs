@@ -14,8 +14,16 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// How long a run may take before it shows a line.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// What is said.
+pub(crate) enum Said<'a> {
+    /// What is going on.
+    Doing(&'a str),
+    /// Something to print.
+    Note(&'a str),
+}
+
 /// Tells another process.
-type Tell = Box<dyn Fn(&str)>;
+type Tell = Box<dyn Fn(Said<'_>)>;
 
 /// The line. Clears itself when dropped.
 pub(crate) struct Progress {
@@ -31,8 +39,8 @@ impl Progress {
         Self::start(std::io::stderr().is_terminal())
     }
 
-    /// Has `tell` say what is going on, at once.
-    pub(crate) fn telling(tell: impl Fn(&str) + 'static) -> Self {
+    /// Has `tell` say everything, at once.
+    pub(crate) fn telling(tell: impl Fn(Said<'_>) + 'static) -> Self {
         let mut progress = Self::start(false);
         progress.tell = Some(Box::new(tell));
         progress
@@ -60,7 +68,7 @@ impl Progress {
     /// Says what is going on.
     pub(crate) fn tell(&self, what: &str) {
         if let Some(tell) = &self.tell {
-            return tell(what);
+            return tell(Said::Doing(what));
         }
         if self.waiting.get() && self.begun.elapsed() > PATIENCE {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -71,6 +79,9 @@ impl Progress {
 
     /// Prints `text` to stdout without leaving half a line behind.
     pub(crate) fn print(&self, text: &str) {
+        if let Some(tell) = &self.tell {
+            return tell(Said::Note(text));
+        }
         self.bar.suspend(|| println!("{text}"));
     }
 }

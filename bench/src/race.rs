@@ -1,7 +1,7 @@
 //! Contenders measured in turn, so that noise hits all alike.
 //!
 //! Every round measures each contender once and starts with another one. The
-//! first round warms up caches, allocators and connections, and does not count.
+//! first round warms up servers, caches and whatever contenders keep, and does not count.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};

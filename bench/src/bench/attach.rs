@@ -39,13 +39,15 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         let traffic = &traffic;
         Contender::new(key, label, move |_| {
             let found: Found = context.turn(Bench::Attach, &Turn::Pool(url.clone()))?;
-            traffic.set((found.bytes_up, found.bytes_down));
+            if transport == TransportChoice::Auto {
+                traffic.set((found.bytes_up, found.bytes_down));
+            }
             Ok(found.ms)
         })
     };
     let contenders = vec![
-        tensord("grpc_ms", "tensord, gRPC", TransportChoice::Grpc),
         tensord("ms", "tensord, QUIC", TransportChoice::Auto),
+        tensord("grpc_ms", "tensord, gRPC", TransportChoice::Grpc),
         Contender::new("burn_remote_ms", "burn-remote, WebSocket", |_| {
             let (_process, address) = start_websocket(&dir)?;
             let found: Found = context.turn(Bench::Attach, &Turn::Server(address))?;
@@ -66,7 +68,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 }
 
 /// What a turn attaches to.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
     /// The URL of a pool.
     Pool(String),

@@ -31,7 +31,7 @@ const UPLOAD_MIB: usize = 16;
 const REPORT_EVERY: usize = 32;
 
 /// What the client is to send.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Stream {
     url: String,
     ops: usize,

@@ -92,7 +92,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 }
 
 /// What a turn measures.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
     /// The `Tensor` API.
     Tensors(Address, Until),

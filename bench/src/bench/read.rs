@@ -62,7 +62,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 }
 
 /// What a turn measures.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
     /// The bare link, over gRPC or not.
     Ping(EchoAddress, bool),

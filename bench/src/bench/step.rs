@@ -85,7 +85,7 @@ fn measure(context: &Context, model: Model) -> Result<Results> {
 }
 
 /// What a turn measures.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Turn {
     address: Address,
     model: Model,
