@@ -8,12 +8,14 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
 use lru::LruCache;
 use tensord_proto::content::{Hash, MAX_HELD, hash, kept_cost};
+
+use crate::locks::lock;
 
 /// Kept uploads of all tenants, within a bound.
 #[derive(Debug)]
@@ -46,21 +48,16 @@ impl BlobStore {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Blobs>> {
-        // No code of others runs under this lock, and ours leaves it whole.
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Bytes kept now.
     #[cfg(test)]
     fn bytes(&self) -> u64 {
-        self.lock().values().map(|blobs| blobs.bytes).sum()
+        lock(&self.tenants).values().map(|blobs| blobs.bytes).sum()
     }
 
     /// What there is for a session of `tenant`, latest first. It stays for as
     /// long as the session holds on to it.
     pub(crate) fn held(&self, tenant: &str) -> Vec<(Hash, Bytes)> {
-        let tenants = self.lock();
+        let tenants = lock(&self.tenants);
         let blobs = tenants.get(tenant).into_iter();
         blobs
             .flat_map(|blobs| &blobs.by_hash)
@@ -75,7 +72,7 @@ impl BlobStore {
         for content in contents {
             let hash = hash(&content);
             let cost = kept_cost(content.len());
-            let mut tenants = self.lock();
+            let mut tenants = lock(&self.tenants);
             let known = tenants
                 .get_mut(tenant)
                 .and_then(|blobs| blobs.by_hash.get(&hash));

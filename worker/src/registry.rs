@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -27,6 +27,7 @@ use crate::{
     collective::{self, Accepted, Cohort, Roster, Settings},
     devices::OpenedDevice,
     executor::Executor,
+    locks::lock,
     memory::DeviceMemory,
     session::{Grant, Session, Site, Track},
 };
@@ -60,14 +61,14 @@ struct Reserved {
 
 impl Reserved {
     fn get(&self) -> Option<u64> {
-        *self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.bytes)
     }
 
     /// Looks again, unless somebody does already. May block.
     fn look(&self, device: &dyn Device) {
         if !self.looking.swap(true, Ordering::AcqRel) {
             let bytes = device.reserved_bytes();
-            *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
+            *lock(&self.bytes) = bytes;
             self.looking.store(false, Ordering::Release);
         }
     }
@@ -140,10 +141,7 @@ impl Registry {
     }
 
     pub(crate) fn set_lease_key(&self, key: Vec<u8>) {
-        *self
-            .lease_key
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(key);
+        *lock(&self.lease_key) = Some(key);
     }
 
     /// Opens or resumes the session that `open` asks for.
@@ -196,11 +194,7 @@ impl Registry {
 
     /// The claims of a token of a lease that has not ended.
     fn verify(&self, lease_token: &[u8]) -> Result<LeaseClaims, Error> {
-        let key = self
-            .lease_key
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let key = lock(&self.lease_key).clone();
         let key = key.ok_or_else(|| {
             Error::new(
                 ErrorCode::Lease,
@@ -210,7 +204,7 @@ impl Registry {
         let claims = token::verify(lease_token, &key)
             .map_err(|e| Error::new(ErrorCode::Token, e.to_string()))?;
         let lease = LeaseId(claims.lease_id);
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = lock(&self.ended);
         match ended.contains(&lease) {
             true => Err(Error::new(
                 ErrorCode::Lease,
@@ -299,7 +293,7 @@ impl Registry {
 
     /// Ends a lease's sessions, and makes its token worthless.
     pub(crate) fn end_lease(&self, lease: LeaseId) {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = lock(&self.ended);
         if !ended.contains(&lease) {
             ended.push_back(lease);
         }

@@ -10,7 +10,7 @@ mod flex;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use burn_backend::{BoolStore, DType, ExecutionError, TensorData};
@@ -20,7 +20,10 @@ use burn_std::{future::DynFut, stream::Stream};
 use tensord_proto::codec::DeviceProfile;
 use tracing::warn;
 
-use crate::custom::{CustomOps, Handlers};
+use crate::{
+    custom::{CustomOps, Handlers},
+    locks::lock,
+};
 
 /// One session's tensors on one device.
 pub(crate) trait Engine: Send {
@@ -178,7 +181,7 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
 
     fn execute_seeded(&mut self, op: OperationIr, seed: u64) {
         // A backend that panicked while drawing leaves nothing half-done here.
-        let _drawing = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let _drawing = lock(&GENERATOR);
         let device = self.device.clone();
         self.run(|interpreter| {
             interpreter.seed(seed);

@@ -1,0 +1,279 @@
+//! The test's end of a session: it carries the frames and gives the turns.
+
+use std::{
+    pin::pin,
+    task::{Context, Waker},
+};
+
+use burn_backend::{DType, Shape, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{
+    BinaryOpIr, FloatOperationIr, InitOperationIr, NumericOperationIr, OperationIr, RandomOpIr,
+    TensorId, TensorIr, TensorStatus,
+};
+use tensord_proto::{
+    codec::{OpEncoder, decode_type, encode_tensor},
+    content::{Content, Entry, put},
+    ids::WorkerId,
+    v1::{self, frame::Body, tensor_value, value},
+};
+
+use super::super::*;
+use crate::{
+    backend::BurnDevice,
+    collective::{Roster, Settings},
+    custom::CustomOps,
+};
+
+pub(super) const CAPACITY: u64 = 1 << 30;
+pub(super) const KEPT: u64 = 1 << 10;
+
+/// A session, its client's end of the wire, and what came back.
+pub(super) struct Bench {
+    pub(super) session: Arc<Session>,
+    pub(super) queue: Arc<RunQueue>,
+    pub(super) memory: Arc<DeviceMemory>,
+    pub(super) blobs: Arc<BlobStore>,
+    pub(super) client: Duplex,
+    pub(super) bulk: Duplex,
+    pub(super) encoder: OpEncoder,
+    pub(super) connection: u64,
+    pub(super) bulk_connection: u64,
+    pub(super) answers: Vec<Body>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Bench {
+    pub(super) fn new() -> Self {
+        Self::with_blobs(BlobStore::new(1 << 20))
+    }
+
+    pub(super) fn with_blobs(blobs: Arc<BlobStore>) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let (queue, memory) = (Arc::new(RunQueue::default()), DeviceMemory::new(CAPACITY));
+        let site = Site {
+            device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
+            memory: memory.clone(),
+            queue: queue.clone(),
+            worker: "bench".into(),
+            ops: Arc::default(),
+            runtime: runtime.handle().clone(),
+            blobs: blobs.clone(),
+            kept_bytes: KEPT,
+        };
+        let grant = Grant {
+            lease: LeaseId(1),
+            tenant: "a".into(),
+            device_index: 0,
+        };
+        let settings = Settings {
+            deadline: std::time::Duration::from_secs(30),
+            bucket_bytes: None,
+            runtime: runtime.handle().clone(),
+        };
+        // Two devices of this worker; the second has no session.
+        let share = |device_index| v1::LeaseShare {
+            worker_id: 1,
+            device_index,
+            worker: "bench".into(),
+            ..v1::LeaseShare::default()
+        };
+        let roster = Roster::new(vec![share(0), share(1)], WorkerId(1));
+        let cohort = Cohort::new(1, LeaseId(1), roster, Bytes::new(), settings);
+        let session = Session::new(SessionId(1), grant, 7, site, cohort).unwrap();
+        let mut bench = Self {
+            session,
+            queue,
+            memory,
+            blobs,
+            client: Duplex::new(1 << 30, 0, u64::MAX),
+            bulk: Duplex::new(1 << 30, 0, u64::MAX),
+            encoder: OpEncoder::default(),
+            connection: 0,
+            bulk_connection: 0,
+            answers: Vec::new(),
+            _runtime: runtime,
+        };
+        bench.connect();
+        bench
+    }
+
+    /// A new connection, as after a loss.
+    pub(super) fn connect(&mut self) {
+        self.connection = attach(&self.session, Track::Ops, &mut self.client);
+        self.bulk_connection = attach(&self.session, Track::Bulk, &mut self.bulk);
+    }
+
+    pub(super) fn ops(&mut self, ops: &[OperationIr]) {
+        self.ops_with(ops, &[]);
+    }
+
+    pub(super) fn ops_with(&mut self, ops: &[OperationIr], entries: &[Entry]) {
+        let mut contents = Vec::new();
+        entries.iter().for_each(|entry| put(&mut contents, entry));
+        let mut encoded = Vec::new();
+        ops.iter()
+            .for_each(|op| self.encoder.encode(op, &mut encoded));
+        self.encoder.finish(&mut encoded);
+        let count = ops.len() as u32;
+        self.client.push(Body::Ops(v1::Ops {
+            count,
+            encoded: encoded.into(),
+            contents: contents.into(),
+        }));
+    }
+
+    pub(super) fn upload(&mut self, id: u64, values: &[f32]) {
+        let bytes = bytes_of(values);
+        self.upload_from(id, Content::Inline { bytes, keep: None });
+    }
+
+    /// Uploads two values.
+    pub(super) fn upload_from(&mut self, id: u64, content: Content) {
+        self.ops_with(&[init(id)], &[Entry::Upload(content)]);
+    }
+
+    pub(super) fn read(&mut self, request_id: u64, tensor: &TensorIr) {
+        self.client.push(Body::Reads(v1::Reads {
+            request_id,
+            tensors: vec![encode_tensor(tensor)],
+        }));
+    }
+
+    /// Carries frames from the client, at most `count`.
+    pub(super) fn carry(&mut self, count: usize) -> Result<(), IntakeError> {
+        for _ in 0..count {
+            let Some(parts) = self.client.next_to_send() else {
+                break;
+            };
+            let frame = parts.concat().into();
+            self.session.receive(Track::Ops, self.connection, frame)?;
+        }
+        Ok(())
+    }
+
+    /// Carries frames of bulk bytes, and says how many there were.
+    pub(super) fn carry_bulk(&mut self) -> usize {
+        let mut frames = 0;
+        while let Some(parts) = self.bulk.next_to_send() {
+            let (frame, connection) = (parts.concat().into(), self.bulk_connection);
+            self.session
+                .receive(Track::Bulk, connection, frame)
+                .unwrap();
+            frames += 1;
+        }
+        frames
+    }
+
+    /// Gives turns while there are any to give.
+    pub(super) fn run(&mut self) {
+        while let Some(session) = self.queue.try_pop() {
+            if session.run(&mut || true) == Turn::Again {
+                self.queue.push(session);
+            }
+        }
+    }
+
+    /// Whether the writer was told since this was asked last.
+    pub(super) fn was_told(&self) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        let told = pin!(self.session.news(Track::Ops)).poll(&mut context);
+        told.is_ready()
+    }
+
+    /// Carries what the session says.
+    pub(super) fn hear(&mut self) {
+        for (track, connection, client) in [
+            (Track::Ops, self.connection, &mut self.client),
+            (Track::Bulk, self.bulk_connection, &mut self.bulk),
+        ] {
+            while let Outgoing::Frames(frames) = self.session.next_to_send(track, connection) {
+                for parts in frames {
+                    let heard = client.receive(parts.concat().into()).unwrap();
+                    self.answers.extend(heard.map(|(body, _)| body));
+                }
+            }
+        }
+    }
+
+    pub(super) fn all(&mut self) {
+        self.carry(usize::MAX).unwrap();
+        self.run();
+        self.hear();
+    }
+
+    /// The values answered, by request.
+    pub(super) fn values(&self) -> Vec<(u64, Result<Vec<f32>, String>)> {
+        let values = |body: &Body| match body {
+            Body::Values(values) => values.values.clone(),
+            _ => Vec::new(),
+        };
+        let values = self.answers.iter().flat_map(values);
+        values
+            .map(|value| (value.request_id, result(&value)))
+            .collect()
+    }
+}
+
+pub(super) fn attach(session: &Session, track: Track, client: &mut Duplex) -> u64 {
+    let received = client.inbox().received();
+    let (connection, received, credit) = session.attach(track, received).unwrap();
+    client.rewind(received, credit).unwrap();
+    connection
+}
+
+pub(super) fn bytes_of(values: &[f32]) -> Bytes {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+pub(super) fn init(id: u64) -> OperationIr {
+    let out = tensor(id, TensorStatus::NotInit);
+    OperationIr::Init(InitOperationIr { out })
+}
+
+pub(super) fn result(value: &v1::Value) -> Result<Vec<f32>, String> {
+    match value.result.as_ref().unwrap() {
+        value::Result::Fault(fault) => Err(fault.to_string()),
+        value::Result::Tensor(tensor) => {
+            let (shape, dtype, _) = decode_type(tensor.r#type.as_ref()).unwrap();
+            let Some(tensor_value::Content::Bytes(bytes)) = &tensor.content else {
+                panic!("a small value is whole");
+            };
+            let data = TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype);
+            Ok(data.try_to_vec().unwrap())
+        }
+    }
+}
+
+pub(super) fn tensor(id: u64, status: TensorStatus) -> TensorIr {
+    TensorIr {
+        id: TensorId::new(id),
+        shape: Shape::new([2]),
+        status,
+        dtype: DType::F32,
+    }
+}
+
+pub(super) fn add(lhs: u64, rhs: u64, out: u64) -> OperationIr {
+    let read = |id| tensor(id, TensorStatus::ReadOnly);
+    let op = BinaryOpIr {
+        lhs: read(lhs),
+        rhs: read(rhs),
+        out: tensor(out, TensorStatus::NotInit),
+    };
+    OperationIr::NumericFloat(DType::F32, NumericOperationIr::Add(op))
+}
+
+pub(super) fn random(out: u64) -> OperationIr {
+    let distribution = burn_backend::Distribution::Uniform(0.0, 1.0);
+    let out = tensor(out, TensorStatus::NotInit);
+    OperationIr::Float(
+        DType::F32,
+        FloatOperationIr::Random(RandomOpIr { out, distribution }),
+    )
+}
