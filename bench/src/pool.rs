@@ -80,8 +80,7 @@ impl LocalPool {
     ///
     /// When it does not answer.
     pub(crate) fn connect(&self, transport: TransportChoice) -> Result<Pool> {
-        let pool = Pool::connect_with(self.url(transport), Options::default());
-        pool.context("cannot connect to the pool")
+        connect(self.url(transport))
     }
 
     /// Connects to it and leases a device.
@@ -100,11 +99,15 @@ impl LocalPool {
 ///
 /// When it does not answer, or has no device.
 pub(crate) fn lease(url: PoolUrl) -> Result<(Pool, Lease)> {
-    let pool = Pool::connect_with(url, Options::default());
-    let pool = pool.context("cannot connect to the pool")?;
+    let pool = connect(url)?;
     set_burn_config(None);
     let lease = pool.lease(LeaseRequest::devices(1));
     Ok((pool, lease.context("cannot lease a device")?))
+}
+
+fn connect(url: PoolUrl) -> Result<Pool> {
+    let pool = Pool::connect_with(url, Options::default());
+    pool.context("cannot connect to the pool")
 }
 
 /// The next URL that `process` prints for `whom`, `program` or `worker`.

@@ -28,20 +28,6 @@ pub(crate) fn announce(how: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// Starts this binary with `args`. Its log goes to `dir`.
-///
-/// # Errors
-///
-/// When this binary is gone.
-pub(crate) fn start(args: &[&str], dir: &TempDir) -> Result<Process> {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let own = std::env::current_exe().context("cannot find this binary")?;
-    let mut command = Command::new(own);
-    command.args(args);
-    let name = format!("{}-{}.log", args[0], COUNT.fetch_add(1, Ordering::Relaxed));
-    Ok(Process::spawn(command, dir.path().join(name)))
-}
-
 /// Starts this binary with `args`, and waits for its announcement. Its log goes
 /// to `dir`.
 ///
@@ -49,7 +35,12 @@ pub(crate) fn start(args: &[&str], dir: &TempDir) -> Result<Process> {
 ///
 /// When it announces nothing that makes sense.
 pub(crate) fn serve<T: DeserializeOwned>(args: &[&str], dir: &TempDir) -> Result<(Process, T)> {
-    let process = start(args, dir)?;
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let own = std::env::current_exe().context("cannot find this binary")?;
+    let mut command = Command::new(own);
+    command.args(args);
+    let name = format!("{}-{}.log", args[0], COUNT.fetch_add(1, Ordering::Relaxed));
+    let process = Process::spawn(command, dir.path().join(name));
     let announced = announced(&process)?;
     Ok((process, announced))
 }

@@ -11,16 +11,17 @@ use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tensord_client::{LeaseRequest, Pool};
+use tensord_client::Lease;
 use tensord_transport::TransportChoice;
 
 use crate::{
     bench::Bench,
     context::Context,
     data::{self, Upload},
+    peer::{Address, Kind},
     pool::LocalPool,
     race::Contender,
-    remote::{start_websocket, websocket_device},
+    remote::start_websocket,
     report::{Report, add_findings, table},
 };
 
@@ -34,24 +35,19 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     // Several devices, as a lease that was dropped may take a moment to end.
     let pool = LocalPool::start("flex*4")?;
     let traffic = Cell::default();
-    let tensord = |key: &str, label: &str, transport| {
-        let url = pool.url(transport).reveal();
-        let traffic = &traffic;
-        Contender::new(key, label, move |_| {
-            let found: Found = context.turn(Bench::Attach, &Turn::Pool(url.clone()))?;
-            if transport == TransportChoice::Auto {
-                traffic.set((found.bytes_up, found.bytes_down));
-            }
-            Ok(found.ms)
-        })
-    };
+    let take = |address: &Address| context.turn::<Found>(Bench::Attach, address);
+    let quic = Address::TensordQuic(pool.url(TransportChoice::Auto).reveal());
+    let grpc = Address::TensordGrpc(pool.url(TransportChoice::Grpc).reveal());
     let contenders = vec![
-        tensord("ms", "tensord, QUIC", TransportChoice::Auto),
-        tensord("grpc_ms", "tensord, gRPC", TransportChoice::Grpc),
-        Contender::new("burn_remote_ms", "burn-remote, WebSocket", |_| {
-            let (_process, address) = start_websocket(&dir)?;
-            let found: Found = context.turn(Bench::Attach, &Turn::Server(address))?;
+        Contender::new("ms", quic.kind().label(), |_| {
+            let found = take(&quic)?;
+            traffic.set((found.bytes_up, found.bytes_down));
             Ok(found.ms)
+        }),
+        Contender::new("grpc_ms", grpc.kind().label(), |_| Ok(take(&grpc)?.ms)),
+        Contender::new("burn_remote_ms", Kind::BurnWebSocket.label(), |_| {
+            let (_process, address) = start_websocket(&dir)?;
+            Ok(take(&Address::BurnWebSocket(address))?.ms)
         }),
     ];
     let found = context.race("attach", contenders)?;
@@ -67,47 +63,30 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// What a turn attaches to.
-#[derive(Serialize, Deserialize)]
-pub(super) enum Turn {
-    /// The URL of a pool.
-    Pool(String),
-    /// The address of one of Burn's servers.
-    Server(String),
-}
-
-/// What it finds.
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// What a turn finds.
+#[derive(Debug, Serialize, Deserialize)]
 struct Found {
     ms: f64,
     bytes_up: u64,
     bytes_down: u64,
 }
 
-/// Takes a turn.
+/// Takes a turn: attaches to what is at `address`.
 ///
 /// # Errors
 ///
 /// When the pool or the server fails.
-pub(super) fn turn(turn: &Turn) -> Result<Value> {
+pub(super) fn turn(context: &Context, address: &Address) -> Result<Value> {
     let begun = Instant::now();
-    let mut found = Found::default();
-    match turn {
-        Turn::Pool(url) => {
-            let pool = Pool::connect(url)?;
-            let lease = pool.lease(LeaseRequest::devices(1))?;
-            first_result(&lease.devices()[0])?;
-            let traffic = lease.traffic();
-            (found.bytes_up, found.bytes_down) = (traffic.bytes_up, traffic.bytes_down);
-            // To let go of it does not count.
-            found.ms = begun.elapsed().as_secs_f64() * 1000.0;
-        }
-        Turn::Server(address) => {
-            first_result(&websocket_device(address)?)?;
-            found.ms = begun.elapsed().as_secs_f64() * 1000.0;
-        }
-    }
-    Ok(serde_json::to_value(found)?)
+    let peer = address.connect(context.runtime())?;
+    first_result(&peer.device)?;
+    let ms = begun.elapsed().as_secs_f64() * 1000.0;
+    let traffic = peer.lease().map(Lease::traffic).unwrap_or_default();
+    Ok(serde_json::to_value(Found {
+        ms,
+        bytes_up: traffic.bytes_up,
+        bytes_down: traffic.bytes_down,
+    })?)
 }
 
 fn first_result(device: &Device) -> Result<()> {

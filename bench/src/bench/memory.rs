@@ -8,14 +8,13 @@ use anyhow::{Context as _, Result};
 use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tensord_client::{LeaseRequest, Pool};
 use tensord_transport::TransportChoice;
 
 use crate::{
     bench::Bench,
     context::Context,
     data::{self, Upload},
-    pool::LocalPool,
+    pool::{LocalPool, lease},
     process::resident_bytes,
     report::{Report, optional, table},
     stats::round,
@@ -100,8 +99,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 ///
 /// When the pool fails.
 pub(super) fn stream(context: &Context, stream: &Stream) -> Result<Value> {
-    let pool = Pool::connect(&stream.url)?;
-    let lease = pool.lease(LeaseRequest::devices(1))?;
+    let (_pool, lease) = lease(stream.url.parse()?)?;
     let device = &lease.devices()[0];
     let peak = || resident_bytes(std::process::id()).map(|(_, peak)| peak);
     let mut sum: Tensor<1> = data::from_data(TensorData::from([0f32]), device, Upload::Helper);

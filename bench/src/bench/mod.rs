@@ -132,7 +132,7 @@ impl Bench {
             Self::Ops => ops::turn(context, &from_value(part)?).map(Value::from),
             Self::Step => step::turn(context, &from_value(part)?),
             Self::Read => read::turn(context, &from_value(part)?).map(Value::from),
-            Self::Attach => attach::turn(&from_value(part)?),
+            Self::Attach => attach::turn(context, &from_value(part)?),
             Self::Memory => memory::stream(context, &from_value(part)?),
             Self::Allreduce => allreduce::measure(context, facts, part),
             Self::Ddp => ddp::measure(context, facts, part),
