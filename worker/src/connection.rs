@@ -150,7 +150,8 @@ async fn write(
             Outgoing::Nothing => BEAT,
         };
         if timeout(wait, session.news(track)).await.is_err()
-            && let Err(e) = sender.send(&session.beat(track)).await
+            && let Some(beat) = session.beat(track, connection)
+            && let Err(e) = sender.send(&beat).await
         {
             return e.to_string();
         }

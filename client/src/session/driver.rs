@@ -251,24 +251,24 @@ fn take(
 }
 
 async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended {
-    let mut patient = true;
-    // When few ops have waited long enough.
-    let mut gathered_at = None;
+    // When few ops have waited long enough, if some do.
+    let mut gathered_at: Option<Instant> = None;
     let mut rested = false;
     let wake = session.wake_of(track);
     loop {
+        let patient = gathered_at.is_none_or(|until| Instant::now() < until);
         let wait = match session.next_to_send(track, patient, rested) {
             Outgoing::Frames(frames) => {
                 if let Err(ended) = send(session, &mut sender, &frames).await {
                     return ended;
                 }
-                (patient, gathered_at, rested) = (true, None, false);
+                (gathered_at, rested) = (None, false);
                 continue;
             }
             Outgoing::Few(before) => {
                 let gather = GATHER_MOST.min(GATHER * (1 << before.min(8)));
                 let until = *gathered_at.get_or_insert_with(|| Instant::now() + gather);
-                patient = timeout_at(until, wake.notified()).await.is_ok();
+                let _ = timeout_at(until, wake.notified()).await;
                 continue;
             }
             Outgoing::Nothing if rested => BEAT,
@@ -281,7 +281,7 @@ async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended
             }
         };
         // Without credit, too, ops are gathered.
-        (patient, gathered_at) = (true, None);
+        gathered_at = None;
         if timeout(wait, wake.notified()).await.is_ok() {
             continue;
         }

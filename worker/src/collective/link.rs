@@ -221,7 +221,9 @@ async fn read(
 
 async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
     // Lets the other side measure the round trip.
-    if let Err(e) = sender.send(&peer.beat()).await {
+    if let Some(beat) = peer.beat(connection)
+        && let Err(e) = sender.send(&beat).await
+    {
         return e.to_string();
     }
     let (mut frames, mut bound) = (0usize, None);
@@ -246,7 +248,8 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
             Outgoing::Nothing => BEAT,
         };
         if timeout(wait, peer.news.notified()).await.is_err()
-            && let Err(e) = sender.send(&peer.beat()).await
+            && let Some(beat) = peer.beat(connection)
+            && let Err(e) = sender.send(&beat).await
         {
             return e.to_string();
         }

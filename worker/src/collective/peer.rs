@@ -259,9 +259,11 @@ impl Peer {
         self.wire().meter.bucket_bytes()
     }
 
-    /// A frame that says only how far this side got.
-    pub(crate) fn beat(&self) -> [Bytes; 3] {
-        beat(&mut self.wire().duplex)
+    /// A frame that says only how far this side got, if `connection` is the latest: what
+    /// another tells counts as told.
+    pub(crate) fn beat(&self, connection: u64) -> Option<[Bytes; 3]> {
+        let mut wire = self.wire();
+        (wire.connection == connection).then(|| beat(&mut wire.duplex))
     }
 }
 

@@ -128,9 +128,11 @@ impl Session {
         }
     }
 
-    /// A frame that says only how far this side got.
-    pub(crate) fn beat(&self, track: Track) -> [Bytes; 3] {
-        beat(&mut self.wire(track).duplex)
+    /// A frame that says only how far this side got, if `connection` is the latest: what
+    /// another tells counts as told.
+    pub(crate) fn beat(&self, track: Track, connection: u64) -> Option<[Bytes; 3]> {
+        let mut wire = self.wire(track);
+        (wire.connection == connection).then(|| beat(&mut wire.duplex))
     }
 
     /// Ends when there may be something to send.
