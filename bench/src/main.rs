@@ -15,6 +15,7 @@ mod fleet;
 mod gloo;
 mod inside;
 mod link;
+mod loopback;
 mod models;
 mod network;
 mod part;

@@ -162,7 +162,18 @@ fn found(bench: Bench, task: &Path) -> Result<Value> {
 /// # Errors
 ///
 /// The first.
-pub(crate) fn second<T>(mut measure: impl FnMut() -> Result<T>) -> Result<T> {
-    measure()?;
+pub(crate) fn second<T>(measure: impl FnMut() -> Result<T>) -> Result<T> {
+    after(1, measure)
+}
+
+/// Measures `times` to warm up, and once that counts.
+///
+/// # Errors
+///
+/// The first.
+pub(crate) fn after<T>(times: usize, mut measure: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..times {
+        measure()?;
+    }
     measure()
 }

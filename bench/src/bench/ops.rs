@@ -9,7 +9,8 @@
 //! 616 bytes, and goes from one core's cache to another's. As nobody carries those ops
 //! out, they are compared by what they cost the program until all are issued, for a
 //! chain of some training steps' length: one that goes on for ever is held back to
-//! the pace of the worker, which is what the other figures tell.
+//! the pace of the worker, which is what the other figures tell. Such chains are short, so
+//! some go before: until then ops are put in memory that the process has only just got.
 
 use std::time::Instant;
 
@@ -25,7 +26,7 @@ use crate::{
     context::Context,
     data::{self, Upload},
     discard::{Discard, DiscardDevice},
-    part::second,
+    part::{after, second},
     peer::{Address, Kind, Peer},
     race::Contender,
     report::{Report, add_findings, table},
@@ -115,6 +116,10 @@ pub(super) enum Until {
     Read,
 }
 
+/// Chains before the one that counts, at the level of `Backend`, of those whose ops are
+/// timed until they are issued.
+const WARM_CHAINS: usize = 20;
+
 /// Takes a turn: µs an op.
 ///
 /// # Errors
@@ -136,7 +141,7 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
         Turn::Tensord(address, until) => {
             let peer = address.connect(runtime)?;
             let device = peer.backend_device().context("tensord has a device")?;
-            second(|| backend::<Tensord>(device, below(*until), *until))
+            until.warm(|| backend::<Tensord>(device, below(*until), *until))
         }
         Turn::Flex(until) => second(|| backend::<Flex>(FlexDevice, below(*until), *until)),
         Turn::Handover => discard(DiscardDevice::Elsewhere, below(Until::Issued)),
@@ -145,7 +150,7 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
 }
 
 fn discard(device: DiscardDevice, count: usize) -> Result<f64> {
-    second(|| backend::<Discard>(device, count, Until::Issued))
+    Until::Issued.warm(|| backend::<Discard>(device, count, Until::Issued))
 }
 
 fn tensors(peer: &Peer, count: usize, until: Until) -> Result<f64> {
@@ -170,6 +175,14 @@ fn backend<B: Backend>(device: B::Device, count: usize, until: Until) -> Result<
 }
 
 impl Until {
+    /// The time of a chain once it no longer matters that the process is new.
+    fn warm(self, chain: impl FnMut() -> Result<f64>) -> Result<f64> {
+        match self {
+            Self::Issued => after(WARM_CHAINS, chain),
+            Self::Read => second(chain),
+        }
+    }
+
     fn of(self, issued: f64, read: f64) -> f64 {
         match self {
             Self::Issued => issued,

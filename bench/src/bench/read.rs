@@ -1,7 +1,9 @@
 //! Time of a read: one small tensor at a time, and 64 asked for at once.
 //!
 //! The yardstick is a small frame over the bare link, there and back: what the
-//! two processes and the carrier cost without anything on top.
+//! two processes and the carrier cost without anything on top. What a program's own
+//! process takes before it comes to the link is measured as well: a read goes by Burn's
+//! client, and its server on loopback ([`Loopback`]).
 
 use std::time::Instant;
 
@@ -16,6 +18,7 @@ use crate::{
     context::Context,
     data::{self, Upload},
     link::{EchoAddress, EchoServer},
+    loopback::Loopback,
     part::second,
     peer::{Address, Kind, Peer},
     race::Contender,
@@ -37,12 +40,20 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let mut contenders = vec![
         contender(context, "rtt_us", "bare link, QUIC", ping(false)),
         contender(context, "rtt_grpc_us", "bare link, gRPC", ping(true)),
+        contender(context, "burn_floor_us", BURN_ALONE, Turn::Burn(1)),
     ];
     let addresses = context.servers()?.addresses();
     contenders.extend(addresses.iter().map(|address| one(context, address)));
     let single = context.race("read", contenders)?;
-    let contenders = addresses.iter().map(|address| many(context, address));
-    let pipelined = context.race("read, pipelined", contenders.collect())?;
+    let alone = Turn::Burn(OUTSTANDING);
+    let mut contenders = vec![contender(
+        context,
+        "burn_floor_pipelined_us",
+        BURN_ALONE,
+        alone,
+    )];
+    contenders.extend(addresses.iter().map(|address| many(context, address)));
+    let pipelined = context.race("read, pipelined", contenders)?;
 
     let mut rows = table(&["reads", "peer"], &["µs a read", "quartiles"]);
     add_findings(&mut rows, &["one by one"], &single);
@@ -61,11 +72,16 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
+/// What is nothing but Burn's own path within the program's process.
+const BURN_ALONE: &str = "Burn's client and server, one process";
+
 /// What a turn measures.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
     /// The bare link, over gRPC or not.
     Ping(EchoAddress, bool),
+    /// Burn's part of so many reads at once.
+    Burn(usize),
     /// Reads one at a time.
     One(Address),
     /// Reads that are asked for at once.
@@ -107,6 +123,18 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
             let mut link = server.dial(runtime, choice)?;
             second(|| timed(count, || link.ping(count)))
         }
+        Turn::Burn(at_once) => {
+            let burn = Loopback::start(runtime, elements())?;
+            let rounds = match at_once {
+                1 => count,
+                _ => many_rounds(count),
+            };
+            second(|| {
+                timed(rounds * at_once, || {
+                    (0..rounds).try_for_each(|_| burn.read(*at_once))
+                })
+            })
+        }
         Turn::One(address) => {
             let peer = address.connect(runtime)?;
             let tensor = small(&peer);
@@ -120,7 +148,7 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
         Turn::Many(address) => {
             let peer = address.connect(runtime)?;
             let (tensor, start) = (small(&peer), peer.kind.start());
-            let rounds = (count / 10).max(1);
+            let rounds = many_rounds(count);
             let round = || {
                 let asked = (0..OUTSTANDING).map(|_| data::start_read(tensor.clone(), start));
                 let asked: Vec<_> = asked.collect();
@@ -135,6 +163,11 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
     }
 }
 
+/// Rounds of many at once that tell as much as `count` reads.
+fn many_rounds(count: usize) -> usize {
+    (count / 10).max(1)
+}
+
 /// µs that each of `count` takes.
 fn timed(count: usize, act: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
@@ -144,6 +177,9 @@ fn timed(count: usize, act: impl FnOnce() -> Result<()>) -> Result<f64> {
 
 /// A tensor too small to matter, on the peer's device.
 fn small(peer: &Peer) -> Tensor<1> {
-    let data = TensorData::from([1f32, 2.0, 3.0, 4.0]);
-    data::from_data(data, &peer.device, Upload::Helper)
+    data::from_data(elements(), &peer.device, Upload::Helper)
+}
+
+fn elements() -> TensorData {
+    TensorData::from([1f32, 2.0, 3.0, 4.0])
 }

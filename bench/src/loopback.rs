@@ -1,0 +1,115 @@
+//! Burn's remote client and its server, both in this process: what a read of a leased
+//! tensor costs before anything has gone to a worker.
+//!
+//! It is asked as tensord asks: tensors that are wanted together are the inputs of one
+//! custom op, and their values come back in memory. Here whoever carries the op out has
+//! them at hand, so nothing is left but Burn's own path from the one to the other.
+
+use std::{
+    net::TcpListener,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::{Context as _, Result};
+use burn::{
+    backend::{DispatchDevice, Remote, tensor::FloatTensor},
+    remote::{CustomOpClient, RemoteHost},
+    tensor::{Device, Tensor, TensorData},
+};
+use burn_backend::{ExecutionError, ops::FloatTensorOps};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{CustomOpIr, HandleContainer};
+use burn_remote::server::{BackendServer, WebSocketTransport};
+use burn_std::future::block_on;
+use tokio::{runtime::Runtime, sync::oneshot};
+
+use crate::data::{self, Upload};
+
+/// The custom op.
+const READ: &str = "read";
+
+/// Who waits for a tensor.
+type Answer = oneshot::Sender<Result<TensorData, ExecutionError>>;
+
+/// Those of the next op, in the order of its inputs.
+type Answers = Arc<Mutex<Vec<Answer>>>;
+
+/// A device of a server in this process, and a tensor on it.
+pub(crate) struct Loopback {
+    client: CustomOpClient,
+    device: Device,
+    tensor: Tensor<1>,
+    answers: Answers,
+}
+
+impl Loopback {
+    /// Starts the server, on `runtime`, where it stays.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub(crate) fn start(runtime: &Runtime, data: TensorData) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
+        let address = listener.local_addr()?;
+        let answers = Answers::default();
+        let waiting = answers.clone();
+        let server = BackendServer::<Flex>::new([FlexDevice])
+            .with_custom_op(READ, move |tensors, op, _| answer(&waiting, tensors, op));
+        runtime.spawn(server.serve_async(WebSocketTransport::from_listener(listener)));
+        let host = RemoteHost::websocket(&format!("ws://{address}"));
+        let device = host.devices().context("the server does not answer")?;
+        let device = device.into_iter().next().context("it has no device")?;
+        let DispatchDevice::Remote(remote) = device.as_dispatch() else {
+            anyhow::bail!("a remote host has a device of another kind");
+        };
+        Ok(Self {
+            client: CustomOpClient::new(remote),
+            tensor: data::from_data(data, &device, Upload::Plain),
+            device,
+            answers,
+        })
+    }
+
+    /// Reads the tensor so many times at once.
+    ///
+    /// # Errors
+    ///
+    /// When the server fails.
+    pub(crate) fn read(&self, count: usize) -> Result<()> {
+        let (answers, answered): (Vec<_>, Vec<_>) = (0..count).map(|_| oneshot::channel()).unzip();
+        let inputs = (0..count).map(|_| Ok(self.handle()?.into_ir()));
+        let inputs = inputs.collect::<Result<_>>()?;
+        *self.answers.lock().unwrap_or_else(PoisonError::into_inner) = answers;
+        self.client.register(CustomOpIr {
+            id: READ.to_owned(),
+            inputs,
+            outputs: Vec::new(),
+            scalars: Vec::new(),
+        });
+        self.device.flush().context("cannot send a read")?;
+        for answer in answered {
+            block_on(answer).context("a read was not answered")??;
+        }
+        Ok(())
+    }
+
+    fn handle(&self) -> Result<FloatTensor<Remote>> {
+        let primitive = self.tensor.clone().try_into_primitive::<Remote>();
+        primitive.map_err(|e| anyhow::anyhow!("no remote tensor: {e:?}"))
+    }
+}
+
+/// Carries the op out: the last first, so that who waits for one after the other is woken
+/// once.
+fn answer(
+    answers: &Answers,
+    tensors: &mut HandleContainer<<Flex as burn_ir::BackendIr>::Handle>,
+    op: &CustomOpIr,
+) {
+    let answers = std::mem::take(&mut *answers.lock().unwrap_or_else(PoisonError::into_inner));
+    for (tensor, answer) in op.inputs.iter().zip(answers).rev() {
+        let tensor = tensors.get_float_tensor::<Flex>(tensor);
+        // Whoever waited has failed meanwhile, and says so.
+        let _ = answer.send(block_on(Flex::float_into_data(tensor)));
+    }
+}
