@@ -37,6 +37,7 @@ pub const MAX_FRAME_BYTES: usize = 4 << 20;
 /// Reads in one frame, at most: each has a place in the other end's memory.
 pub const MAX_READS_PER_FRAME: usize = 256;
 
-/// Tensor bytes in one frame; larger tensors go in several. Small enough that
-/// a read reply or an ack is never stuck for long behind an upload.
-pub const CHUNK_BYTES: usize = 1 << 20;
+/// Tensor bytes in one frame; larger tensors go in several. Small enough that a
+/// processor's cache has what came when it is put where it belongs, and that a read reply
+/// or an ack is never stuck for long behind an upload.
+pub const CHUNK_BYTES: usize = 256 << 10;

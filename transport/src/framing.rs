@@ -13,6 +13,9 @@ const COPIED_BYTES: usize = 1024;
 /// From this size on a frame that is not there as a whole gets memory of its own.
 const LARGE_BYTES: usize = 16 << 10;
 
+/// Up to this size the memory of a frame is kept for the next.
+const KEPT_BYTES: usize = 512 << 10;
+
 /// Bytes that are asked of a stream at once for frames whose size is not known, and
 /// the fewest: a TLS record has 16 KiB. What comes of a large frame is copied.
 const READ_BYTES: usize = 64 << 10;
@@ -43,21 +46,28 @@ pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item 
 
 /// Takes frames off a stream, whose bytes come in pieces of any size.
 ///
-/// Large frames get memory of their own, of their size: what a frame holds in memory is
-/// then no more than itself, and its bytes are put there at once.
+/// Large frames get memory of their own: what a frame holds in memory is then at most twice
+/// itself, and its bytes are put there at once. Of a row of them that are let go one by
+/// one, all are put in the same place, which the processor's cache still has.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     /// Bytes of frames that are small, or have only begun.
     buffer: BytesMut,
     /// A large frame with what came of it, and its size.
     large: Option<(BytesMut, usize)>,
+    /// The end of the memory of the last large frame, and the size of all of it.
+    last: (BytesMut, usize),
 }
 
 impl Incoming {
     /// Takes the next frame, if it is there as a whole.
     pub(crate) fn take(&mut self) -> Result<Option<Bytes>, LinkError> {
-        if let Some((frame, _)) = self.large.take_if(|(frame, size)| frame.len() == *size) {
-            return Ok(Some(frame.freeze()));
+        if let Some((mut frame, _)) = self.large.take_if(|(frame, size)| frame.len() == *size) {
+            let whole = frame.split().freeze();
+            if whole.len() <= KEPT_BYTES {
+                self.last.0 = frame;
+            }
+            return Ok(Some(whole));
         }
         let Some(prefix) = self.buffer.first_chunk::<4>() else {
             return Ok(None);
@@ -71,12 +81,24 @@ impl Incoming {
             return Ok(Some(self.buffer.split_to(size).freeze()));
         }
         if size >= LARGE_BYTES {
-            let mut frame = BytesMut::with_capacity(size);
+            let mut frame = self.memory(size);
             frame.extend_from_slice(&self.buffer[4..]);
             self.buffer.clear();
             self.large = Some((frame, size));
         }
         Ok(None)
+    }
+
+    /// Memory for a large frame: that of the last, if nobody has it any more.
+    fn memory(&mut self, size: usize) -> BytesMut {
+        let (mut memory, all) = std::mem::take(&mut self.last);
+        let fits = (size..=size * 2).contains(&all);
+        if fits && memory.try_reclaim(size) {
+            self.last.1 = all;
+            return memory;
+        }
+        self.last.1 = size;
+        BytesMut::with_capacity(size)
     }
 
     /// Where the next bytes of the stream are to be put: after [`take`](Self::take) found
@@ -147,6 +169,30 @@ mod tests {
         assert_eq!(rest, [1], "what is not of the frame was left where it was");
         assert_eq!(incoming.take().unwrap().unwrap(), vec![7; size]);
         assert!(incoming.is_between());
+    }
+
+    #[test]
+    fn large_frames_share_memory_unless_somebody_has_it() {
+        let mut incoming = Incoming::default();
+        let mut frame = |size: usize, with: u8| {
+            incoming.put(&(size as u32).to_le_bytes());
+            assert_eq!(incoming.take(), Ok(None));
+            incoming.put(&vec![with; size]);
+            let frame = incoming.take().unwrap().unwrap();
+            assert_eq!(frame, vec![with; size]);
+            frame
+        };
+        let first = frame(100_000, 1);
+        let place = first.as_ptr();
+        drop(first);
+        let second = frame(60_000, 2);
+        assert_eq!(second.as_ptr(), place);
+        // Somebody has it, and what is far smaller would hold all of it.
+        let third = frame(60_000, 3);
+        assert!(third.as_ptr() != place && second == vec![2; 60_000]);
+        drop(third);
+        frame(20_000, 4);
+        assert_eq!(incoming.last.1, 20_000);
     }
 
     proptest! {

@@ -4,6 +4,8 @@
 //! it for a quantum and puts it back at the end, so that sessions share the
 //! device by time. A session that cannot go on (its client does not take its
 //! answers) leaves the queue until it can; it costs the others nothing.
+//!
+//! What takes no time worth the name, a session may do where it stands ([`give_turn`]).
 
 use std::{
     collections::VecDeque,
@@ -117,21 +119,26 @@ impl Drop for Executor {
 
 fn run(queue: &RunQueue) {
     while let Some(session) = queue.pop() {
-        let until = Instant::now() + QUANTUM;
-        let turn = catch_unwind(AssertUnwindSafe(|| {
-            session.run(&mut || Instant::now() < until)
-        }));
-        match turn {
-            Ok(Turn::Again) => queue.push(session),
-            Ok(Turn::Over) => {}
-            Err(_) => {
-                // A bug of ours, as what ops do is caught closer to them. The
-                // session still counts as scheduled; its next turn ends it.
-                error!(session = %session.id, "the executor panicked; ending the session");
-                let reason = "the worker failed while running this session";
-                session.end(Error::new(ErrorCode::Internal, reason));
-                queue.push(session);
-            }
+        give_turn(queue, session);
+    }
+}
+
+/// Runs a session that is scheduled, and in no queue, for a quantum.
+pub(crate) fn give_turn(queue: &RunQueue, session: Arc<Session>) {
+    let until = Instant::now() + QUANTUM;
+    let turn = catch_unwind(AssertUnwindSafe(|| {
+        session.run(&mut || Instant::now() < until)
+    }));
+    match turn {
+        Ok(Turn::Again) => queue.push(session),
+        Ok(Turn::Over) => {}
+        Err(_) => {
+            // A bug of ours, as what ops do is caught closer to them. The
+            // session still counts as scheduled; its next turn ends it.
+            error!(session = %session.id, "the executor panicked; ending the session");
+            let reason = "the worker failed while running this session";
+            session.end(Error::new(ErrorCode::Internal, reason));
+            queue.push(session);
         }
     }
 }

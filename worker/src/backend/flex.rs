@@ -16,17 +16,7 @@ impl SessionBackend for Flex {
     }
 
     fn lend(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
-        let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) =
-            handle
-        else {
-            return None;
-        };
-        let layout = tensor.layout();
-        let bytes = layout.num_elements() * tensor.dtype().size();
-        let is_whole = layout.is_contiguous() && layout.start_offset() == 0;
-        if !is_whole || tensor.bytes().len() != bytes {
-            return None;
-        }
+        let tensor = whole(handle)?;
         let shape = tensor.shape();
         let dtype = FlexTensor::dtype(&tensor);
         // Flex copies what it means to change while somebody else holds it.
@@ -34,6 +24,22 @@ impl SessionBackend for Flex {
         let lent = Bytes::from_shared(lent, AllocationProperty::Native);
         TensorData::try_from_bytes(lent, shape, dtype).ok()
     }
+
+    fn is_at_hand(handle: <Self as BackendIr>::Handle) -> bool {
+        whole(handle).is_some()
+    }
+}
+
+/// The tensor, if its memory is its elements in their order and nothing else.
+fn whole(handle: <Flex as BackendIr>::Handle) -> Option<FlexTensor> {
+    let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) = handle
+    else {
+        return None;
+    };
+    let layout = tensor.layout();
+    let bytes = layout.num_elements() * tensor.dtype().size();
+    let is_whole = layout.is_contiguous() && layout.start_offset() == 0;
+    (is_whole && tensor.bytes().len() == bytes).then_some(tensor)
 }
 
 /// Holds a tensor's memory.

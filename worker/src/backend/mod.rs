@@ -43,6 +43,9 @@ pub(crate) trait Engine: Send {
     fn forget(&mut self, tensor: TensorIr);
     /// Waits until the device has done everything asked of it.
     fn sync(&mut self) -> Result<(), ExecutionError>;
+    /// Whether a tensor that is there is in memory of its own and its size, where the host
+    /// reads it without waiting.
+    fn is_at_hand(&mut self, tensor: &TensorIr) -> bool;
 }
 
 /// A device that sessions can be opened on.
@@ -64,6 +67,10 @@ pub(crate) trait SessionBackend: BackendIr {
     fn custom_ops(ops: &CustomOps) -> Handlers<Self>
     where
         Self: Sized;
+
+    /// Whether a tensor is in memory of its own and its size, where the host reads it
+    /// without waiting.
+    fn is_at_hand(handle: Self::Handle) -> bool;
 }
 
 /// A device of Burn backend `B`.
@@ -206,10 +213,7 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
     }
 
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        let shared = TensorIr {
-            status: TensorStatus::ReadOnly,
-            ..tensor.clone()
-        };
+        let shared = as_shared(&tensor);
         let lent = self.run(|interpreter| B::lend(interpreter.get_tensor_handle(&shared)));
         if let Some(data) = lent {
             if tensor.status == TensorStatus::ReadWrite {
@@ -231,6 +235,21 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
 
     fn sync(&mut self) -> Result<(), ExecutionError> {
         self.run(|interpreter| interpreter.sync())
+    }
+
+    fn is_at_hand(&mut self, tensor: &TensorIr) -> bool {
+        let shared = as_shared(tensor);
+        let look = || self.run(|interpreter| B::is_at_hand(interpreter.get_tensor_handle(&shared)));
+        // Whoever reads it hears what is wrong with it.
+        catch_unwind(AssertUnwindSafe(look)).unwrap_or(false)
+    }
+}
+
+/// A look at `tensor` that leaves it there.
+fn as_shared(tensor: &TensorIr) -> TensorIr {
+    TensorIr {
+        status: TensorStatus::ReadOnly,
+        ..tensor.clone()
     }
 }
 

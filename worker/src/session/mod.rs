@@ -4,6 +4,7 @@
 //! another's work: the connection's reader brings work ([`Session::receive`]),
 //! the device's executor carries it out ([`Session::run`]), and the
 //! connection's writer takes what is to be sent ([`Session::next_to_send`]).
+//! Reads that are no work worth the name the reader carries out itself.
 //! Connections come and go; a session outlives them.
 
 mod asking;
@@ -50,7 +51,7 @@ use crate::{
     backend::Device,
     blobs::BlobStore,
     collective::{Cohort, Member, Outcome},
-    executor::RunQueue,
+    executor::{RunQueue, give_turn},
     locks::lock,
     memory::DeviceMemory,
 };
@@ -319,14 +320,35 @@ impl Session {
 
     fn enqueue(self: &Arc<Self>, item: Item) {
         let mut todo = lock(&self.todo);
+        let due = todo.schedule();
+        let at_once = due && todo.items.is_empty() && self.is_done_at_once(&item);
         todo.items.push_back(item);
-        self.schedule(todo);
+        drop(todo);
+        if at_once {
+            give_turn(&self.site.queue, self.clone());
+        } else if due {
+            self.site.queue.push(self.clone());
+        }
+    }
+
+    /// Whether a session that rests answers `item` sooner than the executor could be
+    /// woken, so that the connection's reader may do it.
+    fn is_done_at_once(&self, item: &Item) -> bool {
+        let Item::Reads(_, tensors, _) = item else {
+            return false;
+        };
+        // The turn before may still be at its last lines, and wants the lock that is
+        // held here.
+        let Ok(mut runner) = self.runner.try_lock() else {
+            return false;
+        };
+        let runner = runner.as_mut();
+        runner.is_some_and(|runner| runner.has_at_hand(tensors))
     }
 
     /// Has the session run, unless it is to already, or waits for something else.
     fn schedule(self: &Arc<Self>, mut todo: MutexGuard<'_, Todo>) {
-        let due = !todo.scheduled && !todo.blocked && !todo.starved;
-        todo.scheduled |= due;
+        let due = todo.schedule();
         // The executor begins with this lock.
         drop(todo);
         if due {
@@ -367,6 +389,16 @@ impl Session {
     /// Whether the session ended and its memory is back.
     pub(crate) fn has_ended(&self) -> bool {
         self.wire(Track::Ops).closing
+    }
+}
+
+impl Todo {
+    /// Notes that the session is to run. False: it is to already, or waits for
+    /// something else.
+    fn schedule(&mut self) -> bool {
+        let due = !self.scheduled && !self.blocked && !self.starved;
+        self.scheduled |= due;
+        due
     }
 }
 

@@ -6,7 +6,7 @@
 //!   begins at once, and goes on while the ops before it are carried out.
 //! - `upload`: tensors of bytes that the client has.
 //!
-//! Owned by the device's executor thread. Everything that can go wrong with an
+//! One thread has it at a time, as a rule the device's executor. Everything that can go wrong with an
 //! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a
 //! panic of the backend. Only bytes that are no ops at all end the session.
 
@@ -32,7 +32,7 @@ use burn_ir::{
 use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{OpDecoder, op_name},
+    codec::{OpDecoder, op_name, tensor_bytes},
     v1::{Fault, FaultKind},
 };
 
@@ -54,6 +54,9 @@ use crate::{backend::Engine, collective::Capability, memory::SessionMemory};
 /// Faults remembered for syncs to tell; a program that reads nothing and syncs
 /// never would pile them up.
 const MAX_UNREPORTED: usize = 64;
+
+/// What may be read, and let go of, without a thought: some microseconds.
+const AT_HAND_BYTES: usize = 16 << 10;
 
 /// A piece of work, as it came off the wire.
 pub(crate) enum Work {
@@ -360,6 +363,18 @@ impl Runner {
             },
             Err(panic) => failed(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
         }
+    }
+
+    /// Whether there is nothing to do before `tensors` are read, and to read them is
+    /// nothing either.
+    pub(crate) fn has_at_hand(&mut self, tensors: &[TensorIr]) -> bool {
+        let rests = self.plans.is_empty() && self.aside.is_empty() && self.awaited.is_empty();
+        let bytes = tensors.iter().try_fold(0usize, |sum, tensor| {
+            sum.checked_add(tensor_bytes(&tensor.shape, tensor.dtype)?)
+        });
+        let (flow, engine) = (&self.flow, &mut self.engine);
+        let is_at_hand = |tensor: &TensorIr| flow.is_live(tensor.id) && engine.is_at_hand(tensor);
+        rests && bytes.is_some_and(|bytes| bytes <= AT_HAND_BYTES) && tensors.iter().all(is_at_hand)
     }
 
     fn sync(&mut self, request: u64) -> Reply {

@@ -7,6 +7,7 @@ mod together;
 use burn_backend::{DType, Shape};
 use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use tensord_proto::{
+    CHUNK_BYTES,
     bulk::chunks,
     codec::encode_tensor,
     content::{Content, Entry, HASH_BYTES, kept_cost},
@@ -15,6 +16,7 @@ use tensord_proto::{
 
 use self::bench::{Bench, KEPT, add, bytes_of, init, random, tensor};
 use super::*;
+use crate::executor::Executor;
 
 #[test]
 fn reads_of_a_frame_are_answered_in_one() {
@@ -37,6 +39,65 @@ fn reads_of_a_frame_are_answered_in_one() {
             (7, Ok(vec![1.0, 2.0]))
         ]
     );
+}
+
+#[test]
+fn small_reads_of_a_session_that_rests_need_no_executor() {
+    let mut bench = Bench::new();
+    bench.upload(1, &[1.0, 2.0]);
+    bench.all();
+    bench.read(1, &tensor(1, TensorStatus::ReadOnly));
+    bench.carry(usize::MAX).unwrap();
+    assert!(bench.queue.try_pop().is_none() && bench.was_told());
+    bench.hear();
+    assert_eq!(bench.values(), [(1, Ok(vec![1.0, 2.0]))]);
+    // What has a turn before it waits for the executor, as does what takes longer, or
+    // is not there.
+    let large = TensorIr {
+        shape: Shape::new([1 << 20]),
+        ..tensor(1, TensorStatus::ReadOnly)
+    };
+    for waits in [large, tensor(9, TensorStatus::ReadOnly)] {
+        bench.read(2, &waits);
+        bench.carry(usize::MAX).unwrap();
+        let waiting = bench.queue.try_pop().expect("it is in the queue");
+        bench.queue.push(waiting);
+        bench.all();
+    }
+    let _ = bench.was_told();
+    bench.ops(&[add(1, 1, 2)]);
+    bench.read(3, &tensor(1, TensorStatus::ReadWrite));
+    bench.carry(usize::MAX).unwrap();
+    assert!(!bench.was_told());
+    bench.all();
+    assert_eq!(bench.values()[3], (3, Ok(vec![1.0, 2.0])));
+    assert_eq!(bench.memory.live_bytes(), 8);
+}
+
+#[test]
+fn no_work_is_forgotten_between_the_reader_and_the_executor() {
+    let executor = Executor::start(0).unwrap();
+    let mut bench = Bench::with(BlobStore::new(0), executor.queue().clone());
+    bench.upload(1, &[1.0, 2.0]);
+    for number in 0..10_000u64 {
+        // The read comes as the turn for the op ends, or a little before or after.
+        bench.ops(&[add(1, 1, 2 + number)]);
+        bench.carry(usize::MAX).unwrap();
+        (0..number % 50 * 20).for_each(|_| std::hint::spin_loop());
+        bench.read(number, &tensor(2 + number, TensorStatus::ReadWrite));
+        bench.carry(usize::MAX).unwrap();
+        let asked = Instant::now();
+        while bench.answers.is_empty() {
+            assert!(
+                asked.elapsed().as_secs() < 20,
+                "read {number} has no answer"
+            );
+            std::thread::yield_now();
+            bench.hear();
+        }
+        assert_eq!(bench.values(), [(number, Ok(vec![2.0, 4.0]))]);
+        bench.answers.clear();
+    }
 }
 
 #[test]
@@ -112,6 +173,9 @@ fn a_replaced_connection_has_no_say() {
         bench.session.next_to_send(Track::Ops, old),
         Outgoing::Replaced
     ));
+    // What it told would count as told.
+    assert_eq!(bench.session.beat(Track::Ops, old), None);
+    assert!(bench.session.beat(Track::Ops, bench.connection).is_some());
 }
 
 #[test]
@@ -233,7 +297,8 @@ fn payloads_may_come_first_and_what_waits_is_bounded() {
     let mut frames = bench.carry_bulk();
     bench.hear();
     frames += bench.carry_bulk();
-    assert!(frames < 34, "the first one waits, so the rest has to");
+    let all = WINDOW_BYTES as usize / CHUNK_BYTES + 2;
+    assert!(frames < all, "the first one waits, so the rest has to");
     let payload = || Content::Payload { keep: None };
     bench.upload_from(1, payload());
     bench.read(1, &tensor(1, TensorStatus::ReadOnly));
@@ -254,7 +319,7 @@ fn payloads_may_come_first_and_what_waits_is_bounded() {
     assert_eq!(values[0], (1, Ok(vec![1.0, 2.0])));
     assert!(values[1].1.is_err(), "{values:?}");
     assert_eq!(values[2], (3, Ok(vec![3.0, 4.0])));
-    assert_eq!(frames, 34, "all chunks of 1, 32 and 1 MiB");
+    assert_eq!(frames, all, "all chunks of the large one and the others");
 }
 
 #[test]

@@ -28,7 +28,8 @@ pub(crate) enum Turn {
 }
 
 impl Session {
-    /// Carries out work while `on` says so. Called by the executor alone.
+    /// Carries out work while `on` says so. Called by who takes it off the run queue, or
+    /// scheduled it and did not put it there.
     pub(crate) fn run(self: &Arc<Self>, on: &mut dyn FnMut() -> bool) -> Turn {
         let mut guard = lock(&self.runner);
         let Some(runner) = guard.as_mut() else {

@@ -49,10 +49,15 @@ impl Bench {
     }
 
     pub(super) fn with_blobs(blobs: Arc<BlobStore>) -> Self {
+        Self::with(blobs, Arc::default())
+    }
+
+    /// One whose sessions wait for their turns in `queue`.
+    pub(super) fn with(blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
-        let (queue, memory) = (Arc::new(RunQueue::default()), DeviceMemory::new(CAPACITY));
+        let memory = DeviceMemory::new(CAPACITY);
         let site = Site {
             device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
             memory: memory.clone(),
