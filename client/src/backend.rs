@@ -119,10 +119,11 @@ impl RouterClient for TensordClient {
     type Device = TensordDevice;
 
     fn register_op(&self, op: OperationIr) {
-        match op {
-            OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => self.all_reduce(op),
-            op => self.0.session.record(op),
+        // Not a `match`, which would move every other op once more: it is large.
+        if let OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) = op {
+            return self.all_reduce(op);
         }
+        self.0.session.record(op);
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {

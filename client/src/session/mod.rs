@@ -201,16 +201,22 @@ impl Session {
             op,
             OperationIr::Distributed(DistributedOperationIr::SyncCollective)
         );
-        self.append(state, Item::Op(op));
+        if state.end.is_none() {
+            // Here, an op is moved but once: it is large.
+            state.recorded.push(Item::Op(op));
+            self.appended(state);
+        }
     }
 
-    // Inlined, an op is moved once: it is large.
-    #[inline]
     fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, item: Item) {
-        if state.end.is_some() {
-            return;
+        if state.end.is_none() {
+            state.recorded.push(item);
+            self.appended(state);
         }
-        state.recorded.push(item);
+    }
+
+    /// Sees to what was just recorded.
+    fn appended<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         if state.is_full() {
             state = self.wait_for_room(state);
         }
