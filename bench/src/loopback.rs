@@ -1,9 +1,12 @@
-//! Burn's remote client and its server, both in this process: what a read of a leased
-//! tensor costs before anything has gone to a worker.
+//! Burn's remote client and its server, both in this process: what tensord's programs do
+//! before anything has gone to a worker.
 //!
-//! It is asked as tensord asks: tensors that are wanted together are the inputs of one
-//! custom op, and their values come back in memory. Here whoever carries the op out has
+//! A read is asked for as tensord asks: tensors that are wanted together are the inputs of
+//! one custom op, and their values come back in memory. Here whoever carries the op out has
 //! them at hand, so nothing is left but Burn's own path from the one to the other.
+//!
+//! Ops go to a server that [throws them away](crate::discard), as many at once as tensord
+//! has Burn's client send.
 
 use std::{
     net::TcpListener,
@@ -18,12 +21,19 @@ use burn::{
 };
 use burn_backend::{ExecutionError, ops::FloatTensorOps};
 use burn_flex::{Flex, FlexDevice};
-use burn_ir::{CustomOpIr, HandleContainer};
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer};
 use burn_remote::server::{BackendServer, WebSocketTransport};
-use burn_std::future::block_on;
+use burn_std::{config::BurnConfig, future::block_on};
 use tokio::{runtime::Runtime, sync::oneshot};
 
-use crate::data::{self, Upload};
+use crate::{
+    data::{self, Upload},
+    discard::{Discard, DiscardDevice},
+    remote::set_burn_config,
+};
+
+/// As many as tensord's client has Burn's send at once.
+const BATCH_OPS: usize = 64;
 
 /// The custom op.
 const READ: &str = "read";
@@ -49,16 +59,11 @@ impl Loopback {
     ///
     /// When it does not start.
     pub(crate) fn start(runtime: &Runtime, data: TensorData) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
-        let address = listener.local_addr()?;
         let answers = Answers::default();
         let waiting = answers.clone();
         let server = BackendServer::<Flex>::new([FlexDevice])
             .with_custom_op(READ, move |tensors, op, _| answer(&waiting, tensors, op));
-        runtime.spawn(server.serve_async(WebSocketTransport::from_listener(listener)));
-        let host = RemoteHost::websocket(&format!("ws://{address}"));
-        let device = host.devices().context("the server does not answer")?;
-        let device = device.into_iter().next().context("it has no device")?;
+        let device = serve(runtime, &server)?;
         let DispatchDevice::Remote(remote) = device.as_dispatch() else {
             anyhow::bail!("a remote host has a device of another kind");
         };
@@ -99,11 +104,36 @@ impl Loopback {
     }
 }
 
+/// A device of a server in this process that computes nothing.
+///
+/// # Errors
+///
+/// When it does not start.
+pub(crate) fn discard(runtime: &Runtime) -> Result<Device> {
+    let mut config = serde_json::to_value(BurnConfig::default())?;
+    config["remote"]["flush_threshold"] = BATCH_OPS.into();
+    set_burn_config(Some(serde_json::from_value(config)?));
+    serve(
+        runtime,
+        &BackendServer::<Discard>::new([DiscardDevice::AtOnce]),
+    )
+}
+
+/// Has `server` serve on `runtime`, and connects to it.
+fn serve<B: BackendIr>(runtime: &Runtime, server: &BackendServer<B>) -> Result<Device> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
+    let address = listener.local_addr()?;
+    runtime.spawn(server.serve_async(WebSocketTransport::from_listener(listener)));
+    let host = RemoteHost::websocket(&format!("ws://{address}"));
+    let devices = host.devices().context("the server does not answer")?;
+    devices.into_iter().next().context("it has no device")
+}
+
 /// Carries the op out: the last first, so that who waits for one after the other is woken
 /// once.
 fn answer(
     answers: &Answers,
-    tensors: &mut HandleContainer<<Flex as burn_ir::BackendIr>::Handle>,
+    tensors: &mut HandleContainer<<Flex as BackendIr>::Handle>,
     op: &CustomOpIr,
 ) {
     let answers = std::mem::take(&mut *answers.lock().unwrap_or_else(PoisonError::into_inner));

@@ -118,6 +118,15 @@ impl Trainer {
     /// When an earlier step panicked half-way.
     pub(crate) fn step(&mut self, batch: Batch) -> Result<Tensor<1>> {
         let (images, labels) = self.upload(batch);
+        self.learn(images, labels)
+    }
+
+    /// Takes a step on a batch that is on the device, and returns its loss, not read.
+    ///
+    /// # Errors
+    ///
+    /// When an earlier step panicked half-way.
+    pub(crate) fn learn(&mut self, images: Tensor<3>, labels: Tensor<1, Int>) -> Result<Tensor<1>> {
         let network = self.network.take().context("a step failed before")?;
         let loss = self.criterion.forward(network.forward(images), labels);
         let told = loss.clone().detach();

@@ -5,18 +5,24 @@
 //! the same weights, and warm up on the same batches: there their losses must agree
 //! to the last bit, which is checked. Before that they upload as many batches as a
 //! worker keeps, for what [`bulk`](super::bulk) says.
+//!
+//! Before an op of tensord's has gone to a worker, it has passed Burn's client, its server
+//! on loopback and its router ([`loopback`]): a step of which nothing is computed tells
+//! what that takes, on both cores.
 
 use std::{cell::RefCell, ops::Range, time::Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{
     bench::Bench,
     context::Context,
-    data::Upload,
+    data::{self, Upload},
+    loopback,
     models::Model,
+    part::second,
     peer::{Address, Kind},
     race::{Contender, Results},
     report::{Report, number, optional, spread, table},
@@ -67,16 +73,16 @@ fn to_json(found: &Results) -> Value {
 
 fn measure(context: &Context, model: Model) -> Result<Results> {
     let losses = Losses::default();
-    let mut contenders = Vec::new();
+    let mut contenders = vec![Contender::new(
+        "burn_floor_ms",
+        "Burn's client and server, nobody computes",
+        move |_| context.turn(Bench::Step, &Turn::Floor(model)),
+    )];
     for address in context.servers()?.addresses() {
-        let turn = |upload| Turn {
-            address: address.clone(),
-            model,
-            upload,
-        };
-        contenders.push(contender(context, turn(Upload::Helper), &losses));
+        let mut add = |upload| contenders.push(contender(context, address, model, upload, &losses));
+        add(Upload::Helper);
         if address.kind() == Kind::TensordQuic {
-            contenders.push(contender(context, turn(Upload::Plain), &losses));
+            add(Upload::Plain);
         }
     }
     let found = context.race(&format!("step {}", model.name()), contenders)?;
@@ -86,10 +92,12 @@ fn measure(context: &Context, model: Model) -> Result<Results> {
 
 /// What a turn measures.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Turn {
-    address: Address,
-    model: Model,
-    upload: Upload,
+pub(super) enum Turn {
+    /// Steps of a peer.
+    Peer(Address, Model, Upload),
+    /// What a step takes by Burn's client and its server in the program's process, of
+    /// which nothing is computed, on a batch that is there.
+    Floor(Model),
 }
 
 /// What it finds.
@@ -101,12 +109,19 @@ struct Found {
     loss: f32,
 }
 
-fn contender<'a>(context: &'a Context, turn: Turn, losses: &'a Losses) -> Contender<'a> {
-    let (way, note) = match turn.upload {
+fn contender<'a>(
+    context: &'a Context,
+    address: &Address,
+    model: Model,
+    upload: Upload,
+    losses: &'a Losses,
+) -> Contender<'a> {
+    let (way, note) = match upload {
         Upload::Helper => ("", ""),
         Upload::Plain => ("_plain", ", plain from_data"),
     };
-    let kind = turn.address.kind();
+    let kind = address.kind();
+    let turn = Turn::Peer(address.clone(), model, upload);
     let key = format!("{}{way}_ms", kind.key());
     let label = format!("{}{note}", kind.label());
     Contender::new(key, label.clone(), move |_| {
@@ -116,20 +131,48 @@ fn contender<'a>(context: &'a Context, turn: Turn, losses: &'a Losses) -> Conten
     })
 }
 
-/// Takes a turn: some steps on batches that are the same for all, then as many on new
-/// ones.
+/// Takes a turn.
 ///
 /// # Errors
 ///
 /// When the peer fails.
 pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
-    let peer = turn.address.connect(context.runtime())?;
-    let steps = match turn.model {
+    match turn {
+        Turn::Peer(address, model, upload) => peer(context, address, *model, *upload),
+        Turn::Floor(model) => Ok(floor(context, *model)?.into()),
+    }
+}
+
+/// Steps of a sample.
+fn steps(context: &Context, model: Model) -> usize {
+    match model {
         Model::Mlp => context.pick(60, 2),
         Model::Cnn => context.pick(8, 1),
         Model::Transformer => context.pick(15, 1),
-    };
-    let mut trainer = Trainer::new(turn.model, &peer.device, turn.upload);
+    }
+}
+
+fn floor(context: &Context, model: Model) -> Result<f64> {
+    let device = loopback::discard(context.runtime())?;
+    let mut trainer = Trainer::new(model, &device, Upload::Plain);
+    let (images, labels) = trainer.upload(Batch::noise(BATCH, 0));
+    let steps = steps(context, model);
+    second(|| {
+        let begun = Instant::now();
+        let mut last = None;
+        for _ in 0..steps {
+            last = Some(trainer.learn(images.clone(), labels.clone())?);
+        }
+        data::scalar(last.context("no steps")?)?;
+        Ok(begun.elapsed().as_secs_f64() * 1000.0 / steps as f64)
+    })
+}
+
+/// Some steps on batches that are the same for all, then as many on new ones.
+fn peer(context: &Context, address: &Address, model: Model, upload: Upload) -> Result<Value> {
+    let peer = address.connect(context.runtime())?;
+    let steps = steps(context, model);
+    let mut trainer = Trainer::new(model, &peer.device, upload);
     let batch = |seed| Batch::noise(BATCH, seed);
     for seed in fresh_seeds(context.pick(WARM_BATCHES, 0)) {
         trainer.upload(batch(seed));
