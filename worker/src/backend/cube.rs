@@ -15,6 +15,8 @@ use crate::custom::{CustomOps, Handler, Handlers};
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
 
 impl SessionBackend for Cube {
+    const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = None;
+
     fn lend(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
         None
     }
@@ -27,10 +29,6 @@ impl SessionBackend for Cube {
             (name.clone(), deferred)
         };
         ops.cube.iter().map(deferred).collect()
-    }
-
-    fn is_at_hand(_handle: <Self as BackendIr>::Handle) -> bool {
-        false
     }
 }
 

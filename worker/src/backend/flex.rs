@@ -11,6 +11,8 @@ use super::SessionBackend;
 use crate::custom::{CustomOps, Handlers};
 
 impl SessionBackend for Flex {
+    const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = Some(|handle| whole(handle).is_some());
+
     fn custom_ops(ops: &CustomOps) -> Handlers<Self> {
         ops.flex.clone()
     }
@@ -23,10 +25,6 @@ impl SessionBackend for Flex {
         let lent = bytes::Bytes::from_owner(Lent(tensor.data_arc()));
         let lent = Bytes::from_shared(lent, AllocationProperty::Native);
         TensorData::try_from_bytes(lent, shape, dtype).ok()
-    }
-
-    fn is_at_hand(handle: <Self as BackendIr>::Handle) -> bool {
-        whole(handle).is_some()
     }
 }
 

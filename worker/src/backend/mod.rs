@@ -68,9 +68,9 @@ pub(crate) trait SessionBackend: BackendIr {
     where
         Self: Sized;
 
-    /// Whether a tensor is in memory of its own and its size, where the host reads it
-    /// without waiting.
-    fn is_at_hand(handle: Self::Handle) -> bool;
+    /// Tells whether a tensor is in memory of its own and its size, where the host reads
+    /// it without waiting. `None`: none is.
+    const IS_AT_HAND: Option<fn(Self::Handle) -> bool>;
 }
 
 /// A device of Burn backend `B`.
@@ -238,8 +238,11 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
     }
 
     fn is_at_hand(&mut self, tensor: &TensorIr) -> bool {
+        let Some(is_at_hand) = B::IS_AT_HAND else {
+            return false;
+        };
         let shared = as_shared(tensor);
-        let look = || self.run(|interpreter| B::is_at_hand(interpreter.get_tensor_handle(&shared)));
+        let look = || self.run(|interpreter| is_at_hand(interpreter.get_tensor_handle(&shared)));
         // Whoever reads it hears what is wrong with it.
         catch_unwind(AssertUnwindSafe(look)).unwrap_or(false)
     }
