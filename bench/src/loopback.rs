@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use burn::{
     backend::{DispatchDevice, Remote, tensor::FloatTensor},
-    remote::{CustomOpClient, RemoteHost},
+    remote::CustomOpClient,
     tensor::{Device, Tensor, TensorData},
 };
 use burn_backend::{ExecutionError, ops::FloatTensorOps};
@@ -29,7 +29,7 @@ use tokio::{runtime::Runtime, sync::oneshot};
 use crate::{
     data::{self, Upload},
     discard::{Discard, DiscardDevice},
-    remote::set_burn_config,
+    remote::websocket_device_with,
 };
 
 /// As many as tensord's client has Burn's send at once.
@@ -63,7 +63,7 @@ impl Loopback {
         let waiting = answers.clone();
         let server = BackendServer::<Flex>::new([FlexDevice])
             .with_custom_op(READ, move |tensors, op, _| answer(&waiting, tensors, op));
-        let device = serve(runtime, &server)?;
+        let device = serve(runtime, &server, BurnConfig::default())?;
         let DispatchDevice::Remote(remote) = device.as_dispatch() else {
             anyhow::bail!("a remote host has a device of another kind");
         };
@@ -112,21 +112,20 @@ impl Loopback {
 pub(crate) fn discard(runtime: &Runtime) -> Result<Device> {
     let mut config = serde_json::to_value(BurnConfig::default())?;
     config["remote"]["flush_threshold"] = BATCH_OPS.into();
-    set_burn_config(Some(serde_json::from_value(config)?));
-    serve(
-        runtime,
-        &BackendServer::<Discard>::new([DiscardDevice::AtOnce]),
-    )
+    let server = BackendServer::<Discard>::new([DiscardDevice::AtOnce]);
+    serve(runtime, &server, serde_json::from_value(config)?)
 }
 
-/// Has `server` serve on `runtime`, and connects to it.
-fn serve<B: BackendIr>(runtime: &Runtime, server: &BackendServer<B>) -> Result<Device> {
+/// Has `server` serve on `runtime`, and connects to it with this configuration of Burn's.
+fn serve<B: BackendIr>(
+    runtime: &Runtime,
+    server: &BackendServer<B>,
+    config: BurnConfig,
+) -> Result<Device> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
     let address = listener.local_addr()?;
     runtime.spawn(server.serve_async(WebSocketTransport::from_listener(listener)));
-    let host = RemoteHost::websocket(&format!("ws://{address}"));
-    let devices = host.devices().context("the server does not answer")?;
-    devices.into_iter().next().context("it has no device")
+    websocket_device_with(&address.to_string(), config)
 }
 
 /// Carries the op out: the last first, so that who waits for one after the other is woken

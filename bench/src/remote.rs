@@ -87,7 +87,17 @@ pub(crate) fn start_websocket(dir: &TempDir) -> Result<(Process, String)> {
 ///
 /// When it does not answer.
 pub(crate) fn websocket_device(address: &str) -> Result<Device> {
-    only_device(&RemoteHost::websocket(&format!("ws://{address}")))
+    websocket_device_with(address, BurnConfig::default())
+}
+
+/// The same, for a program with this configuration of Burn's.
+///
+/// # Errors
+///
+/// When it does not answer.
+pub(crate) fn websocket_device_with(address: &str, config: BurnConfig) -> Result<Device> {
+    let host = RemoteHost::websocket(&format!("ws://{address}"));
+    only_device(&host, config)
 }
 
 /// A server over Iroh, and its address.
@@ -106,14 +116,13 @@ pub(crate) fn start_iroh(dir: &TempDir) -> Result<(Process, EndpointAddr)> {
 /// When it does not answer.
 pub(crate) fn iroh_device(runtime: &Runtime, address: EndpointAddr) -> Result<Device> {
     let endpoint = runtime.block_on(loopback_endpoint())?;
-    only_device(&RemoteHost::iroh(
-        IrohHost::new(address).with_endpoint(endpoint),
-    ))
+    let host = RemoteHost::iroh(IrohHost::new(address).with_endpoint(endpoint));
+    only_device(&host, BurnConfig::default())
 }
 
-fn only_device(host: &RemoteHost) -> Result<Device> {
+fn only_device(host: &RemoteHost, config: BurnConfig) -> Result<Device> {
     // As in a program of its own, which has not met tensord.
-    set_burn_config(Some(BurnConfig::default()));
+    set_burn_config(Some(config));
     let devices = host.devices().context("cannot connect to Burn's server")?;
     devices.into_iter().next().context("it has no device")
 }

@@ -6,9 +6,9 @@
 //!   begins at once, and goes on while the ops before it are carried out.
 //! - `upload`: tensors of bytes that the client has.
 //!
-//! One thread has it at a time, as a rule the device's executor. Everything that can go wrong with an
-//! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a
-//! panic of the backend. Only bytes that are no ops at all end the session.
+//! One thread has it at a time, as a rule the device's executor. Everything that can
+//! go wrong with an op ends here as a [`Fault`]: a refusal of the dataflow table, an
+//! error or a panic of the backend. Only bytes that are no ops at all end the session.
 
 mod aside;
 mod schedule;
