@@ -1,6 +1,6 @@
 //! Time of a training step: the three models, a fresh batch uploaded each step.
 //!
-//! A sample is several steps and one read of the last loss, divided by the steps.
+//! A sample is many steps and one read of the last loss, divided by the steps.
 //! Batches are made beforehand, and are new to the worker. All peers start from
 //! the same weights, and warm up on the same batches: there their losses must agree
 //! to the last bit, which is checked. Before that they upload as many batches as a
@@ -143,12 +143,13 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
     }
 }
 
-/// Steps of a sample.
+/// Steps of a sample: half a second, as more threads than cores want to run and each
+/// may wait some milliseconds for its turn.
 fn steps(context: &Context, model: Model) -> usize {
     match model {
-        Model::Mlp => context.pick(60, 2),
-        Model::Cnn => context.pick(8, 1),
-        Model::Transformer => context.pick(15, 1),
+        Model::Mlp => context.pick(200, 2),
+        Model::Cnn => context.pick(10, 1),
+        Model::Transformer => context.pick(25, 1),
     }
 }
 
