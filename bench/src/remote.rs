@@ -121,7 +121,7 @@ pub(crate) fn iroh_device(runtime: &Runtime, address: EndpointAddr) -> Result<De
 }
 
 fn only_device(host: &RemoteHost, config: BurnConfig) -> Result<Device> {
-    // As in a program of its own, which has not met tensord.
+    // As in a program of its own, whatever this one met before.
     set_burn_config(Some(config));
     let devices = host.devices().context("cannot connect to Burn's server")?;
     devices.into_iter().next().context("it has no device")
