@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 
+pub use crate::memory::{copy, room};
 use crate::{CHUNK_BYTES, v1::Chunk};
 
 /// Tensors up to this size go in the frame that announces them: a copy of so
@@ -54,7 +55,7 @@ pub enum Gathered<T> {
     /// More must come.
     More,
     /// The payload is whole.
-    Whole(T, Vec<u8>),
+    Whole(T, burn_backend::Bytes),
 }
 
 /// Gathers a payload from its chunks. `T` is what its receiver knows of it.
@@ -68,7 +69,7 @@ struct Payload<T> {
     note: T,
     left: u64,
     /// `None`: there is no room for them.
-    bytes: Option<Vec<u8>>,
+    bytes: Option<burn_backend::Bytes>,
 }
 
 impl<T> Default for Gathering<T> {
@@ -96,7 +97,7 @@ impl<T> Gathering<T> {
                 self.payload.insert(Payload {
                     note,
                     left: size,
-                    bytes: keep.then(|| Vec::with_capacity(size as usize)),
+                    bytes: keep.then(|| room(size as usize)),
                 })
             }
             (Some(payload), 0) => payload,
@@ -112,11 +113,14 @@ impl<T> Gathering<T> {
                 excess: bytes.saturating_sub(payload.left),
             })?;
         if let Some(kept) = &mut payload.bytes {
-            kept.extend_from_slice(&chunk.bytes);
+            kept.extend_from_byte_slice(&chunk.bytes);
         }
         let whole = self.payload.take_if(|payload| payload.left == 0);
         Ok(match whole {
-            Some(payload) => Gathered::Whole(payload.note, payload.bytes.unwrap_or_default()),
+            Some(payload) => {
+                let bytes = payload.bytes.unwrap_or_else(|| room(0));
+                Gathered::Whole(payload.note, bytes)
+            }
             None => Gathered::More,
         })
     }
@@ -148,7 +152,7 @@ mod tests {
                     Gathered::Whole(note, bytes) => whole = Some((note, bytes)),
                 }
             }
-            assert_eq!(whole, Some((size as u64, payload.to_vec())));
+            assert_eq!(whole, Some((size as u64, copy(&payload))));
         }
     }
 
@@ -159,7 +163,7 @@ mod tests {
         for chunk in chunks(Bytes::from(vec![1; CHUNK_BYTES + 1])) {
             taken = Some(gathering.take(&chunk, |_| ("no room", false)));
         }
-        assert_eq!(taken, Some(Ok(Gathered::Whole("no room", Vec::new()))));
+        assert_eq!(taken, Some(Ok(Gathered::Whole("no room", room(0)))));
     }
 
     #[test]

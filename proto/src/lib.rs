@@ -22,6 +22,8 @@ pub mod bulk;
 pub mod codec;
 #[cfg(feature = "ir")]
 pub mod content;
+#[cfg(feature = "ir")]
+mod memory;
 
 /// The generated messages of `tensord.v1`. Their documentation stands in the
 /// `.proto` files.

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use burn_backend::{DType, ExecutionError, Shape, TensorData};
+use burn_backend::{Bytes, DType, ExecutionError, Shape, TensorData};
 use burn_ir::TensorIr;
 use tensord_proto::{
-    bulk::{Gathered, Gathering, INLINE_BYTES},
+    bulk::{self, Gathered, Gathering, INLINE_BYTES},
     codec::decode_type,
     v1::{Chunk, Synced, TensorValue, Value, tensor_value, value},
 };
@@ -40,7 +40,7 @@ pub(super) struct Values {
     /// Values whose payload is still to come, by its number.
     announced: HashMap<u64, Announced>,
     /// Payloads whose value was not announced yet, by number.
-    arrived: HashMap<u64, Vec<u8>>,
+    arrived: HashMap<u64, Bytes>,
     gathering: Gathering<()>,
     /// Payloads that are whole.
     payloads: u64,
@@ -102,9 +102,9 @@ impl Values {
                     Ok(None)
                 }
             },
-            Some(tensor_value::Content::Bytes(bytes)) => self.whole(announced, bytes.to_vec()),
+            Some(tensor_value::Content::Bytes(bytes)) => self.whole(announced, bulk::copy(&bytes)),
             // Burn has tensors without elements.
-            None => self.whole(announced, Vec::new()),
+            None => self.whole(announced, bulk::room(0)),
         }
     }
 
@@ -137,8 +137,8 @@ impl Values {
         }
     }
 
-    fn whole(&mut self, value: Announced, bytes: Vec<u8>) -> Result<Option<Delivery>, Broken> {
-        let data = TensorData::try_from_bytes_vec(bytes, value.shape, value.dtype);
+    fn whole(&mut self, value: Announced, bytes: Bytes) -> Result<Option<Delivery>, Broken> {
+        let data = TensorData::try_from_bytes(bytes, value.shape, value.dtype);
         let data = data.map_err(|e| format!("the answer to read {}: {e}", value.request))?;
         Ok(self.answered(value.request, Ok(data)))
     }

@@ -7,6 +7,7 @@ use burn_backend::{AllocationProperty, BoolStore, DType, TensorData};
 use burn_ir::TensorIr;
 use bytes::Bytes;
 use tensord_proto::{
+    bulk,
     codec::CodecError,
     content::{Content, Contents, Entry, MAX_SLOTS, kept_cost},
     v1::FaultKind,
@@ -17,7 +18,7 @@ use crate::memory::SessionMemory;
 
 /// A payload that arrived, and the memory taken for it.
 pub(crate) struct Payload {
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: burn_backend::Bytes,
     pub(crate) memory: Result<SessionMemory, Refusal>,
 }
 
@@ -25,7 +26,7 @@ pub(crate) struct Payload {
 #[derive(Debug)]
 pub(super) enum Source {
     /// Of nobody else.
-    Owned(Vec<u8>),
+    Owned(burn_backend::Bytes),
     /// Also kept for later.
     Kept(Bytes),
 }
@@ -97,13 +98,19 @@ impl Uploads {
                 Content::Held(at) => kept(self.held.get(at as usize), &format!("place {at}")),
                 Content::Payload { keep } => Ok(Next::Payload(keep)),
                 // Out of the frame, which it would keep alive, and aligned.
-                Content::Inline { bytes, keep } => self.keep(bytes.to_vec(), keep).map(Next::Here),
+                Content::Inline { bytes, keep } => {
+                    self.keep(bulk::copy(&bytes), keep).map(Next::Here)
+                }
             };
         }
     }
 
     /// Keeps `bytes` if there is a slot for them.
-    pub(super) fn keep(&mut self, bytes: Vec<u8>, slot: Option<u32>) -> Result<Source, CodecError> {
+    pub(super) fn keep(
+        &mut self,
+        bytes: burn_backend::Bytes,
+        slot: Option<u32>,
+    ) -> Result<Source, CodecError> {
         let Some(slot) = slot else {
             return Ok(Source::Owned(bytes));
         };
@@ -113,7 +120,7 @@ impl Uploads {
             let rule = format!("more than {} bytes to keep", self.budget_bytes);
             return Err(self.contents.error(rule));
         }
-        let bytes = Bytes::from(bytes);
+        let bytes = bulk::shared(bytes);
         self.slots.insert(slot, bytes.clone());
         Ok(Source::Kept(bytes))
     }
@@ -135,7 +142,7 @@ impl Source {
     pub(super) fn into_data(self, out: &TensorIr) -> Result<TensorData, Refusal> {
         let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
         let bytes = match &self {
-            Self::Owned(bytes) => bytes.as_slice(),
+            Self::Owned(bytes) => &**bytes,
             Self::Kept(bytes) => bytes,
         };
         let is_byte_bool = matches!(out.dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
@@ -145,7 +152,7 @@ impl Source {
             return Err(mismatch(reason));
         }
         let bytes = match self {
-            Self::Owned(bytes) => burn_backend::Bytes::from_bytes_vec(bytes),
+            Self::Owned(bytes) => bytes,
             // Written to by nobody: Burn copies what it means to change.
             Self::Kept(bytes) => {
                 burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native)
@@ -177,7 +184,7 @@ mod tests {
 
     fn bytes(next: Next) -> Vec<u8> {
         match next {
-            Next::Here(Source::Owned(bytes)) => bytes,
+            Next::Here(Source::Owned(bytes)) => bytes.to_vec(),
             Next::Here(Source::Kept(bytes)) => bytes.to_vec(),
             Next::Payload(_) => panic!("it is here"),
         }
@@ -196,7 +203,7 @@ mod tests {
             assert_eq!(bytes(uploads.next(4).unwrap()), expected);
         }
         assert!(matches!(uploads.next(4), Ok(Next::Payload(Some(7)))));
-        uploads.keep(b"1234".to_vec(), Some(7)).unwrap();
+        uploads.keep(bulk::copy(b"1234"), Some(7)).unwrap();
         assert!(uploads.finish().is_ok());
         assert_eq!(uploads.into_kept().collect::<Vec<_>>(), [&b"1234"[..]]);
     }
