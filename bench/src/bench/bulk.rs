@@ -31,7 +31,7 @@ const MIB: usize = 1 << 20;
 
 /// Transfers in a sample move at least this much, so that small ones are timed
 /// well enough.
-const SAMPLE_BYTES: usize = 16 * MIB;
+const SAMPLE_BYTES: usize = 64 * MIB;
 
 /// What is uploaded before anything counts: twice what the peers' worker keeps of a
 /// session.
