@@ -1,7 +1,7 @@
 //! Contenders measured in turn, so that noise hits all alike.
 //!
-//! Every round measures each contender once, in another order. The first round warms up
-//! servers, caches and whatever contenders keep, and does not count.
+//! Every round measures each contender once, in an order of its own. The first round warms
+//! up servers, caches and whatever contenders keep, and does not count.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
@@ -91,8 +91,9 @@ pub(crate) fn race(
 ///
 /// What one leaves behind, the next one finds: pages in the system's hands or its host's,
 /// a processor that is warm or has slept. In 2 `count` rounds each contender comes after
-/// each other equally often (E. J. Williams, "Experimental Designs Balanced for the
-/// Estimation of Residual Effects of Treatments", 1949).
+/// each other equally often, and in fewer nearly so (E. J. Williams, "Experimental Designs
+/// Balanced for the Estimation of Residual Effects of Treatments", 1949). Of three and
+/// more none comes after itself.
 fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |turn| {
         let turn = match round % 2 {
@@ -104,7 +105,8 @@ fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
             0 => count - turn / 2,
             _ => turn / 2 + 1,
         };
-        (round / 2 + step) % count
+        // By two, or a round would begin with who ended the one before.
+        (round / 2 + round % 2 * 2 + step) % count
     })
 }
 
@@ -173,15 +175,18 @@ mod tests {
     #[test]
     fn each_comes_after_each_other_equally_often() {
         assert_eq!(order(5, 0).collect::<Vec<_>>(), [0, 1, 4, 2, 3]);
-        assert_eq!(order(5, 3).collect::<Vec<_>>(), [4, 3, 0, 2, 1]);
+        assert_eq!(order(5, 3).collect::<Vec<_>>(), [1, 0, 2, 4, 3]);
         for count in 1..9 {
             let mut follows = vec![vec![0; count]; count];
+            let mut last = None;
             for round in 0..2 * count {
                 let order: Vec<_> = order(count, round).collect();
                 assert!((0..count).all(|index| order.contains(&index)), "{order:?}");
                 order
                     .windows(2)
                     .for_each(|two| follows[two[0]][two[1]] += 1);
+                assert!(count < 3 || last != Some(order[0]), "{order:?}");
+                last = order.last().copied();
             }
             for (index, row) in follows.iter().enumerate() {
                 let others = |other: usize| if other == index { 0 } else { 2 };

@@ -8,6 +8,7 @@
 //! - [`v1`]: the generated messages; with the feature `rpc`, the gRPC services.
 //! - [`ids`]: typed ids.
 //! - [`version`]: what "compatible" means.
+//! - `aligned` (feature `ir`): memory that Burn takes as it is.
 //! - `bulk` (feature `ir`): tensor bytes divided for the wire.
 //! - `content` (feature `ir`): where the bytes of uploads are.
 //! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
@@ -17,13 +18,13 @@ pub mod ids;
 pub mod version;
 
 #[cfg(feature = "ir")]
+pub mod aligned;
+#[cfg(feature = "ir")]
 pub mod bulk;
 #[cfg(feature = "ir")]
 pub mod codec;
 #[cfg(feature = "ir")]
 pub mod content;
-#[cfg(feature = "ir")]
-mod memory;
 
 /// The generated messages of `tensord.v1`. Their documentation stands in the
 /// `.proto` files.

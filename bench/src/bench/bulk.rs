@@ -29,8 +29,8 @@ use crate::{
 
 const MIB: usize = 1 << 20;
 
-/// Transfers in a sample move at least this much, so that small ones are timed
-/// well enough.
+/// Transfers in a sample move at least this much: 16 MiB take 20 to 50 ms, of which any
+/// other process that runs for a moment is a good part.
 const SAMPLE_BYTES: usize = 64 * MIB;
 
 /// What is uploaded before anything counts: twice what the peers' worker keeps of a

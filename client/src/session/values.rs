@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use burn_backend::{Bytes, DType, ExecutionError, Shape, TensorData};
 use burn_ir::TensorIr;
 use tensord_proto::{
-    bulk::{self, Gathered, Gathering, INLINE_BYTES},
+    aligned,
+    bulk::{Gathered, Gathering, INLINE_BYTES},
     codec::decode_type,
     v1::{Chunk, Synced, TensorValue, Value, tensor_value, value},
 };
@@ -102,9 +103,11 @@ impl Values {
                     Ok(None)
                 }
             },
-            Some(tensor_value::Content::Bytes(bytes)) => self.whole(announced, bulk::copy(&bytes)),
+            Some(tensor_value::Content::Bytes(bytes)) => {
+                self.whole(announced, aligned::copy(&bytes))
+            }
             // Burn has tensors without elements.
-            None => self.whole(announced, bulk::room(0)),
+            None => self.whole(announced, aligned::room(0)),
         }
     }
 

@@ -7,7 +7,7 @@ use burn_backend::{AllocationProperty, BoolStore, DType, TensorData};
 use burn_ir::TensorIr;
 use bytes::Bytes;
 use tensord_proto::{
-    bulk,
+    aligned, bulk,
     codec::CodecError,
     content::{Content, Contents, Entry, MAX_SLOTS, kept_cost},
     v1::FaultKind,
@@ -99,7 +99,7 @@ impl Uploads {
                 Content::Payload { keep } => Ok(Next::Payload(keep)),
                 // Out of the frame, which it would keep alive, and aligned.
                 Content::Inline { bytes, keep } => {
-                    self.keep(bulk::copy(&bytes), keep).map(Next::Here)
+                    self.keep(aligned::copy(&bytes), keep).map(Next::Here)
                 }
             };
         }
@@ -203,7 +203,7 @@ mod tests {
             assert_eq!(bytes(uploads.next(4).unwrap()), expected);
         }
         assert!(matches!(uploads.next(4), Ok(Next::Payload(Some(7)))));
-        uploads.keep(bulk::copy(b"1234"), Some(7)).unwrap();
+        uploads.keep(aligned::copy(b"1234"), Some(7)).unwrap();
         assert!(uploads.finish().is_ok());
         assert_eq!(uploads.into_kept().collect::<Vec<_>>(), [&b"1234"[..]]);
     }

@@ -1,0 +1,49 @@
+//! Memory for tensor bytes that come from elsewhere.
+//!
+//! Burn goes by the alignment that memory was asked for, not by its address: it copies
+//! whatever comes in a `Vec<u8>`. So memory is asked for in larger units.
+
+use burn_backend::Bytes;
+
+/// As strictly aligned as any of Burn's bytes (`MAX_ALIGN` in CubeCL).
+type Unit = u128;
+
+/// Empty bytes with memory for `size_bytes`.
+pub fn room(size_bytes: usize) -> Bytes {
+    let room = Vec::<Unit>::with_capacity(size_bytes.div_ceil(size_of::<Unit>()));
+    Bytes::from_elems(room)
+}
+
+/// A copy of `bytes`.
+pub fn copy(bytes: &[u8]) -> Bytes {
+    let mut copy = room(bytes.len());
+    copy.extend_from_byte_slice(bytes);
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_put_there_stay_where_they_are() {
+        for size in [0, 1, 15, 16, 17, 100_000] {
+            let bytes: Vec<u8> = (0..size).map(|i| i as u8).collect();
+            let mut room = room(size);
+            let at = room.as_ptr();
+            assert!(room.is_empty() && room.align() == align_of::<Unit>());
+            for part in bytes.chunks(7) {
+                room.extend_from_byte_slice(part);
+            }
+            assert_eq!((room.as_ptr(), &*room), (at, bytes.as_slice()));
+        }
+    }
+
+    #[test]
+    fn a_copy_is_aligned() {
+        for bytes in [&b""[..], b"a", b"sixteen bytes it", b"and seventeen too"] {
+            let copy = copy(bytes);
+            assert_eq!((copy.align(), &*copy), (align_of::<Unit>(), bytes));
+        }
+    }
+}
