@@ -37,7 +37,7 @@ use tokio::sync::{Notify, oneshot};
 pub(crate) use self::driver::{Target, drive};
 use self::{
     blobs::Blobs,
-    recording::{Item, Recording},
+    recording::{Item, Recorded, Recording},
     values::Values,
 };
 use crate::cohort::Seat;
@@ -100,7 +100,7 @@ struct State {
     duplex: Duplex,
     bulk: Duplex,
     /// What was recorded and is not encoded yet.
-    recorded: Vec<Item>,
+    recorded: Recorded,
     /// Something in it is not to wait for more.
     urgent: bool,
     /// How often few ops were sent, as no more came in time, since something was urgent.
@@ -158,7 +158,7 @@ impl Session {
                 // The worker says what it lets us send when it opens the session.
                 duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
-                recorded: Vec::new(),
+                recorded: Recorded::default(),
                 urgent: false,
                 sent_few: 0,
                 blobs: Blobs::default(),
@@ -202,8 +202,7 @@ impl Session {
             OperationIr::Distributed(DistributedOperationIr::SyncCollective)
         );
         if state.end.is_none() {
-            // Here, an op is moved but once: it is large.
-            state.recorded.push(Item::Op(op));
+            state.recorded.op(op);
             self.appended(state);
         }
     }

@@ -17,12 +17,38 @@ const CUT_OPS: u32 = 4096;
 /// Bytes from which on a frame is cut.
 const CUT_BYTES: usize = 48 << 10;
 
-/// Something that a program asked for, in order.
-// Nearly all are ops, and a box for each would cost more than the room.
-#[expect(clippy::large_enum_variant)]
+/// What a program asked for, in order.
+///
+/// Nearly all are ops. They have a list of their own because one is over 600 bytes: it
+/// is moved there, and encoded where it lies.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    ops: Vec<OperationIr>,
+    /// All else, with the number of ops before it.
+    others: Vec<(usize, Item)>,
+}
+
+impl Recorded {
+    pub(super) fn op(&mut self, op: OperationIr) {
+        self.ops.push(op);
+    }
+
+    pub(super) fn push(&mut self, item: Item) {
+        self.others.push((self.ops.len(), item));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ops.len() + self.others.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Something other than an op that a program asked for.
 #[derive(Debug)]
 pub(super) enum Item {
-    Op(OperationIr),
     /// A tensor of bytes from here, and where they are.
     Upload(TensorIr, Vec<Entry>),
     /// A body of its own.
@@ -35,8 +61,8 @@ pub(super) enum Item {
 /// remembers what it said.
 #[derive(Default)]
 pub(super) struct Recording {
-    /// Those at hand; empty in between, and kept for its memory.
-    items: Vec<Item>,
+    /// What is at hand; empty in between, and kept for its memory.
+    taken: Recorded,
     encoder: OpEncoder,
     ops: Vec<u8>,
     contents: Vec<u8>,
@@ -44,40 +70,52 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Takes the items of `recorded`, and leaves it a list without any.
-    pub(super) fn take(&mut self, recorded: &mut Vec<Item>) {
-        debug_assert!(self.items.is_empty(), "items that were not encoded");
-        std::mem::swap(&mut self.items, recorded);
+    /// Takes what is in `recorded`, and leaves nothing in it.
+    pub(super) fn take(&mut self, recorded: &mut Recorded) {
+        debug_assert!(self.taken.is_empty(), "what was taken was not encoded");
+        std::mem::swap(&mut self.taken, recorded);
     }
 
-    /// Makes bodies of the items taken.
+    /// Makes bodies of what was taken.
     pub(super) fn encode(&mut self) -> Vec<Body> {
         let mut bodies = Vec::new();
-        let mut items = std::mem::take(&mut self.items);
-        for item in items.drain(..) {
-            match item {
-                Item::Op(op) => self.op(&op, &mut bodies),
-                Item::Upload(out, entries) => {
-                    for entry in &entries {
-                        content::put(&mut self.contents, entry);
-                    }
-                    self.op(&OperationIr::Init(InitOperationIr { out }), &mut bodies);
+        let mut taken = std::mem::take(&mut self.taken);
+        let mut encoded = 0;
+        for (before, item) in taken.others.drain(..) {
+            self.ops(&taken.ops[encoded..before], &mut bodies);
+            encoded = before;
+            self.item(item, &mut bodies);
+        }
+        self.ops(&taken.ops[encoded..], &mut bodies);
+        self.cut(&mut bodies);
+        taken.ops.clear();
+        self.taken = taken;
+        bodies
+    }
+
+    fn ops(&mut self, ops: &[OperationIr], bodies: &mut Vec<Body>) {
+        ops.iter().for_each(|op| self.op(op, bodies));
+    }
+
+    fn item(&mut self, item: Item, bodies: &mut Vec<Body>) {
+        match item {
+            Item::Upload(out, entries) => {
+                for entry in &entries {
+                    content::put(&mut self.contents, entry);
                 }
-                Item::Said(body) => {
-                    self.cut(&mut bodies);
-                    bodies.push(body);
-                }
-                Item::Made(id, body) => {
-                    self.cut(&mut bodies);
-                    bodies.push(body);
-                    // The worker counts it in the same place.
-                    self.encoder.note_tensor(id);
-                }
+                self.op(&OperationIr::Init(InitOperationIr { out }), bodies);
+            }
+            Item::Said(body) => {
+                self.cut(bodies);
+                bodies.push(body);
+            }
+            Item::Made(id, body) => {
+                self.cut(bodies);
+                bodies.push(body);
+                // The worker counts it in the same place.
+                self.encoder.note_tensor(id);
             }
         }
-        self.cut(&mut bodies);
-        self.items = items;
-        bodies
     }
 
     fn op(&mut self, op: &OperationIr, bodies: &mut Vec<Body>) {
