@@ -11,7 +11,7 @@ use burn_ir::OperationIr;
 use bytes::Bytes;
 use prost::Message;
 use tensord_proto::{
-    codec::{DeviceProfile, OpDecoder, decode_tensor, decode_type, tensor_bytes},
+    codec::{DecodedOps, DeviceProfile, OpDecoder, decode_tensor, decode_type, tensor_bytes},
     content::{Contents, Entry},
     v1::{Frame, Seed, frame, value},
 };
@@ -120,10 +120,10 @@ fn read(body: &frame::Body, decoder: &mut OpDecoder) {
 }
 
 /// Reads where the bytes of the uploads among `ops` are.
-fn read_contents(ops: &[OperationIr], list: &Bytes) {
+fn read_contents(ops: &DecodedOps, list: &Bytes) {
     let mut contents = Contents::new(list.clone());
     for op in ops {
-        let OperationIr::Init(init) = op else {
+        let OperationIr::Init(init) = &**op else {
             continue;
         };
         let Some(size) = tensor_bytes(&init.out.shape, init.out.dtype) else {

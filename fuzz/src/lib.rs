@@ -35,8 +35,10 @@ pub const TARGETS: [(&str, Target); 4] = [
 ];
 
 /// Ops in a form that can be compared: a NaN is not equal to itself.
-pub(crate) fn plain(ops: &[OperationIr]) -> Vec<u8> {
-    postcard::to_stdvec(ops).expect("ops serialize without failing")
+pub(crate) fn plain<'a>(ops: impl IntoIterator<Item = &'a OperationIr>) -> Vec<u8> {
+    ops.into_iter().fold(Vec::new(), |bytes, op| {
+        postcard::to_extend(op, bytes).expect("ops serialize without failing")
+    })
 }
 
 #[cfg(test)]

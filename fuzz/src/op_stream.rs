@@ -9,7 +9,7 @@
 //! tensor to note, eight bytes.
 
 use burn_ir::{OperationIr, TensorId};
-use tensord_proto::codec::{CodecError, OpDecoder, OpEncoder, op_name};
+use tensord_proto::codec::{CodecError, DecodedOps, OpDecoder, OpEncoder, OpName};
 
 use crate::{input::Input, memory::peak_of, plain};
 
@@ -43,18 +43,14 @@ pub fn run(data: &[u8]) {
         match decode(&mut decoder, frame, count.into()) {
             Ok(decoded) => {
                 ops += decoded.len();
-                echo.send(&decoded);
+                echo.send(decoded.iter().map(|op| &**op));
             }
             Err(error) => check(&error, frame),
         }
     }
 }
 
-fn decode(
-    decoder: &mut OpDecoder,
-    frame: &[u8],
-    count: u32,
-) -> Result<Vec<OperationIr>, CodecError> {
+fn decode(decoder: &mut OpDecoder, frame: &[u8], count: u32) -> Result<DecodedOps, CodecError> {
     let (decoded, bytes) = peak_of(|| decoder.decode(frame, count));
     assert!(
         bytes < MOST_BYTES,
@@ -87,32 +83,37 @@ impl Echo {
     }
 
     /// Sends `ops`, in as many frames as the encoder wants.
-    pub(crate) fn send(&mut self, ops: &[OperationIr]) {
-        let (mut frame, mut start) = (Vec::new(), 0);
-        for (i, op) in ops.iter().enumerate() {
+    pub(crate) fn send<'a>(&mut self, ops: impl IntoIterator<Item = &'a OperationIr>) {
+        let (mut frame, mut said) = (Vec::new(), Vec::new());
+        for op in ops {
             self.encoder.encode(op, &mut frame);
-            if self.encoder.is_full() || i + 1 == ops.len() {
-                self.encoder.finish(&mut frame);
-                self.receive(&frame, &ops[start..=i]);
-                (frame, start) = (Vec::new(), i + 1);
+            said.push(op);
+            if self.encoder.is_full() {
+                self.receive(&mut frame, &mut said);
             }
+        }
+        if !said.is_empty() {
+            self.receive(&mut frame, &mut said);
         }
     }
 
-    fn receive(&mut self, frame: &[u8], ops: &[OperationIr]) {
+    fn receive(&mut self, frame: &mut Vec<u8>, said: &mut Vec<&OperationIr>) {
+        self.encoder.finish(frame);
+        let (frame, ops) = (std::mem::take(frame), std::mem::take(said));
         let decoded = self
             .decoder
-            .decode(frame, ops.len() as u32)
-            .unwrap_or_else(|error| panic!("{error}, of {:?}", names(ops)));
+            .decode(&frame, ops.len() as u32)
+            .unwrap_or_else(|error| panic!("{error}, of {:?}", names(&ops)));
         assert!(
-            plain(&decoded) == plain(ops),
+            plain(decoded.iter().map(|op| &**op)) == plain(ops.iter().copied()),
             "{decoded:?}\nis not\n{ops:?}"
         );
     }
 }
 
-fn names(ops: &[OperationIr]) -> Vec<String> {
-    ops.iter().take(100).map(op_name).collect()
+fn names(ops: &[&OperationIr]) -> Vec<String> {
+    let names = ops.iter().take(100).map(|op| OpName::of(op).to_string());
+    names.collect()
 }
 
 #[cfg(test)]
@@ -127,8 +128,7 @@ mod tests {
     fn the_frame_that_grows_most_stays_within_the_bound() {
         let scalar = TensorIr::uninit(TensorId::new(1), Shape::new([]), DType::F32);
         let op = OperationIr::Custom(CustomOpIr::new("", &vec![scalar; 1 << 10], &[]));
-        let count = tensord_proto::codec::MAX_PLAIN_BYTES_PER_FRAME
-            / plain(std::slice::from_ref(&op)).len();
+        let count = tensord_proto::codec::MAX_PLAIN_BYTES_PER_FRAME / plain([&op]).len();
         let (mut encoder, mut decoder) = (OpEncoder::default(), OpDecoder::default());
         let mut frame = Vec::new();
         (0..count).for_each(|_| encoder.encode(&op, &mut frame));

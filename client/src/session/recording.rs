@@ -57,7 +57,7 @@ pub(super) enum Item {
     Made(TensorId, Body),
 }
 
-/// Encodes a session's items. Frames are encoded once, in order: the encoder
+/// Encodes what a session recorded. Frames are encoded once, in order: the encoder
 /// remembers what it said.
 #[derive(Default)]
 pub(super) struct Recording {

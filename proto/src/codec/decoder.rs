@@ -15,6 +15,10 @@ use super::{
 /// say that it holds very many.
 const FIRST_OPS: usize = 1 << 10;
 
+/// The ops of a frame, in order. One is over 600 bytes and goes through several hands:
+/// boxed, only a pointer does, and its memory is what an earlier op has just freed.
+pub type DecodedOps = Vec<Box<OperationIr>>;
+
 /// Decodes a session's ops, in order.
 #[derive(Debug, Default)]
 pub struct OpDecoder {
@@ -29,7 +33,7 @@ pub struct OpDecoder {
 struct Frame<'a> {
     reader: Reader<'a>,
     count: usize,
-    ops: Vec<OperationIr>,
+    ops: DecodedOps,
     /// Bytes that its ops took so far, as postcard writes them.
     plain_bytes: usize,
 }
@@ -41,7 +45,7 @@ impl OpDecoder {
     ///
     /// When the bytes are no such ops. The session cannot go on after that: the
     /// two ends no longer agree on what was said.
-    pub fn decode(&mut self, frame: &[u8], count: u32) -> Result<Vec<OperationIr>, CodecError> {
+    pub fn decode(&mut self, frame: &[u8], count: u32) -> Result<DecodedOps, CodecError> {
         if count > MAX_OPS_PER_FRAME {
             let rule = format!("{count} ops in one frame, more than {MAX_OPS_PER_FRAME}");
             return Err(CodecError::new("ops", 0, rule));

@@ -16,7 +16,8 @@
 //!   from them what comes next;
 //! - `encoder` says what the model did not foresee, with the help of `finder`,
 //!   which looks for the place where a loop was left;
-//! - `wire` has the grammar of what is said, and `decoder` carries it out.
+//! - `wire` has the grammar of what is said, and `decoder` carries it out;
+//! - `name` says what ops are called.
 //!
 //! Tensor types and device profiles are postcard over Burn's own types. What
 //! arrives is not trusted: every length is checked against the bytes that are
@@ -28,6 +29,7 @@ mod finder;
 mod flatten;
 mod history;
 mod model;
+mod name;
 mod template;
 mod value;
 mod wire;
@@ -35,14 +37,16 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use std::fmt::{self, Write};
-
 use burn_backend::{DType, Shape};
-use burn_ir::{OperationIr, TensorIr};
+use burn_ir::TensorIr;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-pub use self::{decoder::OpDecoder, encoder::OpEncoder};
+pub use self::{
+    decoder::{DecodedOps, OpDecoder},
+    encoder::OpEncoder,
+    name::OpName,
+};
 use crate::v1;
 
 /// Most ops a single frame may carry.
@@ -71,37 +75,6 @@ impl CodecError {
     pub(crate) fn new(what: &'static str, offset: usize, rule: impl Into<String>) -> Self {
         let rule = rule.into();
         Self { what, offset, rule }
-    }
-}
-
-/// The name of an op for people, such as `NumericFloat.Add`.
-pub fn op_name(op: &OperationIr) -> String {
-    /// Keeps the variant names at the head of a `Debug` print, and stops it
-    /// there: an op prints its shapes and values after them.
-    struct Head(String);
-    impl Write for Head {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            if text.starts_with(['{', ' ']) || self.0.len() > 64 {
-                return Err(fmt::Error);
-            }
-            self.0.push_str(text);
-            Ok(())
-        }
-    }
-    let mut head = Head(String::new());
-    // The error is how the print is cut short.
-    let _ = write!(head, "{op:?}");
-    let is_name = |part: &&str| part.starts_with(char::is_uppercase) && !part.ends_with("Ir");
-    let names: Vec<&str> = head
-        .0
-        .split(|c: char| !c.is_alphanumeric())
-        .filter(is_name)
-        .collect();
-    match names.as_slice() {
-        // The dtype between the family and the op adds nothing to a message.
-        [family, .., op] => format!("{family}.{op}"),
-        [op] => (*op).into(),
-        [] => "op".into(),
     }
 }
 

@@ -30,9 +30,9 @@ pub(crate) trait Engine: Send {
     /// Why a custom op cannot be carried out, if it is not there.
     fn lacks(&self, custom_op: &str) -> Option<String>;
     /// Carries out an op.
-    fn execute(&mut self, op: OperationIr);
+    fn execute(&mut self, op: Box<OperationIr>);
     /// Carries out an op that draws random numbers, with a generator seeded by `seed`.
-    fn execute_seeded(&mut self, op: OperationIr, seed: u64);
+    fn execute_seeded(&mut self, op: Box<OperationIr>, seed: u64);
     /// Makes a tensor of `data`.
     fn upload(&mut self, id: TensorId, data: TensorData);
     /// Gives a tensor that is there a second id.
@@ -182,17 +182,17 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
         ))
     }
 
-    fn execute(&mut self, op: OperationIr) {
-        self.run(|interpreter| interpreter.register_op(op));
+    fn execute(&mut self, op: Box<OperationIr>) {
+        self.run(|interpreter| interpreter.register_op(*op));
     }
 
-    fn execute_seeded(&mut self, op: OperationIr, seed: u64) {
+    fn execute_seeded(&mut self, op: Box<OperationIr>, seed: u64) {
         // A backend that panicked while drawing leaves nothing half-done here.
         let _drawing = lock(&GENERATOR);
         let device = self.device.clone();
         self.run(|interpreter| {
             interpreter.seed(seed);
-            interpreter.register_op(op);
+            interpreter.register_op(*op);
             // A lazy backend would draw later, when the seed is another's. Should it
             // fail, whoever reads the tensor hears why.
             let _ = B::flush(&device);

@@ -12,6 +12,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use burn_backend::{DType, Shape};
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
+use foldhash::fast::RandomState;
 use tensord_proto::{
     codec::tensor_bytes,
     v1::{Fault, FaultKind},
@@ -21,6 +22,9 @@ use crate::memory::{OutOfMemory, SessionMemory, human};
 
 /// Tensors a session may have at once, live or poisoned.
 const MAX_TENSORS: usize = 1 << 22;
+
+/// Tensors of an op that room is kept for, from one op to the next.
+const KEPT: usize = 64;
 
 #[derive(Debug)]
 enum Slot {
@@ -51,10 +55,17 @@ pub(crate) enum Refusal {
 /// The tensors of one session.
 #[derive(Debug)]
 pub(crate) struct Dataflow {
-    tensors: HashMap<TensorId, Slot>,
+    /// Looked up several times an op, so not by the standard library's hasher; by a
+    /// seeded one all the same, as a program chooses the ids.
+    tensors: HashMap<TensorId, Slot, RandomState>,
     /// Tensors whose values are on the way.
     pending: usize,
     memory: SessionMemory,
+    /// What the op at hand consumes, noted as it is begun: the op itself goes to the
+    /// backend, and to copy it takes time.
+    consumed: Vec<TensorIr>,
+    /// What it makes, and the bytes taken for each.
+    made: Vec<(TensorIr, u64)>,
 }
 
 /// The kinds of tensor that Burn keeps apart by type.
@@ -78,9 +89,11 @@ fn kind(dtype: DType) -> Kind {
 impl Dataflow {
     pub(crate) fn new(memory: SessionMemory) -> Self {
         Self {
-            tensors: HashMap::new(),
+            tensors: HashMap::default(),
             pending: 0,
             memory,
+            consumed: Vec::new(),
+            made: Vec::new(),
         }
     }
 
@@ -139,22 +152,46 @@ impl Dataflow {
     }
 
     /// Decides whether `op` may run, and takes the memory its outputs need.
-    /// Must be followed by [`finish`](Self::finish) or [`poison`](Self::poison).
+    ///
+    /// If it may, [`finish`](Self::finish), [`fail`](Self::fail) or
+    /// [`defer`](Self::defer) must come next, and otherwise [`poison`](Self::poison). A
+    /// drop may go on all the same, as if it had not been refused.
     pub(crate) fn begin(&mut self, op: &OperationIr) -> Result<(), Refusal> {
-        op.inputs().try_for_each(|input| self.check(input))?;
-        self.check_outputs(op)?;
-        let bytes = op.outputs().try_fold(0u64, |sum, out| {
-            sum.checked_add(tensor_bytes(&out.shape, out.dtype)? as u64)
-        });
-        let bytes = bytes.ok_or_else(|| {
-            let reason = "an output has more bytes than can be addressed".into();
-            Refusal::New(FaultKind::OutOfMemory, reason)
-        })?;
-        self.memory.take(bytes).map_err(out_of_memory)
+        // First, as a drop that is refused goes on: an op that was refused before it has
+        // left here what it would have made.
+        self.made.clear();
+        self.note_consumed(op)?;
+        let mut sum = 0u64;
+        for out in op.outputs() {
+            check_dtype(out.dtype)?;
+            self.check_new(out.id)?;
+            let bytes = tensor_bytes(&out.shape, out.dtype).map(|bytes| bytes as u64);
+            let added = bytes.and_then(|bytes| Some((bytes, sum.checked_add(bytes)?)));
+            let Some((bytes, with)) = added else {
+                let reason = "an output has more bytes than can be addressed".into();
+                return Err(Refusal::New(FaultKind::OutOfMemory, reason));
+            };
+            self.made.push((out.clone(), bytes));
+            sum = with;
+        }
+        self.memory.take(sum).map_err(out_of_memory)
     }
 
-    fn check_outputs(&self, op: &OperationIr) -> Result<(), Refusal> {
-        op.outputs().try_for_each(|out| self.check_new(out.id))
+    /// Notes all that `op` consumes, and tells the first thing that is wrong with its
+    /// inputs: in one pass, as Burn allocates for each.
+    fn note_consumed(&mut self, op: &OperationIr) -> Result<(), Refusal> {
+        let is_drop = matches!(op, OperationIr::Drop(_));
+        self.consumed.clear();
+        let mut checked = Ok(());
+        for input in op.inputs() {
+            if is_drop || input.status == TensorStatus::ReadWrite {
+                self.consumed.push(input.clone());
+            }
+            if checked.is_ok() {
+                checked = check_dtype(input.dtype).and_then(|()| self.check(input));
+            }
+        }
+        checked
     }
 
     /// Whether a tensor with a new `id` may be made.
@@ -170,49 +207,56 @@ impl Dataflow {
         Ok(())
     }
 
-    /// `op` ran: what it consumed is gone, what it made is there.
-    pub(crate) fn finish(&mut self, op: &OperationIr) {
-        self.consume(op);
-        for out in op.outputs() {
-            // Taken in `begin`; a Drop and the like have no outputs.
-            let bytes = tensor_bytes(&out.shape, out.dtype).unwrap_or(0) as u64;
+    /// The op that was begun ran: what it consumed is gone, what it made is there.
+    pub(crate) fn finish(&mut self) {
+        self.consume();
+        for (out, bytes) in self.made.drain(..) {
             let slot = Slot::Live {
-                shape: out.shape.clone(),
+                shape: out.shape,
                 dtype: out.dtype,
                 bytes,
             };
             self.tensors.insert(out.id, slot);
         }
+        // An op may have very many tensors; then their room is not kept.
+        self.consumed.clear();
+        self.consumed.shrink_to(KEPT);
+        self.made.shrink_to(KEPT);
     }
 
-    /// `op` did not run or failed: its outputs carry `fault`. Returns the
-    /// tensors it was to consume, for the backend to forget.
-    pub(crate) fn poison(
-        &mut self,
-        op: &OperationIr,
-        fault: &Arc<Fault>,
-        began: bool,
-    ) -> Vec<TensorIr> {
-        if began {
-            let taken = |out: &TensorIr| tensor_bytes(&out.shape, out.dtype).unwrap_or(0) as u64;
-            self.memory.give_back(op.outputs().map(taken).sum());
+    /// The op that was begun failed: its outputs carry `fault`. Returns the tensors that
+    /// it was to consume, and those that it may have made, for the backend to forget.
+    pub(crate) fn fail(&mut self, fault: &Arc<Fault>) -> Vec<TensorIr> {
+        self.consume();
+        let mut left = std::mem::take(&mut self.consumed);
+        for (out, bytes) in std::mem::take(&mut self.made) {
+            self.memory.give_back(bytes);
+            self.insert_poisoned(out.id, fault.clone());
+            left.push(out);
         }
-        let consumed = self.consume(op);
+        left
+    }
+
+    /// `op` may not run: its outputs carry `fault`. Returns the tensors that it was to
+    /// consume, for the backend to forget.
+    pub(crate) fn poison(&mut self, op: &OperationIr, fault: &Arc<Fault>) -> Vec<TensorIr> {
+        // Why it may not run is known.
+        let _ = self.note_consumed(op);
+        self.consume();
         for out in op.outputs() {
             self.insert_poisoned(out.id, fault.clone());
         }
-        consumed
+        std::mem::take(&mut self.consumed)
     }
 
-    /// `op` was begun elsewhere: its output will come under `ticket`. Returns the
-    /// tensors that it consumed, for the backend to forget.
-    pub(crate) fn defer(&mut self, op: &OperationIr, ticket: u64) -> Vec<TensorIr> {
-        let consumed = self.consume(op);
-        for out in op.outputs() {
-            let bytes = tensor_bytes(&out.shape, out.dtype).unwrap_or(0) as u64;
-            self.insert_pending(out, ticket, bytes);
+    /// The op that was begun goes on elsewhere: its output will come under `ticket`.
+    /// Returns the tensors that it consumed, for the backend to forget.
+    pub(crate) fn defer(&mut self, ticket: u64) -> Vec<TensorIr> {
+        self.consume();
+        for (out, bytes) in std::mem::take(&mut self.made) {
+            self.insert_pending(&out, ticket, bytes);
         }
-        consumed
+        std::mem::take(&mut self.consumed)
     }
 
     /// A tensor will come under `ticket`, for which memory was taken.
@@ -335,15 +379,22 @@ impl Dataflow {
         }
     }
 
-    fn consume(&mut self, op: &OperationIr) -> Vec<TensorIr> {
-        let is_drop = matches!(op, OperationIr::Drop(_));
-        let last_use = |t: &&TensorIr| is_drop || t.status == TensorStatus::ReadWrite;
-        let consumed: Vec<TensorIr> = op.inputs().filter(last_use).cloned().collect();
+    fn consume(&mut self) {
+        let consumed = std::mem::take(&mut self.consumed);
         for tensor in &consumed {
             self.remove(tensor.id);
         }
-        consumed
+        self.consumed = consumed;
     }
+}
+
+/// Whether Burn's interpreter could try an op on such a tensor at all.
+fn check_dtype(dtype: DType) -> Result<(), Refusal> {
+    if kind(dtype) == Kind::Quantized {
+        let reason = "quantized tensors are not supported by Burn's router".into();
+        return Err(Refusal::New(FaultKind::Unsupported, reason));
+    }
+    Ok(())
 }
 
 pub(crate) fn out_of_memory(e: OutOfMemory) -> Refusal {
@@ -401,12 +452,30 @@ mod tests {
         let op = add(1, tensor(2, TensorStatus::ReadWrite), 3);
         flow.begin(&op).unwrap();
         assert_eq!(device.live_bytes(), 48);
-        flow.finish(&op);
+        flow.finish();
         assert_eq!((flow.len(), device.live_bytes()), (2, 32));
         let drop = OperationIr::Drop(tensor(3, TensorStatus::ReadWrite));
         flow.begin(&drop).unwrap();
-        flow.finish(&drop);
+        flow.finish();
         assert_eq!((flow.len(), device.live_bytes()), (1, 16));
+    }
+
+    #[test]
+    fn what_an_op_that_was_refused_would_have_made_does_not_come_to_be() {
+        let (mut flow, device) = flow(40);
+        let op = add(1, tensor(2, TensorStatus::ReadOnly), 3);
+        flow.begin(&op).unwrap_err();
+        flow.poison(&op, &fault("full"));
+        let on = add(1, tensor(3, TensorStatus::ReadOnly), 4);
+        flow.begin(&on).unwrap_err();
+        flow.poison(&on, &fault("full"));
+        // Drops go on, whatever became of the tensor.
+        for id in [4, 3] {
+            let drop = OperationIr::Drop(tensor(id, TensorStatus::ReadWrite));
+            assert!(matches!(flow.begin(&drop), Err(Refusal::Inherited(_))));
+            flow.finish();
+        }
+        assert_eq!((flow.len(), device.live_bytes()), (2, 32));
     }
 
     #[test]
@@ -418,7 +487,7 @@ mod tests {
             refusal,
             Refusal::New(FaultKind::OutOfMemory, "16 B asked, 8 B free".into())
         );
-        flow.poison(&op, &fault("full"), false);
+        flow.poison(&op, &fault("full"));
         assert_eq!(device.live_bytes(), 32);
     }
 
@@ -432,17 +501,17 @@ mod tests {
             "{refusal:?}"
         );
         let first = fault("first");
-        flow.poison(&bad, &first, false);
+        flow.poison(&bad, &first);
         let next = add(1, tensor(3, TensorStatus::ReadWrite), 4);
         assert_eq!(flow.begin(&next), Err(Refusal::Inherited(first.clone())));
-        flow.poison(&next, &first, false);
+        flow.poison(&next, &first);
         assert_eq!(
             flow.check(&tensor(4, TensorStatus::ReadOnly)),
             Err(Refusal::Inherited(first))
         );
         let good = add(1, tensor(2, TensorStatus::ReadOnly), 5);
         flow.begin(&good).unwrap();
-        flow.finish(&good);
+        flow.finish();
         assert_eq!(device.live_bytes(), 48);
     }
 
@@ -451,9 +520,28 @@ mod tests {
         let (mut flow, device) = flow(1000);
         let op = add(1, tensor(2, TensorStatus::ReadWrite), 3);
         flow.begin(&op).unwrap();
-        let consumed = flow.poison(&op, &fault("panic"), true);
-        assert_eq!(consumed, [tensor(2, TensorStatus::ReadWrite)]);
+        let left = flow.fail(&fault("panic"));
+        let made = tensor(3, TensorStatus::NotInit);
+        assert_eq!(left, [tensor(2, TensorStatus::ReadWrite), made]);
         assert_eq!(device.live_bytes(), 16);
+    }
+
+    #[test]
+    fn an_op_on_what_burn_cannot_run_is_refused() {
+        let (mut flow, device) = flow(1000);
+        let quantized = TensorIr {
+            dtype: DType::QFloat(burn_std::QuantScheme::default()),
+            ..tensor(2, TensorStatus::ReadWrite)
+        };
+        let op = add(1, quantized, 3);
+        let refusal = flow.begin(&op).unwrap_err();
+        assert!(
+            matches!(&refusal, Refusal::New(FaultKind::Unsupported, _)),
+            "{refusal:?}"
+        );
+        let consumed = flow.poison(&op, &fault("unsupported"));
+        assert_eq!(consumed.len(), 1);
+        assert_eq!((flow.len(), device.live_bytes()), (2, 16));
     }
 
     #[test]

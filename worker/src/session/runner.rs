@@ -24,7 +24,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use burn_backend::{DType, ExecutionError, TensorData};
+use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{
     AllReduceOpIr, DeviceIdIr, DistributedOperationIr, FloatOperationIr, NumericOperationIr,
     OperationIr, TensorId, TensorIr,
@@ -32,7 +32,7 @@ use burn_ir::{
 use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{OpDecoder, op_name, tensor_bytes},
+    codec::{OpDecoder, OpName, tensor_bytes},
     v1::{Fault, FaultKind},
 };
 
@@ -115,7 +115,7 @@ pub(crate) enum Reply {
 #[derive(Debug, Clone)]
 pub(crate) struct Blame {
     op_number: u64,
-    op_name: String,
+    op_name: OpName,
     worker: Arc<str>,
 }
 
@@ -124,7 +124,7 @@ impl Blame {
         Arc::new(Fault {
             kind: kind.into(),
             op_number: self.op_number,
-            op_name: self.op_name.clone(),
+            op_name: self.op_name.to_string(),
             worker: self.worker.to_string(),
             reason: reason.into(),
         })
@@ -236,7 +236,7 @@ impl Runner {
         None
     }
 
-    fn blame(&self, op_name: impl Into<String>) -> Blame {
+    fn blame(&self, op_name: impl Into<OpName>) -> Blame {
         Blame {
             op_number: self.op_number,
             op_name: op_name.into(),
@@ -244,11 +244,11 @@ impl Runner {
         }
     }
 
-    fn fault_of(&mut self, refusal: Refusal, op_name: impl FnOnce() -> String) -> Arc<Fault> {
+    fn fault_of(&mut self, refusal: Refusal, op_name: impl Into<OpName>) -> Arc<Fault> {
         match refusal {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => {
-                let fault = self.blame(op_name()).fault(kind, reason);
+                let fault = self.blame(op_name).fault(kind, reason);
                 self.note_fault(&fault);
                 fault
             }
@@ -262,8 +262,8 @@ impl Runner {
         }
     }
 
-    fn run_op(&mut self, op: OperationIr) {
-        if let OperationIr::Distributed(distributed) = &op {
+    fn run_op(&mut self, op: Box<OperationIr>) {
+        if let OperationIr::Distributed(distributed) = &*op {
             return match distributed {
                 DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
                 // Whoever needs a result waits for it by itself.
@@ -272,57 +272,53 @@ impl Runner {
         }
         if let Some(reason) = self.unsupported(&op) {
             let refusal = Refusal::New(FaultKind::Unsupported, reason);
-            return self.fail(&op, refusal, false);
+            return self.refuse(&op, refusal);
         }
         if let Err(refusal) = self.flow.begin(&op) {
             // A tensor without a value is dropped like any other.
-            if !matches!(op, OperationIr::Drop(_)) {
-                return self.fail(&op, refusal, false);
+            if !matches!(*op, OperationIr::Drop(_)) {
+                return self.refuse(&op, refusal);
             }
         }
         let (engine, seed) = (&mut self.engine, mix(self.seed, self.draws));
-        let draws = draws(&op);
-        let for_engine = op.clone();
+        let (name, draws) = (OpName::of(&op), draws(&op));
         let ran = catch_unwind(AssertUnwindSafe(|| match draws {
-            true => engine.execute_seeded(for_engine, seed),
-            false => engine.execute(for_engine),
+            true => engine.execute_seeded(op, seed),
+            false => engine.execute(op),
         }));
         self.draws += u64::from(draws);
         match ran {
-            Ok(()) => self.flow.finish(&op),
+            Ok(()) => self.flow.finish(),
             Err(panic) => {
                 let refusal = Refusal::New(FaultKind::Panic, panic_text(panic.as_ref()));
-                self.fail(&op, refusal, true);
+                let fault = self.fault_of(refusal, name);
+                // It may have come after some outputs were made.
+                for tensor in self.flow.fail(&fault) {
+                    self.engine.forget(tensor);
+                }
             }
         }
     }
 
-    /// Why Burn's interpreter could not even try `op`, if so.
+    /// Why the device could not even try `op`, if so.
     fn unsupported(&self, op: &OperationIr) -> Option<String> {
-        let mut tensors = op.inputs().chain(op.outputs());
-        if tensors.any(|tensor| matches!(tensor.dtype, DType::QFloat(_))) {
-            return Some("quantized tensors are not supported by Burn's router".into());
-        }
         match op {
             OperationIr::Custom(call) => self.engine.lacks(&call.id),
             _ => None,
         }
     }
 
-    fn fail(&mut self, op: &OperationIr, refusal: Refusal, began: bool) {
-        let fault = self.fault_of(refusal, || op_name(op));
-        for tensor in self.flow.poison(op, &fault, began) {
+    /// Leaves `op` undone.
+    fn refuse(&mut self, op: &OperationIr, refusal: Refusal) {
+        let fault = self.fault_of(refusal, OpName::of(op));
+        for tensor in self.flow.poison(op, &fault) {
             self.engine.forget(tensor);
-        }
-        // A panic may have come after some outputs were made.
-        for out in op.outputs().filter(|_| began) {
-            self.engine.forget(out.clone());
         }
     }
 
     fn alias(&mut self, id: TensorId, source: TensorId) {
         if let Err(refusal) = self.flow.alias(id, source) {
-            let fault = self.fault_of(refusal, || "Alias".into());
+            let fault = self.fault_of(refusal, "Alias");
             self.flow.insert_poisoned(id, fault);
         } else {
             self.engine.alias(id, source);

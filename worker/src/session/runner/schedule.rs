@@ -44,7 +44,7 @@ pub(crate) enum Step {
 /// Work that was decoded.
 pub(super) enum Plan {
     /// A frame of ops, and what it needs for its uploads until it is begun.
-    Ops(VecDeque<OperationIr>, Option<Bytes>),
+    Ops(VecDeque<Box<OperationIr>>, Option<Bytes>),
     Other(Work),
     Close,
 }
@@ -197,7 +197,7 @@ impl Runner {
         }
     }
 
-    fn next_op(&mut self, op: OperationIr) -> Result<Step, CodecError> {
+    fn next_op(&mut self, op: Box<OperationIr>) -> Result<Step, CodecError> {
         self.planned_ops -= 1;
         self.ops_seen += 1;
         let number = self.ops_seen;
@@ -207,18 +207,18 @@ impl Runner {
                 OperationIr::Distributed(DistributedOperationIr::AllReduce(_))
             )
         };
-        let step = match op {
+        let step = match &*op {
             OperationIr::Init(init) => {
                 self.op_number = number;
-                self.init(init.out)?
+                self.init(init.out.clone())?
             }
-            op if self.aside.is_empty() && !is_all_reduce(&op) && !self.flow.must_wait(&op) => {
+            _ if self.aside.is_empty() && !is_all_reduce(&op) && !self.flow.must_wait(&op) => {
                 self.op_number = number;
                 self.run_op(op);
                 Step::Ran(0, None)
             }
-            op => {
-                let what = What::Op(Box::new(op));
+            _ => {
+                let what = What::Op(op);
                 return Ok(self.turn_of(Task { what, number }, 0));
             }
         };
@@ -270,7 +270,7 @@ impl Runner {
         self.op_number = task.number;
         let reply = match task.what {
             What::Op(op) => {
-                self.run_op(*op);
+                self.run_op(op);
                 None
             }
             What::Other(work) => self.carry_out(work),

@@ -28,7 +28,7 @@ use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
     bulk::shared,
-    codec::tensor_bytes,
+    codec::{DecodedOps, tensor_bytes},
     v1::{Fault, FaultKind},
 };
 
@@ -118,8 +118,8 @@ impl Runner {
     }
 
     /// Takes note of the all-reduces ahead.
-    pub(super) fn note_all_reduces(&mut self, ops: &[OperationIr]) {
-        for op in ops.iter().filter_map(all_reduce) {
+    pub(super) fn note_all_reduces(&mut self, ops: &DecodedOps) {
+        for op in ops.iter().filter_map(|op| all_reduce(op)) {
             let group = self.reduces.entry(op.device_ids.clone()).or_default();
             group.push_back(op.clone());
         }
@@ -284,18 +284,18 @@ impl Runner {
         let ticket = match self.started.remove(&reduce.out.id) {
             Some(Started::Ticket(ticket)) => ticket,
             Some(Started::Wrong(reason)) => {
-                return self.fail(op, Refusal::New(FaultKind::Mismatch, reason), false);
+                return self.refuse(op, Refusal::New(FaultKind::Mismatch, reason));
             }
             None => {
                 let reason = "two all-reduces make one tensor".into();
-                return self.fail(op, Refusal::New(FaultKind::Mismatch, reason), false);
+                return self.refuse(op, Refusal::New(FaultKind::Mismatch, reason));
             }
         };
         if let Err(refusal) = self.flow.begin(op) {
             self.awaited.remove(&ticket);
-            return self.fail(op, refusal, false);
+            return self.refuse(op, refusal);
         }
-        for consumed in self.flow.defer(op, ticket) {
+        for consumed in self.flow.defer(ticket) {
             self.engine.forget(consumed);
         }
         let about = self.blame("Distributed.AllReduce");

@@ -48,7 +48,7 @@ impl Runner {
         let Err(refusal) = self.try_upload(out, source, memory) else {
             return;
         };
-        let fault = self.fault_of(refusal, || "Upload".into());
+        let fault = self.fault_of(refusal, "Upload");
         self.flow.insert_poisoned(out.id, fault);
     }
 
