@@ -209,7 +209,7 @@ impl Dataflow {
 
     /// The op that was begun ran: what it consumed is gone, what it made is there.
     pub(crate) fn finish(&mut self) {
-        self.consume();
+        let mut consumed = self.consume();
         for (out, bytes) in self.made.drain(..) {
             let slot = Slot::Live {
                 shape: out.shape,
@@ -219,16 +219,16 @@ impl Dataflow {
             self.tensors.insert(out.id, slot);
         }
         // An op may have very many tensors; then their room is not kept.
-        self.consumed.clear();
-        self.consumed.shrink_to(KEPT);
+        consumed.clear();
+        consumed.shrink_to(KEPT);
+        self.consumed = consumed;
         self.made.shrink_to(KEPT);
     }
 
     /// The op that was begun failed: its outputs carry `fault`. Returns the tensors that
     /// it was to consume, and those that it may have made, for the backend to forget.
     pub(crate) fn fail(&mut self, fault: &Arc<Fault>) -> Vec<TensorIr> {
-        self.consume();
-        let mut left = std::mem::take(&mut self.consumed);
+        let mut left = self.consume();
         for (out, bytes) in std::mem::take(&mut self.made) {
             self.memory.give_back(bytes);
             self.insert_poisoned(out.id, fault.clone());
@@ -242,21 +242,21 @@ impl Dataflow {
     pub(crate) fn poison(&mut self, op: &OperationIr, fault: &Arc<Fault>) -> Vec<TensorIr> {
         // Why it may not run is known.
         let _ = self.note_consumed(op);
-        self.consume();
+        let consumed = self.consume();
         for out in op.outputs() {
             self.insert_poisoned(out.id, fault.clone());
         }
-        std::mem::take(&mut self.consumed)
+        consumed
     }
 
     /// The op that was begun goes on elsewhere: its output will come under `ticket`.
     /// Returns the tensors that it consumed, for the backend to forget.
     pub(crate) fn defer(&mut self, ticket: u64) -> Vec<TensorIr> {
-        self.consume();
+        let consumed = self.consume();
         for (out, bytes) in std::mem::take(&mut self.made) {
             self.insert_pending(&out, ticket, bytes);
         }
-        std::mem::take(&mut self.consumed)
+        consumed
     }
 
     /// A tensor will come under `ticket`, for which memory was taken.
@@ -379,12 +379,12 @@ impl Dataflow {
         }
     }
 
-    fn consume(&mut self) {
+    fn consume(&mut self) -> Vec<TensorIr> {
         let consumed = std::mem::take(&mut self.consumed);
         for tensor in &consumed {
             self.remove(tensor.id);
         }
-        self.consumed = consumed;
+        consumed
     }
 }
 

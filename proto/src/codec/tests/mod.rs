@@ -9,8 +9,7 @@ mod program;
 mod step;
 mod streams;
 
-use burn_backend::quantization::QuantScheme;
-use burn_backend::{Distribution, Shape};
+use burn_backend::{Distribution, Shape, quantization::QuantScheme};
 use burn_ir::{
     BinaryOpIr, DistributedOperationIr, FloatOperationIr, InitOperationIr, NumericOperationIr,
     OperationIr, RandomOpIr, TensorId,
