@@ -40,6 +40,8 @@ pub(crate) enum Kind {
     BurnWebSocket,
     /// Burn's remote backend over Iroh.
     BurnIroh,
+    /// tensord as it comes: over TCP.
+    Tensord,
     /// tensord over QUIC.
     TensordQuic,
     /// tensord over gRPC.
@@ -53,7 +55,8 @@ impl Kind {
             Self::Local => "local",
             Self::BurnWebSocket => "burn_remote",
             Self::BurnIroh => "burn_remote_iroh",
-            Self::TensordQuic => "tensord",
+            Self::Tensord => "tensord",
+            Self::TensordQuic => "tensord_quic",
             Self::TensordGrpc => "tensord_grpc",
         }
     }
@@ -61,7 +64,7 @@ impl Kind {
     /// What starts a read of its device.
     pub(crate) const fn start(self) -> Start {
         match self {
-            Self::TensordQuic | Self::TensordGrpc => Start::Call,
+            Self::Tensord | Self::TensordQuic | Self::TensordGrpc => Start::Call,
             Self::Local | Self::BurnWebSocket | Self::BurnIroh => Start::Poll,
         }
     }
@@ -72,6 +75,7 @@ impl Kind {
             Self::Local => "Flex, local",
             Self::BurnWebSocket => "burn-remote, WebSocket",
             Self::BurnIroh => "burn-remote, Iroh",
+            Self::Tensord => "tensord, TCP",
             Self::TensordQuic => "tensord, QUIC",
             Self::TensordGrpc => "tensord, gRPC",
         }
@@ -87,7 +91,9 @@ pub(crate) enum Address {
     BurnWebSocket(String),
     /// The address of Burn's server over Iroh.
     BurnIroh(EndpointAddr),
-    /// The pool's URL, with ops over QUIC.
+    /// The pool's URL.
+    Tensord(String),
+    /// The pool's URL, with everything over QUIC.
     TensordQuic(String),
     /// The pool's URL, with ops over gRPC.
     TensordGrpc(String),
@@ -100,6 +106,7 @@ impl Address {
             Self::Local => Kind::Local,
             Self::BurnWebSocket(_) => Kind::BurnWebSocket,
             Self::BurnIroh(_) => Kind::BurnIroh,
+            Self::Tensord(_) => Kind::Tensord,
             Self::TensordQuic(_) => Kind::TensordQuic,
             Self::TensordGrpc(_) => Kind::TensordGrpc,
         }
@@ -116,7 +123,7 @@ impl Address {
             Self::Local => Device::flex(),
             Self::BurnWebSocket(address) => remote::websocket_device(address)?,
             Self::BurnIroh(address) => remote::iroh_device(runtime, address.clone())?,
-            Self::TensordQuic(url) | Self::TensordGrpc(url) => {
+            Self::Tensord(url) | Self::TensordQuic(url) | Self::TensordGrpc(url) => {
                 let (pool, lease) = lease(url.parse()?)?;
                 let device = lease.devices()[0].clone();
                 leased = Some((lease, pool));
@@ -170,7 +177,7 @@ impl Servers {
         let dir = tempfile::tempdir()?;
         // Devices for a peer of each kind, and one more: a lease that was dropped may
         // take a moment to end.
-        let pool = LocalPool::start("flex*3")?;
+        let pool = LocalPool::start("flex*4")?;
         let (websocket, websocket_address) = remote::start_websocket(&dir)?;
         let (iroh, iroh_address) = remote::start_iroh(&dir)?;
         let url = |transport| pool.url(transport).reveal();
@@ -179,7 +186,8 @@ impl Servers {
                 Address::Local,
                 Address::BurnWebSocket(websocket_address),
                 Address::BurnIroh(iroh_address),
-                Address::TensordQuic(url(TransportChoice::Auto)),
+                Address::Tensord(url(TransportChoice::Auto)),
+                Address::TensordQuic(url(TransportChoice::Quic)),
                 Address::TensordGrpc(url(TransportChoice::Grpc)),
             ],
             processes: [websocket, iroh],

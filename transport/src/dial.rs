@@ -1,10 +1,9 @@
 //! The dialling end of a link.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     fmt, io,
     net::{IpAddr, SocketAddr},
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -13,19 +12,23 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::{
-    Link, TransportChoice,
+    Carrier, Link, TransportChoice,
     faults::FaultSwitch,
     grpc, quic, tcp,
     tls::{Trust, TrustError},
 };
 
-/// How long `auto` waits for QUIC before it also tries gRPC, and a name's first
-/// address is tried before the second. UDP that is blocked is mostly dropped in
+/// What `auto` tries, in order. A frame over TCP takes the least time of both ends,
+/// gRPC passes where nothing but HTTP/2 does, and QUIC where TCP does not.
+const PREFERENCE: [Carrier; 3] = [Carrier::Tcp, Carrier::Grpc, Carrier::Quic];
+
+/// How long `auto` waits for a carrier before it also tries the next, and a name's
+/// first address is tried before the second. What is blocked is mostly dropped in
 /// silence; a handshake that takes longer than this would be over a path with
-/// more than 300 ms of round trip.
+/// more than 200 ms of round trip.
 const HEAD_START: Duration = Duration::from_millis(600);
 
 /// Why a process could not be reached.
@@ -111,9 +114,9 @@ pub(crate) fn authority(host: &str, port: u16) -> String {
 pub struct Dialer {
     choice: TransportChoice,
     faults: Option<FaultSwitch>,
-    /// Hosts that answered over TCP when they did not over UDP, which is worth
-    /// saying once and not trying again.
-    without_udp: Arc<Mutex<HashSet<IpAddr>>>,
+    /// Hosts to which not the first of [`PREFERENCE`] got through but this, which is
+    /// worth saying once. There it is the first.
+    learnt: Arc<Mutex<HashMap<IpAddr, Carrier>>>,
 }
 
 impl Dialer {
@@ -156,7 +159,7 @@ impl Dialer {
     }
 
     /// Opens a link for bulk bytes: over TCP, which carries several times what
-    /// QUIC does where the network is fast, unless this dialer was told to use
+    /// the others do where the network is fast, unless this dialer was told to use
     /// QUIC; and over whatever else there is where TCP does not get through.
     ///
     /// # Errors
@@ -168,20 +171,15 @@ impl Dialer {
         trust: &Trust,
         deadline: Duration,
     ) -> Result<Link, DialError> {
-        if self.choice == TransportChoice::Quic {
-            return self.dial(address, trust, deadline).await;
-        }
-        let tcp = Self {
-            choice: TransportChoice::Tcp,
+        let choice = match self.choice {
+            TransportChoice::Grpc => TransportChoice::Auto,
+            choice => choice,
+        };
+        let dialer = Self {
+            choice,
             ..self.clone()
         };
-        match tcp.dial(address, trust, deadline / 2).await {
-            Err(e @ (DialError::Unreachable { .. } | DialError::Deadline { .. })) => {
-                debug!("no TCP for bulk bytes: {e}");
-                self.dial(address, trust, deadline / 2).await
-            }
-            decided => decided,
-        }
+        dialer.dial(address, trust, deadline).await
     }
 
     /// Tries the addresses behind a name in turn, the next one when the one
@@ -213,15 +211,13 @@ impl Dialer {
     }
 
     async fn dial_at(&self, at: SocketAddr, host: &str, trust: &Trust) -> Result<Link, DialError> {
-        match self.choice {
-            TransportChoice::Quic => quic::dial(at, host, trust).await,
-            TransportChoice::Grpc => grpc::dial(at, host, trust).await,
-            TransportChoice::Tcp => tcp::dial(at, host, trust).await,
-            TransportChoice::Auto if self.without_udp().contains(&at.ip()) => {
-                grpc::dial(at, host, trust).await
-            }
-            TransportChoice::Auto => self.dial_auto(at, host, trust).await,
-        }
+        let carrier = match self.choice {
+            TransportChoice::Quic => Carrier::Quic,
+            TransportChoice::Grpc => Carrier::Grpc,
+            TransportChoice::Tcp => Carrier::Tcp,
+            TransportChoice::Auto => return self.dial_auto(at, host, trust).await,
+        };
+        dial_over(carrier, at, host, trust).await
     }
 
     async fn dial_auto(
@@ -230,26 +226,56 @@ impl Dialer {
         host: &str,
         trust: &Trust,
     ) -> Result<Link, DialError> {
-        let mut quic = pin!(quic::dial(at, host, trust));
-        let link = match timeout(HEAD_START, &mut quic).await {
-            Ok(Err(DialError::Unreachable { .. })) => grpc::dial(at, host, trust).await?,
-            // The other carrier would meet the same.
-            Ok(decided) => return decided,
-            Err(_) => tokio::select! {
-                // Late, but it works.
-                Ok(link) = &mut quic => return Ok(link),
-                link = grpc::dial(at, host, trust) => link?,
-            },
-        };
-        if self.without_udp().insert(at.ip()) {
-            warn!("UDP to {at} does not get through; using gRPC instead of QUIC");
+        let learnt = self.learnt().get(&at.ip()).copied();
+        let mut order = PREFERENCE;
+        order.sort_by_key(|&carrier| Some(carrier) != learnt);
+        let mut attempts = JoinSet::new();
+        let mut failure = None;
+        for carrier in order {
+            let (host, trust) = (host.to_owned(), trust.clone());
+            attempts.spawn(async move { dial_over(carrier, at, &host, &trust).await });
+            while let Ok(Some(attempt)) = timeout(HEAD_START, attempts.join_next()).await {
+                match attempt.expect("dialling does not panic") {
+                    Err(e @ DialError::Unreachable { .. }) => failure = failure.or(Some(e)),
+                    decided => return self.learn(at, decided),
+                }
+            }
+        }
+        if let Some(failure) = failure {
+            // What is silent yet would not fare better.
+            return Err(failure);
+        }
+        // A long way: whichever answers first.
+        let attempt = attempts.join_next().await.expect("none has failed");
+        self.learn(at, attempt.expect("dialling does not panic"))
+    }
+
+    /// Takes note of what carries a link to `at`.
+    fn learn(&self, at: SocketAddr, dialled: Result<Link, DialError>) -> Result<Link, DialError> {
+        let link = dialled?;
+        let (first, carrier) = (PREFERENCE[0], link.carrier);
+        if carrier == first {
+            self.learnt().remove(&at.ip());
+        } else if self.learnt().insert(at.ip(), carrier) != Some(carrier) {
+            warn!("frames over {first} to {at} do not get through; using {carrier} instead");
         }
         Ok(link)
     }
 
-    fn without_udp(&self) -> MutexGuard<'_, HashSet<IpAddr>> {
-        self.without_udp
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn learnt(&self) -> MutexGuard<'_, HashMap<IpAddr, Carrier>> {
+        self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn dial_over(
+    carrier: Carrier,
+    at: SocketAddr,
+    host: &str,
+    trust: &Trust,
+) -> Result<Link, DialError> {
+    match carrier {
+        Carrier::Quic => quic::dial(at, host, trust).await,
+        Carrier::Grpc => grpc::dial(at, host, trust).await,
+        Carrier::Tcp => tcp::dial(at, host, trust).await,
     }
 }

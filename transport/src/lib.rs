@@ -1,7 +1,7 @@
 //! Links between tensord's processes.
 //!
 //! A [`Link`] is a framed, ordered, secured duplex between two processes. It
-//! has three carriers, QUIC, a gRPC stream and a plain TLS stream, with one set of
+//! has three carriers, a plain TLS stream, QUIC and a gRPC stream, with one set of
 //! laws (see [`link`]) and one conformance suite. All run over TLS 1.3; there is
 //! no plaintext mode. What the frames mean is not known here.
 //!

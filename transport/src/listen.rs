@@ -1,4 +1,4 @@
-//! The accepting end: one port, UDP for QUIC and TCP for gRPC.
+//! The accepting end: one port, TCP for frames and gRPC, and UDP for QUIC.
 
 use std::{
     fmt,
@@ -80,13 +80,13 @@ impl Listener {
         Self::start(tcp, Some(udp), identity)
     }
 
-    /// Listens for gRPC alone, on TCP, leaving the UDP port alone.
+    /// Listens on TCP alone, leaving the UDP port to others.
     ///
     /// # Errors
     ///
     /// As [`bind`](Self::bind).
-    pub async fn bind_grpc(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
-        Self::start(bind_tcp(address).await?, None, identity)
+    pub async fn bind_tcp(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
+        Self::start(listen_tcp(address).await?, None, identity)
     }
 
     fn start(
@@ -134,7 +134,7 @@ impl Drop for Listener {
     }
 }
 
-async fn bind_tcp(address: SocketAddr) -> Result<TcpListener, BindError> {
+async fn listen_tcp(address: SocketAddr) -> Result<TcpListener, BindError> {
     let tcp = TcpListener::bind(address).await;
     tcp.map_err(|e| BindError::listen("TCP", address, e))
 }
@@ -142,7 +142,7 @@ async fn bind_tcp(address: SocketAddr) -> Result<TcpListener, BindError> {
 async fn bind_both(address: SocketAddr) -> Result<(TcpListener, UdpSocket), BindError> {
     let mut failure = None;
     for _ in 0..PORT_TRIES {
-        let tcp = bind_tcp(address).await?;
+        let tcp = listen_tcp(address).await?;
         let chosen = tcp.local_addr().map_err(|e| BindError::new("listen", e))?;
         match UdpSocket::bind(chosen) {
             Ok(udp) => return Ok((tcp, udp)),

@@ -35,7 +35,7 @@ impl fmt::Debug for Secret {
 /// What carries the op streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TransportChoice {
-    /// QUIC, or gRPC where UDP does not get through.
+    /// TCP, or what else gets through: gRPC, then QUIC.
     #[default]
     Auto,
     /// QUIC only.

@@ -36,14 +36,16 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let pool = LocalPool::start("flex*4")?;
     let traffic = Cell::default();
     let take = |address: &Address| context.turn::<Found>(Bench::Attach, address);
-    let quic = Address::TensordQuic(pool.url(TransportChoice::Auto).reveal());
+    let ours = Address::Tensord(pool.url(TransportChoice::Auto).reveal());
+    let quic = Address::TensordQuic(pool.url(TransportChoice::Quic).reveal());
     let grpc = Address::TensordGrpc(pool.url(TransportChoice::Grpc).reveal());
     let contenders = vec![
-        Contender::new("ms", quic.kind().label(), |_| {
-            let found = take(&quic)?;
+        Contender::new("ms", ours.kind().label(), |_| {
+            let found = take(&ours)?;
             traffic.set((found.bytes_up, found.bytes_down));
             Ok(found.ms)
         }),
+        Contender::new("quic_ms", quic.kind().label(), |_| Ok(take(&quic)?.ms)),
         Contender::new("grpc_ms", grpc.kind().label(), |_| Ok(take(&grpc)?.ms)),
         Contender::new("burn_remote_ms", Kind::BurnWebSocket.label(), |_| {
             let (_process, address) = start_websocket(&dir)?;

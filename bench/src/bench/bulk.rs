@@ -84,7 +84,7 @@ fn measure(context: &Context, server: &Server, mib: usize, way: Way) -> Result<R
     let peers = context.peers()?.iter();
     for peer in peers.filter(|peer| peer.kind != Kind::Local) {
         contenders.push(tensors(peer, size, way, Upload::Helper));
-        if peer.kind == Kind::TensordQuic {
+        if peer.kind == Kind::Tensord {
             contenders.push(tensors(peer, size, way, Upload::Plain));
         }
     }

@@ -30,7 +30,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.tell("epoch");
     let items = context.pick(2048, 2 * BATCH);
     let peers = context.peers()?;
-    let ours = peers.get(Kind::TensordQuic);
+    let ours = peers.get(Kind::Tensord);
     // Other content each time, or the second would profit from the first.
     let helper = tensord(ours, &Images::noise(items, 1), Upload::Helper)?;
     let plain = tensord(ours, &Images::noise(items, 2), Upload::Plain)?;
@@ -43,8 +43,8 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     )?;
     let mut rows = table(&["peer"], &["epoch 1", "epoch 2", "epoch 3"]);
     let named = [
-        ("tensord, QUIC", &helper),
-        ("tensord, QUIC, plain from_data", &plain),
+        (Kind::Tensord.label(), &helper),
+        ("tensord, TCP, plain from_data", &plain),
         ("burn-remote, WebSocket", &remote),
     ];
     for (label, bytes) in named {

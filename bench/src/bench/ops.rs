@@ -49,16 +49,16 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         let turn = Turn::Tensors(address.clone(), Until::Read);
         contenders.push(contender(&key, kind.label(), turn));
     }
-    let ours = || servers.address(Kind::TensordQuic).clone();
+    let ours = || servers.address(Kind::Tensord).clone();
     let levels = [
         (
             "tensord_issue_us",
-            "tensord, QUIC, until issued",
+            "tensord, TCP, until issued",
             Turn::Tensors(ours(), Until::Issued),
         ),
         (
             "backend_whole_us",
-            "tensord, QUIC, Backend level",
+            "tensord, TCP, Backend level",
             Turn::Tensord(ours(), Until::Read),
         ),
         (
@@ -68,7 +68,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         ),
         (
             "backend_us",
-            "tensord, QUIC, Backend level, until issued",
+            "tensord, TCP, Backend level, until issued",
             Turn::Tensord(ours(), Until::Issued),
         ),
         (

@@ -36,10 +36,11 @@ const OUTSTANDING: usize = 64;
 pub(super) fn run(context: &Context) -> Result<Report> {
     let dir = tempfile::tempdir()?;
     let server = EchoServer::start(&dir)?;
-    let ping = |grpc| Turn::Ping(server.address().clone(), grpc);
+    let ping = |kind| Turn::Ping(server.address().clone(), kind);
     let mut contenders = vec![
-        contender(context, "rtt_us", "bare link, QUIC", ping(false)),
-        contender(context, "rtt_grpc_us", "bare link, gRPC", ping(true)),
+        contender(context, "rtt_us", "bare link, TCP", ping(Ping::Tcp)),
+        contender(context, "rtt_quic_us", "bare link, QUIC", ping(Ping::Quic)),
+        contender(context, "rtt_grpc_us", "bare link, gRPC", ping(Ping::Grpc)),
         contender(context, "burn_floor_us", BURN_ALONE, Turn::Burn(1)),
     ];
     let addresses = context.servers()?.addresses();
@@ -75,11 +76,19 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 /// What is nothing but Burn's own path within the program's process.
 const BURN_ALONE: &str = "Burn's client and server, one process";
 
+/// What carries a bare link.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Ping {
+    Tcp,
+    Quic,
+    Grpc,
+}
+
 /// What a turn measures.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
-    /// The bare link, over gRPC or not.
-    Ping(EchoAddress, bool),
+    /// The bare link.
+    Ping(EchoAddress, Ping),
     /// Burn's part of so many reads at once.
     Burn(usize),
     /// Reads one at a time.
@@ -101,7 +110,7 @@ fn one<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
 fn many<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
     let kind = address.kind();
     let key = match kind {
-        Kind::TensordQuic => "pipelined_us".to_owned(),
+        Kind::Tensord => "pipelined_us".to_owned(),
         kind => format!("{}_pipelined_us", kind.key()),
     };
     contender(context, &key, kind.label(), Turn::Many(address.clone()))
@@ -115,10 +124,11 @@ fn many<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
 pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
     let (count, runtime) = (context.pick(200, 10), context.runtime());
     match turn {
-        Turn::Ping(server, grpc) => {
-            let choice = match grpc {
-                true => TransportChoice::Grpc,
-                false => TransportChoice::Quic,
+        Turn::Ping(server, ping) => {
+            let choice = match ping {
+                Ping::Tcp => TransportChoice::Tcp,
+                Ping::Quic => TransportChoice::Quic,
+                Ping::Grpc => TransportChoice::Grpc,
             };
             let mut link = server.dial(runtime, choice)?;
             second(|| timed(count, || link.ping(count)))

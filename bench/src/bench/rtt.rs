@@ -71,6 +71,7 @@ fn to_json(rtt_ms: u64, found: &Results) -> Value {
     let ratio = |key| json!(found.ratio(key, "local_ms").map(round));
     json.insert("rtt_ms".into(), json!(rtt_ms));
     json.insert("ratio_to_local".into(), ratio("tensord_ms"));
+    json.insert("quic_ratio".into(), ratio("tensord_quic_ms"));
     json.insert("grpc_ratio".into(), ratio("tensord_grpc_ms"));
     json.insert("burn_remote_ratio".into(), ratio("burn_remote_ms"));
     json.into()
@@ -101,12 +102,14 @@ fn measure(context: &Context, rtt_ms: u64, batch: usize) -> Result<Results> {
     let delay = Duration::from_micros(rtt_ms * 1000 / 2);
     let far = FarPool::start(delay)?;
     let remote = CountedRemote::start_delayed(delay)?;
-    let (_quic_pool, quic) = far.pool.lease(TransportChoice::Auto)?;
+    let (_pool, ours) = far.pool.lease(TransportChoice::Auto)?;
+    let (_quic_pool, quic) = far.pool.lease(TransportChoice::Quic)?;
     let (_grpc_pool, grpc) = far.pool.lease(TransportChoice::Grpc)?;
     let first = |lease: &Lease| lease.devices()[0].clone();
     let peers = [
         (Kind::Local, Device::flex()),
         (Kind::BurnWebSocket, remote.device().clone()),
+        (Kind::Tensord, first(&ours)),
         (Kind::TensordQuic, first(&quic)),
         (Kind::TensordGrpc, first(&grpc)),
     ];
@@ -150,7 +153,7 @@ impl FarPool {
     /// another, with the same port. There the relay listens.
     fn start(delay: Duration) -> Result<Self> {
         let host = second_loopback()?;
-        let pool = LocalPool::start_at("flex*2", Some(&host.to_string()))?;
+        let pool = LocalPool::start_at("flex*3", Some(&host.to_string()))?;
         let status = pool.connect(TransportChoice::Auto)?.status()?;
         let worker = status.workers.first().context("the pool has no worker")?;
         let listen: SocketAddr = worker.address.parse().context("the worker's address")?;

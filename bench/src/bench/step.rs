@@ -81,7 +81,7 @@ fn measure(context: &Context, model: Model) -> Result<Results> {
     for address in context.servers()?.addresses() {
         let mut add = |upload| contenders.push(contender(context, address, model, upload, &losses));
         add(Upload::Helper);
-        if address.kind() == Kind::TensordQuic {
+        if address.kind() == Kind::Tensord {
             add(Upload::Plain);
         }
     }

@@ -55,8 +55,8 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         let steps = steps(context, model);
         let peers = context.peers()?;
         let ours = |kind, upload| tensord(peers.get(kind), model, steps, upload);
-        let helper = ours(Kind::TensordQuic, Upload::Helper)?;
-        let plain = ours(Kind::TensordQuic, Upload::Plain)?;
+        let helper = ours(Kind::Tensord, Upload::Helper)?;
+        let plain = ours(Kind::Tensord, Upload::Plain)?;
         let grpc = ours(Kind::TensordGrpc, Upload::Helper)?;
         let remote = remote(&counted, model, steps)?;
         let ops = ops(&null, model)?;

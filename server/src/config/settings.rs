@@ -42,7 +42,7 @@ pub(crate) struct UpSettings {
     /// Gradients reduced together, such as 4MiB [default: by what the links carry]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
-    /// Where op streams arrive, over UDP and TCP [default: any free port where --listen is]
+    /// Where op streams arrive, over TCP and UDP [default: any free port where --listen is]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) worker_listen: Option<Listen>,
 }
@@ -81,7 +81,7 @@ pub(crate) struct WorkerSettings {
     /// Gradients reduced together, such as 4MiB [default: by what the links carry]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
-    /// Where op streams arrive, over UDP and TCP [default: 0.0.0.0:7462]
+    /// Where op streams arrive, over TCP and UDP [default: 0.0.0.0:7462]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) listen: Option<Listen>,
     /// Host under which programs reach this worker [default: the address the scheduler sees]

@@ -143,7 +143,12 @@ async fn another_version_is_told_both_versions_by_the_scheduler() {
 /// What a worker answers to `open`, over each carrier.
 async fn rejections(address: &str, trust: &Trust, open: Open) -> Vec<tensord_proto::v1::Error> {
     let mut errors = Vec::new();
-    for choice in [TransportChoice::Quic, TransportChoice::Grpc] {
+    let choices = [
+        TransportChoice::Tcp,
+        TransportChoice::Quic,
+        TransportChoice::Grpc,
+    ];
+    for choice in choices {
         let dialler = Dialer::new(choice);
         let mut link = dialler
             .dial(address, trust, Duration::from_secs(5))

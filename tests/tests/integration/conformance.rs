@@ -14,6 +14,11 @@ fn check(option: &str) {
 }
 
 #[test]
+fn every_op_agrees_with_flex_over_tcp() {
+    check("transport=tcp");
+}
+
+#[test]
 fn every_op_agrees_with_flex_over_quic() {
     check("transport=quic");
 }

@@ -40,6 +40,13 @@ fn check<M: Classifier>(cluster: &Cluster, option: &str, cuts: usize) {
 }
 
 #[test]
+fn losses_are_bit_identical_over_tcp() {
+    let cluster = Cluster::start(&["flex"]);
+    check::<Mlp>(&cluster, "transport=tcp", 0);
+    check::<Cnn>(&cluster, "transport=tcp", 0);
+}
+
+#[test]
 fn losses_are_bit_identical_over_quic() {
     let cluster = Cluster::start(&["flex"]);
     check::<Mlp>(&cluster, "transport=quic", 0);
@@ -56,6 +63,7 @@ fn losses_are_bit_identical_over_grpc() {
 #[test]
 fn losses_are_bit_identical_over_a_link_that_is_cut_five_times() {
     let cluster = Cluster::start(&["flex"]);
+    check::<Mlp>(&cluster, "transport=tcp", 5);
     check::<Mlp>(&cluster, "transport=quic", 5);
     check::<Cnn>(&cluster, "transport=grpc", 5);
 }

@@ -1,7 +1,8 @@
-//! Which error says what, and when `auto` is content with gRPC.
+//! Which error says what, and when `auto` is content with another carrier.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
+use quinn::Endpoint;
 use tensord_transport::{
     Carrier, Dialer, Identity, Link, Listener, TransportChoice,
     dial::DialError,
@@ -10,11 +11,15 @@ use tensord_transport::{
 };
 use tokio::net::{TcpListener, UdpSocket};
 
-use crate::harness::*;
+use crate::{
+    harness::*,
+    raw::{http_proxy, quic_server},
+};
 
-const CHOICES: [TransportChoice; 3] = [
+const CHOICES: [TransportChoice; 4] = [
     TransportChoice::Quic,
     TransportChoice::Grpc,
+    TransportChoice::Tcp,
     TransportChoice::Auto,
 ];
 
@@ -25,8 +30,9 @@ pub(crate) async fn dial_each(
     deadline: Duration,
 ) -> Vec<Result<Link, DialError>> {
     let dial = async |choice| Dialer::new(choice).dial(address, trust, deadline).await;
-    let (quic, grpc, auto) = tokio::join!(dial(CHOICES[0]), dial(CHOICES[1]), dial(CHOICES[2]));
-    vec![quic, grpc, auto]
+    let [quic, grpc, tcp, auto] = CHOICES.map(dial);
+    let (quic, grpc, tcp, auto) = tokio::join!(quic, grpc, tcp, auto);
+    vec![quic, grpc, tcp, auto]
 }
 
 pub(crate) fn pin_of_nobody() -> Trust {
@@ -124,73 +130,109 @@ async fn a_silent_peer_is_given_up_at_the_deadline() {
     .await;
 }
 
+/// What carries the link that `dialer` makes to `server`.
+async fn carrier_to(server: &mut Server, dialer: &Dialer) -> Carrier {
+    let link = dialer
+        .dial(&server.address(), &server.trust, DIAL_DEADLINE)
+        .await;
+    let (near, _far) = server.greet(link.unwrap()).await;
+    near.carrier
+}
+
 #[tokio::test]
-async fn auto_prefers_quic() {
+async fn auto_prefers_tcp() {
     no_hang(async {
         let mut server = Server::start().await;
         let dialer = Dialer::new(TransportChoice::Auto);
-        let link = dialer
-            .dial(&server.address(), &server.trust, DIAL_DEADLINE)
-            .await;
-        let (near, _far) = server.greet(link.unwrap()).await;
-        assert_eq!(near.carrier, Carrier::Quic);
+        assert_eq!(carrier_to(&mut server, &dialer).await, Carrier::Tcp);
     })
     .await;
 }
 
-/// A listener for gRPC alone, on a port whose UDP side swallows everything.
-async fn server_behind_a_firewall() -> (Server, UdpSocket) {
-    let pem = IdentityPem::new_pool().unwrap();
-    let identity = Identity::from_pem(&pem).unwrap();
+/// UDP of links behind TCP that nobody accepts.
+async fn udp_alone() -> (Endpoint, Trust, TcpListener) {
     loop {
-        let listener = Listener::bind_grpc(any_port(), &identity).await.unwrap();
-        if let Ok(udp) = UdpSocket::bind(listener.address()).await {
-            let trust = Trust::Pin(identity.fingerprint());
-            return (
-                Server {
-                    listener,
-                    pem,
-                    trust,
-                },
-                udp,
-            );
+        let (endpoint, trust) = quic_server();
+        if let Ok(tcp) = TcpListener::bind(endpoint.local_addr().unwrap()).await {
+            return (endpoint, trust, tcp);
         }
     }
 }
 
+/// What carries the link that `dialer` makes to `endpoint`.
+async fn carrier_to_endpoint(endpoint: &Endpoint, trust: &Trust, dialer: &Dialer) -> Carrier {
+    let address = endpoint.local_addr().unwrap().to_string();
+    let accepting = async { endpoint.accept().await.unwrap().await.unwrap() };
+    let dialling = dialer.dial(&address, trust, DIAL_DEADLINE);
+    let (link, _accepted) = tokio::join!(dialling, accepting);
+    link.unwrap().carrier
+}
+
 #[tokio::test]
-async fn auto_takes_grpc_where_udp_is_blocked_and_says_so_once() {
+async fn auto_takes_quic_where_tcp_is_blocked_and_says_so_once() {
     let log = Log::capture();
     no_hang(async {
-        let (mut server, udp) = server_behind_a_firewall().await;
+        let (endpoint, trust, tcp) = udp_alone().await;
         let dialer = Dialer::new(TransportChoice::Auto);
-        let mut buffer = [0; 2000];
         for _ in 0..2 {
             // What one learns, its clones know.
-            let dialer = dialer.clone();
-            let link = dialer
-                .dial(&server.address(), &server.trust, DIAL_DEADLINE)
-                .await;
-            let (near, _far) = server.greet(link.unwrap()).await;
-            assert_eq!(near.carrier, Carrier::Grpc);
+            let carrier = carrier_to_endpoint(&endpoint, &trust, &dialer.clone()).await;
+            assert_eq!(carrier, Carrier::Quic);
         }
-        // The handshakes of the first dial alone: all from one socket.
-        let mut from = Vec::new();
-        while let Ok((_, peer)) = udp.try_recv_from(&mut buffer) {
-            from.push(peer);
-        }
-        from.dedup();
-        assert_eq!(from.len(), 1, "{from:?}");
+        // Frames and gRPC, at the first dial alone.
+        let tcp = tcp.into_std().unwrap();
+        let tried = std::iter::from_fn(|| tcp.accept().ok()).count();
+        assert_eq!(tried, 2);
     })
     .await;
-    let said = log.lines_with("does not get through; using gRPC");
+    let said = log.lines_with("do not get through; using QUIC instead");
     assert_eq!(said.len(), 1, "{said:?}");
 }
 
 #[tokio::test]
-async fn auto_reports_what_grpc_says_where_both_fail() {
+async fn auto_goes_back_to_tcp_when_quic_no_longer_gets_through() {
     no_hang(async {
-        let (server, _udp) = server_behind_a_firewall().await;
+        let (endpoint, trust, tcp) = udp_alone().await;
+        let dialer = Dialer::new(TransportChoice::Auto);
+        let carrier = carrier_to_endpoint(&endpoint, &trust, &dialer).await;
+        assert_eq!(carrier, Carrier::Quic);
+        // Now UDP is what gets no answer, and TCP is open.
+        let address = endpoint.local_addr().unwrap();
+        endpoint.set_server_config(None);
+        drop(tcp);
+        let pem = IdentityPem::new_pool().unwrap();
+        let identity = Identity::from_pem(&pem).unwrap();
+        let mut server = Server {
+            listener: Listener::bind_tcp(address, &identity).await.unwrap(),
+            pem,
+            trust: Trust::Pin(identity.fingerprint()),
+        };
+        assert_eq!(carrier_to(&mut server, &dialer).await, Carrier::Tcp);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn auto_takes_grpc_where_nothing_but_http_passes() {
+    let log = Log::capture();
+    no_hang(async {
+        let mut server = Server::start().await;
+        let proxy = http_proxy(&server).await;
+        let dialer = Dialer::new(TransportChoice::Auto);
+        let address = proxy.address.to_string();
+        let link = dialer.dial(&address, &proxy.trust, DIAL_DEADLINE).await;
+        let (near, _far) = server.greet(link.unwrap()).await;
+        assert_eq!(near.carrier, Carrier::Grpc);
+    })
+    .await;
+    let said = log.lines_with("do not get through; using gRPC instead");
+    assert_eq!(said.len(), 1, "{said:?}");
+}
+
+#[tokio::test]
+async fn auto_tries_no_other_carrier_on_somebody_else() {
+    no_hang(async {
+        let server = Server::start().await;
         let dialer = Dialer::new(TransportChoice::Auto);
         let error = dialer
             .dial(&server.address(), &pin_of_nobody(), DIAL_DEADLINE)

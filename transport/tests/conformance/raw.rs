@@ -1,6 +1,6 @@
 //! Peers that are not bound by this crate's code, only by its protocols.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use quinn::{
     Endpoint,
@@ -14,8 +14,12 @@ use tensord_transport::{
     identity::IdentityPem,
     tls::{Fingerprint, Trust},
 };
-use tokio::net::TcpStream;
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 
 use crate::harness::{Server, any_port};
 
@@ -61,27 +65,71 @@ pub(crate) async fn quic_client(server: &Server) -> quinn::Connection {
 
 /// A TLS connection to `server`, with nothing on it yet.
 pub(crate) async fn tls_client(server: &Server) -> TlsStream<TcpStream> {
-    let connector = TlsConnector::from(Arc::new(client_config(&server.pem, ALPN_GRPC)));
-    let tcp = TcpStream::connect(server.listener.address()).await.unwrap();
+    connect(&grpc_connector(server), server.listener.address()).await
+}
+
+fn grpc_connector(server: &Server) -> TlsConnector {
+    TlsConnector::from(Arc::new(client_config(&server.pem, ALPN_GRPC)))
+}
+
+async fn connect(connector: &TlsConnector, address: SocketAddr) -> TlsStream<TcpStream> {
+    let tcp = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("tensord").unwrap();
     connector.connect(name, tcp).await.unwrap()
 }
 
-/// An endpoint that speaks the links' QUIC, and what to trust it by.
-pub(crate) fn quic_server() -> (Endpoint, Trust) {
-    let pem = IdentityPem::new_pool().unwrap();
-    let chain = certificates(&pem);
-    let trust = Trust::Pin(Fingerprint::of(&chain[0]));
+fn server_config(pem: &IdentityPem, alpn: &[u8]) -> ServerConfig {
     let key = PrivateKeyDer::from_pem_slice(pem.key.as_bytes()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(chain, key)
+        .with_single_cert(certificates(pem), key)
         .unwrap();
-    config.alpn_protocols = vec![ALPN_QUIC.to_vec()];
-    let crypto = QuicServerConfig::try_from(config).unwrap();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    config
+}
+
+/// An endpoint that speaks the links' QUIC, and what to trust it by.
+pub(crate) fn quic_server() -> (Endpoint, Trust) {
+    let pem = IdentityPem::new_pool().unwrap();
+    let trust = Trust::Pin(fingerprints(&pem)[0]);
+    let crypto = QuicServerConfig::try_from(server_config(&pem, ALPN_QUIC)).unwrap();
     let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     (Endpoint::server(config, any_port()).unwrap(), trust)
+}
+
+/// What passes HTTP/2 on, and nothing else.
+pub(crate) struct HttpProxy {
+    pub(crate) address: SocketAddr,
+    pub(crate) trust: Trust,
+    _task: JoinSet<()>,
+}
+
+/// A proxy to `server` that has a certificate of its own.
+pub(crate) async fn http_proxy(server: &Server) -> HttpProxy {
+    let pem = IdentityPem::new_pool().unwrap();
+    let trust = Trust::Pin(fingerprints(&pem)[0]);
+    let listener = TcpListener::bind(any_port()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(server_config(&pem, ALPN_GRPC)));
+    let (onward, to) = (grpc_connector(server), server.listener.address());
+    let mut task = JoinSet::new();
+    task.spawn(async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            // Whoever comes for something else is turned away by TLS.
+            if let Ok(mut near) = acceptor.accept(tcp).await {
+                let mut far = connect(&onward, to).await;
+                // However it ends, it has ended.
+                let _ = copy_bidirectional(&mut near, &mut far).await;
+            }
+        }
+    });
+    HttpProxy {
+        address,
+        trust,
+        _task: task,
+    }
 }
