@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::link::{
-    IDLE_TIMEOUT, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind, SenderKind,
+    self, IDLE_TIMEOUT, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind, SenderKind,
 };
 
 /// Bytes that a switch holds for a link, as a network would.
@@ -111,7 +111,8 @@ impl FaultSwitch {
             inner: Box::new(link.receiver),
             gate: gate(),
         };
-        let sender = Sender::new(link.sender, gate(), gate());
+        let sends_now = link.sender.sends_now();
+        let sender = Sender::new(link.sender, sends_now, gate(), gate());
         Link {
             sender: LinkSender(SenderKind::Faulty(sender)),
             receiver: LinkReceiver(ReceiverKind::Faulty(receiver)),
@@ -177,10 +178,11 @@ pub(crate) struct Sender {
     ended: watch::Receiver<Option<LinkError>>,
     task: JoinSet<()>,
     gate: Gate,
+    sends_now: bool,
 }
 
 impl Sender {
-    fn new(inner: LinkSender, gate: Gate, line_gate: Gate) -> Self {
+    fn new(inner: LinkSender, sends_now: bool, gate: Gate, line_gate: Gate) -> Self {
         let (line, frames) = mpsc::unbounded_channel();
         let (end, ended) = watch::channel(None);
         let mut task = JoinSet::new();
@@ -195,7 +197,13 @@ impl Sender {
             ended,
             task,
             gate,
+            sends_now,
         }
+    }
+
+    /// As the link it wraps.
+    pub(crate) fn sends_now(&self) -> bool {
+        self.sends_now
     }
 
     pub(crate) async fn send(&mut self, parts: &[Bytes]) -> Result<(), LinkError> {
@@ -219,6 +227,15 @@ impl Sender {
         };
         let sent = self.line.send(Some(held));
         sent.map_err(|_| LinkError::lost("the link ended"))
+    }
+
+    /// A switch keeps nothing that has no place on its line: the link has failed then.
+    pub(crate) fn send_now<'a>(
+        &mut self,
+        mut frames: impl Iterator<Item = &'a [Bytes]>,
+    ) -> Result<(), LinkError> {
+        let full = || Err(LinkError::lost("the line is full"));
+        frames.try_for_each(|parts| link::now(self.send(parts)).unwrap_or_else(full))
     }
 
     pub(crate) async fn finish(mut self) {

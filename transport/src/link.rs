@@ -129,12 +129,7 @@ impl LinkSender {
         &mut self,
         frames: impl Iterator<Item = &'a [Bytes]> + Clone,
     ) -> Result<(), LinkError> {
-        for parts in frames.clone() {
-            let size: usize = parts.iter().map(Bytes::len).sum();
-            if size > MAX_FRAME_BYTES {
-                return Err(LinkError::TooLarge(size));
-            }
-        }
+        check_sizes(frames.clone())?;
         match &mut self.0 {
             SenderKind::Quic(sender) => return sender.send(frames).await,
             SenderKind::Tcp(sender) => return sender.send(frames).await,
@@ -150,6 +145,36 @@ impl LinkSender {
             }
         }
         Ok(())
+    }
+
+    /// Whether [`send_now`](Self::send_now) works on this link.
+    pub fn sends_now(&self) -> bool {
+        match &self.0 {
+            SenderKind::Tcp(_) => true,
+            SenderKind::Quic(_) | SenderKind::Grpc(_) => false,
+            SenderKind::Faulty(sender) => sender.sends_now(),
+        }
+    }
+
+    /// Sends frames without a wait, on any thread, where [`sends_now`](Self::sends_now)
+    /// says so. False: the system did not take all of them. The rest is kept, and goes
+    /// before what is sent next; [`send_all`](Self::send_all) of nothing waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send), and on links that cannot.
+    pub fn send_now(&mut self, frames: &[[Bytes; 3]]) -> Result<bool, LinkError> {
+        let frames = frames.iter().map(<[Bytes; 3]>::as_slice);
+        check_sizes(frames.clone())?;
+        match &mut self.0 {
+            SenderKind::Tcp(sender) => sender.send_now(frames),
+            SenderKind::Faulty(sender) if sender.sends_now() => {
+                sender.send_now(frames).map(|()| true)
+            }
+            SenderKind::Quic(_) | SenderKind::Grpc(_) | SenderKind::Faulty(_) => {
+                Err(LinkError::lost("its carrier sends nothing without a wait"))
+            }
+        }
     }
 
     /// Bounds what the system holds of what was sent and not confirmed, in bytes, where
@@ -171,6 +196,21 @@ impl LinkSender {
             SenderKind::Faulty(sender) => sender.finish().await,
         }
     }
+}
+
+/// What a future that does not wait comes to.
+pub(crate) fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => Some(done),
+        // Whoever waits for it asks again, with a waker.
+        Poll::Pending => None,
+    }
+}
+
+fn check_sizes<'a>(mut frames: impl Iterator<Item = &'a [Bytes]>) -> Result<(), LinkError> {
+    let size = |parts: &[Bytes]| parts.iter().map(Bytes::len).sum::<usize>();
+    let over = frames.find_map(|parts| Some(size(parts)).filter(|&size| size > MAX_FRAME_BYTES));
+    over.map_or(Ok(()), |size| Err(LinkError::TooLarge(size)))
 }
 
 /// The receiving half.
@@ -203,11 +243,6 @@ impl LinkReceiver {
 
     /// What [`recv`](Self::recv) has to say without a wait.
     pub fn arrived(&mut self) -> Option<Result<Option<Bytes>, LinkError>> {
-        let mut context = Context::from_waker(Waker::noop());
-        match pin!(self.recv()).poll(&mut context) {
-            Poll::Ready(received) => Some(received),
-            // Whoever waits for it asks again, with a waker.
-            Poll::Pending => None,
-        }
+        now(self.recv())
     }
 }

@@ -2,6 +2,7 @@
 //! open or resume, pump, again.
 
 use std::{
+    convert::Infallible,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -21,6 +22,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     Session, Track,
+    lending::Lent,
     values::Delivery,
     wire::{Ended, Outgoing},
 };
@@ -71,24 +73,41 @@ pub(crate) struct Target {
 
 /// Keeps `session` connected until it is over. `opened` hears when the first
 /// connection stands, or why it never will.
-pub(crate) async fn drive(
+pub(crate) fn drive(
     session: Arc<Session>,
     target: Target,
     opened: oneshot::Sender<Result<(), String>>,
-) {
-    let target = Arc::new(target);
-    // Ends with this one.
-    let mut bulk = JoinSet::new();
-    bulk.spawn(drive_bulk(session.clone(), target.clone()));
-    keep_connected(&session, &target, Track::Ops, Some(opened)).await;
+) -> impl Future<Output = ()> {
+    let driven = Driven(session);
+    async move {
+        let Driven(session) = &driven;
+        let target = Arc::new(target);
+        // Ends with this one.
+        let mut bulk = JoinSet::new();
+        bulk.spawn(drive_bulk(Driven(session.clone()), target.clone()));
+        keep_connected(session, &target, Track::Ops, Some(opened)).await;
+    }
+}
+
+/// A session that has a driver. Once it has none, nobody would answer what waits.
+struct Driven(Arc<Session>);
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.0.fail(match std::thread::panicking() {
+            true => "its driver panicked, which is a bug of tensord's; please report it",
+            false => "the client is shutting down",
+        });
+    }
 }
 
 /// Keeps the session's second track connected, once there are bulk bytes.
-async fn drive_bulk(session: Arc<Session>, target: Arc<Target>) {
+async fn drive_bulk(driven: Driven, target: Arc<Target>) {
+    let Driven(session) = &driven;
     while !session.lock().has_bulk {
         session.wake_bulk.notified().await;
     }
-    keep_connected(&session, &target, Track::Bulk, None).await;
+    keep_connected(session, &target, Track::Bulk, None).await;
 }
 
 /// Keeps a track connected until the session is over.
@@ -194,7 +213,7 @@ async fn pump(session: &Session, track: Track, link: Link, heard: &mut Instant) 
     } = link;
     tokio::select! {
         ended = read(session, track, receiver, heard) => ended,
-        ended = write(session, track, sender) => ended,
+        Err(ended) = write(session, track, sender) => ended,
     }
 }
 
@@ -250,25 +269,26 @@ fn take(
     session.receive(track, frame, deliveries)
 }
 
-async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended {
+async fn write(
+    session: &Session,
+    track: Track,
+    mut sender: LinkSender,
+) -> Result<Infallible, Ended> {
     // When few ops have waited long enough, if some do.
     let mut gathered_at: Option<Instant> = None;
     let mut rested = false;
-    let wake = session.wake_of(track);
     loop {
         let patient = gathered_at.is_none_or(|until| Instant::now() < until);
         let wait = match session.next_to_send(track, patient, rested) {
             Outgoing::Frames(frames) => {
-                if let Err(ended) = send(session, &mut sender, &frames).await {
-                    return ended;
-                }
+                send(session, &mut sender, &frames).await?;
                 (gathered_at, rested) = (None, false);
                 continue;
             }
             Outgoing::Few(before) => {
                 let gather = GATHER_MOST.min(GATHER * (1 << before.min(8)));
                 let until = *gathered_at.get_or_insert_with(|| Instant::now() + gather);
-                let _ = timeout_at(until, wake.notified()).await;
+                (sender, _) = wait_until(session, track, sender, until).await?;
                 continue;
             }
             Outgoing::Nothing if rested => BEAT,
@@ -277,20 +297,38 @@ async fn write(session: &Session, track: Track, mut sender: LinkSender) -> Ended
             Outgoing::News | Outgoing::Nothing => NEWS_DELAY,
             Outgoing::Goodbye => {
                 sleep(GOODBYE).await;
-                return Ended::Over("closed".into());
+                return Err(Ended::Over("closed".into()));
             }
         };
         // Without credit, too, ops are gathered.
         gathered_at = None;
-        if timeout(wait, wake.notified()).await.is_ok() {
+        let woken;
+        (sender, woken) = wait_until(session, track, sender, Instant::now() + wait).await?;
+        if woken {
             continue;
         }
         let beats = rested || session.has_news(track);
         rested = true;
-        if beats && let Err(ended) = send(session, &mut sender, &[session.beat(track)]).await {
-            return ended;
+        if beats {
+            send(session, &mut sender, &[session.beat(track)]).await?;
         }
     }
+}
+
+/// Waits until there is something to say, or until `until`: whether it was woken.
+/// Meanwhile others may use its sender.
+async fn wait_until(
+    session: &Session,
+    track: Track,
+    sender: LinkSender,
+    until: Instant,
+) -> Result<(LinkSender, bool), Ended> {
+    let lent = Lent::new(session, track, sender);
+    let woken = timeout_at(until, session.wake_of(track).notified()).await;
+    let mut sender = lent.back();
+    // What they could not send at once.
+    send(session, &mut sender, &[]).await?;
+    Ok((sender, woken.is_ok()))
 }
 
 async fn send(
@@ -298,11 +336,7 @@ async fn send(
     sender: &mut LinkSender,
     frames: &[[Bytes; 3]],
 ) -> Result<(), Ended> {
-    let bytes: usize = frames.as_flattened().iter().map(Bytes::len).sum();
-    session
-        .counters
-        .up
-        .fetch_add(bytes as u64, Ordering::Relaxed);
+    session.count_up(frames);
     let sent = sender.send_all(frames).await;
     sent.map_err(|e| Ended::Lost(e.to_string()))
 }

@@ -4,10 +4,12 @@
 //! return at once, so they only append to a list, unless the worker is so far
 //! behind that the outbox is full. One task ([`driver`]) owns the connection. It
 //! takes the list whenever it is ready to send and makes frames of it, which are
-//! small while the worker keeps up, and large when there is much to say.
+//! small while the worker keeps up, and large when there is much to say. Who asks
+//! something while it waits does that in its place ([`lending`]).
 
 mod blobs;
 mod driver;
+mod lending;
 mod recording;
 #[cfg(test)]
 mod tests;
@@ -31,7 +33,7 @@ use tensord_proto::{
     ids::SessionId,
     v1::{Alias, Close, Fault, Offer, Poison, Reads, Seed, Sync, Take, frame::Body},
 };
-use tensord_transport::duplex::Duplex;
+use tensord_transport::{LinkSender, duplex::Duplex};
 use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::driver::{Target, drive};
@@ -85,8 +87,10 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) seat: Seat,
     state: Mutex<State>,
-    /// The driver's own.
+    /// Of whoever has the sender: the driver, or a borrower.
     recording: Mutex<Recording>,
+    /// The driver's sender, while it waits.
+    lent: Mutex<Option<LinkSender>>,
     /// Signals that the outbox has room again.
     room: Condvar,
     /// Wakes the driver of each track.
@@ -171,6 +175,7 @@ impl Session {
                 end: None,
             }),
             recording: Mutex::default(),
+            lent: Mutex::default(),
             room: Condvar::new(),
             wake: Notify::new(),
             wake_bulk: Notify::new(),
@@ -319,7 +324,7 @@ impl Session {
                 tensors,
             }));
         }
-        self.wake(state);
+        self.speak(state);
     }
 
     /// Asks to hear when everything recorded is done.
@@ -334,7 +339,7 @@ impl Session {
                 let request_id = state.request();
                 state.syncs.insert(request_id, answer);
                 state.say(Body::Sync(Sync { request_id }));
-                self.wake(state);
+                self.speak(state);
             }
         }
         answered

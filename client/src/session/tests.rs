@@ -1,5 +1,7 @@
-//! When a session's driver sends, and when it is woken: without a link, against the
-//! worker's end of the frames.
+//! When a session's driver sends, when it is woken, and when another sends in its place:
+//! against the worker's end of the frames, without a link where none is needed.
+
+use std::{future::Future, pin::pin, task, time::Duration};
 
 use burn_backend::{DType, TensorData};
 use burn_ir::{NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, TensorStatus};
@@ -9,7 +11,9 @@ use tensord_proto::{
     v1::{TensorValue, Value, Values, tensor_value, value},
 };
 
-use super::{wire::Outgoing, *};
+use tensord_transport::{Dialer, Identity, Link, Listener, TransportChoice, tls::Trust};
+
+use super::{lending::Lent, wire::Outgoing, *};
 
 /// A session whose worker lets it send all, and that worker's end.
 fn pair() -> (Arc<Session>, Duplex) {
@@ -123,4 +127,161 @@ fn an_answer_wakes_a_driver_only_for_an_ack_that_it_would_not_see() {
     worker.receive(beat).unwrap();
     assert!(worker.outbox().is_empty());
     assert_eq!(look(&session, &mut worker, true, true), "nothing");
+}
+
+/// Both ends of a link, over which a first frame has gone.
+async fn link(choice: TransportChoice) -> (Link, Link) {
+    let identity = Identity::self_signed().unwrap();
+    let trust = Trust::Pin(identity.fingerprint());
+    let mut listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity)
+        .await
+        .unwrap();
+    let address = listener.address().to_string();
+    let dialer = Dialer::new(choice);
+    let dialled = dialer.dial(&address, &trust, Duration::from_secs(10));
+    let mut near = dialled.await.unwrap();
+    near.sender
+        .send(&[Bytes::from_static(b"hello")])
+        .await
+        .unwrap();
+    let mut far = listener.accept().await;
+    far.receiver.recv().await.unwrap().unwrap();
+    (near, far)
+}
+
+/// Whether the driver was woken since it last asked.
+fn was_woken(session: &Session) -> bool {
+    let mut context = task::Context::from_waker(task::Waker::noop());
+    pin!(session.wake.notified()).poll(&mut context).is_ready()
+}
+
+/// Asks for a tensor on a thread that has no runtime, as programs do.
+async fn ask(session: &Arc<Session>) {
+    let session = session.clone();
+    let asking = move || {
+        let asked = tensor(session.new_tensor(), TensorStatus::ReadOnly);
+        drop(session.read(&asked));
+    };
+    tokio::task::spawn_blocking(asking).await.unwrap();
+}
+
+/// What came over a link, as the worker takes it.
+async fn take(far: &mut Link, worker: &mut Duplex) -> Body {
+    let frame = tokio::time::timeout(Duration::from_secs(10), far.receiver.recv()).await;
+    let frame = frame.unwrap().unwrap().unwrap();
+    worker.receive(frame).unwrap().unwrap().0
+}
+
+#[tokio::test]
+async fn a_question_is_sent_by_who_asks_while_the_driver_waits() {
+    let (session, mut worker) = pair();
+    let (near, mut far) = link(TransportChoice::Tcp).await;
+    // The driver looks, finds nothing and waits.
+    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    let lent = Lent::new(&session, Track::Ops, near.sender);
+    for _ in 0..3 {
+        ask(&session).await;
+        assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
+    }
+    assert!(!was_woken(&session));
+    // A few ops are the driver's, and a question after them is no more than said.
+    record(&session, 2);
+    assert!(was_woken(&session));
+    ask(&session).await;
+    let sender = lent.back();
+    assert_eq!(look(&session, &mut worker, true, false), "2 frames");
+    // Gathering more ops it waits as well, and a question takes them along.
+    record(&session, 2);
+    assert_eq!(look(&session, &mut worker, true, false), "few after 0");
+    let lent = Lent::new(&session, Track::Ops, sender);
+    ask(&session).await;
+    assert!(matches!(take(&mut far, &mut worker).await, Body::Ops(_)));
+    assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
+    assert!(!was_woken(&session));
+    // As it ends, nobody may use its link any more.
+    drop(lent);
+    assert!(far.receiver.recv().await.is_err());
+    ask(&session).await;
+    assert!(was_woken(&session));
+}
+
+#[tokio::test]
+async fn the_driver_of_bulk_bytes_keeps_its_sender_and_touches_no_other() {
+    let (session, mut worker) = pair();
+    let (ops, mut far) = link(TransportChoice::Tcp).await;
+    let (bulk, _far_bulk) = link(TransportChoice::Tcp).await;
+    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    let lent = Lent::new(&session, Track::Ops, ops.sender);
+    let kept = Lent::new(&session, Track::Bulk, bulk.sender);
+    ask(&session).await;
+    assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
+    drop(kept.back());
+    ask(&session).await;
+    assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
+    drop(lent.back());
+}
+
+#[tokio::test]
+async fn where_sending_may_wait_the_driver_does_it() {
+    let (session, mut worker) = pair();
+    let (near, _far) = link(TransportChoice::Quic).await;
+    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    let lent = Lent::new(&session, Track::Ops, near.sender);
+    ask(&session).await;
+    assert!(was_woken(&session));
+    drop(lent.back());
+    assert_eq!(look(&session, &mut worker, true, false), "1 frames");
+}
+
+#[tokio::test]
+async fn what_the_system_does_not_take_at_once_is_the_drivers() {
+    let (session, mut worker) = pair();
+    let (near, mut far) = link(TransportChoice::Tcp).await;
+    let mut sender = near.sender;
+    // Nobody reads, so it is full in the end.
+    let row = [Bytes::from(vec![0; 100_000]), Bytes::new(), Bytes::new()];
+    let mut filled = 1;
+    while sender.send_now(std::slice::from_ref(&row)).unwrap() {
+        filled += 1;
+    }
+    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    let lent = Lent::new(&session, Track::Ops, sender);
+    ask(&session).await;
+    assert!(was_woken(&session));
+    let mut sender = lent.back();
+    let sending = async { sender.send_all(&[]).await.unwrap() };
+    let taking = async {
+        for _ in 0..filled {
+            assert_eq!(far.receiver.recv().await.unwrap().unwrap().len(), 100_000);
+        }
+        take(&mut far, &mut worker).await
+    };
+    let ((), body) = tokio::join!(sending, taking);
+    assert!(matches!(body, Body::Reads(_)));
+}
+
+#[test]
+fn a_session_whose_driver_is_gone_answers_and_keeps_nobody_waiting() {
+    let (session, _worker) = pair();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let target = Target {
+        dialer: Dialer::default(),
+        worker: "worker-0".into(),
+        // Nobody listens on a port that is not one.
+        address: "127.0.0.1:0".into(),
+        trust: Trust::System,
+        lease_token: Bytes::new(),
+        device_index: 0,
+        seed: 0,
+    };
+    let (opened, _opens) = oneshot::channel();
+    let mut asked = session.read(&tensor(session.new_tensor(), TensorStatus::ReadOnly));
+    let driver = runtime.spawn(drive(session.clone(), target, opened));
+    drop(runtime);
+    assert!(driver.is_finished());
+    let error = asked.try_recv().unwrap().unwrap_err();
+    assert!(
+        error.to_string().contains("the client is shutting down"),
+        "{error}"
+    );
 }

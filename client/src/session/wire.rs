@@ -208,6 +208,13 @@ impl Session {
         Ok(())
     }
 
+    /// Counts what is sent.
+    pub(super) fn count_up(&self, frames: &[[Bytes; 3]]) {
+        let bytes: usize = frames.as_flattened().iter().map(Bytes::len).sum();
+        let counter = &self.counters.up;
+        counter.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     fn count_down(&self, bytes: usize) {
         let counter = &self.counters.tensors_down;
         counter.fetch_add(bytes as u64, Ordering::Relaxed);

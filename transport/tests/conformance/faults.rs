@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tensord_transport::{Dialer, Link, faults::FaultSwitch};
 
 use crate::harness::*;
@@ -12,6 +13,7 @@ macro_rules! promises {
         $(mod $promise {
             laws!(@test $promise, quic, crate::harness::QUIC);
             laws!(@test $promise, grpc, crate::harness::GRPC);
+            laws!(@test $promise, tcp, crate::harness::TCP);
         })*
     };
 }
@@ -95,6 +97,8 @@ async fn a_cut_ends_both_calls_and_new_links_work(kind: Kind) {
     // A call that begins after the cut, one that waits to receive, to send.
     let error = near.sender.send(&[frame(1, 100)]).await.unwrap_err();
     assert!(error.to_string().contains("cut on command"), "{error}");
+    let row = [frame(1, 100), Bytes::new(), Bytes::new()];
+    near.sender.send_now(&[row]).unwrap_err();
     expect_error(&mut near.receiver).await;
     receiving.await.unwrap();
     sending.await.unwrap();

@@ -29,7 +29,7 @@ pub(crate) async fn no_hang<T>(test: impl Future<Output = T>) -> T {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) choice: TransportChoice,
-    switched: bool,
+    pub(crate) switched: bool,
 }
 
 pub(crate) const QUIC: Kind = Kind {

@@ -12,6 +12,7 @@ use crate::harness::*;
 laws! {
     frames_pass_whole_in_order_both_ways_at_once
     frames_sent_together_arrive_one_by_one
+    what_is_sent_without_a_wait_arrives_in_order
     what_has_arrived_is_had_without_a_wait
     parts_are_joined
     a_frame_over_the_limit_is_refused_and_the_link_goes_on
@@ -90,6 +91,40 @@ async fn frames_sent_together_arrive_one_by_one(kind: Kind) {
         assert_eq!(far.receiver.recv().await, Ok(None));
     };
     tokio::join!(sending, receiving);
+}
+
+async fn what_is_sent_without_a_wait_arrives_in_order(kind: Kind) {
+    const SIZE: usize = 100_000;
+    let row = |number| {
+        let whole = frame(number, SIZE);
+        [whole.slice(..9), Bytes::new(), whole.slice(9..)]
+    };
+    let (mut near, mut far, _server) = connect(kind).await;
+    if !near.sender.sends_now() {
+        near.sender.send_now(&[row(1)]).unwrap_err();
+        near.sender.send(&[frame(1, 10)]).await.unwrap();
+        return expect_frame(&mut far.receiver, 1, 10).await;
+    }
+    let over = [frame(0, MAX_FRAME_BYTES), frame(0, 1), Bytes::new()];
+    let refused = near.sender.send_now(&[over]);
+    assert_eq!(refused, Err(LinkError::TooLarge(MAX_FRAME_BYTES + 1)));
+    // As nobody reads, the system takes no more at some point. A switch takes what it is
+    // given or fails.
+    let most = if kind.switched { 50 } else { 500 };
+    let (mut sent, mut is_kept) = (0, false);
+    while !is_kept && sent < most {
+        is_kept = !near
+            .sender
+            .send_now(&[row(sent + 1), row(sent + 2)])
+            .unwrap();
+        sent += 2;
+    }
+    assert_eq!(is_kept, !kind.switched);
+    let sending = async {
+        near.sender.send_all(&[]).await.unwrap();
+        near.sender.send(&row(sent + 1)).await.unwrap();
+    };
+    tokio::join!(sending, expect_frames(&mut far.receiver, sent + 1, SIZE));
 }
 
 async fn what_has_arrived_is_had_without_a_wait(kind: Kind) {

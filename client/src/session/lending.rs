@@ -1,0 +1,96 @@
+//! How whoever waits for an answer sends the question by itself.
+//!
+//! To wake the driver takes a system call, a place on a processor and a switch to it,
+//! which is more than there is to do for a question. So the driver leaves its sender in
+//! the session while it waits, and a thread that asks takes the driver's part with it: it
+//! makes frames of what was recorded and gives them to the system. What the system does
+//! not take at once is the driver's again.
+//!
+//! The sender is in one place at a time, with the driver or here, and is used here under
+//! the lock alone. So whoever has it is the only one to ask for the next frames.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use tensord_transport::LinkSender;
+
+use super::{Session, State, Track, Waiting, wire::Outgoing};
+
+impl Session {
+    fn lent(&self) -> MutexGuard<'_, Option<LinkSender>> {
+        // A panic in a borrower was over a link that the driver will find broken.
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says at once what is recorded, if the driver waits; if it does not, it will see by
+    /// itself.
+    pub(super) fn speak(&self, mut state: MutexGuard<'_, State>) {
+        let waiting = std::mem::take(&mut state.driver);
+        // The driver begins with this lock.
+        drop(state);
+        if waiting != Waiting::No && !self.say_now(waiting == Waiting::ForAny) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Takes the part of the driver, which `rested` if it waits for acks as well: whether
+    /// all there is to say was said.
+    fn say_now(&self, rested: bool) -> bool {
+        let mut lent = self.lent();
+        let Some(sender) = lent.as_mut() else {
+            return false;
+        };
+        loop {
+            match self.next_to_send(Track::Ops, false, rested) {
+                Outgoing::Frames(frames) => {
+                    self.count_up(&frames);
+                    // After an error the driver meets the same.
+                    if !matches!(sender.send_now(&frames), Ok(true)) {
+                        return false;
+                    }
+                }
+                // The driver waits again, as it did.
+                Outgoing::News | Outgoing::Nothing => return true,
+                Outgoing::Few(_) | Outgoing::Goodbye => return false,
+            }
+        }
+    }
+}
+
+/// The driver's sender, which others may use until it is taken [`back`](Self::back).
+pub(super) struct Lent<'a>(Place<'a>);
+
+enum Place<'a> {
+    /// In the session, for whoever asks something.
+    Lent(&'a Session),
+    /// It is of no use to others.
+    Kept(LinkSender),
+    /// The driver has it again.
+    Back,
+}
+
+impl<'a> Lent<'a> {
+    pub(super) fn new(session: &'a Session, track: Track, sender: LinkSender) -> Self {
+        if track != Track::Ops || !sender.sends_now() {
+            return Self(Place::Kept(sender));
+        }
+        *session.lent() = Some(sender);
+        Self(Place::Lent(session))
+    }
+
+    pub(super) fn back(mut self) -> LinkSender {
+        match std::mem::replace(&mut self.0, Place::Back) {
+            Place::Lent(session) => session.lent().take().expect("nobody else takes it"),
+            Place::Kept(sender) => sender,
+            Place::Back => unreachable!("it can be taken once"),
+        }
+    }
+}
+
+impl Drop for Lent<'_> {
+    /// The driver has gone while it waited: its link has ended.
+    fn drop(&mut self) {
+        if let Place::Lent(session) = self.0 {
+            drop(session.lent().take());
+        }
+    }
+}
