@@ -3,14 +3,15 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
+    panic::resume_unwind,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{
-    task::JoinSet,
-    time::{sleep, timeout},
+    task::{JoinError, JoinSet},
+    time::{Instant, sleep, timeout},
 };
 use tracing::warn;
 
@@ -25,11 +26,16 @@ use crate::{
 /// gRPC passes where nothing but HTTP/2 does, and QUIC where TCP does not.
 const PREFERENCE: [Carrier; 3] = [Carrier::Tcp, Carrier::Grpc, Carrier::Quic];
 
-/// How long `auto` waits for a carrier before it also tries the next, and a name's
-/// first address is tried before the second. What is blocked is mostly dropped in
-/// silence; a handshake that takes longer than this would be over a path with
-/// more than 200 ms of round trip.
-const HEAD_START: Duration = Duration::from_millis(600);
+/// How long `auto` waits for a carrier before it also tries the next. What is blocked is
+/// mostly dropped in silence. If it is only TCP's first packet that was lost, the next
+/// follows after a second.
+const HEAD_START: Duration = Duration::from_millis(1300);
+
+/// How long a name's first address is tried before the second.
+const ADDRESS_HEAD_START: Duration = Duration::from_millis(600);
+
+/// How long what got through instead of the first of [`PREFERENCE`] is tried before it.
+const LEARNT_LIFE: Duration = Duration::from_secs(300);
 
 /// Why a process could not be reached.
 #[derive(Debug, thiserror::Error)]
@@ -114,9 +120,9 @@ pub(crate) fn authority(host: &str, port: u16) -> String {
 pub struct Dialer {
     choice: TransportChoice,
     faults: Option<FaultSwitch>,
-    /// Hosts to which not the first of [`PREFERENCE`] got through but this, which is
-    /// worth saying once. There it is the first.
-    learnt: Arc<Mutex<HashMap<IpAddr, Carrier>>>,
+    /// Where not the first of [`PREFERENCE`] got through but this, and when: worth
+    /// saying once, and trying first for a while.
+    learnt: Arc<Mutex<HashMap<SocketAddr, (Carrier, Instant)>>>,
 }
 
 impl Dialer {
@@ -199,12 +205,12 @@ impl Dialer {
             }
             tokio::select! {
                 Some(attempt) = attempts.join_next() => {
-                    match attempt.expect("dialling does not panic") {
+                    match ended(attempt, address) {
                         Err(e @ DialError::Unreachable { .. }) => failure = e,
                         decided => return decided,
                     }
                 }
-                () = sleep(HEAD_START), if !found.is_empty() => {}
+                () = sleep(ADDRESS_HEAD_START), if !found.is_empty() => {}
                 else => return Err(failure),
             }
         }
@@ -226,45 +232,76 @@ impl Dialer {
         host: &str,
         trust: &Trust,
     ) -> Result<Link, DialError> {
-        let learnt = self.learnt().get(&at.ip()).copied();
-        let mut order = PREFERENCE;
-        order.sort_by_key(|&carrier| Some(carrier) != learnt);
         let mut attempts = JoinSet::new();
         let mut failure = None;
-        for carrier in order {
+        for carrier in self.order(at) {
+            if carrier == Carrier::Grpc && failure.is_none() && !attempts.is_empty() {
+                // Where TCP is silent, this would be, too.
+                continue;
+            }
             let (host, trust) = (host.to_owned(), trust.clone());
             attempts.spawn(async move { dial_over(carrier, at, &host, &trust).await });
             while let Ok(Some(attempt)) = timeout(HEAD_START, attempts.join_next()).await {
-                match attempt.expect("dialling does not panic") {
+                match ended(attempt, at) {
                     Err(e @ DialError::Unreachable { .. }) => failure = failure.or(Some(e)),
                     decided => return self.learn(at, decided),
                 }
             }
         }
-        if let Some(failure) = failure {
-            // What is silent yet would not fare better.
-            return Err(failure);
+        // None has failed: it is a long way.
+        while failure.is_none()
+            && let Some(attempt) = attempts.join_next().await
+        {
+            match ended(attempt, at) {
+                Err(e @ DialError::Unreachable { .. }) if attempts.is_empty() => failure = Some(e),
+                Err(DialError::Unreachable { .. }) => {}
+                decided => return self.learn(at, decided),
+            }
         }
-        // A long way: whichever answers first.
-        let attempt = attempts.join_next().await.expect("none has failed");
-        self.learn(at, attempt.expect("dialling does not panic"))
+        Err(failure.expect("the last of them failed"))
+    }
+
+    /// In which order carriers are tried.
+    fn order(&self, at: SocketAddr) -> [Carrier; 3] {
+        let learnt = self.learnt().get(&at).copied();
+        let learnt = learnt.filter(|(_, since)| since.elapsed() < LEARNT_LIFE);
+        let mut order = PREFERENCE;
+        order.sort_by_key(|&carrier| learnt.is_none_or(|(learnt, _)| carrier != learnt));
+        order
     }
 
     /// Takes note of what carries a link to `at`.
     fn learn(&self, at: SocketAddr, dialled: Result<Link, DialError>) -> Result<Link, DialError> {
         let link = dialled?;
         let (first, carrier) = (PREFERENCE[0], link.carrier);
+        let mut learnt = self.learnt();
         if carrier == first {
-            self.learnt().remove(&at.ip());
-        } else if self.learnt().insert(at.ip(), carrier) != Some(carrier) {
+            learnt.remove(&at);
+            return Ok(link);
+        }
+        let before = learnt.insert(at, (carrier, Instant::now()));
+        if before.is_none_or(|(before, _)| before != carrier) {
             warn!("frames over {first} to {at} do not get through; using {carrier} instead");
         }
+        drop(learnt);
         Ok(link)
     }
 
-    fn learnt(&self) -> MutexGuard<'_, HashMap<IpAddr, Carrier>> {
+    fn learnt(&self) -> MutexGuard<'_, HashMap<SocketAddr, (Carrier, Instant)>> {
         self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What came of an attempt to reach `at` that had a task of its own.
+fn ended(
+    attempt: Result<Result<Link, DialError>, JoinError>,
+    at: impl fmt::Display,
+) -> Result<Link, DialError> {
+    attempt.unwrap_or_else(|e| match e.try_into_panic() {
+        Ok(panic) => resume_unwind(panic),
+        // Its runtime is shutting down.
+        Err(cancelled) => Err(DialError::unreachable(at, &cancelled)),
+    })
 }
 
 async fn dial_over(

@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
-    task::JoinSet,
+    task::{JoinSet, unconstrained},
     time::{Instant, sleep_until, timeout},
 };
 
@@ -179,6 +179,8 @@ pub(crate) struct Sender {
     task: JoinSet<()>,
     gate: Gate,
     sends_now: bool,
+    /// What was sent at once had no place on the line.
+    overran: bool,
 }
 
 impl Sender {
@@ -198,6 +200,7 @@ impl Sender {
             task,
             gate,
             sends_now,
+            overran: false,
         }
     }
 
@@ -234,8 +237,21 @@ impl Sender {
         &mut self,
         mut frames: impl Iterator<Item = &'a [Bytes]>,
     ) -> Result<(), LinkError> {
-        let full = || Err(LinkError::lost("the line is full"));
-        frames.try_for_each(|parts| link::now(self.send(parts)).unwrap_or_else(full))
+        frames.try_for_each(|parts| {
+            // A task that has run for long would be told to wait.
+            link::now(unconstrained(self.send(parts))).unwrap_or_else(|| {
+                self.overran = true;
+                self.check()
+            })
+        })
+    }
+
+    /// Whether nothing was lost for want of a place.
+    pub(crate) fn check(&self) -> Result<(), LinkError> {
+        match self.overran {
+            true => Err(LinkError::lost("the line was full")),
+            false => Ok(()),
+        }
     }
 
     pub(crate) async fn finish(mut self) {

@@ -139,6 +139,7 @@ impl LinkSender {
                 }
             }
             SenderKind::Faulty(sender) => {
+                sender.check()?;
                 for parts in frames {
                     sender.send(parts).await?;
                 }

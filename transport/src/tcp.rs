@@ -21,6 +21,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
     net::TcpStream,
     sync::{OwnedSemaphorePermit, mpsc},
+    task::unconstrained,
     time::timeout,
 };
 use tokio_rustls::{TlsStream, server};
@@ -176,7 +177,9 @@ impl Sender {
         frames: impl Iterator<Item = &'a [Bytes]>,
     ) -> Result<bool, LinkError> {
         framing::put_frames(&mut self.begun, frames);
-        link::now(self.flush()).map_or(Ok(false), |flushed| flushed.map(|()| true))
+        // A task that has run for long would be told to wait.
+        let flush = unconstrained(self.flush());
+        link::now(flush).map_or(Ok(false), |flushed| flushed.map(|()| true))
     }
 
     async fn flush(&mut self) -> Result<(), LinkError> {

@@ -1,4 +1,4 @@
-//! Pool URLs: `tensord://[TOKEN@]HOST:PORT[?ca=sha256:…|ca-file=…][&transport=auto|quic|grpc]`.
+//! Pool URLs: `tensord://[TOKEN@]HOST:PORT[?ca=sha256:…|ca-file=…][&transport=auto|tcp|grpc|quic]`.
 //!
 //! The URL is the whole of what a program must know of a pool. As it may carry
 //! a token, it prints without it; [`PoolUrl::reveal`] is the one way to get

@@ -15,6 +15,10 @@ use tensord_transport::LinkSender;
 
 use super::{Session, State, Track, Waiting, wire::Outgoing};
 
+/// How often a borrower looks for more to say: once for ops and what was asked after
+/// them, and a few times more for what others said meanwhile.
+const LOOKS: usize = 4;
+
 impl Session {
     fn lent(&self) -> MutexGuard<'_, Option<LinkSender>> {
         // A panic in a borrower was over a link that the driver will find broken.
@@ -33,14 +37,16 @@ impl Session {
     }
 
     /// Takes the part of the driver, which `rested` if it waits for acks as well: whether
-    /// all there is to say was said.
+    /// it may wait on.
     fn say_now(&self, rested: bool) -> bool {
         let mut lent = self.lent();
         let Some(sender) = lent.as_mut() else {
             return false;
         };
-        loop {
-            match self.next_to_send(Track::Ops, false, rested) {
+        for look in 0..LOOKS {
+            // What others have recorded meanwhile is not urgent.
+            let patient = look > 0;
+            match self.next_to_send(Track::Ops, patient, rested) {
                 Outgoing::Frames(frames) => {
                     self.count_up(&frames);
                     // After an error the driver meets the same.
@@ -49,10 +55,13 @@ impl Session {
                     }
                 }
                 // The driver waits again, as it did.
-                Outgoing::News | Outgoing::Nothing => return true,
+                Outgoing::Nothing => return true,
+                // It will see to an ack by itself, unless it sleeps.
+                Outgoing::News => return !rested,
                 Outgoing::Few(_) | Outgoing::Goodbye => return false,
             }
         }
+        false
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a program recorded, into the bodies of frames.
 //!
 //! The program's threads only leave ops in a list: they have better things to do
-//! than to encode them. The driver takes the list as a whole and encodes it here.
+//! than to encode them. Whoever sends, mostly the driver, takes the list as a
+//! whole and encodes it here.
 
 use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
 use tensord_proto::{

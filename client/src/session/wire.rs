@@ -108,8 +108,8 @@ impl Session {
 
     /// Makes frames of what was recorded.
     fn encode(&self) {
-        // Taken by the driver alone, and before the state: what is recorded
-        // meanwhile comes after.
+        // Taken before the state, by whoever has the sender: what is recorded meanwhile
+        // comes after.
         let mut recording = self
             .recording
             .lock()

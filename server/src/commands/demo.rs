@@ -2,7 +2,7 @@
 //!
 //! Without a pool to go to, the demo starts a scheduler in this process and two
 //! workers as processes of their own, so that what it shows is the real thing:
-//! two workers, TLS, leases, op streams over QUIC, and, with several devices,
+//! two workers, TLS, leases, op streams over TCP, and, with several devices,
 //! gradients that go from worker to worker.
 
 use std::{

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, UdpSocket};
 
 use crate::{
     harness::*,
-    raw::{http_proxy, quic_server},
+    raw::{any_proxy, http_proxy, quic_server},
 };
 
 const CHOICES: [TransportChoice; 4] = [
@@ -179,10 +179,10 @@ async fn auto_takes_quic_where_tcp_is_blocked_and_says_so_once() {
             let carrier = carrier_to_endpoint(&endpoint, &trust, &dialer.clone()).await;
             assert_eq!(carrier, Carrier::Quic);
         }
-        // Frames and gRPC, at the first dial alone.
+        // At the first dial alone, and not for gRPC: where one is silent, both are.
         let tcp = tcp.into_std().unwrap();
         let tried = std::iter::from_fn(|| tcp.accept().ok()).count();
-        assert_eq!(tried, 2);
+        assert_eq!(tried, 1);
     })
     .await;
     let said = log.lines_with("do not get through; using QUIC instead");
@@ -220,9 +220,15 @@ async fn auto_takes_grpc_where_nothing_but_http_passes() {
         let proxy = http_proxy(&server).await;
         let dialer = Dialer::new(TransportChoice::Auto);
         let address = proxy.address.to_string();
-        let link = dialer.dial(&address, &proxy.trust, DIAL_DEADLINE).await;
-        let (near, _far) = server.greet(link.unwrap()).await;
-        assert_eq!(near.carrier, Carrier::Grpc);
+        for _ in 0..2 {
+            let link = dialer.dial(&address, &proxy.trust, DIAL_DEADLINE).await;
+            let (near, far) = server.greet(link.unwrap()).await;
+            assert_eq!(near.carrier, Carrier::Grpc);
+            // The proxy takes one connection at a time.
+            drop((near, far));
+        }
+        // Frames were turned away once, before gRPC was known to pass.
+        assert_eq!(proxy.turned_away(), 1);
     })
     .await;
     let said = log.lines_with("do not get through; using gRPC instead");
@@ -233,12 +239,35 @@ async fn auto_takes_grpc_where_nothing_but_http_passes() {
 async fn auto_tries_no_other_carrier_on_somebody_else() {
     no_hang(async {
         let server = Server::start().await;
+        let proxy = any_proxy(&server).await;
+        let udp = UdpSocket::bind(proxy.address).await.unwrap();
         let dialer = Dialer::new(TransportChoice::Auto);
-        let error = dialer
-            .dial(&server.address(), &pin_of_nobody(), DIAL_DEADLINE)
-            .await;
+        let address = proxy.address.to_string();
+        let error = dialer.dial(&address, &pin_of_nobody(), DIAL_DEADLINE).await;
         let error = error.unwrap_err();
         assert!(matches!(error, DialError::Certificate { .. }), "{error:?}");
+        assert_eq!(proxy.connections(), 1);
+        assert!(udp.try_recv_from(&mut [0; 2000]).is_err());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn bulk_bytes_take_tcp_even_beside_grpc_but_not_beside_quic() {
+    let cases = [
+        (TransportChoice::Auto, Carrier::Tcp),
+        (TransportChoice::Tcp, Carrier::Tcp),
+        (TransportChoice::Grpc, Carrier::Tcp),
+        (TransportChoice::Quic, Carrier::Quic),
+    ];
+    no_hang(async {
+        let server = Server::start().await;
+        let address = server.address();
+        for (choice, expected) in cases {
+            let dialer = Dialer::new(choice);
+            let link = dialer.dial_bulk(&address, &server.trust, DIAL_DEADLINE);
+            assert_eq!(link.await.unwrap().carrier, expected, "{choice}");
+        }
     })
     .await;
 }

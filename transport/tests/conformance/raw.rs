@@ -1,6 +1,12 @@
 //! Peers that are not bound by this crate's code, only by its protocols.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use quinn::{
     Endpoint,
@@ -78,7 +84,7 @@ async fn connect(connector: &TlsConnector, address: SocketAddr) -> TlsStream<Tcp
     connector.connect(name, tcp).await.unwrap()
 }
 
-fn server_config(pem: &IdentityPem, alpn: &[u8]) -> ServerConfig {
+fn server_config(pem: &IdentityPem, alpn: &[&[u8]]) -> ServerConfig {
     let key = PrivateKeyDer::from_pem_slice(pem.key.as_bytes()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -87,7 +93,7 @@ fn server_config(pem: &IdentityPem, alpn: &[u8]) -> ServerConfig {
         .with_no_client_auth()
         .with_single_cert(certificates(pem), key)
         .unwrap();
-    config.alpn_protocols = vec![alpn.to_vec()];
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     config
 }
 
@@ -95,41 +101,69 @@ fn server_config(pem: &IdentityPem, alpn: &[u8]) -> ServerConfig {
 pub(crate) fn quic_server() -> (Endpoint, Trust) {
     let pem = IdentityPem::new_pool().unwrap();
     let trust = Trust::Pin(fingerprints(&pem)[0]);
-    let crypto = QuicServerConfig::try_from(server_config(&pem, ALPN_QUIC)).unwrap();
+    let crypto = QuicServerConfig::try_from(server_config(&pem, &[ALPN_QUIC])).unwrap();
     let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     (Endpoint::server(config, any_port()).unwrap(), trust)
 }
 
-/// What passes HTTP/2 on, and nothing else.
-pub(crate) struct HttpProxy {
+/// What passes connections on to a server over gRPC, one at a time.
+pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     pub(crate) trust: Trust,
+    counts: Arc<[AtomicUsize; 2]>,
     _task: JoinSet<()>,
 }
 
-/// A proxy to `server` that has a certificate of its own.
-pub(crate) async fn http_proxy(server: &Server) -> HttpProxy {
+impl Proxy {
+    /// Connections that came.
+    pub(crate) fn connections(&self) -> usize {
+        self.counts[0].load(Ordering::Relaxed)
+    }
+
+    /// Those of them whose handshake failed.
+    pub(crate) fn turned_away(&self) -> usize {
+        self.counts[1].load(Ordering::Relaxed)
+    }
+}
+
+/// A proxy to `server` that lets nothing but HTTP/2 pass.
+pub(crate) async fn http_proxy(server: &Server) -> Proxy {
+    proxy(server, &[ALPN_GRPC]).await
+}
+
+/// A proxy to `server` that is content with any protocol.
+pub(crate) async fn any_proxy(server: &Server) -> Proxy {
+    proxy(server, &[ALPN_QUIC, ALPN_GRPC]).await
+}
+
+/// A proxy that has a certificate of its own.
+async fn proxy(server: &Server, alpn: &[&[u8]]) -> Proxy {
     let pem = IdentityPem::new_pool().unwrap();
     let trust = Trust::Pin(fingerprints(&pem)[0]);
     let listener = TcpListener::bind(any_port()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(server_config(&pem, ALPN_GRPC)));
+    let acceptor = TlsAcceptor::from(Arc::new(server_config(&pem, alpn)));
     let (onward, to) = (grpc_connector(server), server.listener.address());
+    let counts = Arc::<[AtomicUsize; 2]>::default();
+    let counting = counts.clone();
     let mut task = JoinSet::new();
     task.spawn(async move {
         loop {
             let (tcp, _) = listener.accept().await.unwrap();
-            // Whoever comes for something else is turned away by TLS.
-            if let Ok(mut near) = acceptor.accept(tcp).await {
-                let mut far = connect(&onward, to).await;
-                // However it ends, it has ended.
-                let _ = copy_bidirectional(&mut near, &mut far).await;
-            }
+            counting[0].fetch_add(1, Ordering::Relaxed);
+            let Ok(mut near) = acceptor.accept(tcp).await else {
+                counting[1].fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            let mut far = connect(&onward, to).await;
+            // However it ends, it has ended.
+            let _ = copy_bidirectional(&mut near, &mut far).await;
         }
     });
-    HttpProxy {
+    Proxy {
         address,
         trust,
+        counts,
         _task: task,
     }
 }
