@@ -279,9 +279,14 @@ impl Dialer {
             learnt.remove(&at);
             return Ok(link);
         }
-        let before = learnt.insert(at, (carrier, Instant::now()));
-        if before.is_none_or(|(before, _)| before != carrier) {
+        let before = learnt.get(&at).copied();
+        let before = before.filter(|(before, _)| *before == carrier);
+        if before.is_none() {
             warn!("frames over {first} to {at} do not get through; using {carrier} instead");
+        }
+        // Since when counts from the last time that the others were tried.
+        if before.is_none_or(|(_, since)| since.elapsed() >= LEARNT_LIFE) {
+            learnt.insert(at, (carrier, Instant::now()));
         }
         drop(learnt);
         Ok(link)
