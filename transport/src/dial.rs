@@ -241,24 +241,18 @@ impl Dialer {
             }
             let (host, trust) = (host.to_owned(), trust.clone());
             attempts.spawn(async move { dial_over(carrier, at, &host, &trust).await });
-            while let Ok(Some(attempt)) = timeout(HEAD_START, attempts.join_next()).await {
-                match ended(attempt, at) {
-                    Err(e @ DialError::Unreachable { .. }) => failure = failure.or(Some(e)),
-                    decided => return self.learn(at, decided),
-                }
+            let deciding = decision(&mut attempts, &mut failure, at);
+            if let Ok(Some(decided)) = timeout(HEAD_START, deciding).await {
+                return self.learn(at, decided);
             }
         }
-        // None has failed: it is a long way.
-        while failure.is_none()
-            && let Some(attempt) = attempts.join_next().await
+        // If none has failed, it is a long way.
+        if failure.is_none()
+            && let Some(decided) = decision(&mut attempts, &mut failure, at).await
         {
-            match ended(attempt, at) {
-                Err(e @ DialError::Unreachable { .. }) if attempts.is_empty() => failure = Some(e),
-                Err(DialError::Unreachable { .. }) => {}
-                decided => return self.learn(at, decided),
-            }
+            return self.learn(at, decided);
         }
-        Err(failure.expect("the last of them failed"))
+        Err(failure.expect("all have failed, or one had before"))
     }
 
     /// In which order carriers are tried.
@@ -288,12 +282,28 @@ impl Dialer {
         if before.is_none_or(|(_, since)| since.elapsed() >= LEARNT_LIFE) {
             learnt.insert(at, (carrier, Instant::now()));
         }
-        drop(learnt);
         Ok(link)
     }
 
     fn learnt(&self) -> MutexGuard<'_, HashMap<SocketAddr, (Carrier, Instant)>> {
         self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The first of `attempts` to reach `at` that decides the matter, if not all of them
+/// fail; the first `failure` is noted. May be cancelled.
+async fn decision(
+    attempts: &mut JoinSet<Result<Link, DialError>>,
+    failure: &mut Option<DialError>,
+    at: SocketAddr,
+) -> Option<Result<Link, DialError>> {
+    loop {
+        match ended(attempts.join_next().await?, at) {
+            Err(e @ DialError::Unreachable { .. }) => {
+                failure.get_or_insert(e);
+            }
+            decided => return Some(decided),
+        }
     }
 }
 

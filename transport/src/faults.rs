@@ -111,8 +111,7 @@ impl FaultSwitch {
             inner: Box::new(link.receiver),
             gate: gate(),
         };
-        let sends_now = link.sender.sends_now();
-        let sender = Sender::new(link.sender, sends_now, gate(), gate());
+        let sender = Sender::new(link.sender, gate(), gate());
         Link {
             sender: LinkSender(SenderKind::Faulty(sender)),
             receiver: LinkReceiver(ReceiverKind::Faulty(receiver)),
@@ -184,7 +183,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    fn new(inner: LinkSender, sends_now: bool, gate: Gate, line_gate: Gate) -> Self {
+    fn new(inner: LinkSender, gate: Gate, line_gate: Gate) -> Self {
+        let sends_now = inner.sends_now();
         let (line, frames) = mpsc::unbounded_channel();
         let (end, ended) = watch::channel(None);
         let mut task = JoinSet::new();
