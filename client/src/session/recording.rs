@@ -73,7 +73,7 @@ pub(super) struct Recording {
 impl Recording {
     /// Takes what is in `recorded`, and leaves nothing in it.
     pub(super) fn take(&mut self, recorded: &mut Recorded) {
-        debug_assert!(self.taken.is_empty(), "what was taken was not encoded");
+        assert!(self.taken.is_empty(), "what was taken was not encoded");
         std::mem::swap(&mut self.taken, recorded);
     }
 

@@ -85,7 +85,7 @@ impl OpEncoder {
     ///
     /// Optional, as long as both ends agree: ids are shorter for it.
     pub fn note_tensor(&mut self, id: TensorId) {
-        debug_assert_eq!(self.frame_ops, 0, "a tensor noted within a frame");
+        assert_eq!(self.frame_ops, 0, "a tensor noted within a frame");
         self.model.note(id.value());
     }
 

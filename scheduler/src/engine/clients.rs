@@ -128,7 +128,7 @@ impl Engine {
         } = granted;
         for &share in &shares {
             let taken = self.pool.take(share, lease);
-            debug_assert!(taken.is_ok(), "{share:?} was free a moment ago");
+            assert!(taken.is_ok(), "{share:?} was free a moment ago");
         }
         let devices = shares
             .iter()
