@@ -1,0 +1,122 @@
+//! Clients that speak the real protocol and may break any rule of it.
+//!
+//! Nothing here uses `tensord-client`: what honest code could not send, a test can.
+//! [`Attached`] is a stream to the scheduler, with any hello and any message on it.
+//! [`RawSession`] is one track of a session with a worker, with any opening, any ops and any
+//! frame. Unless a test says otherwise, both keep every rule: frames are numbered and
+//! acknowledged, credit is respected, links beat. So a test breaks the one rule it is about.
+//!
+//! ```no_run
+//! use tensord_tests::{cluster::Cluster, raw::{self, Attached, RawSession}};
+//!
+//! let cluster = Cluster::start(&["flex"]);
+//! raw::block(async {
+//!     let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+//!     let target = attached.lease(1).await.unwrap().remove(0);
+//!     let mut session = RawSession::open(&target).await.unwrap();
+//!     let tensor = session.upload(&[1.0, 2.0]);
+//!     let read = session.fetch(&tensor).await.unwrap();
+//!     assert_eq!(raw::floats(&read.unwrap()), [1.0, 2.0]);
+//! });
+//! ```
+//!
+//! Two things to know:
+//!
+//! - A [`RawSession`] has no task of its own. It sends and acknowledges while one of its
+//!   `async` methods is awaited, and a worker drops a connection that was silent for 4 s.
+//!   Call [`RawSession::rest`] to stay connected and do nothing.
+//! - The lease ends when its [`Attached`] is dropped, after the scheduler's lease expiry.
+
+mod scheduler;
+mod session;
+
+use std::{future::Future, sync::OnceLock, time::Duration};
+
+use burn_backend::{DType, Shape};
+use burn_ir::{TensorId, TensorIr, TensorStatus};
+use prost::Message;
+use tensord_proto::v1::{Frame, frame};
+use tokio::runtime::Runtime;
+
+pub use self::{
+    scheduler::{Attached, Target, authorised, channel, hello},
+    session::{Broken, RawSession, carriers, type_of},
+};
+
+/// How long a raw client waits for an answer before the test fails: processes of a debug
+/// build on a busy machine are slow.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Runs `work` to its end on a runtime that all tests of this process share.
+///
+/// # Panics
+///
+/// When called from async code, or when there is no runtime to be had.
+pub fn block<T>(work: impl Future<Output = T>) -> T {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    let runtime = RUNTIME.get_or_init(|| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let built = builder.worker_threads(2).enable_all().build();
+        built.expect("the system starts threads")
+    });
+    runtime.block_on(work)
+}
+
+/// A reference to a tensor of `f32`, which the op it stands in reads and keeps.
+pub fn tensor(id: u64, shape: &[usize]) -> TensorIr {
+    typed(id, shape, DType::F32)
+}
+
+/// As [`tensor`], of any dtype.
+pub fn typed(id: u64, shape: &[usize], dtype: DType) -> TensorIr {
+    TensorIr {
+        id: TensorId::new(id),
+        shape: Shape::from(shape.to_vec()),
+        status: TensorStatus::ReadOnly,
+        dtype,
+    }
+}
+
+/// A tensor of `f32` that the op it stands in makes.
+pub fn out(id: u64, shape: &[usize]) -> TensorIr {
+    TensorIr {
+        status: TensorStatus::NotInit,
+        ..tensor(id, shape)
+    }
+}
+
+/// `tensor`, read for the last time.
+pub fn last(tensor: &TensorIr) -> TensorIr {
+    TensorIr {
+        status: TensorStatus::ReadWrite,
+        ..tensor.clone()
+    }
+}
+
+/// The bytes of `values` as they travel.
+pub fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+/// The values in `bytes` that came of a tensor of `f32`; a rest of fewer than 4 is left out.
+pub fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (values, _) = bytes.as_chunks();
+    values
+        .iter()
+        .map(|value| f32::from_le_bytes(*value))
+        .collect()
+}
+
+/// A frame numbered `seq`, or one outside the numbering if that is 0, which acknowledges
+/// and grants nothing new. For [`RawSession::send_bytes`].
+pub fn frame(seq: u64, body: frame::Body) -> Vec<u8> {
+    Frame {
+        seq,
+        body: Some(body),
+        ..Frame::default()
+    }
+    .encode_to_vec()
+}

@@ -1,0 +1,272 @@
+//! A stream to the scheduler with anything on it.
+
+use bytes::Bytes;
+use tensord_proto::{
+    v1::{
+        ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest, Open, PoolHello,
+        PoolMessage, client_message, pool_client::PoolClient, pool_message,
+    },
+    version,
+};
+use tensord_transport::{
+    PoolUrl, control,
+    dial::DialError,
+    tls::{Fingerprint, Trust},
+};
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status, Streaming, transport::Channel};
+
+use super::ANSWER_DEADLINE;
+
+/// Messages on the way to the scheduler.
+const QUEUE: usize = 64;
+
+/// A client's stream to the scheduler. Dropping it ends the stream.
+pub struct Attached {
+    say: mpsc::Sender<ClientMessage>,
+    hear: Streaming<PoolMessage>,
+    requests: u64,
+    /// What the scheduler answered to the hello.
+    pub hello: PoolHello,
+}
+
+/// A leased device: all it takes to open a session on it.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// `host:port` of the worker.
+    pub address: String,
+    /// What its certificate must be.
+    pub trust: Trust,
+    /// The lease.
+    pub lease_id: u64,
+    /// The token that proves it.
+    pub token: Bytes,
+    /// The device's place in the worker's list.
+    pub device_index: u32,
+    /// The worker.
+    pub worker_id: u64,
+}
+
+impl Target {
+    /// All devices of `granted`, in order.
+    ///
+    /// # Panics
+    ///
+    /// When the scheduler leaves out something that it always says.
+    pub fn all(granted: &Granted) -> Vec<Self> {
+        let target = |leased: &tensord_proto::v1::LeasedDevice| {
+            let worker = leased.worker.clone().expect("a grant names the worker");
+            let digest = worker.certificate_sha256.as_ref().try_into();
+            Self {
+                address: worker.address,
+                trust: Trust::Pin(Fingerprint(digest.expect("SHA-256 has 32 bytes"))),
+                lease_id: granted.lease_id,
+                token: granted.token.clone(),
+                device_index: leased.index,
+                worker_id: worker.worker_id,
+            }
+        };
+        granted.devices.iter().map(target).collect()
+    }
+
+    /// What an honest client would open a new session with.
+    pub fn open(&self) -> Open {
+        Open {
+            hello: Some(version::hello()),
+            session_id: rand::random(),
+            lease_token: self.token.clone(),
+            device_index: self.device_index,
+            cohort: rand::random(),
+            ..Open::default()
+        }
+    }
+}
+
+/// What an honest client that holds nothing says first, under a new id.
+pub fn hello() -> ClientHello {
+    ClientHello {
+        hello: Some(version::hello()),
+        client_id: rand::random(),
+        ..ClientHello::default()
+    }
+}
+
+/// A gRPC connection to the scheduler of `url`, over which any call can be made.
+///
+/// # Errors
+///
+/// When there is none to be had.
+///
+/// # Panics
+///
+/// When `url` is no pool URL.
+pub async fn channel(url: &str) -> Result<Channel, DialError> {
+    let url: PoolUrl = url.parse().expect("a pool URL");
+    control::connect(&url.host, url.port, &url.trust).await
+}
+
+/// `message` with `token` to show, if there is one.
+///
+/// # Panics
+///
+/// When the token cannot be said in a header.
+pub fn authorised<T>(message: T, token: Option<&str>) -> Request<T> {
+    let mut request = Request::new(message);
+    if let Some(token) = token {
+        let bearer = format!("Bearer {token}").parse();
+        let bearer = bearer.expect("a token that fits a header");
+        request.metadata_mut().insert("authorization", bearer);
+    }
+    request
+}
+
+impl Attached {
+    /// Attaches as an honest client does, under a new id.
+    ///
+    /// # Errors
+    ///
+    /// What the scheduler answers instead.
+    ///
+    /// # Panics
+    ///
+    /// When the scheduler cannot be reached or does not answer.
+    pub async fn to(url: &str) -> Result<Self, Status> {
+        Self::with(url, hello()).await
+    }
+
+    /// Attaches with any hello.
+    ///
+    /// # Errors
+    ///
+    /// What the scheduler answers instead.
+    ///
+    /// # Panics
+    ///
+    /// When the scheduler cannot be reached or does not answer.
+    pub async fn with(url: &str, hello: ClientHello) -> Result<Self, Status> {
+        let channel = channel(url).await.expect("the scheduler is there");
+        let parsed: PoolUrl = url.parse().expect("a pool URL");
+        let token = parsed.token.as_ref().map(|token| token.reveal());
+        Self::over(channel, token, client_message::Body::Hello(hello)).await
+    }
+
+    /// Attaches over a connection that is there, with any token and any first message.
+    ///
+    /// # Errors
+    ///
+    /// What the scheduler answers instead of its hello.
+    ///
+    /// # Panics
+    ///
+    /// When it does not answer.
+    pub async fn over(
+        channel: Channel,
+        token: Option<&str>,
+        first: client_message::Body,
+    ) -> Result<Self, Status> {
+        let (say, said) = mpsc::channel(QUEUE);
+        let first = ClientMessage { body: Some(first) };
+        say.try_send(first).expect("the queue is empty");
+        let request = authorised(ReceiverStream::new(said), token);
+        let mut client = PoolClient::new(channel);
+        let attached = timeout(ANSWER_DEADLINE, async {
+            let mut hear = client.attach(request).await?.into_inner();
+            let first = hear.message().await?.and_then(|message| message.body);
+            Ok::<_, Status>((hear, first))
+        });
+        let (hear, first) = attached.await.expect("the scheduler answers")?;
+        let Some(pool_message::Body::Hello(hello)) = first else {
+            return Err(Status::internal(format!("not a hello: {first:?}")));
+        };
+        Ok(Self {
+            say,
+            hear,
+            requests: 0,
+            hello,
+        })
+    }
+
+    /// Sends any message.
+    ///
+    /// # Errors
+    ///
+    /// When the stream has ended.
+    pub async fn send(&self, body: client_message::Body) -> Result<(), Status> {
+        let sent = self.say.send(ClientMessage { body: Some(body) }).await;
+        sent.map_err(|_| Status::unavailable("the stream has ended"))
+    }
+
+    /// The next message other than a beat; `None` once the scheduler ended the stream in
+    /// good order.
+    ///
+    /// # Errors
+    ///
+    /// What the scheduler ended the stream with.
+    ///
+    /// # Panics
+    ///
+    /// When nothing but beats comes for [`ANSWER_DEADLINE`].
+    pub async fn next(&mut self) -> Result<Option<pool_message::Body>, Status> {
+        let next = timeout(ANSWER_DEADLINE, async {
+            loop {
+                match self.hear.message().await?.map(|message| message.body) {
+                    Some(None | Some(pool_message::Body::Beat(_))) => {}
+                    Some(Some(body)) => return Ok(Some(body)),
+                    None => return Ok(None),
+                }
+            }
+        });
+        next.await.expect("the scheduler says something")
+    }
+
+    /// Leases `devices` of any kind, waiting in the queue if need be.
+    ///
+    /// # Errors
+    ///
+    /// What the scheduler answers instead.
+    ///
+    /// # Panics
+    ///
+    /// As [`next`](Self::next).
+    pub async fn lease(&mut self, devices: u32) -> Result<Vec<Target>, Error> {
+        let granted = self.request(LeaseRequest {
+            devices,
+            ..LeaseRequest::default()
+        });
+        Ok(Target::all(&granted.await?))
+    }
+
+    /// Sends any request, under a number of its own, and waits until it is decided.
+    ///
+    /// # Errors
+    ///
+    /// What the scheduler answers instead.
+    ///
+    /// # Panics
+    ///
+    /// As [`next`](Self::next).
+    pub async fn request(&mut self, request: LeaseRequest) -> Result<Granted, Error> {
+        self.requests += 1;
+        let request_id = self.requests;
+        let request = LeaseRequest {
+            request_id,
+            ..request
+        };
+        let ended = |status: &Status| Error::new(ErrorCode::Internal, status.to_string());
+        let sent = self.send(client_message::Body::Request(request)).await;
+        sent.map_err(|status| ended(&status))?;
+        loop {
+            match self.next().await.map_err(|status| ended(&status))? {
+                Some(pool_message::Body::Granted(granted)) if granted.request_id == request_id => {
+                    return Ok(granted);
+                }
+                Some(pool_message::Body::Refused(refused)) if refused.request_id == request_id => {
+                    return Err(refused.error.unwrap_or_default());
+                }
+                Some(_) => {}
+                None => return Err(ended(&Status::unavailable("the stream has ended"))),
+            }
+        }
+    }
+}
