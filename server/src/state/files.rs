@@ -5,8 +5,10 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
+    process,
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use tracing::warn;
@@ -25,7 +27,8 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateErr
     }
 }
 
-/// Makes sure there is a directory at `path` that other users cannot change.
+/// Makes sure there is a directory at `path` that belongs to this process's user and
+/// that no other user can change.
 pub(super) fn private_directory(path: &Path) -> Result<(), StateError> {
     DirBuilder::new()
         .recursive(true)
@@ -34,13 +37,39 @@ pub(super) fn private_directory(path: &Path) -> Result<(), StateError> {
         .map_err(failed("create the state directory", path))?;
     let metadata = fs::metadata(path).map_err(failed("look at the state directory", path))?;
     let mode = metadata.permissions().mode() & 0o777;
-    if mode & 0o002 != 0 {
+    if mode & 0o022 != 0 {
         return Err(StateError::Exposed {
             path: path.into(),
             mode,
         });
     }
-    Ok(())
+    match (metadata.uid(), own_user(path)?) {
+        (owner, user) if owner == user => Ok(()),
+        (owner, user) => Err(StateError::Foreign {
+            path: path.into(),
+            owner,
+            user,
+        }),
+    }
+}
+
+/// The id of the user that this process makes files as, read off a file that is made
+/// in `directory` and removed: the standard library has no call for it.
+fn own_user(directory: &Path) -> Result<u32, StateError> {
+    static PROBES: AtomicU64 = AtomicU64::new(0);
+    let number = PROBES.fetch_add(1, Ordering::Relaxed);
+    let path = directory.join(format!("owner-{}-{number}.new", process::id()));
+    // One that a crash left behind may have had the same process id.
+    let _ = fs::remove_file(&path);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed("create a file in the state directory,", &path))?;
+    let metadata = file.metadata();
+    fs::remove_file(&path).map_err(failed("remove", &path))?;
+    Ok(metadata.map_err(failed("look at", &path))?.uid())
 }
 
 /// The content of the file at `path`, if there is one. A file that others can

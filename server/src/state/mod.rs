@@ -56,12 +56,22 @@ pub(crate) enum StateError {
         source: io::Error,
     },
     /// Others could replace what is in the directory.
-    #[error("the state directory {} can be written by every user (mode {mode:03o}); use one of your own, or take that right away with `chmod o-w`", path.display())]
+    #[error("the state directory {} can be written by other users (mode {mode:03o}); use one of your own, or take that right away with `chmod go-w {}`", path.display(), path.display())]
     Exposed {
         /// The directory.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+    },
+    /// Another user could replace what is in the directory.
+    #[error("the state directory {} belongs to user {owner}, and this process runs as user {user}; use a directory of your own, or give this one away with `chown {user} {}`", path.display(), path.display())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// The id of the user it belongs to.
+        owner: u32,
+        /// The id of the user that this process runs as.
+        user: u32,
     },
     /// A file holds something else than it should.
     #[error("{} is damaged ({reason}); restore it, or delete it to have a new one made, which makes the URLs handed out so far useless", path.display())]

@@ -1,6 +1,9 @@
 //! State on a real file system: made once, private, refused when damaged.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+};
 
 use super::*;
 
@@ -79,15 +82,43 @@ fn a_file_that_others_can_read_is_made_private() {
 }
 
 #[test]
-fn a_directory_that_everyone_can_write_is_refused() {
+fn a_directory_that_others_can_write_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    set_mode(directory.path(), 0o777);
-    let error = StateDir::open(directory.path()).unwrap_err().to_string();
-    let expected = format!(
-        "the state directory {} can be written by every user (mode 777); use one of your own, or take that right away with `chmod o-w`",
-        directory.path().display()
-    );
-    assert_eq!(error, expected);
+    let path = directory.path();
+    for refused in [0o777, 0o770, 0o702, 0o720] {
+        set_mode(path, refused);
+        let error = StateDir::open(path).unwrap_err().to_string();
+        let shown = path.display();
+        let expected = format!(
+            "the state directory {shown} can be written by other users (mode {refused:03o}); use one of your own, or take that right away with `chmod go-w {shown}`"
+        );
+        assert_eq!(error, expected);
+        assert_eq!(fs::read_dir(path).unwrap().count(), 0, "nothing is made");
+    }
+    for accepted in [0o700, 0o750, 0o755] {
+        set_mode(path, accepted);
+        StateDir::open(path).unwrap();
+    }
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let user = fs::metadata(path).unwrap().uid();
+    // Only root may give files away; another user is refused by the system.
+    if std::os::unix::fs::chown(path, Some(user + 4711), None).is_err() {
+        return;
+    }
+    let error = StateDir::open(path).unwrap_err();
+    let StateError::Foreign {
+        owner, user: own, ..
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((owner, own), (user + 4711, user));
+    assert_eq!(fs::read_dir(path).unwrap().count(), 0, "no probe is left");
 }
 
 #[test]
