@@ -1,16 +1,21 @@
 //! What something allocates: an allocator that counts.
 //!
 //! A sanitizer would notice a huge allocation too, but needs a nightly compiler.
-//! The count is of the whole process; the fuzzer runs one input at a time, and
-//! what its other threads allocate is little against the bounds here.
+//! Each thread has a count of its own, so that tests that run beside each other do
+//! not count each other's memory.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    cell::Cell,
 };
 
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Bytes this thread allocated, less those it freed: below 0 where it frees what
+    /// others allocated.
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+    /// The most there were since the last measurement began.
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
 
 struct Counting;
 
@@ -18,29 +23,49 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 // SAFETY: the methods pass their arguments to the system's allocator unchanged
-// and give back what it gives; beside that they only count, which neither
-// allocates nor panics. `realloc` and `alloc_zeroed` are the trait's own, which
-// call these two.
+// and give back what it gives; beside that they only count, in cells of the thread
+// that need no setting up and no taking down: that neither allocates nor panics.
+// `realloc` and `alloc_zeroed` are the trait's own, which call these two.
+#[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
-        PEAK.fetch_max(live, Relaxed);
+        // An allocation is never larger than `isize::MAX`.
+        let live = LIVE.get().wrapping_add(layout.size() as isize);
+        LIVE.set(live);
+        PEAK.set(PEAK.get().max(live));
         // SAFETY: the caller keeps the contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
+        LIVE.set(LIVE.get().wrapping_sub(layout.size() as isize));
         // SAFETY: as above; `memory` is from `System`.
         unsafe { System.dealloc(memory, layout) }
     }
 }
 
-/// Runs `work`, and says how many bytes more than before were allocated when it
-/// was most.
+/// Runs `work`, and says how many bytes more than before this thread had allocated
+/// when it was most.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = LIVE.load(Relaxed);
-    PEAK.store(before, Relaxed);
+    let before = LIVE.get();
+    PEAK.set(before);
     let result = work();
-    (result, PEAK.load(Relaxed).saturating_sub(before))
+    (result, PEAK.get().wrapping_sub(before).unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_of_this_thread_alone() {
+        let work = || {
+            let other = std::thread::spawn(|| drop(vec![1u8; 1 << 26]));
+            other.join().expect("it does not panic");
+            drop(vec![1u8; 1 << 20]);
+            drop(vec![1u8; 1 << 21]);
+        };
+        let ((), peak) = peak_of(work);
+        assert!((1 << 21..1 << 22).contains(&peak), "{peak}");
+    }
 }
