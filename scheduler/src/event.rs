@@ -49,11 +49,15 @@ pub enum WorkerEvent {
         registration: Registration,
         /// What still runs there.
         held: Vec<HeldDevice>,
+        /// Whether it is about to stop, as [`Leaving`](Self::Leaving) says.
+        leaving: bool,
     },
     /// It is alive.
     Beat,
-    /// It is about to stop: nothing new goes to it.
+    /// It is about to stop: nothing new goes to it, and what it has goes on.
     Leaving,
+    /// It has stopped.
+    Left,
     /// Its stream ended. A stream that stays open but silent is for the
     /// driver to break.
     Gone,

@@ -162,8 +162,32 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
         WorkerEvent::Join {
             registration,
             held: held.collect(),
+            leaving: false,
         },
     )
+}
+
+/// The same worker, joining on its way out.
+fn on_its_way_out(join: Event) -> Event {
+    match join {
+        Event::Worker {
+            worker,
+            stream,
+            event:
+                WorkerEvent::Join {
+                    registration, held, ..
+                },
+        } => Event::Worker {
+            worker,
+            stream,
+            event: WorkerEvent::Join {
+                registration,
+                held,
+                leaving: true,
+            },
+        },
+        other => panic!("{other:?} is no join"),
+    }
 }
 
 fn beat(id: u64) -> Event {
@@ -172,6 +196,10 @@ fn beat(id: u64) -> Event {
 
 fn leaving(id: u64) -> Event {
     worker(id, WorkerEvent::Leaving)
+}
+
+fn worker_left(id: u64) -> Event {
+    worker(id, WorkerEvent::Left)
 }
 
 fn worker_gone(id: u64) -> Event {

@@ -9,7 +9,7 @@ use prost::Message;
 use tensord_proto::{
     ids::LeaseId,
     v1::{
-        Device, Error, ErrorCode, Heartbeat, Leaving, Register, Registered, WorkerCommand,
+        Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, WorkerCommand,
         WorkerMessage, worker_command, worker_message::Body, workers_client::WorkersClient,
     },
     version,
@@ -79,7 +79,7 @@ pub(crate) enum Standing {
 pub(crate) enum Leave {
     /// It stays.
     No,
-    /// Nothing new is to come; what runs may end.
+    /// Nothing new is to come; what runs goes on.
     Soon,
     /// Nothing runs any more.
     Now,
@@ -105,7 +105,7 @@ impl Registration {
     pub(crate) async fn run(mut self) {
         let mut failures = 0;
         loop {
-            let ended = self.join().await;
+            let ended = self.stay().await;
             let was_joined = *self.standing.borrow() == Standing::Joined;
             let scheduler = self.scheduler.authority();
             match ended {
@@ -129,7 +129,7 @@ impl Registration {
                 }
             }
             let pause = RETRY[failures.min(RETRY.len() - 1)];
-            let left = reached(&mut self.leave, Leave::Soon);
+            let left = reached(&mut self.leave, Leave::Now);
             if timeout(pause, left).await.is_ok() {
                 self.standing.send_replace(Standing::Left);
                 return;
@@ -137,8 +137,15 @@ impl Registration {
         }
     }
 
-    async fn join(&self) -> Ended {
-        let joined = timeout(DEADLINE, self.connect()).await;
+    /// Joins, and stays until the worker leaves or is cut off. A worker on its way
+    /// out joins, too: what runs on it is to go on until it ends.
+    async fn stay(&self) -> Ended {
+        let mut leave = self.leave.clone();
+        let is_leaving = *leave.borrow() >= Leave::Soon;
+        let joined = tokio::select! {
+            joined = timeout(DEADLINE, self.connect(is_leaving)) => joined,
+            () = reached(&mut leave, Leave::Now) => return Ended::Left,
+        };
         let (messages, mut commands, registered) = match joined {
             Ok(Ok(joined)) => joined,
             Ok(Err(ended)) => return ended,
@@ -151,6 +158,24 @@ impl Registration {
             0 => HEARTBEAT,
             ms => Duration::from_millis(ms.into()),
         };
+        tokio::select! {
+            ended = self.serve(&messages, &mut commands, period, is_leaving) => ended,
+            () = reached(&mut leave, Leave::Now) => {
+                farewell(messages, &mut commands).await;
+                Ended::Left
+            }
+        }
+    }
+
+    /// Beats and obeys until the scheduler is gone. `has_told` says whether the
+    /// scheduler knows that the worker is leaving.
+    async fn serve(
+        &self,
+        messages: &mpsc::Sender<WorkerMessage>,
+        commands: &mut Streaming<WorkerCommand>,
+        period: Duration,
+        mut has_told: bool,
+    ) -> Ended {
         let mut leave = self.leave.clone();
         let mut beat = interval_at(Instant::now() + period, period);
         loop {
@@ -166,36 +191,15 @@ impl Registration {
                     // A full queue means that the scheduler is slow; the next beat does.
                     let _ = messages.try_send(message(Body::Heartbeat(heartbeat)));
                 }
-                () = reached(&mut leave, Leave::Soon) => {
-                    let _ = messages.send(message(Body::Leaving(Leaving {}))).await;
-                    return self.leave(messages, &mut commands).await;
+                () = reached(&mut leave, Leave::Soon), if !has_told => {
+                    let leaving = messages.send(message(Body::Leaving(Leaving {})));
+                    if timeout(DEADLINE, leaving).await.is_err() {
+                        return Ended::Lost(format!("it reads nothing for {DEADLINE:?}"));
+                    }
+                    has_told = true;
                 }
             }
         }
-    }
-
-    /// Obeys until nothing runs here any more, then ends the stream and waits
-    /// until the scheduler took note.
-    async fn leave(
-        &self,
-        messages: mpsc::Sender<WorkerMessage>,
-        commands: &mut Streaming<WorkerCommand>,
-    ) -> Ended {
-        let mut leave = self.leave.clone();
-        loop {
-            tokio::select! {
-                command = commands.message() => match command {
-                    Ok(Some(command)) => self.obey(command),
-                    Ok(None) | Err(_) => return Ended::Left,
-                },
-                () = reached(&mut leave, Leave::Now) => break,
-            }
-        }
-        drop(messages);
-        let noted = async { while let Ok(Some(_)) = commands.message().await {} };
-        // A scheduler that does not answer finds out by itself.
-        let _ = timeout(GOODBYE, noted).await;
-        Ended::Left
     }
 
     fn obey(&self, command: WorkerCommand) {
@@ -206,6 +210,7 @@ impl Registration {
 
     async fn connect(
         &self,
+        is_leaving: bool,
     ) -> Result<
         (
             mpsc::Sender<WorkerMessage>,
@@ -221,7 +226,7 @@ impl Registration {
             other => Ended::Refused(other.to_string()),
         })?;
         let (messages, outgoing) = mpsc::channel(QUEUE);
-        let register = message(Body::Register(self.register()));
+        let register = message(Body::Register(self.register(is_leaving)));
         messages
             .try_send(register)
             .map_err(|_| Ended::Lost("the queue is closed".into()))?;
@@ -246,7 +251,7 @@ impl Registration {
         }
     }
 
-    fn register(&self) -> Register {
+    fn register(&self, leaving: bool) -> Register {
         Register {
             hello: Some(version::hello()),
             worker_id: self.registry.worker_id.0,
@@ -255,8 +260,23 @@ impl Registration {
             certificate_sha256: self.introduction.certificate_sha256.to_vec().into(),
             devices: self.introduction.devices.clone(),
             held: self.registry.held(),
+            leaving,
         }
     }
+}
+
+/// Tells the scheduler that the worker left, and waits until it took note.
+async fn farewell(
+    messages: mpsc::Sender<WorkerMessage>,
+    commands: &mut Streaming<WorkerCommand>,
+) {
+    let noted = async {
+        let _ = messages.send(message(Body::Left(Left {}))).await;
+        drop(messages);
+        while let Ok(Some(_)) = commands.message().await {}
+    };
+    // A scheduler that does not answer finds out by itself.
+    let _ = timeout(GOODBYE, noted).await;
 }
 
 /// Ends once the worker is as far as `stage`.

@@ -13,14 +13,22 @@ use crate::reason::EndReason;
 impl Engine {
     pub(super) fn worker_event(&mut self, worker: WorkerId, stream: StreamId, event: WorkerEvent) {
         match event {
-            WorkerEvent::Join { registration, held } => {
+            WorkerEvent::Join {
+                registration,
+                held,
+                leaving,
+            } => {
                 self.join(worker, stream, registration, held);
+                if leaving {
+                    self.pool.leave(worker);
+                }
             }
             // The end of a stream that was replaced, or what was left in it.
             _ if !self.pool.is_speaking(worker, stream) => {}
             WorkerEvent::Beat => self.pool.beat(worker, self.now),
             WorkerEvent::Leaving => self.pool.leave(worker),
-            WorkerEvent::Gone => self.gone(worker),
+            WorkerEvent::Left => self.lose(worker),
+            WorkerEvent::Gone => self.pool.disconnect(worker),
         }
     }
 
@@ -40,20 +48,6 @@ impl Engine {
         }
         self.resume_held(worker, held);
         self.resume_claimed(worker);
-    }
-
-    /// A worker that said it would leave has left; any other has a while to
-    /// come back.
-    fn gone(&mut self, worker: WorkerId) {
-        if self
-            .pool
-            .get(worker)
-            .is_some_and(|worker| worker.is_leaving())
-        {
-            self.lose(worker);
-        } else {
-            self.pool.disconnect(worker);
-        }
     }
 
     /// Forgets a worker, if it is known, and ends the leases it was part of.

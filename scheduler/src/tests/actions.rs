@@ -31,7 +31,12 @@ impl World {
         if is_new {
             self.lose_leases_of(i);
         }
-        self.send_worker(i, WorkerEvent::Join { registration, held });
+        let join = WorkerEvent::Join {
+            registration,
+            held,
+            leaving: false,
+        };
+        self.send_worker(i, join);
     }
 
     pub(super) fn beat(&mut self, i: usize) {
@@ -56,19 +61,18 @@ impl World {
         self.send_worker(i, WorkerEvent::Leaving);
     }
 
-    pub(super) fn worker_gone(&mut self, i: usize) {
+    pub(super) fn worker_left(&mut self, i: usize) {
         let known = &mut self.workers[i].known;
-        match known {
-            Some(KnownWorker {
-                leaving: true,
-                connected: true,
-                ..
-            }) => {
-                *known = None;
-                self.lose_leases_of(i);
-            }
-            Some(known) => known.connected = false,
-            None => {}
+        if known.as_ref().is_some_and(|known| known.connected) {
+            *known = None;
+            self.lose_leases_of(i);
+        }
+        self.send_worker(i, WorkerEvent::Left);
+    }
+
+    pub(super) fn worker_gone(&mut self, i: usize) {
+        if let Some(known) = &mut self.workers[i].known {
+            known.connected = false;
         }
         self.send_worker(i, WorkerEvent::Gone);
     }

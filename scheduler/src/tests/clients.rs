@@ -135,7 +135,7 @@ fn nobody_tells_a_client_that_is_away() {
         (0, attach(8), vec![]),
         (1_000, client_gone(9), vec![]),
         (1_000, leaving(1), vec![]),
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_left(1), vec![]),
         (1_000, release(9, 10), vec![]),
         (1_000, cancel(9, 1), vec![]),
     ]);
@@ -186,6 +186,7 @@ fn those_who_never_attached_are_not_heard() {
         (0, client_gone(9), vec![]),
         (0, beat(2), vec![]),
         (0, leaving(2), vec![]),
+        (0, worker_left(2), vec![]),
         (0, worker_gone(2), vec![]),
     ]);
 }

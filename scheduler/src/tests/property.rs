@@ -23,6 +23,9 @@ enum Op {
     Leaving {
         worker: usize,
     },
+    WorkerLeft {
+        worker: usize,
+    },
     WorkerGone {
         worker: usize,
     },
@@ -117,6 +120,7 @@ fn worker_op() -> impl Strategy<Value = Op> {
         8 => (worker(), changed).prop_map(|(worker, changed)| Op::Join { worker, changed }),
         3 => worker().prop_map(|worker| Op::Beat { worker }),
         1 => worker().prop_map(|worker| Op::Leaving { worker }),
+        1 => worker().prop_map(|worker| Op::WorkerLeft { worker }),
         3 => worker().prop_map(|worker| Op::WorkerGone { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
     ]
@@ -150,6 +154,7 @@ fn apply(world: &mut World, op: Op) {
         Op::Join { worker, changed } => world.join(worker, devices(worker, changed)),
         Op::Beat { worker } => world.beat(worker),
         Op::Leaving { worker } => world.leaving(worker),
+        Op::WorkerLeft { worker } => world.worker_left(worker),
         Op::WorkerGone { worker } => world.worker_gone(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),
         Op::Attach {

@@ -145,6 +145,7 @@ fn a_worker_back_with_another_certificate_is_a_new_one() {
         WorkerEvent::Join {
             registration,
             held: vec![],
+            leaving: false,
         },
     );
     check_gang([(
@@ -223,15 +224,51 @@ fn a_leaving_worker_keeps_its_leases_but_gets_no_more() {
 }
 
 #[test]
-fn a_leaving_worker_that_goes_has_left_at_once() {
+fn a_worker_that_left_ends_its_leases_at_once() {
     check_gang([
         (1_000, leaving(1), vec![]),
         (
             2_000,
-            worker_gone(1),
+            worker_left(1),
             vec![end_lease(2, 10), ended(9, 10, left(1))],
         ),
+        (2_000, worker_gone(1), vec![]),
     ]);
+}
+
+#[test]
+fn the_leases_of_a_leaving_worker_outlive_its_stream_like_those_of_others() {
+    check_gang([
+        (1_000, leaving(1), vec![]),
+        (2_000, beat(1), vec![]),
+        (3_000, worker_gone(1), vec![]),
+        (
+            6_999,
+            on(
+                11,
+                on_its_way_out(join_holding(1, &[flex(1)], &[(10, 0)])),
+            ),
+            vec![],
+        ),
+        (8_000, on(11, beat(1)), vec![]),
+        (9_000, on(11, worker_gone(1)), vec![]),
+        (13_000, tick(), vec![end_lease(2, 10), ended(9, 10, left(1))]),
+    ]);
+}
+
+#[test]
+fn a_leaving_worker_that_joins_a_new_scheduler_gets_no_lease() {
+    let engine = check([
+        (
+            0,
+            on_its_way_out(join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
+            vec![],
+        ),
+        (0, attach_claiming(9, &[(10, &[(1, 0)])]), vec![]),
+        (0, request(9, 2, 1), vec![unsatisfiable(9, 2, 1, &[&[]])]),
+    ]);
+    let snapshot = engine.snapshot();
+    assert!(snapshot.workers[0].leaving && snapshot.leases == 1);
 }
 
 #[test]

@@ -133,7 +133,12 @@ impl World {
     pub(super) fn send_ghosts(&mut self, i: usize) {
         if let Some(worker_i) = self.workers.get(i) {
             let (id, stream) = (worker_i.id, worker_i.old_stream);
-            for event in [WorkerEvent::Beat, WorkerEvent::Leaving, WorkerEvent::Gone] {
+            for event in [
+                WorkerEvent::Beat,
+                WorkerEvent::Leaving,
+                WorkerEvent::Left,
+                WorkerEvent::Gone,
+            ] {
                 self.send(on(stream, worker(id, event)));
             }
         }

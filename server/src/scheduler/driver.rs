@@ -63,6 +63,7 @@ pub(super) enum Input {
         worker: WorkerId,
         registration: Registration,
         held: Vec<HeldDevice>,
+        leaving: bool,
         opened: Opened<WorkerMessage, WorkerCommand>,
     },
     /// A worker said something.
@@ -157,9 +158,10 @@ impl Driver {
                 worker,
                 registration,
                 held,
+                leaving,
                 opened,
             } => {
-                self.join(worker, registration, held, opened);
+                self.join(worker, registration, held, leaving, opened);
             }
             Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
             Input::Status(reply) => {

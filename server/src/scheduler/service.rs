@@ -177,7 +177,7 @@ impl Workers for Service {
             refusal::status(&error)
         };
         let (register, answer) = shared.greet_worker(first).map_err(refused)?;
-        let worker = WorkerId(register.worker_id);
+        let (worker, leaving) = (WorkerId(register.worker_id), register.leaving);
         let registered = convert::registration(register, peer.ip());
         let (registration, held) = registered.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
@@ -186,6 +186,7 @@ impl Workers for Service {
             worker,
             registration,
             held,
+            leaving,
             opened,
         };
         shared.tell_driver(joined).await?;

@@ -219,6 +219,7 @@ fn register(id: u64, devices: usize) -> Register {
         certificate_sha256: vec![id as u8; 32].into(),
         devices: vec![device; devices],
         held: Vec::new(),
+        leaving: false,
     }
 }
 

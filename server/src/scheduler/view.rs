@@ -46,6 +46,7 @@ fn worker_status(worker: WorkerSnapshot, now: Timestamp, usage: &[DeviceUsage]) 
         devices: devices.collect(),
         name: worker.name,
         address: worker.address,
+        draining: worker.leaving,
         last_beat_ms: now.as_millis().saturating_sub(worker.last_beat.as_millis()),
     }
 }

@@ -20,6 +20,8 @@ struct Worker<'a> {
     address: &'a str,
     /// Since the worker was last heard.
     last_beat_ms: u64,
+    /// It is about to stop, and gets no new leases.
+    draining: bool,
     devices: Vec<Device<'a>>,
 }
 
@@ -54,6 +56,7 @@ fn worker(worker: &WorkerStatus) -> Worker<'_> {
         name: &worker.name,
         address: &worker.address,
         last_beat_ms: worker.last_beat_ms,
+        draining: worker.draining,
         devices: worker.devices.iter().enumerate().map(device).collect(),
     }
 }

@@ -50,6 +50,7 @@ fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
         silent if silent > SILENT_MS => {
             format!("{} (silent for {})", worker.name, human::duration(silent))
         }
+        _ if worker.draining => format!("{} (draining)", worker.name),
         _ => worker.name.clone(),
     };
     let mut place = [name, worker.address.clone()];

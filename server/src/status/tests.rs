@@ -30,12 +30,14 @@ fn reply() -> StatusReply {
         address: "10.0.0.5:7462".into(),
         last_beat_ms: 412,
         devices: vec![busy, device("cuda", "NVIDIA H200", 141)],
+        draining: true,
     };
     let cpu = WorkerStatus {
         name: "cpu-1".into(),
         address: "[fd00::9]:7462".into(),
         last_beat_ms: 7_100,
         devices: vec![device("flex", "16 cores", 64)],
+        draining: false,
     };
     StatusReply {
         software: "tensord 0.1.0".into(),
@@ -52,7 +54,7 @@ fn the_table_has_a_line_for_the_pool_and_a_row_for_each_device() {
 2 workers, 3 devices (1 leased), 1 lease, 3 requests waiting; tensord 0.1.0, up 1 h 2 min
 
 WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED  SESSIONS      LIVE  RESERVED        OPS
-gpu-1                   10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  yes            2  12.4 MiB  64.0 MiB  1,234,567
+gpu-1 (draining)        10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  yes            2  12.4 MiB  64.0 MiB  1,234,567
                                         1 NVIDIA H200  cuda  141.0 GiB  -              0       0 B         -          0
 cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  -              0       0 B         -          0
 ";
@@ -89,6 +91,7 @@ fn json_tells_the_same() {
       "name": "cpu-1",
       "address": "h:1",
       "last_beat_ms": 5,
+      "draining": false,
       "devices": [
         {
           "index": 0,
@@ -113,6 +116,7 @@ fn json_tells_the_same() {
             address: "h:1".into(),
             last_beat_ms: 5,
             devices: vec![device("flex", "16 cores", 64)],
+            draining: false,
         }],
         ..StatusReply::default()
     };

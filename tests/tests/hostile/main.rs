@@ -5,4 +5,5 @@
 //! subject; what a process took during an attack must be given back after it
 //! (`Process::settled`).
 
+mod ends;
 mod reads;

@@ -48,6 +48,7 @@ impl Driver {
         worker: WorkerId,
         registration: Registration,
         held: Vec<HeldDevice>,
+        leaving: bool,
         opened: Opened<WorkerMessage, WorkerCommand>,
     ) {
         let id = self.new_stream();
@@ -65,7 +66,7 @@ impl Driver {
         let endpoint = &registration.endpoint;
         let (name, devices) = (endpoint.name.clone(), registration.devices.len());
         let (address, held_count) = (&endpoint.address, held.len());
-        info!(%worker, %address, devices, held = held_count, "worker {name} joined");
+        info!(%worker, %address, devices, held = held_count, leaving, "worker {name} joined");
         let member = Member {
             open,
             name,
@@ -77,7 +78,12 @@ impl Driver {
                 .open
                 .end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
-        self.apply(event(worker, id, WorkerEvent::Join { registration, held }));
+        let join = WorkerEvent::Join {
+            registration,
+            held,
+            leaving,
+        };
+        self.apply(event(worker, id, join));
     }
 
     pub(super) fn worker_said(&mut self, worker: WorkerId, id: StreamId, message: WorkerMessage) {
@@ -93,6 +99,10 @@ impl Driver {
             Some(Body::Leaving(_)) => {
                 info!(%worker, "worker {} is leaving", member.name);
                 WorkerEvent::Leaving
+            }
+            Some(Body::Left(_)) => {
+                info!(%worker, "worker {} left", member.name);
+                WorkerEvent::Left
             }
             Some(Body::Register(_)) | None => {
                 let words = "a second registration, or an empty or unknown message";

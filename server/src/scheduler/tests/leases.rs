@@ -1,7 +1,7 @@
 //! Leases from request to end, as clients and workers see them.
 
 use tensord_proto::{
-    v1::{Beat, CancelRequest, LeaseShare, Leaving},
+    v1::{Beat, CancelRequest, LeaseShare, Leaving, Left},
     version,
 };
 use tensord_transport::token;
@@ -169,13 +169,16 @@ async fn status_tells_what_workers_last_said() {
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_ends_its_leases_when_it_is_gone() {
+async fn a_worker_that_leaves_keeps_its_leases_until_it_says_that_it_left() {
     let rig = Rig::start().await;
     let worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
     client.ask(1, 1).await;
     let lease = client.granted().await;
     worker.say(worker_message::Body::Leaving(Leaving {})).await;
+    let status = rig.status_that(|status| status.workers[0].draining).await;
+    assert!(status.workers[0].devices[0].leased);
+    worker.say(worker_message::Body::Left(Left {})).await;
     worker.leave().await;
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);
