@@ -52,6 +52,7 @@ pub(crate) fn serve_echo(runtime: &Runtime) -> Result<()> {
 }
 
 async fn echo(mut link: Link) -> Result<()> {
+    link.receiver.admit()?;
     while let Some(frame) = link.receiver.recv().await? {
         link.sender.send(&[frame]).await?;
     }

@@ -27,6 +27,7 @@
 //!   Call [`RawSession::rest`] to stay connected and do nothing.
 //! - The lease ends when its [`Attached`] is dropped, after the scheduler's lease expiry.
 
+mod calls;
 mod scheduler;
 mod session;
 
@@ -39,6 +40,7 @@ use tensord_proto::v1::{Frame, frame};
 use tokio::runtime::Runtime;
 
 pub use self::{
+    calls::open_call,
     scheduler::{Attached, Target, authorised, channel, hello},
     session::{Broken, RawSession, carriers, type_of},
 };

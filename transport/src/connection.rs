@@ -8,31 +8,35 @@ use std::{
     fmt, io,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     time::{Sleep, sleep},
 };
 use tonic::transport::server::Connected;
 
-use crate::link::IDLE_TIMEOUT;
+use crate::{admission::Full, allowance::Allowance, gate::Place, link::IDLE_TIMEOUT};
+
+/// Bytes read at once of a peer that was not admitted.
+const SCRATCH_BYTES: usize = 4 << 10;
 
 /// A TLS stream, the bytes read ahead of it, and its end.
 pub(crate) struct Connection<S> {
     stream: S,
     /// Bytes read ahead of the stack, given out first.
     ahead: Bytes,
+    /// What came before the peer was admitted.
+    unadmitted_bytes: usize,
     caller: Caller,
     orders: mpsc::Receiver<()>,
     closed: bool,
     /// Runs from the end of what is written until the peer closes, too.
     linger: Option<Pin<Box<Sleep>>>,
-    /// On the accepting side, one of the places for connections.
-    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// Who is at the other end of a connection, and how to be rid of them.
@@ -40,6 +44,24 @@ pub(crate) struct Connection<S> {
 pub(crate) struct Caller {
     pub(crate) peer: SocketAddr,
     pub(crate) closer: Closer,
+    allowance: Arc<Allowance>,
+    /// On the accepting side.
+    place: Option<Arc<Place>>,
+}
+
+impl Caller {
+    /// Takes from here on what the peer sends, as it has shown that it may call.
+    ///
+    /// # Errors
+    ///
+    /// When there is no place for it.
+    pub(crate) fn admit(&self, reserved: bool) -> Result<(), Full> {
+        if let Some(place) = &self.place {
+            place.admit(reserved)?;
+        }
+        self.allowance.lift();
+        Ok(())
+    }
 }
 
 /// Closes a connection.
@@ -66,25 +88,28 @@ impl fmt::Debug for Closer {
 }
 
 impl<S> Connection<S> {
-    pub(crate) fn new(
-        stream: S,
-        ahead: Bytes,
-        peer: SocketAddr,
-        place: Option<OwnedSemaphorePermit>,
-    ) -> Self {
+    /// A stream of which `ahead` was read already, and the `place` of a connection that was
+    /// accepted: little is read of its stream until its peer is admitted.
+    pub(crate) fn new(stream: S, ahead: Bytes, peer: SocketAddr, place: Option<Place>) -> Self {
         let (closer, orders) = mpsc::channel(1);
+        let allowance = match place {
+            Some(_) => Allowance::default(),
+            None => Allowance::unbounded(),
+        };
         let caller = Caller {
             peer,
             closer: Closer(closer),
+            allowance: Arc::new(allowance),
+            place: place.map(Arc::new),
         };
         Self {
             stream,
             ahead,
+            unadmitted_bytes: 0,
             caller,
             orders,
             closed: false,
             linger: None,
-            _place: place,
         }
     }
 
@@ -103,6 +128,25 @@ impl<S> Connection<S> {
             ));
         }
         Ok(())
+    }
+
+    /// Reads `room` bytes at most.
+    fn poll_read_some(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+        room: usize,
+    ) -> Poll<io::Result<()>>
+    where
+        S: AsyncRead + Unpin,
+    {
+        let mut scratch = [0; SCRATCH_BYTES];
+        let size = room.min(buf.remaining()).min(scratch.len());
+        let mut some = ReadBuf::new(&mut scratch[..size]);
+        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut some))?;
+        self.unadmitted_bytes += some.filled().len();
+        buf.put_slice(some.filled());
+        Poll::Ready(Ok(()))
     }
 
     /// Reads until the peer closes.
@@ -137,7 +181,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     ) -> Poll<io::Result<()>> {
         self.check(cx)?;
         if self.ahead.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
+            let room = self.caller.allowance.poll_room(cx, self.unadmitted_bytes);
+            return match ready!(room) {
+                Some(room) => self.poll_read_some(cx, buf, room),
+                None => Pin::new(&mut self.stream).poll_read(cx, buf),
+            };
         }
         let size = self.ahead.len().min(buf.remaining());
         buf.put_slice(&self.ahead[..size]);

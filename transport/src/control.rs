@@ -17,7 +17,7 @@ use rustls::pki_types::ServerName;
 use tokio::{
     io::AsyncReadExt,
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::mpsc,
     task::JoinSet,
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
@@ -27,11 +27,13 @@ use tonic::{
     service::Routes,
     transport::{Channel, Endpoint},
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::{
+    admission::Full,
     connection::{Caller, Closer, Connection},
     dial::DialError,
+    gate::{Gate, Place},
     identity::Identity,
     link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
     listen::BindError,
@@ -39,11 +41,11 @@ use crate::{
     tls::{self, ALPN_FRAMES, ALPN_GRPC, Trust},
 };
 
-/// Connections in use at once; more wait in the system's backlog.
-const MAX_CONNECTIONS: usize = 1024;
-
 /// How long a peer may take for its TLS handshake and the HTTP/2 preface.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(4);
+
+/// Pause after a connection that could not be accepted.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// Handshakes done and not yet taken by the server.
 const ACCEPT_QUEUE: usize = 16;
@@ -54,8 +56,23 @@ const PREFACE_BYTES: usize = 24;
 /// How long an HTTP/2 peer may leave a probe unanswered.
 const PROBE_DEADLINE: Duration = IDLE_TIMEOUT.saturating_sub(KEEP_ALIVE);
 
-/// HTTP/2 flow control windows, as large as QUIC's.
+/// HTTP/2 flow control windows of links, as large as QUIC's.
 const WINDOW_BYTES: u32 = 16 << 20;
+
+/// Windows of a server of calls, of a stream and of a connection: what a peer may have
+/// this side keep. No message of the control plane is larger than the first.
+const CALL_WINDOW_BYTES: u32 = 256 << 10;
+const CALLS_WINDOW_BYTES: u32 = 1 << 20;
+
+/// Calls at once on one connection of a server of calls. A client has a stream open and
+/// asks for the status beside it.
+const MAX_CALLS: u32 = 16;
+
+/// The headers of one call: a token and what gRPC adds.
+const HEADER_BYTES: u32 = 4 << 10;
+
+/// How long a call may take to be answered. Streams are answered with their first message.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Connects to a gRPC server at `host:port` that `trust` accepts. A channel is
 /// one connection: when it is lost, calls fail and the caller connects again.
@@ -135,10 +152,20 @@ pub(crate) async fn connect_tls(
 pub struct Server {
     tcp: TcpListener,
     acceptor: TlsAcceptor,
-    /// Calls at once on one connection; `None` is HTTP/2's default.
-    max_calls: Option<u32>,
+    calls: Calls,
     /// Where connections go that come for frames, not for gRPC.
     links: Option<mpsc::Sender<Link>>,
+    gate: Arc<Gate>,
+}
+
+/// What a server takes of one connection.
+struct Calls {
+    /// At once.
+    most: u32,
+    /// Not read yet, of one call and of all.
+    windows_bytes: (u32, u32),
+    /// How long one may take to be answered.
+    deadline: Option<Duration>,
 }
 
 /// Prepares a server on `tcp` that shows `identity`.
@@ -147,7 +174,12 @@ pub struct Server {
 ///
 /// When the identity is unusable.
 pub fn server(tcp: TcpListener, identity: &Identity) -> Result<Server, BindError> {
-    serve_on(tcp, identity, &[ALPN_GRPC], None)
+    let calls = Calls {
+        most: MAX_CALLS,
+        windows_bytes: (CALL_WINDOW_BYTES, CALLS_WINDOW_BYTES),
+        deadline: Some(ANSWER_DEADLINE),
+    };
+    serve_on(tcp, identity, &[ALPN_GRPC], calls, None, Gate::new())
 }
 
 /// Prepares a server of links: a call is one, with no other on its connection, and
@@ -156,26 +188,33 @@ pub(crate) fn link_server(
     tcp: TcpListener,
     identity: &Identity,
     links: mpsc::Sender<Link>,
+    gate: Arc<Gate>,
 ) -> Result<Server, BindError> {
-    let server = serve_on(tcp, identity, &[ALPN_GRPC, ALPN_FRAMES], Some(links))?;
-    Ok(Server {
-        max_calls: Some(1),
-        ..server
-    })
+    let calls = Calls {
+        most: 1,
+        windows_bytes: (WINDOW_BYTES, WINDOW_BYTES),
+        // Whoever takes links may be behind.
+        deadline: None,
+    };
+    let alpn = [ALPN_GRPC, ALPN_FRAMES];
+    serve_on(tcp, identity, &alpn, calls, Some(links), gate)
 }
 
 fn serve_on(
     tcp: TcpListener,
     identity: &Identity,
     alpn: &[&[u8]],
+    calls: Calls,
     links: Option<mpsc::Sender<Link>>,
+    gate: Arc<Gate>,
 ) -> Result<Server, BindError> {
     let config = tls::server_config(identity, alpn).map_err(BindError::identity)?;
     Ok(Server {
         tcp,
         acceptor: TlsAcceptor::from(Arc::new(config)),
-        max_calls: None,
+        calls,
         links,
+        gate,
     })
 }
 
@@ -199,15 +238,21 @@ impl Server {
         let accepting = async {
             tokio::select! {
                 () = closing => {}
-                () = accept(self.tcp, takers, &mut open) => {}
+                () = accept(self.tcp, &self.gate, takers, &mut open) => {}
             }
         };
-        let serving = tonic::transport::Server::builder()
+        let mut builder = tonic::transport::Server::builder();
+        if let Some(deadline) = self.calls.deadline {
+            builder = builder.timeout(deadline);
+        }
+        let (of_one, of_all) = self.calls.windows_bytes;
+        let serving = builder
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .http2_keepalive_timeout(Some(PROBE_DEADLINE))
-            .initial_connection_window_size(WINDOW_BYTES)
-            .initial_stream_window_size(WINDOW_BYTES)
-            .max_concurrent_streams(self.max_calls)
+            .initial_connection_window_size(of_all)
+            .initial_stream_window_size(of_one)
+            .max_concurrent_streams(self.calls.most)
+            .http2_max_header_list_size(HEADER_BYTES)
             .add_routes(routes)
             // The end of `incoming` is the signal; with none, the connections
             // would not be told.
@@ -229,26 +274,49 @@ struct Takers {
 
 /// Accepts connections for ever, a task in `open` for each until it is closed or
 /// a link.
-async fn accept(tcp: TcpListener, takers: Takers, open: &mut JoinSet<()>) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+async fn accept(tcp: TcpListener, gate: &Arc<Gate>, takers: Takers, open: &mut JoinSet<()>) {
+    let (mut failing, mut ticks) = (false, Gate::ticks());
     loop {
         while open.try_join_next().is_some() {}
-        let place = places.clone().acquire_owned().await;
-        let place = place.expect("the semaphore is never closed");
-        let (stream, peer) = match tcp.accept().await {
-            Ok(accepted) => accepted,
-            // Out of file descriptors, most likely; they come back.
-            Err(e) => {
-                debug!("accepting a connection failed: {e}");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+        let accepted = tokio::select! {
+            accepted = tcp.accept() => accepted,
+            _ = ticks.tick(), if gate.has_strangers() => {
+                gate.tick();
                 continue;
             }
         };
-        open.spawn(set_up(stream, peer, place, takers.clone()));
+        match accepted {
+            Ok((stream, peer)) => {
+                failing = false;
+                let place = gate.enter(peer.ip());
+                open.spawn(set_up(stream, peer, place, takers.clone()));
+            }
+            // Out of file descriptors, most likely; they come back.
+            Err(e) => {
+                if !std::mem::replace(&mut failing, true) {
+                    warn!("accepting connections fails, and is tried again: {e}");
+                }
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
     }
 }
 
-async fn set_up(tcp: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit, takers: Takers) {
+/// Waits for the connection's turn, and has it for as long as the connection is no link.
+async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: Place, takers: Takers) {
+    if !place.served().await {
+        return;
+    }
+    let mut watch = place.watch();
+    // On the heap, as most of those who wait under attack never come here.
+    let serving = Box::pin(serve(tcp, peer, place, takers));
+    tokio::select! {
+        () = serving => {}
+        true = watch.expelled() => debug!(%peer, "showed no right to call in time"),
+    }
+}
+
+async fn serve(tcp: TcpStream, peer: SocketAddr, place: Place, takers: Takers) {
     let Takers {
         acceptor,
         grpc,
@@ -277,7 +345,7 @@ async fn set_up(tcp: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit, t
         }
         Ok(Ok((stream, None))) => {
             let links = links.expect("only servers of links offer to take frames");
-            tcp::accept(stream, peer, place, HANDSHAKE_DEADLINE, &links).await;
+            tcp::accept(stream, peer, place, HANDSHAKE_DEADLINE, links).await;
         }
         Ok(Err(e)) => debug!(%peer, "TLS handshake failed: {e}"),
         Err(_) => {
@@ -306,6 +374,17 @@ pub fn answers<T: Send + 'static>(messages: mpsc::Receiver<T>) -> Answers<T> {
 /// The address `request` came from.
 pub fn peer<T>(request: &Request<T>) -> SocketAddr {
     caller(request).peer
+}
+
+/// Notes that the peer of `request` may call: from here on its connection is not bound to
+/// the few bytes that a stranger's is, nor to the few seconds. A peer with a `reserved`
+/// place has one where others find none.
+///
+/// # Errors
+///
+/// When there is no place for it.
+pub fn admit<T>(request: &Request<T>, reserved: bool) -> Result<(), Full> {
+    caller(request).admit(reserved)
 }
 
 /// Who `request` came from.

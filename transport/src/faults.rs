@@ -296,6 +296,11 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
+    /// As the link it wraps.
+    pub(crate) fn admit(&mut self) -> Result<(), LinkError> {
+        self.inner.admit()
+    }
+
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         let Self { inner, gate } = self;
         let (mut cut, mut stop) = (gate.clone(), gate.clone());

@@ -4,7 +4,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut, buf::Limit};
 use tensord_proto::MAX_FRAME_BYTES;
 
-use crate::link::LinkError;
+use crate::link::{self, FIRST_FRAME_BYTES, LinkError};
 
 /// Parts below this size are copied together: what a stream does for each piece
 /// that it is given costs more.
@@ -20,6 +20,9 @@ const KEPT_BYTES: usize = 512 << 10;
 /// the fewest: a TLS record has 16 KiB. What comes of a large frame is copied.
 const READ_BYTES: usize = 64 << 10;
 const LEAST_READ_BYTES: usize = 16 << 10;
+
+/// The same for a peer that was not admitted: what most such peers need.
+const UNADMITTED_READ_BYTES: usize = 2 << 10;
 
 /// Queues frames, given in parts, for their stream.
 pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item = &'a [Bytes]>) {
@@ -49,8 +52,10 @@ pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item 
 /// Large frames get memory of their own: what a frame holds in memory is then at most twice
 /// itself, and its bytes are put there at once. Of a row of them that are let go one by
 /// one, all are put in the same place, which the processor's cache still has.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Incoming {
+    /// The largest frame.
+    limit: usize,
     /// Bytes of frames that are small, or have only begun.
     buffer: BytesMut,
     /// A large frame with what came of it, and its size.
@@ -60,6 +65,29 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
+    /// Frames of a peer that this side dialled.
+    pub(crate) fn dialled() -> Self {
+        Self {
+            limit: MAX_FRAME_BYTES,
+            buffer: BytesMut::new(),
+            large: None,
+            last: Default::default(),
+        }
+    }
+
+    /// Frames of a peer that is not admitted yet.
+    pub(crate) fn accepted() -> Self {
+        Self {
+            limit: FIRST_FRAME_BYTES,
+            ..Self::dialled()
+        }
+    }
+
+    /// Takes frames of any size from here on.
+    pub(crate) fn admit(&mut self) {
+        self.limit = MAX_FRAME_BYTES;
+    }
+
     /// Takes the next frame, if it is there as a whole.
     pub(crate) fn take(&mut self) -> Result<Option<Bytes>, LinkError> {
         if let Some((mut frame, _)) = self.large.take_if(|(frame, size)| frame.len() == *size) {
@@ -73,9 +101,7 @@ impl Incoming {
             return Ok(None);
         };
         let size = u32::from_le_bytes(*prefix) as usize;
-        if size > MAX_FRAME_BYTES {
-            return Err(LinkError::TooLarge(size));
-        }
+        link::check_received(size, self.limit)?;
         if self.buffer.len() - 4 >= size {
             self.buffer.advance(4);
             return Ok(Some(self.buffer.split_to(size).freeze()));
@@ -110,8 +136,12 @@ impl Incoming {
                 frame.limit(missing)
             }
             None => {
-                if self.buffer.capacity() - self.buffer.len() < LEAST_READ_BYTES {
-                    self.buffer.reserve(READ_BYTES);
+                let (least, most) = match self.limit < MAX_FRAME_BYTES {
+                    true => (1, UNADMITTED_READ_BYTES),
+                    false => (LEAST_READ_BYTES, READ_BYTES),
+                };
+                if self.buffer.capacity() - self.buffer.len() < least {
+                    self.buffer.reserve(most);
                 }
                 let room = self.buffer.capacity() - self.buffer.len();
                 (&mut self.buffer).limit(room)
@@ -143,15 +173,31 @@ mod tests {
 
     #[test]
     fn an_oversized_length_is_refused_before_it_is_buffered() {
-        let mut incoming = Incoming::default();
+        let mut incoming = Incoming::dialled();
         incoming.put(&u32::MAX.to_le_bytes());
         let refused = Err(LinkError::TooLarge(u32::MAX as usize));
         assert_eq!(incoming.take(), refused);
     }
 
     #[test]
+    fn a_first_frame_has_a_bound_of_its_own() {
+        let length = |size: usize| (size as u32).to_le_bytes();
+        let mut incoming = Incoming::accepted();
+        incoming.put(&length(FIRST_FRAME_BYTES));
+        incoming.put(&vec![7; FIRST_FRAME_BYTES]);
+        assert_eq!(incoming.take().unwrap().unwrap().len(), FIRST_FRAME_BYTES);
+        incoming.put(&length(FIRST_FRAME_BYTES + 1));
+        let refused = Err(LinkError::FirstTooLarge(FIRST_FRAME_BYTES + 1));
+        assert_eq!(incoming.take(), refused);
+        // Little memory is given to who has said little.
+        assert!(Incoming::accepted().room().remaining_mut() <= 2 * UNADMITTED_READ_BYTES);
+        incoming.admit();
+        assert_eq!(incoming.take(), Ok(None), "its length is fine now");
+    }
+
+    #[test]
     fn a_large_frame_has_memory_of_its_own_size() {
-        let (size, mut incoming) = (300_000, Incoming::default());
+        let (size, mut incoming) = (300_000, Incoming::dialled());
         let wire = [&(size as u32).to_le_bytes()[..], &vec![7; size], &[1]].concat();
         let mut rest = &wire[..];
         while incoming.take().unwrap().is_none() {
@@ -173,7 +219,7 @@ mod tests {
 
     #[test]
     fn large_frames_share_memory_unless_somebody_has_it() {
-        let mut incoming = Incoming::default();
+        let mut incoming = Incoming::dialled();
         let mut frame = |size: usize, with: u8| {
             incoming.put(&(size as u32).to_le_bytes());
             assert_eq!(incoming.take(), Ok(None));
@@ -217,7 +263,7 @@ mod tests {
             put_frames(&mut queue, parts.iter().map(<[Bytes; 3]>::as_slice));
             prop_assert!(queue.iter().all(|piece| !piece.is_empty()));
             let wire = queue.concat();
-            let (mut incoming, mut got) = (Incoming::default(), Vec::new());
+            let (mut incoming, mut got) = (Incoming::dialled(), Vec::new());
             for mut chunk in wire.chunks(step) {
                 while !chunk.is_empty() {
                     let count = match reads {

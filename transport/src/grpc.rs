@@ -7,7 +7,7 @@
 mod receive;
 mod send;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use tensord_proto::{
     MAX_FRAME_BYTES,
@@ -27,9 +27,9 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::debug;
 
 use crate::{
-    connection::Caller,
     control,
     dial::DialError,
+    gate::Gate,
     identity::Identity,
     link::{Carrier, Link, LinkReceiver, LinkSender, ReceiverKind, SenderKind},
     listen::{BindError, SETUP_DEADLINE},
@@ -72,8 +72,9 @@ pub(crate) fn serve_links(
     tcp: TcpListener,
     identity: &Identity,
     accepted: mpsc::Sender<Link>,
+    gate: Arc<Gate>,
 ) -> Result<impl Future<Output = ()> + Send + use<>, BindError> {
-    let server = control::link_server(tcp, identity, accepted.clone())?;
+    let server = control::link_server(tcp, identity, accepted.clone(), gate)?;
     let closing = accepted.clone();
     let service = DataServer::new(Accept { accepted })
         .max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
@@ -93,7 +94,8 @@ impl Data for Accept {
         &self,
         request: Request<Streaming<Packet>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        let Caller { peer, closer } = control::caller(&request).clone();
+        let caller = control::caller(&request).clone();
+        let (peer, closer) = (caller.peer, caller.closer.clone());
         let mut packets = request.into_inner();
         let first = match timeout(SETUP_DEADLINE, packets.message()).await {
             Ok(first) => first.inspect_err(|e| debug!(%peer, "gRPC link failed: {e}"))?,
@@ -104,7 +106,7 @@ impl Data for Accept {
             }
         };
         let (sender, outgoing) = send::channel(closer.clone());
-        let receiver = Receiver::accepted(first, packets, closer);
+        let receiver = Receiver::accepted(first, packets, caller);
         let closing = |_| Status::unavailable("the process is shutting down");
         let accepted = self.accepted.send(link(sender, receiver, peer)).await;
         accepted.map_err(closing)?;

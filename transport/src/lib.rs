@@ -12,12 +12,15 @@
 //! - [`resume`], [`duplex`]: frames that survive their connection, as pure state machines.
 //! - [`token`]: lease tokens, signed by the scheduler, checked by workers.
 
+mod admission;
+mod allowance;
 mod connection;
 pub mod control;
 pub mod dial;
 pub mod duplex;
 pub mod faults;
 mod framing;
+mod gate;
 mod grpc;
 pub mod identity;
 pub mod link;
@@ -29,6 +32,7 @@ pub mod tls;
 pub mod token;
 pub mod url;
 
+pub use admission::Full;
 pub use dial::Dialer;
 pub use identity::Identity;
 pub use link::{Carrier, Link, LinkError, LinkReceiver, LinkSender};

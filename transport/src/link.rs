@@ -3,7 +3,8 @@
 //! Laws, checked on every carrier by one suite (`tests/conformance`):
 //!
 //! 1. Frames arrive whole, in order, once, in both directions independently.
-//! 2. A frame of up to [`MAX_FRAME_BYTES`] passes; a larger one is refused by
+//! 2. A frame of up to [`MAX_FRAME_BYTES`] passes, or up to [`FIRST_FRAME_BYTES`] to the
+//!    side that was dialled until it calls [`LinkReceiver::admit`]; a larger one is refused by
 //!    [`LinkSender::send`] and, when a peer sends it anyway, ends the link.
 //! 3. After [`LinkSender::finish`] the peer gets all frames sent before, then
 //!    `None`; it gets `None` in no other case. The other direction goes on.
@@ -31,6 +32,10 @@ use crate::{faults, grpc, quic, tcp};
 
 /// How long a silent connection is kept before it counts as lost.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Largest frame that the side that was dialled takes before [`LinkReceiver::admit`]. The
+/// frame that opens a session has the token of its lease, of some 100 bytes a device.
+pub const FIRST_FRAME_BYTES: usize = 64 << 10;
 
 /// How often a carrier probes a silent connection.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -65,6 +70,9 @@ pub enum LinkError {
     /// A frame is over the limit.
     #[error("a frame of {0} bytes is over the limit of {MAX_FRAME_BYTES}")]
     TooLarge(usize),
+    /// A frame is over the limit for a peer that was not admitted yet.
+    #[error("a first frame of {0} bytes is over the limit of {FIRST_FRAME_BYTES}")]
+    FirstTooLarge(usize),
 }
 
 impl LinkError {
@@ -214,6 +222,15 @@ fn check_sizes<'a>(mut frames: impl Iterator<Item = &'a [Bytes]>) -> Result<(), 
     over.map_or(Ok(()), |size| Err(LinkError::TooLarge(size)))
 }
 
+/// Refuses what a peer sends for its size: `limit` is that of a first frame, or of any.
+pub(crate) fn check_received(size: usize, limit: usize) -> Result<(), LinkError> {
+    match size {
+        size if size <= limit => Ok(()),
+        size if limit < MAX_FRAME_BYTES => Err(LinkError::FirstTooLarge(size)),
+        size => Err(LinkError::TooLarge(size)),
+    }
+}
+
 /// The receiving half.
 #[derive(Debug)]
 pub struct LinkReceiver(pub(crate) ReceiverKind);
@@ -240,6 +257,23 @@ impl LinkReceiver {
             ReceiverKind::Tcp(receiver) => receiver.recv().await,
             ReceiverKind::Faulty(receiver) => receiver.recv().await,
         }
+    }
+
+    /// Takes frames of any size from here on, as the peer has shown that it may send them.
+    /// A link that is not admitted within five seconds is closed. No effect on the side
+    /// that dialled, and the second time.
+    ///
+    /// # Errors
+    ///
+    /// When the listener has as many links as it may.
+    pub fn admit(&mut self) -> Result<(), LinkError> {
+        let admitted = match &mut self.0 {
+            ReceiverKind::Quic(receiver) => receiver.admit(),
+            ReceiverKind::Grpc(receiver) => receiver.admit(),
+            ReceiverKind::Tcp(receiver) => receiver.admit(),
+            ReceiverKind::Faulty(receiver) => return receiver.admit(),
+        };
+        admitted.map_err(LinkError::lost)
     }
 
     /// What [`recv`](Self::recv) has to say without a wait.

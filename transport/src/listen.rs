@@ -7,20 +7,17 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    net::TcpListener,
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    task::JoinSet,
-};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tracing::{debug, warn};
 
-use crate::{Identity, Link, grpc, quic};
-
-/// Connections being set up or in use at once; more are turned away.
-const MAX_LINKS: usize = 1024;
+use crate::{
+    Identity, Link,
+    gate::{Gate, Place},
+    grpc, quic,
+};
 
 /// How long a peer may take from connecting to its first frame.
-pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(4);
 
 /// Links accepted and not yet taken by [`Listener::accept`].
 const ACCEPT_QUEUE: usize = 16;
@@ -97,11 +94,11 @@ impl Listener {
         let address = tcp.local_addr().map_err(|e| BindError::new("listen", e))?;
         let quic = udp.map(|udp| quic::server(udp, identity)).transpose()?;
         let (accepted, links) = mpsc::channel(ACCEPT_QUEUE);
-        let mut tasks = JoinSet::new();
+        let (mut tasks, gate) = (JoinSet::new(), Gate::new());
         if let Some(endpoint) = quic.clone() {
-            tasks.spawn(accept_quic(endpoint, accepted.clone()));
+            tasks.spawn(accept_quic(endpoint, gate.clone(), accepted.clone()));
         }
-        tasks.spawn(grpc::serve_links(tcp, identity, accepted)?);
+        tasks.spawn(grpc::serve_links(tcp, identity, accepted, gate)?);
         Ok(Self {
             address,
             links,
@@ -156,12 +153,15 @@ async fn bind_both(address: SocketAddr) -> Result<(TcpListener, UdpSocket), Bind
 }
 
 /// Accepts connections until nobody takes their links any more.
-async fn accept_quic(endpoint: quinn::Endpoint, accepted: mpsc::Sender<Link>) {
-    let places = Arc::new(Semaphore::new(MAX_LINKS));
-    let mut setups = JoinSet::new();
+async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc::Sender<Link>) {
+    let (mut setups, mut ticks) = (JoinSet::new(), Gate::ticks());
     loop {
         let incoming = tokio::select! {
             incoming = endpoint.accept() => incoming,
+            _ = ticks.tick(), if gate.has_strangers() => {
+                gate.tick();
+                continue;
+            }
             () = accepted.closed() => return,
         };
         let Some(incoming) = incoming else {
@@ -169,34 +169,47 @@ async fn accept_quic(endpoint: quinn::Endpoint, accepted: mpsc::Sender<Link>) {
             return warn!("QUIC is no longer accepted, for its socket failed");
         };
         while setups.try_join_next().is_some() {}
-        match places.clone().try_acquire_owned() {
-            Ok(place) => {
-                setups.spawn(set_up(incoming, place, accepted.clone()));
+        if gate.is_busy() && !incoming.remote_address_validated() {
+            // Nothing is kept of it until it shows that its address is its own.
+            if let Err(e) = incoming.retry() {
+                e.into_incoming().refuse();
             }
-            Err(_) => {
-                debug!(peer = %incoming.remote_address(), "turned away: {MAX_LINKS} links are open");
+            continue;
+        }
+        let peer = incoming.remote_address();
+        let place = gate.enter(peer.ip());
+        match place.is_served() {
+            true => drop(setups.spawn(set_up(incoming, place, accepted.clone()))),
+            // What comes in packets cannot wait in a socket.
+            false => {
+                debug!(%peer, "turned away: too many peers showed no right to call");
                 incoming.refuse();
             }
         }
     }
 }
 
-async fn set_up(
-    incoming: quinn::Incoming,
-    place: OwnedSemaphorePermit,
-    accepted: mpsc::Sender<Link>,
-) {
+async fn set_up(incoming: quinn::Incoming, place: Place, accepted: mpsc::Sender<Link>) {
     let peer = incoming.remote_address();
+    let mut watch = place.watch();
     let setup = async {
         let connection = incoming.await?;
         let (send, recv) = connection.accept_bi().await?;
         Ok::<_, quinn::ConnectionError>((connection, send, recv))
     };
-    match tokio::time::timeout(SETUP_DEADLINE, setup).await {
+    let setup = tokio::select! {
+        setup = tokio::time::timeout(SETUP_DEADLINE, setup) => setup,
+        true = watch.expelled() => return,
+    };
+    match setup {
         Ok(Ok((connection, send, recv))) => {
-            let link = quic::link(connection, send, recv, Some(place));
+            let (link, expel) = quic::accepted(connection, send, recv, place);
             // An error means that the listener was dropped, and so is the link.
             let _ = accepted.send(link).await;
+            drop(accepted);
+            if watch.expelled().await {
+                expel.close();
+            }
         }
         Ok(Err(e)) => debug!(%peer, "QUIC connection failed: {e}"),
         Err(_) => debug!(%peer, "QUIC connection sent nothing for {SETUP_DEADLINE:?}"),

@@ -3,7 +3,11 @@
 //! Each link is a connection of its own, so that one link's loss or flow
 //! control never touches another's.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use quinn::{
@@ -11,11 +15,12 @@ use quinn::{
     VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
+    admission::Full,
     dial::DialError,
     framing::{self, Incoming},
+    gate::Place,
     identity::Identity,
     link::{
         Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
@@ -28,6 +33,15 @@ use crate::{
 /// Bytes in flight per link: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13 ms.
 const WINDOW_BYTES: u32 = 16 << 20;
 
+/// The same for a peer that was not admitted yet.
+const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;
+
+/// Connections that have begun and wait to be looked at, and what is kept of each and of
+/// all. They are looked at at once, unless the process is behind.
+const MAX_INCOMING: usize = 256;
+const INCOMING_BYTES: u64 = 16 << 10;
+const ALL_INCOMING_BYTES: u64 = 2 << 20;
+
 /// Socket buffers asked for; the system may give less.
 const SOCKET_BYTES: usize = 4 << 20;
 
@@ -37,7 +51,11 @@ const DROPPED: VarInt = VarInt::from_u32(1);
 /// Close code when the peer broke the framing.
 const BROKEN: VarInt = VarInt::from_u32(2);
 
-fn transport_config() -> Arc<TransportConfig> {
+/// Close code when the peer was not admitted in time.
+const EXPELLED: VarInt = VarInt::from_u32(3);
+
+/// Settings for links whose peer may send `receive_window` bytes ahead at first.
+fn transport_config(receive_window: u32) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
     let idle = IDLE_TIMEOUT.try_into().expect("the idle timeout fits");
     config
@@ -48,7 +66,7 @@ fn transport_config() -> Arc<TransportConfig> {
         .max_concurrent_uni_streams(0u8.into())
         .datagram_receive_buffer_size(None)
         .stream_receive_window(WINDOW_BYTES.into())
-        .receive_window(WINDOW_BYTES.into())
+        .receive_window(receive_window.into())
         .send_window(WINDOW_BYTES.into());
     Arc::new(config)
 }
@@ -77,7 +95,11 @@ pub(crate) fn server(
     let tls = tls::server_config(identity, &[ALPN_FRAMES]).map_err(BindError::identity)?;
     let crypto = QuicServerConfig::try_from(tls).map_err(BindError::identity)?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(transport_config());
+    config.transport_config(transport_config(UNADMITTED_WINDOW_BYTES));
+    config
+        .max_incoming(MAX_INCOMING)
+        .incoming_buffer_size(INCOMING_BYTES)
+        .incoming_buffer_size_total(ALL_INCOMING_BYTES);
     // A link's connection does not move: what looks like it may be an attack.
     config.migration(false);
     endpoint(socket, Some(config)).map_err(|e| BindError::new("QUIC", e))
@@ -93,7 +115,7 @@ pub(crate) async fn dial(
     let tls = tls::client_config(trust, ALPN_FRAMES)?;
     let crypto = QuicClientConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport_config());
+    config.transport_config(transport_config(WINDOW_BYTES));
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),
@@ -114,7 +136,7 @@ pub(crate) async fn dial(
             }
         })?;
     let (send, recv) = connection.open_bi().await.map_err(|e| unreachable(&e))?;
-    Ok(link(connection, send, recv, None))
+    Ok(link(connection, send, recv, Incoming::dialled(), None))
 }
 
 /// Whether this side ended the handshake over the peer's certificate. rustls'
@@ -129,18 +151,42 @@ fn refused_certificate(error: &quinn::ConnectionError) -> bool {
     alerts.any(|alert| error.code == quinn::TransportErrorCode::crypto(alert))
 }
 
-/// The link on a connection and its one stream; it holds `place` while it lives.
-pub(crate) fn link(
+/// The link on a connection that was accepted; it holds `place` while it lives.
+pub(crate) fn accepted(
     connection: Connection,
     send: SendStream,
     recv: RecvStream,
-    place: Option<OwnedSemaphorePermit>,
+    place: Place,
+) -> (Link, Expel) {
+    let link = link(connection, send, recv, Incoming::accepted(), Some(place));
+    let ReceiverKind::Quic(receiver) = &link.receiver.0 else {
+        unreachable!("it was just made");
+    };
+    let expel = Expel(Arc::downgrade(&receiver.owner));
+    (link, expel)
+}
+
+/// Closes a link's connection, and keeps it open no longer than others do.
+pub(crate) struct Expel(Weak<Owner>);
+
+impl Expel {
+    pub(crate) fn close(&self) {
+        if let Some(owner) = self.0.upgrade() {
+            let connection = &owner.connection;
+            connection.close(EXPELLED, b"no right to call was shown");
+        }
+    }
+}
+
+fn link(
+    connection: Connection,
+    send: SendStream,
+    recv: RecvStream,
+    incoming: Incoming,
+    place: Option<Place>,
 ) -> Link {
     let peer = connection.remote_address();
-    let owner = Arc::new(Owner {
-        connection,
-        _place: place,
-    });
+    let owner = Arc::new(Owner { connection, place });
     let sender = Sender {
         stream: send,
         begun: Vec::new(),
@@ -149,7 +195,7 @@ pub(crate) fn link(
     };
     let receiver = Receiver {
         stream: recv,
-        incoming: Incoming::default(),
+        incoming,
         owner,
     };
     Link {
@@ -165,7 +211,7 @@ pub(crate) fn link(
 #[derive(Debug)]
 struct Owner {
     connection: Connection,
-    _place: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
 }
 
 #[derive(Debug)]
@@ -227,6 +273,18 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
+    /// As [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
+    pub(crate) fn admit(&mut self) -> Result<(), Full> {
+        if let Some(place) = &self.owner.place {
+            place.admit(false)?;
+        }
+        self.incoming.admit();
+        self.owner
+            .connection
+            .set_receive_window(WINDOW_BYTES.into());
+        Ok(())
+    }
+
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
             match self.incoming.take() {

@@ -20,7 +20,7 @@ use socket2::{SockRef, Socket, TcpKeepalive};
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
     net::TcpStream,
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     task::unconstrained,
     time::timeout,
 };
@@ -28,9 +28,11 @@ use tokio_rustls::{TlsStream, server};
 use tracing::debug;
 
 use crate::{
+    admission::Full,
     control,
     dial::DialError,
     framing::{self, Incoming},
+    gate::Place,
     link::{
         self, Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender,
         ReceiverKind, SenderKind,
@@ -49,14 +51,16 @@ pub(crate) async fn dial(
 ) -> Result<Link, DialError> {
     let at = address.to_string();
     let stream = control::connect_tls(&at, host, trust, ALPN_FRAMES).await?;
-    on_stream(stream.into(), address, None).map_err(|e| DialError::unreachable(address, &e))
+    on_stream(stream.into(), address, Incoming::dialled(), None)
+        .map_err(|e| DialError::unreachable(address, &e))
 }
 
 /// The link on a stream whose handshake is done; it holds `place` while it lives.
 fn on_stream(
     mut stream: TlsStream<TcpStream>,
     peer: SocketAddr,
-    place: Option<OwnedSemaphorePermit>,
+    incoming: Incoming,
+    place: Option<Place>,
 ) -> io::Result<Link> {
     match &mut stream {
         TlsStream::Client(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
@@ -67,7 +71,7 @@ fn on_stream(
     let owner = Arc::new(Owner {
         socket: socket.try_clone()?,
         unread: Mutex::default(),
-        _place: place,
+        place,
     });
     let (reader, writer) = split(stream);
     let sender = Sender {
@@ -78,7 +82,7 @@ fn on_stream(
     };
     let receiver = Receiver {
         stream: Some(reader),
-        incoming: Incoming::default(),
+        incoming,
         owner,
     };
     Ok(Link {
@@ -90,15 +94,17 @@ fn on_stream(
 }
 
 /// Takes a connection that was accepted for frames. Its first bytes must come
-/// within `deadline`; then the link goes to `accepted`.
+/// within `deadline`; then the link goes to `accepted`. Closes it, also then, if it is
+/// expelled before it is admitted.
 pub(crate) async fn accept(
     stream: server::TlsStream<TcpStream>,
     peer: SocketAddr,
-    place: OwnedSemaphorePermit,
+    place: Place,
     deadline: Duration,
-    accepted: &mpsc::Sender<Link>,
+    accepted: mpsc::Sender<Link>,
 ) {
-    let mut link = match on_stream(stream.into(), peer, Some(place)) {
+    let mut watch = place.watch();
+    let mut link = match on_stream(stream.into(), peer, Incoming::accepted(), Some(place)) {
         Ok(link) => link,
         Err(e) => return debug!(%peer, "TCP link failed: {e}"),
     };
@@ -106,8 +112,18 @@ pub(crate) async fn accept(
         unreachable!("it was just made");
     };
     match timeout(deadline, receiver.fill()).await {
-        // An error means that the listener was dropped, and so is the link.
-        Ok(Ok(true)) => drop(accepted.send(link).await),
+        Ok(Ok(true)) => {
+            let owner = Arc::downgrade(&receiver.owner);
+            // An error means that the listener was dropped, and so is the link.
+            let _ = accepted.send(link).await;
+            // So that the server may end.
+            drop(accepted);
+            if watch.expelled().await
+                && let Some(owner) = owner.upgrade()
+            {
+                owner.close();
+            }
+        }
         Ok(Ok(false)) => debug!(%peer, "TCP link ended before its first frame"),
         Ok(Err(e)) => debug!(%peer, "TCP link failed: {e}"),
         Err(_) => debug!(%peer, "TCP link sent nothing for {deadline:?}"),
@@ -138,7 +154,7 @@ struct Owner {
     socket: Socket,
     /// The reading half, once its receiver was dropped.
     unread: Mutex<Option<ReadHalf<TlsStream<TcpStream>>>>,
-    _place: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
 }
 
 impl Owner {
@@ -243,6 +259,15 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
+    /// As [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
+    pub(crate) fn admit(&mut self) -> Result<(), Full> {
+        if let Some(place) = &self.owner.place {
+            place.admit(false)?;
+        }
+        self.incoming.admit();
+        Ok(())
+    }
+
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
             match self.incoming.take() {

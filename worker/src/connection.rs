@@ -36,7 +36,12 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         mut receiver,
         ..
     } = link;
-    let attached = match handshake(&registry, &mut receiver).await {
+    let opened = handshake(&registry, &mut receiver).await;
+    let admitted = opened.and_then(|opened| match receiver.admit() {
+        Ok(()) => Ok(opened),
+        Err(e) => Err(Error::new(ErrorCode::Limit, e.to_string())),
+    });
+    let attached = match admitted {
         Ok(Opened::Session(attached)) => *attached,
         Ok(Opened::Worker(accepted)) => {
             debug!(%peer, "another worker joined over {carrier}");

@@ -145,6 +145,7 @@ async fn link(choice: TransportChoice) -> (Link, Link) {
         .await
         .unwrap();
     let mut far = listener.accept().await;
+    far.receiver.admit().unwrap();
     far.receiver.recv().await.unwrap().unwrap();
     (near, far)
 }

@@ -23,10 +23,10 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tensord_proto::v1::{pool_server::PoolServer, workers_server::WorkersServer};
 use tensord_transport::{control, listen::BindError};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
-use tonic::service::Routes;
+use tonic::service::{Routes, interceptor::InterceptedService};
 
 use self::{
-    access::Access,
+    access::{Access, Role},
     driver::{Driver, Input},
     service::{Service, Shared},
 };
@@ -135,9 +135,12 @@ impl Scheduler {
             lease_key,
             driver: driver.clone(),
         };
-        let service = Service(Arc::new(shared));
+        let shared = Arc::new(shared);
+        let service = Service(shared.clone());
         let pool = PoolServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let pool = InterceptedService::new(pool, shared.guard(Role::Client));
         let workers = WorkersServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let workers = InterceptedService::new(workers, shared.guard(Role::Worker));
         let mut tasks = JoinSet::new();
         tasks.spawn(running.run());
         tasks.spawn(server.run(Routes::new(pool).add_service(workers)));

@@ -13,7 +13,10 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_transport::control::{self, Answers};
+use tensord_transport::{
+    Full,
+    control::{self, Answers},
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -51,6 +54,22 @@ impl Shared {
                 warn!(peer = %control::peer(request), "call refused: {error}");
                 refusal::status(&error)
             })
+    }
+
+    /// Answers calls that show no right token before anything of their body is read, and
+    /// so holds none of them open. Handlers check again, with all that they need to know.
+    pub(super) fn guard(
+        self: &Arc<Self>,
+        role: Role,
+    ) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
+        let shared = self.clone();
+        move |request| {
+            shared.admit(role, &request)?;
+            let reserved = role == Role::Worker;
+            let full = |e: Full| refusal::status(&Error::new(ErrorCode::Limit, e.to_string()));
+            control::admit(&request, reserved).map_err(full)?;
+            Ok(request)
+        }
     }
 
     async fn tell_driver(&self, input: Input) -> Result<(), Status> {

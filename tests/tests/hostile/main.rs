@@ -5,5 +5,6 @@
 //! subject; what a process took during an attack must be given back after it
 //! (`Process::settled`).
 
+mod connections;
 mod ends;
 mod reads;

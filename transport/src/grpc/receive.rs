@@ -9,8 +9,9 @@ use tonic::{Status, Streaming};
 
 use super::send::Finished;
 use crate::{
-    connection::Closer,
-    link::{IDLE_TIMEOUT, LinkError},
+    admission::Full,
+    connection::{Caller, Closer},
+    link::{self, FIRST_FRAME_BYTES, IDLE_TIMEOUT, LinkError},
 };
 
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(crate) struct Receiver {
     closer: Closer,
     /// On the dialling side.
     dialled: Option<Dialled>,
+    /// On the accepting side, until the peer is admitted.
+    stranger: Option<Caller>,
 }
 
 #[derive(Debug)]
@@ -51,11 +54,12 @@ impl Receiver {
             packets: Packets::Expected(answered),
             closer,
             dialled: Some(Dialled { runtime, sender }),
+            stranger: None,
         }
     }
 
     /// The half of a link from which `first` came, and then `rest`.
-    pub(super) fn accepted(first: Option<Packet>, rest: Streaming<Packet>, closer: Closer) -> Self {
+    pub(super) fn accepted(first: Option<Packet>, rest: Streaming<Packet>, caller: Caller) -> Self {
         let packets = match first {
             Some(_) => Packets::Open {
                 first,
@@ -65,9 +69,19 @@ impl Receiver {
         };
         Self {
             packets,
-            closer,
+            closer: caller.closer.clone(),
             dialled: None,
+            stranger: Some(caller),
         }
+    }
+
+    /// As [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
+    pub(crate) fn admit(&mut self) -> Result<(), Full> {
+        if let Some(caller) = &self.stranger {
+            caller.admit(false)?;
+        }
+        self.stranger = None;
+        Ok(())
     }
 
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
@@ -99,10 +113,15 @@ impl Receiver {
                 None => rest.message().await.map_err(status)?,
             },
         };
-        match packet.map(|packet| packet.frame) {
-            Some(frame) if frame.len() > MAX_FRAME_BYTES => Err(LinkError::TooLarge(frame.len())),
-            frame => Ok(frame),
+        let limit = match self.stranger {
+            Some(_) => FIRST_FRAME_BYTES,
+            None => MAX_FRAME_BYTES,
+        };
+        let frame = packet.map(|packet| packet.frame);
+        if let Some(frame) = &frame {
+            link::check_received(frame.len(), limit)?;
         }
+        Ok(frame)
     }
 }
 

@@ -120,7 +120,8 @@ async fn a_lost_connection_ends_both_calls(kind: Kind) {
             let mut server = Server::start().await;
             let known = (server.address(), server.trust.clone());
             addressed.send(known).unwrap();
-            let link = server.listener.accept().await;
+            let mut link = server.listener.accept().await;
+            link.receiver.admit().unwrap();
             killed.await.unwrap();
             match kind.choice {
                 // The system closes a killed process's sockets, and no more.
@@ -142,6 +143,7 @@ async fn a_lost_connection_ends_both_calls(kind: Kind) {
         mut receiver,
         ..
     } = link;
+    sender.send(&[frame(0, 5)]).await.unwrap();
     let mut sending = tokio::spawn(async move { send_until_error(&mut sender).await });
     let mut receiving = tokio::spawn(async move { expect_error(&mut receiver).await });
     assert!(waits(&mut sending).await);

@@ -135,6 +135,7 @@ async fn half_open_lets_nothing_pass_until_it_heals(kind: Kind) {
     expect_frames(&mut far.receiver, 5, 100).await;
     expect_frames(&mut near.receiver, 5, 100).await;
     let mut later = server.listener.accept().await;
+    later.receiver.admit().unwrap();
     expect_frames(&mut later.receiver, 1, 10).await;
 }
 

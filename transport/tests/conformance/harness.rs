@@ -109,6 +109,7 @@ impl Server {
     pub(crate) async fn greet(&mut self, mut near: Link) -> (Link, Link) {
         near.sender.send(&[frame(0, 5)]).await.unwrap();
         let mut far = self.listener.accept().await;
+        far.receiver.admit().unwrap();
         assert_eq!(far.receiver.recv().await, Ok(Some(frame(0, 5))));
         assert_eq!(far.carrier, near.carrier);
         (near, far)

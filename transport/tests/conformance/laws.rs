@@ -343,6 +343,7 @@ async fn many_links_share_a_listener(kind: Kind) {
     (0..LINKS).for_each(|number| drop(tasks.spawn(dialler(number))));
     for _ in 0..LINKS {
         let mut link = listener.accept().await;
+        link.receiver.admit().unwrap();
         tasks.spawn(async move {
             while let Some(frame) = link.receiver.recv().await.unwrap() {
                 link.sender.send(&[frame]).await.unwrap();

@@ -10,7 +10,7 @@ use tensord_proto::{
         data_server::{Data, DataServer},
     },
 };
-use tensord_transport::{Identity, LinkError, control};
+use tensord_transport::{Identity, LinkError, control, link::FIRST_FRAME_BYTES};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming, service::Routes};
@@ -23,6 +23,47 @@ use crate::{
 /// One byte too many, and many.
 const SIZES: [usize; 2] = [MAX_FRAME_BYTES + 1, 2 * MAX_FRAME_BYTES];
 
+/// Until a peer is admitted, by whoever knows what frames mean.
+#[tokio::test]
+async fn as_the_first_from_a_dialler() {
+    no_hang(async {
+        let size = FIRST_FRAME_BYTES + 1;
+        for kind in [QUIC, TCP] {
+            let mut server = Server::start().await;
+            let mut near = server.dial(kind).await;
+            // Fails where the other side was quick.
+            let _ = near.sender.send(&[frame(1, size)]).await;
+            let mut far = server.listener.accept().await;
+            let refused = Err(LinkError::FirstTooLarge(size));
+            assert_eq!(far.receiver.recv().await, refused);
+            expect_error(&mut near.receiver).await;
+        }
+        // Nothing is read beyond what a stranger may send, so nobody learns of the link.
+        let mut server = Server::start().await;
+        let mut near = server.dial(GRPC).await;
+        near.sender.send(&[frame(1, 2 * size)]).await.unwrap();
+        assert!(waits(server.listener.accept()).await);
+        expect_error(&mut near.receiver).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_largest_first_frame_passes() {
+    no_hang(async {
+        for kind in [QUIC, TCP, GRPC] {
+            let mut server = Server::start().await;
+            let mut near = server.dial(kind).await;
+            // What gRPC and HTTP/2 add counts, too.
+            let size = FIRST_FRAME_BYTES - 1024;
+            near.sender.send(&[frame(1, size)]).await.unwrap();
+            let mut far = server.listener.accept().await;
+            expect_frame(&mut far.receiver, 1, size).await;
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn from_a_quic_dialler() {
     no_hang(async {
@@ -32,6 +73,7 @@ async fn from_a_quic_dialler() {
             let (mut send, _recv) = connection.open_bi().await.unwrap();
             send.write_all(&(size as u32).to_le_bytes()).await.unwrap();
             let mut link = server.listener.accept().await;
+            link.receiver.admit().unwrap();
             // From the length alone: nothing of the frame itself was sent.
             assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
             assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
@@ -75,6 +117,7 @@ fn packet(size: usize) -> Packet {
 fn assert_too_large(error: &LinkError, size: usize) {
     match error {
         LinkError::TooLarge(found) => assert_eq!(*found, size),
+        LinkError::FirstTooLarge(found) => panic!("a first frame of {found} bytes"),
         // Found by the gRPC decoder, from the message's length.
         LinkError::Lost(reason) => assert!(reason.contains("too large"), "{reason}"),
     }
@@ -97,6 +140,7 @@ async fn from_a_grpc_dialler() {
                 answer.unwrap().into_inner().message().await
             });
             let mut link = server.listener.accept().await;
+            link.receiver.admit().unwrap();
             assert!(link.receiver.recv().await.unwrap().is_some());
             packets.send(packet(size)).await.unwrap();
             assert_too_large(&expect_error(&mut link.receiver).await, size);

@@ -339,6 +339,7 @@ mod tests {
         loop {
             let mut link = listener.accept().await;
             let first = link.receiver.recv().await.unwrap().unwrap();
+            link.receiver.admit().unwrap();
             let Some(Body::Join(join)) = duplex::decode(first).unwrap().body else {
                 panic!("the first frame joins");
             };

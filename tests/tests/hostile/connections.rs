@@ -1,0 +1,240 @@
+//! Peers that show no token: what they may take, and what others notice of it.
+
+use std::{
+    io::Read,
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{Device, Tensor};
+use tensord_client::{LeaseRequest, PoolUrl};
+use tensord_proto::MAX_FRAME_BYTES;
+use tensord_tests::{
+    cluster::Cluster,
+    meters::Bound,
+    raw::{self, channel, open_call},
+};
+use tensord_transport::{Dialer, TransportChoice, link::FIRST_FRAME_BYTES, tls::Trust};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tonic::Code;
+
+const STATUS: &str = "/tensord.v1.Pool/Status";
+
+/// Long enough for anything on a slow machine.
+const HANG: Duration = Duration::from_secs(30);
+
+fn works(device: &Device) -> bool {
+    Tensor::<1>::ones([3], device).sum().into_scalar::<f32>() == 3.0
+}
+
+/// How long `tensord status` would take.
+fn status_takes(cluster: &Cluster) -> Duration {
+    let begun = Instant::now();
+    let status = cluster.pool().status().expect("the pool answers");
+    assert_eq!(status.workers.len(), cluster.workers.len());
+    begun.elapsed()
+}
+
+#[test]
+fn calls_without_a_token_are_answered_at_once_and_never_held_open() {
+    const CALLS: usize = 500;
+    let cluster = Cluster::start(&[]);
+    let scheduler = cluster.scheduler.as_ref().unwrap();
+    let before = scheduler.meters();
+    raw::block(async {
+        for token in [
+            None,
+            Some("wrong"),
+            Some("a-token-of-the-usual-length-but-not-the-one"),
+        ] {
+            let channel = channel(cluster.client_url()).await.unwrap();
+            let mut calls = JoinSet::new();
+            for _ in 0..CALLS {
+                let channel = channel.clone();
+                calls.spawn(async move { open_call(&channel, STATUS, token).await });
+            }
+            let answers = timeout(HANG, calls.join_all()).await;
+            for answer in answers.expect("no call is held open") {
+                assert_eq!(answer.unwrap().code(), Code::Unauthenticated);
+            }
+        }
+    });
+    assert!(status_takes(&cluster) < Duration::from_secs(5));
+    scheduler.settled(&before, Bound::default());
+}
+
+#[test]
+fn a_connection_without_a_token_is_closed_however_busy() {
+    let cluster = Cluster::start(&[]);
+    let ended = raw::block(timeout(HANG, async {
+        let channel = channel(cluster.client_url()).await.unwrap();
+        loop {
+            let refused = open_call(&channel, STATUS, None).await;
+            let refused = refused.expect("there is no token");
+            if refused.code() != Code::Unauthenticated {
+                return;
+            }
+        }
+    }));
+    ended.expect("a connection that shows no token does not stay");
+}
+
+/// Sends one frame of `size` bytes over each of `links` links at once, and waits until
+/// all of them have ended.
+async fn first_frames(address: &str, trust: &Trust, choice: TransportChoice, links: usize) {
+    let mut ends = JoinSet::new();
+    for _ in 0..links {
+        let (address, trust) = (address.to_owned(), trust.clone());
+        ends.spawn(async move {
+            let dialer = Dialer::new(choice);
+            let Ok(mut link) = dialer.dial(&address, &trust, HANG).await else {
+                return; // Turned away: as good.
+            };
+            let frame = vec![7; MAX_FRAME_BYTES].into();
+            // It ends half way, or is not taken.
+            let _ = timeout(HANG, link.sender.send(&[frame])).await;
+            let end = timeout(HANG, async {
+                while let Ok(Some(_)) = link.receiver.recv().await {}
+            });
+            end.await.expect("a stranger's link does not stay");
+        });
+    }
+    ends.join_all().await;
+}
+
+#[test]
+fn first_frames_of_strangers_take_little_memory() {
+    const LINKS: usize = 100;
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let address = pool.status().unwrap().workers[0].address.clone();
+    let trust = cluster.worker_trust(0);
+    let worker = &cluster.workers[0];
+    for choice in [
+        TransportChoice::Tcp,
+        TransportChoice::Grpc,
+        TransportChoice::Quic,
+    ] {
+        let before = worker.meters();
+        raw::block(first_frames(&address, &trust, choice, LINKS));
+        let peak = worker.meters().peak_bytes;
+        let bound = before.peak_bytes + (LINKS * 8 * FIRST_FRAME_BYTES) as u64;
+        assert!(
+            peak < bound,
+            "over {choice:?}: {before} became {peak} bytes"
+        );
+        worker.settled(&before, Bound::default());
+        assert!(works(&lease.devices()[0]));
+    }
+}
+
+/// Connections that shake hands, answer pings and never call, each made again once it is
+/// closed. They end when this is dropped.
+struct Crowd {
+    _tasks: JoinSet<()>,
+    made: Arc<AtomicUsize>,
+}
+
+impl Crowd {
+    async fn of(count: usize, url: &str) -> Self {
+        let (mut tasks, made) = (JoinSet::new(), Arc::<AtomicUsize>::default());
+        for _ in 0..count {
+            let (url, made) = (url.to_owned(), made.clone());
+            tasks.spawn(async move {
+                loop {
+                    if let Ok(_channel) = channel(&url).await {
+                        made.fetch_add(1, Ordering::Relaxed);
+                        // By then the other side has closed it.
+                        sleep(Duration::from_secs(2)).await;
+                    }
+                    sleep(Duration::from_millis(100)).await;
+                }
+            });
+        }
+        Self {
+            _tasks: tasks,
+            made,
+        }
+    }
+
+    fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+}
+
+/// What everybody else notices of `count` strangers: a program trains on, its worker stays,
+/// `status` answers, and what the strangers took is given back.
+fn withstands(count: usize, lasting: Duration, at_most: Duration) {
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    assert!(works(device));
+    let scheduler = cluster.scheduler.as_ref().unwrap();
+    let before = scheduler.meters();
+    let crowd = raw::block(Crowd::of(count, cluster.client_url()));
+    // As many as are served at once from one address have come, and the others wait.
+    cluster.wait("the strangers", || crowd.made() >= count.min(256));
+    let until = Instant::now() + lasting;
+    let (mut slowest, mut looks) = (Duration::ZERO, 0);
+    while looks < 3 || Instant::now() < until {
+        slowest = slowest.max(status_takes(&cluster));
+        looks += 1;
+        assert!(works(device), "a program goes on");
+        let now = scheduler.meters();
+        let grown = now.resident_bytes.saturating_sub(before.resident_bytes);
+        assert!(grown < 100 << 20, "{before} became {now}");
+    }
+    assert!(slowest < at_most, "status took {slowest:?} under attack");
+    assert_eq!(lease.ended(), None);
+    assert!(
+        !scheduler.log().contains("was cut off"),
+        "a worker was lost"
+    );
+    println!(
+        "{looks} looks, the slowest took {slowest:?}; {} connections",
+        crowd.made()
+    );
+    raw::block(async { drop(crowd) });
+    scheduler.settled(&before, Bound::default());
+    assert!(status_takes(&cluster) < Duration::from_secs(2));
+}
+
+#[test]
+fn strangers_that_come_and_stay_shut_nobody_out() {
+    withstands(1500, Duration::ZERO, Duration::from_secs(4));
+}
+
+/// The same as long and with as many as may be asked of a host whose descriptors allow it
+/// (`ulimit -n 20000`): by hand, in a release build.
+#[test]
+#[ignore = "takes a minute, and 5,000 descriptors in each of two processes"]
+fn five_thousand_strangers_shut_nobody_out_for_a_minute() {
+    withstands(5000, Duration::from_secs(60), Duration::from_secs(1));
+}
+
+#[test]
+fn silent_sockets_shut_nobody_out() {
+    const SOCKETS: usize = 1000;
+    let cluster = Cluster::start(&["flex"]);
+    let scheduler = cluster.scheduler.as_ref().unwrap();
+    let before = scheduler.meters();
+    let url: PoolUrl = cluster.client_url().parse().unwrap();
+    let connect = || TcpStream::connect((url.host.as_str(), url.port)).unwrap();
+    let sockets: Vec<TcpStream> = (0..SOCKETS).map(|_| connect()).collect();
+    assert!(status_takes(&cluster) < Duration::from_secs(4));
+    // Those that were served are closed, whether or not others wait.
+    for mut socket in sockets.into_iter().take(10) {
+        socket.set_read_timeout(Some(HANG)).unwrap();
+        assert_eq!(socket.read(&mut [0; 8]).unwrap_or(0), 0);
+    }
+    scheduler.settled(&before, Bound::default());
+}

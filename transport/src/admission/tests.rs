@@ -1,0 +1,236 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: Limits = Limits {
+    strangers: 8,
+    served: 4,
+    served_per_address: 2,
+    admitted: 5,
+    reserved: 2,
+    turn: Duration::from_secs(1),
+    patience: Duration::from_secs(5),
+};
+
+fn source(number: u8) -> Source {
+    IpAddr::from([10, 0, 0, number]).into()
+}
+
+/// A machine and its clock.
+struct World {
+    admission: Admission,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            admission: Admission::new(LIMITS),
+            now: Instant::now(),
+        }
+    }
+
+    fn accepted(&mut self, address: u8) -> (Id, Vec<Action>) {
+        self.admission.accepted(source(address), self.now)
+    }
+
+    fn after(&mut self, seconds: f64) -> Vec<Action> {
+        self.now += Duration::from_secs_f64(seconds);
+        self.admission.tick(self.now)
+    }
+}
+
+#[test]
+fn an_address_is_one_of_ipv4_and_a_network_of_ipv6() {
+    let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+    assert_eq!(of("1.2.3.4"), of("::ffff:1.2.3.4"));
+    assert_ne!(of("1.2.3.4"), of("1.2.3.5"));
+    assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::"));
+    assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+    assert_ne!(of("127.0.0.1"), of("::1"));
+}
+
+#[test]
+fn strangers_are_served_at_once_while_there_are_places() {
+    let mut world = World::new();
+    for address in [1, 1, 2, 2] {
+        let (id, actions) = world.accepted(address);
+        assert_eq!(actions, [Action::Serve(id)]);
+    }
+    let (_, actions) = world.accepted(3);
+    assert_eq!(actions, []);
+    assert_eq!(world.admission.strangers(), (4, 1));
+}
+
+#[test]
+fn the_newest_of_an_address_is_served_first_when_a_turn_is_over() {
+    let mut world = World::new();
+    let (first, _) = world.accepted(1);
+    world.after(0.1);
+    let (second, _) = world.accepted(1);
+    let (third, actions) = world.accepted(1);
+    assert_eq!(actions, []);
+    let (fourth, actions) = world.accepted(1);
+    assert_eq!(actions, []);
+    assert_eq!(world.after(0.8), []);
+    let both = [Action::Close(first), Action::Serve(fourth)];
+    assert_eq!(world.after(0.1), both);
+    // Nobody else has to go for it.
+    let (other, actions) = world.accepted(2);
+    assert_eq!(actions, [Action::Serve(other)]);
+    let admitted = world.admission.admit(fourth, false, world.now).unwrap();
+    assert_eq!(admitted, [Action::Serve(third)]);
+    assert_eq!(world.after(0.05), []);
+    assert!(world.admission.since(second).is_some());
+}
+
+#[test]
+fn who_has_no_competition_has_longer() {
+    let mut world = World::new();
+    let (id, _) = world.accepted(1);
+    assert_eq!(world.after(4.9), []);
+    assert_eq!(world.after(0.1), [Action::Close(id)]);
+    assert_eq!(world.admission.strangers(), (0, 0));
+}
+
+#[test]
+fn an_address_with_few_goes_before_one_with_many() {
+    let mut world = World::new();
+    let first = [1, 1, 2, 2].map(|address| world.accepted(address).0);
+    let (_, actions) = world.accepted(2);
+    assert_eq!(actions, []);
+    let (rare, actions) = world.accepted(3);
+    assert_eq!(actions, []);
+    let (_, actions) = world.accepted(1);
+    assert_eq!(actions, []);
+    let actions = world.after(1.0);
+    let served = actions.iter().find(|a| matches!(a, Action::Serve(_)));
+    assert_eq!(served, Some(&Action::Serve(rare)));
+    assert_eq!(actions[0], Action::Close(first[0]));
+}
+
+#[test]
+fn when_nobody_else_may_wait_the_heaviest_address_loses_its_oldest() {
+    let mut world = World::new();
+    let ids: Vec<Id> = (0..6).map(|_| world.accepted(1).0).collect();
+    world.accepted(2);
+    world.accepted(2);
+    assert_eq!(world.admission.strangers(), (4, 4));
+    let (id, actions) = world.accepted(3);
+    assert_eq!(actions, [Action::Close(ids[2])]);
+    assert!(world.admission.peers.contains_key(&id));
+}
+
+#[test]
+fn places_of_those_who_were_admitted_are_out_of_reach_for_strangers() {
+    let mut world = World::new();
+    for _ in 0..3 {
+        let (id, _) = world.accepted(1);
+        assert_eq!(world.admission.admit(id, false, world.now), Ok(vec![]));
+    }
+    let (id, _) = world.accepted(1);
+    let full = Err(Full { limit: 3 });
+    assert_eq!(world.admission.admit(id, false, world.now), full);
+    // What is kept for others is there for them.
+    assert_eq!(world.admission.admit(id, true, world.now), Ok(vec![]));
+    let (id, _) = world.accepted(1);
+    assert_eq!(world.admission.admit(id, true, world.now), Ok(vec![]));
+    let (id, _) = world.accepted(1);
+    let full = Err(Full { limit: 5 });
+    assert_eq!(world.admission.admit(id, true, world.now), full);
+    assert_eq!(world.admission.strangers(), (1, 0));
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Accepted(u8),
+    Admitted(usize, bool),
+    Closed(usize),
+    Tick(u16),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0u8..4).prop_map(Event::Accepted),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(at, reserved)| Event::Admitted(at, reserved)),
+        2 => any::<usize>().prop_map(Event::Closed),
+        2 => (0u16..3000).prop_map(Event::Tick),
+    ]
+}
+
+proptest! {
+    /// What a driver sees is consistent, and no bound is ever exceeded.
+    #[test]
+    fn bounds_hold_whatever_happens(events in prop::collection::vec(event(), 0..200)) {
+        let mut world = World::new();
+        // What the driver has: the connections open, and whether each is served.
+        let mut open: Vec<(Id, u8, bool)> = Vec::new();
+        for event in events {
+            let actions = match event {
+                Event::Accepted(address) => {
+                    let (id, actions) = world.accepted(address);
+                    open.push((id, address, false));
+                    actions
+                }
+                Event::Admitted(at, reserved) if !open.is_empty() => {
+                    let at = at % open.len();
+                    // Nobody shows anything before it is served.
+                    let (id, _, served) = open[at];
+                    match served {
+                        true => world.admission.admit(id, reserved, world.now).unwrap_or_default(),
+                        false => Vec::new(),
+                    }
+                }
+                Event::Closed(at) if !open.is_empty() => {
+                    let (id, ..) = open.swap_remove(at % open.len());
+                    world.admission.closed(id, world.now)
+                }
+                Event::Tick(millis) => world.after(f64::from(millis) / 1000.0),
+                Event::Admitted(..) | Event::Closed(_) => Vec::new(),
+            };
+            for action in actions {
+                match action {
+                    Action::Serve(id) => {
+                        let peer = open.iter_mut().find(|(peer, ..)| *peer == id);
+                        let peer = peer.expect("only open connections are served");
+                        prop_assert!(!peer.2, "nobody is served twice");
+                        peer.2 = true;
+                    }
+                    Action::Close(id) => {
+                        let at = open.iter().position(|(peer, ..)| *peer == id);
+                        open.swap_remove(at.expect("only open connections are closed"));
+                    }
+                }
+            }
+            check(&world, &open)?;
+        }
+        for (id, ..) in open {
+            world.admission.closed(id, world.now);
+        }
+        let Admission { peers, crowds, eager, heavy, admitted, unreserved, .. } = &world.admission;
+        prop_assert!(peers.is_empty() && crowds.is_empty() && eager.is_empty() && heavy.is_empty());
+        prop_assert_eq!((*admitted, *unreserved, world.admission.strangers()), (0, 0, (0, 0)));
+    }
+}
+
+fn check(world: &World, open: &[(Id, u8, bool)]) -> Result<(), TestCaseError> {
+    let admission = &world.admission;
+    let (served, waiting) = admission.strangers();
+    prop_assert_eq!(open.len(), admission.peers.len());
+    prop_assert_eq!(open.len(), served + waiting + admission.admitted);
+    prop_assert_eq!(
+        open.iter().filter(|(_, _, served)| !served).count(),
+        waiting
+    );
+    prop_assert!(served + waiting <= LIMITS.strangers);
+    prop_assert!(served <= LIMITS.served);
+    prop_assert!(admission.admitted <= LIMITS.admitted);
+    prop_assert!(admission.unreserved <= LIMITS.admitted - LIMITS.reserved);
+    for crowd in admission.crowds.values() {
+        prop_assert!(crowd.served <= LIMITS.served_per_address);
+        // Nobody waits for a place that there is.
+        let place = served < LIMITS.served && crowd.served < LIMITS.served_per_address;
+        prop_assert!(crowd.waiting.is_empty() || !place);
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The bytes that a connection may bring before its peer has been admitted.
+//!
+//! The HTTP/2 stack reads whatever a peer sends, within windows that are set once for the
+//! whole connection. So the bound is put below the stack: once the allowance is spent, the
+//! connection has nothing more to read until the peer is admitted.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+/// Bytes taken from a peer that was not admitted yet. A call's headers and a first frame,
+/// with the lease token of several hundred devices, fit.
+pub(crate) const ALLOWANCE_BYTES: usize = 64 << 10;
+
+/// Whether a connection's bound was lifted, and who waits for that. Lifted once, for good.
+#[derive(Debug, Default)]
+pub(crate) struct Allowance {
+    lifted: AtomicBool,
+    waiting: Mutex<Option<Waker>>,
+}
+
+impl Allowance {
+    /// An allowance without a bound, for the side that dialled.
+    pub(crate) fn unbounded() -> Self {
+        Self {
+            lifted: AtomicBool::new(true),
+            waiting: Mutex::default(),
+        }
+    }
+
+    /// Lifts the bound, and wakes the task that waits for that.
+    pub(crate) fn lift(&self) {
+        self.lifted.store(true, Ordering::Release);
+        let waiting = self.waiting().take();
+        if let Some(waker) = waiting {
+            waker.wake();
+        }
+    }
+
+    /// Bytes that may be read of a connection that has brought `read` so far; `None` is no
+    /// bound. Pending while there are none, until the bound is lifted.
+    pub(crate) fn poll_room(&self, cx: &mut Context<'_>, read: usize) -> Poll<Option<usize>> {
+        if self.lifted.load(Ordering::Acquire) {
+            return Poll::Ready(None);
+        }
+        let room = ALLOWANCE_BYTES.saturating_sub(read);
+        if room > 0 {
+            return Poll::Ready(Some(room));
+        }
+        *self.waiting() = Some(cx.waker().clone());
+        // It may have been lifted before the waker was there.
+        match self.lifted.load(Ordering::Acquire) {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
+        }
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<Waker>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicUsize};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_is_over_the_bound_waits_until_it_is_lifted() {
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let mut cx = Context::from_waker(&waker);
+        let allowance = Allowance::default();
+        for (read, room) in [(0, ALLOWANCE_BYTES), (ALLOWANCE_BYTES - 1, 1)] {
+            assert_eq!(allowance.poll_room(&mut cx, read), Poll::Ready(Some(room)));
+        }
+        for read in [ALLOWANCE_BYTES, usize::MAX] {
+            assert_eq!(allowance.poll_room(&mut cx, read), Poll::Pending);
+        }
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+        allowance.lift();
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+        assert_eq!(allowance.poll_room(&mut cx, usize::MAX), Poll::Ready(None));
+    }
+}
