@@ -1,7 +1,10 @@
 //! Errors of connecting and leasing. Errors of ops are Burn's `ExecutionError`.
 
 use prost::Message;
-use tensord_proto::v1;
+use tensord_proto::{
+    text::{MESSAGE_CHARS, foreign},
+    v1,
+};
 use tensord_transport::{dial::DialError, url::UrlError};
 use tonic::Status;
 
@@ -54,7 +57,11 @@ impl ConnectError {
         let error = v1::Error::decode(status.details()).unwrap_or_default();
         let mut reason = error.message.clone();
         if reason.is_empty() {
-            reason = format!("{}: {}", status.code(), status.message());
+            reason = format!(
+                "{}: {}",
+                status.code(),
+                foreign(status.message(), MESSAGE_CHARS)
+            );
         }
         let pool = pool.to_owned();
         match error.code() {

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use crate::v1::{Error, ErrorCode, Fault, FaultKind};
+use crate::{
+    text::{MESSAGE_CHARS, NAME_CHARS, foreign},
+    v1::{Error, ErrorCode, Fault, FaultKind},
+};
 
 impl Error {
     /// An error with `code` that says `message`.
@@ -14,9 +17,10 @@ impl Error {
     }
 }
 
+/// Shows the message, which may be a peer's, as such text may be shown.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        write!(f, "{}", foreign(&self.message, MESSAGE_CHARS))
     }
 }
 
@@ -59,10 +63,10 @@ impl fmt::Display for Fault {
             f,
             "op {} ({}) on worker {} {}: {}",
             self.op_number,
-            self.op_name,
-            self.worker,
+            foreign(&self.op_name, NAME_CHARS),
+            foreign(&self.worker, NAME_CHARS),
             self.kind().describe(),
-            self.reason
+            foreign(&self.reason, MESSAGE_CHARS)
         )
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! - [`v1`]: the generated messages; with the feature `rpc`, the gRPC services.
 //! - [`ids`]: typed ids.
+//! - [`text`]: a peer's text, safe to show.
 //! - [`version`]: what "compatible" means.
 //! - `aligned` (feature `ir`): memory that Burn takes as it is.
 //! - `bulk` (feature `ir`): tensor bytes divided for the wire.
@@ -15,6 +16,7 @@
 
 pub mod error;
 pub mod ids;
+pub mod text;
 pub mod version;
 
 #[cfg(feature = "ir")]

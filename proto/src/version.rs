@@ -5,7 +5,10 @@
 //! the ops themselves, whose encoding is Burn's own and changes with every
 //! release, so both ends must have the very same.
 
-use crate::v1::{Error, ErrorCode, Hello};
+use crate::{
+    text::{NAME_CHARS, foreign},
+    v1::{Error, ErrorCode, Hello},
+};
 
 /// The lowest protocol version this build speaks.
 pub const PROTOCOL_MIN: u32 = 4;
@@ -40,10 +43,10 @@ pub fn negotiate(ours: &Hello, theirs: &Hello) -> Result<u32, Error> {
                 ours.protocol_min,
                 ours.protocol_max,
                 ours.ir_version,
-                theirs.software,
+                foreign(&theirs.software, NAME_CHARS),
                 theirs.protocol_min,
                 theirs.protocol_max,
-                theirs.ir_version,
+                foreign(&theirs.ir_version, NAME_CHARS),
             ),
         })
     };
@@ -92,6 +95,20 @@ mod tests {
         let error = negotiate(&ours, theirs).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Version);
         error.message
+    }
+
+    #[test]
+    fn what_a_peer_calls_itself_forges_no_line() {
+        let theirs = Hello {
+            software: "x\nINFO all is well".repeat(100_000),
+            ..peer(90, 99, "burn-ir 0\r\n")
+        };
+        let refusal = refusal(&theirs);
+        assert!(refusal.contains("x\\nINFO all is well"), "{refusal}");
+        assert!(
+            !refusal.contains(['\n', '\r']) && refusal.len() < 1000,
+            "{refusal}"
+        );
     }
 
     #[test]

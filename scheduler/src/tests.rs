@@ -173,10 +173,9 @@ fn on_its_way_out(join: Event) -> Event {
         Event::Worker {
             worker,
             stream,
-            event:
-                WorkerEvent::Join {
-                    registration, held, ..
-                },
+            event: WorkerEvent::Join {
+                registration, held, ..
+            },
         } => Event::Worker {
             worker,
             stream,

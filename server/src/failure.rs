@@ -3,6 +3,8 @@
 
 use std::{io, process::ExitCode};
 
+use tensord_proto::text::{MESSAGE_CHARS, foreign};
+
 use crate::{
     commands::GatewayError, config::ConfigError, scheduler, state::StateError, status::StatusError,
 };
@@ -84,7 +86,7 @@ impl Failure {
             .map(str::trim)
             .filter(|line| !line.is_empty())
             .collect();
-        lines.join("; ")
+        foreign(&lines.join("; "), MESSAGE_CHARS).to_string()
     }
 }
 

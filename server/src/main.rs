@@ -23,6 +23,7 @@ mod failure;
 mod human;
 mod local;
 mod logging;
+mod rate;
 mod refusal;
 mod scheduler;
 mod shutdown;

@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use prost::Message;
 use tensord_proto::{
     ids::LeaseId,
+    text::{MESSAGE_CHARS, foreign},
     v1::{
         Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, WorkerCommand,
         WorkerMessage, worker_command, worker_message::Body, workers_client::WorkersClient,
@@ -266,10 +267,7 @@ impl Registration {
 }
 
 /// Tells the scheduler that the worker left, and waits until it took note.
-async fn farewell(
-    messages: mpsc::Sender<WorkerMessage>,
-    commands: &mut Streaming<WorkerCommand>,
-) {
+async fn farewell(messages: mpsc::Sender<WorkerMessage>, commands: &mut Streaming<WorkerCommand>) {
     let noted = async {
         let _ = messages.send(message(Body::Left(Left {}))).await;
         drop(messages);
@@ -294,7 +292,9 @@ fn ended(status: &Status) -> Ended {
     let error = Error::decode(status.details()).unwrap_or_default();
     match error.code() {
         ErrorCode::Version | ErrorCode::Token => Ended::Refused(error.message),
-        _ if error.message.is_empty() => Ended::Lost(status.message().to_owned()),
+        _ if error.message.is_empty() => {
+            Ended::Lost(foreign(status.message(), MESSAGE_CHARS).to_string())
+        }
         _ => Ended::Lost(error.message),
     }
 }

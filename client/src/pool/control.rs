@@ -13,6 +13,7 @@ use std::{
 use bytes::Bytes;
 use tensord_proto::{
     ids::{ClientId, LeaseId, RequestId},
+    text::{MESSAGE_CHARS, foreign},
     v1::{
         CancelRequest, ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest,
         PoolMessage, ReleaseLease, StatusReply, StatusRequest, client_message,
@@ -246,7 +247,7 @@ impl Control {
                 heard = timeout(SILENCE, stream.hear.message()) => match heard {
                     Ok(Ok(Some(heard))) => self.told(heard),
                     Ok(Ok(None)) => return Ended::Lost("it closed the connection".into()),
-                    Ok(Err(status)) => return Ended::Lost(status.message().to_owned()),
+                    Ok(Err(status)) => return Ended::Lost(foreign(status.message(), MESSAGE_CHARS).to_string()),
                     Err(_) => return Ended::Lost(format!("silent for {SILENCE:?}")),
                 },
                 ask = self.asked.recv() => match self.asked(ask) {

@@ -244,15 +244,16 @@ fn the_leases_of_a_leaving_worker_outlive_its_stream_like_those_of_others() {
         (3_000, worker_gone(1), vec![]),
         (
             6_999,
-            on(
-                11,
-                on_its_way_out(join_holding(1, &[flex(1)], &[(10, 0)])),
-            ),
+            on(11, on_its_way_out(join_holding(1, &[flex(1)], &[(10, 0)]))),
             vec![],
         ),
         (8_000, on(11, beat(1)), vec![]),
         (9_000, on(11, worker_gone(1)), vec![]),
-        (13_000, tick(), vec![end_lease(2, 10), ended(9, 10, left(1))]),
+        (
+            13_000,
+            tick(),
+            vec![end_lease(2, 10), ended(9, 10, left(1))],
+        ),
     ]);
 }
 

@@ -1,6 +1,9 @@
 //! A pool's status for people: a line that sums it up, and a row a device.
 
-use tensord_proto::v1::{DeviceStatus, StatusReply, WorkerStatus};
+use tensord_proto::{
+    text::{NAME_CHARS, foreign},
+    v1::{DeviceStatus, StatusReply, WorkerStatus},
+};
 
 use crate::{human, table};
 
@@ -40,20 +43,26 @@ fn summary(reply: &StatusReply) -> String {
         devices().filter(|device| device.leased).count(),
         human::plural(reply.leases as usize, "lease"),
         human::plural(reply.waiting_requests as usize, "request"),
-        reply.software,
+        shown(&reply.software),
         human::duration(reply.uptime_ms),
     )
 }
 
+/// Text of a pool as a terminal may have it.
+fn shown(text: &str) -> String {
+    foreign(text, NAME_CHARS).to_string()
+}
+
 fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
+    let name = shown(&worker.name);
     let name = match worker.last_beat_ms {
         silent if silent > SILENT_MS => {
-            format!("{} (silent for {})", worker.name, human::duration(silent))
+            format!("{name} (silent for {})", human::duration(silent))
         }
-        _ if worker.draining => format!("{} (draining)", worker.name),
-        _ => worker.name.clone(),
+        _ if worker.draining => format!("{name} (draining)"),
+        _ => name,
     };
-    let mut place = [name, worker.address.clone()];
+    let mut place = [name, shown(&worker.address)];
     let mut rows = Vec::new();
     for (index, device) in worker.devices.iter().enumerate() {
         let [worker, address] = std::mem::take(&mut place);
@@ -76,8 +85,8 @@ fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     let device = status.device.clone().unwrap_or_default();
     let leased = if status.leased { "yes" } else { "-" };
     [
-        format!("{index} {}", device.name),
-        device.kind,
+        format!("{index} {}", shown(&device.name)),
+        shown(&device.kind),
         human::bytes(device.memory_bytes),
         leased.into(),
         human::count(status.sessions.into()),

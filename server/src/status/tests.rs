@@ -122,3 +122,22 @@ fn json_tells_the_same() {
     };
     assert_eq!(json(&one), expected);
 }
+
+#[test]
+fn what_a_pool_says_commands_no_terminal() {
+    let mut reply = reply();
+    reply.workers[0].name = "gpu\u{1b}[2J\nforged".into();
+    reply.workers[1].devices[0] = device("flex\r", &"x".repeat(5000), 1);
+    reply.software = "tensord\u{7}".into();
+    let shown = table(&reply);
+    assert!(shown.contains("gpu\\u{1b}[2J\\nforged"), "{shown}");
+    assert!(
+        shown.contains("flex\\r") && shown.contains("tensord\\u{7}"),
+        "{shown}"
+    );
+    assert!(!shown.contains(['\u{1b}', '\r', '\u{7}']) && shown.lines().count() == 6);
+    assert!(
+        shown.lines().all(|line| line.chars().count() < 500),
+        "{shown}"
+    );
+}

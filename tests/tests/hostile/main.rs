@@ -7,4 +7,5 @@
 
 mod connections;
 mod ends;
+mod logs;
 mod reads;

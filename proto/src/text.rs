@@ -1,0 +1,99 @@
+//! Text of a peer, for logs, errors and terminals.
+//!
+//! A peer may put anything in a name or a reason: line breaks that forge lines of a log,
+//! escape sequences that a terminal obeys, marks that turn the direction of writing, or
+//! megabytes. Whatever shows such text shows it by way of [`foreign`].
+
+use std::fmt::{self, Write};
+
+/// Characters shown of a name or a version.
+pub const NAME_CHARS: usize = 200;
+
+/// Characters shown of a message that explains something.
+pub const MESSAGE_CHARS: usize = 2000;
+
+/// `text` as it may be shown: control characters escaped, and no more than `chars` of it.
+pub fn foreign(text: &str, chars: usize) -> impl fmt::Display {
+    fmt::from_fn(move |f| Escaping::new(f, chars).write_str(text))
+}
+
+/// Whether a character could change what stands around it.
+fn is_active(c: char) -> bool {
+    // Marks of direction, line and paragraph separators, and characters without width,
+    // beside what Unicode has as control characters.
+    let is_mark = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    c.is_control() || is_mark
+}
+
+/// Passes text on with control characters escaped, until enough characters were passed.
+/// The first that is too much leaves a mark; what follows is dropped.
+pub struct Escaping<'a, W: ?Sized> {
+    to: &'a mut W,
+    left: usize,
+    is_cut: bool,
+}
+
+impl<'a, W: Write + ?Sized> Escaping<'a, W> {
+    /// Passes `chars` characters on to `to`.
+    pub fn new(to: &'a mut W, chars: usize) -> Self {
+        Self {
+            to,
+            left: chars,
+            is_cut: false,
+        }
+    }
+}
+
+impl<W: Write + ?Sized> Write for Escaping<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for c in text.chars() {
+            if self.left == 0 {
+                return match std::mem::replace(&mut self.is_cut, true) {
+                    true => Ok(()),
+                    false => self.to.write_char('…'),
+                };
+            }
+            self.left -= 1;
+            match is_active(c) {
+                true => write!(self.to, "{}", c.escape_default())?,
+                false => self.to.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped_and_all_else_is_as_it_was() {
+        let cases = [
+            ("gpu-1 (Zürich) 雪 \\ \"x\"", "gpu-1 (Zürich) 雪 \\ \"x\""),
+            ("a\nINFO forged\r\n", "a\\nINFO forged\\r\\n"),
+            ("\u{1b}[2J\u{7}\0", "\\u{1b}[2J\\u{7}\\u{0}"),
+            ("\u{85}\u{9b}31m", "\\u{85}\\u{9b}31m"),
+            (
+                "\u{202e}txt\u{2066}\u{2028}\u{feff}",
+                "\\u{202e}txt\\u{2066}\\u{2028}\\u{feff}",
+            ),
+        ];
+        for (text, shown) in cases {
+            assert_eq!(foreign(text, NAME_CHARS).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_once() {
+        assert_eq!(foreign("abc", 3).to_string(), "abc");
+        assert_eq!(foreign("abcd", 3).to_string(), "abc…");
+        assert_eq!(foreign(&"\n".repeat(3 << 20), 2).to_string(), "\\n\\n…");
+        let mut shown = String::new();
+        let mut escaping = Escaping::new(&mut shown, 4);
+        for part in ["ab", "-", "cd", "-ef"] {
+            escaping.write_str(part).unwrap();
+        }
+        assert_eq!(shown, "ab-c…");
+    }
+}

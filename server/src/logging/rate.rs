@@ -1,0 +1,119 @@
+//! At most so many lines a second about peers of each kind, and then a count of the rest.
+//!
+//! A kind is a place in the code that logs, as what a peer brings about again and again
+//! is logged in the same place each time. Lines about nobody outside, and those for
+//! debugging, which somebody asked for, are left alone.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Instant,
+};
+
+use tensord_proto::text::{Escaping, NAME_CHARS};
+use tracing::{
+    Event, Level, Metadata,
+    callsite::Identifier,
+    field::{Field, Visit},
+    level_filters::LevelFilter,
+    subscriber::Interest,
+    warn,
+};
+use tracing_subscriber::layer::{Context, Filter};
+
+use crate::rate::{Limiter, SECOND, Verdict};
+
+/// Fields that say whom a line is about.
+const ABOUT: [&str; 6] = ["peer", "client", "worker", "session", "lease", "address"];
+
+/// The limiter of this process, and what wakes the thread that tells of its counts.
+#[derive(Default)]
+struct Shared {
+    limiter: Mutex<Limiter<Identifier>>,
+    skipped: Condvar,
+}
+
+impl Shared {
+    fn limiter(&self) -> MutexGuard<'_, Limiter<Identifier>> {
+        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells of what was skipped, once a second while there is something.
+    fn tell(&self) {
+        loop {
+            let limiter = self.limiter();
+            let waiting = self.skipped.wait_while(limiter, |limiter| !limiter.owes());
+            drop(waiting);
+            thread::sleep(SECOND);
+            let skipped = self.limiter().skipped(Instant::now());
+            for (lines, like) in skipped {
+                warn!("{lines} more lines within a second like: {like}");
+            }
+        }
+    }
+}
+
+/// Lets lines about peers through at a bounded rate.
+pub(super) struct Rated(Arc<Shared>);
+
+impl Rated {
+    /// The filter of this process. A thread, which sleeps while nothing is skipped, tells
+    /// of the counts for as long as the process lives.
+    pub(super) fn start() -> Self {
+        let shared = Arc::<Shared>::default();
+        let telling = shared.clone();
+        let thread = thread::Builder::new().name("tensord-log".into());
+        // Without the thread lines are still bounded, and the counts go untold.
+        let _ = thread.spawn(move || telling.tell());
+        Self(shared)
+    }
+}
+
+fn is_about_a_peer(metadata: &Metadata<'_>) -> bool {
+    let fields = metadata.fields();
+    *metadata.level() <= Level::INFO && ABOUT.iter().any(|name| fields.field(name).is_some())
+}
+
+impl<S> Filter<S> for Rated {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn callsite_enabled(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::always()
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        if !is_about_a_peer(metadata) {
+            return true;
+        }
+        let kind = metadata.callsite();
+        let verdict = self.0.limiter().line(kind, Instant::now(), || text(event));
+        if verdict == Verdict::Skip {
+            self.0.skipped.notify_one();
+        }
+        verdict == Verdict::Write
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::TRACE)
+    }
+}
+
+/// The words of an event.
+fn text(event: &Event<'_>) -> String {
+    struct Message(String);
+    impl Visit for Message {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            if field.name() == "message" {
+                let mut escaping = Escaping::new(&mut self.0, NAME_CHARS);
+                // Strings take whatever is written.
+                let _ = std::fmt::write(&mut escaping, format_args!("{value:?}"));
+            }
+        }
+    }
+    let mut message = Message(String::new());
+    event.record(&mut message);
+    message.0
+}
