@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
+    against::GATED,
     bench::Bench,
     network::Shape,
     relay::{Route, mesh::Endpoint},
@@ -18,7 +19,8 @@ use crate::{
 /// Fewest measurements of which a median says something.
 const DEFAULT_RUNS: usize = 7;
 
-/// Measures local Burn, Burn's own remote backend and tensord, side by side.
+/// Measures local Burn, Burn's own remote backend and tensord, side by side; or, with
+/// `--against`, this build of tensord and an earlier one.
 ///
 /// All processes run on this host and talk over loopback. Every contender is
 /// measured several times, in turn with the others; tables and JSON tell medians.
@@ -43,6 +45,20 @@ pub(crate) struct Cli {
     /// Small sizes and one run: only to see that everything works
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Race this build with an earlier one, whose `tensord` and `tensord-bench` are in DIR
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
+    /// By how many percent a median may be worse than the earlier one
+    #[arg(long, value_name = "PERCENT", default_value_t = 5.0, requires = "against",
+        value_parser = percent)]
+    pub(crate) tolerance: f64,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(percent) if (0.0..100.0).contains(&percent) => Ok(percent),
+        _ => Err("not a number from 0 to 100".into()),
+    }
 }
 
 /// What else this binary does.
@@ -187,6 +203,24 @@ impl Cli {
         Bench::ALL.into_iter().filter(chosen).collect()
     }
 
+    /// What to measure against an earlier build, in order, each once.
+    ///
+    /// # Errors
+    ///
+    /// When one of them has nothing to compare.
+    pub(crate) fn gated(&self) -> Result<Vec<Bench>> {
+        let named = |bench: &Bench| self.benches.contains(&Choice::One(*bench));
+        let other = Bench::ALL
+            .into_iter()
+            .find(|b| named(b) && !GATED.contains(b));
+        if let Some(other) = other {
+            let known = GATED.map(Bench::name).join(", ");
+            bail!("--against compares {known}; not {}", other.name());
+        }
+        let all = !GATED.iter().any(named);
+        Ok(GATED.into_iter().filter(|b| all || named(b)).collect())
+    }
+
     /// How often to measure.
     pub(crate) fn runs(&self) -> usize {
         let default = if self.quick { 1 } else { DEFAULT_RUNS };
@@ -214,6 +248,23 @@ mod tests {
         assert_eq!(runs("tensord-bench --quick"), 1);
         assert_eq!(runs("tensord-bench --quick --runs 3"), 3);
         assert!(Cli::try_parse_from(["tensord-bench", "--runs", "0"]).is_err());
+    }
+
+    #[test]
+    fn an_earlier_build_is_raced_with_in_what_can_be_compared() {
+        let parsed = |line: &str| Cli::try_parse_from(line.split(' '));
+        let gated = |line: &str| parsed(line).unwrap().gated();
+        assert_eq!(gated("tensord-bench --against old").unwrap(), GATED);
+        let some = gated("tensord-bench --against old attach ops").unwrap();
+        assert_eq!(some, [Bench::Ops, Bench::Attach]);
+        let refused = gated("tensord-bench --against old ops ddp").unwrap_err();
+        assert!(refused.to_string().ends_with("not ddp"), "{refused}");
+        let tolerance = |line: &str| parsed(line).map(|cli| cli.tolerance).ok();
+        assert_eq!(tolerance("tensord-bench --against old"), Some(5.0));
+        let line = "tensord-bench --against old --tolerance 2.5";
+        assert_eq!(tolerance(line), Some(2.5));
+        assert_eq!(tolerance("tensord-bench --tolerance 2"), None);
+        assert_eq!(tolerance("tensord-bench --against old --tolerance x"), None);
     }
 
     #[test]

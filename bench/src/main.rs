@@ -2,9 +2,10 @@
 //!
 //! Each bench in [`mod@bench`] is a list of contenders that [`race`] measures in turn;
 //! what it finds goes out as a table, and with `--json` as one line of JSON.
-//! Whatever is to run in a process of its own is this binary again, by a hidden
-//! command, or the `tensord` built along with it.
+//! [`mod@against`] races this build with an earlier one. Whatever is to run in a process of
+//! its own is this binary again, by a hidden command, or the `tensord` built along with it.
 
+mod against;
 mod bench;
 mod cli;
 mod context;
@@ -33,6 +34,8 @@ mod report;
 mod stats;
 mod trainer;
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::Parser;
 use serde_json::{Map, Value};
@@ -46,10 +49,18 @@ use crate::{
     report::Report,
 };
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     let cli = Cli::parse();
+    if let (None, Some(dir)) = (&cli.command, &cli.against) {
+        return against::run(&cli, dir);
+    }
+    work(&cli)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn work(cli: &Cli) -> Result<()> {
     match &cli.command {
-        None => run(&cli),
+        None => run(cli),
         Some(Command::Plot { files, out }) => {
             let written = plot::plot(files, out)?;
             written

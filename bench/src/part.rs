@@ -11,12 +11,12 @@
 //! - and a bench that makes networks has one for each network, in a namespace
 //!   ([`inside`](crate::inside)).
 
-use std::{io::Write, path::Path, process::Command, time::Duration};
+use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use tempfile::NamedTempFile;
+use tempfile::TempDir;
 use tensord_tests::cluster::Process;
 
 use crate::{
@@ -91,35 +91,73 @@ pub(crate) fn run<T: DeserializeOwned>(
     entrance: &[&str],
     facts: Facts,
 ) -> Result<T> {
-    let dir = tempfile::tempdir()?;
-    let (silence, seeds) = (work.silence(), work.seeds());
-    let task = Task {
-        work,
-        runs: context.runs,
-        quick: context.quick,
-        facts,
-        first_seed: fresh_seeds(seeds).start,
-    };
-    let mut file = NamedTempFile::new_in(&dir)?;
-    file.write_all(&serde_json::to_vec(&task)?)?;
     let own = std::env::current_exe().context("cannot find this binary")?;
-    let mut command = match entrance {
-        [] => Command::new(own),
-        [program, args @ ..] => {
-            let mut command = Command::new(program);
-            command.args(args).arg(own);
-            command
-        }
-    };
-    command.args(["part", bench.name()]).arg(file.path());
-    let process = Process::spawn(command, dir.path().join("log"));
+    run_of(&own, context, bench, work, entrance, facts)
+}
+
+/// As [`run`], by another build of this binary, which understands the same tasks.
+///
+/// # Errors
+///
+/// When it fails, or is silent for too long.
+pub(crate) fn run_of<T: DeserializeOwned>(
+    binary: &Path,
+    context: &Context,
+    bench: Bench,
+    work: Work,
+    entrance: &[&str],
+    facts: Facts,
+) -> Result<T> {
+    let silence = work.silence();
+    let part = Part::start(binary, context, bench, work, entrance, facts)?;
     loop {
-        match announced_within(&process, silence)? {
+        match announced_within(&part.process, silence)? {
             Told::Doing(what) => context.progress.tell(&what),
             Told::Note(text) => context.progress.print(&text),
             Told::Done(found) => return Ok(serde_json::from_value(found)?),
             Told::Failed(why) => bail!("{why}"),
         }
+    }
+}
+
+/// A process that measures. Ends with this handle.
+pub(crate) struct Part {
+    process: Process,
+    _dir: TempDir,
+}
+
+impl Part {
+    fn start(
+        binary: &Path,
+        context: &Context,
+        bench: Bench,
+        work: Work,
+        entrance: &[&str],
+        facts: Facts,
+    ) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let seeds = work.seeds();
+        let task = Task {
+            work,
+            runs: context.runs,
+            quick: context.quick,
+            facts,
+            first_seed: fresh_seeds(seeds).start,
+        };
+        // Only this user can read what is in the folder.
+        let file = dir.path().join("task");
+        std::fs::write(&file, serde_json::to_vec(&task)?)?;
+        let mut command = match entrance {
+            [] => Command::new(binary),
+            [program, args @ ..] => {
+                let mut command = Command::new(program);
+                command.args(args).arg(binary);
+                command
+            }
+        };
+        command.args(["part", bench.name()]).arg(file);
+        let process = Process::spawn(command, dir.path().join("log"));
+        Ok(Self { process, _dir: dir })
     }
 }
 
@@ -176,4 +214,45 @@ pub(crate) fn after<T>(times: usize, mut measure: impl FnMut() -> Result<T>) -> 
         measure()?;
     }
     measure()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tasks_are_those_that_earlier_builds_understand() {
+        let task = |work| Task {
+            work,
+            runs: 1,
+            quick: true,
+            facts: Facts::default(),
+            first_seed: 7,
+        };
+        let expected = |work: Value| {
+            json!({
+                "work": work,
+                "runs": 1,
+                "quick": true,
+                "facts": { "namespaces": false, "delay": false },
+                "first_seed": 7,
+            })
+        };
+        let written = |work| serde_json::to_value(task(work)).unwrap();
+        assert_eq!(written(Work::Bench), expected(json!("Bench")));
+        let part = json!({ "One": "Local" });
+        let whole = expected(json!({ "Part": part }));
+        assert_eq!(written(Work::Part(part)), whole);
+    }
+
+    #[test]
+    fn what_earlier_builds_tell_is_understood() {
+        let told = |text: &str| serde_json::from_str::<Told>(text).unwrap();
+        assert!(matches!(told(r#"{"Doing":"a"}"#), Told::Doing(what) if what == "a"));
+        assert!(matches!(told(r#"{"Note":"a"}"#), Told::Note(text) if text == "a"));
+        assert!(matches!(told(r#"{"Done":1.5}"#), Told::Done(found) if found == 1.5));
+        assert!(matches!(told(r#"{"Failed":"a"}"#), Told::Failed(why) if why == "a"));
+    }
 }

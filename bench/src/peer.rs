@@ -212,18 +212,23 @@ impl Servers {
     pub(crate) fn rest(&self) {
         let ids = self.processes.iter().map(Process::id);
         let ids: Vec<_> = ids.chain([self.pool.process_id()]).collect();
-        let ran = || ids.iter().map(|&id| cpu_time(id)).sum::<Option<Duration>>();
-        let until = Instant::now() + REST_DEADLINE;
-        let mut before = ran();
-        while Instant::now() < until {
-            sleep(REST_WINDOW);
-            let now = ran();
-            match (before, now) {
-                (Some(before), Some(now)) if now.saturating_sub(before) > REST => {}
-                _ => return,
-            }
-            before = now;
+        rest(&ids);
+    }
+}
+
+/// Waits until the processes with these ids do nothing, within a bound.
+pub(crate) fn rest(ids: &[u32]) {
+    let ran = || ids.iter().map(|&id| cpu_time(id)).sum::<Option<Duration>>();
+    let until = Instant::now() + REST_DEADLINE;
+    let mut before = ran();
+    while Instant::now() < until {
+        sleep(REST_WINDOW);
+        let now = ran();
+        match (before, now) {
+            (Some(before), Some(now)) if now.saturating_sub(before) > REST => {}
+            _ => return,
         }
+        before = now;
     }
 }
 

@@ -1,6 +1,6 @@
 //! A real pool to measure: `tensord up` in a process of its own.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
@@ -30,14 +30,27 @@ impl LocalPool {
         Self::start_at(devices, None)
     }
 
+    /// Starts a pool by another build of `tensord`.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub(crate) fn start_of(binary: &Path, devices: &str) -> Result<Self> {
+        Self::start_any(binary, devices, None)
+    }
+
     /// Starts a pool whose worker says that it is reached at `host`.
     ///
     /// # Errors
     ///
     /// As [`start`](Self::start).
     pub(crate) fn start_at(devices: &str, host: Option<&str>) -> Result<Self> {
+        Self::start_any(&tensord()?, devices, host)
+    }
+
+    fn start_any(binary: &Path, devices: &str, host: Option<&str>) -> Result<Self> {
         let dir = tempfile::tempdir().context("no temporary directory")?;
-        let mut command = Command::new(tensord()?);
+        let mut command = Command::new(binary);
         let listen = ["up", "--listen", "127.0.0.1:0", "--devices", devices];
         command
             .args(listen)

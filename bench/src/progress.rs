@@ -39,6 +39,22 @@ impl Progress {
         Self::start(std::io::stderr().is_terminal())
     }
 
+    /// As [`new`](Self::new), with a bar of `steps`.
+    pub(crate) fn counting(steps: u64) -> Self {
+        let progress = Self::new();
+        let template = "{elapsed_precise} [{bar:30}] {pos}/{len}, {eta} left  {msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            progress.bar.set_style(style.progress_chars("=> "));
+        }
+        progress.bar.set_length(steps);
+        progress
+    }
+
+    /// A step is done.
+    pub(crate) fn step(&self) {
+        self.bar.inc(1);
+    }
+
     /// Has `tell` say everything, at once.
     pub(crate) fn telling(tell: impl Fn(Said<'_>) + 'static) -> Self {
         let mut progress = Self::start(false);

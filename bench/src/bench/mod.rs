@@ -139,4 +139,17 @@ impl Bench {
             _ => bail!("{} is measured as a whole", self.name()),
         }
     }
+
+    /// Whether `part` is one of its turns.
+    #[cfg(test)]
+    pub(crate) fn understands(self, part: Value) -> Result<()> {
+        match self {
+            Self::Ops => drop(from_value::<ops::Turn>(part)?),
+            Self::Step => drop(from_value::<step::Turn>(part)?),
+            Self::Read => drop(from_value::<read::Turn>(part)?),
+            Self::Attach => drop(from_value::<crate::peer::Address>(part)?),
+            _ => bail!("{} has no turns", self.name()),
+        }
+        Ok(())
+    }
 }

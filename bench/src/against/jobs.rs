@@ -1,0 +1,319 @@
+//! What both builds measure, and which figures count.
+//!
+//! For `ops`, `step`, `read` and `attach` a job is one turn of one contender, and only tensord's
+//! contenders take part, plus a local one as a control. `wire` and `bulk` are run as a whole,
+//! and one of their other contenders is the control.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Value, json};
+use tensord_transport::TransportChoice;
+
+use crate::bench::Bench;
+
+/// Most rounds of `wire`: its figures are bytes, which hardly differ from run to run.
+const WIRE_ROUNDS: usize = 3;
+
+/// Most that an attach may take, in ms, whatever it took before.
+const ATTACH_MOST_MS: f64 = 20.0;
+
+/// Something that a build measures in one go.
+pub(super) struct Job {
+    /// Of which bench.
+    pub(super) bench: Bench,
+    /// For people.
+    pub(super) title: String,
+    /// The turn to take; without one it is the whole bench.
+    pub(super) turn: Option<Turn>,
+    /// What of the outcome counts.
+    pub(super) figures: Vec<Figure>,
+}
+
+/// What is found in a job's outcome.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Figure {
+    /// What it is called; ends with its unit.
+    pub(super) name: String,
+    /// Where it is.
+    pub(super) pointer: String,
+    /// What to make of it.
+    pub(super) kind: Kind,
+    /// More than this is too much, whatever it was before.
+    pub(super) most: Option<f64>,
+}
+
+/// What to make of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Less is better.
+    Cost,
+    /// More is better.
+    Rate,
+    /// Does not use tensord, so it shows how quiet the machine was.
+    Control,
+    /// Must be the same in every sample.
+    Constant,
+}
+
+/// A turn, but for the pool's URL.
+pub(super) struct Turn {
+    peer: Peer,
+    before: &'static str,
+    after: &'static str,
+}
+
+#[derive(Clone, Copy)]
+enum Peer {
+    Local,
+    Tcp,
+    Quic,
+    Grpc,
+}
+
+impl Turn {
+    /// The task, for a pool with the URLs that `url` gives.
+    pub(super) fn task(&self, url: impl Fn(TransportChoice) -> String) -> Value {
+        let peer = match self.peer {
+            Peer::Local => json!("Local"),
+            Peer::Tcp => json!({ "Tensord": url(TransportChoice::Auto) }),
+            Peer::Quic => json!({ "TensordQuic": url(TransportChoice::Quic) }),
+            Peer::Grpc => json!({ "TensordGrpc": url(TransportChoice::Grpc) }),
+        };
+        let text = format!("{}{peer}{}", self.before, self.after);
+        serde_json::from_str(&text).expect("the parts of a task are JSON")
+    }
+}
+
+impl Job {
+    /// The rounds of `rounds` in which it is measured. The 0th is to warm up pools and
+    /// machine, and does not count; whole benches do that by themselves.
+    pub(super) fn rounds(&self, rounds: usize) -> RangeInclusive<usize> {
+        match (&self.turn, self.bench) {
+            (Some(_), _) => 0..=rounds,
+            (None, Bench::Wire) => 1..=rounds.min(WIRE_ROUNDS),
+            (None, _) => 1..=rounds,
+        }
+    }
+}
+
+/// The jobs of `benches`, in order. With `quick`, `bulk` has one size.
+pub(super) fn jobs(benches: &[Bench], quick: bool) -> Vec<Job> {
+    let jobs_of = |bench: &Bench| match bench {
+        Bench::Ops => ops(),
+        Bench::Wire => vec![whole(Bench::Wire, wire())],
+        Bench::Step => step(),
+        Bench::Read => read(),
+        Bench::Bulk => vec![whole(Bench::Bulk, bulk(quick))],
+        Bench::Attach => attach(),
+        _ => Vec::new(),
+    };
+    benches.iter().flat_map(jobs_of).collect()
+}
+
+fn figure(name: impl Into<String>, pointer: impl Into<String>, kind: Kind) -> Figure {
+    Figure {
+        name: name.into(),
+        pointer: pointer.into(),
+        kind,
+        most: None,
+    }
+}
+
+/// A turn whose outcome is a number of µs.
+fn turn(
+    bench: Bench,
+    name: &str,
+    peer: Peer,
+    (before, after): (&'static str, &'static str),
+) -> Job {
+    let kind = match peer {
+        Peer::Local => Kind::Control,
+        _ => Kind::Cost,
+    };
+    Job {
+        bench,
+        title: format!("{} {name}", bench.name()),
+        turn: Some(Turn {
+            peer,
+            before,
+            after,
+        }),
+        figures: vec![figure(name, "", kind)],
+    }
+}
+
+fn whole(bench: Bench, figures: Vec<Figure>) -> Job {
+    Job {
+        bench,
+        title: bench.name().into(),
+        turn: None,
+        figures,
+    }
+}
+
+fn ops() -> Vec<Job> {
+    let read = (r#"{"Tensors":["#, r#","Read"]}"#);
+    let issued = (r#"{"Tensors":["#, r#","Issued"]}"#);
+    let below_read = (r#"{"Tensord":["#, r#","Read"]}"#);
+    let below_issued = (r#"{"Tensord":["#, r#","Issued"]}"#);
+    [
+        ("tensord_us", Peer::Tcp, read),
+        ("tensord_quic_us", Peer::Quic, read),
+        ("tensord_grpc_us", Peer::Grpc, read),
+        ("tensord_issue_us", Peer::Tcp, issued),
+        ("backend_whole_us", Peer::Tcp, below_read),
+        ("backend_us", Peer::Tcp, below_issued),
+        ("local_us", Peer::Local, read),
+    ]
+    .map(|(name, peer, around)| turn(Bench::Ops, name, peer, around))
+    .into()
+}
+
+/// Over TCP alone, as a turn takes seconds; `ops`, `read` and `bulk` cover the other carriers.
+fn step() -> Vec<Job> {
+    let models = [
+        ("mlp", r#","Mlp","Helper"]}"#, r#","Mlp","Plain"]}"#),
+        ("cnn", r#","Cnn","Helper"]}"#, r#","Cnn","Plain"]}"#),
+        (
+            "transformer",
+            r#","Transformer","Helper"]}"#,
+            r#","Transformer","Plain"]}"#,
+        ),
+    ];
+    let jobs_of = |(model, helper, plain): (&str, _, _)| {
+        [("tensord", helper), ("tensord_plain", plain)].map(|(way, after)| {
+            let name = format!("{model}/{way}_ms");
+            let mut job = turn(Bench::Step, &name, Peer::Tcp, (r#"{"Peer":["#, after));
+            let loss = figure(format!("{model}/{way}_loss"), "/loss", Kind::Constant);
+            job.figures = vec![figure(name, "/ms", Kind::Cost), loss];
+            job
+        })
+    };
+    models.into_iter().flat_map(jobs_of).collect()
+}
+
+fn read() -> Vec<Job> {
+    let (one, many) = ((r#"{"One":"#, "}"), (r#"{"Many":"#, "}"));
+    [
+        ("tensord_us", Peer::Tcp, one),
+        ("tensord_quic_us", Peer::Quic, one),
+        ("tensord_grpc_us", Peer::Grpc, one),
+        ("pipelined_us", Peer::Tcp, many),
+        ("local_us", Peer::Local, one),
+    ]
+    .map(|(name, peer, around)| turn(Bench::Read, name, peer, around))
+    .into()
+}
+
+fn attach() -> Vec<Job> {
+    let peers = [
+        ("ms", Peer::Tcp),
+        ("quic_ms", Peer::Quic),
+        ("grpc_ms", Peer::Grpc),
+    ];
+    let job = |(name, peer)| {
+        let mut job = turn(Bench::Attach, name, peer, ("", ""));
+        let most = matches!(peer, Peer::Tcp).then_some(ATTACH_MOST_MS);
+        job.figures = vec![Figure {
+            most,
+            ..figure(name, "/ms", Kind::Cost)
+        }];
+        job
+    };
+    peers.map(job).into()
+}
+
+fn wire() -> Vec<Figure> {
+    let keys = [
+        ("tensord_bytes", Kind::Cost),
+        ("tensord_plain_bytes", Kind::Cost),
+        ("tensord_grpc_bytes", Kind::Cost),
+        ("tensord_down_bytes", Kind::Cost),
+        ("burn_remote_bytes", Kind::Control),
+    ];
+    let models = ["mlp", "cnn", "transformer"];
+    let figures_of = |model| {
+        keys.map(|(key, kind)| {
+            let name = format!("{model}/{key}");
+            figure(name.clone(), format!("/json/{name}"), kind)
+        })
+    };
+    models.into_iter().flat_map(figures_of).collect()
+}
+
+fn bulk(quick: bool) -> Vec<Figure> {
+    let keys = [
+        ("tensord_gbs", Kind::Rate),
+        ("tensord_plain_gbs", Kind::Rate),
+        ("tensord_quic_gbs", Kind::Rate),
+        ("tensord_grpc_gbs", Kind::Rate),
+        ("tls_gbs", Kind::Control),
+    ];
+    let sizes = ["1", "16", "64", "256"];
+    let sizes = sizes.iter().enumerate().take(if quick { 1 } else { 4 });
+    let figures_of = |(at, mib): (usize, &&str)| {
+        ["up", "down"].map(|way| {
+            keys.map(|(key, kind)| {
+                let name = format!("{mib}_mib/{way}/{key}");
+                figure(name, format!("/json/sizes/{at}/{way}/{key}"), kind)
+            })
+        })
+    };
+    sizes.flat_map(figures_of).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::against::GATED;
+
+    #[test]
+    fn turns_are_those_of_the_benches() {
+        let jobs = jobs(&GATED, false);
+        let url = |transport: TransportChoice| format!("tensord://{transport}");
+        for job in &jobs {
+            if let Some(turn) = &job.turn {
+                let task = turn.task(url);
+                let understood = job.bench.understands(task.clone());
+                assert!(understood.is_ok(), "{}: {task}: {understood:?}", job.title);
+            }
+        }
+        let tasks: Vec<_> = jobs.iter().filter_map(|job| job.turn.as_ref()).collect();
+        let first = json!({ "Tensors": [{ "Tensord": "tensord://auto" }, "Read"] });
+        assert_eq!(tasks[0].task(url), first);
+        let last = json!({ "TensordGrpc": "tensord://grpc" });
+        assert_eq!(tasks.last().unwrap().task(url), last);
+        assert!(Bench::Ops.understands(json!({ "Tensors": 1 })).is_err());
+    }
+
+    #[test]
+    fn figures_have_names_of_their_own_that_end_with_a_unit() {
+        for bench in GATED {
+            let jobs = jobs(&[bench], false);
+            let figures: Vec<_> = jobs.iter().flat_map(|job| &job.figures).collect();
+            let mut names: Vec<_> = figures.iter().map(|figure| &figure.name).collect();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), figures.len(), "{names:?}");
+            for figure in figures {
+                let unit = figure.name.rsplit(['_', '/']).next().unwrap();
+                let fits = match figure.kind {
+                    Kind::Cost => ["us", "ms", "bytes"].contains(&unit),
+                    Kind::Rate => unit == "gbs",
+                    Kind::Constant => unit == "loss",
+                    Kind::Control => true,
+                };
+                assert!(fits, "{figure:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn whole_benches_need_no_round_to_warm_up() {
+        let rounds = |bench| jobs(&[bench], false)[0].rounds(7);
+        assert_eq!(rounds(Bench::Ops), 0..=7);
+        assert_eq!(rounds(Bench::Bulk), 1..=7);
+        assert_eq!(rounds(Bench::Wire), 1..=3);
+        assert_eq!(jobs(&[Bench::Bulk], true)[0].figures.len(), 10);
+    }
+}
