@@ -14,6 +14,7 @@ mod data;
 mod discard;
 mod fleet;
 mod gloo;
+mod hostile;
 mod inside;
 mod link;
 mod loopback;

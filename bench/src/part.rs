@@ -120,6 +120,24 @@ pub(crate) fn run_of<T: DeserializeOwned>(
     }
 }
 
+/// Starts a turn of `bench` that goes on until the handle drops, and waits until it tells
+/// that it has begun.
+///
+/// # Errors
+///
+/// When it ends instead, or is silent for too long.
+pub(crate) fn background(context: &Context, bench: Bench, turn: &impl Serialize) -> Result<Part> {
+    let work = Work::Part(serde_json::to_value(turn)?);
+    let silence = work.silence();
+    let own = std::env::current_exe().context("cannot find this binary")?;
+    let part = Part::start(&own, context, bench, work, &[], Facts::default())?;
+    match announced_within(&part.process, silence)? {
+        Told::Doing(_) | Told::Note(_) => Ok(part),
+        Told::Done(found) => bail!("it ended at once: {found}"),
+        Told::Failed(why) => bail!("{why}"),
+    }
+}
+
 /// A process that measures. Ends with this handle.
 pub(crate) struct Part {
     process: Process,

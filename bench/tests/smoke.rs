@@ -44,6 +44,8 @@ const FIELDS: &[&str] = &[
     "/ddp/steps_per_s/2",
     "/ddp/loss_vs_single",
     "/ddp/overlap/silent_ms",
+    "/attack/mlp/attack_ms",
+    "/attack/cnn/speed_ratio",
 ];
 
 fn bench(args: &[&str]) -> Vec<u8> {

@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod attach;
+mod attack;
 mod bulk;
 mod ddp;
 mod epoch;
@@ -45,11 +46,13 @@ pub(crate) enum Bench {
     Allreduce,
     /// [`ddp`].
     Ddp,
+    /// [`attack`].
+    Attack,
 }
 
 impl Bench {
     /// All of them, in the order they run.
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Ops,
         Self::Wire,
         Self::Step,
@@ -62,6 +65,7 @@ impl Bench {
         Self::Transfer,
         Self::Allreduce,
         Self::Ddp,
+        Self::Attack,
     ];
 
     /// Its name on the command line and in JSON.
@@ -79,6 +83,7 @@ impl Bench {
             Self::Transfer => "transfer",
             Self::Allreduce => "allreduce",
             Self::Ddp => "ddp",
+            Self::Attack => "attack",
         }
     }
 
@@ -97,6 +102,7 @@ impl Bench {
             Self::Transfer => "a large tensor from worker to worker",
             Self::Allreduce => "all-reduce between workers over slow links",
             Self::Ddp => "data-parallel training on several workers",
+            Self::Attack => "training on a worker that is under attack",
         }
     }
 
@@ -119,6 +125,7 @@ impl Bench {
             Self::Transfer => transfer::run(context),
             Self::Allreduce => allreduce::run(context),
             Self::Ddp => ddp::run(context),
+            Self::Attack => attack::run(context),
         }
     }
 
@@ -136,6 +143,7 @@ impl Bench {
             Self::Memory => memory::stream(context, &from_value(part)?),
             Self::Allreduce => allreduce::measure(context, facts, part),
             Self::Ddp => ddp::measure(context, facts, part),
+            Self::Attack => attack::turn(context, &from_value(part)?),
             _ => bail!("{} is measured as a whole", self.name()),
         }
     }

@@ -24,8 +24,8 @@ const QUEUE: usize = 64;
 
 /// A client's stream to the scheduler. Dropping it ends the stream.
 pub struct Attached {
-    say: mpsc::Sender<ClientMessage>,
-    hear: Streaming<PoolMessage>,
+    sender: mpsc::Sender<ClientMessage>,
+    receiver: Streaming<PoolMessage>,
     requests: u64,
     /// What the scheduler answered to the hello.
     pub hello: PoolHello,
@@ -165,23 +165,23 @@ impl Attached {
         token: Option<&str>,
         first: client_message::Body,
     ) -> Result<Self, Status> {
-        let (say, said) = mpsc::channel(QUEUE);
+        let (sender, queued) = mpsc::channel(QUEUE);
         let first = ClientMessage { body: Some(first) };
-        say.try_send(first).expect("the queue is empty");
-        let request = authorised(ReceiverStream::new(said), token);
+        sender.try_send(first).expect("the queue is empty");
+        let request = authorised(ReceiverStream::new(queued), token);
         let mut client = PoolClient::new(channel);
         let attached = timeout(ANSWER_DEADLINE, async {
-            let mut hear = client.attach(request).await?.into_inner();
-            let first = hear.message().await?.and_then(|message| message.body);
-            Ok::<_, Status>((hear, first))
+            let mut receiver = client.attach(request).await?.into_inner();
+            let first = receiver.message().await?.and_then(|message| message.body);
+            Ok::<_, Status>((receiver, first))
         });
-        let (hear, first) = attached.await.expect("the scheduler answers")?;
+        let (receiver, first) = attached.await.expect("the scheduler answers")?;
         let Some(pool_message::Body::Hello(hello)) = first else {
             return Err(Status::internal(format!("not a hello: {first:?}")));
         };
         Ok(Self {
-            say,
-            hear,
+            sender,
+            receiver,
             requests: 0,
             hello,
         })
@@ -193,7 +193,7 @@ impl Attached {
     ///
     /// When the stream has ended.
     pub async fn send(&self, body: client_message::Body) -> Result<(), Status> {
-        let sent = self.say.send(ClientMessage { body: Some(body) }).await;
+        let sent = self.sender.send(ClientMessage { body: Some(body) }).await;
         sent.map_err(|_| Status::unavailable("the stream has ended"))
     }
 
@@ -210,7 +210,7 @@ impl Attached {
     pub async fn next(&mut self) -> Result<Option<pool_message::Body>, Status> {
         let next = timeout(ANSWER_DEADLINE, async {
             loop {
-                match self.hear.message().await?.map(|message| message.body) {
+                match self.receiver.message().await?.map(|message| message.body) {
                     Some(None | Some(pool_message::Body::Beat(_))) => {}
                     Some(Some(body)) => return Ok(Some(body)),
                     None => return Ok(None),
@@ -218,6 +218,18 @@ impl Attached {
             }
         });
         next.await.expect("the scheduler says something")
+    }
+
+    /// Stays attached, and drops what comes, until the scheduler ends the stream; the reason
+    /// if it gave one.
+    pub async fn hold(&mut self) -> Option<Status> {
+        loop {
+            match self.receiver.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return None,
+                Err(status) => return Some(status),
+            }
+        }
     }
 
     /// Leases `devices` of any kind, waiting in the queue if need be.

@@ -81,11 +81,11 @@ impl RawSession {
     ///
     /// # Errors
     ///
-    /// What the worker answers instead.
+    /// When the worker cannot be reached, or what it answers instead.
     ///
     /// # Panics
     ///
-    /// When the worker cannot be reached or does not answer.
+    /// When the worker does not answer.
     pub async fn open(target: &Target) -> Result<Self, Broken> {
         Self::open_with(target, target.open()).await
     }
@@ -94,15 +94,13 @@ impl RawSession {
     ///
     /// # Errors
     ///
-    /// What the worker answers instead.
+    /// When the worker cannot be reached, or what it answers instead.
     ///
     /// # Panics
     ///
-    /// When the worker cannot be reached or does not answer.
+    /// When the worker does not answer.
     pub async fn open_with(target: &Target, open: Open) -> Result<Self, Broken> {
-        let (address, trust) = (&target.address, &target.trust);
-        let link = Self::dial(TransportChoice::Tcp, address, trust).await;
-        Self::open_over(link, Body::Open(open)).await
+        Self::open_over(dial_tcp(target).await?, Body::Open(open)).await
     }
 
     /// A link to a worker with nothing on it.
@@ -144,14 +142,13 @@ impl RawSession {
     ///
     /// # Errors
     ///
-    /// What the worker answers instead.
+    /// When the worker cannot be reached, or what it answers instead.
     ///
     /// # Panics
     ///
-    /// When the worker cannot be reached or does not answer.
+    /// When the worker does not answer.
     pub async fn resume(&mut self, target: &Target, open: Open) -> Result<(), Broken> {
-        let (address, trust) = (&target.address, &target.trust);
-        let mut link = Self::dial(TransportChoice::Tcp, address, trust).await;
+        let mut link = dial_tcp(target).await?;
         let open = Open {
             resume: true,
             received: self.duplex.inbox().received(),
@@ -431,6 +428,12 @@ impl RawSession {
         }
         Ok(())
     }
+}
+
+async fn dial_tcp(target: &Target) -> Result<Link, Broken> {
+    let dialler = Dialer::new(TransportChoice::Tcp);
+    let dialled = dialler.dial(&target.address, &target.trust, ANSWER_DEADLINE);
+    dialled.await.map_err(|e| Broken::Lost(e.to_string()))
 }
 
 /// Sends the first body of a link; what the worker says of the session it opened.

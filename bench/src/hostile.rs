@@ -1,0 +1,159 @@
+//! A program with a lease that attacks its worker, to slow down the other leases.
+//!
+//! It does four things at the same time, until its process ends: it sends ops that the worker
+//! must refuse, provokes large faults, sends malformed frames, and opens connections that
+//! send garbage. It ignores every error and starts again.
+
+use std::{convert::Infallible, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use burn_backend::DType;
+use burn_ir::{BinaryOpIr, CustomOpIr, NumericOperationIr, OperationIr, TensorIr};
+use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt as _};
+use tensord_tests::raw::{self, Attached, Broken, RawSession, Target};
+use tensord_transport::{Dialer, TransportChoice};
+use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
+
+/// Refused ops between two syncs: more than a worker takes in one turn.
+const REFUSED_OPS: usize = 2048;
+
+/// Bytes of an op's name, which a worker may want to repeat in the fault.
+const NAME_BYTES: usize = 64 << 10;
+
+/// Bytes of a malformed frame.
+const GARBAGE_BYTES: usize = 64 << 10;
+
+/// Tasks that open connections, send garbage and close them.
+const STORMS: usize = 4;
+
+/// Pause after a refused connection. A refusal costs this process more than the worker, and
+/// both share the host's cores in a bench.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How long a connection may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// What a task does in a session until the session ends.
+type Act = fn(RawSession) -> BoxFuture<'static, Result<Infallible, Broken>>;
+
+/// Leases a device of the pool at `url`, and attacks its worker for as long as the process
+/// lives. Calls `begun` when it has begun.
+///
+/// # Errors
+///
+/// When there is no lease to be had, or it ends.
+pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Result<Infallible> {
+    runtime.block_on(async {
+        let attached = Attached::to(url).await;
+        let mut attached = attached.context("cannot attach")?;
+        let leased = attached.lease(1).await;
+        let leased = leased.map_err(|e| anyhow::anyhow!("no lease: {e}"))?;
+        let target = leased.into_iter().next();
+        let target = target.context("a lease without a device")?;
+        let mut tasks = JoinSet::new();
+        let acts: [Act; 3] = [
+            |session| refused(session).boxed(),
+            |session| faults(session).boxed(),
+            |session| malformed(session).boxed(),
+        ];
+        for act in acts {
+            // Before the storm, which may keep it out later.
+            let session = RawSession::open(&target).await?;
+            tasks.spawn(again(target.clone(), session, act));
+        }
+        for _ in 0..STORMS {
+            tasks.spawn(storm(target.clone()));
+        }
+        begun();
+        // The stream is held, and with it the lease.
+        let ended = attached.hold().await;
+        bail!("the scheduler ended the stream: {ended:?}")
+    })
+}
+
+/// Runs `act` in one session after the other, for ever.
+async fn again(target: Target, first: RawSession, act: Act) -> Infallible {
+    let mut opened = Ok(first);
+    loop {
+        match opened {
+            Ok(session) => {
+                // The worker ended the session, which is no reason to stop.
+                let _ = act(session).await;
+            }
+            Err(_) => sleep(PAUSE).await,
+        }
+        opened = RawSession::open(&target).await;
+    }
+}
+
+/// Ops that name a tensor with a wrong shape, and ops on tensors that do not exist.
+async fn refused(mut session: RawSession) -> Result<Infallible, Broken> {
+    let there = session.upload(&[1.0, 2.0]);
+    let wrong = raw::tensor(there.id.value(), &[3]);
+    loop {
+        let outs: Vec<_> = (0..REFUSED_OPS).map(|_| session.new_id()).collect();
+        let ops = outs.iter().map(|&id| match id % 2 {
+            0 => add(&wrong, raw::out(id, &[3])),
+            _ => add(&raw::tensor(1, &[3]), raw::out(id, &[3])),
+        });
+        session.ops(&ops.collect::<Vec<_>>());
+        let drops = outs
+            .iter()
+            .map(|&id| OperationIr::Drop(raw::last(&raw::tensor(id, &[3]))));
+        session.ops(&drops.collect::<Vec<_>>());
+        session.sync().await?;
+    }
+}
+
+fn add(to_itself: &TensorIr, out: TensorIr) -> OperationIr {
+    let add = BinaryOpIr {
+        lhs: to_itself.clone(),
+        rhs: to_itself.clone(),
+        out,
+    };
+    OperationIr::NumericFloat(DType::F32, NumericOperationIr::Add(add))
+}
+
+/// Custom ops with unknown and very long names, whose results are read: each read is answered
+/// by a fault that names the op.
+async fn faults(mut session: RawSession) -> Result<Infallible, Broken> {
+    let mut number = 0u64;
+    loop {
+        number += 1;
+        let id = session.new_id();
+        // Each another one, so that nobody can have it at hand.
+        let name = format!("{number:016}").repeat(NAME_BYTES / 16);
+        let op = CustomOpIr {
+            id: name,
+            inputs: Vec::new(),
+            outputs: vec![raw::out(id, &[1])],
+            scalars: Vec::new(),
+        };
+        session.ops(&[OperationIr::Custom(op)]);
+        let result = raw::tensor(id, &[1]);
+        // The fault itself is of no interest.
+        let _ = session.fetch(&raw::last(&result)).await?;
+    }
+}
+
+/// One malformed frame; the worker ends the session.
+async fn malformed(mut session: RawSession) -> Result<Infallible, Broken> {
+    session.send_bytes(vec![0xff; GARBAGE_BYTES]).await?;
+    Err(session.end().await)
+}
+
+/// Opens one connection after the other and sends garbage on each after the TLS handshake.
+async fn storm(target: Target) -> Infallible {
+    let dialler = Dialer::new(TransportChoice::Tcp);
+    let garbage = Bytes::from_static(&[0xff; 4096]);
+    loop {
+        match dialler.dial(&target.address, &target.trust, DEADLINE).await {
+            Ok(mut link) => {
+                // The worker may have gone already.
+                let _ = link.sender.send(std::slice::from_ref(&garbage)).await;
+            }
+            Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
