@@ -107,6 +107,7 @@ pub(crate) struct Admission {
     admitted: usize,
     /// Of these, those without a reserved place.
     unreserved: usize,
+    ticked: Option<Instant>,
 }
 
 impl Admission {
@@ -122,6 +123,7 @@ impl Admission {
             waiting: 0,
             admitted: 0,
             unreserved: 0,
+            ticked: None,
         }
     }
 
@@ -196,12 +198,29 @@ impl Admission {
             actions.push(Action::Close(id));
         }
         self.fill(now, &mut actions);
-        while let Some(id) = self.gives_way(now) {
+        for _ in 0..self.turns_over(now) {
+            let Some(id) = self.gives_way(now) else {
+                break;
+            };
             self.remove(id);
             actions.push(Action::Close(id));
             self.fill(now, &mut actions);
         }
         actions
+    }
+
+    /// How many turns may end now: as many as keep those that are served changing evenly,
+    /// so that whoever comes finds a place at the next tick. Those that came together would
+    /// go together otherwise, again and again.
+    fn turns_over(&mut self, now: Instant) -> usize {
+        let before = self.ticked.replace(now).unwrap_or(now);
+        let (passed, turn) = (now.saturating_duration_since(before), self.limits.turn);
+        if passed >= turn {
+            return self.served.len();
+        }
+        let share = passed.as_secs_f64() / turn.as_secs_f64();
+        // Some 512 at most, so nothing is lost or cut off.
+        ((self.served.len() as f64 * share).ceil() as usize).max(1)
     }
 
     /// Strangers that are served, and that wait.

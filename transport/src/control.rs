@@ -311,6 +311,8 @@ async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: Place, takers: Take
     // On the heap, as most of those who wait under attack never come here.
     let serving = Box::pin(serve(tcp, peer, place, takers));
     tokio::select! {
+        // First, as a link that it has handed on is closed there.
+        biased;
         () = serving => {}
         true = watch.expelled() => debug!(%peer, "showed no right to call in time"),
     }

@@ -85,6 +85,34 @@ fn the_newest_of_an_address_is_served_first_when_a_turn_is_over() {
 }
 
 #[test]
+fn those_who_came_together_do_not_go_together() {
+    let limits = Limits {
+        strangers: 1000,
+        served: 100,
+        served_per_address: 100,
+        ..LIMITS
+    };
+    let (mut admission, mut now) = (Admission::new(limits), Instant::now());
+    for _ in 0..500 {
+        admission.accepted(source(1), now);
+    }
+    let mut closed = Vec::new();
+    for _ in 0..60 {
+        now += Duration::from_millis(50);
+        let actions = admission.tick(now);
+        closed.push(
+            actions
+                .iter()
+                .filter(|a| matches!(a, Action::Close(_)))
+                .count(),
+        );
+    }
+    assert_eq!(closed[..19].iter().sum::<usize>(), 0, "a turn is a second");
+    // A twentieth of a hundred each twentieth of a second.
+    assert!(closed[20..].iter().all(|count| *count == 5), "{closed:?}");
+}
+
+#[test]
 fn who_has_no_competition_has_longer() {
     let mut world = World::new();
     let (id, _) = world.accepted(1);

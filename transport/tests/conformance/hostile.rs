@@ -204,6 +204,41 @@ async fn quic_connections_over_which_nothing_comes() {
     .await;
 }
 
+/// By whoever knows what its frames mean, and takes them without a word.
+#[tokio::test]
+async fn a_link_that_is_never_admitted() {
+    withstand("", async |server| {
+        for kind in [TCP, QUIC, GRPC] {
+            let mut near = server.dial(kind).await;
+            near.sender.send(&[frame(1, 10)]).await.unwrap();
+            let mut far = server.listener.accept().await;
+            expect_frame(&mut far.receiver, 1, 10).await;
+            assert!(waits(far.receiver.recv()).await);
+            expect_error(&mut near.receiver).await;
+            expect_error(&mut far.receiver).await;
+        }
+    })
+    .await;
+}
+
+/// So many that those who come later have to prove their addresses first.
+#[tokio::test]
+async fn many_quic_connections_over_which_nothing_comes() {
+    withstand("", async |server| {
+        let mut idle = Vec::new();
+        for _ in 0..40 {
+            idle.push(quic_client(server).await);
+        }
+        let (mut near, mut far) = server.connect(QUIC).await;
+        echo(&mut near, &mut far).await;
+        for connection in idle {
+            connection.closed().await;
+        }
+        echo(&mut near, &mut far).await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_quic_connection_closed_before_it_says_anything() {
     withstand("QUIC connection failed", async |server| {
