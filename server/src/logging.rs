@@ -10,9 +10,7 @@ mod rate;
 
 use std::io::{self, IsTerminal};
 
-use tracing_subscriber::{
-    Layer, filter::FilterExt, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
-};
+use tracing_subscriber::{fmt, layer::SubscriberExt, registry, util::SubscriberInitExt};
 
 use self::{fields::Shown, rate::Rated};
 use crate::config::values::Filter;
@@ -25,8 +23,9 @@ pub(crate) fn start(filter: &Filter) {
         .fmt_fields(Shown)
         .with_ansi(io::stderr().is_terminal() && !no_color)
         .with_writer(io::stderr);
-    let rated = Rated::start();
     registry()
-        .with(lines.with_filter(filter.to_env_filter().and(rated)))
+        .with(lines)
+        .with(filter.to_env_filter())
+        .with(Rated::start())
         .init();
 }

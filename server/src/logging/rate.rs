@@ -12,14 +12,12 @@ use std::{
 
 use tensord_proto::text::{Escaping, NAME_CHARS};
 use tracing::{
-    Event, Level, Metadata,
+    Event, Level, Metadata, Subscriber,
     callsite::Identifier,
     field::{Field, Visit},
-    level_filters::LevelFilter,
-    subscriber::Interest,
     warn,
 };
-use tracing_subscriber::layer::{Context, Filter};
+use tracing_subscriber::layer::{Context, Layer};
 
 use crate::rate::{Limiter, SECOND, Verdict};
 
@@ -74,16 +72,10 @@ fn is_about_a_peer(metadata: &Metadata<'_>) -> bool {
     *metadata.level() <= Level::INFO && ABOUT.iter().any(|name| fields.field(name).is_some())
 }
 
-impl<S> Filter<S> for Rated {
-    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        true
-    }
-
-    fn callsite_enabled(&self, _: &'static Metadata<'static>) -> Interest {
-        Interest::always()
-    }
-
-    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+/// A layer for all others, and no filter of one of them: those lose the events after one
+/// that such a filter has refused.
+impl<S: Subscriber> Layer<S> for Rated {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
         if !is_about_a_peer(metadata) {
             return true;
@@ -94,10 +86,6 @@ impl<S> Filter<S> for Rated {
             self.0.skipped.notify_one();
         }
         verdict == Verdict::Write
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::TRACE)
     }
 }
 
@@ -116,4 +104,57 @@ fn text(event: &Event<'_>) -> String {
     let mut message = Message(String::new());
     event.record(&mut message);
     message.0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tracing::{debug, info};
+    use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, registry};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_about_peers_are_skipped_and_no_others() {
+        let log = Log::default();
+        let writer = log.clone();
+        let rated = Rated(Arc::default());
+        let shared = rated.0.clone();
+        let subscriber = registry()
+            .with(
+                fmt::layer()
+                    .with_ansi(false)
+                    .with_writer(move || writer.clone()),
+            )
+            .with(EnvFilter::new("info"))
+            .with(rated);
+        tracing::subscriber::with_default(subscriber, || {
+            for number in 0..30 {
+                warn!(peer = number, "call {number} refused\n");
+                info!("about nobody");
+                debug!(peer = number, "not asked for");
+            }
+        });
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+        assert_eq!((lines("refused"), lines("about nobody")), (10, 30), "{log}");
+        assert_eq!(lines("not asked for"), 0);
+        assert!(shared.limiter().owes());
+        let told = shared.limiter().skipped(Instant::now() + SECOND);
+        assert_eq!(told, [(20, "call 10 refused\\n".to_owned())]);
+    }
 }
