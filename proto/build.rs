@@ -1,7 +1,8 @@
 //! Compiles the `.proto` files with protox, so that no `protoc` is needed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["common", "pool", "worker", "data"].map(|f| format!("proto/tensord/v1/{f}.proto"));
+    let files = ["common", "pool", "worker", "data", "admin"]
+        .map(|f| format!("proto/tensord/v1/{f}.proto"));
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(files, ["proto"])?;
     let rpc = std::env::var_os("CARGO_FEATURE_RPC").is_some();

@@ -62,6 +62,7 @@ impl Engine {
         self.now = now;
         match event {
             Event::Tick => self.tick(),
+            Event::Evict { client } => self.evict(client),
             Event::Worker {
                 worker,
                 stream,
@@ -93,7 +94,13 @@ impl Engine {
         Snapshot {
             workers: self.pool.snapshot(),
             waiting_requests: self.queue.len(),
+            waiting: self.queue.clients().collect(),
             leases: self.leases.len(),
+            owners: self
+                .leases
+                .iter()
+                .map(|(id, lease)| (id, lease.owner))
+                .collect(),
         }
     }
 

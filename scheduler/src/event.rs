@@ -20,6 +20,12 @@ pub enum Event {
     /// Time has passed. Deadlines are acted upon on this event alone, so a
     /// client or worker that comes back late but before it has lost nothing.
     Tick,
+    /// A client has no right to be here any more: what it waits for is dropped, what it
+    /// holds ends, and it is not attached from here on.
+    Evict {
+        /// Who.
+        client: ClientId,
+    },
     /// A worker said something, or its stream broke.
     Worker {
         /// Who.

@@ -58,6 +58,11 @@ impl Queue {
         self.waiting.len()
     }
 
+    /// The client of each request, in the order they wait.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = ClientId> {
+        self.waiting.iter().map(|waiting| waiting.client)
+    }
+
     pub(crate) fn len_of(&self, client: ClientId) -> usize {
         self.waiting
             .iter()

@@ -75,6 +75,9 @@ pub enum EndReason {
         /// The device's position in its list.
         index: u32,
     },
+    /// The token that its client showed was revoked.
+    #[error("the token that this lease was asked for with was revoked")]
+    TokenRevoked,
     /// It ended earlier, expired, is another client's, or never was.
     #[error("this client holds no such lease; it ended, expired or never was")]
     Unknown,

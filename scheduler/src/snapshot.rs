@@ -1,6 +1,8 @@
 //! The pool at one moment, for people to look at.
 
-use tensord_proto::ids::WorkerId;
+use std::collections::BTreeMap;
+
+use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::device::DeviceSpec;
 use crate::time::Timestamp;
@@ -12,8 +14,12 @@ pub struct Snapshot {
     pub workers: Vec<WorkerSnapshot>,
     /// How many requests wait.
     pub waiting_requests: usize,
+    /// The client of each of those, in the order they wait.
+    pub waiting: Vec<ClientId>,
     /// How many leases there are.
     pub leases: usize,
+    /// The client of each lease; `None` until one claims it.
+    pub owners: BTreeMap<LeaseId, Option<ClientId>>,
 }
 
 /// A worker at one moment.
@@ -42,4 +48,6 @@ pub struct DeviceSnapshot {
     pub device: DeviceSpec,
     /// Whether a lease has it.
     pub leased: bool,
+    /// Which lease has it.
+    pub lease: Option<LeaseId>,
 }

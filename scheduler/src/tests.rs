@@ -121,7 +121,7 @@ fn tick() -> Event {
 fn on(other: u64, event: Event) -> Event {
     let stream = StreamId(other);
     match event {
-        Event::Tick => Event::Tick,
+        Event::Tick | Event::Evict { .. } => event,
         Event::Worker { worker, event, .. } => Event::Worker {
             worker,
             stream,

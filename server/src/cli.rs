@@ -12,11 +12,12 @@ use crate::config::settings::DemoSettings;
 use crate::config::{
     ConfigError,
     settings::{
-        DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
-        WorkerSettings,
+        AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
+        UpSettings, UrlSettings, WorkerSettings,
     },
-    values::Filter,
+    values::{Filter, Name, Period},
 };
+use crate::scheduler::Role;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,6 +25,7 @@ Examples:
   tensord scheduler                  a pool for the network
   tensord worker                     this host's devices, for the pool in TENSORD_URL
   tensord status                     who is in the pool, and what they do
+  tensord token list                 who may use it
 
 `tensord up` and `tensord scheduler` print the TENSORD_URL for programs and workers.
 Settings come from flags, else the environment, else the file named by --config.";
@@ -149,6 +151,18 @@ Examples:
         #[command(flatten)]
         url: UrlSettings,
     },
+    /// Make, list, rotate and revoke the tokens of a pool
+    #[command(after_help = "\
+Examples, on the scheduler's host:
+  tensord token list
+  tensord token create --name ci --tenant research --expires 7d
+  tensord token create --role worker --uses 5 --expires 1d
+  tensord token rotate program --grace 1h
+  tensord token revoke ci --keep-leases")]
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Train a network on hand-written digits, to see a pool at work
     #[cfg(feature = "demo")]
     #[command(after_help = "\
@@ -164,6 +178,61 @@ Examples:
         settings: DemoSettings,
         #[command(flatten)]
         url: UrlSettings,
+    },
+}
+
+/// What can be done with tokens.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token, and print the URL with it once
+    Create {
+        /// What it lets its holder be: program, worker or admin
+        #[arg(long, value_name = "ROLE", default_value_t = Role::Client)]
+        role: Role,
+        /// Its name [default: the role and a number]
+        #[arg(long, value_name = "NAME")]
+        name: Option<Name>,
+        /// Whose it is: programs of one tenant share kept uploads and see each other's leases [default: default]
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<Name>,
+        /// How long it lasts, such as 12h or 7d [default: for ever]
+        #[arg(long, value_name = "TIME")]
+        expires: Option<Period>,
+        /// How many workers may enrol with it [default: any number]
+        #[arg(long, value_name = "N")]
+        uses: Option<u64>,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Show every token, without its secret
+    List {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Make a successor of a token, and print the URL with it once
+    Rotate {
+        /// Which token
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// How long the token stays good beside its successor [default: 1h]
+        #[arg(long, value_name = "TIME")]
+        grace: Option<Period>,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// End a token, and the leases and streams that hang on it
+    Revoke {
+        /// Which token
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Let leases that it opened run until they end by themselves
+        #[arg(long)]
+        keep_leases: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
     },
 }
 
@@ -184,7 +253,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
     // Help names a flag's variable; the value it has here is nobody's business.
     let hide = |command: clap::Command| command.mut_args(|arg| arg.hide_env_values(true));
     let parsed = hide(Cli::command())
-        .mut_subcommands(hide)
+        .mut_subcommands(|command| hide(command).mut_subcommands(hide))
         .try_get_matches_from(args)
         .and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
@@ -256,7 +325,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, devices, status{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status, token{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

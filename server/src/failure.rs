@@ -6,7 +6,11 @@ use std::{io, process::ExitCode};
 use tensord_proto::text::{MESSAGE_CHARS, foreign};
 
 use crate::{
-    commands::GatewayError, config::ConfigError, scheduler, state::StateError, status::StatusError,
+    commands::{AdminError, GatewayError},
+    config::ConfigError,
+    scheduler,
+    state::StateError,
+    status::StatusError,
 };
 
 /// The configuration is wrong (`EX_USAGE`): starting again changes nothing.
@@ -47,6 +51,9 @@ pub(crate) enum Failure {
     /// The pool did not tell its status.
     #[error(transparent)]
     Status(#[from] StatusError),
+    /// Tokens were not changed or listed.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
     /// The system refused something every command needs.
     #[error("cannot {what}: {source}")]
     System {

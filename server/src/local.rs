@@ -8,7 +8,7 @@ use tensord_transport::{PoolUrl, Secret, TransportChoice, tls::Trust};
 use crate::{
     config::SchedulerConfig,
     failure::Failure,
-    scheduler::{Options, Scheduler},
+    scheduler::{Access, Options, Role, Scheduler},
     state::{SchedulerLock, StateDir},
 };
 
@@ -23,10 +23,12 @@ pub(crate) struct LocalPool {
 
 /// The URLs of a pool, with their tokens.
 pub(crate) struct Urls {
-    /// For programs.
-    pub(crate) programs: PoolUrl,
-    /// For workers.
-    pub(crate) workers: PoolUrl,
+    /// Where the pool is, without a token.
+    pub(crate) pool: PoolUrl,
+    /// For programs, unless their token of the first start was revoked.
+    pub(crate) programs: Option<PoolUrl>,
+    /// For workers, likewise.
+    pub(crate) workers: Option<PoolUrl>,
     /// For a worker in this process, whatever name others use.
     pub(crate) own_worker: PoolUrl,
 }
@@ -37,13 +39,15 @@ impl LocalPool {
         let state = StateDir::open(&config.state.path)?;
         let lock = state.lock_scheduler()?;
         let secrets = state.pool_secrets()?;
+        let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let trust = Trust::Pin(secrets.identity.fingerprint());
-        let tokens = (secrets.client_token.clone(), secrets.worker_token.clone());
-        let scheduler = Scheduler::start(Options::new(config.listen), secrets).await?;
+        let token = |role| access.url_token(role, &secrets);
+        let (programs, workers) = (token(Role::Client), token(Role::Worker));
+        let scheduler = Scheduler::start(Options::new(config.listen), secrets, access).await?;
         let address = scheduler.address();
-        let url = |host: String, token: &Secret| PoolUrl {
-            token: Some(token.clone()),
-            host,
+        let url = |host: &str, token: Option<Secret>| PoolUrl {
+            token,
+            host: host.into(),
             port: address.port(),
             trust: trust.clone(),
             transport: TransportChoice::Auto,
@@ -53,10 +57,12 @@ impl LocalPool {
             None => reachable_host(address.ip(), config.host_name.as_deref()),
         };
         let urls = Urls {
-            programs: url(host.clone(), &tokens.0),
-            workers: url(host, &tokens.1),
-            own_worker: url(own_host(address.ip()), &tokens.1),
+            own_worker: url(&own_host(address.ip()), workers.clone()),
+            programs: programs.map(|token| url(&host, Some(token))),
+            workers: workers.map(|token| url(&host, Some(token))),
+            pool: url(&host, None),
         };
+        state.set_pool_url(&urls.pool)?;
         Ok(Self {
             scheduler,
             urls,
@@ -73,13 +79,17 @@ impl LocalPool {
 impl Urls {
     /// What to print when the pool is up. The lines are ready to paste.
     pub(crate) fn banner(&self, state: &str) -> String {
+        let line = |url: &Option<PoolUrl>, role: Role| match url {
+            Some(url) => format!("export TENSORD_URL='{}'", url.reveal()),
+            None => format!("make a URL with `tensord token create --role {role}`"),
+        };
         format!(
             "tensord pool at {}  (state in {state})\n\n\
-             programs:  export TENSORD_URL='{}'\n\
-             workers:   export TENSORD_URL='{}'\n",
-            self.programs.authority(),
-            self.programs.reveal(),
-            self.workers.reveal(),
+             programs:  {}\n\
+             workers:   {}\n",
+            self.pool.authority(),
+            line(&self.programs, Role::Client),
+            line(&self.workers, Role::Worker),
         )
     }
 }
@@ -140,21 +150,31 @@ mod tests {
             trust: Trust::Pin(Fingerprint([0xab; 32])),
             transport: TransportChoice::Auto,
         };
-        let urls = Urls {
-            programs: url("client"),
-            workers: url("worker"),
+        let urls = |workers| Urls {
+            pool: url("client"),
+            programs: Some(url("client")),
+            workers,
             own_worker: url("worker"),
         };
         let pin = "ab".repeat(32);
-        let expected = format!(
-            "\
+        let banner = |last: &str| {
+            format!(
+                "\
 tensord pool at gpu-1.example:7461  (state in ~/.local/state/tensord)
 
 programs:  export TENSORD_URL='tensord://client@gpu-1.example:7461?ca=sha256:{pin}'
-workers:   export TENSORD_URL='tensord://worker@gpu-1.example:7461?ca=sha256:{pin}'
+workers:   {last}
 "
+            )
+        };
+        let last =
+            format!("export TENSORD_URL='tensord://worker@gpu-1.example:7461?ca=sha256:{pin}'");
+        let state = "~/.local/state/tensord";
+        assert_eq!(urls(Some(url("worker"))).banner(state), banner(&last));
+        assert_eq!(
+            urls(None).banner(state),
+            banner("make a URL with `tensord token create --role worker`")
         );
-        assert_eq!(urls.banner("~/.local/state/tensord"), expected);
     }
 
     #[test]

@@ -30,6 +30,15 @@ impl Engine {
         }
     }
 
+    /// Ends all that a client has here, attached or not.
+    pub(super) fn evict(&mut self, client: ClientId) {
+        self.queue.remove_all_of(client);
+        for lease in self.leases.owned_by(client) {
+            self.end_lease(lease, Some(EndReason::TokenRevoked));
+        }
+        self.clients.remove(&client);
+    }
+
     /// A client is here with all it holds. What it had and does not claim it
     /// gave up while it was away, or it never learned of the grant; so it ends.
     fn attach(&mut self, client: ClientId, stream: StreamId, claims: Vec<Claim>) {

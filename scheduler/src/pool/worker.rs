@@ -80,6 +80,7 @@ impl Worker {
         let device = |(device, lease): (&DeviceSpec, &Option<LeaseId>)| DeviceSnapshot {
             device: device.clone(),
             leased: lease.is_some(),
+            lease: *lease,
         };
         WorkerSnapshot {
             worker,

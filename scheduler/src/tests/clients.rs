@@ -190,3 +190,34 @@ fn those_who_never_attached_are_not_heard() {
         (0, worker_gone(2), vec![]),
     ]);
 }
+
+#[test]
+fn a_client_that_is_evicted_loses_what_it_holds_and_waits_for() {
+    let evict = |client| Event::Evict {
+        client: ClientId(client),
+    };
+    let engine = check_leased([
+        (0, attach(8), vec![]),
+        (0, request(8, 3, 1), vec![granted(8, 3, &[(1, 1, flex(1))])]),
+        (0, request(9, 2, 2), vec![queued(9, 2, 1)]),
+        (0, request(8, 4, 1), vec![queued(8, 4, 2)]),
+        (
+            1_000,
+            evict(9),
+            vec![
+                end_lease(1, 10),
+                ended(9, 10, EndReason::TokenRevoked),
+                granted(8, 4, &[(1, 0, flex(1))]),
+            ],
+        ),
+        // What is left in its stream.
+        (1_000, request(9, 3, 1), vec![]),
+        (1_000, client_gone(9), vec![]),
+        // Away or not, and with or without anything.
+        (2_000, client_gone(8), vec![]),
+        (2_000, evict(8), vec![end_lease(1, 30), end_lease(1, 40)]),
+        (2_000, evict(8), vec![]),
+    ]);
+    assert_eq!(engine.snapshot().leases, 0);
+    assert_eq!(engine.next_deadline(), None);
+}

@@ -194,7 +194,8 @@ impl OwnPool {
             host_name: None,
         };
         let pool = LocalPool::start(&config).await?;
-        let url = pool.urls.programs.clone();
+        let made = "the tokens of a new pool are good";
+        let url = pool.urls.programs.clone().expect(made);
         let mut own = Self {
             url,
             workers: Vec::new(),
@@ -204,7 +205,7 @@ impl OwnPool {
         for number in 1..=WORKERS {
             let kind = kind.unwrap_or("flex");
             let devices = format!("{kind}*{}", devices.div_ceil(WORKERS));
-            let worker = start_worker(&own._pool.urls.workers, number, &devices);
+            let worker = start_worker(&own._pool.urls.own_worker, number, &devices);
             own.workers.push(worker.map_err(DemoError::Start)?);
         }
         Ok(own)

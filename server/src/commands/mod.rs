@@ -5,7 +5,7 @@
 
 #[cfg(feature = "demo")]
 pub(crate) use self::demo::DemoError;
-pub(crate) use self::gateway::GatewayError;
+pub(crate) use self::{gateway::GatewayError, token::AdminError};
 
 mod apart;
 #[cfg(feature = "demo")]
@@ -14,6 +14,7 @@ mod devices;
 mod gateway;
 mod scheduler;
 mod status;
+mod token;
 mod up;
 mod worker;
 
@@ -28,6 +29,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Gateway(config) => gateway::run(config).await,
         Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,
+        Config::Token(config) => token::run(config).await,
         #[cfg(feature = "demo")]
         Config::Demo(config) => demo::run(config).await,
     }

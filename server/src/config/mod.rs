@@ -40,6 +40,8 @@ pub(crate) enum Config {
     Gateway(GatewayConfig),
     /// `tensord status`.
     Status(StatusConfig),
+    /// `tensord token`.
+    Token(TokenConfig),
     /// `tensord devices`.
     Devices(DevicesConfig),
     /// `tensord demo`.
@@ -147,6 +149,61 @@ pub(crate) struct StatusConfig {
     pub(crate) url: PoolUrl,
     /// JSON instead of a table.
     pub(crate) json: bool,
+}
+
+/// Something to do with a pool's tokens.
+#[derive(Debug)]
+pub(crate) struct TokenConfig {
+    /// The pool, with an admin token.
+    pub(crate) admin: AdminUrl,
+    /// What to do.
+    pub(crate) action: TokenAction,
+}
+
+/// Where the URL with an admin token comes from.
+#[derive(Debug)]
+pub(crate) enum AdminUrl {
+    /// The user.
+    Given(PoolUrl),
+    /// The state directory of this host's scheduler.
+    Kept(StatePath),
+}
+
+/// What to do with tokens.
+#[derive(Debug)]
+pub(crate) enum TokenAction {
+    /// Make one.
+    Create {
+        /// Its name; any that is free if `None`.
+        name: Option<String>,
+        /// What it lets its holder be.
+        role: String,
+        /// Whose it is.
+        tenant: String,
+        /// How long it lasts; for ever if `None`.
+        life: Option<Duration>,
+        /// How many workers may enrol with it; any number if `None`.
+        uses: Option<u64>,
+    },
+    /// Show them all.
+    List {
+        /// JSON instead of a table.
+        json: bool,
+    },
+    /// Make a successor.
+    Rotate {
+        /// Of which.
+        name: String,
+        /// How long it stays good beside the successor.
+        grace: Duration,
+    },
+    /// End one.
+    Revoke {
+        /// Which.
+        name: String,
+        /// What it opened may end by itself.
+        keep_leases: bool,
+    },
 }
 
 /// A look at this host.

@@ -13,18 +13,20 @@ use tensord_transport::{PoolUrl, Secret};
 use tensord_worker::{AUTO, DeviceSelection};
 
 use super::{
-    Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig, GatewayToken,
-    NodeConfig, SchedulerConfig, StatePath, StatusConfig, UpConfig, WorkerConfig,
+    AdminUrl, Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig,
+    GatewayToken, NodeConfig, SchedulerConfig, StatePath, StatusConfig, TokenAction, TokenConfig,
+    UpConfig, WorkerConfig,
     settings::{
-        DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
-        WorkerSettings,
+        AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
+        UpSettings, UrlSettings, WorkerSettings,
     },
-    values::{Devices, Filter, Host, Listen, Name, Timeout},
+    values::{Devices, Filter, Host, Listen, Name, Period, Timeout},
 };
 #[cfg(feature = "demo")]
 use super::{DemoConfig, settings::DemoSettings};
 use crate::{
-    cli::{Cli, Command},
+    cli::{Cli, Command, TokenCommand},
+    scheduler::DEFAULT_TENANT,
     state,
 };
 
@@ -42,6 +44,9 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long running sessions get to end, in seconds.
 const DRAIN_SECONDS: u64 = 10;
+
+/// How long a token stays good beside its successor.
+const ROTATION_GRACE: Duration = Duration::from_secs(3600);
 
 const NO_URL: &str = "TENSORD_URL is not set; export the line that `tensord up` or `tensord scheduler` prints, or name a file that holds the URL with --url-file";
 const NO_STATE: &str = "--state: there is no home directory to keep state in; name a directory";
@@ -101,6 +106,7 @@ pub(crate) fn resolve(
             url: layers.url(url)?,
             json,
         }),
+        Command::Token { command } => Config::Token(layers.token(command)?),
         Command::Devices { json } => Config::Devices(DevicesConfig { json }),
         #[cfg(feature = "demo")]
         Command::Demo { settings, url } => Config::Demo(layers.demo(settings, url)?),
@@ -228,6 +234,54 @@ impl Layers<'_> {
             demand,
             token,
         })
+    }
+
+    fn token(&self, command: TokenCommand) -> Result<TokenConfig, ConfigError> {
+        let (action, settings) = match command {
+            TokenCommand::Create {
+                name,
+                role,
+                tenant,
+                expires,
+                uses,
+                admin,
+            } => {
+                let create = TokenAction::Create {
+                    name: name.map(|Name(name)| name),
+                    role: role.to_string(),
+                    tenant: tenant.map_or_else(|| DEFAULT_TENANT.into(), |Name(tenant)| tenant),
+                    life: expires.map(|Period(life)| life),
+                    uses,
+                };
+                (create, admin)
+            }
+            TokenCommand::List { json, admin } => (TokenAction::List { json }, admin),
+            TokenCommand::Rotate { name, grace, admin } => {
+                let Period(grace) = grace.unwrap_or(Period(ROTATION_GRACE));
+                (TokenAction::Rotate { name, grace }, admin)
+            }
+            TokenCommand::Revoke {
+                name,
+                keep_leases,
+                admin,
+            } => (TokenAction::Revoke { name, keep_leases }, admin),
+        };
+        let admin = self.admin(settings)?;
+        Ok(TokenConfig { admin, action })
+    }
+
+    /// What the user names goes first, on the command line before `TENSORD_URL`, and
+    /// the state directory of this host's scheduler last.
+    fn admin(&self, settings: AdminSettings) -> Result<AdminUrl, ConfigError> {
+        let AdminSettings { url, file, state } = settings;
+        if let Some(url) = url {
+            return pool_url(&Secret::new(url), "--url".into()).map(AdminUrl::Given);
+        }
+        let is_kept = state.state.is_some() || self.environment.url.is_none();
+        match file.url_file.is_none() && self.file.url_file.is_none() && is_kept {
+            true => self.state(state).map(AdminUrl::Kept),
+            false => self.url(file).map(AdminUrl::Given),
+        }
     }
 
     #[cfg(feature = "demo")]

@@ -157,6 +157,18 @@ pub(crate) struct UrlSettings {
     pub(crate) url_file: Option<PathBuf>,
 }
 
+/// For commands of an administrator.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct AdminSettings {
+    /// Pool URL with an admin token, which other users of this host can then see [default: TENSORD_URL, or else that of the scheduler that runs on this host's state]
+    #[arg(long, value_name = "URL", conflicts_with = "url_file")]
+    pub(crate) url: Option<String>,
+    #[command(flatten)]
+    pub(crate) file: UrlSettings,
+    #[command(flatten)]
+    pub(crate) state: StateSettings,
+}
+
 /// For commands that others depend on while they run.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DrainSettings {

@@ -189,6 +189,31 @@ impl FromStr for Timeout {
     }
 }
 
+/// A while, such as `30s`, `5m`, `1h` or `7d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Period(pub(crate) Duration);
+
+impl FromStr for Period {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let period = || {
+            let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+            let unit_seconds = match unit {
+                "s" => 1,
+                "m" => 60,
+                "h" => 3600,
+                "d" => 86_400,
+                _ => return None,
+            };
+            let seconds = number.parse::<u64>().ok()?.checked_mul(unit_seconds)?;
+            // More than a hundred years is a slip of the pen.
+            (seconds <= 36_500 * 86_400).then_some(Self(Duration::from_secs(seconds)))
+        };
+        period().ok_or_else(|| format!("{text:?} is not a while, such as 30s, 5m, 1h or 7d"))
+    }
+}
+
 /// How many devices the demo trains on. They share the digits of a step evenly.
 #[cfg(feature = "demo")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,96 +1,235 @@
-//! Who may call what: one token for programs, another for workers.
+//! Who may call what.
 //!
-//! Only hashes of the tokens are kept, and `blake3::Hash` compares them in
-//! constant time, so answers tell nothing about how close a guess was.
+//! A call shows a token, and the pool's [`Tokens`] say whose it is, what it is for and
+//! until when. Only hashes of tokens are kept, and each is compared in constant time.
+
+mod role;
+mod time;
+mod tokens;
+
+use std::sync::Arc;
 
 use tensord_proto::v1::{Error, ErrorCode};
 use tensord_transport::Secret;
 use tonic::metadata::MetadataMap;
 
-/// What a token lets its holder be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// A program that leases devices.
-    Client,
-    /// A worker that offers some.
-    Worker,
+use self::tokens::Why;
+pub(crate) use self::{
+    role::Role,
+    time::UnixMillis,
+    tokens::{DEFAULT_TENANT, NewToken, Standing, Token, TokenError, Tokens},
+};
+use crate::state::{self, Ledger, PoolSecrets, StateDir, StateError};
+
+/// The tokens of the first start: name, role, and the file that has the token itself.
+const FIRST: [(&str, Role, &str); 3] = [
+    ("program", Role::Client, "client-token"),
+    ("worker", Role::Worker, "worker-token"),
+    ("admin", Role::Admin, "admin-token"),
+];
+
+/// How many workers may enrol with the token of the first start: more than a small
+/// cluster ever does, and few enough that nobody fills the disk with it.
+const FIRST_WORKER_USES: u64 = 1000;
+
+/// Who may call what.
+#[derive(Debug)]
+pub(crate) struct Access {
+    state: StateDir,
+    tokens: Ledger<Tokens>,
 }
 
-impl Role {
-    /// The line of the scheduler's output that has the role's token.
-    fn line(self) -> &'static str {
-        match self {
-            Self::Client => "programs:",
-            Self::Worker => "workers:",
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Worker => "worker",
-        }
-    }
-}
-
-/// The tokens of a pool.
+/// What a call that was let in may do, for as long as it lasts.
 #[derive(Clone, Debug)]
-pub(super) struct Access {
-    client: blake3::Hash,
-    worker: blake3::Hash,
+pub(crate) struct Pass {
+    /// The name of its token.
+    pub(super) token: Arc<str>,
+    /// Whose it is.
+    pub(super) tenant: Arc<str>,
+    /// What it lets its holder be.
+    pub(super) role: Role,
+    hash: blake3::Hash,
+}
+
+/// Why tokens were not changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChangeError {
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
 impl Access {
-    pub(super) fn new(client: &Secret, worker: &Secret) -> Self {
-        let hash = |token: &Secret| blake3::hash(token.reveal().as_bytes());
-        Self {
-            client: hash(client),
-            worker: hash(worker),
+    /// The tokens that `state` knows, and those of the first start.
+    pub(crate) fn open(state: StateDir, secrets: &PoolSecrets) -> Result<Self, StateError> {
+        let tokens = state.ledger("tokens.json")?;
+        let access = Self { state, tokens };
+        let now = UnixMillis::now();
+        let adopt = |tokens: &mut Tokens| {
+            let strings = [
+                &secrets.client_token,
+                &secrets.worker_token,
+                &secrets.admin_token,
+            ];
+            let mut changed = false;
+            for ((name, role, _), string) in FIRST.into_iter().zip(strings) {
+                let new = NewToken {
+                    name: name.into(),
+                    role,
+                    tenant: DEFAULT_TENANT.into(),
+                    life: None,
+                    uses: (role == Role::Worker).then_some(FIRST_WORKER_USES),
+                };
+                changed |= tokens.adopt(new, hash(string), now)?;
+            }
+            Ok::<_, TokenError>(changed)
+        };
+        // A registry that is full has them already, or the operator has filled it.
+        if adopt(&mut Tokens::clone(&access.tokens.read())).is_ok_and(|changed| changed) {
+            let written = access.tokens.change(|tokens| Ok(adopt(tokens)?));
+            if let Err(ChangeError::State(e)) = written {
+                return Err(e);
+            }
         }
+        Ok(access)
     }
 
-    /// Lets a call pass that shows the token of `role`.
+    /// Lets a call pass that shows a token of one of `roles`; errors speak of the first.
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::Token`], saying whether the token is missing, another
-    /// role's, or of no role here.
-    pub(super) fn check(&self, role: Role, metadata: &MetadataMap) -> Result<(), Error> {
+    /// [`ErrorCode::Token`], saying whether the token is missing, of another role, of
+    /// none here, or ended.
+    pub(super) fn check(&self, roles: &[Role], metadata: &MetadataMap) -> Result<Pass, Error> {
+        let wanted = roles[0];
+        let source = wanted.source();
         let Some(token) = bearer(metadata) else {
             return refuse(format!(
-                "there is no token in the call; use the URL of the `{}` line that the scheduler prints",
-                role.line()
+                "there is no token in the call; use the URL {source}"
             ));
         };
         let hash = blake3::hash(token);
-        match self.role_of(hash) {
-            Some(found) if found == role => Ok(()),
-            Some(other) => refuse(format!(
-                "this is the {} token, and a {} needs its own; use the URL of the `{}` line that the scheduler prints",
-                other.name(),
-                role.name(),
-                role.line()
-            )),
-            None => refuse(format!(
-                "the token is not one of this pool; use the URL of the `{}` line that the scheduler prints",
-                role.line()
-            )),
+        let tokens = self.tokens.read();
+        let Some((token, standing)) = tokens.find(hash, UnixMillis::now()) else {
+            return refuse(format!(
+                "the token is not one of this pool; use the URL {source}"
+            ));
+        };
+        if !roles.contains(&token.role) {
+            return refuse(format!(
+                "this is the {} token, and {} needs its own; use the URL {source}",
+                token.role.name(),
+                wanted.holder(),
+            ));
+        }
+        if let Standing::Ended(why) = standing {
+            return refuse(ended(&token.name, why));
+        }
+        Ok(Pass {
+            token: token.name.as_str().into(),
+            tenant: token.tenant.as_str().into(),
+            role: token.role,
+            hash,
+        })
+    }
+
+    /// Whether `pass` may open something new at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorCode::Token`], saying why its token does not.
+    pub(super) fn may_open(&self, pass: &Pass) -> Result<(), Error> {
+        let tokens = self.tokens.read();
+        match tokens.find(pass.hash, UnixMillis::now()) {
+            Some((_, Standing::Good)) => Ok(()),
+            Some((token, Standing::Closing(why) | Standing::Ended(why))) => {
+                refuse(ended(&token.name, why))
+            }
+            None => refuse(ended(&pass.token, Why::Rotated)),
         }
     }
 
-    fn role_of(&self, hash: blake3::Hash) -> Option<Role> {
-        // Both are compared, whichever fits.
-        let (client, worker) = (self.client == hash, self.worker == hash);
-        match (client, worker) {
-            (true, false) => Some(Role::Client),
-            (false, true) => Some(Role::Worker),
-            // The same token for both is the operator's mistake; neither is served.
-            (true, true) | (false, false) => None,
+    /// The pool's tokens as they are now.
+    pub(crate) fn tokens(&self) -> Arc<Tokens> {
+        self.tokens.read()
+    }
+
+    /// The token of the first start for `role`, as long as it is good.
+    pub(crate) fn url_token(&self, role: Role, secrets: &PoolSecrets) -> Option<Secret> {
+        let string = match role {
+            Role::Admin => &secrets.admin_token,
+            Role::Client => &secrets.client_token,
+            Role::Worker => &secrets.worker_token,
+        };
+        let tokens = self.tokens.read();
+        match tokens.find(hash(string), UnixMillis::now()) {
+            Some((_, Standing::Good)) => Some(string.clone()),
+            _ => None,
         }
+    }
+
+    /// Makes a token. Blocks for as long as the disk takes.
+    ///
+    /// # Errors
+    ///
+    /// When it breaks a rule, or cannot be written down.
+    pub(super) fn create(&self, new: NewToken) -> Result<(Token, Secret), ChangeError> {
+        let string = Secret::new(state::new_token()?);
+        let token = self.tokens.change(|tokens| {
+            let created = tokens.create(new, hash(&string), UnixMillis::now())?;
+            Ok::<_, ChangeError>(created.clone())
+        })?;
+        Ok((token, string))
+    }
+
+    /// Makes a successor of a token. Blocks for as long as the disk takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    pub(super) fn rotate(
+        &self,
+        name: &str,
+        grace: std::time::Duration,
+    ) -> Result<(Token, Secret), ChangeError> {
+        let string = Secret::new(state::new_token()?);
+        let token = self.tokens.change(|tokens| {
+            let rotated = tokens.rotate(name, hash(&string), grace, UnixMillis::now())?;
+            // First, as a file that has an unknown token is believed at the next start.
+            if let Some((_, _, file)) = FIRST.iter().find(|(first, ..)| *first == name) {
+                self.state.replace_token(file, &string)?;
+            }
+            Ok::<_, ChangeError>(rotated.clone())
+        })?;
+        Ok((token, string))
+    }
+
+    /// Ends a token. Blocks for as long as the disk takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    pub(super) fn revoke(&self, name: &str, keep_leases: bool) -> Result<Token, ChangeError> {
+        self.tokens.change(|tokens| {
+            let revoked = tokens.revoke(name, keep_leases, UnixMillis::now())?;
+            Ok(revoked.clone())
+        })
     }
 }
 
-fn refuse(message: String) -> Result<(), Error> {
+fn hash(token: &Secret) -> blake3::Hash {
+    blake3::hash(token.reveal().as_bytes())
+}
+
+fn ended(name: &str, why: Why) -> String {
+    format!(
+        "the token {name:?} {}; ask whoever runs the pool for another one",
+        why.words()
+    )
+}
+
+fn refuse<T>(message: String) -> Result<T, Error> {
     Err(Error::new(ErrorCode::Token, message))
 }
 
@@ -103,9 +242,32 @@ fn bearer(metadata: &MetadataMap) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    fn call(authorization: Option<&'static str>) -> MetadataMap {
+    struct Pool {
+        directory: tempfile::TempDir,
+        access: Access,
+        secrets: PoolSecrets,
+    }
+
+    fn pool() -> Pool {
+        on(tempfile::tempdir().unwrap())
+    }
+
+    fn on(directory: tempfile::TempDir) -> Pool {
+        let state = StateDir::open(directory.path()).unwrap();
+        let secrets = state.pool_secrets().unwrap();
+        let access = Access::open(state, &secrets).unwrap();
+        Pool {
+            directory,
+            access,
+            secrets,
+        }
+    }
+
+    fn call(authorization: Option<&str>) -> MetadataMap {
         let mut metadata = MetadataMap::new();
         if let Some(value) = authorization {
             metadata.insert("authorization", value.parse().unwrap());
@@ -113,43 +275,57 @@ mod tests {
         metadata
     }
 
+    fn showing(token: &Secret) -> MetadataMap {
+        call(Some(&format!("bearer {}", token.reveal())))
+    }
+
+    fn error(access: &Access, roles: &[Role], token: &Secret) -> String {
+        let error = access.check(roles, &showing(token)).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Token);
+        error.message
+    }
+
     #[test]
     fn each_role_has_its_own_token() {
-        let access = Access::new(&Secret::new("client-token"), &Secret::new("worker-token"));
-        let client = call(Some("Bearer client-token"));
-        let worker = call(Some("bearer worker-token"));
-        assert_eq!(access.check(Role::Client, &client), Ok(()));
-        assert_eq!(access.check(Role::Worker, &worker), Ok(()));
-        let error = access.check(Role::Worker, &client).unwrap_err();
-        assert_eq!(error.code(), ErrorCode::Token);
+        let Pool {
+            access, secrets, ..
+        } = pool();
+        let strings = [
+            (Role::Client, &secrets.client_token),
+            (Role::Worker, &secrets.worker_token),
+            (Role::Admin, &secrets.admin_token),
+        ];
+        for (role, string) in strings {
+            for (other, shown) in strings {
+                let passed = access.check(&[role], &showing(shown));
+                assert_eq!(passed.is_ok(), role == other, "{role} with that of {other}");
+            }
+            assert_eq!(access.url_token(role, &secrets).as_ref(), Some(string));
+        }
+        let pass = access.check(&[Role::Client, Role::Admin], &showing(&secrets.admin_token));
+        let pass = pass.unwrap();
+        assert_eq!((&*pass.token, &*pass.tenant), ("admin", DEFAULT_TENANT));
+        assert_eq!(pass.role, Role::Admin);
         assert_eq!(
-            error.message,
+            error(&access, &[Role::Worker], &secrets.client_token),
             "this is the client token, and a worker needs its own; use the URL of the `workers:` line that the scheduler prints"
-        );
-        let error = access.check(Role::Client, &worker).unwrap_err();
-        assert!(
-            error
-                .message
-                .starts_with("this is the worker token, and a client needs its own")
         );
     }
 
     #[test]
     fn nothing_else_passes() {
-        let access = Access::new(&Secret::new("client-token"), &Secret::new("worker-token"));
-        let cases = [
-            (None, "there is no token"),
-            (Some("client-token"), "there is no token"),
-            (Some("Basic client-token"), "there is no token"),
-            (Some("Bearer"), "there is no token"),
-            (Some("Bearer "), "not one of this pool"),
-            (Some("Bearer client-token "), "not one of this pool"),
-            (Some("Bearer client-toke"), "not one of this pool"),
-        ];
-        for (authorization, expected) in cases {
-            let error = access
-                .check(Role::Client, &call(authorization))
-                .unwrap_err();
+        let Pool {
+            access, secrets, ..
+        } = pool();
+        let token = secrets.client_token.reveal();
+        let missing = [None, Some(token.to_owned()), Some(format!("Basic {token}"))];
+        let missing = missing.into_iter().chain([Some("Bearer".into())]);
+        let missing = missing.map(|call| (call, "there is no token"));
+        let wrong = ["".into(), format!("{token} "), token[1..].to_owned()];
+        let wrong = wrong.map(|token| (Some(format!("Bearer {token}")), "not one of this pool"));
+        for (authorization, expected) in missing.chain(wrong) {
+            let refused = access.check(&[Role::Client], &call(authorization.as_deref()));
+            let error = refused.unwrap_err();
             assert!(
                 error.message.contains(expected),
                 "{authorization:?}: {error}"
@@ -158,10 +334,48 @@ mod tests {
     }
 
     #[test]
-    fn one_token_for_both_roles_serves_neither() {
-        let access = Access::new(&Secret::new("same"), &Secret::new("same"));
-        let same = call(Some("Bearer same"));
-        assert!(access.check(Role::Client, &same).is_err());
-        assert!(access.check(Role::Worker, &same).is_err());
+    fn tokens_are_the_same_after_a_restart_and_nobody_can_read_them() {
+        let pool = pool();
+        let new = NewToken {
+            name: "ci".into(),
+            role: Role::Client,
+            tenant: "red".into(),
+            life: None,
+            uses: None,
+        };
+        let (_, string) = pool.access.create(new).unwrap();
+        pool.access.revoke("program", false).unwrap();
+        let (_, successor) = pool.access.rotate("worker", Duration::ZERO).unwrap();
+        let path = pool.directory.path().join("tokens.json");
+        let kept = std::fs::read_to_string(path).unwrap();
+        let first = pool.secrets.client_token.clone();
+        for secret in [&string, &successor, &first, &pool.secrets.admin_token] {
+            assert!(!kept.contains(secret.reveal()));
+        }
+        let again = on(pool.directory);
+        let pass = again.access.check(&[Role::Client], &showing(&string));
+        assert_eq!(&*pass.unwrap().tenant, "red");
+        assert!(error(&again.access, &[Role::Client], &first).contains("was revoked"));
+        assert_eq!(again.access.url_token(Role::Client, &again.secrets), None);
+        let url = again.access.url_token(Role::Worker, &again.secrets);
+        assert_eq!(url, Some(successor), "the printed URL has the successor");
+    }
+
+    #[test]
+    fn what_may_not_open_anything_is_still_told_apart() {
+        let pool = pool();
+        let show = |token: &Secret| pool.access.check(&[Role::Client], &showing(token));
+        let pass = show(&pool.secrets.client_token).unwrap();
+        pool.access.may_open(&pass).unwrap();
+        pool.access.rotate("program", Duration::ZERO).unwrap();
+        let replaced = pool.access.may_open(&pass).unwrap_err();
+        assert!(replaced.message.contains("by a newer one"), "{replaced}");
+        let pass = show(&pool.secrets.client_token).unwrap();
+        pool.access.revoke("program", true).unwrap();
+        let revoked = pool.access.may_open(&pass).unwrap_err();
+        assert!(revoked.message.contains("was revoked"), "{revoked}");
+        show(&pool.secrets.client_token).unwrap();
+        pool.access.revoke("program", false).unwrap();
+        show(&pool.secrets.client_token).unwrap_err();
     }
 }

@@ -21,9 +21,6 @@ use tensord_transport::token::{self, LeaseSigner};
 
 use super::address;
 
-/// Whose leases all are: a pool has one tenant, everybody with its token.
-const TENANT: &str = "default";
-
 /// Most devices of one worker: more than any host has.
 const MAX_DEVICES: usize = 256;
 
@@ -94,20 +91,23 @@ pub(super) struct Held {
     /// The leases that the tokens prove.
     pub(super) claims: Vec<Claim>,
     /// The leases named by tokens that prove nothing: signed with another key,
-    /// or for another client. Such leases are gone, and the client is told.
+    /// or for another client or tenant. Such leases are gone, and the client is told.
     pub(super) void: Vec<LeaseId>,
 }
 
-/// What `client` holds, as its tokens tell.
+/// What `client` holds, as its tokens tell, which shows a token of `tenant`.
 pub(super) fn held(
     client: ClientId,
+    tenant: &str,
     tokens: &[impl AsRef<[u8]>],
     lease_key: &[u8],
 ) -> Result<Held, Error> {
     let mut held = Held::default();
     for token in tokens.iter().map(AsRef::as_ref) {
         match token::verify(token, lease_key) {
-            Ok(claims) if claims.client_id == client.0 => held.claims.push(claim(&claims)),
+            Ok(claims) if claims.client_id == client.0 && claims.tenant == tenant => {
+                held.claims.push(claim(&claims))
+            }
             Ok(claims) => held.void.push(LeaseId(claims.lease_id)),
             Err(_) => match lease_named(token) {
                 Some(lease) => held.void.push(lease),
@@ -179,9 +179,10 @@ pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
     }))
 }
 
-/// A lease, with its token.
+/// A lease of `tenant`, with its token.
 pub(super) fn granted(
     client: ClientId,
+    tenant: &str,
     request: RequestId,
     lease: LeaseId,
     devices: Vec<LeasedDevice>,
@@ -198,7 +199,7 @@ pub(super) fn granted(
         lease_id: lease.0,
         client_id: client.0,
         shares: devices.iter().map(share).collect(),
-        tenant: TENANT.into(),
+        tenant: tenant.into(),
     };
     pool_message(pool_message::Body::Granted(v1::Granted {
         request_id: request.0,
@@ -268,6 +269,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::WorkerMissing { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
         EndReason::Unknown => ErrorCode::Lease,
+        EndReason::TokenRevoked => ErrorCode::Token,
     };
     pool_message(pool_message::Body::Ended(v1::LeaseEnded {
         lease_id: lease.0,

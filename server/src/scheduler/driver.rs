@@ -6,10 +6,12 @@
 //! whose, and what workers last said about their use.
 
 mod clients;
+mod holders;
 mod workers;
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +19,10 @@ use futures::future;
 use rand::{Rng, rngs::StdRng};
 use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
-    v1::{ClientMessage, Error, ErrorCode, PoolMessage, StatusReply, WorkerCommand, WorkerMessage},
+    v1::{
+        ClientMessage, Error, ErrorCode, PoolMessage, Revoked, StatusReply, WorkerCommand,
+        WorkerMessage,
+    },
 };
 use tensord_scheduler::{
     Command, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
@@ -30,8 +35,9 @@ use tokio::{
 };
 use tracing::error;
 
-use self::workers::Member;
+use self::{holders::Holders, workers::Member};
 use super::{
+    access::{Access, Pass, Role},
     convert,
     stream::{Open, Opened},
     view,
@@ -53,6 +59,7 @@ pub(super) enum Input {
     /// A client is here: its hello was checked.
     Attach {
         client: ClientId,
+        pass: Pass,
         held: convert::Held,
         opened: Opened<ClientMessage, PoolMessage>,
     },
@@ -61,6 +68,7 @@ pub(super) enum Input {
     /// A worker is here: its registration was checked.
     Join {
         worker: WorkerId,
+        pass: Pass,
         registration: Registration,
         held: Vec<HeldDevice>,
         leaving: bool,
@@ -69,7 +77,12 @@ pub(super) enum Input {
     /// A worker said something.
     FromWorker(WorkerId, StreamId, WorkerMessage),
     /// Somebody wants to know how the pool is.
-    Status(oneshot::Sender<StatusReply>),
+    Status(Pass, oneshot::Sender<StatusReply>),
+    /// The token of this name was revoked: what hangs on it ends.
+    Revoke {
+        token: String,
+        reply: oneshot::Sender<Revoked>,
+    },
     /// The process is about to stop: nothing is granted any more.
     StopGranting,
     /// It stops now: every stream ends, with a word to its peer.
@@ -88,10 +101,12 @@ pub(super) struct Driver {
     engine: Engine,
     started: Instant,
     signer: LeaseSigner,
+    access: Arc<Access>,
     lease_ids: StdRng,
     granting: bool,
     stopping: bool,
     clients: HashMap<ClientId, Open<PoolMessage>>,
+    holders: Holders,
     workers: HashMap<WorkerId, Member>,
     next_stream: u64,
     readers: JoinSet<Option<Error>>,
@@ -108,10 +123,13 @@ impl Driver {
     pub(super) fn new(
         options: Options,
         signer: LeaseSigner,
+        access: Arc<Access>,
         worker_silence: Duration,
     ) -> (Self, mpsc::Sender<Input>) {
         let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
         let driver = Self {
+            holders: Holders::new(options.lease_expiry),
+            access,
             engine: Engine::new(options, Timestamp::from_millis(0)),
             started: Instant::now(),
             signer,
@@ -150,28 +168,49 @@ impl Driver {
         match input {
             Input::Attach {
                 client,
+                pass,
                 held,
                 opened,
-            } => self.attach(client, held, opened),
+            } => self.attach(client, pass, held, opened),
             Input::FromClient(client, stream, message) => self.client_said(client, stream, message),
             Input::Join {
                 worker,
+                pass,
                 registration,
                 held,
                 leaving,
                 opened,
             } => {
-                self.join(worker, registration, held, leaving, opened);
+                self.join(worker, &pass, registration, held, leaving, opened);
             }
             Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
-            Input::Status(reply) => {
-                let usage = |worker| self.workers.get(&worker).map(Member::usage);
+            Input::Status(pass, reply) => {
                 // An error means that whoever asked is gone.
-                let _ = reply.send(view::status(self.engine.snapshot(), self.now(), usage));
+                let _ = reply.send(self.status(&pass));
+            }
+            Input::Revoke { token, reply } => {
+                let revoked = Revoked {
+                    clients: self.revoke_clients(&token),
+                    workers: self.revoke_workers(&token),
+                };
+                let _ = reply.send(revoked);
             }
             Input::StopGranting => self.granting = false,
             Input::Stop => self.stopping = true,
         }
+    }
+
+    /// The pool as the holder of `pass` may see it: a program sees of leases only those
+    /// of its tenant.
+    fn status(&self, pass: &Pass) -> StatusReply {
+        let usage = |worker| self.workers.get(&worker).map(Member::usage);
+        let is_shown = |client: Option<ClientId>| match pass.role {
+            Role::Admin => true,
+            Role::Client | Role::Worker => client
+                .and_then(|client| self.holders.tenant(client))
+                .is_some_and(|tenant| tenant == &*pass.tenant),
+        };
+        view::status(self.engine.snapshot(), self.now(), usage, is_shown)
     }
 
     /// Ends every stream, and waits until its peer's connection has taken the

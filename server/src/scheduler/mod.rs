@@ -12,6 +12,7 @@
 
 mod access;
 mod address;
+mod admin;
 mod convert;
 mod driver;
 mod service;
@@ -20,13 +21,15 @@ mod view;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use tensord_proto::v1::{pool_server::PoolServer, workers_server::WorkersServer};
+use tensord_proto::v1::{
+    admin_server::AdminServer, pool_server::PoolServer, workers_server::WorkersServer,
+};
 use tensord_transport::{control, listen::BindError};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tonic::service::{Routes, interceptor::InterceptedService};
 
+pub(crate) use self::access::{Access, DEFAULT_TENANT, Role};
 use self::{
-    access::{Access, Role},
     driver::{Driver, Input},
     service::{Service, Shared},
 };
@@ -113,7 +116,11 @@ impl Scheduler {
     /// # Errors
     ///
     /// See [`StartError`].
-    pub(crate) async fn start(options: Options, secrets: PoolSecrets) -> Result<Self, StartError> {
+    pub(crate) async fn start(
+        options: Options,
+        secrets: PoolSecrets,
+        access: Access,
+    ) -> Result<Self, StartError> {
         let Options {
             listen,
             engine,
@@ -123,11 +130,11 @@ impl Scheduler {
         let tcp = TcpListener::bind(listen).await.map_err(failed)?;
         let address = tcp.local_addr().map_err(failed)?;
         let server = control::server(tcp, &secrets.identity)?;
-        let access = Access::new(&secrets.client_token, &secrets.worker_token);
+        let access = Arc::new(access);
         let lease_key = secrets.signer.public_key().into();
         let lease_expiry = engine.lease_expiry;
         let worker_silence = timing.heartbeat * MISSED_HEARTBEATS;
-        let (running, driver) = Driver::new(engine, secrets.signer, worker_silence);
+        let (running, driver) = Driver::new(engine, secrets.signer, access.clone(), worker_silence);
         let shared = Shared {
             access,
             timing,
@@ -138,12 +145,14 @@ impl Scheduler {
         let shared = Arc::new(shared);
         let service = Service(shared.clone());
         let pool = PoolServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let pool = InterceptedService::new(pool, shared.guard(Role::Client));
+        let pool = InterceptedService::new(pool, shared.guard(&[Role::Client, Role::Admin]));
+        let admin = AdminServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let workers = WorkersServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let workers = InterceptedService::new(workers, shared.guard(Role::Worker));
+        let workers = InterceptedService::new(workers, shared.guard(&[Role::Worker]));
+        let admin = InterceptedService::new(admin, shared.guard(&[Role::Admin]));
         let mut tasks = JoinSet::new();
         tasks.spawn(running.run());
-        tasks.spawn(server.run(Routes::new(pool).add_service(workers)));
+        tasks.spawn(server.run(Routes::new(pool).add_service(workers).add_service(admin)));
         Ok(Self {
             address,
             driver,

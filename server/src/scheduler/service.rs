@@ -24,7 +24,7 @@ use tracing::warn;
 
 use super::{
     Timing,
-    access::{Access, Role},
+    access::{Access, Pass, Role},
     convert,
     driver::Input,
     stream::{self, OUTGOING_QUEUE, Opened},
@@ -37,7 +37,7 @@ pub(super) struct Service(pub(super) Arc<Shared>);
 
 /// What the services know.
 pub(super) struct Shared {
-    pub(super) access: Access,
+    pub(super) access: Arc<Access>,
     pub(super) timing: Timing,
     pub(super) lease_expiry: Duration,
     /// Checks lease tokens.
@@ -46,10 +46,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Lets a call pass that shows the right token.
-    fn admit<T>(&self, role: Role, request: &Request<T>) -> Result<(), Status> {
+    /// Lets a call pass that shows a token of one of `roles`.
+    pub(super) fn admit<T>(&self, roles: &[Role], request: &Request<T>) -> Result<Pass, Status> {
         self.access
-            .check(role, request.metadata())
+            .check(roles, request.metadata())
             .map_err(|error| {
                 warn!(peer = %control::peer(request), "call refused: {error}");
                 refusal::status(&error)
@@ -60,19 +60,20 @@ impl Shared {
     /// so holds none of them open. Handlers check again, with all that they need to know.
     pub(super) fn guard(
         self: &Arc<Self>,
-        role: Role,
+        roles: &'static [Role],
     ) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
         let shared = self.clone();
         move |request| {
-            shared.admit(role, &request)?;
-            let reserved = role == Role::Worker;
+            shared.admit(roles, &request)?;
+            // Administrators, too, get through when programs have filled the pool.
+            let reserved = !roles.contains(&Role::Client);
             let full = |e: Full| refusal::status(&Error::new(ErrorCode::Limit, e.to_string()));
             control::admit(&request, reserved).map_err(full)?;
             Ok(request)
         }
     }
 
-    async fn tell_driver(&self, input: Input) -> Result<(), Status> {
+    pub(super) async fn tell_driver(&self, input: Input) -> Result<(), Status> {
         let words = "the scheduler is shutting down";
         let gone = |_| refusal::status(&Error::new(ErrorCode::Draining, words));
         self.driver.send(input).await.map_err(gone)
@@ -100,11 +101,11 @@ impl Pool for Service {
         request: Request<Streaming<ClientMessage>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
         let shared = &self.0;
-        shared.admit(Role::Client, &request)?;
+        let pass = shared.admit(&[Role::Client], &request)?;
         let peer = control::peer(&request);
         let mut incoming = request.into_inner();
         let first = stream::first(&mut incoming, shared.timing.hello).await?;
-        let (client, held, answer) = shared.greet_client(first).map_err(|error| {
+        let (client, held, answer) = shared.greet_client(first, &pass).map_err(|error| {
             warn!(%peer, "client refused: {error}");
             refusal::status(&error)
         })?;
@@ -113,6 +114,7 @@ impl Pool for Service {
         shared
             .tell_driver(Input::Attach {
                 client,
+                pass,
                 held,
                 opened,
             })
@@ -127,9 +129,11 @@ impl Pool for Service {
         &self,
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusReply>, Status> {
-        self.0.admit(Role::Client, &request)?;
+        let pass = self.0.admit(&[Role::Client, Role::Admin], &request)?;
+        let may = self.0.access.may_open(&pass);
+        may.map_err(|error| refusal::status(&error))?;
         let (reply, replied) = oneshot::channel();
-        self.0.tell_driver(Input::Status(reply)).await?;
+        self.0.tell_driver(Input::Status(pass, reply)).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         replied.await.map(Response::new).map_err(gone)
     }
@@ -140,6 +144,7 @@ impl Shared {
     fn greet_client(
         &self,
         message: ClientMessage,
+        pass: &Pass,
     ) -> Result<(ClientId, convert::Held, PoolMessage), Error> {
         let Some(client_message::Body::Hello(ClientHello {
             hello,
@@ -152,7 +157,11 @@ impl Shared {
         };
         let protocol = negotiate(hello.as_ref())?;
         let client = ClientId(client_id);
-        let held = convert::held(client, &lease_tokens, &self.lease_key)?;
+        let held = convert::held(client, &pass.tenant, &lease_tokens, &self.lease_key)?;
+        if held.claims.is_empty() {
+            // Whoever holds something may come back to it with a token that has ended.
+            self.access.may_open(pass)?;
+        }
         let answer = pool_message::Body::Hello(PoolHello {
             hello: Some(version::hello()),
             protocol,
@@ -187,7 +196,7 @@ impl Workers for Service {
         request: Request<Streaming<WorkerMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
         let shared = &self.0;
-        shared.admit(Role::Worker, &request)?;
+        let pass = shared.admit(&[Role::Worker], &request)?;
         let peer = control::peer(&request);
         let mut incoming = request.into_inner();
         let first = stream::first(&mut incoming, shared.timing.hello).await?;
@@ -195,6 +204,7 @@ impl Workers for Service {
             warn!(%peer, "worker refused: {error}");
             refusal::status(&error)
         };
+        shared.access.may_open(&pass).map_err(refused)?;
         let (register, answer) = shared.greet_worker(first).map_err(refused)?;
         let (worker, leaving) = (WorkerId(register.worker_id), register.leaving);
         let registered = convert::registration(register, peer.ip());
@@ -203,6 +213,7 @@ impl Workers for Service {
         let opened = Opened::new(incoming, outgoing, answer);
         let joined = Input::Join {
             worker,
+            pass,
             registration,
             held,
             leaving,

@@ -7,6 +7,7 @@
 mod leases;
 mod refusals;
 mod restart;
+mod tokens;
 
 use std::{fmt::Debug, time::Duration};
 
@@ -45,6 +46,7 @@ struct Rig {
     trust: Trust,
     client_token: Secret,
     worker_token: Secret,
+    admin_token: Secret,
 }
 
 /// Options whose timeouts no test waits for by accident.
@@ -65,20 +67,21 @@ impl Rig {
     }
 
     async fn on(directory: tempfile::TempDir, options: Options) -> Self {
-        let secrets = StateDir::open(directory.path())
-            .unwrap()
-            .pool_secrets()
-            .unwrap();
+        let state = StateDir::open(directory.path()).unwrap();
+        let secrets = state.pool_secrets().unwrap();
+        let access = Access::open(state, &secrets).unwrap();
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let (client_token, worker_token) =
             (secrets.client_token.clone(), secrets.worker_token.clone());
-        let scheduler = Scheduler::start(options, secrets).await.unwrap();
+        let admin_token = secrets.admin_token.clone();
+        let scheduler = Scheduler::start(options, secrets, access).await.unwrap();
         Self {
             directory,
             scheduler,
             trust,
             client_token,
             worker_token,
+            admin_token,
         }
     }
 
@@ -105,13 +108,24 @@ impl Rig {
 
     async fn client_holding(&self, id: u64, leases: &[&Granted]) -> TestClient {
         let lease_tokens = leases.iter().map(|lease| lease.token.clone()).collect();
+        self.client_showing(&self.client_token, id, lease_tokens)
+            .await
+            .unwrap()
+    }
+
+    /// Attaches with any token, holding the leases of these tokens.
+    async fn client_showing(
+        &self,
+        token: &Secret,
+        id: u64,
+        lease_tokens: Vec<bytes::Bytes>,
+    ) -> Result<TestClient, Status> {
         let hello = ClientHello {
             hello: Some(version::hello()),
             client_id: id,
             lease_tokens,
         };
-        let said = client_message::Body::Hello(hello);
-        self.attach(&self.client_token, said).await.unwrap()
+        self.attach(token, client_message::Body::Hello(hello)).await
     }
 
     /// Attaches with any token and any first message.

@@ -2,7 +2,7 @@
 //! workers last said about their use.
 
 use tensord_proto::{
-    ids::WorkerId,
+    ids::{ClientId, LeaseId, WorkerId},
     v1::{DeviceStatus, DeviceUsage, StatusReply, WorkerStatus},
     version,
 };
@@ -10,29 +10,47 @@ use tensord_scheduler::{Snapshot, Timestamp, WorkerSnapshot};
 
 use super::convert;
 
-/// The answer to a status call at `now`.
+/// The answer to a status call at `now`. Of leases and requests there are only those
+/// whose client `is_shown`, and of a device that another client has leased only that it
+/// is leased.
 pub(super) fn status<'a>(
     snapshot: Snapshot,
     now: Timestamp,
     usage: impl Fn(WorkerId) -> Option<&'a [DeviceUsage]>,
+    is_shown: impl Fn(Option<ClientId>) -> bool,
 ) -> StatusReply {
+    let waiting = snapshot.waiting.iter();
+    let waiting = waiting.filter(|client| is_shown(Some(**client))).count();
+    let owners = &snapshot.owners;
+    let leases = owners.values().filter(|owner| is_shown(**owner)).count();
+    let is_others = |lease: Option<LeaseId>| {
+        lease.is_some_and(|lease| !is_shown(owners.get(&lease).copied().flatten()))
+    };
     let workers = snapshot.workers.into_iter().map(|worker| {
         let usage = usage(worker.worker).unwrap_or_default();
-        worker_status(worker, now, usage)
+        worker_status(worker, now, usage, is_others)
     });
     StatusReply {
         software: version::hello().software,
         uptime_ms: now.as_millis(),
         workers: workers.collect(),
-        waiting_requests: count(snapshot.waiting_requests),
-        leases: count(snapshot.leases),
+        waiting_requests: count(waiting),
+        leases: count(leases),
     }
 }
 
-fn worker_status(worker: WorkerSnapshot, now: Timestamp, usage: &[DeviceUsage]) -> WorkerStatus {
+fn worker_status(
+    worker: WorkerSnapshot,
+    now: Timestamp,
+    usage: &[DeviceUsage],
+    is_others: impl Fn(Option<LeaseId>) -> bool,
+) -> WorkerStatus {
     let devices = worker.devices.into_iter().enumerate();
     let devices = devices.map(|(index, device)| {
-        let usage = usage.get(index).copied().unwrap_or_default();
+        let usage = match is_others(device.lease) {
+            true => DeviceUsage::default(),
+            false => usage.get(index).copied().unwrap_or_default(),
+        };
         DeviceStatus {
             device: Some(convert::device(device.device)),
             leased: device.leased,

@@ -15,8 +15,9 @@ use tracing::warn;
 
 use super::StateError;
 
-/// Largest file read here. A certificate chain has a few kilobytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Largest file read here. A certificate chain has a few kilobytes, and what is noted
+/// of the most workers and tokens there may be has about a megabyte each.
+const MAX_FILE_BYTES: u64 = 8 << 20;
 
 /// Names a failed operation and its file.
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
@@ -113,6 +114,17 @@ pub(super) fn create_private(path: &Path, content: &[u8]) -> Result<Vec<u8>, Sta
     };
     drop(lock);
     Ok(result)
+}
+
+/// Writes `content` to the file at `path`, in the place of what is there, whole and on
+/// disk before this returns.
+pub(super) fn replace_private(path: &Path, content: &[u8]) -> Result<(), StateError> {
+    let lock_path = path.with_file_name("state.lock");
+    let lock = lockable(&lock_path)?;
+    lock.lock().map_err(failed("lock", &lock_path))?;
+    let written = write_whole(path, content);
+    drop(lock);
+    written
 }
 
 fn write_whole(path: &Path, content: &[u8]) -> Result<(), StateError> {

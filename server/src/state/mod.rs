@@ -9,12 +9,15 @@
 //! | --- | --- |
 //! | `identity.pem` | the certificate chain and key of the pool's server |
 //! | `lease-key.pk8` | the key that signs leases |
-//! | `client-token`, `worker-token` | what programs and workers show |
+//! | `client-token`, `worker-token`, `admin-token` | the tokens of the first start |
+//! | `tokens.json` | every token's hash, and what it is for |
+//! | `pool-url` | where the pool is, without a token |
 //! | `gateway-token` | what stock Burn programs show to a gateway |
 //! | `scheduler.lock` | locked while a scheduler runs on this state |
 //! | `state.lock` | locked while one of the others is made |
 
 mod files;
+mod ledger;
 
 use std::{
     fs::{File, TryLockError},
@@ -24,10 +27,12 @@ use std::{
 
 use rand::{TryRng, rngs::SysRng};
 use tensord_transport::{
-    Identity, Secret,
+    Identity, PoolUrl, Secret,
     identity::{IdentityError, IdentityPem},
     token::LeaseSigner,
 };
+
+pub(crate) use ledger::Ledger;
 
 /// What [`is_token`] asks for, in words.
 pub(crate) const TOKEN_RULE: &str = "16 to 128 letters, digits and - . _ ~";
@@ -108,6 +113,8 @@ pub(crate) struct PoolSecrets {
     pub(crate) client_token: Secret,
     /// What workers show.
     pub(crate) worker_token: Secret,
+    /// What those who make and revoke tokens show.
+    pub(crate) admin_token: Secret,
 }
 
 /// Proof that no other scheduler uses the state; ends when dropped.
@@ -159,7 +166,48 @@ impl StateDir {
             signer,
             client_token: self.token("client-token")?,
             worker_token: self.token("worker-token")?,
+            admin_token: self.token("admin-token")?,
         })
+    }
+
+    /// The value that the file `name` holds from its first change on.
+    pub(crate) fn ledger<T>(&self, name: &str) -> Result<Ledger<T>, StateError>
+    where
+        T: Clone + Default + serde::Serialize + serde::de::DeserializeOwned,
+    {
+        Ledger::open(&self.path.join(name))
+    }
+
+    /// Puts `token` into the file `name`, in the place of the one there.
+    pub(crate) fn replace_token(&self, name: &str, token: &Secret) -> Result<(), StateError> {
+        files::replace_private(&self.path.join(name), token.reveal().as_bytes())
+    }
+
+    /// Notes where the pool is, for commands on this host.
+    pub(crate) fn set_pool_url(&self, url: &PoolUrl) -> Result<(), StateError> {
+        let bare = PoolUrl {
+            token: None,
+            ..url.clone()
+        };
+        files::replace_private(&self.path.join("pool-url"), bare.reveal().as_bytes())
+    }
+
+    /// The URL for those who make and revoke tokens, if a scheduler has run on the state
+    /// at `path`; it need not be running now. Nothing is made there, and the directory
+    /// may be another user's: root administers a scheduler that runs as one.
+    pub(crate) fn admin_url(path: &Path) -> Result<Option<PoolUrl>, StateError> {
+        let (url_path, token_path) = (path.join("pool-url"), path.join("admin-token"));
+        let url = files::read_private(&url_path)?;
+        let (Some(url), Some(token)) = (url, files::read_private(&token_path)?) else {
+            return Ok(None);
+        };
+        let url = String::from_utf8_lossy(&url).parse::<PoolUrl>();
+        let url = url.map_err(|e| StateError::Damaged {
+            path: url_path,
+            reason: e.to_string(),
+        })?;
+        let token = Some(as_token(token_path, &token)?);
+        Ok(Some(PoolUrl { token, ..url }))
     }
 
     /// The token of a gateway, made if missing.
@@ -169,14 +217,7 @@ impl StateDir {
 
     fn token(&self, name: &str) -> Result<Secret, StateError> {
         let (path, bytes) = self.read_or_make(name, || Ok(new_token()?.into_bytes()))?;
-        let text = String::from_utf8_lossy(&bytes);
-        match text.trim() {
-            token if is_token(token) => Ok(Secret::new(token)),
-            _ => Err(StateError::Damaged {
-                path,
-                reason: format!("a token is {TOKEN_RULE}"),
-            }),
-        }
+        as_token(path, &bytes)
     }
 
     /// The path and content of a file, which is made first if missing.
@@ -194,6 +235,18 @@ impl StateDir {
     }
 }
 
+/// The token that the file at `path` holds.
+fn as_token(path: PathBuf, bytes: &[u8]) -> Result<Secret, StateError> {
+    let text = String::from_utf8_lossy(bytes);
+    match text.trim() {
+        token if is_token(token) => Ok(Secret::new(token)),
+        _ => Err(StateError::Damaged {
+            path,
+            reason: format!("a token is {TOKEN_RULE}"),
+        }),
+    }
+}
+
 fn identity(pem: &[u8]) -> Result<Identity, String> {
     let text = std::str::from_utf8(pem).map_err(|_| "it is not PEM text")?;
     // One file, so that no crash can leave a certificate without its key.
@@ -204,7 +257,8 @@ fn identity(pem: &[u8]) -> Result<Identity, String> {
     Identity::from_pem(&pem).map_err(|e: IdentityError| e.to_string())
 }
 
-fn new_token() -> Result<String, StateError> {
+/// A token that nobody has seen.
+pub(crate) fn new_token() -> Result<String, StateError> {
     let mut bytes = [0; TOKEN_BYTES];
     SysRng
         .try_fill_bytes(&mut bytes)

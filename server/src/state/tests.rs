@@ -59,6 +59,7 @@ fn nobody_else_can_read_what_is_made() {
     }
     names.sort();
     let expected = [
+        "admin-token",
         "client-token",
         "gateway-token",
         "identity.pem",
@@ -139,6 +140,7 @@ fn a_damaged_file_is_named_and_left_alone() {
         "lease-key.pk8",
         "client-token",
         "worker-token",
+        "admin-token",
     ] {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::open(directory.path()).unwrap();
@@ -176,4 +178,48 @@ fn tokens_are_long_and_safe_in_a_url() {
         assert!(!is_token(wrong), "{wrong}");
     }
     assert!(!is_token(&"x".repeat(129)));
+}
+
+#[test]
+fn a_ledger_is_on_disk_once_it_changed_and_as_it_was_when_that_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = StateDir::open(directory.path()).unwrap();
+    let open = || state.ledger::<Vec<u32>>("numbers.json").unwrap();
+    let ledger = open();
+    assert!(ledger.read().is_empty());
+    assert!(!directory.path().join("numbers.json").exists());
+    let length = ledger.change(|numbers| {
+        numbers.push(7);
+        Ok::<_, StateError>(numbers.len())
+    });
+    assert_eq!(length.unwrap(), 1);
+    assert_eq!((*open().read()).clone(), [7]);
+    assert_eq!(mode(&directory.path().join("numbers.json")), 0o600);
+    let refused = ledger.change(|numbers| {
+        numbers.push(8);
+        Err::<(), _>(StateError::Key("no".into()))
+    });
+    assert!(refused.is_err());
+    assert_eq!((*ledger.read()).clone(), [7]);
+    fs::write(directory.path().join("numbers.json"), "[7").unwrap();
+    let damaged = state.ledger::<Vec<u32>>("numbers.json").unwrap_err();
+    assert!(damaged.to_string().contains("is damaged"), "{damaged}");
+}
+
+#[test]
+fn administrators_of_this_host_need_no_url() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = StateDir::open(directory.path()).unwrap();
+    let token = state.pool_secrets().unwrap().admin_token;
+    let admin_url = || StateDir::admin_url(directory.path()).unwrap();
+    assert_eq!(admin_url(), None, "no scheduler has run yet");
+    let url: PoolUrl = "tensord://program@h:1".parse().unwrap();
+    state.set_pool_url(&url).unwrap();
+    let expected = PoolUrl {
+        token: Some(token),
+        ..url
+    };
+    assert_eq!(admin_url(), Some(expected));
+    let kept = fs::read_to_string(directory.path().join("pool-url")).unwrap();
+    assert!(!kept.contains("program"), "{kept}");
 }

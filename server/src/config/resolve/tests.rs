@@ -155,3 +155,78 @@ fn surroundings_that_will_not_do_are_one_line_too() {
     let refused = error(short, "tensord gateway");
     assert!(refused.starts_with("TENSORD_GATEWAY_TOKEN: "), "{refused}");
 }
+
+#[test]
+fn an_administrators_url_is_the_users_or_else_that_of_this_hosts_scheduler() {
+    let admin = |line: &str, url: Option<&str>| {
+        let environment = Environment {
+            url: url.map(Secret::new),
+            home: Some("/home/ada".into()),
+            ..Environment::default()
+        };
+        match resolved_in(&environment, line, "") {
+            Ok(Config::Token(config)) => match config.admin {
+                AdminUrl::Given(url) => url.reveal(),
+                AdminUrl::Kept(state) => state.shown,
+            },
+            other => panic!("{line:?} came to {other:?}"),
+        }
+    };
+    let other = "tensord://fedcba9876543210@h:2";
+    let list = |more: &str| format!("tensord token list {more}");
+    assert_eq!(admin(&list(""), None), "~/.local/state/tensord");
+    assert_eq!(admin(&list(""), Some(URL)), URL);
+    assert_eq!(admin(&list("--state /s"), Some(URL)), "/s");
+    assert_eq!(admin(&list(&format!("--url {other}")), Some(URL)), other);
+    let error = resolved("tensord token list --url tensord://h:1", "").unwrap_err();
+    assert!(error.to_string().starts_with("--url: the URL has no token"));
+}
+
+#[test]
+fn a_token_lasts_for_a_while_or_for_ever() {
+    let create = |more: &str| match resolved(&format!("tensord token create {more}"), "") {
+        Ok(Config::Token(TokenConfig {
+            action:
+                TokenAction::Create {
+                    name,
+                    role,
+                    tenant,
+                    life,
+                    uses,
+                },
+            ..
+        })) => Ok((name, role, tenant, life, uses)),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    };
+    let plain = (None, "program".into(), "default".into(), None, None);
+    assert_eq!(create(""), Ok(plain));
+    let day = Some(Duration::from_secs(86_400));
+    let tight = (
+        Some("x".into()),
+        "worker".into(),
+        "red".into(),
+        day,
+        Some(5),
+    );
+    let line = "--role worker --name x --tenant red --expires 1d --uses 5";
+    assert_eq!(create(line), Ok(tight));
+    for wrong in [
+        "--expires 1w",
+        "--expires d",
+        "--expires 99999999999d",
+        "--role root",
+    ] {
+        let error = create(wrong).unwrap_err();
+        assert!(error.starts_with("invalid value"), "{error}");
+    }
+    let rotate = resolved("tensord token rotate ci", "").unwrap();
+    let Config::Token(TokenConfig {
+        action: TokenAction::Rotate { name, grace },
+        ..
+    }) = rotate
+    else {
+        panic!("{rotate:?}");
+    };
+    assert_eq!((name.as_str(), grace), ("ci", Duration::from_secs(3600)));
+}

@@ -1,5 +1,7 @@
 //! The driver's side of clients: they attach, speak, are told, and go.
 
+use std::time::Instant;
+
 use tensord_proto::{
     ids::{ClientId, LeaseId, RequestId},
     v1::{ClientMessage, Error, ErrorCode, PoolMessage},
@@ -9,6 +11,7 @@ use tracing::{debug, info};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
 use crate::scheduler::{
+    access::Pass,
     convert,
     stream::{self, Open, Opened},
 };
@@ -26,6 +29,7 @@ impl Driver {
     pub(super) fn attach(
         &mut self,
         client: ClientId,
+        pass: Pass,
         held: convert::Held,
         opened: Opened<ClientMessage, PoolMessage>,
     ) {
@@ -42,6 +46,7 @@ impl Driver {
         }
         let convert::Held { claims, void } = held;
         debug!(%client, leases = claims.len(), "attached");
+        self.holders.attach(client, pass, Instant::now());
         if let Some(replaced) = self.clients.insert(client, open) {
             let words = "another stream of the same client took the place of this one";
             replaced.end(Some(&Error::new(ErrorCode::Cancelled, words)));
@@ -60,8 +65,8 @@ impl Driver {
         }
         let lease = self.new_lease();
         match convert::client_event(message, lease) {
-            Ok(ClientEvent::Request { request, .. }) if !self.granting => {
-                if let Some(gone) = self.tell(client, draining(request)) {
+            Ok(ClientEvent::Request { request, .. }) if self.closed_to(client).is_some() => {
+                if let Some(gone) = self.tell_closed(client, request) {
                     self.apply(gone);
                 }
             }
@@ -94,7 +99,41 @@ impl Driver {
             None => debug!(%client, "detached"),
         }
         self.clients.remove(&client)?.end(error);
+        self.holders.detach(client, Instant::now());
         Some(event(client, id, ClientEvent::Gone))
+    }
+
+    /// Ends the streams and leases of every client that showed the token of this name,
+    /// and returns how many that were.
+    pub(super) fn revoke_clients(&mut self, token: &str) -> u32 {
+        let clients = self.holders.with_token(token);
+        let count = u32::try_from(clients.len()).unwrap_or(u32::MAX);
+        for client in clients {
+            // While there is a stream, its leases' ends are told on it.
+            self.apply(Event::Evict { client });
+            self.holders.remove(client);
+            if let Some(open) = self.clients.remove(&client) {
+                info!(%client, "cut off: its token {token} was revoked");
+                let words = format!("the token {token:?} was revoked");
+                open.end(Some(&Error::new(ErrorCode::Token, words)));
+            }
+        }
+        count
+    }
+
+    /// Why this client is granted nothing at this moment, if that is so.
+    fn closed_to(&self, client: ClientId) -> Option<Error> {
+        if !self.granting {
+            let words = "the scheduler is shutting down and grants no more leases; ask again when it is back";
+            return Some(Error::new(ErrorCode::Draining, words));
+        }
+        self.access.may_open(self.holders.pass(client)?).err()
+    }
+
+    /// Refuses a request of a client that is granted nothing at this moment.
+    fn tell_closed(&mut self, client: ClientId, request: RequestId) -> Option<Event> {
+        let error = self.closed_to(client)?;
+        self.tell(client, convert::refused(request, error))
     }
 
     /// Queues a message to a client. One that does not read is cut off.
@@ -122,13 +161,14 @@ impl Driver {
         lease: LeaseId,
         devices: Vec<LeasedDevice>,
     ) -> Option<Event> {
-        if !self.granting {
+        if self.closed_to(client).is_some() {
             let id = self.clients.get(&client)?.id;
-            let gone = self.tell(client, draining(request));
+            let gone = self.tell_closed(client, request);
             return gone.or(Some(event(client, id, ClientEvent::Release { lease })));
         }
         info!(%client, %lease, devices = devices.len(), "lease granted");
-        let message = convert::granted(client, request, lease, devices, &self.signer);
+        let tenant = self.holders.tenant(client)?;
+        let message = convert::granted(client, tenant, request, lease, devices, &self.signer);
         self.tell(client, message)
     }
 
@@ -154,11 +194,4 @@ impl Driver {
         info!(%client, %lease, "lease ended: {reason}");
         self.tell(client, convert::lease_ended(lease, reason))
     }
-}
-
-/// The answer to whoever asks a scheduler that is about to stop.
-fn draining(request: RequestId) -> PoolMessage {
-    let words =
-        "the scheduler is shutting down and grants no more leases; ask again when it is back";
-    convert::refused(request, Error::new(ErrorCode::Draining, words))
 }

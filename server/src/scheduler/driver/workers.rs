@@ -1,5 +1,7 @@
 //! The driver's side of workers: they join, beat, are told, and go.
 
+use std::sync::Arc;
+
 use tensord_proto::{
     ids::{LeaseId, WorkerId},
     v1::{DeviceUsage, Error, ErrorCode, WorkerCommand, WorkerMessage, worker_message::Body},
@@ -9,6 +11,7 @@ use tracing::{info, warn};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
 use crate::scheduler::{
+    access::Pass,
     convert,
     stream::{self, Open, Opened},
 };
@@ -17,6 +20,8 @@ use crate::scheduler::{
 pub(super) struct Member {
     open: Open<WorkerCommand>,
     name: String,
+    /// The name of the token it showed.
+    token: Arc<str>,
     /// What it last said, in the order of its devices.
     usage: Vec<DeviceUsage>,
 }
@@ -46,6 +51,7 @@ impl Driver {
     pub(super) fn join(
         &mut self,
         worker: WorkerId,
+        pass: &Pass,
         registration: Registration,
         held: Vec<HeldDevice>,
         leaving: bool,
@@ -70,6 +76,7 @@ impl Driver {
         let member = Member {
             open,
             name,
+            token: pass.token.clone(),
             usage: Vec::new(),
         };
         if let Some(replaced) = self.workers.insert(worker, member) {
@@ -136,6 +143,22 @@ impl Driver {
         }
         open.end(error);
         Some(event(worker, id, WorkerEvent::Gone))
+    }
+
+    /// Ends the streams of every worker that showed the token of this name, with the
+    /// leases on it, and returns how many that were.
+    pub(super) fn revoke_workers(&mut self, token: &str) -> u32 {
+        let members = self.workers.iter();
+        let members = members.filter(|(_, member)| &*member.token == token);
+        let revoked: Vec<_> = members.map(|(id, member)| (*id, member.open.id)).collect();
+        let words = format!("the token {token:?} that this worker showed was revoked");
+        let error = Error::new(ErrorCode::Token, words);
+        for (worker, id) in &revoked {
+            // Whoever has left is not waited for.
+            self.apply(event(*worker, *id, WorkerEvent::Left));
+            self.worker_gone(*worker, *id, Some(&error));
+        }
+        u32::try_from(revoked.len()).unwrap_or(u32::MAX)
     }
 
     /// Has a worker end a lease's sessions. One that does not read is cut off.

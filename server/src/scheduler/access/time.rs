@@ -1,0 +1,27 @@
+//! Points in time that outlive a process.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+/// Milliseconds since 1970, UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct UnixMillis(pub(crate) u64);
+
+impl UnixMillis {
+    /// What the system's clock says.
+    pub(crate) fn now() -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        // A clock before 1970 is taken for 1970.
+        Self(millis(since.unwrap_or_default()))
+    }
+
+    /// This long after it.
+    pub(crate) fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(millis(duration)))
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

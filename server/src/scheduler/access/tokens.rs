@@ -1,0 +1,605 @@
+//! The pool's tokens: who made them for what, and until when they are good.
+//!
+//! Pure data: time and the hashes of new tokens come as arguments, and whoever changes
+//! a registry writes it down ([`Ledger`](crate::state::Ledger)). The tokens themselves
+//! are not here, only their BLAKE3 hashes. A lookup compares a hash with all there are,
+//! each in constant time, so how long it takes tells nothing about how close a guess was.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{role::Role, time::UnixMillis};
+
+/// Most tokens of a pool, revoked ones included: a lookup compares with all of them,
+/// which takes some 30 µs for as many.
+const MAX_TOKENS: usize = 1000;
+
+/// Tokens that one entry has had and that are still remembered.
+const MAX_SECRETS: usize = 8;
+
+/// The tenant of tokens that name none.
+pub(crate) const DEFAULT_TENANT: &str = "default";
+
+/// Every token of a pool.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Tokens {
+    tokens: Vec<Token>,
+}
+
+/// One token: while it rotates, two strings are good for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Token {
+    /// Unique among the pool's, for people.
+    pub(crate) name: String,
+    /// What it lets its holder be.
+    pub(crate) role: Role,
+    /// Whose it is.
+    pub(crate) tenant: String,
+    /// When it was made.
+    pub(crate) created: UnixMillis,
+    /// When it ends, if it does.
+    pub(crate) expires: Option<UnixMillis>,
+    /// How many workers may enrol with it, if that is bounded.
+    pub(crate) uses: Option<u64>,
+    /// How many have.
+    pub(crate) used: u64,
+    /// When it was revoked, if it was, and whether its leases may run out.
+    pub(crate) revoked: Option<Revoked>,
+    /// Newest last.
+    secrets: Vec<SecretHash>,
+}
+
+/// How a token ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Revoked {
+    /// When.
+    pub(crate) at: UnixMillis,
+    /// What it opened before goes on.
+    pub(crate) keep_leases: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct SecretHash {
+    /// BLAKE3, 64 hex digits.
+    hash: String,
+    /// When its successor stands alone; `None` while there is none.
+    until: Option<UnixMillis>,
+}
+
+impl SecretHash {
+    fn is(&self, hash: blake3::Hash) -> bool {
+        // A hash that does not parse is of a damaged file, and no token's.
+        blake3::Hash::from_hex(&self.hash).is_ok_and(|own| own == hash)
+    }
+}
+
+/// What to make a token with.
+#[derive(Clone, Debug)]
+pub(crate) struct NewToken {
+    /// Its name; empty for any that is free.
+    pub(crate) name: String,
+    /// What it lets its holder be.
+    pub(crate) role: Role,
+    /// Whose it is.
+    pub(crate) tenant: String,
+    /// How long it lasts, if it ends.
+    pub(crate) life: Option<Duration>,
+    /// How many workers may enrol with it, if that is bounded.
+    pub(crate) uses: Option<u64>,
+}
+
+/// How far a token is good at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// For everything.
+    Good,
+    /// It opens nothing new; what it opened goes on.
+    Closing(Why),
+    /// For nothing.
+    Ended(Why),
+}
+
+/// Why a token is not good for everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    Revoked,
+    Expired,
+    Rotated,
+    UsedUp,
+}
+
+impl Why {
+    /// For a list of tokens.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Revoked => "revoked",
+            Self::Expired => "expired",
+            Self::Rotated => "rotated",
+            Self::UsedUp => "used up",
+        }
+    }
+
+    /// Completes "the token … ".
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Revoked => "was revoked",
+            Self::Expired => "has expired",
+            Self::Rotated => "was replaced by a newer one",
+            Self::UsedUp => "has been used as often as it may be",
+        }
+    }
+}
+
+/// Why tokens were not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TokenError {
+    #[error("{what} is {text:?}; it must have 1 to 64 letters, digits and - _ .")]
+    Text { what: &'static str, text: String },
+    #[error("there is or was a token {0:?} already; choose another name")]
+    Taken(String),
+    #[error("there is no token {0:?}; `tensord token list` shows those there are")]
+    Unknown(String),
+    #[error("the token {name:?} {}; make another one with `tensord token create`", why.words())]
+    Ended { name: String, why: Why },
+    #[error("--uses counts enrolments, and a {0} token enrols nothing; leave it out")]
+    Uses(Role),
+    #[error("{0:?} is the last admin token; make another one before you revoke it")]
+    LastAdmin(String),
+    #[error("the pool has {MAX_TOKENS} tokens, which is the most it may have; revoke some")]
+    Full,
+}
+
+impl Token {
+    /// How far it is good at `now`.
+    pub(crate) fn standing(&self, now: UnixMillis) -> Standing {
+        let is_over = |at: UnixMillis| at <= now;
+        match self.revoked {
+            Some(Revoked {
+                keep_leases: true, ..
+            }) => Standing::Closing(Why::Revoked),
+            Some(_) => Standing::Ended(Why::Revoked),
+            None if self.expires.is_some_and(is_over) => Standing::Closing(Why::Expired),
+            None if self.uses.is_some_and(|uses| self.used >= uses) => {
+                Standing::Closing(Why::UsedUp)
+            }
+            None => Standing::Good,
+        }
+    }
+
+    /// Until when a predecessor is good beside the current string, if one is at `now`.
+    pub(crate) fn rotating_until(&self, now: UnixMillis) -> Option<UnixMillis> {
+        let untils = self.secrets.iter().filter_map(|secret| secret.until);
+        untils.filter(|until| *until > now).max()
+    }
+}
+
+impl Tokens {
+    /// Every token, in the order they were made.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Token> {
+        self.tokens.iter()
+    }
+
+    /// The token of this name.
+    pub(crate) fn get(&self, name: &str) -> Option<&Token> {
+        self.tokens.iter().find(|token| token.name == name)
+    }
+
+    fn get_mut(&mut self, name: &str) -> Result<&mut Token, TokenError> {
+        let found = self.tokens.iter_mut().find(|token| token.name == name);
+        found.ok_or_else(|| TokenError::Unknown(name.into()))
+    }
+
+    /// The token that `hash` is of, and how far it is good at `now`. One that two
+    /// entries share is none: which of the two its holder is to be is not known.
+    pub(crate) fn find(&self, hash: blake3::Hash, now: UnixMillis) -> Option<(&Token, Standing)> {
+        let mut found = None;
+        let mut count = 0;
+        // All are compared, whichever fits.
+        for token in &self.tokens {
+            for secret in &token.secrets {
+                if secret.is(hash) {
+                    found = Some((token, secret));
+                    count += 1;
+                }
+            }
+        }
+        let (token, secret) = found.filter(|_| count == 1)?;
+        let standing = match token.standing(now) {
+            Standing::Good if secret.until.is_some_and(|until| until <= now) => {
+                Standing::Closing(Why::Rotated)
+            }
+            standing => standing,
+        };
+        Some((token, standing))
+    }
+
+    /// Adds a token whose string has this `hash`.
+    ///
+    /// # Errors
+    ///
+    /// When it breaks a rule; the error names it.
+    pub(crate) fn create(
+        &mut self,
+        new: NewToken,
+        hash: blake3::Hash,
+        now: UnixMillis,
+    ) -> Result<&Token, TokenError> {
+        let NewToken {
+            name,
+            role,
+            tenant,
+            life,
+            uses,
+        } = new;
+        let name = match name.is_empty() {
+            true => self.free_name(role),
+            false => name,
+        };
+        for (what, text) in [("the token's name", &name), ("the tenant", &tenant)] {
+            if !is_name(text) {
+                let text = text.chars().take(80).collect();
+                return Err(TokenError::Text { what, text });
+            }
+        }
+        if uses.is_some() && role != Role::Worker {
+            return Err(TokenError::Uses(role));
+        }
+        if self.get(&name).is_some() {
+            return Err(TokenError::Taken(name));
+        }
+        self.make_room()?;
+        self.tokens.push(Token {
+            name,
+            role,
+            tenant,
+            created: now,
+            expires: life.map(|life| now.after(life)),
+            uses,
+            used: 0,
+            revoked: None,
+            secrets: vec![SecretHash::new(hash)],
+        });
+        Ok(self.tokens.last().expect("it was just added"))
+    }
+
+    /// A name for a token that is given none: its role and a number.
+    fn free_name(&self, role: Role) -> String {
+        let mut names = (1..).map(|n: u64| format!("{role}-{n}"));
+        let free = names.find(|name| self.get(name).is_none());
+        free.expect("there are fewer tokens than numbers")
+    }
+
+    /// Forgets the token that was revoked first, if there are too many.
+    fn make_room(&mut self) -> Result<(), TokenError> {
+        if self.tokens.len() < MAX_TOKENS {
+            return Ok(());
+        }
+        let revoked = self.tokens.iter().enumerate();
+        let revoked = revoked.filter_map(|(at, token)| Some((token.revoked?.at, at)));
+        let (_, at) = revoked.min().ok_or(TokenError::Full)?;
+        self.tokens.remove(at);
+        Ok(())
+    }
+
+    /// Takes over the token that a file of the state directory holds, under `name`: it
+    /// is new, or the operator put another one there. Returns whether anything changed.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    pub(crate) fn adopt(
+        &mut self,
+        new: NewToken,
+        hash: blake3::Hash,
+        now: UnixMillis,
+    ) -> Result<bool, TokenError> {
+        let Ok(token) = self.get_mut(&new.name) else {
+            return self.create(new, hash, now).map(|_| true);
+        };
+        if token.revoked.is_some() || token.secrets.iter().any(|secret| secret.is(hash)) {
+            return Ok(false);
+        }
+        token.secrets = vec![SecretHash::new(hash)];
+        Ok(true)
+    }
+
+    /// Makes the string with this `hash` the successor of the token's, which stays good
+    /// for `grace`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such token, or it ended.
+    pub(crate) fn rotate(
+        &mut self,
+        name: &str,
+        hash: blake3::Hash,
+        grace: Duration,
+        now: UnixMillis,
+    ) -> Result<&Token, TokenError> {
+        let token = self.get_mut(name)?;
+        if let Standing::Closing(why) | Standing::Ended(why) = token.standing(now) {
+            let name = name.into();
+            return Err(TokenError::Ended { name, why });
+        }
+        // Two are good at most: those before the current one end now.
+        for secret in &mut token.secrets {
+            secret.until = Some(match secret.until {
+                None => now.after(grace),
+                Some(until) => until.min(now),
+            });
+        }
+        let surplus = (token.secrets.len() + 1).saturating_sub(MAX_SECRETS);
+        token.secrets.drain(..surplus);
+        token.secrets.push(SecretHash::new(hash));
+        Ok(token)
+    }
+
+    /// Ends a token. One that was revoked with `keep_leases` can be revoked again
+    /// without.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such token, or it is the last one of an administrator.
+    pub(crate) fn revoke(
+        &mut self,
+        name: &str,
+        keep_leases: bool,
+        now: UnixMillis,
+    ) -> Result<&Token, TokenError> {
+        let is_good =
+            |token: &Token| token.role == Role::Admin && token.standing(now) == Standing::Good;
+        let others = self.iter().filter(|token| token.name != name);
+        let is_last = !others.into_iter().any(is_good);
+        let token = self.get_mut(name)?;
+        if token.role == Role::Admin && is_last {
+            return Err(TokenError::LastAdmin(name.into()));
+        }
+        let keep_leases = keep_leases && token.revoked.is_none_or(|revoked| revoked.keep_leases);
+        token.revoked = Some(Revoked {
+            at: now,
+            keep_leases,
+        });
+        Ok(token)
+    }
+
+    /// Counts one enrolment with a token.
+    ///
+    /// # Errors
+    ///
+    /// When it is not good for one at `now`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "workers do not enrol yet"))]
+    pub(crate) fn use_up(&mut self, name: &str, now: UnixMillis) -> Result<(), TokenError> {
+        let token = self.get_mut(name)?;
+        if let Standing::Closing(why) | Standing::Ended(why) = token.standing(now) {
+            let name = name.into();
+            return Err(TokenError::Ended { name, why });
+        }
+        token.used += 1;
+        Ok(())
+    }
+}
+
+/// Whether `text` will do as a name: it is safe to print, and needs no quotes.
+fn is_name(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    (1..=64).contains(&text.len()) && text.chars().all(allowed)
+}
+
+impl SecretHash {
+    fn new(hash: blake3::Hash) -> Self {
+        Self {
+            hash: hash.to_hex().to_string(),
+            until: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixMillis = UnixMillis(1_000_000);
+
+    fn hash(token: &str) -> blake3::Hash {
+        blake3::hash(token.as_bytes())
+    }
+
+    fn new(name: &str, role: Role) -> NewToken {
+        NewToken {
+            name: name.into(),
+            role,
+            tenant: DEFAULT_TENANT.into(),
+            life: None,
+            uses: None,
+        }
+    }
+
+    fn with(name: &str, role: Role, token: &str) -> Tokens {
+        let mut tokens = Tokens::default();
+        tokens.create(new(name, role), hash(token), NOW).unwrap();
+        tokens
+    }
+
+    fn standing(tokens: &Tokens, token: &str, at: u64) -> Option<Standing> {
+        let found = tokens.find(hash(token), UnixMillis(at));
+        found.map(|(_, standing)| standing)
+    }
+
+    #[test]
+    fn a_token_is_found_by_its_whole_string_alone() {
+        let tokens = with("a", Role::Client, "token-of-a");
+        assert_eq!(standing(&tokens, "token-of-a", 0), Some(Standing::Good));
+        for other in ["", "token-of-", "token-of-a ", "token-of-b"] {
+            assert_eq!(standing(&tokens, other, 0), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn one_string_for_two_tokens_is_good_for_neither() {
+        let mut tokens = with("a", Role::Client, "same");
+        tokens
+            .create(new("b", Role::Worker), hash("same"), NOW)
+            .unwrap();
+        assert_eq!(standing(&tokens, "same", 0), None);
+    }
+
+    #[test]
+    fn an_end_is_kept_to_the_millisecond() {
+        let mut tokens = Tokens::default();
+        let short = NewToken {
+            life: Some(Duration::from_secs(1)),
+            ..new("short", Role::Client)
+        };
+        tokens.create(short, hash("s"), NOW).unwrap();
+        assert_eq!(standing(&tokens, "s", 1_000_999), Some(Standing::Good));
+        assert_eq!(
+            standing(&tokens, "s", 1_001_000),
+            Some(Standing::Closing(Why::Expired))
+        );
+    }
+
+    #[test]
+    fn two_strings_are_good_while_a_token_rotates() {
+        let mut tokens = with("a", Role::Client, "1");
+        let grace = Duration::from_secs(10);
+        tokens.rotate("a", hash("2"), grace, NOW).unwrap();
+        let all = |tokens: &Tokens, at| ["1", "2", "3"].map(|token| standing(tokens, token, at));
+        let (good, gone) = (Some(Standing::Good), Some(Standing::Closing(Why::Rotated)));
+        assert_eq!(all(&tokens, 1_009_999), [good, good, None]);
+        assert_eq!(all(&tokens, 1_010_000), [gone, good, None]);
+        // A second time within the grace of the first.
+        tokens
+            .rotate("a", hash("3"), grace, UnixMillis(1_005_000))
+            .unwrap();
+        assert_eq!(all(&tokens, 1_005_000), [gone, good, good]);
+        assert_eq!(all(&tokens, 1_015_000), [gone, gone, good]);
+        for n in 4..40 {
+            let hash = hash(&n.to_string());
+            tokens.rotate("a", hash, grace, NOW).unwrap();
+        }
+        assert_eq!(tokens.get("a").unwrap().secrets.len(), MAX_SECRETS);
+    }
+
+    #[test]
+    fn what_was_revoked_stays_so_under_its_name_and_string() {
+        let mut tokens = with("a", Role::Client, "1");
+        tokens.revoke("a", true, NOW).unwrap();
+        assert_eq!(
+            standing(&tokens, "1", 0),
+            Some(Standing::Closing(Why::Revoked))
+        );
+        tokens.revoke("a", false, NOW).unwrap();
+        tokens.revoke("a", true, NOW).unwrap();
+        let ended = Some(Standing::Ended(Why::Revoked));
+        assert_eq!(standing(&tokens, "1", 0), ended);
+        let changed = tokens.adopt(new("a", Role::Client), hash("2"), NOW);
+        assert_eq!(changed, Ok(false), "a file does not bring it back");
+        assert_eq!(standing(&tokens, "2", 0), None);
+        let taken = tokens.create(new("a", Role::Client), hash("3"), NOW);
+        assert_eq!(taken.unwrap_err(), TokenError::Taken("a".into()));
+        let ended = tokens.rotate("a", hash("3"), Duration::ZERO, NOW);
+        assert!(matches!(ended, Err(TokenError::Ended { .. })));
+        let unknown = tokens.revoke("b", false, NOW).unwrap_err();
+        assert_eq!(unknown, TokenError::Unknown("b".into()));
+    }
+
+    #[test]
+    fn another_token_in_the_file_takes_the_place_of_the_one_before() {
+        let mut tokens = with("a", Role::Client, "1");
+        assert_eq!(
+            tokens.adopt(new("a", Role::Client), hash("1"), NOW),
+            Ok(false)
+        );
+        assert_eq!(
+            tokens.adopt(new("a", Role::Client), hash("2"), NOW),
+            Ok(true)
+        );
+        assert_eq!(standing(&tokens, "1", 0), None);
+        assert_eq!(standing(&tokens, "2", 0), Some(Standing::Good));
+    }
+
+    #[test]
+    fn uses_are_counted_and_are_for_workers_alone() {
+        let mut tokens = Tokens::default();
+        let twice = |name: &str, role| NewToken {
+            uses: Some(2),
+            ..new(name, role)
+        };
+        let refused = tokens.create(twice("p", Role::Client), hash("p"), NOW);
+        assert_eq!(refused.unwrap_err(), TokenError::Uses(Role::Client));
+        tokens
+            .create(twice("w", Role::Worker), hash("w"), NOW)
+            .unwrap();
+        tokens.use_up("w", NOW).unwrap();
+        tokens.use_up("w", NOW).unwrap();
+        let used_up = tokens.use_up("w", NOW).unwrap_err().to_string();
+        assert!(used_up.contains("as often as it may be"), "{used_up}");
+        assert_eq!(
+            standing(&tokens, "w", 0),
+            Some(Standing::Closing(Why::UsedUp))
+        );
+    }
+
+    #[test]
+    fn the_last_admin_token_stays() {
+        let mut tokens = with("admin", Role::Admin, "1");
+        let last = tokens.revoke("admin", false, NOW).unwrap_err();
+        assert_eq!(last, TokenError::LastAdmin("admin".into()));
+        tokens
+            .create(new("other", Role::Admin), hash("2"), NOW)
+            .unwrap();
+        tokens.revoke("admin", false, NOW).unwrap();
+        assert!(tokens.revoke("other", false, NOW).is_err());
+    }
+
+    #[test]
+    fn there_are_so_many_tokens_and_names_are_plain() {
+        let mut tokens = Tokens::default();
+        for n in 0..MAX_TOKENS {
+            let name = n.to_string();
+            tokens
+                .create(new(&name, Role::Client), hash(&name), NOW)
+                .unwrap();
+        }
+        let one_more = |tokens: &mut Tokens| {
+            let added = tokens.create(new("more", Role::Client), hash("more"), NOW);
+            added.map(|_| ()).map_err(|e| e.to_string())
+        };
+        assert!(one_more(&mut tokens).unwrap_err().contains("revoke some"));
+        tokens.revoke("7", false, NOW).unwrap();
+        one_more(&mut tokens).unwrap();
+        assert_eq!(standing(&tokens, "7", 0), None, "it is forgotten");
+        for name in ["a b", "a\n", &"x".repeat(65)] {
+            let mut empty = Tokens::default();
+            let refused = empty.create(new(name, Role::Client), hash("1"), NOW);
+            assert!(matches!(refused, Err(TokenError::Text { .. })), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_without_a_name_gets_one() {
+        let mut tokens = Tokens::default();
+        let mut add = |n: u32| {
+            let added = tokens.create(new("", Role::Worker), hash(&n.to_string()), NOW);
+            added.unwrap().name.clone()
+        };
+        assert_eq!([add(1), add(2)], ["worker-1", "worker-2"]);
+    }
+
+    #[test]
+    fn a_registry_is_the_same_when_it_was_written_down() {
+        let mut tokens = with("a", Role::Client, "1");
+        tokens
+            .rotate("a", hash("2"), Duration::from_secs(1), NOW)
+            .unwrap();
+        let text = serde_json::to_string(&tokens).unwrap();
+        assert!(
+            text.contains("\"program\"") && !text.contains("\"1\""),
+            "{text}"
+        );
+        let read: Tokens = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        assert_eq!(standing(&read, "2", 0), Some(Standing::Good));
+    }
+}

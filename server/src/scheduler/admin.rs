@@ -1,0 +1,145 @@
+//! The service for administrators: tokens are made, listed, rotated and revoked while
+//! the pool runs.
+
+use std::{sync::Arc, time::Duration};
+
+use tensord_proto::v1::{
+    CreateTokenRequest, Error, ErrorCode, ListTokensRequest, MadeToken, RevokeTokenRequest,
+    Revoked, RotateTokenRequest, TokenInfo, TokenList, admin_server::Admin,
+};
+use tensord_transport::Secret;
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+use tracing::info;
+
+use super::{
+    access::{Access, ChangeError, NewToken, Role, Standing, Token, TokenError, UnixMillis},
+    driver::Input,
+    service::Service,
+};
+use crate::refusal;
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn create_token(
+        &self,
+        request: Request<CreateTokenRequest>,
+    ) -> Result<Response<MadeToken>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let CreateTokenRequest {
+            name,
+            role,
+            tenant,
+            life_ms,
+            uses,
+        } = request.into_inner();
+        let role = role.parse().map_err(|e: String| protocol(&e))?;
+        let new = NewToken {
+            name,
+            role,
+            tenant,
+            life: life_ms.map(Duration::from_millis),
+            uses,
+        };
+        let made = self.change(move |access| access.create(new)).await?;
+        info!(token = made.0.name, role = %made.0.role, "token made");
+        Ok(Response::new(made_token(&made)))
+    }
+
+    async fn list_tokens(
+        &self,
+        request: Request<ListTokensRequest>,
+    ) -> Result<Response<TokenList>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let (tokens, now) = (self.0.access.tokens(), UnixMillis::now());
+        let tokens = tokens.iter().map(|token| info_of(token, now)).collect();
+        Ok(Response::new(TokenList { tokens }))
+    }
+
+    async fn rotate_token(
+        &self,
+        request: Request<RotateTokenRequest>,
+    ) -> Result<Response<MadeToken>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let RotateTokenRequest { name, grace_ms } = request.into_inner();
+        let grace = Duration::from_millis(grace_ms);
+        let made = self
+            .change(move |access| access.rotate(&name, grace))
+            .await?;
+        info!(token = made.0.name, "token rotated");
+        Ok(Response::new(made_token(&made)))
+    }
+
+    async fn revoke_token(
+        &self,
+        request: Request<RevokeTokenRequest>,
+    ) -> Result<Response<Revoked>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let RevokeTokenRequest { name, keep_leases } = request.into_inner();
+        let revoke = move |access: &Access| access.revoke(&name, keep_leases);
+        let token = self.change(revoke).await?;
+        info!(token = token.name, keep_leases, "token revoked");
+        if keep_leases {
+            return Ok(Response::new(Revoked::default()));
+        }
+        let (reply, replied) = oneshot::channel();
+        let token = token.name;
+        self.0.tell_driver(Input::Revoke { token, reply }).await?;
+        let gone = |_| Status::unavailable("the scheduler is shutting down");
+        replied.await.map(Response::new).map_err(gone)
+    }
+}
+
+impl Service {
+    /// Changes tokens on a thread that may wait for the disk.
+    async fn change<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&Access) -> Result<T, ChangeError> + Send + 'static,
+    ) -> Result<T, Status> {
+        let access: Arc<Access> = self.0.access.clone();
+        let changed = tokio::task::spawn_blocking(move || change(&access)).await;
+        let bug = |e| refusal::status(&Error::new(ErrorCode::Internal, format!("{e}")));
+        changed.map_err(bug)?.map_err(|e| refused(&e))
+    }
+}
+
+fn refused(error: &ChangeError) -> Status {
+    let code = match error {
+        ChangeError::Token(TokenError::Full) => ErrorCode::Limit,
+        ChangeError::Token(_) => ErrorCode::Protocol,
+        ChangeError::State(_) => ErrorCode::Internal,
+    };
+    refusal::status(&Error::new(code, error.to_string()))
+}
+
+fn protocol(message: &str) -> Status {
+    refusal::status(&Error::new(ErrorCode::Protocol, message))
+}
+
+fn made_token((token, string): &(Token, Secret)) -> MadeToken {
+    MadeToken {
+        info: Some(info_of(token, UnixMillis::now())),
+        token: string.reveal().into(),
+    }
+}
+
+fn info_of(token: &Token, now: UnixMillis) -> TokenInfo {
+    let rotates = token.rotating_until(now);
+    let standing = match token.standing(now) {
+        Standing::Good if rotates.is_some() => "rotating",
+        Standing::Good => "good",
+        Standing::Closing(why) | Standing::Ended(why) => why.name(),
+    };
+    TokenInfo {
+        name: token.name.clone(),
+        role: token.role.to_string(),
+        tenant: token.tenant.clone(),
+        created_ms: token.created.0,
+        expires_ms: token.expires.map(|at| at.0),
+        uses: token.uses,
+        used: token.used,
+        standing: standing.into(),
+        rotates_ms: rotates.map(|at| at.0),
+        revoked_ms: token.revoked.map(|revoked| revoked.at.0),
+    }
+}

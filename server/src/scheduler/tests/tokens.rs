@@ -1,0 +1,232 @@
+//! Tokens that are made, rotated and revoked while the pool runs.
+
+use tensord_proto::v1::{
+    CreateTokenRequest, ListTokensRequest, MadeToken, RevokeTokenRequest, Revoked,
+    RotateTokenRequest, admin_client::AdminClient,
+};
+
+use super::*;
+
+impl Rig {
+    async fn admin(&self) -> AdminClient<Channel> {
+        AdminClient::new(self.channel().await)
+    }
+
+    async fn create(&self, name: &str, role: &str, tenant: &str) -> Secret {
+        let request = CreateTokenRequest {
+            name: name.into(),
+            role: role.into(),
+            tenant: tenant.into(),
+            ..CreateTokenRequest::default()
+        };
+        let request = with_token(request, &self.admin_token);
+        let made = self.admin().await.create_token(request).await.unwrap();
+        Secret::new(made.into_inner().token)
+    }
+
+    async fn revoke(&self, name: &str, keep_leases: bool) -> Revoked {
+        let name = name.into();
+        let request = RevokeTokenRequest { name, keep_leases };
+        let request = with_token(request, &self.admin_token);
+        let revoked = self.admin().await.revoke_token(request).await;
+        revoked.unwrap().into_inner()
+    }
+
+    async fn rotate(&self, name: &str, grace_ms: u64) -> MadeToken {
+        let name = name.into();
+        let request = RotateTokenRequest { name, grace_ms };
+        let request = with_token(request, &self.admin_token);
+        let rotated = self.admin().await.rotate_token(request).await;
+        rotated.unwrap().into_inner()
+    }
+}
+
+#[tokio::test]
+async fn administration_takes_an_admin_token() {
+    let rig = Rig::start().await;
+    for token in [&rig.client_token, &rig.worker_token, &Secret::new("x")] {
+        let mut admin = rig.admin().await;
+        let list = admin.list_tokens(with_token(ListTokensRequest {}, token));
+        let (_, error) = error_of(within("answer", list).await);
+        assert_eq!(error.code(), ErrorCode::Token);
+        let request = RevokeTokenRequest {
+            name: "program".into(),
+            keep_leases: false,
+        };
+        let revoke = admin.revoke_token(with_token(request, token));
+        error_of(within("answer", revoke).await);
+    }
+    let list = with_token(ListTokensRequest {}, &rig.admin_token);
+    let tokens = rig.admin().await.list_tokens(list).await.unwrap();
+    let tokens = tokens.into_inner().tokens;
+    let told: Vec<_> = tokens
+        .iter()
+        .map(|token| (&*token.name, &*token.role, &*token.standing))
+        .collect();
+    let expected = [
+        ("program", "program", "good"),
+        ("worker", "worker", "good"),
+        ("admin", "admin", "good"),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[tokio::test]
+async fn what_hangs_on_a_revoked_token_ends_and_nothing_else() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 3).await;
+    let token = rig.create("ci", "program", "default").await;
+    let mut revoked = rig.client_showing(&token, 1, vec![]).await.unwrap();
+    revoked.ask(1, 1).await;
+    let lease = revoked.granted().await;
+    let mut away = rig.client_showing(&token, 2, vec![]).await.unwrap();
+    away.ask(1, 1).await;
+    let left = away.granted().await;
+    away.leave().await;
+    let mut other = rig.client(3).await;
+    other.ask(1, 1).await;
+    let kept = other.granted().await;
+
+    let told = rig.revoke("ci", false).await;
+    assert_eq!((told.clients, told.workers), (2, 0));
+    let error = revoked.ended(lease.lease_id).await;
+    assert!(error.message.contains("revoked"), "{error}");
+    assert_eq!(revoked.cut_off().await.code(), ErrorCode::Token);
+    let mut ended = [worker.end_lease().await, worker.end_lease().await];
+    let mut expected = [lease.lease_id, left.lease_id];
+    ended.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(ended, expected);
+    let back = rig.client_showing(&token, 1, vec![lease.token]).await;
+    assert_eq!(error_of(back).1.code(), ErrorCode::Token);
+    assert_eq!(rig.status().await.leases, 1);
+    other.release(&kept).await;
+    assert_eq!(worker.end_lease().await, kept.lease_id);
+}
+
+#[tokio::test]
+async fn leases_that_are_kept_run_out_and_nothing_new_begins() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 2).await;
+    let token = rig.create("ci", "program", "default").await;
+    let mut client = rig.client_showing(&token, 1, vec![]).await.unwrap();
+    client.ask(1, 2).await;
+    let lease = client.granted().await;
+    let mut waiting = rig.client_showing(&token, 2, vec![]).await.unwrap();
+    waiting.ask(1, 1).await;
+    assert_eq!(waiting.queued(1).await, 1);
+
+    let told = rig.revoke("ci", true).await;
+    assert_eq!((told.clients, told.workers), (0, 0));
+    client.ask(2, 1).await;
+    assert_eq!(client.refused(2).await.code(), ErrorCode::Token);
+    // Its connection breaks, and it comes back to what it holds.
+    client.leave().await;
+    let held = vec![lease.token.clone()];
+    let client = rig.client_showing(&token, 1, held).await.unwrap();
+    let fresh = rig.client_showing(&token, 9, vec![]).await;
+    assert_eq!(error_of(fresh).1.code(), ErrorCode::Token);
+    client.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    // What waited when the token was revoked is not granted either.
+    assert_eq!(waiting.refused(1).await.code(), ErrorCode::Token);
+}
+
+#[tokio::test]
+async fn two_strings_are_good_while_a_token_rotates() {
+    let rig = Rig::start().await;
+    let made = rig.rotate("program", 3_600_000).await;
+    assert_eq!(made.info.unwrap().standing, "rotating");
+    let successor = Secret::new(made.token);
+    rig.status_with(&rig.client_token).await.unwrap();
+    rig.status_with(&successor).await.unwrap();
+    let last = Secret::new(rig.rotate("program", 0).await.token);
+    error_of(rig.status_with(&rig.client_token).await);
+    error_of(rig.status_with(&successor).await);
+    rig.status_with(&last).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_has_expired_opens_nothing_new() {
+    let rig = Rig::start().await;
+    let _worker = rig.worker(1, 1).await;
+    let request = CreateTokenRequest {
+        name: "brief".into(),
+        role: "program".into(),
+        tenant: "default".into(),
+        life_ms: Some(0),
+        uses: None,
+    };
+    let request = with_token(request, &rig.admin_token);
+    let made = rig.admin().await.create_token(request).await.unwrap();
+    let token = Secret::new(made.into_inner().token);
+    let refused = rig.client_showing(&token, 1, vec![]).await;
+    let (_, error) = error_of(refused);
+    assert!(error.message.contains("has expired"), "{error}");
+    error_of(rig.status_with(&token).await);
+}
+
+#[tokio::test]
+async fn tenants_see_nothing_of_each_other() {
+    let rig = Rig::start().await;
+    let worker = rig.worker(1, 3).await;
+    let (red, blue) = (
+        rig.create("red", "program", "red").await,
+        rig.create("blue", "program", "blue").await,
+    );
+    let mut client = rig.client_showing(&red, 1, vec![]).await.unwrap();
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    client.ask(2, 3).await;
+    client.queued(2).await;
+    let usage = DeviceUsage {
+        sessions: 2,
+        live_bytes: 3,
+        ops_executed: 4,
+        reserved_bytes: Some(5),
+    };
+    let usage = Heartbeat {
+        usage: vec![usage; 3],
+    };
+    worker.say(worker_message::Body::Heartbeat(usage)).await;
+    let has_usage = |status: &StatusReply| status.workers[0].devices[1].sessions == 2;
+    rig.status_that(has_usage).await;
+    let shown = async |token: &Secret| {
+        let status = rig.status_with(token).await.unwrap();
+        let devices = &status.workers[0].devices;
+        let device = devices.iter().find(|device| device.leased).unwrap();
+        let used = (device.sessions, device.live_bytes, device.ops_executed);
+        (status.leases, status.waiting_requests, used)
+    };
+    assert_eq!(shown(&red).await, (1, 1, (2, 3, 4)));
+    assert_eq!(shown(&blue).await, (0, 0, (0, 0, 0)));
+    assert_eq!(shown(&rig.admin_token).await, (1, 1, (2, 3, 4)));
+    // The same client id and lease token under another tenant prove nothing.
+    let mut thief = rig
+        .client_showing(&blue, 9, vec![lease.token.clone()])
+        .await
+        .unwrap();
+    assert_eq!(thief.ended(lease.lease_id).await.code(), ErrorCode::Lease);
+    assert_eq!(shown(&red).await.0, 1);
+}
+
+#[tokio::test]
+async fn a_revoked_workers_token_ends_its_workers_and_their_leases() {
+    let rig = Rig::start().await;
+    let token = rig.create("host", "worker", "default").await;
+    let register = register(1, 1);
+    let said = worker_message::Body::Register(register);
+    let mut worker = rig.join(&token, said.clone()).await.unwrap();
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    let told = rig.revoke("host", false).await;
+    assert_eq!((told.clients, told.workers), (0, 1));
+    let ended = client.ended(lease.lease_id).await;
+    assert_eq!(ended.code(), ErrorCode::WorkerLost);
+    while worker.hear().await.is_ok() {}
+    assert_eq!(
+        error_of(rig.join(&token, said).await).1.code(),
+        ErrorCode::Token
+    );
+}
