@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use tensord_transport::{PoolUrl, Secret, TransportChoice, tls::Trust};
 
 use crate::{
+    audit::Audit,
     config::SchedulerConfig,
     failure::Failure,
     scheduler::{Access, Options, Role, Scheduler},
@@ -39,11 +40,17 @@ impl LocalPool {
         let state = StateDir::open(&config.state.path)?;
         let lock = state.lock_scheduler()?;
         let secrets = state.pool_secrets()?;
+        let audit =
+            Audit::open(config.audit.clone()).map_err(Failure::system("write the audit log"))?;
+        let options = Options {
+            audit,
+            ..Options::new(config.listen)
+        };
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let token = |role| access.url_token(role, &secrets);
         let (programs, workers) = (token(Role::Client), token(Role::Worker));
-        let scheduler = Scheduler::start(Options::new(config.listen), secrets, access).await?;
+        let scheduler = Scheduler::start(options, secrets, access).await?;
         let address = scheduler.address();
         let url = |host: &str, token: Option<Secret>| PoolUrl {
             token,

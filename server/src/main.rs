@@ -14,6 +14,7 @@
 //! theirs. It knows no tensor and no op.
 
 mod allocator;
+mod audit;
 mod cli;
 mod commands;
 mod config;

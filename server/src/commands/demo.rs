@@ -19,6 +19,7 @@ use tensord_client::{ConnectError, Lease, LeaseError, LeaseRequest, Options, Poo
 use tracing::info;
 
 use crate::{
+    audit,
     config::{DemoConfig, SchedulerConfig, StatePath},
     demo::{self, Panics, TrainError, TrainOptions, View},
     failure::Failure,
@@ -187,11 +188,18 @@ impl OwnPool {
         let state = tempfile::tempdir().map_err(DemoError::Start)?;
         let path: PathBuf = state.path().join("state");
         let shown = path.display().to_string();
+        let audit = audit::Settings {
+            directory: path.clone(),
+            file_bytes: 0,
+            files: 1,
+        };
         let config = SchedulerConfig {
             state: StatePath { path, shown },
             listen: ([127, 0, 0, 1], 0).into(),
             advertise: None,
             host_name: None,
+            // Nobody but this process comes, and nothing of it stays.
+            audit,
         };
         let pool = LocalPool::start(&config).await?;
         let made = "the tokens of a new pool are good";

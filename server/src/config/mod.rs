@@ -22,6 +22,8 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensord_transport::{PoolUrl, Secret};
 use tensord_worker::DeviceSelection;
 
+use crate::audit;
+
 pub(crate) use environment::Environment;
 pub(crate) use error::ConfigError;
 pub(crate) use file::File;
@@ -71,6 +73,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) advertise: Option<String>,
     /// This host's name, where no address can stand for it.
     pub(crate) host_name: Option<String>,
+    /// Its audit log.
+    pub(crate) audit: audit::Settings,
 }
 
 /// A worker, and the pool it joins.

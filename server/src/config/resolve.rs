@@ -5,6 +5,7 @@
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
+    num::NonZeroU32,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -20,11 +21,12 @@ use super::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
     },
-    values::{Devices, Filter, Host, Listen, Name, Period, Timeout},
+    values::{Cache, Devices, Filter, Host, Listen, Name, Period, Timeout},
 };
 #[cfg(feature = "demo")]
 use super::{DemoConfig, settings::DemoSettings};
 use crate::{
+    audit,
     cli::{Cli, Command, TokenCommand},
     scheduler::DEFAULT_TENANT,
     state,
@@ -32,6 +34,10 @@ use crate::{
 
 /// Memory for uploads that are kept: a dataset of 100,000 small images.
 const CACHE_BYTES: u64 = 1 << 30;
+
+/// A file of the audit log, and how many there are: some 300,000 entries in all.
+const AUDIT_FILE_BYTES: u64 = 16 << 20;
+const AUDIT_FILES: u32 = 4;
 
 /// Port of a pool.
 const POOL_PORT: u16 = 7461;
@@ -148,6 +154,7 @@ impl Layers<'_> {
                 kernel_cache: Some(kernel_cache(&state)),
             },
             scheduler: SchedulerConfig {
+                audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
                 state,
                 listen,
                 advertise,
@@ -163,8 +170,10 @@ impl Layers<'_> {
         state: StateSettings,
     ) -> Result<SchedulerConfig, ConfigError> {
         let settings = settings.over(std::mem::take(&mut self.file.scheduler));
+        let state = self.state(state)?;
         Ok(SchedulerConfig {
-            state: self.state(state)?,
+            audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
+            state,
             listen: or_default(settings.listen, anywhere(POOL_PORT)),
             advertise: settings.advertise.map(|Host(host)| host),
             host_name: self.environment.host_name.clone(),
@@ -370,6 +379,15 @@ fn anywhere(port: u16) -> SocketAddr {
 
 fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {
     listen.map_or(default, |Listen(address)| address)
+}
+
+/// The audit log in a state directory.
+fn audit_log(state: &StatePath, size: Option<Cache>, files: Option<NonZeroU32>) -> audit::Settings {
+    audit::Settings {
+        directory: state.path.clone(),
+        file_bytes: size.map_or(AUDIT_FILE_BYTES, |size| size.size_bytes),
+        files: files.map_or(AUDIT_FILES, NonZeroU32::get),
+    }
 }
 
 /// Where a state directory has compiled kernels.

@@ -5,7 +5,7 @@
 //! drift apart. All are optional here; [`resolve`](super::resolve()) lays the
 //! layers over each other and fills in defaults.
 
-use std::path::PathBuf;
+use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
@@ -45,6 +45,12 @@ pub(crate) struct UpSettings {
     /// Where op streams arrive, over TCP and UDP [default: any free port where --listen is]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) worker_listen: Option<Listen>,
+    /// Size of a file of the audit log, or 0 for no log [default: 16MiB]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_AUDIT_LOG_SIZE")]
+    pub(crate) audit_log_size: Option<Cache>,
+    /// Files of the audit log that are kept [default: 4]
+    #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
+    pub(crate) audit_log_files: Option<NonZeroU32>,
 }
 
 /// `scheduler`: the pool itself.
@@ -57,6 +63,12 @@ pub(crate) struct SchedulerSettings {
     /// Host that the printed URLs name [default: this host's address]
     #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
     pub(crate) advertise: Option<Host>,
+    /// Size of a file of the audit log, or 0 for no log [default: 16MiB]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_AUDIT_LOG_SIZE")]
+    pub(crate) audit_log_size: Option<Cache>,
+    /// Files of the audit log that are kept [default: 4]
+    #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
+    pub(crate) audit_log_files: Option<NonZeroU32>,
 }
 
 /// `worker`: one host's devices.
@@ -190,6 +202,8 @@ impl UpSettings {
             collective_timeout: self.collective_timeout.or(below.collective_timeout),
             bucket_size: self.bucket_size.or(below.bucket_size),
             worker_listen: self.worker_listen.or(below.worker_listen),
+            audit_log_size: self.audit_log_size.or(below.audit_log_size),
+            audit_log_files: self.audit_log_files.or(below.audit_log_files),
         }
     }
 }
@@ -200,6 +214,8 @@ impl SchedulerSettings {
         Self {
             listen: self.listen.or(below.listen),
             advertise: self.advertise.or(below.advertise),
+            audit_log_size: self.audit_log_size.or(below.audit_log_size),
+            audit_log_files: self.audit_log_files.or(below.audit_log_files),
         }
     }
 }

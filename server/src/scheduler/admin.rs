@@ -7,7 +7,7 @@ use tensord_proto::v1::{
     CreateTokenRequest, Error, ErrorCode, ListTokensRequest, MadeToken, RevokeTokenRequest,
     Revoked, RotateTokenRequest, TokenInfo, TokenList, admin_server::Admin,
 };
-use tensord_transport::Secret;
+use tensord_transport::{Secret, control};
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 use tracing::info;
@@ -17,7 +17,10 @@ use super::{
     driver::Input,
     service::Service,
 };
-use crate::refusal;
+use crate::{
+    audit::{Entry, Event},
+    refusal,
+};
 
 #[tonic::async_trait]
 impl Admin for Service {
@@ -74,11 +77,21 @@ impl Admin for Service {
         &self,
         request: Request<RevokeTokenRequest>,
     ) -> Result<Response<Revoked>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        let pass = self.0.admit(&[Role::Admin], &request)?;
+        let peer = control::peer(&request);
         let RevokeTokenRequest { name, keep_leases } = request.into_inner();
         let revoke = move |access: &Access| access.revoke(&name, keep_leases);
         let token = self.change(revoke).await?;
         info!(token = token.name, keep_leases, "token revoked");
+        let revoked = Entry::new(Event::Revoked).address(peer);
+        let by = match keep_leases {
+            true => format!("by {}; its leases run out", pass.token),
+            false => format!("by {}", pass.token),
+        };
+        let role = token.role.name();
+        self.0
+            .audit
+            .record(revoked.token(&token.name, role, &token.tenant).reason(by));
         if keep_leases {
             return Ok(Response::new(Revoked::default()));
         }

@@ -42,6 +42,7 @@ use super::{
     stream::{Open, Opened},
     view,
 };
+use crate::audit::Audit;
 
 /// Inputs that wait for the driver; streams wait when it is full. An input is
 /// handled in microseconds, so this is a few milliseconds of work.
@@ -102,6 +103,7 @@ pub(super) struct Driver {
     started: Instant,
     signer: LeaseSigner,
     access: Arc<Access>,
+    audit: Audit,
     lease_ids: StdRng,
     granting: bool,
     stopping: bool,
@@ -124,12 +126,14 @@ impl Driver {
         options: Options,
         signer: LeaseSigner,
         access: Arc<Access>,
+        audit: Audit,
         worker_silence: Duration,
     ) -> (Self, mpsc::Sender<Input>) {
         let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
         let driver = Self {
             holders: Holders::new(options.lease_expiry),
             access,
+            audit,
             engine: Engine::new(options, Timestamp::from_millis(0)),
             started: Instant::now(),
             signer,

@@ -33,7 +33,7 @@ use self::{
     driver::{Driver, Input},
     service::{Service, Shared},
 };
-use crate::state::PoolSecrets;
+use crate::{audit::Audit, state::PoolSecrets};
 
 /// Largest message a client or worker may send: a hello with the tokens of
 /// hundreds of leases, a registration of hundreds of devices.
@@ -51,6 +51,8 @@ pub(crate) struct Options {
     pub(crate) engine: tensord_scheduler::Options,
     /// The streams' timeouts.
     pub(crate) timing: Timing,
+    /// Where is recorded who comes and goes.
+    pub(crate) audit: Audit,
 }
 
 /// How often streams are expected to say something.
@@ -81,6 +83,7 @@ impl Options {
             listen,
             engine: tensord_scheduler::Options::default(),
             timing: Timing::default(),
+            audit: Audit::none(),
         }
     }
 }
@@ -125,6 +128,7 @@ impl Scheduler {
             listen,
             engine,
             timing,
+            audit,
         } = options;
         let failed = |source| StartError::Listen { listen, source };
         let tcp = TcpListener::bind(listen).await.map_err(failed)?;
@@ -134,13 +138,20 @@ impl Scheduler {
         let lease_key = secrets.signer.public_key().into();
         let lease_expiry = engine.lease_expiry;
         let worker_silence = timing.heartbeat * MISSED_HEARTBEATS;
-        let (running, driver) = Driver::new(engine, secrets.signer, access.clone(), worker_silence);
+        let (running, driver) = Driver::new(
+            engine,
+            secrets.signer,
+            access.clone(),
+            audit.clone(),
+            worker_silence,
+        );
         let shared = Shared {
             access,
             timing,
             lease_expiry,
             lease_key,
             driver: driver.clone(),
+            audit,
         };
         let shared = Arc::new(shared);
         let service = Service(shared.clone());

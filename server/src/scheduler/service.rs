@@ -1,7 +1,7 @@
 //! The gRPC services: who may call, in which version, and what a first message
 //! must say. From there on a stream is the driver's.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tensord_proto::{
@@ -29,7 +29,10 @@ use super::{
     driver::Input,
     stream::{self, OUTGOING_QUEUE, Opened},
 };
-use crate::refusal;
+use crate::{
+    audit::{Audit, Entry, Event},
+    refusal,
+};
 
 /// Both services. Cheap to clone.
 #[derive(Clone)]
@@ -43,6 +46,7 @@ pub(super) struct Shared {
     /// Checks lease tokens.
     pub(super) lease_key: Bytes,
     pub(super) driver: mpsc::Sender<Input>,
+    pub(super) audit: Audit,
 }
 
 impl Shared {
@@ -51,9 +55,19 @@ impl Shared {
         self.access
             .check(roles, request.metadata())
             .map_err(|error| {
-                warn!(peer = %control::peer(request), "call refused: {error}");
+                let peer = control::peer(request);
+                warn!(%peer, "call refused: {error}");
+                self.deny("call refused", roles[0], peer, &error);
                 refusal::status(&error)
             })
+    }
+
+    /// Records that somebody who wants to be a `role` was turned away.
+    fn deny(&self, cause: &'static str, role: Role, peer: SocketAddr, error: &Error) {
+        self.audit.deny(cause, || {
+            let entry = Entry::new(Event::Denied).role(role.name());
+            entry.address(peer).reason(error)
+        });
     }
 
     /// Answers calls that show no right token before anything of their body is read, and
@@ -107,10 +121,11 @@ impl Pool for Service {
         let first = stream::first(&mut incoming, shared.timing.hello).await?;
         let (client, held, answer) = shared.greet_client(first, &pass).map_err(|error| {
             warn!(%peer, "client refused: {error}");
+            shared.deny("client refused", Role::Client, peer, &error);
             refusal::status(&error)
         })?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        let opened = Opened::new(incoming, outgoing, answer);
+        let opened = Opened::new(peer, incoming, outgoing, answer);
         shared
             .tell_driver(Input::Attach {
                 client,
@@ -202,6 +217,7 @@ impl Workers for Service {
         let first = stream::first(&mut incoming, shared.timing.hello).await?;
         let refused = |error| {
             warn!(%peer, "worker refused: {error}");
+            shared.deny("worker refused", Role::Worker, peer, &error);
             refusal::status(&error)
         };
         shared.access.may_open(&pass).map_err(refused)?;
@@ -210,7 +226,7 @@ impl Workers for Service {
         let registered = convert::registration(register, peer.ip());
         let (registration, held) = registered.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        let opened = Opened::new(incoming, outgoing, answer);
+        let opened = Opened::new(peer, incoming, outgoing, answer);
         let joined = Input::Join {
             worker,
             pass,

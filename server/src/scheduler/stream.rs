@@ -4,7 +4,7 @@
 //! lets the queue fill up is cut off; what comes in is passed on by a reader,
 //! which waits while the driver is busy, and so makes its peer wait.
 
-use std::{pin::pin, time::Duration};
+use std::{net::SocketAddr, pin::pin, time::Duration};
 
 use futures::stream;
 use tensord_proto::v1::{Beat, Error, ErrorCode, PoolMessage, pool_message};
@@ -28,28 +28,47 @@ pub(super) type Outgoing<M> = mpsc::Sender<Result<M, Status>>;
 pub(super) struct Opened<In, Out> {
     pub(super) incoming: Streaming<In>,
     pub(super) outgoing: Outgoing<Out>,
+    /// Where it comes from.
+    pub(super) peer: SocketAddr,
 }
 
 impl<In, Out> Opened<In, Out> {
-    /// A stream whose peer gets `answer` first.
-    pub(super) fn new(incoming: Streaming<In>, outgoing: Outgoing<Out>, answer: Out) -> Self {
+    /// A stream of `peer`, which gets `answer` first.
+    pub(super) fn new(
+        peer: SocketAddr,
+        incoming: Streaming<In>,
+        outgoing: Outgoing<Out>,
+        answer: Out,
+    ) -> Self {
         // There is room: nothing was sent yet.
         let _ = outgoing.try_send(Ok(answer));
-        Self { incoming, outgoing }
+        Self {
+            incoming,
+            outgoing,
+            peer,
+        }
     }
 }
 
 /// An open stream as the driver keeps it. Dropping it ends the stream.
 pub(super) struct Open<Out> {
     pub(super) id: StreamId,
+    /// Where it comes from.
+    pub(super) peer: SocketAddr,
     outgoing: Outgoing<Out>,
     reader: AbortHandle,
 }
 
 impl<Out> Open<Out> {
-    pub(super) fn new(id: StreamId, outgoing: Outgoing<Out>, reader: AbortHandle) -> Self {
+    pub(super) fn new(
+        id: StreamId,
+        peer: SocketAddr,
+        outgoing: Outgoing<Out>,
+        reader: AbortHandle,
+    ) -> Self {
         Self {
             id,
+            peer,
             outgoing,
             reader,
         }
@@ -160,7 +179,8 @@ mod tests {
     async fn a_peer_that_does_not_read_is_noticed_before_it_takes_more_memory() {
         let (outgoing, mut unread) = mpsc::channel(OUTGOING_QUEUE);
         let reader = tokio::spawn(std::future::pending::<()>());
-        let open = Open::new(StreamId(1), outgoing, reader.abort_handle());
+        let peer = ([127, 0, 0, 1], 1).into();
+        let open = Open::new(StreamId(1), peer, outgoing, reader.abort_handle());
         for message in 0..OUTGOING_QUEUE {
             assert_eq!(open.send(message), Ok(()));
         }

@@ -4,6 +4,7 @@
 //! are streams to it. Nothing here sleeps: every wait is for a message, and
 //! ends with a failure if that does not come.
 
+mod audit;
 mod leases;
 mod refusals;
 mod restart;

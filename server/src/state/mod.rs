@@ -13,6 +13,7 @@
 //! | `tokens.json` | every token's hash, and what it is for |
 //! | `pool-url` | where the pool is, without a token |
 //! | `gateway-token` | what stock Burn programs show to a gateway |
+//! | `audit.jsonl`, `audit.1.jsonl`, … | who came, got and went (`crate::audit`) |
 //! | `scheduler.lock` | locked while a scheduler runs on this state |
 //! | `state.lock` | locked while one of the others is made |
 

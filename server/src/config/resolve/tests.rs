@@ -48,6 +48,9 @@ fn what_nobody_says_has_a_default() {
     assert_eq!(config.node.devices.len(), 1);
     assert_eq!(config.node.memory_bytes, None);
     assert_eq!(config.drain, Duration::from_secs(10));
+    let audit = &config.scheduler.audit;
+    assert_eq!(audit.directory, config.scheduler.state.path);
+    assert_eq!((audit.file_bytes, audit.files), (16 << 20, 4));
 }
 
 #[test]
@@ -59,6 +62,8 @@ fn the_file_goes_before_defaults_and_flags_before_the_file() {
         listen = \"0.0.0.0:1\"
         advertise = \"pool.example\"
         devices = \"flex*2\"
+        audit-log-size = \"1MiB\"
+        audit-log-files = 9
         [scheduler]
         listen = \"0.0.0.0:9\"
     ";
@@ -70,11 +75,16 @@ fn the_file_goes_before_defaults_and_flags_before_the_file() {
     assert_eq!(config.node.devices.len(), 2);
     assert_eq!(config.drain, Duration::from_secs(3));
 
-    let line = "tensord up --listen 0.0.0.0:2 --devices flex*3 --state /t --drain-seconds 4";
+    let audit = &config.scheduler.audit;
+    assert_eq!((audit.file_bytes, audit.files), (1 << 20, 9));
+
+    let line = "tensord up --audit-log-size 0 --listen 0.0.0.0:2 --devices flex*3 --state /t --drain-seconds 4";
     let config = up(line, file);
     assert_eq!(config.scheduler.listen, "0.0.0.0:2".parse().unwrap());
     assert_eq!(config.scheduler.advertise.as_deref(), Some("pool.example"));
     assert_eq!(config.scheduler.state.shown, "/t");
+    let audit = &config.scheduler.audit;
+    assert_eq!((audit.file_bytes, audit.files), (0, 9));
     assert_eq!(config.node.devices.len(), 3);
     assert_eq!(config.drain, Duration::from_secs(4));
 }

@@ -30,7 +30,7 @@ impl Role {
     }
 
     /// What errors call the token.
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::scheduler) fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
             Self::Client => "client",

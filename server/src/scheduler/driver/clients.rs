@@ -10,10 +10,13 @@ use tensord_scheduler::{ClientEvent, EndReason, Event, LeasedDevice, RefuseReaso
 use tracing::{debug, info};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
-use crate::scheduler::{
-    access::Pass,
-    convert,
-    stream::{self, Open, Opened},
+use crate::{
+    audit::{self, Entry},
+    scheduler::{
+        access::Pass,
+        convert,
+        stream::{self, Open, Opened},
+    },
 };
 
 fn event(client: ClientId, stream: StreamId, event: ClientEvent) -> Event {
@@ -25,6 +28,18 @@ fn event(client: ClientId, stream: StreamId, event: ClientEvent) -> Event {
 }
 
 impl Driver {
+    /// An entry about a client, with what is known of it.
+    pub(super) fn about_client(&self, event: audit::Event, client: ClientId) -> Entry {
+        let mut entry = Entry::new(event).client(client);
+        if let Some(open) = self.clients.get(&client) {
+            entry = entry.address(open.peer);
+        }
+        if let Some(pass) = self.holders.pass(client) {
+            entry = entry.token(&pass.token, pass.role.name(), &pass.tenant);
+        }
+        entry
+    }
+
     /// Takes in a client's stream. One it had before ends.
     pub(super) fn attach(
         &mut self,
@@ -38,7 +53,7 @@ impl Driver {
         let reading = stream::read(opened.incoming, None, self.sender.clone(), wrap);
         let reader = self.readers.spawn(reading);
         self.read_by.insert(reader.id(), Peer::Client(client, id));
-        let open = Open::new(id, opened.outgoing, reader);
+        let open = Open::new(id, opened.peer, opened.outgoing, reader);
         if !self.clients.contains_key(&client) && self.clients.len() >= MAX_STREAMS {
             let words =
                 format!("{MAX_STREAMS} clients are attached, which is the most there may be");
@@ -51,6 +66,8 @@ impl Driver {
             let words = "another stream of the same client took the place of this one";
             replaced.end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
+        let admitted = self.about_client(audit::Event::Admitted, client);
+        self.audit.record(admitted);
         self.apply(event(client, id, ClientEvent::Attach { claims }));
         for lease in void {
             if let Some(gone) = self.tell_lease_ended(client, lease, &EndReason::Unknown) {
@@ -94,10 +111,15 @@ impl Driver {
         if self.clients.get(&client)?.id != id {
             return None;
         }
+        let mut gone = self.about_client(audit::Event::Ended, client);
         match error {
-            Some(error) => info!(%client, "cut off: {error}"),
+            Some(error) => {
+                info!(%client, "cut off: {error}");
+                gone = gone.reason(error);
+            }
             None => debug!(%client, "detached"),
         }
+        self.audit.record(gone);
         self.clients.remove(&client)?.end(error);
         self.holders.detach(client, Instant::now());
         Some(event(client, id, ClientEvent::Gone))
@@ -111,6 +133,8 @@ impl Driver {
         for client in clients {
             // While there is a stream, its leases' ends are told on it.
             self.apply(Event::Evict { client });
+            let gone = self.about_client(audit::Event::Ended, client);
+            self.audit.record(gone.reason("its token was revoked"));
             self.holders.remove(client);
             if let Some(open) = self.clients.remove(&client) {
                 info!(%client, "cut off: its token {token} was revoked");
@@ -167,6 +191,9 @@ impl Driver {
             return gone.or(Some(event(client, id, ClientEvent::Release { lease })));
         }
         info!(%client, %lease, devices = devices.len(), "lease granted");
+        let granted = self.about_client(audit::Event::Granted, client);
+        self.audit
+            .record(granted.lease(lease).devices(devices.len()));
         let tenant = self.holders.tenant(client)?;
         let message = convert::granted(client, tenant, request, lease, devices, &self.signer);
         self.tell(client, message)
@@ -179,6 +206,10 @@ impl Driver {
         reason: &RefuseReason,
     ) -> Option<Event> {
         debug!(%client, "request refused: {reason}");
+        self.audit.deny("request refused", || {
+            self.about_client(audit::Event::Denied, client)
+                .reason(reason)
+        });
         self.tell(
             client,
             convert::refused(request, convert::refuse_error(reason)),
@@ -192,6 +223,8 @@ impl Driver {
         reason: &EndReason,
     ) -> Option<Event> {
         info!(%client, %lease, "lease ended: {reason}");
+        let ended = self.about_client(audit::Event::Ended, client);
+        self.audit.record(ended.lease(lease).reason(reason));
         self.tell(client, convert::lease_ended(lease, reason))
     }
 }

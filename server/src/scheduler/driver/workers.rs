@@ -10,10 +10,13 @@ use tensord_scheduler::{Event, HeldDevice, Registration, StreamId, WorkerEvent};
 use tracing::{info, warn};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
-use crate::scheduler::{
-    access::Pass,
-    convert,
-    stream::{self, Open, Opened},
+use crate::{
+    audit::{self, Entry},
+    scheduler::{
+        access::Pass,
+        convert,
+        stream::{self, Open, Opened},
+    },
 };
 
 /// A worker whose stream is up.
@@ -63,7 +66,7 @@ impl Driver {
         let reading = stream::read(opened.incoming, silence, self.sender.clone(), wrap);
         let reader = self.readers.spawn(reading);
         self.read_by.insert(reader.id(), Peer::Worker(worker, id));
-        let open = Open::new(id, opened.outgoing, reader);
+        let open = Open::new(id, opened.peer, opened.outgoing, reader);
         if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_STREAMS {
             let words =
                 format!("{MAX_STREAMS} workers have joined, which is the most there may be");
@@ -73,6 +76,10 @@ impl Driver {
         let (name, devices) = (endpoint.name.clone(), registration.devices.len());
         let (address, held_count) = (&endpoint.address, held.len());
         info!(%worker, %address, devices, held = held_count, leaving, "worker {name} joined");
+        let joined =
+            Entry::new(audit::Event::Admitted).token(&pass.token, pass.role.name(), &pass.tenant);
+        let joined = joined.worker(worker, &name).address(open.peer);
+        self.audit.record(joined.devices(devices));
         let member = Member {
             open,
             name,
@@ -137,10 +144,16 @@ impl Driver {
             return None;
         }
         let Member { open, name, .. } = self.workers.remove(&worker)?;
+        let mut gone = Entry::new(audit::Event::Ended);
         match error {
-            Some(error) => warn!(%worker, "worker {name} was cut off: {error}"),
+            Some(error) => {
+                warn!(%worker, "worker {name} was cut off: {error}");
+                gone = gone.reason(error);
+            }
             None => info!(%worker, "the connection of worker {name} ended"),
         }
+        self.audit
+            .record(gone.worker(worker, &name).address(open.peer));
         open.end(error);
         Some(event(worker, id, WorkerEvent::Gone))
     }
@@ -163,7 +176,9 @@ impl Driver {
 
     /// Has a worker end a lease's sessions. One that does not read is cut off.
     pub(super) fn tell_end_lease(&mut self, worker: WorkerId, lease: LeaseId) -> Option<Event> {
-        let open = &self.workers.get(&worker)?.open;
+        let Member { open, name, .. } = self.workers.get(&worker)?;
+        let ended = Entry::new(audit::Event::Ended).worker(worker, name);
+        self.audit.record(ended.address(open.peer).lease(lease));
         let (id, sent) = (open.id, open.send(convert::end_lease(lease)));
         self.cut_off_worker(worker, id, Some(&sent.err()?))
     }

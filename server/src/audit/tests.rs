@@ -1,0 +1,138 @@
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn settings(directory: &Path, file_bytes: u64, files: u32) -> Settings {
+    Settings {
+        directory: directory.into(),
+        file_bytes,
+        files,
+    }
+}
+
+/// The lines of a file, without their times.
+fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    let line = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        let time = line.as_object_mut().unwrap().remove("time_ms").unwrap();
+        assert!(time.as_u64().unwrap() > 1_600_000_000_000);
+        line
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn a_line_says_who_from_where_why_and_nothing_that_does_not_apply() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = Audit::open(settings(dir.path(), 1 << 20, 2)).unwrap();
+    let address = "10.0.0.7:5000".parse().unwrap();
+    let granted = Entry::new(Event::Granted)
+        .token("team-a", "client", "a")
+        .client(7)
+        .address(address)
+        .lease("00ff")
+        .devices(2);
+    audit.record(granted);
+    let worker = Entry::new(Event::Ended)
+        .worker(9, "gpu\n1")
+        .reason("x".repeat(5000));
+    audit.clone().record(worker);
+    audit.deny("call refused", || {
+        Entry::new(Event::Denied).role("worker").address(address)
+    });
+    drop(audit);
+    let path = dir.path().join("audit.jsonl");
+    let reason = format!("{}…", "x".repeat(MESSAGE_CHARS));
+    let expected = [
+        json!({
+            "event": "granted", "token": "team-a", "role": "client", "tenant": "a",
+            "client": "7", "address": "10.0.0.7:5000", "lease": "00ff", "devices": 2,
+        }),
+        json!({"event": "ended", "worker": "9", "name": "gpu\\n1", "reason": reason}),
+        json!({"event": "denied", "role": "worker", "address": "10.0.0.7:5000"}),
+    ];
+    assert_eq!(lines(&path), expected);
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn denials_are_counted_when_there_are_many_of_a_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = Audit::open(settings(dir.path(), 1 << 20, 2)).unwrap();
+    for number in 0..5000 {
+        audit.deny("call refused", || Entry::new(Event::Denied).client(number));
+    }
+    audit.deny("worker refused", || {
+        Entry::new(Event::Denied).worker(1, "w")
+    });
+    drop(audit);
+    let lines = lines(&dir.path().join("audit.jsonl"));
+    // A slow machine may have taken more than a second.
+    assert!((12..100).contains(&lines.len()), "{lines:?}");
+    let of = |line: &Value| line["count"].as_u64().unwrap_or(1);
+    assert_eq!(lines.iter().map(of).sum::<u64>(), 5001);
+    let counted = lines.iter().find(|line| line.get("count").is_some());
+    assert_eq!(counted.unwrap()["reason"], "call refused");
+}
+
+#[test]
+fn entries_that_find_the_queue_full_are_counted_and_nobody_waits() {
+    let (sender, entries) = sync_channel(2);
+    let shared = Arc::<Shared>::default();
+    let audit = Audit(Some(Arc::new(Inner {
+        entries: Some(sender),
+        shared: shared.clone(),
+        writer: None,
+    })));
+    for _ in 0..5 {
+        audit.record(Entry::new(Event::Admitted));
+    }
+    drop(audit);
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = Files::open(settings(dir.path(), 1 << 20, 2)).unwrap();
+    write(&entries, &shared, &mut files);
+    let admitted = json!({"event": "admitted"});
+    let lost = json!({"event": "lost", "count": 3});
+    let expected = [admitted.clone(), admitted, lost];
+    assert_eq!(lines(&dir.path().join("audit.jsonl")), expected);
+}
+
+#[test]
+fn files_rotate_and_the_oldest_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let fill = |files| {
+        let mut log = Files::open(settings(dir.path(), 300, files)).unwrap();
+        for number in 0..40 {
+            log.put(&Entry::new(Event::Admitted).client(number))
+                .unwrap();
+        }
+    };
+    fill(3);
+    let mut sizes = Vec::new();
+    for name in ["audit.2.jsonl", "audit.1.jsonl", "audit.jsonl"] {
+        let path = dir.path().join(name);
+        sizes.push(fs::metadata(&path).unwrap().len());
+        assert!(!lines(&path).is_empty());
+    }
+    assert!(sizes.iter().all(|size| *size <= 300), "{sizes:?}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    let last = lines(&dir.path().join("audit.jsonl")).pop().unwrap();
+    assert_eq!(last["client"], "39");
+    // Goes on where it was, also with fewer files.
+    fill(1);
+    let newest = lines(&dir.path().join("audit.jsonl"));
+    assert!(newest.len() < 8);
+}
+
+#[test]
+fn no_size_is_no_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = Audit::open(settings(dir.path(), 0, 2)).unwrap();
+    audit.record(Entry::new(Event::Admitted));
+    audit.deny("x", || unreachable!("nothing is made for no log"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}

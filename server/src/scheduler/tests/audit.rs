@@ -1,0 +1,95 @@
+//! What the audit log says of those who come and go.
+
+use serde_json::Value;
+
+use super::*;
+use crate::audit::{Audit, Settings};
+
+/// What all of these have in common with an entry.
+fn is_in(expected: &[(&str, Value)], entry: &Value) -> bool {
+    expected.iter().all(|(key, value)| entry[*key] == *value)
+}
+
+#[tokio::test]
+async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
+    let log = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        directory: log.path().into(),
+        file_bytes: 1 << 20,
+        files: 2,
+    };
+    let audit = Audit::open(settings).unwrap();
+    let options = Options {
+        audit: audit.clone(),
+        ..options()
+    };
+    let rig = Rig::with(options).await;
+    let mut worker = rig.worker(7, 1).await;
+    rig.status_that(|status| status.workers.len() == 1).await;
+    let mut client = rig.client(9).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    // More than there is.
+    client.ask(2, 500).await;
+    client.refused(2).await;
+    client.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    let wrong = Secret::new("0123456789abcdef");
+    rig.status_with(&wrong).await.unwrap_err();
+    client.leave().await;
+    worker.leave().await;
+    rig.status_that(|status| status.workers.is_empty()).await;
+    rig.scheduler.stop().await;
+    // The last one to record something, so that all of it is on disk.
+    drop(audit);
+
+    let text = std::fs::read_to_string(log.path().join("audit.jsonl")).unwrap();
+    let entries: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let (client, worker) = (
+        Value::from("0000000000000009"),
+        Value::from("0000000000000007"),
+    );
+    let lease = Value::from(format!("{:016x}", lease.lease_id));
+    let of = |event: &str| ("event", Value::from(event));
+    let mut at = 0;
+    for expected in [
+        vec![
+            of("admitted"),
+            ("worker", worker.clone()),
+            ("devices", 1.into()),
+        ],
+        vec![of("admitted"), ("client", client.clone())],
+        vec![
+            of("granted"),
+            ("client", client.clone()),
+            ("lease", lease.clone()),
+            ("devices", 1.into()),
+        ],
+        vec![of("denied"), ("client", client.clone())],
+        vec![of("ended"), ("worker", worker.clone()), ("lease", lease)],
+        vec![
+            of("denied"),
+            ("role", "client".into()),
+            ("client", Value::Null),
+        ],
+        vec![of("ended"), ("client", client), ("lease", Value::Null)],
+        vec![of("ended"), ("worker", worker), ("lease", Value::Null)],
+    ] {
+        let found = entries[at..]
+            .iter()
+            .position(|entry| is_in(&expected, entry));
+        let found = found.unwrap_or_else(|| panic!("no {expected:?} from {at} on in\n{text}"));
+        let entry = &entries[at + found];
+        let address = entry["address"].as_str().unwrap_or_default();
+        assert!(address.starts_with("127.0.0.1:"), "from where? {entry}");
+        assert!(
+            entry["event"] != "denied" || entry["reason"].is_string(),
+            "why? {entry}"
+        );
+        at += found + 1;
+    }
+    assert!(!text.contains(wrong.reveal()), "a token is on record");
+}
