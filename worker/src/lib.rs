@@ -21,6 +21,7 @@ mod devices;
 mod executor;
 mod locks;
 mod memory;
+mod op_check;
 mod registration;
 mod registry;
 mod session;

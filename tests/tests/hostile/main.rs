@@ -8,4 +8,5 @@
 mod connections;
 mod ends;
 mod logs;
+mod ops;
 mod reads;

@@ -13,8 +13,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use burn_backend::{BoolStore, DType, ExecutionError, TensorData};
-use burn_ir::{BackendIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_backend::{BoolStore, DType, ExecutionError, TensorData, TensorMetadata};
+use burn_ir::{BackendIr, HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
 use tensord_proto::codec::DeviceProfile;
@@ -183,7 +183,28 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
     }
 
     fn execute(&mut self, op: Box<OperationIr>) {
+        let declared = match &*op {
+            OperationIr::Custom(call) => call.outputs.clone(),
+            _ => Vec::new(),
+        };
         self.run(|interpreter| interpreter.register_op(*op));
+        // What it makes is up to its handler, and later ops were checked by this.
+        for out in &declared {
+            let made = self.run(|interpreter| interpreter.get_tensor(&as_shared(out)));
+            let (shape, dtype) = match made {
+                HandleKind::Float(made) => (made.shape(), made.dtype()),
+                HandleKind::Int(made) => (made.shape(), made.dtype()),
+                HandleKind::Bool(made) => (made.shape(), made.dtype()),
+                HandleKind::Quantized(made) => (made.shape(), made.dtype()),
+            };
+            assert!(
+                (&shape, dtype) == (&out.shape, out.dtype),
+                "the custom op made {shape} of {}, the call declares {} of {}",
+                dtype.name(),
+                out.shape,
+                out.dtype.name()
+            );
+        }
     }
 
     fn execute_seeded(&mut self, op: Box<OperationIr>, seed: u64) {

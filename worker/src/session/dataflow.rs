@@ -18,7 +18,10 @@ use tensord_proto::{
     v1::{Fault, FaultKind},
 };
 
-use crate::memory::{OutOfMemory, SessionMemory, human};
+use crate::{
+    memory::{OutOfMemory, SessionMemory, human},
+    op_check::Broken,
+};
 
 /// Tensors a session may have at once, live or poisoned.
 const MAX_TENSORS: usize = 1 << 22;
@@ -41,6 +44,12 @@ enum Slot {
         bytes: u64,
     },
     Poisoned(Arc<Fault>),
+}
+
+impl From<Broken> for Refusal {
+    fn from(broken: Broken) -> Self {
+        Self::New(broken.kind, broken.reason)
+    }
 }
 
 /// Why an op must not run.
@@ -112,7 +121,7 @@ impl Dataflow {
             )),
             Some(Slot::Poisoned(fault)) => Err(Refusal::Inherited(fault.clone())),
             Some(Slot::Live { shape, dtype, .. } | Slot::Pending { shape, dtype, .. }) => {
-                if *shape == tensor.shape && kind(*dtype) == kind(tensor.dtype) {
+                if *shape == tensor.shape && *dtype == tensor.dtype {
                     return Ok(());
                 }
                 let reason = format!(

@@ -26,8 +26,8 @@ use std::{
 
 use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{
-    AllReduceOpIr, DeviceIdIr, DistributedOperationIr, FloatOperationIr, NumericOperationIr,
-    OperationIr, TensorId, TensorIr,
+    AllReduceOpIr, BaseOperationIr, DeviceIdIr, DistributedOperationIr, FloatOperationIr,
+    NumericOperationIr, OperationIr, TensorId, TensorIr,
 };
 use burn_std::future::DynFut;
 use bytes::Bytes;
@@ -49,7 +49,7 @@ use super::{
     dataflow::{Dataflow, Refusal},
     uploads::Uploads,
 };
-use crate::{backend::Engine, collective::Capability, memory::SessionMemory};
+use crate::{backend::Engine, collective::Capability, memory::SessionMemory, op_check};
 
 /// Faults remembered for syncs to tell; a program that reads nothing and syncs
 /// never would pile them up.
@@ -262,7 +262,7 @@ impl Runner {
         }
     }
 
-    fn run_op(&mut self, op: Box<OperationIr>) {
+    fn run_op(&mut self, mut op: Box<OperationIr>) {
         if let OperationIr::Distributed(distributed) = &*op {
             return match distributed {
                 DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
@@ -274,6 +274,10 @@ impl Runner {
             let refusal = Refusal::New(FaultKind::Unsupported, reason);
             return self.refuse(&op, refusal);
         }
+        let scratch = match self.check_op(&op) {
+            Ok(scratch) => scratch,
+            Err(refusal) => return self.refuse(&op, refusal),
+        };
         if let Err(refusal) = self.flow.begin(&op) {
             // A tensor without a value is dropped like any other.
             if !matches!(*op, OperationIr::Drop(_)) {
@@ -282,11 +286,13 @@ impl Runner {
         }
         let (engine, seed) = (&mut self.engine, mix(self.seed, self.draws));
         let (name, draws) = (OpName::of(&op), draws(&op));
+        fill(&mut op);
         let ran = catch_unwind(AssertUnwindSafe(|| match draws {
             true => engine.execute_seeded(op, seed),
             false => engine.execute(op),
         }));
         self.draws += u64::from(draws);
+        drop(scratch);
         match ran {
             Ok(()) => self.flow.finish(),
             Err(panic) => {
@@ -297,6 +303,15 @@ impl Runner {
                     self.engine.forget(tensor);
                 }
             }
+        }
+    }
+
+    /// Decides whether a backend may run `op`, and takes the memory that its kernel needs
+    /// beside its inputs and outputs.
+    fn check_op(&self, op: &OperationIr) -> Result<Option<SessionMemory>, Refusal> {
+        match op_check::check(op)? {
+            0 => Ok(None),
+            bytes => self.flow.reserve(bytes).map(Some),
         }
     }
 
@@ -390,6 +405,18 @@ impl Runner {
         self.unreported
             .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
         fault
+    }
+}
+
+/// Has an empty tensor filled with zeros: what was in its memory before may be another
+/// program's.
+fn fill(op: &mut OperationIr) {
+    let (OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op)) = op
+    else {
+        return;
+    };
+    if let BaseOperationIr::Empty(empty) = op {
+        *op = BaseOperationIr::Zeros(empty.clone());
     }
 }
 

@@ -36,6 +36,7 @@ use super::{super::dataflow::Refusal, Blame, Runner, panic_text};
 use crate::collective::{
     Arrival, Arrived, Call, Capability, Failure, Members, Offer, Outcome, Roster, Take, Value,
 };
+use crate::op_check;
 
 /// Results that a session may have on the way: beyond it an all-reduce waits.
 const MAX_AWAITED: usize = 1 << 15;
@@ -291,7 +292,8 @@ impl Runner {
                 return self.refuse(op, Refusal::New(FaultKind::Mismatch, reason));
             }
         };
-        if let Err(refusal) = self.flow.begin(op) {
+        let begun = self.check_op(op).and_then(|_scratch| self.flow.begin(op));
+        if let Err(refusal) = begun {
             self.awaited.remove(&ticket);
             return self.refuse(op, refusal);
         }
@@ -410,7 +412,8 @@ impl Runner {
     pub(super) fn take(&mut self, out: &TensorIr, capability: Capability, from: u32) {
         let about = self.blame("Take");
         let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
-        let place = self.flow.check_new(out.id);
+        let sound = op_check::check_tensor(out).map_err(Refusal::from);
+        let place = sound.and_then(|()| self.flow.check_new(out.id));
         let memory = place.and_then(|()| self.flow.reserve(size as u64));
         let memory = match memory {
             Ok(memory) => memory,

@@ -15,7 +15,7 @@ use super::{
     },
     Runner, Step, panic_text,
 };
-use crate::memory::SessionMemory;
+use crate::{memory::SessionMemory, op_check};
 
 impl Runner {
     /// Begins an upload; its bytes may still have to come.
@@ -59,6 +59,7 @@ impl Runner {
         memory: Result<SessionMemory, Refusal>,
     ) -> Result<(), Refusal> {
         let memory = memory?;
+        op_check::check_tensor(out)?;
         self.flow.check_new(out.id)?;
         let data = source.into_data(out)?;
         let engine = &mut self.engine;

@@ -1,0 +1,233 @@
+//! Ops that believe what is not so: a kernel that took them at their word would read beyond
+//! its tensors, or allocate beyond any memory.
+
+use burn_backend::{DType, tensor::IndexingUpdateOp};
+use burn_ir::{
+    BaseOperationIr, BinaryOpIr, FlipOpIr, FloatOperationIr, GatherOpIr, MatmulOpIr,
+    ModuleOperationIr, NumericOperationIr, OperationIr, RepeatDimOpIr, ScatterOpIr, TensorIr,
+};
+use burn_ir::{Conv1dOpIr, Conv1dOptionsIr};
+use tensord_proto::v1::FaultKind;
+use tensord_tests::{
+    cluster::Cluster,
+    raw::{self, Attached, RawSession},
+};
+
+fn base(op: BaseOperationIr) -> OperationIr {
+    OperationIr::BaseFloat(op)
+}
+
+fn matmul(lhs: &TensorIr, rhs: &TensorIr, out: &TensorIr) -> OperationIr {
+    let (lhs, rhs, out) = (lhs.clone(), rhs.clone(), out.clone());
+    OperationIr::Float(
+        DType::F32,
+        FloatOperationIr::Matmul(MatmulOpIr { lhs, rhs, out }),
+    )
+}
+
+fn repeat(tensor: &TensorIr, times: usize, out: &TensorIr) -> OperationIr {
+    base(BaseOperationIr::RepeatDim(RepeatDimOpIr {
+        tensor: tensor.clone(),
+        dim: 0,
+        times,
+        out: out.clone(),
+    }))
+}
+
+fn double(tensor: &TensorIr, out: &TensorIr) -> OperationIr {
+    let (lhs, rhs, out) = (tensor.clone(), tensor.clone(), out.clone());
+    let add = NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out });
+    OperationIr::NumericFloat(DType::F32, add)
+}
+
+/// Uploads `values` under any shape.
+fn shaped(session: &mut RawSession, values: &[f32], shape: &[usize]) -> TensorIr {
+    let id = session.new_id();
+    session.upload_as(raw::tensor(id, shape), raw::bytes_of(values))
+}
+
+fn indices(session: &mut RawSession, values: &[i64]) -> TensorIr {
+    let id = session.new_id();
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    session.upload_as(raw::typed(id, &[values.len()], DType::I64), bytes.collect())
+}
+
+/// Sessions of two leases on one worker: the first is to attack.
+struct Two {
+    attacker: RawSession,
+    innocent: RawSession,
+    precious: TensorIr,
+    cluster: Cluster,
+    _attached: Attached,
+}
+
+impl Two {
+    async fn start() -> Self {
+        let cluster = tokio::task::spawn_blocking(|| Cluster::start(&["flex*2"]));
+        let cluster = cluster.await.unwrap();
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let attacker = attached.lease(1).await.unwrap().remove(0);
+        let innocent = attached.lease(1).await.unwrap().remove(0);
+        let attacker = RawSession::open(&attacker).await.unwrap();
+        let mut innocent = RawSession::open(&innocent).await.unwrap();
+        let precious = innocent.upload(&[1.0, 2.0, 3.0]);
+        Self {
+            attacker,
+            innocent,
+            precious,
+            cluster,
+            _attached: attached,
+        }
+    }
+
+    /// The attacker's op is a fault of `kind` to whoever reads what it was to make, and so
+    /// is what was to be made of that; both sessions go on.
+    async fn refused(&mut self, op: OperationIr, kind: FaultKind, reason: &str) {
+        let out = op.outputs().next().unwrap().clone();
+        let read = raw::tensor(out.id.value(), out.shape.as_slice());
+        let heir = self.attacker.new_id();
+        let heir = raw::out(heir, out.shape.as_slice());
+        self.attacker.ops(&[op]);
+        self.attacker.ops(&[double(&read, &heir)]);
+        for tensor in [read, raw::last(&heir)] {
+            let fault = self.attacker.fetch(&tensor).await.unwrap().unwrap_err();
+            assert_eq!(fault.kind(), kind, "{fault}");
+            assert!(fault.reason.contains(reason), "{fault}");
+        }
+        self.both_go_on().await;
+    }
+
+    async fn both_go_on(&mut self) {
+        for (session, source) in [
+            (&mut self.attacker, None),
+            (&mut self.innocent, Some(self.precious.clone())),
+        ] {
+            let source = source.unwrap_or_else(|| session.upload(&[1.0, 2.0, 3.0]));
+            let id = session.new_id();
+            session.ops(&[double(&source, &raw::out(id, &[3]))]);
+            let doubled = session.fetch(&raw::tensor(id, &[3])).await.unwrap();
+            assert_eq!(raw::floats(&doubled.unwrap()), [2.0, 4.0, 6.0]);
+        }
+    }
+
+    /// The cluster's processes are ended where blocking is allowed.
+    async fn end(self) {
+        drop((self.attacker, self.innocent));
+        let cluster = self.cluster;
+        tokio::task::spawn_blocking(|| drop(cluster)).await.unwrap();
+    }
+}
+
+#[test]
+fn a_product_of_batches_that_do_not_fit_reads_no_foreign_memory() {
+    raw::block(async {
+        let mut two = Two::start().await;
+        // As seen: 64 batches of one number, multiplied with two rows. The kernel went on
+        // with the memory behind the second.
+        let lhs = shaped(&mut two.attacker, &[1.0; 64], &[64, 1, 1]);
+        let row = [1.0; 2 * 8];
+        let rhs = shaped(&mut two.attacker, &row, &[2, 1, 8]);
+        for out_batches in [64, 2, 1] {
+            let out = raw::out(two.attacker.new_id(), &[out_batches, 1, 8]);
+            let op = matmul(&lhs, &rhs, &out);
+            let reason = "batches of 64 and 2";
+            two.refused(op, FaultKind::Mismatch, reason).await;
+        }
+        // A view that begins beyond its tensor, which the same kernel would begin at.
+        let twice = raw::out(two.attacker.new_id(), &[64, 1, 1]);
+        let flip = BaseOperationIr::Flip(FlipOpIr {
+            input: lhs.clone(),
+            out: twice,
+            axes: vec![0, 0],
+        });
+        let reason = "axis 0 comes twice";
+        two.refused(base(flip), FaultKind::Mismatch, reason).await;
+        two.end().await;
+    });
+}
+
+#[test]
+fn a_repeat_beyond_any_memory_leaves_the_worker_up() {
+    raw::block(async {
+        let mut two = Two::start().await;
+        let four = two.attacker.upload(&[1.0; 4]);
+        // As seen: declared with what it does not make.
+        let out = raw::out(two.attacker.new_id(), &[4]);
+        let op = repeat(&four, 1 << 44, &out);
+        two.refused(op, FaultKind::Mismatch, "declared is [4]")
+            .await;
+        // Declared as it is.
+        let out = raw::out(two.attacker.new_id(), &[4 << 44]);
+        let op = repeat(&four, 1 << 44, &out);
+        two.refused(op, FaultKind::OutOfMemory, "asked").await;
+        let out = raw::out(two.attacker.new_id(), &[4]);
+        let op = repeat(&four, usize::MAX, &out);
+        two.refused(op, FaultKind::OutOfMemory, "cannot be addressed")
+            .await;
+        // Nothing, repeated for ever.
+        let nothing = shaped(&mut two.attacker, &[], &[0]);
+        let out = raw::out(two.attacker.new_id(), &[0]);
+        let op = repeat(&nothing, 1 << 44, &out);
+        two.refused(op, FaultKind::OutOfMemory, "beyond any device")
+            .await;
+        two.end().await;
+    });
+}
+
+#[test]
+fn a_weight_of_more_channels_than_its_input_reads_no_foreign_memory() {
+    raw::block(async {
+        let mut two = Two::start().await;
+        let x = shaped(&mut two.attacker, &[1.0; 8], &[1, 2, 4]);
+        let weight = shaped(&mut two.attacker, &[1.0; 64], &[1, 64, 1]);
+        let out = raw::out(two.attacker.new_id(), &[1, 1, 4]);
+        let conv = Conv1dOpIr {
+            x,
+            weight,
+            bias: None,
+            options: Conv1dOptionsIr {
+                stride: [1],
+                padding: [(0, 0)],
+                dilation: [1],
+                groups: 1,
+            },
+            out,
+        };
+        let op = OperationIr::Module(ModuleOperationIr::Conv1d(conv));
+        let reason = "a weight [1, 64, 1] in 1 groups for an input [1, 2, 4]";
+        two.refused(op, FaultKind::Mismatch, reason).await;
+        two.end().await;
+    });
+}
+
+#[test]
+fn indices_beyond_their_tensor_reach_no_foreign_memory() {
+    raw::block(async {
+        let mut two = Two::start().await;
+        let row = two.attacker.upload(&[1.0, 2.0, 3.0]);
+        for beyond in [3, -1, 1 << 40, i64::MIN, i64::MAX] {
+            let at = indices(&mut two.attacker, &[0, beyond]);
+            let out = raw::out(two.attacker.new_id(), &[2]);
+            let gather = BaseOperationIr::Gather(GatherOpIr {
+                tensor: row.clone(),
+                dim: 0,
+                indices: at.clone(),
+                out,
+            });
+            let reason = "out of bounds";
+            two.refused(base(gather), FaultKind::Panic, reason).await;
+            let value = two.attacker.upload(&[7.0, 7.0]);
+            let out = raw::out(two.attacker.new_id(), &[3]);
+            let scatter = BaseOperationIr::Scatter(ScatterOpIr {
+                tensor: row.clone(),
+                dim: 0,
+                indices: at,
+                value,
+                update: IndexingUpdateOp::Add,
+                out,
+            });
+            two.refused(base(scatter), FaultKind::Panic, reason).await;
+        }
+        two.end().await;
+    });
+}

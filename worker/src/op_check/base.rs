@@ -1,0 +1,258 @@
+//! Ops on tensors of any kind: views, parts, copies, comparisons.
+
+use burn_ir::{
+    BaseOperationIr, CatOpIr, FlipOpIr, PermuteOpIr, RepeatDimOpIr, ShapeOpIr, SliceAssignOpIr,
+    SliceOpIr, SwapDimsOpIr, TensorIr, UnfoldOpIr,
+};
+
+use super::{
+    Broken, Checked, index,
+    numeric::{answers, compare, compare_scalar, keeps},
+    rules::{
+        Kind, alike, axes, axis, broadcast, but_axis, dims, has_dims, has_dtype, must, product,
+        same_dtype, show, sliced, sum, unsupported, volume,
+    },
+    scratch::bytes,
+};
+
+pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> Checked {
+    use BaseOperationIr as Op;
+    match op {
+        Op::Reshape(op) => reshape(op, kind),
+        Op::SwapDims(op) => swap_dims(op, kind),
+        Op::Permute(op) => permute(op, kind),
+        Op::Flip(op) => flip(op, kind),
+        Op::Expand(op) => expand(op, kind),
+        Op::Unfold(op) => unfold(op, kind),
+        Op::Slice(op) => slice(op, kind),
+        Op::SliceAssign(op) => slice_assign(op, kind),
+        Op::Select(op) => index::select(op, kind),
+        Op::SelectAssign(op) => index::select_assign(op, kind),
+        Op::Gather(op) => index::gather(op, kind),
+        Op::Scatter(op) => index::scatter(op, kind),
+        Op::GatherNd(op) => index::gather_nd(op, kind),
+        Op::ScatterNd(op) => index::scatter_nd(op, kind),
+        Op::MaskWhere(op) => {
+            kind.of(&op.tensor)?;
+            Kind::Bool.of(&op.mask)?;
+            same_dtype(&op.tensor, &op.value)?;
+            has_dtype(&op.out, op.tensor.dtype)?;
+            broadcast(&op.out, &[&op.tensor, &op.mask, &op.value])?;
+            Ok(0)
+        }
+        Op::MaskFill(op) => {
+            kind.of(&op.tensor)?;
+            Kind::Bool.of(&op.mask)?;
+            has_dtype(&op.out, op.tensor.dtype)?;
+            broadcast(&op.out, &[&op.tensor, &op.mask])?;
+            Ok(0)
+        }
+        Op::Equal(op) | Op::NotEqual(op) => compare(op, kind),
+        Op::EqualElem(op) | Op::NotEqualElem(op) => compare_scalar(op, kind),
+        Op::RepeatDim(op) => repeat_dim(op, kind),
+        Op::Cat(op) => cat(op, kind),
+        Op::Cast(op) => match kind {
+            Kind::Float => {
+                kind.of(&op.input)?;
+                kind.of(&op.out)?;
+                has_dims(&op.out, dims(&op.input).iter().copied())?;
+                Ok(0)
+            }
+            // Burn's interpreter has no such op, so its client sends none.
+            Kind::Int | Kind::Bool => unsupported("a cast between integers or booleans"),
+        },
+        Op::Empty(op) | Op::Ones(op) | Op::Zeros(op) => {
+            kind.of(&op.out)?;
+            volume(&op.out)?;
+            Ok(0)
+        }
+        Op::All(op) | Op::Any(op) => {
+            kind.of(&op.input)?;
+            answers(&op.out, &op.input, kind)?;
+            has_dims(&op.out, std::iter::once(1))?;
+            Ok(bytes(&op.input))
+        }
+        Op::AllDim(op) | Op::AnyDim(op) => {
+            kind.of(&op.input)?;
+            answers(&op.out, &op.input, kind)?;
+            keeps(op, 1)?;
+            Ok(bytes(&op.input))
+        }
+    }
+}
+
+/// A view, where the backend has views: of the dtype of what it shows.
+fn views(out: &TensorIr, input: &TensorIr, kind: Kind) -> Result<(), Broken> {
+    kind.of(input)?;
+    has_dtype(out, input.dtype)
+}
+
+fn reshape(op: &ShapeOpIr, kind: Kind) -> Checked {
+    views(&op.out, &op.input, kind)?;
+    volume(&op.out)?;
+    let (from, to) = (dims(&op.input), dims(&op.out));
+    must!(
+        product(from)? == product(to)?,
+        "{} has another number of elements than {}",
+        show(from),
+        show(to)
+    );
+    Ok(bytes(&op.input))
+}
+
+fn swap_dims(op: &SwapDimsOpIr, kind: Kind) -> Checked {
+    views(&op.out, &op.input, kind)?;
+    axis(&op.input, op.dim1)?;
+    axis(&op.input, op.dim2)?;
+    let input = dims(&op.input);
+    let from = |i| match i {
+        i if i == op.dim1 => op.dim2,
+        i if i == op.dim2 => op.dim1,
+        i => i,
+    };
+    has_dims(&op.out, (0..input.len()).map(|i| input[from(i)]))?;
+    Ok(0)
+}
+
+fn permute(op: &PermuteOpIr, kind: Kind) -> Checked {
+    views(&op.out, &op.input, kind)?;
+    let input = dims(&op.input);
+    must!(
+        op.axes.len() == input.len(),
+        "{} axes to permute the dims {}",
+        op.axes.len(),
+        show(input)
+    );
+    axes(&op.input, &op.axes)?;
+    has_dims(&op.out, op.axes.iter().map(|&from| input[from]))?;
+    Ok(0)
+}
+
+/// Flex moves a view's start once for each mention of an axis.
+fn flip(op: &FlipOpIr, kind: Kind) -> Checked {
+    views(&op.out, &op.input, kind)?;
+    axes(&op.input, &op.axes)?;
+    alike(&op.out, &op.input)
+}
+
+fn expand(op: &ShapeOpIr, kind: Kind) -> Checked {
+    views(&op.out, &op.input, kind)?;
+    volume(&op.out)?;
+    let (from, to) = (dims(&op.input), dims(&op.out));
+    let from_the_last = from.iter().rev().zip(to.iter().rev());
+    let fits = |(from, to): (&usize, &usize)| from == to || *from == 1;
+    must!(
+        from.len() <= to.len() && from_the_last.into_iter().all(fits),
+        "{} does not expand to {}",
+        show(from),
+        show(to)
+    );
+    Ok(0)
+}
+
+fn unfold(op: &UnfoldOpIr, kind: Kind) -> Checked {
+    views(&op.out, &op.input, kind)?;
+    axis(&op.input, op.dim)?;
+    must!(
+        op.size >= 1 && op.step >= 1,
+        "windows of {} every {}",
+        op.size,
+        op.step
+    );
+    let input = dims(&op.input);
+    // A kernel multiplies the step with a stride.
+    product(&[op.step, product(input)?.max(1)])?;
+    let windows = input[op.dim]
+        .checked_sub(op.size)
+        .map_or(0, |rest| rest / op.step + 1);
+    let kept = |(i, &dim)| if i == op.dim { windows } else { dim };
+    let size = std::iter::once(op.size);
+    has_dims(&op.out, input.iter().enumerate().map(kept).chain(size))?;
+    Ok(0)
+}
+
+fn slice(op: &SliceOpIr, kind: Kind) -> Checked {
+    views(&op.out, &op.tensor, kind)?;
+    part(&op.tensor, &op.ranges, &op.out)?;
+    volume(&op.out)?;
+    Ok(0)
+}
+
+fn slice_assign(op: &SliceAssignOpIr, kind: Kind) -> Checked {
+    kind.of(&op.tensor)?;
+    same_dtype(&op.tensor, &op.value)?;
+    part(&op.tensor, &op.ranges, &op.value)?;
+    alike(&op.out, &op.tensor)?;
+    Ok(bytes(&op.value))
+}
+
+/// `part` has the dims of what `ranges` take of `tensor`.
+fn part(tensor: &TensorIr, ranges: &[burn_backend::Slice], part: &TensorIr) -> Result<(), Broken> {
+    let (of, part) = (dims(tensor), dims(part));
+    must!(
+        ranges.len() <= of.len() && part.len() == of.len(),
+        "{} slices of {} for {}",
+        ranges.len(),
+        show(of),
+        show(part)
+    );
+    let elements = product(of)?;
+    for (i, (&dim, &declared)) in of.iter().zip(part).enumerate() {
+        let derived = match ranges.get(i) {
+            Some(range) => sliced(range, dim, elements)?,
+            None => dim,
+        };
+        must!(
+            derived == declared,
+            "a slice takes {derived} along axis {i} of {}, declared is {declared}",
+            show(of)
+        );
+    }
+    Ok(())
+}
+
+fn repeat_dim(op: &RepeatDimOpIr, kind: Kind) -> Checked {
+    kind.of(&op.tensor)?;
+    axis(&op.tensor, op.dim)?;
+    has_dtype(&op.out, op.tensor.dtype)?;
+    let input = dims(&op.tensor);
+    let repeated = product(&[input[op.dim], op.times])?;
+    but_axis(&op.out, &op.tensor, op.dim, repeated)?;
+    // Flex repeats nothing as often as something.
+    if repeated == 0 {
+        let rounds = TensorIr {
+            shape: [op.times, 0].into(),
+            ..op.out.clone()
+        };
+        volume(&rounds)?;
+    }
+    Ok(bytes(&op.tensor))
+}
+
+fn cat(op: &CatOpIr, kind: Kind) -> Checked {
+    let Some(first) = op.tensors.first() else {
+        return unsupported("nothing to concatenate");
+    };
+    kind.of(first)?;
+    axis(first, op.dim)?;
+    has_dtype(&op.out, first.dtype)?;
+    let (mut along, mut copied) = (0, 0u64);
+    for tensor in &op.tensors {
+        same_dtype(first, tensor)?;
+        let (dims, first) = (dims(tensor), dims(first));
+        let fits = dims.len() == first.len()
+            && dims[..op.dim] == first[..op.dim]
+            && dims[op.dim + 1..] == first[op.dim + 1..];
+        must!(
+            fits,
+            "{} and {} differ beside axis {}",
+            show(first),
+            show(dims),
+            op.dim
+        );
+        along = sum(&[along, dims[op.dim]])?;
+        copied = copied.saturating_add(bytes(tensor));
+    }
+    but_axis(&op.out, first, op.dim, along)?;
+    Ok(copied)
+}

@@ -1,0 +1,35 @@
+//! Ops on booleans alone.
+
+use burn_ir::BoolOperationIr;
+
+use super::{
+    Checked,
+    rules::{Kind, alike, broadcast, dims, has_dims, has_dtype, same_dtype},
+};
+
+pub(super) fn check(op: &BoolOperationIr) -> Checked {
+    use BoolOperationIr as Op;
+    match op {
+        Op::IntoFloat(op) => {
+            Kind::Bool.of(&op.input)?;
+            Kind::Float.of(&op.out)?;
+            has_dims(&op.out, dims(&op.input).iter().copied())?;
+        }
+        Op::IntoInt(op) => {
+            Kind::Bool.of(&op.input)?;
+            Kind::Int.of(&op.out)?;
+            has_dims(&op.out, dims(&op.input).iter().copied())?;
+        }
+        Op::Not(op) => {
+            Kind::Bool.of(&op.input)?;
+            alike(&op.out, &op.input)?;
+        }
+        Op::And(op) | Op::Or(op) | Op::Xor(op) => {
+            Kind::Bool.of(&op.lhs)?;
+            same_dtype(&op.lhs, &op.rhs)?;
+            has_dtype(&op.out, op.lhs.dtype)?;
+            broadcast(&op.out, &[&op.lhs, &op.rhs])?;
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,158 @@
+//! Ops on floats alone.
+
+use burn_backend::Distribution;
+use burn_ir::{CrossOpIr, FloatOperationIr, GridSample2dOpIr, MatmulOpIr, RandomOpIr};
+
+use super::{
+    Broken, Checked,
+    numeric::{binary, scalar, unary},
+    rules::{
+        Kind, broadcast, dims, has_dims, has_dtype, makes, must, ranked, same_dtype, show,
+        unsupported, volume,
+    },
+    scratch::{bytes, total, widened},
+};
+
+pub(super) fn check(op: &FloatOperationIr) -> Checked {
+    use FloatOperationIr as Op;
+    match op {
+        Op::Exp(op)
+        | Op::Log(op)
+        | Op::Log1p(op)
+        | Op::Erf(op)
+        | Op::Sqrt(op)
+        | Op::Cos(op)
+        | Op::Cosh(op)
+        | Op::Sin(op)
+        | Op::Sinh(op)
+        | Op::Tan(op)
+        | Op::Tanh(op)
+        | Op::ArcCos(op)
+        | Op::ArcCosh(op)
+        | Op::ArcSin(op)
+        | Op::ArcSinh(op)
+        | Op::ArcTan(op)
+        | Op::ArcTanh(op)
+        | Op::Round(op)
+        | Op::Floor(op)
+        | Op::Ceil(op)
+        | Op::Trunc(op)
+        | Op::Recip(op) => unary(op, Kind::Float),
+        Op::PowfScalar(op) => scalar(op, Kind::Float),
+        Op::ArcTan2(op) | Op::Powf(op) | Op::Hypot(op) => binary(op, Kind::Float),
+        Op::IntoInt(op) => {
+            Kind::Float.of(&op.input)?;
+            Kind::Int.of(&op.out)?;
+            has_dims(&op.out, dims(&op.input).iter().copied())?;
+            Ok(0)
+        }
+        Op::IsNan(op) | Op::IsInf(op) => {
+            Kind::Float.of(&op.input)?;
+            Kind::Bool.of(&op.out)?;
+            has_dims(&op.out, dims(&op.input).iter().copied())?;
+            Ok(0)
+        }
+        Op::Matmul(op) => matmul(op, Kind::Float),
+        Op::Cross(op) => cross(op),
+        Op::Random(op) => random(op, Kind::Float),
+        Op::Quantize(_) | Op::Dequantize(_) => {
+            unsupported("quantized tensors are not supported by Burn's router")
+        }
+        Op::GridSample2d(op) => grid_sample(op),
+    }
+}
+
+/// Flex multiplies by pointers, as far as the dims say. Floats may be of two dtypes, which
+/// some backends multiply.
+pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
+    let (lhs, rhs) = (dims(&op.lhs), dims(&op.rhs));
+    kind.of(&op.lhs)?;
+    kind.of(&op.rhs)?;
+    if kind != Kind::Float {
+        same_dtype(&op.lhs, &op.rhs)?;
+    }
+    has_dtype(&op.out, op.lhs.dtype)?;
+    let rank = lhs.len();
+    let fits = rank >= 2 && rhs.len() == rank && lhs[rank - 1] == rhs[rank - 2];
+    must!(
+        fits,
+        "{} cannot be multiplied with {}",
+        show(lhs),
+        show(rhs)
+    );
+    for i in 0..rank - 2 {
+        must!(
+            lhs[i] == rhs[i] || lhs[i] == 1 || rhs[i] == 1,
+            "batches of {} and {} along axis {i} do not broadcast",
+            lhs[i],
+            rhs[i]
+        );
+    }
+    let batch = |i: usize| if lhs[i] == 1 { rhs[i] } else { lhs[i] };
+    let derived = (0..rank).map(|i| match rank - i {
+        2 => lhs[i],
+        1 => rhs[i],
+        _ => batch(i),
+    });
+    has_dims(&op.out, derived)?;
+    // As f32; and integers are multiplied in rows that lie one after the other.
+    let wider = total(&[widened(&op.lhs), widened(&op.rhs), widened(&op.out)]);
+    match kind {
+        Kind::Float => Ok(wider),
+        Kind::Int | Kind::Bool => Ok(total(&[bytes(&op.lhs), bytes(&op.rhs)])),
+    }
+}
+
+fn cross(op: &CrossOpIr) -> Checked {
+    Kind::Float.of(&op.lhs)?;
+    same_dtype(&op.lhs, &op.rhs)?;
+    has_dtype(&op.out, op.lhs.dtype)?;
+    broadcast(&op.out, &[&op.lhs, &op.rhs])?;
+    for side in [&op.lhs, &op.rhs] {
+        let along = dims(side).get(op.dim);
+        must!(
+            along == Some(&3),
+            "a cross product along axis {} of {}, which must be 3",
+            op.dim,
+            show(dims(side))
+        );
+    }
+    // Each part of each side, and each product, is a tensor of its own.
+    Ok(bytes(&op.out).saturating_mul(4))
+}
+
+/// Backends panic on a distribution that is none, some with a lock in hand.
+pub(super) fn random(op: &RandomOpIr, kind: Kind) -> Checked {
+    kind.of(&op.out)?;
+    distribution(&op.distribution)?;
+    volume(&op.out)?;
+    Ok(0)
+}
+
+fn distribution(distribution: &Distribution) -> Result<(), Broken> {
+    let holds = match *distribution {
+        Distribution::Default => true,
+        Distribution::Bernoulli(p) => (0.0..=1.0).contains(&p),
+        Distribution::Uniform(low, high) => low.is_finite() && high.is_finite() && low <= high,
+        Distribution::Normal(mean, deviation) => {
+            mean.is_finite() && deviation.is_finite() && deviation >= 0.0
+        }
+    };
+    must!(holds, "{distribution:?} is no distribution");
+    Ok(())
+}
+
+fn grid_sample(op: &GridSample2dOpIr) -> Checked {
+    Kind::Float.of(&op.tensor)?;
+    same_dtype(&op.tensor, &op.grid)?;
+    let (x, grid) = (
+        ranked("the input", &op.tensor, 4)?,
+        ranked("the grid", &op.grid, 4)?,
+    );
+    let fits = grid[0] == x[0] && grid[3] == 2;
+    must!(fits, "a grid {} for an input {}", show(grid), show(x));
+    makes(&op.out, &[x[0], x[1], grid[1], grid[2]], op.tensor.dtype)?;
+    // Backends without a kernel of their own gather each of the four neighbours.
+    let around = bytes(&op.out).saturating_mul(8);
+    Ok(total(&[around, bytes(&op.grid).saturating_mul(8)]))
+}

@@ -1,0 +1,120 @@
+//! Ops that take or put elements where other tensors say.
+//!
+//! What the indices are is data, and checked by the backend.
+
+use burn_ir::TensorIr;
+use burn_ir::{GatherNdOpIr, GatherOpIr, ScatterNdOpIr, ScatterOpIr, SelectAssignOpIr, SelectOpIr};
+
+use super::{
+    Broken, Checked,
+    rules::{
+        Kind, alike, axis, but_axis, dims, has_dims, has_dtype, must, ranked, same_dtype, shaped,
+        show, unsupported,
+    },
+    scratch::{bytes, indices, total},
+};
+
+pub(super) fn gather(op: &GatherOpIr, kind: Kind) -> Checked {
+    kind.of(&op.tensor)?;
+    has_dtype(&op.out, op.tensor.dtype)?;
+    beside(&op.tensor, &op.indices, op.dim)?;
+    has_dims(&op.out, dims(&op.indices).iter().copied())?;
+    Ok(total(&[bytes(&op.tensor), indices(&op.indices)]))
+}
+
+pub(super) fn scatter(op: &ScatterOpIr, kind: Kind) -> Checked {
+    kind.of(&op.tensor)?;
+    same_dtype(&op.tensor, &op.value)?;
+    beside(&op.tensor, &op.indices, op.dim)?;
+    shaped("the value", &op.value, dims(&op.indices))?;
+    alike(&op.out, &op.tensor)?;
+    Ok(total(&[bytes(&op.value), indices(&op.indices)]))
+}
+
+/// The indices have the dims of the tensor, but along one axis.
+fn beside(tensor: &TensorIr, at: &TensorIr, along: usize) -> Result<(), Broken> {
+    Kind::Int.of(at)?;
+    axis(tensor, along)?;
+    let (of, at) = (dims(tensor), dims(at));
+    let mut pairs = of.iter().zip(at).enumerate();
+    let fits = of.len() == at.len() && pairs.all(|(i, (of, at))| i == along || of == at);
+    must!(
+        fits,
+        "indices {} along axis {along} of {}",
+        show(at),
+        show(of)
+    );
+    Ok(())
+}
+
+pub(super) fn select(op: &SelectOpIr, kind: Kind) -> Checked {
+    kind.of(&op.tensor)?;
+    has_dtype(&op.out, op.tensor.dtype)?;
+    let count = listed(&op.indices)?;
+    but_axis(&op.out, &op.tensor, op.dim, count)?;
+    Ok(total(&[bytes(&op.tensor), indices(&op.indices)]))
+}
+
+pub(super) fn select_assign(op: &SelectAssignOpIr, kind: Kind) -> Checked {
+    kind.of(&op.tensor)?;
+    same_dtype(&op.tensor, &op.value)?;
+    let count = listed(&op.indices)?;
+    but_axis(&op.value, &op.tensor, op.dim, count)?;
+    alike(&op.out, &op.tensor)?;
+    Ok(total(&[bytes(&op.value), indices(&op.indices)]))
+}
+
+/// How many indices are in a list of them.
+fn listed(indices: &TensorIr) -> Result<usize, Broken> {
+    Kind::Int.of(indices)?;
+    Ok(ranked("the list of indices", indices, 1)?[0])
+}
+
+pub(super) fn gather_nd(op: &GatherNdOpIr, kind: Kind) -> Checked {
+    kind.of(&op.data)?;
+    has_dtype(&op.out, op.data.dtype)?;
+    let (at, slice) = tuples(&op.data, &op.indices, kind)?;
+    has_dims(&op.out, at.iter().chain(slice).copied())?;
+    Ok(total(&[bytes(&op.data), indices(&op.indices)]))
+}
+
+pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> Checked {
+    kind.of(&op.data)?;
+    same_dtype(&op.data, &op.values)?;
+    let (at, slice) = tuples(&op.data, &op.indices, kind)?;
+    let fits = dims(&op.values).iter().eq(at.iter().chain(slice));
+    must!(
+        fits,
+        "values {} for indices {} into {}",
+        show(dims(&op.values)),
+        show(dims(&op.indices)),
+        show(dims(&op.data))
+    );
+    alike(&op.out, &op.data)?;
+    Ok(total(&[
+        bytes(&op.data),
+        bytes(&op.values),
+        indices(&op.indices),
+    ]))
+}
+
+/// Where each tuple of indices is, and the dims of what it points to.
+fn tuples<'a>(
+    data: &'a TensorIr,
+    indices: &'a TensorIr,
+    kind: Kind,
+) -> Result<(&'a [usize], &'a [usize]), Broken> {
+    if kind == Kind::Bool {
+        return unsupported("tuples of indices into booleans");
+    }
+    Kind::Int.of(indices)?;
+    let (of, at) = (dims(data), dims(indices));
+    let pointed = at
+        .split_last()
+        .and_then(|(&k, at)| of.get(k..).map(|slice| (at, slice)));
+    let Some(pointed) = pointed else {
+        let reason = format!("indices {} into {}", show(at), show(of));
+        return Err(super::rules::mismatch(reason));
+    };
+    Ok(pointed)
+}

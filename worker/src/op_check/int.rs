@@ -1,0 +1,34 @@
+//! Ops on integers alone.
+
+use burn_ir::IntOperationIr;
+
+use super::{
+    Checked,
+    float::matmul,
+    numeric::{binary, scalar, unary},
+    rules::{Kind, dims, has_dims},
+};
+
+pub(super) fn check(op: &IntOperationIr) -> Checked {
+    use IntOperationIr as Op;
+    match op {
+        Op::IntoFloat(op) => {
+            Kind::Int.of(&op.input)?;
+            Kind::Float.of(&op.out)?;
+            has_dims(&op.out, dims(&op.input).iter().copied())?;
+            Ok(0)
+        }
+        Op::BitwiseAnd(op)
+        | Op::BitwiseOr(op)
+        | Op::BitwiseXor(op)
+        | Op::BitwiseLeftShift(op)
+        | Op::BitwiseRightShift(op) => binary(op, Kind::Int),
+        Op::BitwiseAndScalar(op)
+        | Op::BitwiseOrScalar(op)
+        | Op::BitwiseXorScalar(op)
+        | Op::BitwiseLeftShiftScalar(op)
+        | Op::BitwiseRightShiftScalar(op) => scalar(op, Kind::Int),
+        Op::BitwiseNot(op) => unary(op, Kind::Int),
+        Op::Matmul(op) => matmul(op, Kind::Int),
+    }
+}

@@ -1,0 +1,116 @@
+//! Pools of one and two dims.
+
+use burn_ir::TensorIr;
+
+use super::{
+    Broken, Checked,
+    conv::{extent, graded},
+    rules::{Kind, alike, dims, has_dims, makes, must, product, ranked, shaped, sum, too_large},
+    scratch::{bytes, elements, indices, times, total, widened},
+};
+
+/// Places that the backward pass of an average pool may visit. Flex visits each of a
+/// window, outside the input too: so many take minutes.
+const MAX_VISITS: u64 = 1 << 38;
+
+/// What a pool looks at.
+pub(super) struct Pool<const N: usize> {
+    pub(super) kernel: [usize; N],
+    pub(super) stride: [usize; N],
+    pub(super) padding: [usize; N],
+    pub(super) dilation: [usize; N],
+    pub(super) ceil_mode: bool,
+}
+
+impl<const N: usize> Pool<N> {
+    /// Derives the dims of what it makes.
+    fn dims(&self, x: &TensorIr) -> Result<Vec<usize>, Broken> {
+        Kind::Float.of(x)?;
+        let x = ranked("the input", x, N + 2)?;
+        let mut out = x[..2].to_vec();
+        for i in 0..N {
+            let (size, stride, padding) = (x[i + 2], self.stride[i], self.padding[i]);
+            must!(stride >= 1, "a stride of {stride}");
+            // Kernels add any two of these.
+            let padded = sum(&[size, padding, padding, stride])? - stride;
+            let kernel = extent(self.kernel[i], self.dilation[i])?;
+            let begin = if self.ceil_mode { stride - 1 } else { 0 };
+            let room = (padded + begin).checked_sub(kernel);
+            let Some(room) = room else {
+                let reason = format!("a window of {kernel} of an axis of {padded} (with padding)");
+                return Err(super::rules::mismatch(reason));
+            };
+            let windows = room / stride + 1;
+            // The last one would begin beyond the input.
+            let beyond = self.ceil_mode && (windows - 1) * stride >= size + padding;
+            out.push(windows - usize::from(beyond));
+        }
+        Ok(out)
+    }
+}
+
+pub(super) fn pool<const N: usize>(pool: &Pool<N>, x: &TensorIr, out: &TensorIr) -> Checked {
+    makes(out, &pool.dims(x)?, x.dtype)?;
+    // Flex finds a maximum with its place.
+    Ok(total(&[bytes(x), widened(x), widened(out), indices(out)]))
+}
+
+pub(super) fn max_with_indices<const N: usize>(
+    max_pool: &Pool<N>,
+    x: &TensorIr,
+    out: &TensorIr,
+    out_indices: &TensorIr,
+) -> Checked {
+    let scratch = pool(max_pool, x, out)?;
+    Kind::Int.of(out_indices)?;
+    has_dims(out_indices, dims(out).iter().copied())?;
+    Ok(scratch)
+}
+
+pub(super) fn avg_backward<const N: usize>(
+    pool: &Pool<N>,
+    x: &TensorIr,
+    grad: &TensorIr,
+    out: &TensorIr,
+) -> Checked {
+    graded(x, grad, &pool.dims(x)?)?;
+    product(&pool.kernel)?;
+    let visits = elements(grad).saturating_mul(times(&pool.kernel));
+    if visits > MAX_VISITS {
+        let reason = format!(
+            "windows of {:?} for each of {}",
+            pool.kernel,
+            elements(grad)
+        );
+        return Err(too_large(reason));
+    }
+    alike(out, x)?;
+    Ok(total(&[
+        bytes(grad),
+        bytes(x),
+        widened(x),
+        widened(grad),
+        widened(out),
+    ]))
+}
+
+pub(super) fn max_backward<const N: usize>(
+    pool: &Pool<N>,
+    x: &TensorIr,
+    grad: &TensorIr,
+    at: &TensorIr,
+    out: &TensorIr,
+) -> Checked {
+    graded(x, grad, &pool.dims(x)?)?;
+    Kind::Int.of(at)?;
+    shaped("the indices", at, dims(grad))?;
+    alike(out, x)?;
+    Ok(total(&[
+        bytes(grad),
+        bytes(x),
+        indices(at),
+        widened(x),
+        widened(grad),
+        widened(out),
+    ]))
+}

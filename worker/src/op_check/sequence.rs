@@ -1,0 +1,176 @@
+//! What works on sequences: embeddings, attention, CTC.
+
+use burn_ir::{
+    AttentionOpIr, CtcLossBackwardOpIr, CtcLossOpIr, EmbeddingBackwardOpIr, EmbeddingOpIr,
+    ScalarIr, TensorIr,
+};
+
+use super::{
+    Broken, Checked,
+    rules::{Kind, alike, has_dtype, makes, must, product, ranked, same_dtype, shaped, show, sum},
+    scratch::{bytes, indices, threads, times, total, widened},
+};
+
+/// Scores that Flex has at once of a head: of few places all, else of a tile of the keys.
+const SCORES: u64 = 256 << 10;
+const TILE: u64 = 64;
+
+/// Steps of a CTC loss. Each is a dozen ops, however little there is in it.
+const MAX_STEPS: usize = 1 << 20;
+
+/// Tensors of the size of all states that a CTC loss has at once, with its gradient.
+const STATES: u64 = 8;
+
+pub(super) fn embedding(op: &EmbeddingOpIr) -> Checked {
+    let [_, width] = table(&op.weights)?;
+    let [batch, length] = places(&op.indices)?;
+    makes(&op.out, &[batch, length, width], op.weights.dtype)?;
+    Ok(total(&[bytes(&op.weights), indices(&op.indices)]))
+}
+
+pub(super) fn embedding_backward(op: &EmbeddingBackwardOpIr) -> Checked {
+    let [_, width] = table(&op.weights)?;
+    let [batch, length] = places(&op.indices)?;
+    same_dtype(&op.weights, &op.out_grad)?;
+    shaped("the gradient", &op.out_grad, &[batch, length, width])?;
+    alike(&op.out, &op.weights)?;
+    Ok(total(&[bytes(&op.out_grad), indices(&op.indices)]))
+}
+
+fn table(weights: &TensorIr) -> Result<[usize; 2], Broken> {
+    Kind::Float.of(weights)?;
+    let dims = ranked("the weights", weights, 2)?;
+    Ok([dims[0], dims[1]])
+}
+
+fn places(indices: &TensorIr) -> Result<[usize; 2], Broken> {
+    Kind::Int.of(indices)?;
+    let dims = ranked("the indices", indices, 2)?;
+    product(dims)?;
+    Ok([dims[0], dims[1]])
+}
+
+pub(super) fn attention(op: &AttentionOpIr) -> Checked {
+    Kind::Float.of(&op.query)?;
+    for tensor in [Some(&op.key), Some(&op.value), op.attn_bias.as_ref()] {
+        tensor.map_or(Ok(()), |tensor| same_dtype(&op.query, tensor))?;
+    }
+    let query = ranked("the query", &op.query, 4)?;
+    let key = ranked("the key", &op.key, 4)?;
+    let value = ranked("the value", &op.value, 4)?;
+    let fits = key[0] == query[0]
+        && key[3] == query[3]
+        && value[..3] == key[..3]
+        && key[1] >= 1
+        && query[1].is_multiple_of(key[1])
+        && query[3] >= 1;
+    must!(
+        fits,
+        "a query {}, a key {} and a value {}",
+        show(query),
+        show(key),
+        show(value)
+    );
+    let scores = [query[0], query[1], query[2], key[2]];
+    product(&scores)?;
+    if let Some(mask) = &op.mask {
+        Kind::Bool.of(mask)?;
+    }
+    for (what, over) in [("mask", &op.mask), ("bias", &op.attn_bias)] {
+        let Some(over) = over else { continue };
+        let over = ranked("what is laid over the scores", over, 4)?;
+        let fits = over
+            .iter()
+            .zip(&scores)
+            .all(|(of, to)| of == to || *of == 1);
+        must!(fits, "a {what} {} over {}", show(over), show(&scores));
+    }
+    let positive = match op.options.softcap {
+        None => true,
+        Some(ScalarIr::Float(cap)) => cap > 0.0,
+        Some(ScalarIr::Int(cap)) => cap > 0,
+        Some(ScalarIr::UInt(cap)) => cap > 0,
+        Some(ScalarIr::Bool(cap)) => cap,
+    };
+    must!(positive, "a soft cap of {:?}", op.options.softcap);
+    let derived = [query[0], query[1], query[2], value[3]];
+    makes(&op.out, &derived, op.query.dtype)?;
+    Ok(attention_bytes(op, &scores))
+}
+
+fn attention_bytes(op: &AttentionOpIr, scores: &[usize; 4]) -> u64 {
+    let rows = scores[2] as u64;
+    let tile = rows
+        .saturating_mul(TILE)
+        .max(SCORES)
+        .min(times(&scores[2..]).max(1));
+    let heads = times(&scores[..2]).min(threads());
+    // Two numbers a row beside the scores; what is laid over them is spread out.
+    let each = tile
+        .saturating_add(rows.saturating_mul(2))
+        .saturating_mul(8);
+    let spread = |over: &Option<TensorIr>| {
+        over.as_ref().map_or(0, |over| {
+            times(scores).saturating_mul(over.dtype.size().max(4) as u64)
+        })
+    };
+    total(&[
+        each.saturating_mul(heads),
+        spread(&op.mask),
+        spread(&op.attn_bias),
+        bytes(&op.query),
+        bytes(&op.key),
+        bytes(&op.value),
+        widened(&op.query),
+        widened(&op.key),
+        widened(&op.value),
+        widened(&op.out),
+    ])
+}
+
+pub(super) fn ctc_loss(op: &CtcLossOpIr) -> Checked {
+    let lengths = [&op.input_lengths, &op.target_lengths];
+    let (dims, scratch) = ctc(&op.log_probs, &op.targets, lengths, op.blank)?;
+    makes(&op.out, &[dims[1]], op.log_probs.dtype)?;
+    Ok(scratch)
+}
+
+pub(super) fn ctc_loss_backward(op: &CtcLossBackwardOpIr) -> Checked {
+    let lengths = [&op.input_lengths, &op.target_lengths];
+    let (dims, scratch) = ctc(&op.log_probs, &op.targets, lengths, op.blank)?;
+    same_dtype(&op.log_probs, &op.grad_loss)?;
+    shaped("the gradient", &op.grad_loss, &[dims[1]])?;
+    has_dtype(&op.out, op.log_probs.dtype)?;
+    alike(&op.out, &op.log_probs)?;
+    Ok(scratch)
+}
+
+/// The dims of the probabilities, and the bytes of all states.
+fn ctc<'a>(
+    log_probs: &'a TensorIr,
+    targets: &TensorIr,
+    lengths: [&TensorIr; 2],
+    blank: usize,
+) -> Result<(&'a [usize], u64), Broken> {
+    Kind::Float.of(log_probs)?;
+    Kind::Int.of(targets)?;
+    let of = ranked("the probabilities", log_probs, 3)?;
+    let labels = ranked("the targets", targets, 2)?;
+    must!(
+        labels[0] == of[1] && blank < of[2] && (1..=MAX_STEPS).contains(&of[0]),
+        "targets {} with {blank} as blank for {} (1 to {MAX_STEPS} steps)",
+        show(labels),
+        show(of)
+    );
+    for length in lengths {
+        same_dtype(targets, length)?;
+        shaped("the lengths", length, &[of[1]])?;
+    }
+    let states = sum(&[product(&[labels[1], 2])?, 1])?;
+    let all = times(&[of[0], of[1], states]);
+    let scratch = all.saturating_mul(STATES).saturating_mul(8);
+    Ok((
+        of,
+        scratch.saturating_add(bytes(log_probs).saturating_mul(2)),
+    ))
+}

@@ -1,0 +1,508 @@
+//! Arguments that kernels take on trust, and what a refusal of each says.
+
+use burn_backend::{Distribution, Slice, tensor::IndexingUpdateOp};
+use burn_ir::*;
+
+use super::*;
+
+#[track_caller]
+fn says(op: OperationIr, expected: &str) {
+    let reason = refused(&op);
+    assert!(reason.contains(expected), "{reason:?} lacks {expected:?}");
+}
+
+fn base(op: BaseOperationIr) -> OperationIr {
+    OperationIr::BaseFloat(op)
+}
+
+fn matmul<const N: usize>(lhs: [usize; N], rhs: [usize; N], out: [usize; N]) -> OperationIr {
+    let (lhs, rhs, out) = (float(lhs), float(rhs), made(float(out)));
+    OperationIr::Float(
+        DType::F32,
+        FloatOperationIr::Matmul(MatmulOpIr { lhs, rhs, out }),
+    )
+}
+
+#[test]
+fn products_of_matrices() {
+    says(
+        matmul([4, 1, 1], [2, 1, 9], [4, 1, 9]),
+        "batches of 4 and 2",
+    );
+    says(
+        matmul([4, 1, 3], [4, 2, 9], [4, 1, 9]),
+        "cannot be multiplied",
+    );
+    says(matmul([3], [3], [1]), "cannot be multiplied");
+    says(
+        matmul([2, 3], [3, 4], [2, 5]),
+        "it makes [2, 4], declared is [2, 5]",
+    );
+    // The dims of batches that broadcast are those of the other.
+    accepted(&matmul([1, 2, 3], [5, 3, 4], [5, 2, 4]));
+    says(
+        matmul([1, 2, 3], [5, 3, 4], [1, 2, 4]),
+        "it makes [5, 2, 4]",
+    );
+}
+
+fn repeat(times: usize, dims: [usize; 1], out: [usize; 1]) -> OperationIr {
+    base(BaseOperationIr::RepeatDim(RepeatDimOpIr {
+        tensor: float(dims),
+        dim: 0,
+        times,
+        out: made(float(out)),
+    }))
+}
+
+#[test]
+fn repeats() {
+    says(repeat(1 << 44, [4], [4]), "declared is [4]");
+    says(repeat(usize::MAX, [4], [4]), "cannot be addressed");
+    // Nothing, as often as would take for ever.
+    says(repeat(1 << 44, [0], [0]), "beyond any device");
+    accepted(&repeat(0, [4], [0]));
+    accepted(&repeat(1000, [0], [0]));
+}
+
+#[test]
+fn axes() {
+    let t = || float([2, 3]);
+    let flip = |axes: &[usize]| {
+        base(BaseOperationIr::Flip(FlipOpIr {
+            input: t(),
+            out: made(t()),
+            axes: axes.to_vec(),
+        }))
+    };
+    says(flip(&[0, 0]), "axis 0 comes twice");
+    says(flip(&[2]), "axis 2 of a tensor of 2 dims");
+    let permute = |axes: &[usize]| {
+        base(BaseOperationIr::Permute(PermuteOpIr {
+            input: t(),
+            out: made(t()),
+            axes: axes.to_vec(),
+        }))
+    };
+    says(permute(&[1, 1]), "axis 1 comes twice");
+    says(permute(&[0]), "1 axes to permute");
+    says(permute(&[0, usize::MAX]), "of a tensor of 2 dims");
+    let swap = SwapDimsOpIr {
+        input: t(),
+        out: made(t()),
+        dim1: 0,
+        dim2: 7,
+    };
+    says(base(BaseOperationIr::SwapDims(swap)), "axis 7");
+    let sum = |axis, accumulator_len, out| {
+        numeric(NumericOperationIr::SumDim(ReduceDimOpIr {
+            input: t(),
+            out: made(out),
+            axis,
+            accumulator_len,
+        }))
+    };
+    says(sum(2, 1, float([2, 1])), "axis 2");
+    says(sum(1, 2, float([2, 2])), "a reduction to 2");
+    let cumulative = DimOpIr {
+        input: t(),
+        out: made(t()),
+        axis: 2,
+    };
+    says(
+        numeric(NumericOperationIr::CumSum(cumulative.clone())),
+        "axis 2",
+    );
+    let softmax = ActivationOperationIr::Softmax(cumulative);
+    says(OperationIr::Activation(softmax), "axis 2");
+    let top = TopKWithIndicesOpIr::create(t(), 1, 4, DType::I64, id);
+    let top = NumericOperationIr::TopKWithIndices(top);
+    says(numeric(top), "the first 4 of an axis of 3");
+}
+
+fn slice(slice: Slice, out: usize) -> OperationIr {
+    base(BaseOperationIr::Slice(SliceOpIr {
+        tensor: float([5]),
+        ranges: vec![slice],
+        out: made(float([out])),
+    }))
+}
+
+#[test]
+fn slices() {
+    says(slice(raw_slice(0, None, 0), 5), "a step of 0");
+    says(
+        slice(raw_slice(0, None, isize::MAX), 1),
+        "a slice with a step",
+    );
+    says(
+        slice(raw_slice(0, None, isize::MIN), 1),
+        "a slice with a step",
+    );
+    says(slice(raw_slice(0, Some(9), 1), 9), "takes 5");
+    says(slice(raw_slice(3, Some(1), 1), 2), "takes 0");
+    accepted(&slice(raw_slice(isize::MIN, Some(isize::MAX), -2), 3));
+    let two = SliceOpIr {
+        tensor: float([5]),
+        ranges: vec![raw_slice(0, None, 1); 2],
+        out: made(float([5])),
+    };
+    says(base(BaseOperationIr::Slice(two)), "2 slices of [5]");
+    let assign = SliceAssignOpIr::create(float([5]), vec![Slice::from(0..3)], float([4]), id);
+    says(base(BaseOperationIr::SliceAssign(assign)), "takes 3");
+    let unfold = |size, step, out| {
+        base(BaseOperationIr::Unfold(UnfoldOpIr {
+            input: float([5]),
+            out: made(out),
+            dim: 0,
+            size,
+            step,
+        }))
+    };
+    says(unfold(0, 1, float([6, 0])), "windows of 0");
+    says(unfold(2, 0, float([4, 2])), "every 0");
+    says(unfold(2, usize::MAX, float([1, 2])), "cannot be addressed");
+    says(unfold(9, 1, float([1, 9])), "it makes [0, 9]");
+}
+
+/// Fields as a frame may have them.
+fn raw_slice(start: isize, end: Option<isize>, step: isize) -> Slice {
+    Slice { start, end, step }
+}
+
+#[test]
+fn indices() {
+    let t = || float([2, 3]);
+    let gather = |indices: TensorIr, dim| {
+        let out = made(TensorIr {
+            dtype: DType::F32,
+            ..indices.clone()
+        });
+        base(BaseOperationIr::Gather(GatherOpIr {
+            tensor: t(),
+            dim,
+            indices,
+            out,
+        }))
+    };
+    says(
+        gather(int([3, 3]), 1),
+        "indices [3, 3] along axis 1 of [2, 3]",
+    );
+    says(gather(int([2]), 0), "indices [2]");
+    says(gather(int([2, 3]), 2), "axis 2");
+    says(gather(float([2, 3]), 1), "must be Int");
+    let add = IndexingUpdateOp::Add;
+    let scatter = ScatterOpIr::create(t(), 1, int([2, 5]), float([2, 4]), add, id);
+    says(base(BaseOperationIr::Scatter(scatter)), "the value [2, 4]");
+    let select = SelectOpIr::create(t(), 0, int([4, 1]), id);
+    says(
+        base(BaseOperationIr::Select(select)),
+        "the list of indices [4, 1]",
+    );
+    let assign = SelectAssignOpIr::create(t(), 0, int([4]), float([3, 3]), add, id);
+    says(
+        base(BaseOperationIr::SelectAssign(assign)),
+        "it makes [4, 3]",
+    );
+    let nd = |indices: TensorIr| {
+        base(BaseOperationIr::GatherNd(GatherNdOpIr {
+            data: t(),
+            indices,
+            out: made(t()),
+        }))
+    };
+    says(nd(int([2, 3])), "indices [2, 3] into [2, 3]");
+    says(nd(int([])), "indices [] into");
+    let put = ScatterNdOpIr::create(t(), int([4, 1]), float([4, 4]), add, id);
+    says(base(BaseOperationIr::ScatterNd(put)), "values [4, 4]");
+    let embedding = EmbeddingOpIr {
+        weights: float([9]),
+        indices: int([2, 2]),
+        out: made(float([2, 2, 9])),
+    };
+    let embedding = ModuleOperationIr::Embedding(embedding);
+    says(
+        OperationIr::Module(embedding),
+        "the weights [9] must have 2 dims",
+    );
+}
+
+#[test]
+fn shapes_and_dtypes_of_both_sides() {
+    let add = |lhs: TensorIr, rhs: TensorIr| {
+        let out = made(lhs.clone());
+        numeric(NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out }))
+    };
+    says(add(float([2, 3]), float([2, 2])), "do not broadcast");
+    says(add(float([2, 3]), float([3])), "as many dims");
+    says(add(float([3]), typed([3], DType::F64)), "must be the same");
+    says(add(int([3]), int([3])), "must be Float");
+    let relu = BinaryOpIr {
+        lhs: float([4]),
+        rhs: float([1]),
+        out: made(float([4])),
+    };
+    let relu = ActivationOperationIr::ReluBackward(relu);
+    says(
+        OperationIr::Activation(relu),
+        "the gradient [1] must be [4]",
+    );
+    let mask = MaskFillOpIr::create(float([3]), int([3]), ScalarIr::Int(0), id);
+    says(base(BaseOperationIr::MaskFill(mask)), "must be Bool");
+    let reshape = ShapeOpIr {
+        input: float([6]),
+        out: made(float([5])),
+    };
+    says(base(BaseOperationIr::Reshape(reshape)), "another number");
+    let expand = ShapeOpIr {
+        input: float([3]),
+        out: made(float([2, 4])),
+    };
+    says(base(BaseOperationIr::Expand(expand)), "does not expand");
+    let cat = CatOpIr {
+        tensors: vec![float([2, 3]), float([3, 3])],
+        dim: 1,
+        out: made(float([2, 6])),
+    };
+    says(base(BaseOperationIr::Cat(cat)), "differ beside axis 1");
+    let none = CatOpIr {
+        tensors: Vec::new(),
+        dim: 0,
+        out: made(float([0])),
+    };
+    says(base(BaseOperationIr::Cat(none)), "nothing to concatenate");
+    let cross = CrossOpIr::create(float([2]), float([2]), 0, id);
+    let cross = FloatOperationIr::Cross(cross);
+    says(OperationIr::Float(DType::F32, cross), "which must be 3");
+}
+
+#[test]
+fn distributions() {
+    let random = |distribution| {
+        let op = RandomOpIr::create([3].into(), DType::F32, distribution, id);
+        OperationIr::Float(DType::F32, FloatOperationIr::Random(op))
+    };
+    for bad in [
+        Distribution::Bernoulli(1.5),
+        Distribution::Bernoulli(f64::NAN),
+        Distribution::Uniform(2.0, 1.0),
+        Distribution::Uniform(0.0, f64::INFINITY),
+        Distribution::Normal(0.0, -1.0),
+        Distribution::Normal(f64::NAN, 1.0),
+    ] {
+        says(random(bad), "is no distribution");
+    }
+}
+
+fn conv(x: TensorIr, weight: TensorIr, options: Conv2dOptionsIr, out: TensorIr) -> OperationIr {
+    OperationIr::Module(ModuleOperationIr::Conv2d(Conv2dOpIr {
+        x,
+        weight,
+        bias: None,
+        options,
+        out: made(out),
+    }))
+}
+
+#[test]
+fn convolutions() {
+    let options = || Conv2dOptionsIr {
+        stride: [1; 2],
+        padding: [(0, 0); 2],
+        dilation: [1; 2],
+        groups: 1,
+    };
+    let x = || float([1, 2, 5, 5]);
+    let w = || float([3, 2, 3, 3]);
+    let out = || float([1, 3, 3, 3]);
+    accepted(&conv(x(), w(), options(), out()));
+    // Flex multiplies by pointers, as far as the weight's channels say.
+    says(
+        conv(x(), float([3, 200, 3, 3]), options(), out()),
+        "for an input [1, 2, 5, 5]",
+    );
+    says(
+        conv(x(), float([3, 2, 7, 3]), options(), out()),
+        "a kernel over 7 of an axis of 5",
+    );
+    says(
+        conv(x(), float([3, 2, 0, 3]), options(), out()),
+        "a kernel of 0",
+    );
+    let bad = |change: fn(&mut Conv2dOptionsIr)| {
+        let mut options = options();
+        change(&mut options);
+        conv(x(), w(), options, out())
+    };
+    says(bad(|o| o.stride[1] = 0), "a stride of 0");
+    says(bad(|o| o.dilation[0] = 0), "a dilation of 0");
+    says(bad(|o| o.groups = 0), "in 0 groups");
+    says(bad(|o| o.groups = usize::MAX), "cannot be addressed");
+    says(bad(|o| o.dilation[0] = usize::MAX), "cannot be addressed");
+    says(
+        bad(|o| o.padding[0] = (usize::MAX, 1)),
+        "cannot be addressed",
+    );
+    says(bad(|o| o.padding[0].1 = 1), "it makes [1, 3, 4, 3]");
+    // The gradient of a kernel that slides far over padding alone takes much to make.
+    let grad = Conv2dWeightBackwardOpIr {
+        x: x(),
+        weight: w(),
+        output_grad: float([1, 3, 1, 1]),
+        options: Conv2dOptionsIr {
+            stride: [1 << 40; 2],
+            padding: [(1 << 30, 1 << 30); 2],
+            ..options()
+        },
+        out: made(w()),
+    };
+    let grad = OperationIr::Module(ModuleOperationIr::Conv2dWeightBackward(grad));
+    assert!(accepted(&grad) > 1 << 60, "{}", accepted(&grad));
+}
+
+#[test]
+fn transposed_convolutions() {
+    let op = |padding, padding_out, groups, out| {
+        OperationIr::Module(ModuleOperationIr::ConvTranspose1d(ConvTranspose1dOpIr {
+            x: float([1, 4, 5]),
+            weight: float([4, 3, 3]),
+            bias: None,
+            options: ConvTranspose1dOptionsIr {
+                stride: [2],
+                padding: [padding],
+                padding_out: [padding_out],
+                dilation: [1],
+                groups,
+            },
+            out: made(out),
+        }))
+    };
+    accepted(&op(1, 1, 2, float([1, 6, 10])));
+    says(
+        op(9, 0, 1, float([1, 3, 1])),
+        "a padding of 9 of an axis of 11",
+    );
+    says(
+        op(usize::MAX, 0, 1, float([1, 3, 1])),
+        "cannot be addressed",
+    );
+    says(
+        op(0, usize::MAX, 1, float([1, 3, 1])),
+        "cannot be addressed",
+    );
+    says(op(0, 0, 3, float([1, 9, 11])), "in 3 groups");
+}
+
+#[test]
+fn pools() {
+    let pool = |kernel_size, stride, padding, out| {
+        OperationIr::Module(ModuleOperationIr::AvgPool1d(AvgPool1dOpIr {
+            x: float([1, 2, 5]),
+            kernel_size,
+            stride,
+            padding,
+            count_include_pad: true,
+            ceil_mode: false,
+            out: made(out),
+        }))
+    };
+    says(pool(0, 1, 0, float([1, 2, 5])), "a kernel of 0");
+    says(pool(2, 0, 0, float([1, 2, 5])), "a stride of 0");
+    says(
+        pool(6, 1, 0, float([1, 2, 0])),
+        "a window of 6 of an axis of 5",
+    );
+    says(
+        pool(2, 1, usize::MAX / 2, float([1, 2, 5])),
+        "cannot be addressed",
+    );
+    // Small tensors, and a loop that takes for ever.
+    let backward = AvgPool1dBackwardOpIr {
+        x: float([1, 2, 5]),
+        grad: float([1, 2, 6]),
+        kernel_size: 1 << 50,
+        stride: 1,
+        padding: 1 << 49,
+        count_include_pad: true,
+        ceil_mode: false,
+        out: made(float([1, 2, 5])),
+    };
+    let backward = ModuleOperationIr::AvgPool1dBackward(backward);
+    says(OperationIr::Module(backward), "windows of");
+}
+
+#[test]
+fn sequences() {
+    let attention = |key, value, mask| {
+        let options = AttentionOptionsIr {
+            scale: None,
+            softcap: None,
+            is_causal: false,
+        };
+        let query = float([2, 4, 5, 8]);
+        OperationIr::Module(ModuleOperationIr::Attention(AttentionOpIr {
+            query,
+            key,
+            value,
+            mask,
+            attn_bias: None,
+            options,
+            out: made(float([2, 4, 5, 6])),
+        }))
+    };
+    let (key, value) = (|| float([2, 2, 7, 8]), || float([2, 2, 7, 6]));
+    accepted(&attention(key(), value(), None));
+    says(
+        attention(float([2, 3, 7, 8]), float([2, 3, 7, 6]), None),
+        "a key [2, 3, 7, 8]",
+    );
+    says(
+        attention(key(), float([2, 2, 9, 6]), None),
+        "a value [2, 2, 9, 6]",
+    );
+    says(
+        attention(key(), value(), Some(boolean([2, 1, 5, 6]))),
+        "a mask [2, 1, 5, 6]",
+    );
+    says(
+        attention(key(), value(), Some(int([2, 1, 5, 7]))),
+        "must be Bool",
+    );
+    let ctc = |probs: TensorIr, blank| {
+        let op = CtcLossOpIr::create(probs, int([2, 3]), int([2]), int([2]), blank, id);
+        OperationIr::Module(ModuleOperationIr::CtcLoss(op))
+    };
+    says(ctc(float([7, 2, 5]), 5), "5 as blank");
+    says(ctc(float([1 << 29, 2, 5]), 0), "steps");
+    let unfold = Unfold4dOpIr {
+        x: float([1, 2, 5, 5]),
+        kernel_size: [1 << 40; 2],
+        options: Unfold4dOptionsIr {
+            stride: [1; 2],
+            padding: [1 << 41; 2],
+            dilation: [1; 2],
+        },
+        out: made(float([1, 1, 1])),
+    };
+    says(
+        OperationIr::Module(ModuleOperationIr::Unfold4d(unfold)),
+        "addressed",
+    );
+}
+
+#[test]
+fn what_no_client_sends() {
+    let init = InitOperationIr { out: float([3]) };
+    says(OperationIr::Init(init), "an upload without contents");
+    let cast = CastOpIr::create(int([3]), DType::I32, id);
+    let cast = BaseOperationIr::Cast(cast);
+    says(OperationIr::BaseInt(cast), "a cast between");
+    let random = RandomOpIr::create([3].into(), DType::F32, Distribution::Default, id);
+    says(numeric(NumericOperationIr::IntRandom(random)), "as floats");
+    let many = ShapeOpIr {
+        input: float([1]),
+        out: made(float([1; 40])),
+    };
+    says(base(BaseOperationIr::Reshape(many)), "a tensor of 40 dims");
+}

@@ -1,0 +1,94 @@
+//! What an op declares to make must be what it makes.
+
+use burn_backend::DType;
+use burn_ir::{IrVisitorMut, OperationIr, TensorIr, TensorStatus};
+
+use super::{accepted, honest, refused};
+
+/// Has one of an op's outputs changed.
+struct Change<F> {
+    /// Outputs that are left alone first.
+    skip: usize,
+    change: F,
+}
+
+impl<F: Fn(&mut TensorIr)> IrVisitorMut for Change<F> {
+    fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+        if tensor.status != TensorStatus::NotInit {
+            return;
+        }
+        if self.skip == 0 {
+            (self.change)(tensor);
+        }
+        self.skip = self.skip.wrapping_sub(1);
+    }
+}
+
+fn changed(op: &OperationIr, skip: usize, change: impl Fn(&mut TensorIr)) -> OperationIr {
+    let mut op = op.clone();
+    op.visit_mut(&mut Change { skip, change });
+    op
+}
+
+/// Burn's constructors mark outputs; what has any shape or dtype has no rule to break.
+fn is_free(op: &OperationIr) -> bool {
+    use burn_ir::{BaseOperationIr as Base, FloatOperationIr as Float, NumericOperationIr as Num};
+    match op {
+        OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
+            matches!(op, Base::Empty(_) | Base::Ones(_) | Base::Zeros(_))
+        }
+        OperationIr::NumericFloat(_, op) | OperationIr::NumericInt(_, op) => {
+            matches!(op, Num::Full(_) | Num::IntRandom(_))
+        }
+        OperationIr::Float(_, op) => matches!(op, Float::Random(_)),
+        OperationIr::Custom(_) => true,
+        _ => false,
+    }
+}
+
+#[test]
+fn an_output_of_another_shape_is_refused() {
+    for op in honest::ops().iter().filter(|op| !is_free(op)) {
+        for skip in 0..op.outputs().count() {
+            let longer = changed(op, skip, |out| out.shape.push(1));
+            let larger = changed(op, skip, |out| {
+                let last = out.shape.rank() - 1;
+                out.shape[last] += 1;
+            });
+            for bad in [longer, larger] {
+                if bad != *op {
+                    refused(&bad);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_output_of_another_kind_is_refused() {
+    for op in honest::ops().iter().filter(|op| !is_free(op)) {
+        for skip in 0..op.outputs().count() {
+            let other = |dtype: DType| match dtype {
+                dtype if dtype.is_float() => DType::I64,
+                dtype if dtype.is_bool() => DType::F32,
+                _ => super::BOOL,
+            };
+            let bad = changed(op, skip, |out| out.dtype = other(out.dtype));
+            if bad != *op {
+                refused(&bad);
+            }
+        }
+    }
+}
+
+#[test]
+fn outputs_beyond_any_device_are_refused() {
+    for op in honest::ops().iter().filter(|op| is_free(op)) {
+        accepted(op);
+        let huge = changed(op, 0, |out| out.shape = [usize::MAX, 2].into());
+        let hollow = changed(op, 0, |out| out.shape = [1usize << 40, 0].into());
+        for bad in [huge, hollow] {
+            assert!(refused(&bad).contains("beyond any device"));
+        }
+    }
+}
