@@ -115,6 +115,11 @@ impl Duplex {
         self.outbox.push(body);
     }
 
+    /// Lets go of all that was not acknowledged: nothing more is sent.
+    pub fn abandon(&mut self) {
+        self.outbox.abandon();
+    }
+
     /// The parts of the next frame to send, if there is one that may be sent.
     pub fn next_to_send(&mut self) -> Option<[Bytes; 3]> {
         let (seq, body) = self.outbox.next_to_send()?;

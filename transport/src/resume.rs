@@ -155,6 +155,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_abandoned_is_gone_and_late_acknowledgements_are_none_the_less_right() {
+        let mut outbox = Outbox::new(100, u64::MAX);
+        for _ in 0..3 {
+            outbox.push(body(60));
+        }
+        outbox.next_to_send().unwrap();
+        outbox.next_to_send().unwrap();
+        outbox.abandon();
+        assert_eq!((outbox.kept_bytes(), outbox.is_full()), (0, false));
+        outbox.push(body(60));
+        assert_eq!(outbox.kept_bytes(), 0);
+        assert!(outbox.next_to_send().is_none());
+        assert_eq!(outbox.acknowledge(2), Ok(()));
+        assert!(outbox.acknowledge(3).is_err());
+    }
+
+    #[test]
     fn telling_is_due_before_the_sender_runs_out_of_anything() {
         let mut inbox = Inbox::new(400);
         assert!(!inbox.is_telling_due() && !inbox.has_news());

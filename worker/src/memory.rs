@@ -1,8 +1,8 @@
-//! Memory accounting: live bytes of a device, counted from the tensors' types.
+//! Memory accounting: the bytes of a device that sessions hold.
 //!
-//! The count is what sessions hold, not what the allocator does with it. It is
-//! enough to refuse what cannot fit before the device is asked, and to tell
-//! whose memory it is.
+//! What is counted is decided where it is held: `session/dataflow/account.rs` for
+//! tensors. Here are the sums, which refuse what cannot fit before the device is
+//! asked, and say whose memory it is.
 
 use std::sync::{
     Arc,
@@ -73,6 +73,28 @@ impl SessionMemory {
         }
     }
 
+    /// Takes `bytes` even where the device has no room for them: for what is held
+    /// already, or has a small bound of its own.
+    pub(crate) fn take_beyond(&mut self, bytes: u64) {
+        self.device.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.live_bytes += bytes;
+    }
+
+    /// Moves `bytes` of what this account holds to one of their own.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        debug_assert!(bytes <= self.live_bytes, "split off more than was taken");
+        self.live_bytes -= bytes;
+        Self {
+            device: self.device.clone(),
+            live_bytes: bytes,
+        }
+    }
+
+    /// What this account holds.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
     /// Takes over what `other` holds of the same device, and says how much.
     pub(crate) fn adopt(&mut self, mut other: Self) -> u64 {
         debug_assert!(
@@ -135,6 +157,34 @@ mod tests {
         drop(a);
         assert_eq!(device.live_bytes(), 40);
         assert!(b.take(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_part_of_an_account_outlives_it_and_is_given_back_by_itself() {
+        let device = DeviceMemory::new(100);
+        let mut account = device.open();
+        account.take(60).unwrap();
+        let part = account.split(20);
+        assert_eq!((account.bytes(), part.bytes()), (40, 20));
+        assert_eq!(device.live_bytes(), 60, "to split moves nothing");
+        drop(account);
+        assert_eq!(device.live_bytes(), 20);
+        drop(part);
+        assert_eq!(device.live_bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_held_already_counts_beyond_the_capacity() {
+        let device = DeviceMemory::new(100);
+        let mut account = device.open();
+        account.take_beyond(150);
+        let full = OutOfMemory {
+            asked_bytes: 1,
+            free_bytes: 0,
+        };
+        assert_eq!(account.take(1), Err(full));
+        account.give_back(150);
+        assert_eq!(device.live_bytes(), 0);
     }
 
     #[test]

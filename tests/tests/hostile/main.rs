@@ -8,5 +8,6 @@
 mod connections;
 mod ends;
 mod logs;
+mod memory;
 mod ops;
 mod reads;

@@ -25,6 +25,8 @@ pub struct Outbox {
     credit: u64,
     kept_bytes: usize,
     capacity_bytes: usize,
+    /// The bodies are gone.
+    abandoned: bool,
 }
 
 impl Outbox {
@@ -39,6 +41,7 @@ impl Outbox {
             credit,
             kept_bytes: 0,
             capacity_bytes,
+            abandoned: false,
         }
     }
 
@@ -70,7 +73,10 @@ impl Outbox {
 
     /// Adds a body and returns its number.
     pub fn push(&mut self, body: impl Into<Body>) -> u64 {
-        let body = body.into();
+        let mut body = body.into();
+        if self.abandoned {
+            body = Body::default();
+        }
         let cost = body.cost();
         self.end += cost as u64;
         self.kept_bytes += cost;
@@ -81,13 +87,21 @@ impl Outbox {
         self.acked + self.kept.len() as u64
     }
 
+    /// Lets go of the bodies that were not acknowledged, and of all that come: nothing is
+    /// sent any more. Their numbers stay, so late acknowledgements are no errors.
+    pub fn abandon(&mut self) {
+        self.abandoned = true;
+        for kept in &mut self.kept {
+            kept.body = Body::default();
+        }
+        self.kept_bytes = 0;
+    }
+
     /// The next body to hand to the connection, if there is one and the peer's
     /// credit covers it.
     pub fn next_to_send(&mut self) -> Option<(u64, Body)> {
-        let kept = self
-            .kept
-            .get(self.sent)
-            .filter(|kept| kept.end <= self.credit)?;
+        let may_go = |kept: &&Kept| kept.end <= self.credit && !self.abandoned;
+        let kept = self.kept.get(self.sent).filter(may_go)?;
         self.sent += 1;
         Some((self.acked + self.sent as u64, kept.body.clone()))
     }

@@ -9,13 +9,16 @@ use burn_fusion::{FusionRuntime, get_client, stream::Operation};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use burn_std::stream::StreamId;
 
-use super::SessionBackend;
+use super::{SessionBackend, StorageInfo};
 use crate::custom::{CustomOps, Handler, Handlers};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
 
 impl SessionBackend for Cube {
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = None;
+
+    // Fused ops get their buffers when they are launched.
+    const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = None;
 
     fn lend(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
         None

@@ -7,11 +7,13 @@ use burn_backend::{AllocationProperty, Bytes, TensorData, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
 use burn_ir::{BackendIr, HandleKind};
 
-use super::SessionBackend;
+use super::{SessionBackend, StorageInfo};
 use crate::custom::{CustomOps, Handlers};
 
 impl SessionBackend for Flex {
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = Some(|handle| whole(handle).is_some());
+
+    const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = Some(storage);
 
     fn custom_ops(ops: &CustomOps) -> Handlers<Self> {
         ops.flex.clone()
@@ -38,6 +40,22 @@ fn whole(handle: <Flex as BackendIr>::Handle) -> Option<FlexTensor> {
     let bytes = layout.num_elements() * tensor.dtype().size();
     let is_whole = layout.is_contiguous() && layout.start_offset() == 0;
     (is_whole && tensor.bytes().len() == bytes).then_some(tensor)
+}
+
+/// The memory that a tensor uses.
+fn storage(handle: <Flex as BackendIr>::Handle) -> Option<StorageInfo> {
+    let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) = handle
+    else {
+        return None;
+    };
+    let memory = tensor.data_arc();
+    // This one, the handle's and that of the tensor itself.
+    let ours = 3;
+    Some(StorageInfo {
+        id: Arc::as_ptr(&memory) as usize,
+        bytes: memory.capacity() as u64,
+        is_shared: Arc::strong_count(&memory) > ours,
+    })
 }
 
 /// Holds a tensor's memory.
@@ -69,6 +87,25 @@ mod tests {
         let changed = Flex::float_mul_scalar(tensor, 2.0f32.into());
         assert_eq!(lent, data());
         assert_eq!(changed.bytes()[..4], 2.0f32.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_view_uses_the_memory_of_its_tensor_for_as_long_as_it_lives() {
+        let kept = Flex::float_from_data(data(), &FlexDevice);
+        let look =
+            |tensor: &FlexTensor| storage(Flex::float_tensor_handle(tensor.clone())).unwrap();
+        let whole = look(&kept);
+        assert_eq!((whole.bytes, whole.is_shared), (24, false));
+        let row = Flex::float_slice(kept.clone(), &[burn_std::Slice::from(0..1)]);
+        let shared = StorageInfo {
+            is_shared: true,
+            ..whole
+        };
+        assert_eq!([look(&row), look(&kept)], [shared, shared]);
+        drop(kept);
+        assert_eq!(look(&row), whole);
+        let moved = Flex::float_add_scalar(row.clone(), 1.0f32.into());
+        assert_ne!(look(&moved).id, whole.id);
     }
 
     #[test]

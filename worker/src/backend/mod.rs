@@ -25,6 +25,17 @@ use crate::{
     locks::lock,
 };
 
+/// Which memory a tensor uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StorageInfo {
+    /// Of no other storage that is there at the same time; never 0.
+    pub(crate) id: usize,
+    /// What it takes, whatever the tensor uses of it.
+    pub(crate) bytes: u64,
+    /// Somebody else uses it, too.
+    pub(crate) is_shared: bool,
+}
+
 /// One session's tensors on one device.
 pub(crate) trait Engine: Send {
     /// Why a custom op cannot be carried out, if it is not there.
@@ -46,6 +57,11 @@ pub(crate) trait Engine: Send {
     /// Whether a tensor that is there is in memory of its own and its size, where the host
     /// reads it without waiting.
     fn is_at_hand(&mut self, tensor: &TensorIr) -> bool;
+    /// Whether values are in the host's memory, so that a read that copies one takes
+    /// more of it.
+    fn is_in_host_memory(&self) -> bool;
+    /// Which memory a tensor that is there uses, if the backend can tell.
+    fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
 }
 
 /// A device that sessions can be opened on.
@@ -71,6 +87,10 @@ pub(crate) trait SessionBackend: BackendIr {
     /// Tells whether a tensor is in memory of its own and its size, where the host reads
     /// it without waiting. `None`: none is.
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool>;
+
+    /// Tells which memory a tensor uses. `None`: that is decided when kernels are
+    /// launched, which may be later.
+    const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>>;
 }
 
 /// A device of Burn backend `B`.
@@ -266,6 +286,18 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
         let look = || self.run(|interpreter| is_at_hand(interpreter.get_tensor_handle(&shared)));
         // Whoever reads it hears what is wrong with it.
         catch_unwind(AssertUnwindSafe(look)).unwrap_or(false)
+    }
+
+    fn is_in_host_memory(&self) -> bool {
+        B::IS_AT_HAND.is_some()
+    }
+
+    fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo> {
+        let storage = B::STORAGE?;
+        let shared = as_shared(tensor);
+        let look = || self.run(|interpreter| storage(interpreter.get_tensor_handle(&shared)));
+        // An op that made less than it said has no storage there.
+        catch_unwind(AssertUnwindSafe(look)).ok().flatten()
     }
 }
 

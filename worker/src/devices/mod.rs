@@ -1,6 +1,7 @@
 //! Which devices this host offers: what was asked for, what there is, and what is
 //! not there and why.
 
+mod container;
 #[cfg(feature = "cube")]
 mod cube;
 mod list;
@@ -42,8 +43,8 @@ pub const AUTO: &str = "auto";
 /// The kind that is always there.
 const FLEX: &str = "flex";
 
-/// Share of the host's memory that CPU devices offer: the rest is for the
-/// system, the wire and what the accounting does not see.
+/// Share of the host's memory, or of the container's, that CPU devices offer: the rest
+/// is for the system, the wire and what the accounting does not see.
 const HOST_SHARE: f64 = 0.8;
 
 /// Share of a device's own memory that is offered: the rest is for kernels, the
@@ -272,9 +273,11 @@ fn flex(selection: &DeviceSelection, share: u64, custom_ops: &CustomOps) -> Open
     }
 }
 
+/// The memory that this process may use: the host's, or its container's if that is less.
 fn host_memory() -> u64 {
     let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    System::new_with_specifics(what).total_memory()
+    let host = System::new_with_specifics(what).total_memory();
+    container::memory_limit().map_or(host, |limit| host.min(limit))
 }
 
 #[cfg(test)]

@@ -6,7 +6,13 @@
 //! with the first cause, and so the fault travels the dataflow to whoever
 //! reads it, while everything else goes on.
 //!
-//! Knows no backend: it sees ops and answers with decisions.
+//! Knows no backend: it sees ops and answers with decisions. What tensors cost is in
+//! `account`, and which of them share a storage in `storages`.
+
+mod account;
+mod storages;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -18,6 +24,11 @@ use tensord_proto::{
     v1::{Fault, FaultKind},
 };
 
+pub(crate) use self::account::{NAME_BYTES, Storage};
+use self::{
+    account::{Account, Holding},
+    storages::{Inputs, Look, Shares},
+};
 use crate::{
     memory::{OutOfMemory, SessionMemory, human},
     op_check::Broken,
@@ -34,14 +45,14 @@ enum Slot {
     Live {
         shape: Shape,
         dtype: DType,
-        bytes: u64,
+        holding: Holding,
     },
     /// Its value is on the way, under this ticket.
     Pending {
         ticket: u64,
         shape: Shape,
         dtype: DType,
-        bytes: u64,
+        holding: Holding,
     },
     Poisoned(Arc<Fault>),
 }
@@ -69,12 +80,15 @@ pub(crate) struct Dataflow {
     tensors: HashMap<TensorId, Slot, RandomState>,
     /// Tensors whose values are on the way.
     pending: usize,
-    memory: SessionMemory,
+    account: Account,
     /// What the op at hand consumes, noted as it is begun: the op itself goes to the
     /// backend, and to copy it takes time.
     consumed: Vec<TensorIr>,
-    /// What it makes, and the bytes taken for each.
-    made: Vec<(TensorIr, u64)>,
+    /// What it makes, and what was taken for each.
+    made: Vec<(TensorIr, Holding)>,
+    /// Whether what it makes may use the storages of its inputs, and then these.
+    shares: Shares,
+    sources: Vec<TensorIr>,
 }
 
 /// The kinds of tensor that Burn keeps apart by type.
@@ -100,9 +114,11 @@ impl Dataflow {
         Self {
             tensors: HashMap::default(),
             pending: 0,
-            memory,
+            account: Account::new(memory),
             consumed: Vec::new(),
             made: Vec::new(),
+            shares: Shares::No,
+            sources: Vec::new(),
         }
     }
 
@@ -114,26 +130,40 @@ impl Dataflow {
 
     /// Whether `tensor` may be read.
     pub(crate) fn check(&self, tensor: &TensorIr) -> Result<(), Refusal> {
-        match self.tensors.get(&tensor.id) {
-            None => Err(Refusal::New(
-                FaultKind::UnknownTensor,
-                format!("tensor {} was never made or was dropped", tensor.id.value()),
-            )),
-            Some(Slot::Poisoned(fault)) => Err(Refusal::Inherited(fault.clone())),
-            Some(Slot::Live { shape, dtype, .. } | Slot::Pending { shape, dtype, .. }) => {
-                if *shape == tensor.shape && *dtype == tensor.dtype {
-                    return Ok(());
-                }
-                let reason = format!(
-                    "tensor {} is {shape} of {}, the op takes it for {} of {}",
-                    tensor.id.value(),
-                    dtype.name(),
-                    tensor.shape,
-                    tensor.dtype.name(),
-                );
-                Err(Refusal::New(FaultKind::Mismatch, reason))
+        self.find(tensor).map(drop)
+    }
+
+    /// The entry of `tensor`, if it may be read, and the bytes that it keeps.
+    fn find(&self, tensor: &TensorIr) -> Result<(&Slot, u64), Refusal> {
+        let slot = self.tensors.get(&tensor.id).ok_or_else(|| {
+            let reason = format!("tensor {} was never made or was dropped", tensor.id.value());
+            Refusal::New(FaultKind::UnknownTensor, reason)
+        })?;
+        let (shape, dtype, bytes) = match slot {
+            Slot::Poisoned(fault) => return Err(Refusal::Inherited(fault.clone())),
+            Slot::Live {
+                shape,
+                dtype,
+                holding,
             }
+            | Slot::Pending {
+                shape,
+                dtype,
+                holding,
+                ..
+            } => (shape, dtype, holding.bytes()),
+        };
+        if *shape == tensor.shape && *dtype == tensor.dtype {
+            return Ok((slot, bytes));
         }
+        let reason = format!(
+            "tensor {} is {shape} of {}, the op takes it for {} of {}",
+            tensor.id.value(),
+            dtype.name(),
+            tensor.shape,
+            tensor.dtype.name(),
+        );
+        Err(Refusal::New(FaultKind::Mismatch, reason))
     }
 
     /// Whether the value of `id` is on the way.
@@ -153,11 +183,23 @@ impl Dataflow {
             && op.inputs().any(|input| self.is_pending(input.id))
     }
 
-    /// Takes memory for a tensor that is no op's output.
+    /// Takes memory for a tensor that is no op's output, or for as long as an op runs: what
+    /// its kernel needs beside them.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<SessionMemory, Refusal> {
-        let mut memory = self.memory.beside();
+        let mut memory = self.account.beside();
         memory.take(bytes).map_err(out_of_memory)?;
         Ok(memory)
+    }
+
+    /// As [`check_new`](Self::check_new), and takes what the name of a new tensor costs
+    /// on top of what `held` has for its elements.
+    pub(crate) fn name_new(
+        &mut self,
+        id: TensorId,
+        held: &mut SessionMemory,
+    ) -> Result<(), Refusal> {
+        self.check_new(id)?;
+        held.take(NAME_BYTES).map_err(out_of_memory)
     }
 
     /// Decides whether `op` may run, and takes the memory its outputs need.
@@ -169,42 +211,49 @@ impl Dataflow {
         // First, as a drop that is refused goes on: an op that was refused before it has
         // left here what it would have made.
         self.made.clear();
-        self.note_consumed(op)?;
-        let mut sum = 0u64;
+        self.shares = Shares::No;
+        let inputs = self.note_consumed(op)?;
+        let (mut sum, mut least) = (0u64, u64::MAX);
         for out in op.outputs() {
             check_dtype(out.dtype)?;
             self.check_new(out.id)?;
             let bytes = tensor_bytes(&out.shape, out.dtype).map(|bytes| bytes as u64);
-            let added = bytes.and_then(|bytes| Some((bytes, sum.checked_add(bytes)?)));
-            let Some((bytes, with)) = added else {
+            let with = |bytes: u64| sum.checked_add(NAME_BYTES)?.checked_add(bytes);
+            let Some((bytes, with)) = bytes.and_then(|bytes| Some((bytes, with(bytes)?))) else {
                 let reason = "an output has more bytes than can be addressed".into();
                 return Err(Refusal::New(FaultKind::OutOfMemory, reason));
             };
-            self.made.push((out.clone(), bytes));
-            sum = with;
+            self.made.push((out.clone(), Holding::own(bytes)));
+            (sum, least) = (with, least.min(bytes));
         }
-        self.memory.take(sum).map_err(out_of_memory)
+        self.account.take(sum)?;
+        self.note_sources(op, &inputs, least);
+        Ok(())
     }
 
     /// Notes all that `op` consumes, and tells the first thing that is wrong with its
     /// inputs: in one pass, as Burn allocates for each.
-    fn note_consumed(&mut self, op: &OperationIr) -> Result<(), Refusal> {
+    fn note_consumed(&mut self, op: &OperationIr) -> Result<Inputs, Refusal> {
         let is_drop = matches!(op, OperationIr::Drop(_));
-        self.consumed.clear();
-        let mut checked = Ok(());
+        let mut consumed = std::mem::take(&mut self.consumed);
+        consumed.clear();
+        let mut inputs = Ok(Inputs::default());
         for input in op.inputs() {
             if is_drop || input.status == TensorStatus::ReadWrite {
-                self.consumed.push(input.clone());
+                consumed.push(input.clone());
             }
-            if checked.is_ok() {
-                checked = check_dtype(input.dtype).and_then(|()| self.check(input));
+            if let Ok(known) = &mut inputs
+                && let Err(refusal) = self.note_input(input, known)
+            {
+                inputs = Err(refusal);
             }
         }
-        checked
+        self.consumed = consumed;
+        inputs
     }
 
     /// Whether a tensor with a new `id` may be made.
-    pub(crate) fn check_new(&self, id: TensorId) -> Result<(), Refusal> {
+    pub(crate) fn check_new(&mut self, id: TensorId) -> Result<(), Refusal> {
         if self.tensors.contains_key(&id) {
             let reason = format!("tensor {} exists already", id.value());
             return Err(Refusal::New(FaultKind::Mismatch, reason));
@@ -213,19 +262,27 @@ impl Dataflow {
             let reason = format!("the session holds {MAX_TENSORS} tensors, the limit");
             return Err(Refusal::New(FaultKind::OutOfMemory, reason));
         }
-        Ok(())
+        self.account
+            .make_room(self.tensors.len() + self.made.len() + 1)
     }
 
     /// The op that was begun ran: what it consumed is gone, what it made is there.
-    pub(crate) fn finish(&mut self) {
+    /// `look` says which storage a tensor uses, if the backend can tell.
+    pub(crate) fn finish(&mut self, look: Look<'_>) {
+        if self.shares != Shares::No {
+            self.settle_storages(look);
+        }
         let mut consumed = self.consume();
-        for (out, bytes) in self.made.drain(..) {
+        for (out, holding) in self.made.drain(..) {
             let slot = Slot::Live {
                 shape: out.shape,
                 dtype: out.dtype,
-                bytes,
+                holding,
             };
-            self.tensors.insert(out.id, slot);
+            // An op that names an output twice has made one tensor.
+            if let Some(Slot::Live { holding, .. }) = self.tensors.insert(out.id, slot) {
+                self.account.release(&holding);
+            }
         }
         // An op may have very many tensors; then their room is not kept.
         consumed.clear();
@@ -238,8 +295,8 @@ impl Dataflow {
     /// it was to consume, and those that it may have made, for the backend to forget.
     pub(crate) fn fail(&mut self, fault: &Arc<Fault>) -> Vec<TensorIr> {
         let mut left = self.consume();
-        for (out, bytes) in std::mem::take(&mut self.made) {
-            self.memory.give_back(bytes);
+        for (out, holding) in std::mem::take(&mut self.made) {
+            self.account.release(&holding);
             self.insert_poisoned(out.id, fault.clone());
             left.push(out);
         }
@@ -251,6 +308,7 @@ impl Dataflow {
     pub(crate) fn poison(&mut self, op: &OperationIr, fault: &Arc<Fault>) -> Vec<TensorIr> {
         // Why it may not run is known.
         let _ = self.note_consumed(op);
+        self.made.clear();
         let consumed = self.consume();
         for out in op.outputs() {
             self.insert_poisoned(out.id, fault.clone());
@@ -262,25 +320,26 @@ impl Dataflow {
     /// Returns the tensors that it consumed, for the backend to forget.
     pub(crate) fn defer(&mut self, ticket: u64) -> Vec<TensorIr> {
         let consumed = self.consume();
-        for (out, bytes) in std::mem::take(&mut self.made) {
-            self.insert_pending(&out, ticket, bytes);
+        for (out, holding) in std::mem::take(&mut self.made) {
+            self.insert_pending(&out, ticket, holding);
         }
         consumed
     }
 
     /// A tensor will come under `ticket`, for which memory was taken.
     pub(crate) fn expect(&mut self, out: &TensorIr, ticket: u64, held: SessionMemory) {
-        let bytes = self.memory.adopt(held);
-        self.insert_pending(out, ticket, bytes);
+        let holding = self.account.adopt(held);
+        self.insert_pending(out, ticket, holding);
     }
 
-    fn insert_pending(&mut self, out: &TensorIr, ticket: u64, bytes: u64) {
+    fn insert_pending(&mut self, out: &TensorIr, ticket: u64, holding: Holding) {
+        self.remove(out.id);
         self.pending += 1;
         let slot = Slot::Pending {
             ticket,
             shape: out.shape.clone(),
             dtype: out.dtype,
-            bytes,
+            holding,
         };
         self.tensors.insert(out.id, slot);
     }
@@ -300,72 +359,49 @@ impl Dataflow {
 
     /// What was expected of `id` is there, or will never be.
     pub(crate) fn settle(&mut self, id: TensorId, value: Result<(), Arc<Fault>>) {
-        let Some(slot) = self.tensors.get_mut(&id) else {
+        if !matches!(self.tensors.get(&id), Some(Slot::Pending { .. })) {
             return;
-        };
-        let Slot::Pending {
-            shape,
-            dtype,
-            bytes,
-            ..
-        } = slot
-        else {
-            return;
-        };
-        self.pending -= 1;
-        match value {
-            Ok(()) => {
+        }
+        let Err(fault) = value else {
+            if let Some(slot) = self.tensors.get_mut(&id)
+                && let Slot::Pending {
+                    shape,
+                    dtype,
+                    holding,
+                    ..
+                } = slot
+            {
+                self.pending -= 1;
                 *slot = Slot::Live {
                     shape: shape.clone(),
                     dtype: *dtype,
-                    bytes: *bytes,
-                }
+                    holding: std::mem::take(holding),
+                };
             }
-            Err(fault) => {
-                self.memory.give_back(*bytes);
-                *slot = Slot::Poisoned(fault);
-            }
-        }
+            return;
+        };
+        self.remove(id);
+        self.insert_poisoned(id, fault);
     }
 
-    /// A tensor from the client is there, with the memory that was taken for it.
+    /// A tensor from the client is there, with the memory that was taken for it and its
+    /// name.
     pub(crate) fn insert(&mut self, id: TensorId, shape: Shape, dtype: DType, held: SessionMemory) {
-        let bytes = self.memory.adopt(held);
+        let holding = self.account.adopt(held);
         self.tensors.insert(
             id,
             Slot::Live {
                 shape,
                 dtype,
-                bytes,
+                holding,
             },
         );
-    }
-
-    /// Gives the value of `source` a second id. The two share memory, which
-    /// stays counted with the first.
-    pub(crate) fn alias(&mut self, id: TensorId, source: TensorId) -> Result<(), Refusal> {
-        let unknown = || format!("tensor {} was never made or was dropped", source.value());
-        let slot = match self.tensors.get(&source) {
-            None => return Err(Refusal::New(FaultKind::UnknownTensor, unknown())),
-            Some(Slot::Poisoned(fault)) => return Err(Refusal::Inherited(fault.clone())),
-            // Whoever gives it a second name waits for it first.
-            Some(Slot::Live { shape, dtype, .. } | Slot::Pending { shape, dtype, .. }) => {
-                Slot::Live {
-                    shape: shape.clone(),
-                    dtype: *dtype,
-                    bytes: 0,
-                }
-            }
-        };
-        self.check_new(id)?;
-        self.tensors.insert(id, slot);
-        Ok(())
     }
 
     /// Declares a tensor without a value. Never in the place of another, and
     /// not beyond the limit: such a tensor is unknown, which is a fault too.
     pub(crate) fn insert_poisoned(&mut self, id: TensorId, fault: Arc<Fault>) {
-        if self.check_new(id).is_ok() {
+        if self.check_new(id).is_ok() && self.account.take_fault(&fault).is_ok() {
             self.tensors.insert(id, Slot::Poisoned(fault));
         }
     }
@@ -379,12 +415,13 @@ impl Dataflow {
 
     fn remove(&mut self, id: TensorId) {
         match self.tensors.remove(&id) {
-            Some(Slot::Live { bytes, .. }) => self.memory.give_back(bytes),
-            Some(Slot::Pending { bytes, .. }) => {
+            Some(Slot::Live { holding, .. }) => self.account.release(&holding),
+            Some(Slot::Pending { holding, .. }) => {
                 self.pending -= 1;
-                self.memory.give_back(bytes);
+                self.account.release(&holding);
             }
-            Some(Slot::Poisoned(_)) | None => {}
+            Some(Slot::Poisoned(fault)) => self.account.release_fault(&fault),
+            None => {}
         }
     }
 
@@ -412,171 +449,4 @@ pub(crate) fn out_of_memory(e: OutOfMemory) -> Refusal {
         FaultKind::OutOfMemory,
         format!("{asked} asked, {free} free"),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use burn_ir::{BinaryOpIr, NumericOperationIr};
-
-    use super::*;
-    use crate::memory::DeviceMemory;
-
-    fn tensor(id: u64, status: TensorStatus) -> TensorIr {
-        TensorIr {
-            id: TensorId::new(id),
-            shape: Shape::new([4]),
-            status,
-            dtype: DType::F32,
-        }
-    }
-
-    fn add(lhs: u64, rhs: TensorIr, out: u64) -> OperationIr {
-        let lhs = tensor(lhs, TensorStatus::ReadOnly);
-        let out = tensor(out, TensorStatus::NotInit);
-        let op = NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out });
-        OperationIr::NumericFloat(DType::F32, op)
-    }
-
-    fn flow(capacity: u64) -> (Dataflow, Arc<DeviceMemory>) {
-        let device = DeviceMemory::new(capacity);
-        let mut flow = Dataflow::new(device.open());
-        for id in [1, 2] {
-            let mut held = device.open();
-            held.take(16).unwrap();
-            flow.insert(TensorId::new(id), Shape::new([4]), DType::F32, held);
-        }
-        (flow, device)
-    }
-
-    fn fault(reason: &str) -> Arc<Fault> {
-        Arc::new(Fault {
-            reason: reason.into(),
-            ..Fault::default()
-        })
-    }
-
-    #[test]
-    fn memory_follows_the_tensors() {
-        let (mut flow, device) = flow(64);
-        let op = add(1, tensor(2, TensorStatus::ReadWrite), 3);
-        flow.begin(&op).unwrap();
-        assert_eq!(device.live_bytes(), 48);
-        flow.finish();
-        assert_eq!((flow.len(), device.live_bytes()), (2, 32));
-        let drop = OperationIr::Drop(tensor(3, TensorStatus::ReadWrite));
-        flow.begin(&drop).unwrap();
-        flow.finish();
-        assert_eq!((flow.len(), device.live_bytes()), (1, 16));
-    }
-
-    #[test]
-    fn what_an_op_that_was_refused_would_have_made_does_not_come_to_be() {
-        let (mut flow, device) = flow(40);
-        let op = add(1, tensor(2, TensorStatus::ReadOnly), 3);
-        flow.begin(&op).unwrap_err();
-        flow.poison(&op, &fault("full"));
-        let on = add(1, tensor(3, TensorStatus::ReadOnly), 4);
-        flow.begin(&on).unwrap_err();
-        flow.poison(&on, &fault("full"));
-        // Drops go on, whatever became of the tensor.
-        for id in [4, 3] {
-            let drop = OperationIr::Drop(tensor(id, TensorStatus::ReadWrite));
-            assert!(matches!(flow.begin(&drop), Err(Refusal::Inherited(_))));
-            flow.finish();
-        }
-        assert_eq!((flow.len(), device.live_bytes()), (2, 32));
-    }
-
-    #[test]
-    fn an_op_over_the_capacity_is_refused_with_both_numbers() {
-        let (mut flow, device) = flow(40);
-        let op = add(1, tensor(2, TensorStatus::ReadOnly), 3);
-        let refusal = flow.begin(&op).unwrap_err();
-        assert_eq!(
-            refusal,
-            Refusal::New(FaultKind::OutOfMemory, "16 B asked, 8 B free".into())
-        );
-        flow.poison(&op, &fault("full"));
-        assert_eq!(device.live_bytes(), 32);
-    }
-
-    #[test]
-    fn the_first_cause_travels_and_the_rest_is_untouched() {
-        let (mut flow, device) = flow(1000);
-        let bad = add(1, tensor(9, TensorStatus::ReadWrite), 3);
-        let refusal = flow.begin(&bad).unwrap_err();
-        assert!(
-            matches!(&refusal, Refusal::New(FaultKind::UnknownTensor, _)),
-            "{refusal:?}"
-        );
-        let first = fault("first");
-        flow.poison(&bad, &first);
-        let next = add(1, tensor(3, TensorStatus::ReadWrite), 4);
-        assert_eq!(flow.begin(&next), Err(Refusal::Inherited(first.clone())));
-        flow.poison(&next, &first);
-        assert_eq!(
-            flow.check(&tensor(4, TensorStatus::ReadOnly)),
-            Err(Refusal::Inherited(first))
-        );
-        let good = add(1, tensor(2, TensorStatus::ReadOnly), 5);
-        flow.begin(&good).unwrap();
-        flow.finish();
-        assert_eq!(device.live_bytes(), 48);
-    }
-
-    #[test]
-    fn a_failed_op_gives_its_memory_back_and_names_what_to_forget() {
-        let (mut flow, device) = flow(1000);
-        let op = add(1, tensor(2, TensorStatus::ReadWrite), 3);
-        flow.begin(&op).unwrap();
-        let left = flow.fail(&fault("panic"));
-        let made = tensor(3, TensorStatus::NotInit);
-        assert_eq!(left, [tensor(2, TensorStatus::ReadWrite), made]);
-        assert_eq!(device.live_bytes(), 16);
-    }
-
-    #[test]
-    fn an_op_on_what_burn_cannot_run_is_refused() {
-        let (mut flow, device) = flow(1000);
-        let quantized = TensorIr {
-            dtype: DType::QFloat(burn_std::QuantScheme::default()),
-            ..tensor(2, TensorStatus::ReadWrite)
-        };
-        let op = add(1, quantized, 3);
-        let refusal = flow.begin(&op).unwrap_err();
-        assert!(
-            matches!(&refusal, Refusal::New(FaultKind::Unsupported, _)),
-            "{refusal:?}"
-        );
-        let consumed = flow.poison(&op, &fault("unsupported"));
-        assert_eq!(consumed.len(), 1);
-        assert_eq!((flow.len(), device.live_bytes()), (2, 16));
-    }
-
-    #[test]
-    fn a_wrong_belief_about_a_tensor_is_refused() {
-        let (mut flow, _) = flow(1000);
-        let wrong = TensorIr {
-            shape: Shape::new([5]),
-            ..tensor(2, TensorStatus::ReadOnly)
-        };
-        let op = add(1, wrong, 3);
-        assert!(matches!(
-            flow.begin(&op),
-            Err(Refusal::New(FaultKind::Mismatch, _))
-        ));
-        let wrong = TensorIr {
-            dtype: DType::I32,
-            ..tensor(2, TensorStatus::ReadOnly)
-        };
-        assert!(matches!(
-            flow.check(&wrong),
-            Err(Refusal::New(FaultKind::Mismatch, _))
-        ));
-        let twice = add(1, tensor(2, TensorStatus::ReadOnly), 1);
-        assert!(matches!(
-            flow.begin(&twice),
-            Err(Refusal::New(FaultKind::Mismatch, _))
-        ));
-    }
 }

@@ -12,7 +12,7 @@ use tensord_proto::{
     bulk::{Gathered, Gathering},
     codec::{decode_tensor, decode_type},
     content::kept_cost,
-    v1::frame::Body,
+    v1::{Fault, frame::Body},
 };
 
 use super::{
@@ -25,6 +25,10 @@ use crate::{
     collective::Capability,
     memory::{DeviceMemory, SessionMemory},
 };
+
+/// Bytes of a client's fault that are kept: of its reason, and of a name in it.
+const TOLD_REASON_BYTES: usize = 1 << 10;
+const TOLD_NAME_BYTES: usize = 128;
 
 /// What the executor gets.
 pub(crate) enum Item {
@@ -61,7 +65,7 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, IntakeError
         Body::Seed(seed) => Work::Seed(seed.seed),
         Body::Poison(poison) => Work::Poison {
             id: TensorId::new(poison.tensor_id),
-            fault: poison.fault.unwrap_or_default(),
+            fault: bounded(poison.fault.unwrap_or_default()),
         },
         Body::Alias(alias) => Work::Alias {
             id: TensorId::new(alias.tensor_id),
@@ -86,6 +90,24 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, IntakeError
         _ => return Err(unexpected()),
     };
     Ok(Some(Item::Work(work, bytes)))
+}
+
+/// A client's words, which a session keeps for as long as the tensor, of a size that is
+/// worth reading.
+fn bounded(fault: Fault) -> Fault {
+    let cut = |text: String, most: usize| match text.len() {
+        size if size <= most => text,
+        size => {
+            let end = text.floor_char_boundary(most);
+            format!("{} [cut, {size} bytes]", &text[..end])
+        }
+    };
+    Fault {
+        op_name: cut(fault.op_name, TOLD_NAME_BYTES),
+        worker: cut(fault.worker, TOLD_NAME_BYTES),
+        reason: cut(fault.reason, TOLD_REASON_BYTES),
+        ..fault
+    }
 }
 
 fn capability(bytes: &[u8]) -> Result<Capability, IntakeError> {
@@ -178,6 +200,34 @@ mod tests {
         assert!(kept.memory.is_err() && *kept.bytes == *b"abcd");
         let large = payload(&mut payloads, b"abcde");
         assert!(large.memory.is_err() && large.bytes.is_empty());
+    }
+
+    #[test]
+    fn of_a_fault_from_the_client_what_is_kept_is_bounded() {
+        let told = |size: usize| {
+            let fault = Fault {
+                op_number: 7,
+                op_name: "n".repeat(size),
+                worker: "w".repeat(size),
+                reason: "€".repeat(size),
+                ..Fault::default()
+            };
+            let poison = v1::Poison {
+                tensor_id: 1,
+                fault: Some(fault),
+                ..v1::Poison::default()
+            };
+            match item(Body::Poison(poison), 1).unwrap() {
+                Some(Item::Work(Work::Poison { fault, .. }, 1)) => fault,
+                _ => panic!("a fault is work"),
+            }
+        };
+        let (short, long) = (told(100), told(100_000));
+        assert_eq!((short.op_name.len(), short.reason.len()), (100, 300));
+        assert_eq!(long.op_number, 7);
+        assert!(long.op_name.len() < 160 && long.worker.len() < 160);
+        assert!(long.reason.len() < 1060);
+        assert!(long.reason.ends_with("€ [cut, 300000 bytes]"), "{long:?}");
     }
 
     #[test]

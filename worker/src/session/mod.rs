@@ -64,6 +64,11 @@ pub(crate) const WINDOW_BYTES: u64 = 32 << 20;
 /// the session waits.
 const OUTBOX_BYTES: usize = 64 << 20;
 
+/// Values that a device may be at for one session, and their bytes: beyond it the
+/// session waits. As for answers, one may be of any size.
+const MAX_LATER: usize = 1024;
+const LATER_BYTES: usize = OUTBOX_BYTES;
+
 /// What a session needs of its device.
 #[derive(Clone)]
 pub(crate) struct Site {
@@ -147,10 +152,34 @@ struct Todo {
     starved: bool,
     /// In the run queue, or running.
     scheduled: bool,
-    /// Waits until the client takes its answers.
+    /// Waits until the client takes its answers, or the device has read some.
     blocked: bool,
+    later: Later,
     /// Set once; nothing is carried out after it.
     end: Option<Error>,
+}
+
+/// Reads whose values the device has not given yet.
+#[derive(Default)]
+struct Later {
+    count: usize,
+    bytes: usize,
+}
+
+impl Later {
+    fn begin(&mut self, bytes: usize) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    fn end(&mut self, bytes: usize) {
+        self.count -= 1;
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    fn is_full(&self) -> bool {
+        self.count >= MAX_LATER || self.bytes >= LATER_BYTES
+    }
 }
 
 impl Session {

@@ -12,7 +12,7 @@ use tensord_proto::{
 };
 use tensord_transport::duplex::Duplex;
 
-use super::{Reply, Session, Track, Wire};
+use super::{Reply, Session, Track, Wire, lock};
 
 /// Bytes of a fault's reason that a program hears.
 const REASON_BYTES: usize = 16 << 10;
@@ -50,16 +50,22 @@ impl Session {
             }
             Reply::Later {
                 request,
+                bytes,
                 read,
                 about,
             } => {
+                lock(&self.todo).later.begin(bytes);
                 let session = self.clone();
                 // Ends with the device's answer; the session may be gone by then.
                 self.site.runtime.spawn(async move {
                     let read = read.await;
                     let result = read.map_err(|e| about.fault(FaultKind::Backend, e.reason()));
-                    session.say_value(request, result);
-                    session.tell();
+                    if !session.has_ended() {
+                        session.say_value(request, result);
+                        session.tell();
+                    }
+                    lock(&session.todo).later.end(bytes);
+                    session.unblock();
                 });
             }
         }

@@ -4,6 +4,7 @@
 //!   some way ahead.
 //! - `together`: all-reduces and transfers. An all-reduce ahead whose tensor is there
 //!   begins at once, and goes on while the ops before it are carried out.
+//! - `reading`: values, and what holds their memory until they are sent.
 //! - `upload`: tensors of bytes that the client has.
 //!
 //! One thread has it at a time, as a rule the device's executor. Everything that can
@@ -11,7 +12,10 @@
 //! error or a panic of the backend. Only bytes that are no ops at all end the session.
 
 mod aside;
+mod reading;
 mod schedule;
+#[cfg(test)]
+mod tests;
 mod together;
 mod upload;
 
@@ -19,9 +23,7 @@ use std::{
     any::Any,
     collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
 };
 
 use burn_backend::{ExecutionError, TensorData};
@@ -32,7 +34,7 @@ use burn_ir::{
 use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{OpDecoder, OpName, tensor_bytes},
+    codec::{OpDecoder, OpName},
     v1::{Fault, FaultKind},
 };
 
@@ -55,8 +57,9 @@ use crate::{backend::Engine, collective::Capability, memory::SessionMemory, op_c
 /// never would pile them up.
 const MAX_UNREPORTED: usize = 64;
 
-/// What may be read, and let go of, without a thought: some microseconds.
-const AT_HAND_BYTES: usize = 16 << 10;
+/// Bytes of the reason of a fault that is made here: a backend may give the source of a
+/// whole kernel.
+const REASON_BYTES: usize = 16 << 10;
 
 /// A piece of work, as it came off the wire.
 pub(crate) enum Work {
@@ -102,6 +105,8 @@ pub(crate) enum Reply {
     /// The device is still at it; the future gives the value.
     Later {
         request: u64,
+        /// Bytes of host memory that the value takes once it is there.
+        bytes: usize,
         read: DynFut<Result<TensorData, ExecutionError>>,
         about: Blame,
     },
@@ -121,12 +126,15 @@ pub(crate) struct Blame {
 
 impl Blame {
     pub(crate) fn fault(&self, kind: FaultKind, reason: impl Into<String>) -> Arc<Fault> {
+        let mut reason = reason.into();
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES));
+        reason.shrink_to_fit();
         Arc::new(Fault {
             kind: kind.into(),
             op_number: self.op_number,
             op_name: self.op_name.to_string(),
             worker: self.worker.to_string(),
-            reason: reason.into(),
+            reason,
         })
     }
 }
@@ -294,7 +302,7 @@ impl Runner {
         self.draws += u64::from(draws);
         drop(scratch);
         match ran {
-            Ok(()) => self.flow.finish(),
+            Ok(()) => self.flow.finish(&mut |tensor| self.engine.storage(tensor)),
             Err(panic) => {
                 let refusal = Refusal::New(FaultKind::Panic, panic_text(panic.as_ref()));
                 let fault = self.fault_of(refusal, name);
@@ -332,60 +340,14 @@ impl Runner {
     }
 
     fn alias(&mut self, id: TensorId, source: TensorId) {
-        if let Err(refusal) = self.flow.alias(id, source) {
+        let engine = &mut self.engine;
+        let aliased = self.flow.alias(id, source, &mut |t| engine.storage(t));
+        if let Err(refusal) = aliased {
             let fault = self.fault_of(refusal, "Alias");
             self.flow.insert_poisoned(id, fault);
         } else {
             self.engine.alias(id, source);
         }
-    }
-
-    fn read(&mut self, request: u64, tensor: TensorIr) -> Reply {
-        let failed = |fault| Reply::Value {
-            request,
-            result: Err(fault),
-        };
-        let about = self.blame("Read");
-        if let Err(refusal) = self.flow.check(&tensor) {
-            self.flow.release(&tensor);
-            let fault = match refusal {
-                Refusal::Inherited(fault) => fault,
-                Refusal::New(kind, reason) => about.fault(kind, reason),
-            };
-            return failed(self.reported(fault));
-        }
-        self.flow.release(&tensor);
-        let engine = &mut self.engine;
-        let started = catch_unwind(AssertUnwindSafe(|| {
-            let mut read = engine.read(tensor);
-            let polled = Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop()));
-            (read, polled)
-        }));
-        match started {
-            Ok((_, Poll::Ready(Ok(data)))) => Reply::Value {
-                request,
-                result: Ok(data),
-            },
-            Ok((_, Poll::Ready(Err(e)))) => failed(about.fault(FaultKind::Backend, e.reason())),
-            Ok((read, Poll::Pending)) => Reply::Later {
-                request,
-                read,
-                about,
-            },
-            Err(panic) => failed(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
-        }
-    }
-
-    /// Whether there is nothing to do before `tensors` are read, and to read them is
-    /// nothing either.
-    pub(crate) fn has_at_hand(&mut self, tensors: &[TensorIr]) -> bool {
-        let rests = self.plans.is_empty() && self.aside.is_empty() && self.awaited.is_empty();
-        let bytes = tensors.iter().try_fold(0usize, |sum, tensor| {
-            sum.checked_add(tensor_bytes(&tensor.shape, tensor.dtype)?)
-        });
-        let (flow, engine) = (&self.flow, &mut self.engine);
-        let is_at_hand = |tensor: &TensorIr| flow.is_live(tensor.id) && engine.is_at_hand(tensor);
-        rests && bytes.is_some_and(|bytes| bytes <= AT_HAND_BYTES) && tensors.iter().all(is_at_hand)
     }
 
     fn sync(&mut self, request: u64) -> Reply {

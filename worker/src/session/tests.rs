@@ -2,6 +2,7 @@
 //! network.
 
 mod bench;
+mod later;
 mod together;
 
 use burn_backend::{DType, Shape};
@@ -14,7 +15,7 @@ use tensord_proto::{
     v1::{self, ErrorCode, frame::Body},
 };
 
-use self::bench::{Bench, KEPT, add, bytes_of, init, random, tensor};
+use self::bench::{Bench, KEPT, PAIR, add, bytes_of, init, random, tensor};
 use super::*;
 use crate::executor::Executor;
 
@@ -71,7 +72,7 @@ fn small_reads_of_a_session_that_rests_need_no_executor() {
     assert!(!bench.was_told());
     bench.all();
     assert_eq!(bench.values()[3], (3, Ok(vec![1.0, 2.0])));
-    assert_eq!(bench.memory.live_bytes(), 8);
+    assert_eq!(bench.memory.live_bytes(), PAIR);
 }
 
 #[test]
@@ -183,7 +184,7 @@ fn bytes_that_are_no_ops_end_the_session_and_say_where() {
     let mut bench = Bench::new();
     bench.upload(1, &[1.0, 2.0]);
     bench.all();
-    assert_eq!(bench.memory.live_bytes(), 8);
+    assert_eq!(bench.memory.live_bytes(), PAIR);
     let encoded = bytes::Bytes::from_static(&[0xff; 7]);
     bench.client.push(Body::Ops(v1::Ops {
         count: 1,
@@ -278,7 +279,7 @@ fn an_upload_waits_for_its_payload_and_nothing_before_it_does() {
     bench.read(2, &tensor(4, TensorStatus::ReadOnly));
     bench.all();
     assert_eq!(bench.values(), [], "reads keep their places, too");
-    assert_eq!(bench.memory.live_bytes(), 16);
+    assert_eq!(bench.memory.live_bytes(), 2 * PAIR);
     let payload = bytes_of(&[10.0, 20.0]);
     chunks(payload).for_each(|chunk| bench.bulk.push(Body::Chunk(chunk)));
     bench.carry_bulk();

@@ -152,11 +152,13 @@ impl Session {
         true
     }
 
-    /// Whether the client must take its answers first.
+    /// Whether the client must take its answers first, or the device give those that it
+    /// is at.
     fn is_blocked(&self) -> bool {
         let mut todo = lock(&self.todo);
         let is_full = |track| self.wire(track).duplex.outbox().is_full();
-        let blocked = todo.end.is_none() && (is_full(Track::Ops) || is_full(Track::Bulk));
+        let is_full = is_full(Track::Ops) || is_full(Track::Bulk) || todo.later.is_full();
+        let blocked = todo.end.is_none() && is_full;
         if blocked {
             debug!(session = %self.id, "waits for its client to take answers");
             (todo.blocked, todo.scheduled) = (true, false);
@@ -198,6 +200,8 @@ impl Session {
         info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
         let closed = frame::Body::Closed(Closed { error: Some(error) });
         self.wire(Track::Ops).say(closed);
+        // Nobody waits for a value any more, and what they hold is another's by now.
+        self.wire(Track::Bulk).duplex.abandon();
         for track in [Track::Bulk, Track::Ops] {
             self.wire(track).closing = true;
             self.news_of(track).notify_one();

@@ -16,7 +16,6 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll, Waker},
 };
 
 use burn_backend::distributed::ReduceOperation;
@@ -32,7 +31,11 @@ use tensord_proto::{
     v1::{Fault, FaultKind},
 };
 
-use super::{super::dataflow::Refusal, Blame, Runner, panic_text};
+use super::{
+    super::dataflow::{NAME_BYTES, Refusal},
+    Blame, Runner, panic_text,
+    reading::Begun,
+};
 use crate::collective::{
     Arrival, Arrived, Call, Capability, Failure, Members, Offer, Outcome, Roster, Take, Value,
 };
@@ -183,13 +186,11 @@ impl Runner {
     /// ranks must hear of it, or they would wait.
     fn call(&mut self, op: &AllReduceOpIr, members: Members) -> u64 {
         let about = self.blame("Distributed.AllReduce");
-        let read = self
-            .flow
-            .check(&op.tensor)
-            .map_err(|refusal| match refusal {
-                Refusal::Inherited(fault) => fault,
-                Refusal::New(kind, reason) => about.fault(kind, reason),
-            });
+        let read = self.flow.check(&op.tensor).map(|()| false);
+        let read = read.map_err(|refusal| match refusal {
+            Refusal::Inherited(fault) => fault,
+            Refusal::New(kind, reason) => about.fault(kind, reason),
+        });
         let (shape, dtype) = (op.tensor.shape.clone(), op.tensor.dtype);
         self.bucket_bytes += tensor_bytes(&shape, dtype).unwrap_or(0);
         let ticket = self.ticket(None, about.clone());
@@ -217,26 +218,20 @@ impl Runner {
     }
 
     /// Asks what `request` makes of the value of `tensor`, which stays. If it has none,
-    /// `checked` says why.
+    /// `checked` says why, and else whether there is a place for it.
     fn ask_with(
         &mut self,
         tensor: &TensorIr,
-        checked: Result<(), Arc<Fault>>,
+        checked: Result<bool, Arc<Fault>>,
         about: Blame,
         request: impl FnOnce(Read) -> Request + Send + 'static,
     ) {
         let request = match checked {
             Err(fault) => request(Err(fault)),
-            Ok(()) => match self.value(tensor, &about) {
-                Ok(mut read) => {
-                    let polled = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-                    let value = move |data| valued(data, &about);
-                    match polled {
-                        Poll::Ready(data) => request(value(data)),
-                        Poll::Pending => {
-                            Request::Later(Box::pin(async move { request(value(read.await)) }))
-                        }
-                    }
+            Ok(has_place) => match self.value(tensor, has_place, &about) {
+                Ok(Begun::Value(data)) => request(valued(data, &about)),
+                Ok(Begun::Later(read)) => {
+                    Request::Later(Box::pin(async move { request(valued(read.await, &about)) }))
                 }
                 Err(fault) => request(Err(fault)),
             },
@@ -253,19 +248,23 @@ impl Runner {
         self.tickets
     }
 
-    /// Starts to read a tensor, which stays.
+    /// Starts to read a tensor, which stays. Unless the value has a place already, it
+    /// holds one until everybody is done with it.
     fn value(
         &mut self,
         tensor: &TensorIr,
+        has_place: bool,
         about: &Blame,
-    ) -> Result<DynFut<Result<TensorData, ExecutionError>>, Arc<Fault>> {
+    ) -> Result<Begun, Arc<Fault>> {
+        let held = match has_place {
+            true => None,
+            false => self.hold(tensor).map_err(|r| self.blamed(about, r))?,
+        };
         let tensor = TensorIr {
             status: TensorStatus::ReadOnly,
             ..tensor.clone()
         };
-        let engine = &mut self.engine;
-        catch_unwind(AssertUnwindSafe(|| engine.read(tensor)))
-            .map_err(|panic| about.fault(FaultKind::Panic, panic_text(panic.as_ref())))
+        self.begin_read(tensor, held, about)
     }
 
     /// The turn of an all-reduce, which has begun by now.
@@ -387,7 +386,7 @@ impl Runner {
             reserved.map_err(|refusal| self.blamed(&about, refusal))
         });
         let (checked, memory) = match reserved {
-            Ok(memory) => (Ok(()), Some(memory)),
+            Ok(memory) => (Ok(true), Some(memory)),
             Err(fault) => (Err(fault), None),
         };
         let forget = tensor.status == TensorStatus::ReadWrite && checked.is_ok();
@@ -414,7 +413,8 @@ impl Runner {
         let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
         let sound = op_check::check_tensor(out).map_err(Refusal::from);
         let place = sound.and_then(|()| self.flow.check_new(out.id));
-        let memory = place.and_then(|()| self.flow.reserve(size as u64));
+        let named = (size as u64).saturating_add(NAME_BYTES);
+        let memory = place.and_then(|()| self.flow.reserve(named));
         let memory = match memory {
             Ok(memory) => memory,
             Err(refusal) => {

@@ -58,9 +58,9 @@ impl Runner {
         source: Source,
         memory: Result<SessionMemory, Refusal>,
     ) -> Result<(), Refusal> {
-        let memory = memory?;
+        let mut memory = memory?;
         op_check::check_tensor(out)?;
-        self.flow.check_new(out.id)?;
+        self.flow.name_new(out.id, &mut memory)?;
         let data = source.into_data(out)?;
         let engine = &mut self.engine;
         catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))

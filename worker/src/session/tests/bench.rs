@@ -18,7 +18,7 @@ use tensord_proto::{
     v1::{self, frame::Body, tensor_value, value},
 };
 
-use super::super::*;
+use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
     backend::BurnDevice,
     collective::{Roster, Settings},
@@ -27,6 +27,9 @@ use crate::{
 
 pub(super) const CAPACITY: u64 = 1 << 30;
 pub(super) const KEPT: u64 = 1 << 10;
+
+/// What a tensor of two values costs.
+pub(super) const PAIR: u64 = 8 + NAME_BYTES;
 
 /// A session, its client's end of the wire, and what came back.
 pub(super) struct Bench {
@@ -40,7 +43,7 @@ pub(super) struct Bench {
     pub(super) connection: u64,
     pub(super) bulk_connection: u64,
     pub(super) answers: Vec<Body>,
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
 }
 
 impl Bench {
@@ -54,12 +57,18 @@ impl Bench {
 
     /// One whose sessions wait for their turns in `queue`.
     pub(super) fn with(blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
+        let device = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new());
+        Self::on(device, blobs, queue)
+    }
+
+    /// One on a device of the test's own.
+    pub(super) fn on(device: Arc<dyn Device>, blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
         let memory = DeviceMemory::new(CAPACITY);
         let site = Site {
-            device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
+            device,
             memory: memory.clone(),
             queue: queue.clone(),
             worker: "bench".into(),
@@ -99,7 +108,7 @@ impl Bench {
             connection: 0,
             bulk_connection: 0,
             answers: Vec::new(),
-            _runtime: runtime,
+            runtime,
         };
         bench.connect();
         bench
@@ -179,6 +188,15 @@ impl Bench {
                 self.queue.push(session);
             }
         }
+    }
+
+    /// Lets what was spawned go on as far as it can.
+    pub(super) fn settle(&self) {
+        self.runtime.block_on(async {
+            for _ in 0..64 {
+                tokio::task::yield_now().await;
+            }
+        });
     }
 
     /// Whether the writer was told since this was asked last.

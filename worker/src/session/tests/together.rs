@@ -116,7 +116,7 @@ fn a_result_is_waited_for_by_whoever_needs_it_and_by_nobody_else() {
     assert_eq!(other.heard(), [(7, Ok(bytes_of(&[11.0, 22.0])))]);
     assert_eq!(
         bench.memory.live_bytes(),
-        4 * 8,
+        4 * PAIR,
         "inputs are gone with their last use"
     );
 }
@@ -149,7 +149,7 @@ fn what_is_put_aside_keeps_its_tensors_and_its_order() {
     other.call(&bench, 7, &[10.0, 20.0]);
     bench.all();
     assert_eq!(bench.values()[1], (1, Ok(vec![32.0, 54.0])));
-    assert_eq!(bench.memory.live_bytes(), 8, "the random tensor alone");
+    assert_eq!(bench.memory.live_bytes(), PAIR, "the random tensor alone");
 }
 
 #[test]

@@ -1,0 +1,256 @@
+//! Memory that the account of a device does not see: second names, views that outlive
+//! their tensors, faults and empty tensors by the hundred thousand, answers that nobody
+//! takes. Whatever a session does, its worker's resident memory is what the account says
+//! and 8 MiB at most, and is back when the session has ended.
+
+use std::time::Duration;
+
+use burn_backend::DType;
+use burn_ir::{
+    BaseOperationIr, FullOpIr, NumericOperationIr, OperationIr, ScalarIr, SliceOpIr, TensorIr,
+};
+use burn_std::Slice;
+use tensord_proto::v1::{self, frame::Body};
+use tensord_tests::{
+    cluster::Cluster,
+    meters::{Bound, Meters},
+    raw::{self, Attached, RawSession},
+};
+
+/// What a session may take beside its account.
+const BESIDE_BYTES: u64 = 8 << 20;
+
+/// The device of these tests.
+const DEVICE_BYTES: u64 = 128 << 20;
+
+/// Elements and bytes of a tensor of which the device holds seven.
+const LARGE: usize = 4 << 20;
+const LARGE_BYTES: u64 = 4 * LARGE as u64;
+
+/// Ops that a session runs before its test.
+const WARMING: u64 = 4;
+
+fn full(out: TensorIr) -> OperationIr {
+    let value = ScalarIr::Float(1.0);
+    let full = NumericOperationIr::Full(FullOpIr { out, value });
+    OperationIr::NumericFloat(DType::F32, full)
+}
+
+fn drop_of(tensor: &TensorIr) -> OperationIr {
+    OperationIr::Drop(raw::last(tensor))
+}
+
+/// The bytes that the pool's one device has in its account, and the ops it has run.
+fn account(cluster: &Cluster) -> (u64, u64) {
+    let status = cluster.pool().status().unwrap();
+    let device = &status.workers[0].devices[0];
+    (device.live_bytes, device.ops_executed)
+}
+
+/// A session on a device of its own, before and after an attack.
+struct Scene {
+    cluster: Cluster,
+    _attached: Attached,
+    session: RawSession,
+    before: Meters,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mut cluster = Cluster::start(&[]);
+        let memory = format!("{}MiB", DEVICE_BYTES >> 20);
+        cluster.add_worker_with("flex", &["--memory", &memory, "--upload-cache", "0"]);
+        cluster.wait_for_workers(1);
+        let (attached, session) = raw::block(async {
+            let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+            let target = attached.lease(1).await.unwrap().remove(0);
+            let mut session = RawSession::open(&target).await.unwrap();
+            let warm = session.upload(&[1.0]);
+            session.fetch(&warm).await.unwrap().unwrap();
+            let made = session.new_id();
+            session.ops(&[
+                drop_of(&warm),
+                full(raw::out(made, &[4])),
+                drop_of(&raw::tensor(made, &[4])),
+            ]);
+            session.sync().await.unwrap();
+            (attached, session)
+        });
+        let before = cluster.workers[0].meters();
+        Self {
+            cluster,
+            _attached: attached,
+            session,
+            before,
+        }
+    }
+
+    /// Sends all that was queued and waits until it was carried out.
+    fn carry_out(&mut self) {
+        // A fault of an op that did not fit is expected.
+        raw::block(self.session.sync()).unwrap();
+    }
+
+    /// The worker takes no more than its account and what a session may have beside it,
+    /// and the account is not beyond the device.
+    fn is_bounded(&self) {
+        let worker = &self.cluster.workers[0];
+        self.cluster
+            .wait("resident memory as the account says", || {
+                let (bytes, _) = account(&self.cluster);
+                assert!(
+                    bytes <= DEVICE_BYTES + BESIDE_BYTES,
+                    "{bytes} in the account"
+                );
+                let resident = worker.meters().resident_bytes;
+                resident <= self.before.resident_bytes + bytes + BESIDE_BYTES
+            });
+    }
+
+    /// When the session is over, all of it is given back.
+    fn end(mut self) {
+        raw::block(async {
+            self.session.push(Body::Close(v1::Close {}));
+            self.session.end().await
+        });
+        let bound = Bound {
+            resident_bytes: 2 * BESIDE_BYTES,
+            ..Bound::default()
+        };
+        self.cluster.workers[0].settled(&self.before, bound);
+        let is_empty = || account(&self.cluster).0 == 0;
+        self.cluster.wait("an empty account", is_empty);
+    }
+}
+
+#[test]
+fn a_second_name_is_no_way_around_the_account() {
+    let mut scene = Scene::new();
+    let session = &mut scene.session;
+    for _ in 0..40 {
+        let (first, second) = (session.new_id(), session.new_id());
+        session.ops(&[full(raw::out(first, &[LARGE]))]);
+        let alias = Body::Alias(v1::Alias {
+            tensor_id: second,
+            source_id: first,
+        });
+        session.push_made(second, alias);
+        session.ops(&[drop_of(&raw::tensor(first, &[LARGE]))]);
+    }
+    scene.carry_out();
+    scene.is_bounded();
+    assert!(
+        account(&scene.cluster).0 >= 7 * LARGE_BYTES,
+        "what fits is there"
+    );
+    scene.end();
+}
+
+#[test]
+fn a_slice_that_outlives_its_tensor_is_charged_for_it() {
+    let mut scene = Scene::new();
+    let session = &mut scene.session;
+    let mut slices = Vec::new();
+    for _ in 0..40 {
+        let (whole, slice) = (session.new_id(), session.new_id());
+        let op = SliceOpIr {
+            tensor: raw::tensor(whole, &[LARGE]),
+            ranges: vec![Slice::from(0..1)],
+            out: raw::out(slice, &[1]),
+        };
+        session.ops(&[
+            full(raw::out(whole, &[LARGE])),
+            OperationIr::BaseFloat(BaseOperationIr::Slice(op)),
+            drop_of(&raw::tensor(whole, &[LARGE])),
+        ]);
+        slices.push(raw::tensor(slice, &[1]));
+    }
+    scene.carry_out();
+    scene.is_bounded();
+    let session = &mut scene.session;
+    let first = raw::block(session.fetch(&slices[0])).unwrap().unwrap();
+    assert_eq!(raw::floats(&first), [1.0]);
+    let fault = raw::block(session.fetch(&slices[39])).unwrap().unwrap_err();
+    assert_eq!(fault.kind(), v1::FaultKind::OutOfMemory, "{fault}");
+    // Room comes back with the slices.
+    let drops: Vec<_> = slices.iter().map(drop_of).collect();
+    session.ops(&drops);
+    let id = session.new_id();
+    session.ops(&[full(raw::out(id, &[LARGE]))]);
+    scene.carry_out();
+    scene.cluster.wait("room", || {
+        let bytes = account(&scene.cluster).0;
+        (LARGE_BYTES..2 * LARGE_BYTES).contains(&bytes)
+    });
+    scene.end();
+}
+
+#[test]
+fn faults_and_their_texts_are_charged_and_cut() {
+    let mut scene = Scene::new();
+    let session = &mut scene.session;
+    let poison = |id, reason: String| {
+        let fault = v1::Fault {
+            reason,
+            ..v1::Fault::default()
+        };
+        Body::Poison(v1::Poison {
+            tensor_id: id,
+            fault: Some(fault),
+            ..v1::Poison::default()
+        })
+    };
+    let huge = session.new_id();
+    session.push_made(huge, poison(huge, "x".repeat(3 << 20)));
+    let fault = raw::block(session.fetch(&raw::tensor(huge, &[1])));
+    let fault = fault.unwrap().unwrap_err();
+    assert!(fault.reason.len() < 2048 && fault.reason.ends_with("[cut, 3145728 bytes]"));
+    for _ in 0..100 {
+        for _ in 0..1000 {
+            let id = session.new_id();
+            session.push_made(id, poison(id, "y".repeat(1000)));
+        }
+        raw::block(session.flush()).unwrap();
+    }
+    scene.carry_out();
+    scene.is_bounded();
+    scene.end();
+}
+
+#[test]
+fn empty_tensors_are_charged() {
+    let mut scene = Scene::new();
+    let session = &mut scene.session;
+    for _ in 0..100 {
+        let mut out = || full(raw::out(session.new_id(), &[0]));
+        let ops: Vec<_> = (0..4000).map(|_| out()).collect();
+        session.ops(&ops);
+    }
+    scene.carry_out();
+    scene.is_bounded();
+    scene.end();
+}
+
+#[test]
+fn answers_that_nobody_takes_are_charged() {
+    let mut scene = Scene::new();
+    let session = &mut scene.session;
+    // More than half of the device, twice: the first is read for the last time, and its
+    // bytes wait for a track that is never opened.
+    let elements = 5 * LARGE;
+    let (first, second) = (session.new_id(), session.new_id());
+    session.ops(&[full(raw::out(first, &[elements]))]);
+    session.reads(&[raw::last(&raw::tensor(first, &[elements]))]);
+    session.ops(&[full(raw::out(second, &[elements]))]);
+    raw::block(session.rest(Duration::from_millis(500))).unwrap();
+    let all = WARMING + 2;
+    scene
+        .cluster
+        .wait("the ops", || account(&scene.cluster).1 == all);
+    scene.is_bounded();
+    assert!(
+        account(&scene.cluster).0 < 6 * LARGE_BYTES,
+        "one of them alone"
+    );
+    scene.end();
+}

@@ -1,0 +1,208 @@
+//! The memory that a container leaves to this process: the least of the limits of its
+//! control group and of those above it, of either version of Linux's control groups.
+//!
+//! Elsewhere there are none of these files, and so no limit.
+
+use std::path::{Component, Path, PathBuf};
+
+/// What a controller's files are called, in each version.
+const V1_LIMIT: &str = "memory.limit_in_bytes";
+const V2_LIMIT: &str = "memory.max";
+
+/// The limit of this process, if it has one.
+pub(super) fn memory_limit() -> Option<u64> {
+    limit(&|path| std::fs::read_to_string(path).ok())
+}
+
+/// The limit that the files tell of which `read` gives.
+fn limit(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
+    let groups = read(Path::new("/proc/self/cgroup"))?;
+    let mounts = read(Path::new("/proc/self/mountinfo"))?;
+    let mounts: Vec<_> = mounts.lines().filter_map(Mount::parse).collect();
+    let limits = groups.lines().filter_map(|line| {
+        let (is_v2, group) = memory_group(line)?;
+        let mount = mounts.iter().find(|mount| mount.is_v2 == is_v2)?;
+        let file = if is_v2 { V2_LIMIT } else { V1_LIMIT };
+        let limits = mount.folders(Path::new(group));
+        let limits = limits.filter_map(|folder| parse_limit(&read(&folder.join(file))?));
+        limits.min()
+    });
+    limits.min()
+}
+
+/// The group that a line of `/proc/self/cgroup` names, if it is one that may limit
+/// memory, and whether it is of version 2.
+fn memory_group(line: &str) -> Option<(bool, &str)> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (controllers, group) = (parts.next()?, parts.next()?);
+    let is_v2 = controllers.is_empty();
+    let is_memory = is_v2 || controllers.split(',').any(|name| name == "memory");
+    is_memory.then_some((is_v2, group))
+}
+
+/// Bytes; `max` is no limit, nor is an empty file.
+fn parse_limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+/// Where a hierarchy of control groups that may limit memory is mounted.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    is_v2: bool,
+    /// The group that the mount shows.
+    root: PathBuf,
+    /// Where it shows it.
+    at: PathBuf,
+}
+
+impl Mount {
+    /// Reads a line of `/proc/self/mountinfo`.
+    fn parse(line: &str) -> Option<Self> {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(3);
+        let (root, at) = (mount.next()?, mount.next()?);
+        let mut system = system.split(' ');
+        let is_v2 = match system.next()? {
+            "cgroup2" => true,
+            "cgroup" => false,
+            _ => return None,
+        };
+        let has_memory = |options: &str| options.split(',').any(|option| option == "memory");
+        if !is_v2 && !system.nth(1).is_some_and(has_memory) {
+            return None;
+        }
+        Some(Self {
+            is_v2,
+            root: unescaped(root).into(),
+            at: unescaped(at).into(),
+        })
+    }
+
+    /// The folders of `group` and of those above it, as far as the mount shows them.
+    fn folders(&self, group: &Path) -> impl Iterator<Item = PathBuf> {
+        // A container may be told of a group outside of what it sees: then the mount is
+        // the nearest that it does see.
+        let below = group.strip_prefix(&self.root).unwrap_or(Path::new(""));
+        let is_plain = |part| matches!(part, Component::Normal(_));
+        let below = match below.components().all(is_plain) {
+            true => below,
+            false => Path::new(""),
+        };
+        let folders: Vec<_> = below.ancestors().map(|part| self.at.join(part)).collect();
+        folders.into_iter()
+    }
+}
+
+/// A path of `mountinfo`, where spaces and the like are octal numbers.
+fn unescaped(path: &str) -> String {
+    let escapes = [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ];
+    let mut path = path.to_owned();
+    for (escape, what) in escapes {
+        path = path.replace(escape, what);
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V2: &str =
+        "31 23 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate";
+    const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
+
+    /// The limit where there are these files beside the two of the process.
+    fn limit_of(groups: &str, mounts: &[&str], files: &[(&str, &str)]) -> Option<u64> {
+        let mounts = mounts.join("\n");
+        let mut all = vec![
+            ("/proc/self/cgroup", groups),
+            ("/proc/self/mountinfo", &mounts),
+        ];
+        all.extend(files);
+        limit(&|path| {
+            let found = all.iter().find(|(name, _)| Path::new(name) == path);
+            found.map(|(_, text)| (*text).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_least_limit_up_the_hierarchy_counts() {
+        let files = |own, above| {
+            [
+                ("/sys/fs/cgroup/a/b.service/memory.max", own),
+                ("/sys/fs/cgroup/a/memory.max", above),
+                ("/sys/fs/cgroup/memory.max", "max\n"),
+            ]
+        };
+        let limit = |own, above| limit_of("0::/a/b.service\n", &[V2], &files(own, above));
+        assert_eq!(limit("max\n", "max\n"), None);
+        assert_eq!(limit("1073741824\n", "max\n"), Some(1 << 30));
+        assert_eq!(limit("1073741824\n", "536870912\n"), Some(512 << 20));
+        assert_eq!(limit("", "no number"), None);
+    }
+
+    #[test]
+    fn a_container_with_a_namespace_of_its_own_sees_its_group_as_the_root() {
+        let files = [("/sys/fs/cgroup/memory.max", "268435456\n")];
+        assert_eq!(limit_of("0::/\n", &[V2], &files), Some(256 << 20));
+        assert_eq!(
+            limit_of("0::/../elsewhere\n", &[V2], &files),
+            Some(256 << 20)
+        );
+    }
+
+    #[test]
+    fn version_one_has_other_names_and_mounts_for_each_controller() {
+        let groups = "9:name=systemd:/\n4:cpu,memory:/docker/1f\n0::/\n";
+        let cpu = "33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu";
+        let files = [
+            ("/sys/fs/cgroup/cpu/docker/1f/memory.limit_in_bytes", "1"),
+            (
+                "/sys/fs/cgroup/memory/docker/1f/memory.limit_in_bytes",
+                "134217728\n",
+            ),
+            (
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+        ];
+        assert_eq!(limit_of(groups, &[cpu, V1], &files), Some(128 << 20));
+    }
+
+    #[test]
+    fn a_mount_may_show_a_part_of_the_hierarchy() {
+        let mount = "35 31 0:32 /docker/1f /sys/fs/c\\040group rw - cgroup cgroup rw,memory";
+        let files = [("/sys/fs/c group/memory.limit_in_bytes", "4096")];
+        assert_eq!(
+            limit_of("4:memory:/docker/1f\n", &[mount], &files),
+            Some(4096)
+        );
+        // A group beside it: the mount is all that is seen.
+        assert_eq!(
+            limit_of("4:memory:/docker/2e\n", &[mount], &files),
+            Some(4096)
+        );
+    }
+
+    #[test]
+    fn where_there_are_no_groups_there_is_no_limit() {
+        assert_eq!(limit(&|_| None), None);
+        assert_eq!(limit_of("0::/a\n", &[V2], &[]), None);
+        for odd in [
+            "",
+            "0",
+            "0::",
+            "::::",
+            "x - cgroup2",
+            " - ",
+            "1 2 3 - cgroup cgroup",
+        ] {
+            assert_eq!(limit_of(odd, &[odd, V2], &[]), None, "{odd:?}");
+        }
+    }
+}

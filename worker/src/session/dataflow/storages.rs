@@ -1,0 +1,259 @@
+//! Which tensors of a session share a storage.
+//!
+//! The outputs of most ops have storages of their own, of their size, and cost no look.
+//! Those of views do not, nor may those of ops on views, as backends work in place where
+//! they can. For these the backend is asked which storage an output uses, and where it
+//! cannot tell, whatever the output may use is counted.
+
+use std::sync::Arc;
+
+use burn_backend::{DType, Shape};
+use burn_ir::{
+    BaseOperationIr, BoolOperationIr, FloatOperationIr, IntOperationIr, OperationIr, TensorId,
+    TensorIr, TensorStatus,
+};
+use tensord_proto::{codec::tensor_bytes, v1::FaultKind};
+
+use super::{
+    Dataflow, Refusal, Slot,
+    account::{Holding, Storage},
+    check_dtype,
+};
+use crate::backend::StorageInfo;
+
+/// Says which storage a tensor uses, if the backend can tell.
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&TensorIr) -> Option<StorageInfo>;
+
+/// Tensors of an op that are searched for the storage of an output. Views have one
+/// input; beyond it an output is charged for a storage of its own.
+const SEARCHED: usize = 64;
+
+/// An output that is smaller than an input by so many bytes may be a view that keeps
+/// the input: to look costs nothing beside reading so much.
+const LOOK_BYTES: u64 = 64 << 10;
+
+/// Whether an op's outputs may use the storages of its inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shares {
+    /// Each has one of its own, of its size.
+    No,
+    /// An input that it consumes may be reused, and may be larger, or used by others.
+    InPlace,
+    /// It may be a view of its first input.
+    View,
+}
+
+/// What an op's inputs say of the storages of its outputs.
+#[derive(Debug, Default)]
+pub(super) struct Inputs {
+    /// Bytes that the largest keeps.
+    largest_bytes: u64,
+    /// One has a storage that is not its own, or not of its size.
+    irregular: bool,
+}
+
+impl Dataflow {
+    /// Checks an input, and takes note of its storage.
+    pub(super) fn note_input(&self, input: &TensorIr, known: &mut Inputs) -> Result<(), Refusal> {
+        check_dtype(input.dtype)?;
+        let (slot, bytes) = self.find(input)?;
+        known.largest_bytes = known.largest_bytes.max(bytes);
+        if let Slot::Live { holding, .. } = slot {
+            known.irregular |= holding.is_shared()
+                || Some(bytes) != tensor_bytes(&input.shape, input.dtype).map(|b| b as u64);
+        }
+        Ok(())
+    }
+
+    /// Notes the inputs of `op` if its outputs, of which the smallest has `least_bytes`,
+    /// may use their storages.
+    pub(super) fn note_sources(&mut self, op: &OperationIr, inputs: &Inputs, least_bytes: u64) {
+        let is_much_smaller = inputs.largest_bytes >= least_bytes.saturating_add(LOOK_BYTES);
+        self.shares = match may_view(op) {
+            true => Shares::View,
+            false if inputs.irregular || is_much_smaller => Shares::InPlace,
+            false => return,
+        };
+        self.sources.clear();
+        self.sources.extend(op.inputs().take(SEARCHED).cloned());
+    }
+
+    /// Counts the storages that the outputs of the op at hand use in the place of what
+    /// was taken for them.
+    pub(super) fn settle_storages(&mut self, look: Look<'_>) {
+        for at in 0..self.made.len() {
+            let Some(info) = look(&self.made[at].0) else {
+                self.keep_source(at);
+                continue;
+            };
+            let storage = match info.is_shared {
+                true => self.storage_among_sources(&info, look),
+                false => None,
+            };
+            let storage = storage.or_else(|| self.storage_among_made(at, &info, look));
+            let holding = &mut self.made[at].1;
+            match storage {
+                Some(storage) => self.account.join(holding, storage),
+                None => self.account.resize(holding, &info),
+            }
+        }
+    }
+
+    /// The storage of `info`, if an input of the op at hand has it.
+    fn storage_among_sources(
+        &mut self,
+        info: &StorageInfo,
+        look: Look<'_>,
+    ) -> Option<Arc<Storage>> {
+        let consumed = &self.consumed;
+        self.sources.iter().find_map(|source| {
+            let Some(Slot::Live { holding, .. }) = self.tensors.get_mut(&source.id) else {
+                return None;
+            };
+            // One that is gone cannot be looked at; nor does anything share with it that
+            // was its alone.
+            let is_gone = consumed.iter().any(|gone| gone.id == source.id);
+            let look = || (!is_gone).then(|| look(source)).flatten();
+            self.account.find(holding, info, look)
+        })
+    }
+
+    /// The storage of `info`, if an output before the one at `at` has it.
+    fn storage_among_made(
+        &mut self,
+        at: usize,
+        info: &StorageInfo,
+        look: Look<'_>,
+    ) -> Option<Arc<Storage>> {
+        if !info.is_shared {
+            return None;
+        }
+        let mut before = self.made[..at].iter_mut().take(SEARCHED);
+        before.find_map(|(out, holding)| self.account.find(holding, info, || look(out)))
+    }
+
+    /// Has the output at `at` keep what it may use, of a backend that does not tell: of a
+    /// view the first input, else a view that it consumes and is no larger than.
+    fn keep_source(&mut self, at: usize) {
+        let (out, holding) = &mut self.made[at];
+        let out_bytes = tensor_bytes(&out.shape, out.dtype);
+        for source in &self.sources {
+            let is_last_use = self.consumed.iter().any(|gone| gone.id == source.id);
+            let Some(Slot::Live { holding: kept, .. }) = self.tensors.get_mut(&source.id) else {
+                continue;
+            };
+            let in_place = is_last_use
+                && kept.is_shared()
+                && out_bytes <= tensor_bytes(&source.shape, source.dtype);
+            if self.shares == Shares::View || in_place {
+                return self.account.view_of(holding, kept, is_last_use);
+            }
+        }
+    }
+
+    /// Gives the value of `source` a second id. The two share a storage, which is
+    /// charged until both are gone. `look` is as for [`finish`](Self::finish).
+    pub(crate) fn alias(
+        &mut self,
+        id: TensorId,
+        source: TensorId,
+        look: Look<'_>,
+    ) -> Result<(), Refusal> {
+        match self.tensors.get(&source) {
+            Some(Slot::Live { .. }) => {}
+            Some(Slot::Poisoned(fault)) => return Err(Refusal::Inherited(fault.clone())),
+            Some(Slot::Pending { .. }) => {
+                let reason = format!("the value of tensor {} is on its way", source.value());
+                return Err(Refusal::New(FaultKind::Mismatch, reason));
+            }
+            None => {
+                let reason = format!("tensor {} was never made or was dropped", source.value());
+                return Err(Refusal::New(FaultKind::UnknownTensor, reason));
+            }
+        }
+        self.check_new(id)?;
+        let Some(Slot::Live {
+            shape,
+            dtype,
+            holding,
+        }) = self.tensors.get_mut(&source)
+        else {
+            unreachable!("it was looked at");
+        };
+        let (shape, dtype) = (shape.clone(), *dtype);
+        let storage_id = storage_id(source, &shape, dtype, holding, look);
+        let holding = self.account.alias(holding, storage_id)?;
+        let slot = Slot::Live {
+            shape,
+            dtype,
+            holding,
+        };
+        self.tensors.insert(id, slot);
+        Ok(())
+    }
+
+    /// The storage of a tensor with a value, for an answer that uses it: charged until
+    /// the answer is gone, too. `look` is as for [`finish`](Self::finish).
+    pub(crate) fn hold(&mut self, id: TensorId, look: Look<'_>) -> Option<Arc<Storage>> {
+        let Some(Slot::Live {
+            shape,
+            dtype,
+            holding,
+        }) = self.tensors.get_mut(&id)
+        else {
+            return None;
+        };
+        let storage_id = storage_id(id, shape, *dtype, holding, look);
+        Some(self.account.share(holding, storage_id))
+    }
+}
+
+/// What the backend calls the storage of a tensor that nothing shares yet; 0 where that
+/// is not known, or no matter.
+fn storage_id(
+    id: TensorId,
+    shape: &Shape,
+    dtype: DType,
+    holding: &Holding,
+    look: Look<'_>,
+) -> usize {
+    if holding.is_shared() {
+        return 0;
+    }
+    let tensor = TensorIr {
+        id,
+        shape: shape.clone(),
+        status: TensorStatus::ReadOnly,
+        dtype,
+    };
+    look(&tensor).map_or(0, |info| info.id)
+}
+
+/// Whether an output of `op` may be a view of its first input, or that input itself.
+fn may_view(op: &OperationIr) -> bool {
+    match op {
+        OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
+            match op {
+                BaseOperationIr::Reshape(_)
+                | BaseOperationIr::SwapDims(_)
+                | BaseOperationIr::Permute(_)
+                | BaseOperationIr::Flip(_)
+                | BaseOperationIr::Expand(_)
+                | BaseOperationIr::Unfold(_)
+                | BaseOperationIr::Slice(_)
+                | BaseOperationIr::Cast(_) => true,
+                BaseOperationIr::RepeatDim(repeat) => repeat.times == 1,
+                BaseOperationIr::Cat(cat) => cat.tensors.len() == 1,
+                _ => false,
+            }
+        }
+        OperationIr::Bool(op) => matches!(
+            op,
+            BoolOperationIr::IntoFloat(_) | BoolOperationIr::IntoInt(_)
+        ),
+        OperationIr::Int(op) => matches!(op, IntOperationIr::IntoFloat(_)),
+        OperationIr::Float(_, op) => matches!(op, FloatOperationIr::IntoInt(_)),
+        OperationIr::Custom(_) => true,
+        _ => false,
+    }
+}

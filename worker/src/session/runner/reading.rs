@@ -1,0 +1,172 @@
+//! Values of tensors, and what holds their memory until they are sent.
+//!
+//! An answer may use a tensor's storage, or be a copy in the same memory. Either is
+//! charged to the session until the client has taken the answer, whatever becomes of
+//! the tensor; so a client that takes none makes the worker keep no more than its
+//! device has. Copies in the host's memory of what a GPU has are not the device's:
+//! their bound is in `turn.rs`.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use burn_backend::{AllocationProperty, ExecutionError, TensorData};
+use burn_ir::{TensorIr, TensorStatus};
+use burn_std::future::DynFut;
+use tensord_proto::{
+    bulk::{INLINE_BYTES, shared},
+    codec::tensor_bytes,
+    v1::{Fault, FaultKind},
+};
+
+use super::{
+    super::dataflow::{Refusal, Storage},
+    Blame, Reply, Runner, panic_text,
+};
+use crate::memory::SessionMemory;
+
+/// What may be read, and let go of, without a thought: some microseconds.
+const AT_HAND_BYTES: usize = 16 << 10;
+
+/// A read that was begun.
+pub(super) enum Begun {
+    /// The value is there.
+    Value(Result<TensorData, ExecutionError>),
+    /// The device is still at it.
+    Later(DynFut<Result<TensorData, ExecutionError>>),
+}
+
+/// What an answer holds of the session's memory.
+#[expect(dead_code, reason = "held for what happens when it is dropped")]
+pub(super) enum Held {
+    /// The storage that it shares with a tensor.
+    Storage(Arc<Storage>),
+    /// What was taken for a copy.
+    Copy(SessionMemory),
+}
+
+/// The bytes of an answer with what they hold.
+struct Charged {
+    bytes: bytes::Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Runner {
+    pub(super) fn read(&mut self, request: u64, tensor: TensorIr) -> Reply {
+        let failed = |fault| Reply::Value {
+            request,
+            result: Err(fault),
+        };
+        let about = self.blame("Read");
+        if let Err(refusal) = self.flow.check(&tensor) {
+            self.flow.release(&tensor);
+            return failed(self.refused(refusal, &about));
+        }
+        let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
+        let held = self.hold(&tensor);
+        self.flow.release(&tensor);
+        let begun = match held {
+            Ok(held) => self.begin_read(tensor, held, &about),
+            Err(refusal) => {
+                if tensor.status == TensorStatus::ReadWrite {
+                    self.engine.forget(tensor);
+                }
+                return failed(self.refused(refusal, &about));
+            }
+        };
+        match begun {
+            Ok(Begun::Value(Ok(data))) => Reply::Value {
+                request,
+                result: Ok(data),
+            },
+            Ok(Begun::Value(Err(e))) => failed(about.fault(FaultKind::Backend, e.reason())),
+            Ok(Begun::Later(read)) => Reply::Later {
+                request,
+                bytes,
+                read,
+                about,
+            },
+            Err(fault) => failed(fault),
+        }
+    }
+
+    fn refused(&mut self, refusal: Refusal, about: &Blame) -> Arc<Fault> {
+        let fault = match refusal {
+            Refusal::Inherited(fault) => fault,
+            Refusal::New(kind, reason) => about.fault(kind, reason),
+        };
+        self.reported(fault)
+    }
+
+    /// Begins to read a tensor that has a value, which holds `held`.
+    pub(super) fn begin_read(
+        &mut self,
+        tensor: TensorIr,
+        held: Option<Held>,
+        about: &Blame,
+    ) -> Result<Begun, Arc<Fault>> {
+        let engine = &mut self.engine;
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            let mut read = engine.read(tensor);
+            match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(value) => Begun::Value(value),
+                Poll::Pending => Begun::Later(read),
+            }
+        }));
+        match started {
+            Ok(Begun::Value(value)) => Ok(Begun::Value(value.map(|data| charged(data, held)))),
+            Ok(later) => Ok(later),
+            Err(panic) => Err(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
+        }
+    }
+
+    /// What the value of `tensor` holds until it is sent. Small ones are copied into the
+    /// frame that answers, which is bounded with all answers.
+    pub(super) fn hold(&mut self, tensor: &TensorIr) -> Result<Option<Held>, Refusal> {
+        let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
+        if bytes <= INLINE_BYTES || !self.engine.is_in_host_memory() {
+            return Ok(None);
+        }
+        let engine = &mut self.engine;
+        if engine.is_at_hand(tensor) {
+            let storage = self.flow.hold(tensor.id, &mut |t| engine.storage(t));
+            return Ok(storage.map(Held::Storage));
+        }
+        let copy = self.flow.reserve(bytes as u64)?;
+        Ok(Some(Held::Copy(copy)))
+    }
+
+    /// Whether there is nothing to do before `tensors` are read, and to read them is
+    /// nothing either.
+    pub(crate) fn has_at_hand(&mut self, tensors: &[TensorIr]) -> bool {
+        let rests = self.plans.is_empty() && self.aside.is_empty() && self.awaited.is_empty();
+        let bytes = tensors.iter().try_fold(0usize, |sum, tensor| {
+            sum.checked_add(tensor_bytes(&tensor.shape, tensor.dtype)?)
+        });
+        let (flow, engine) = (&self.flow, &mut self.engine);
+        let is_at_hand = |tensor: &TensorIr| flow.is_live(tensor.id) && engine.is_at_hand(tensor);
+        rests && bytes.is_some_and(|bytes| bytes <= AT_HAND_BYTES) && tensors.iter().all(is_at_hand)
+    }
+}
+
+/// The value with what it holds.
+fn charged(data: TensorData, held: Option<Held>) -> TensorData {
+    let Some(held) = held else {
+        return data;
+    };
+    let (bytes, shape, dtype) = data.into_parts();
+    let bytes = bytes::Bytes::from_owner(Charged {
+        bytes: shared(bytes),
+        _held: held,
+    });
+    let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);
+    TensorData::from_bytes(bytes, shape, dtype)
+}

@@ -1,0 +1,408 @@
+//! The account of a session on real Flex, after each op of random programs: no less and
+//! no more than the storages that there are.
+
+use std::collections::HashMap;
+
+use burn_backend::{DType, Shape};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{
+    BaseOperationIr, BinaryOpIr, CatOpIr, FlipOpIr, FullOpIr, ReduceOpIr, RepeatDimOpIr, ScalarIr,
+    ScalarOpIr, ShapeOpIr, SliceOpIr, SwapDimsOpIr, TensorStatus,
+};
+use burn_std::Slice;
+use proptest::prelude::*;
+use tensord_proto::{bulk::INLINE_BYTES, codec::tensor_bytes, ids::WorkerId, v1};
+
+use super::{super::dataflow::NAME_BYTES, *};
+use crate::{backend::BurnDevice, collective::Roster, custom::CustomOps, memory::DeviceMemory};
+
+/// Elements of a row: with a hundred rows, values go without a copy.
+const COLUMNS: usize = 64;
+
+/// Room for most of what these programs make, but not for all.
+const CAPACITY: u64 = 1 << 20;
+
+/// What a program does to the tensors that it picks.
+#[derive(Debug, Clone)]
+enum Step {
+    Full(usize),
+    Slice(usize, usize),
+    Reshape(usize),
+    Swap(usize),
+    Flip(usize),
+    Expand(usize),
+    Repeat(usize, usize),
+    CatOne(usize),
+    AddScalar(usize),
+    Add(usize),
+    Sum(usize),
+    Mismatch(usize),
+    Alias(usize),
+    Read(usize),
+    Forget(usize),
+    Drop(usize),
+}
+
+/// A step, and whether it uses its input for the last time.
+fn steps() -> impl Strategy<Value = Vec<(Step, bool)>> {
+    let pick = || 0usize..64;
+    let step = prop_oneof![
+        4 => (1usize..120).prop_map(Step::Full),
+        4 => (pick(), 1usize..120).prop_map(|(at, rows)| Step::Slice(at, rows)),
+        2 => pick().prop_map(Step::Reshape),
+        2 => pick().prop_map(Step::Swap),
+        1 => pick().prop_map(Step::Flip),
+        1 => pick().prop_map(Step::Expand),
+        1 => (pick(), 1usize..3).prop_map(|(at, times)| Step::Repeat(at, times)),
+        1 => pick().prop_map(Step::CatOne),
+        3 => pick().prop_map(Step::AddScalar),
+        2 => pick().prop_map(Step::Add),
+        1 => pick().prop_map(Step::Sum),
+        1 => pick().prop_map(Step::Mismatch),
+        3 => pick().prop_map(Step::Alias),
+        3 => pick().prop_map(Step::Read),
+        2 => pick().prop_map(Step::Forget),
+        4 => pick().prop_map(Step::Drop),
+    ];
+    prop::collection::vec((step, any::<bool>()), 0..80)
+}
+
+/// What an answer of more than a few bytes holds.
+enum Answer {
+    Storage {
+        id: usize,
+        bytes: u64,
+        _data: TensorData,
+    },
+    Copy {
+        bytes: u64,
+        _data: TensorData,
+    },
+}
+
+/// A program at a runner, with all that it has.
+struct Program {
+    runner: Runner,
+    device: Arc<DeviceMemory>,
+    /// Tensors with a value, and without.
+    live: Vec<TensorIr>,
+    poisoned: Vec<TensorIr>,
+    /// Answers that were not taken.
+    answers: Vec<Answer>,
+    next: u64,
+}
+
+impl Program {
+    fn new() -> Self {
+        let device = DeviceMemory::new(CAPACITY);
+        let engine = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).open();
+        let share = v1::LeaseShare {
+            worker_id: 1,
+            ..v1::LeaseShare::default()
+        };
+        let together = Together {
+            roster: Roster::new(vec![share], WorkerId(1)).into(),
+            place: 0,
+            bucket_bytes: Arc::default(),
+        };
+        let uploads = Uploads::new(0, Vec::new());
+        let runner = Runner::new(engine, device.open(), "here".into(), 1, uploads, together);
+        Self {
+            runner,
+            device,
+            live: Vec::new(),
+            poisoned: Vec::new(),
+            answers: Vec::new(),
+            next: 0,
+        }
+    }
+
+    fn out(&mut self, rows: usize, columns: usize) -> TensorIr {
+        self.next += 1;
+        TensorIr::uninit(
+            TensorId::new(self.next),
+            Shape::new([rows, columns]),
+            DType::F32,
+        )
+    }
+
+    /// One of the live tensors, for the last time if `last`.
+    fn pick(&mut self, at: usize, last: bool) -> Option<TensorIr> {
+        let at = at % self.live.len().max(1);
+        let picked = self.live.get(at)?.clone();
+        let status = match last {
+            true => TensorStatus::ReadWrite,
+            false => TensorStatus::ReadOnly,
+        };
+        if last {
+            self.live.swap_remove(at);
+        }
+        Some(TensorIr { status, ..picked })
+    }
+
+    /// Carries out `op`, which makes `out`, and notes whether there is a value.
+    fn run(&mut self, op: OperationIr, out: TensorIr) {
+        self.runner.run_op(Box::new(op));
+        self.note(out);
+    }
+
+    fn note(&mut self, out: TensorIr) {
+        if self.runner.flow.is_live(out.id) {
+            self.live.push(out);
+        } else if self.runner.flow.len() > self.live.len() + self.poisoned.len() {
+            self.poisoned.push(out);
+        }
+    }
+
+    fn step(&mut self, step: Step, last: bool) -> Option<()> {
+        let float = OperationIr::BaseFloat;
+        let number = |op| OperationIr::NumericFloat(DType::F32, op);
+        match step {
+            Step::Full(rows) => {
+                let out = self.out(rows, COLUMNS);
+                let value = ScalarIr::Float(1.0);
+                let op = FullOpIr {
+                    out: out.clone(),
+                    value,
+                };
+                self.run(number(NumericOperationIr::Full(op)), out);
+            }
+            Step::Slice(at, rows) => {
+                let tensor = self.pick(at, last)?;
+                let rows = rows.min(tensor.shape[0]);
+                let out = self.out(rows, tensor.shape[1]);
+                let op = SliceOpIr {
+                    ranges: vec![Slice::from(0..rows), Slice::from(0..tensor.shape[1])],
+                    tensor,
+                    out: out.clone(),
+                };
+                self.run(float(BaseOperationIr::Slice(op)), out);
+            }
+            Step::Reshape(at) => {
+                let input = self.pick(at, last)?;
+                let out = self.out(1, input.shape.num_elements());
+                let op = ShapeOpIr {
+                    input,
+                    out: out.clone(),
+                };
+                self.run(float(BaseOperationIr::Reshape(op)), out);
+            }
+            Step::Swap(at) => {
+                let input = self.pick(at, last)?;
+                let out = self.out(input.shape[1], input.shape[0]);
+                let op = SwapDimsOpIr {
+                    input,
+                    out: out.clone(),
+                    dim1: 0,
+                    dim2: 1,
+                };
+                self.run(float(BaseOperationIr::SwapDims(op)), out);
+            }
+            Step::Flip(at) => {
+                let input = self.pick(at, last)?;
+                let out = self.out(input.shape[0], input.shape[1]);
+                let op = FlipOpIr {
+                    input,
+                    out: out.clone(),
+                    axes: vec![0],
+                };
+                self.run(float(BaseOperationIr::Flip(op)), out);
+            }
+            Step::Expand(at) => {
+                let input = self.pick(at, false)?;
+                let row = self.out(1, input.shape[1]);
+                let op = SliceOpIr {
+                    ranges: vec![Slice::from(0..1), Slice::from(0..input.shape[1])],
+                    tensor: input,
+                    out: row.clone(),
+                };
+                self.run(float(BaseOperationIr::Slice(op)), row.clone());
+                let input = self.pick(self.live.len().checked_sub(1)?, last)?;
+                let out = self.out(4 * input.shape[0], input.shape[1]);
+                let op = ShapeOpIr {
+                    input,
+                    out: out.clone(),
+                };
+                self.run(float(BaseOperationIr::Expand(op)), out);
+            }
+            Step::Repeat(at, times) => {
+                let tensor = self.pick(at, last)?;
+                let out = self.out(times * tensor.shape[0], tensor.shape[1]);
+                let op = RepeatDimOpIr {
+                    tensor,
+                    dim: 0,
+                    times,
+                    out: out.clone(),
+                };
+                self.run(float(BaseOperationIr::RepeatDim(op)), out);
+            }
+            Step::CatOne(at) => {
+                let tensor = self.pick(at, last)?;
+                let out = self.out(tensor.shape[0], tensor.shape[1]);
+                let op = CatOpIr {
+                    tensors: vec![tensor],
+                    dim: 0,
+                    out: out.clone(),
+                };
+                self.run(float(BaseOperationIr::Cat(op)), out);
+            }
+            Step::AddScalar(at) => {
+                let lhs = self.pick(at, last)?;
+                let out = self.out(lhs.shape[0], lhs.shape[1]);
+                let op = ScalarOpIr {
+                    lhs,
+                    rhs: ScalarIr::Float(1.0),
+                    out: out.clone(),
+                };
+                self.run(number(NumericOperationIr::AddScalar(op)), out);
+            }
+            Step::Add(at) => {
+                let rhs = self.pick(at, false)?;
+                let lhs = TensorIr {
+                    status: TensorStatus::ReadOnly,
+                    ..rhs.clone()
+                };
+                let out = self.out(lhs.shape[0], lhs.shape[1]);
+                let op = BinaryOpIr {
+                    lhs,
+                    rhs,
+                    out: out.clone(),
+                };
+                self.run(number(NumericOperationIr::Add(op)), out);
+            }
+            Step::Sum(at) => {
+                let input = self.pick(at, last)?;
+                let out = TensorIr {
+                    shape: Shape::new([1]),
+                    ..self.out(1, 1)
+                };
+                let op = ReduceOpIr {
+                    input,
+                    out: out.clone(),
+                };
+                self.runner
+                    .run_op(Box::new(number(NumericOperationIr::Sum(op))));
+                // Its rank is another, so it is of no use to the other steps.
+                let used = TensorIr {
+                    status: TensorStatus::ReadWrite,
+                    ..out
+                };
+                self.runner.run_op(Box::new(OperationIr::Drop(used)));
+            }
+            Step::Mismatch(at) => {
+                let lhs = TensorIr {
+                    shape: Shape::new([7]),
+                    ..self.pick(at, last)?
+                };
+                let out = self.out(7, 1);
+                let op = ScalarOpIr {
+                    lhs,
+                    rhs: ScalarIr::Float(1.0),
+                    out: out.clone(),
+                };
+                self.run(number(NumericOperationIr::AddScalar(op)), out);
+            }
+            Step::Alias(at) => {
+                let source = self.pick(at, false)?;
+                let out = self.out(source.shape[0], source.shape[1]);
+                self.runner.alias(out.id, source.id);
+                self.note(out);
+            }
+            Step::Read(at) => self.read(at, last)?,
+            Step::Forget(at) => {
+                let at = at % self.answers.len().max(1);
+                self.answers.get(at)?;
+                drop(self.answers.swap_remove(at));
+            }
+            Step::Drop(at) => {
+                let used = match last {
+                    true => self.poisoned.pop(),
+                    false => self.pick(at, true),
+                }?;
+                let used = TensorIr {
+                    status: TensorStatus::ReadWrite,
+                    ..used
+                };
+                self.runner.run_op(Box::new(OperationIr::Drop(used)));
+            }
+        }
+        Some(())
+    }
+
+    fn read(&mut self, at: usize, last: bool) -> Option<()> {
+        let tensor = self.pick(at, last)?;
+        let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap();
+        let is_whole = self.runner.engine.is_at_hand(&tensor);
+        let storage = self.runner.engine.storage(&tensor).unwrap();
+        let Reply::Value { result, .. } = self.runner.read(1, tensor) else {
+            panic!("Flex has its values at hand");
+        };
+        // Else there was no room for a copy. What is small is copied into a frame.
+        if let Ok(data) = result
+            && bytes > INLINE_BYTES
+        {
+            self.answers.push(match is_whole {
+                true => Answer::Storage {
+                    id: storage.id,
+                    bytes: storage.bytes,
+                    _data: data,
+                },
+                false => Answer::Copy {
+                    bytes: bytes as u64,
+                    _data: data,
+                },
+            });
+        }
+        Some(())
+    }
+
+    /// What all of it takes, by the storages that there are.
+    fn expected(&mut self) -> u64 {
+        let names = (self.live.len() + self.poisoned.len()) as u64;
+        let mut storages = HashMap::new();
+        for tensor in &self.live {
+            let storage = self.runner.engine.storage(tensor).unwrap();
+            storages.insert(storage.id, storage.bytes);
+        }
+        let mut copies = 0;
+        for answer in &self.answers {
+            match answer {
+                Answer::Storage { id, bytes, .. } => {
+                    storages.insert(*id, *bytes);
+                }
+                Answer::Copy { bytes, .. } => copies += bytes,
+            }
+        }
+        let mut faults = HashMap::new();
+        for tensor in &self.poisoned {
+            let Err(Refusal::Inherited(fault)) = self.runner.flow.check(tensor) else {
+                panic!("it has no value");
+            };
+            let texts = [&fault.op_name, &fault.worker, &fault.reason];
+            let texts: usize = texts.iter().map(|text| text.capacity()).sum();
+            faults.insert(Arc::as_ptr(&fault), size_of::<Fault>() + 64 + texts);
+        }
+        let faults: usize = faults.values().sum();
+        names * NAME_BYTES + storages.values().sum::<u64>() + copies + faults as u64
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn the_account_is_the_storages_that_there_are(steps in steps()) {
+        let mut program = Program::new();
+        for (step, last) in steps {
+            let told = format!("{step:?}, {last}");
+            program.step(step, last);
+            prop_assert_eq!(program.device.live_bytes(), program.expected(), "after {}", told);
+        }
+        let Program { runner, device, answers, .. } = program;
+        drop(runner);
+        let held: u64 = device.live_bytes();
+        prop_assert_eq!(held > 0, !answers.is_empty());
+        drop(answers);
+        prop_assert_eq!(device.live_bytes(), 0);
+    }
+}
