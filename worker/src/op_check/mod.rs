@@ -7,8 +7,8 @@
 //! is refused. Nothing is computed from an op's arguments without a check for overflow.
 //!
 //! One file a family, each an exhaustive `match` without a wildcard: a variant without a
-//! rule does not compile. Index values are data and cannot be seen here; Flex's kernels
-//! check each, and CubeCL's are made to (`devices/cube.rs`).
+//! rule does not compile. Index values are data and cannot be seen here. Flex's kernels
+//! check each; CubeCL's do not (`docs/gpu.md`).
 //!
 //! Pure: no backend, no state. On success nothing is allocated.
 

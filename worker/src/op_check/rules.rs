@@ -167,11 +167,7 @@ pub(super) fn sum(parts: &[usize]) -> Result<usize, Broken> {
         .iter()
         .try_fold(0usize, |sum, &part| sum.checked_add(part));
     let fits = sum.filter(|&sum| sum <= isize::MAX as usize);
-    fits.ok_or_else(|| {
-        too_large(format!(
-            "the sum of {parts:?} is beyond what can be addressed"
-        ))
-    })
+    fits.ok_or_else(|| too_large(format!("{} added cannot be addressed", show(parts))))
 }
 
 /// A product of what an op says, or none if it cannot be addressed.
