@@ -1,6 +1,6 @@
 //! The audit log: who was let in, given devices, turned away or cut off, from where, and
 //! why. One JSON object a line, in files of the state directory that only their owner
-//! can read ([`file`]).
+//! can read ([`file`](mod@file)).
 //!
 //! Whoever has something to record never waits: entries go through a bounded queue to a
 //! thread that writes them. What finds the queue full is counted, and so are denials that

@@ -345,7 +345,7 @@ impl RawSession {
     }
 
     /// Sends any bytes as a frame, whatever the numbering and credit say. They are made by
-    /// [`frame`](super::frame), or by nobody.
+    /// [`frame`](super::frame()), or by nobody.
     ///
     /// # Errors
     ///
