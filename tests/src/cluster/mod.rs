@@ -275,6 +275,15 @@ impl Cluster {
     ///
     /// When the system cannot.
     pub fn add_worker_with(&mut self, devices: &str, more: &[&str]) {
+        self.add_worker_in(devices, more, &[]);
+    }
+
+    /// Starts a worker with more arguments and more environment variables.
+    ///
+    /// # Panics
+    ///
+    /// When the system cannot.
+    pub fn add_worker_in(&mut self, devices: &str, more: &[&str], variables: &[(&str, &str)]) {
         let name = format!("worker-{}", self.workers.len());
         let mut args = vec![
             "worker",
@@ -291,10 +300,11 @@ impl Cluster {
         let shared = std::env::var_os("TENSORD_KERNELS").map(PathBuf::from);
         let state = shared.unwrap_or_else(|| self.path("worker-state"));
         let state = state.to_str().expect("temporary paths are text");
-        let env = [
+        let mut env = vec![
             ("TENSORD_URL", self.worker_url.as_str()),
             ("TENSORD_STATE", state),
         ];
+        env.extend(variables);
         let binary = self.worker_binary.clone();
         self.workers
             .push(Process::start_of(&binary, &args, &env, log));
