@@ -93,7 +93,15 @@ fn url(line: &str) -> &str {
 fn devices_lists_what_the_host_has() {
     let home = tempfile::tempdir().unwrap();
     let (code, stdout, stderr) = run(home.path(), &["devices"], &[]);
-    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert_eq!(code, Some(0), "{stderr}");
+    // Graphics drivers may write there as well, in builds that look for them.
+    if !cfg!(any(
+        feature = "vulkan",
+        feature = "webgpu",
+        feature = "metal"
+    )) {
+        assert_eq!(stderr, "");
+    }
     let mut lines = stdout.lines();
     let header: Vec<_> = lines.next().unwrap().split_whitespace().collect();
     assert_eq!(header, ["DEVICE", "NAME", "MEMORY", "DRIVER"]);
