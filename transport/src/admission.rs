@@ -12,6 +12,12 @@
 //! served goes first, and when there is no place left to wait, the one that has the most
 //! waiting loses its oldest.
 //!
+//! A quarter of an address's places is for peers that have just come. Without it every
+//! place that falls free goes to one that has waited, which connects again when it is
+//! closed: connections would arrive as fast as places fall free, and in such a queue the
+//! newest may still wait for seconds. With it, what connects again is less than there is
+//! room for, and a new peer finds a place at once.
+//!
 //! Time comes with each event. [`gate`](crate::gate) carries out what is decided.
 
 use std::{
@@ -34,6 +40,8 @@ pub(crate) struct Limits {
     pub(crate) admitted: usize,
     /// Of these, places that are kept for peers with a reserved place.
     pub(crate) reserved: usize,
+    /// How long a stranger that waits counts as one that has just come.
+    pub(crate) fresh: Duration,
     /// How long a stranger is served while others wait.
     pub(crate) turn: Duration,
     /// How long a stranger is served at most.
@@ -77,7 +85,7 @@ pub struct Full {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    Waiting,
+    Waiting { since: Instant },
     Served { since: Instant },
     Admitted { reserved: bool },
 }
@@ -140,7 +148,8 @@ impl Admission {
             self.remove(victim);
             actions.push(Action::Close(victim));
         }
-        self.peers.insert(id, (source, Stage::Waiting));
+        self.peers
+            .insert(id, (source, Stage::Waiting { since: now }));
         self.waiting += 1;
         self.change(source, |crowd| {
             crowd.waiting.insert(id);
@@ -231,8 +240,7 @@ impl Admission {
     /// Serves who waits, as long as there are places.
     fn fill(&mut self, now: Instant, actions: &mut Vec<Action>) {
         while self.served.len() < self.limits.served
-            && let Some(&(served, Reverse(id), source)) = self.eager.first()
-            && served < self.limits.served_per_address
+            && let Some((id, source)) = self.next_served(now)
         {
             self.waiting -= 1;
             self.peers
@@ -246,10 +254,35 @@ impl Admission {
         }
     }
 
+    /// The stranger that gets the next place, if its address has one for it.
+    fn next_served(&self, now: Instant) -> Option<(Id, Source)> {
+        // Few addresses are looked at: those that are passed over have most of the places
+        // of an address each, and there are no more than `served` places.
+        let mut eager = self.eager.iter();
+        let fits = |&&(served, Reverse(newest), _): &&(usize, Reverse<Id>, Source)| {
+            served < self.places(newest, now)
+        };
+        let &(_, Reverse(id), source) = eager.find(fits)?;
+        Some((id, source))
+    }
+
+    /// How many places of its address a stranger that waits may count on.
+    fn places(&self, waiting: Id, now: Instant) -> usize {
+        let limit = self.limits.served_per_address;
+        match self.peers.get(&waiting) {
+            Some((_, Stage::Waiting { since }))
+                if now.saturating_duration_since(*since) >= self.limits.fresh =>
+            {
+                limit - limit / 4
+            }
+            _ => limit,
+        }
+    }
+
     fn since(&self, id: Id) -> Option<(Source, Instant)> {
         match self.peers.get(&id)? {
             (source, Stage::Served { since }) => Some((*source, *since)),
-            (_, Stage::Waiting | Stage::Admitted { .. }) => None,
+            (_, Stage::Waiting { .. } | Stage::Admitted { .. }) => None,
         }
     }
 
@@ -262,8 +295,8 @@ impl Admission {
 
     /// A stranger whose turn is over while others wait for its place.
     fn gives_way(&self, now: Instant) -> Option<Id> {
-        let &(fewest, _, _) = self.eager.first()?;
-        let place_of_own = fewest < self.limits.served_per_address;
+        let &(fewest, Reverse(newest), _) = self.eager.first()?;
+        let place_of_own = fewest < self.places(newest, now);
         let crowded = place_of_own && self.served.len() >= self.limits.served;
         let due = |&id: &Id| {
             let (source, since) = self.since(id)?;
@@ -272,7 +305,8 @@ impl Admission {
             }
             let crowd = self.crowds.get(&source)?;
             // Its own address waits for it; or all do, and it has more than its share.
-            let own = !crowd.waiting.is_empty() && crowd.served >= self.limits.served_per_address;
+            let newest = crowd.waiting.last();
+            let own = newest.is_some_and(|newest| crowd.served >= self.places(*newest, now));
             (own || crowded && crowd.served >= fewest).then_some((crowd.served, Reverse(id)))
         };
         let heaviest = self.served.iter().filter_map(due).max();
@@ -290,7 +324,7 @@ impl Admission {
             return;
         };
         match stage {
-            Stage::Waiting => {
+            Stage::Waiting { .. } => {
                 self.waiting -= 1;
                 self.change(source, |crowd| {
                     crowd.waiting.remove(&id);

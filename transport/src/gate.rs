@@ -43,6 +43,10 @@ const SERVED_PER_ADDRESS: usize = 256;
 const ADMITTED: usize = 4096;
 const RESERVED: usize = ADMITTED / 4;
 
+/// A stranger that has waited for longer has no part in the places for those that have
+/// just come: several ticks, so that an honest peer which finds none is served first.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// A handshake and a call take four round trips: enough time for them across an ocean, and
 /// short enough that under attack whoever comes has a place at once.
 const TURN: Duration = Duration::from_millis(750);
@@ -250,6 +254,7 @@ fn limits(descriptors: usize) -> Limits {
         served_per_address: SERVED_PER_ADDRESS.min(strangers / 2),
         admitted: ADMITTED,
         reserved: RESERVED,
+        fresh: FRESH,
         turn: TURN,
         patience: PATIENCE,
     }

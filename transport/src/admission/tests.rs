@@ -8,6 +8,7 @@ const LIMITS: Limits = Limits {
     served_per_address: 2,
     admitted: 5,
     reserved: 2,
+    fresh: Duration::from_secs(2),
     turn: Duration::from_secs(1),
     patience: Duration::from_secs(5),
 };
@@ -108,8 +109,57 @@ fn those_who_came_together_do_not_go_together() {
         );
     }
     assert_eq!(closed[..19].iter().sum::<usize>(), 0, "a turn is a second");
-    // A twentieth of a hundred each twentieth of a second.
-    assert!(closed[20..].iter().all(|count| *count == 5), "{closed:?}");
+    // A twentieth of a hundred each twentieth of a second; and of 75, once all that wait
+    // have waited for so long that a quarter of the places is not for them.
+    assert!(closed[20..40].iter().all(|count| *count == 5), "{closed:?}");
+    assert_eq!(closed[55..], [4; 5], "{closed:?}");
+}
+
+/// 1,500 strangers of one address, each back two seconds after it was closed, which is
+/// twice as many as can be served; and among them one honest peer after the other.
+#[test]
+fn who_has_just_come_finds_a_place_among_many_that_come_again() {
+    const TICK: Duration = Duration::from_millis(50);
+    const AWAY: u32 = 40;
+    let limits = Limits {
+        strangers: 10_000,
+        served: 512,
+        served_per_address: 256,
+        fresh: Duration::from_secs(1),
+        turn: Duration::from_millis(750),
+        ..LIMITS
+    };
+    let (mut admission, mut now) = (Admission::new(limits), Instant::now());
+    let mut away: VecDeque<u32> = (0..1500).map(|number| number / 100).collect();
+    let (mut honest, mut slowest) = (None, 0);
+    for tick in 0..2400 {
+        now += TICK;
+        let mut actions = admission.tick(now);
+        if tick >= 200 && honest.is_none() {
+            let (id, more) = admission.accepted(source(1), now);
+            honest = Some((id, tick));
+            actions.extend(more);
+        }
+        while away.front().is_some_and(|back| *back <= tick) {
+            away.pop_front();
+            actions.extend(admission.accepted(source(1), now).1);
+        }
+        for action in actions {
+            match (action, honest) {
+                (Action::Serve(id), Some((peer, since))) if peer == id => {
+                    slowest = slowest.max(tick - since);
+                    // It is let in, does what it came for, and leaves.
+                    admission.admit(id, false, now).unwrap();
+                    admission.closed(id, now);
+                    honest = None;
+                }
+                (Action::Close(_), _) => away.push_back(tick + AWAY),
+                (Action::Serve(_), _) => {}
+            }
+        }
+    }
+    let waits = honest.map_or(0, |(_, since)| 2400 - since);
+    assert!(slowest.max(waits) <= 4, "{slowest} ticks, and {waits} now");
 }
 
 #[test]
@@ -257,8 +307,11 @@ fn check(world: &World, open: &[(Id, u8, bool)]) -> Result<(), TestCaseError> {
     for crowd in admission.crowds.values() {
         prop_assert!(crowd.served <= LIMITS.served_per_address);
         // Nobody waits for a place that there is.
-        let place = served < LIMITS.served && crowd.served < LIMITS.served_per_address;
-        prop_assert!(crowd.waiting.is_empty() || !place);
+        let Some(&newest) = crowd.waiting.last() else {
+            continue;
+        };
+        let place = served < LIMITS.served && crowd.served < admission.places(newest, world.now);
+        prop_assert!(!place);
     }
     Ok(())
 }
