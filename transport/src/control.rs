@@ -8,6 +8,7 @@ use std::{
     future, io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
+    task::Poll,
     time::Duration,
 };
 
@@ -19,6 +20,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
     task::JoinSet,
+    time::{Instant, interval_at},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
@@ -43,6 +45,13 @@ use crate::{
 
 /// How long a peer may take for its TLS handshake and the HTTP/2 preface.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(4);
+
+/// How long a connection to a server may take before another is tried beside it: several
+/// times what a handshake takes across an ocean.
+const REDIAL: Duration = Duration::from_millis(750);
+
+/// Connections that are tried beside each other, at most.
+const MAX_DIALS: usize = 5;
 
 /// Pause after a connection that could not be accepted.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
@@ -77,13 +86,43 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Connects to a gRPC server at `host:port` that `trust` accepts. A channel is
 /// one connection: when it is lost, calls fail and the caller connects again.
 ///
+/// A server under attack lets connections wait, and serves the newest first. So a
+/// connection that takes long is tried again beside the first, and whichever is served
+/// first is used.
+///
 /// # Errors
 ///
 /// Says apart: nothing there, another certificate, unusable trust settings.
 /// Sets no deadline: the caller does.
 pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
     let at = crate::dial::authority(host, port);
-    Ok(connect_closable(&at, host, trust).await?.0)
+    let mut dials = vec![Box::pin(connect_closable(&at, host, trust))];
+    let mut redial = interval_at(Instant::now() + REDIAL, REDIAL);
+    loop {
+        let may_redial = dials.len() < MAX_DIALS;
+        let first = future::poll_fn(|cx| {
+            for i in 0..dials.len() {
+                if let Poll::Ready(dialled) = dials[i].as_mut().poll(cx) {
+                    drop(dials.swap_remove(i));
+                    return Poll::Ready(dialled);
+                }
+            }
+            Poll::Pending
+        });
+        let dialled = tokio::select! {
+            dialled = first => dialled,
+            _ = redial.tick(), if may_redial => {
+                dials.push(Box::pin(connect_closable(&at, host, trust)));
+                continue;
+            }
+        };
+        match dialled {
+            Ok((channel, _)) => return Ok(channel),
+            // Another one may still be served.
+            Err(e) if !dials.is_empty() && !e.is_final() => debug!("{e}"),
+            Err(e) => return Err(e),
+        }
+    }
 }
 
 /// Connects to `at`, an address of `host`, and returns also the means to end

@@ -76,6 +76,11 @@ pub enum DialError {
 }
 
 impl DialError {
+    /// Whether another try, of the same settings, would end the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Self::Certificate { .. } | Self::Trust(_))
+    }
+
     pub(crate) fn unreachable(address: impl fmt::Display, reason: &dyn std::error::Error) -> Self {
         let mut text = reason.to_string();
         let mut cause = reason.source();

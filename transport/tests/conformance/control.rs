@@ -6,7 +6,11 @@ use tensord_proto::v1::{
     data_server::{Data, DataServer},
 };
 use tensord_transport::{Identity, control, tls::Trust};
-use tokio::sync::mpsc;
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
 use tonic::{Request, Response, Status, Streaming, service::Routes};
 
 use crate::harness::*;
@@ -34,7 +38,7 @@ impl Data for TellsPeer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_dropped_closes_its_connections() {
     no_hang(async {
-        let tcp = tokio::net::TcpListener::bind(any_port()).await.unwrap();
+        let tcp = TcpListener::bind(any_port()).await.unwrap();
         let port = tcp.local_addr().unwrap().port();
         let identity = Identity::self_signed().unwrap();
         let trust = Trust::Pin(identity.fingerprint());
@@ -64,6 +68,36 @@ async fn a_server_that_is_dropped_closes_its_connections() {
         call(&mut client).await.unwrap_err();
         let refused = control::connect("127.0.0.1", port, &trust).await;
         assert!(refused.is_err());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_not_served_is_tried_again_beside_the_first() {
+    no_hang(async {
+        let tcp = TcpListener::bind(any_port()).await.unwrap();
+        let behind = tcp.local_addr().unwrap();
+        let identity = Identity::self_signed().unwrap();
+        let trust = Trust::Pin(identity.fingerprint());
+        let server = control::server(tcp, &identity).unwrap();
+        let serving = tokio::spawn(server.run(Routes::new(DataServer::new(TellsPeer))));
+
+        // In front of the server: connections wait, but for the second.
+        let front = TcpListener::bind(any_port()).await.unwrap();
+        let port = front.local_addr().unwrap().port();
+        let fronting = tokio::spawn(async move {
+            let first = front.accept().await.unwrap();
+            let (mut second, _) = front.accept().await.unwrap();
+            let mut server = TcpStream::connect(behind).await.unwrap();
+            let _ = copy_bidirectional(&mut second, &mut server).await;
+            drop(first);
+        });
+        let channel = control::connect("127.0.0.1", port, &trust).await.unwrap();
+        let silence = tokio_stream::pending::<Packet>();
+        let mut client = DataClient::new(channel);
+        client.connect(silence).await.unwrap();
+        fronting.abort();
+        serving.abort();
     })
     .await;
 }
