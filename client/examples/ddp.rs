@@ -1,5 +1,5 @@
-//! Burn's own data-parallel training, on devices of as many hosts as it takes: what tensord adds
-//! is (1), (2) and (3).
+//! Burn's own data-parallel training, on devices of any number of hosts. What tensord adds is
+//! marked (1), (2) and (3).
 //!
 //! Run it with `TENSORD_URL=<URL of your pool> cargo run --release --example ddp -- 4`, where 4 is
 //! the number of devices.
@@ -22,7 +22,8 @@ use tensord_client::{LeaseRequest, Pool, data};
 
 /// 1,797 hand-written digits, gzipped: lines of 64 pixels, 0 to 16, and a label.
 static DIGITS: &[u8] = include_bytes!("../../data/digits.csv.gz");
-/// Digits a step. Each device takes an equal share, so that a step is the same for any number.
+/// Digits in a step. The devices share them equally, so a step is the same for any number of
+/// devices.
 const BATCH: usize = 64;
 
 #[derive(Module, Debug)]
@@ -61,8 +62,8 @@ impl TrainStep for Mlp {
     }
 }
 
-/// Makes batches of lines of the file, for devices that meet before each step: Burn 0.22.1 hangs
-/// when one begins a step while another is about to end the one before.
+/// Makes batches of lines of the file. The devices wait for each other before each step, because
+/// Burn 0.22.1 hangs when one begins a step before another has ended the previous one.
 struct Lines(Barrier);
 
 impl Batcher<Vec<i32>, Batch> for Lines {
@@ -77,8 +78,8 @@ impl Batcher<Vec<i32>, Batch> for Lines {
 
 fn main() -> anyhow::Result<()> {
     let count = std::env::args().nth(1).map_or(Ok(2), |n| n.parse())?;
-    let pool = Pool::connect_env()?; // (1) The pool that TENSORD_URL names.
-    let lease = pool.lease(LeaseRequest::devices(count))?; // (2) All of them or none.
+    let pool = Pool::connect_env()?; // (1) The pool at TENSORD_URL.
+    let lease = pool.lease(LeaseRequest::devices(count))?; // (2) All devices or none.
     let autodiff = |device: &Device| device.clone().autodiff();
     let devices: Vec<Device> = lease.devices().iter().map(autodiff).collect(); // (3) Plain Burn.
 
@@ -87,7 +88,7 @@ fn main() -> anyhow::Result<()> {
         hidden: LinearConfig::new(64, 128).init(&devices[0]),
         output: LinearConfig::new(128, 10).init(&devices[0]),
     };
-    let model = model.fork(&devices[0]); // Draws the weights, which Burn would put off.
+    let model = model.fork(&devices[0]); // Initializes the weights now, not lazily.
     let mut train = read()?;
     let test = train.split_off(22 * BATCH);
     let loader = |lines: &[Vec<i32>], batch, meeting| {
@@ -100,7 +101,7 @@ fn main() -> anyhow::Result<()> {
     };
     let strategy = ExecutionStrategy::ddp(devices.clone(), config);
     let train = loader(&train, BATCH / devices.len(), devices.len());
-    let valid = loader(&test, test.len(), 1); // By the first device alone.
+    let valid = loader(&test, test.len(), 1); // Only the first device validates.
     let training = SupervisedTraining::new(".", train, valid)
         .num_epochs(15)
         .metrics((LossMetric::new(),))
@@ -121,7 +122,7 @@ fn main() -> anyhow::Result<()> {
 fn read() -> anyhow::Result<Vec<Vec<i32>>> {
     let mut csv = String::new();
     flate2::read::GzDecoder::new(DIGITS).read_to_string(&mut csv)?;
-    // The file goes writer by writer; taking every seventh line mixes them.
+    // The file is sorted by writer; taking every seventh line mixes the writers.
     let lines = (0..7).flat_map(|first| csv.lines().skip(first).step_by(7));
     let numbers = |line: &str| line.split(',').map(|number| Ok(number.parse()?)).collect();
     lines.map(numbers).collect()

@@ -1,4 +1,5 @@
-//! An ordinary Burn program that trains on a leased device: what tensord adds is (1), (2) and (3).
+//! An ordinary Burn program that trains on a leased device. What tensord adds is marked (1), (2)
+//! and (3).
 //!
 //! Run it with `TENSORD_URL=<URL of your pool> cargo run --release --example digits`.
 
@@ -25,8 +26,8 @@ impl Mlp {
 }
 
 fn main() -> anyhow::Result<()> {
-    let pool = Pool::connect_env()?; // (1) The pool that TENSORD_URL names.
-    let lease = pool.lease(LeaseRequest::devices(1))?; // (2) Ours until `lease` is dropped.
+    let pool = Pool::connect_env()?; // (1) The pool at TENSORD_URL.
+    let lease = pool.lease(LeaseRequest::devices(1))?; // (2) Until `lease` is dropped.
     let device = lease.devices()[0].clone().autodiff(); // (3) From here on, plain Burn.
 
     device.seed(42);
@@ -47,7 +48,7 @@ fn main() -> anyhow::Result<()> {
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
             model = optimizer.step(1e-2, model, gradients);
         }
-        // Ops are sent ahead without waiting. A read waits for the device: read seldom.
+        // Ops are sent without waiting. A read waits for the device, so read seldom.
         let loss = sum.try_into_scalar::<f32>()? / train.len() as f32;
         println!("epoch {epoch:>2}  loss {loss:.3}");
     }
@@ -60,11 +61,11 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Uploads all digits once and divides them, on the device, into batches of 64.
+/// Uploads all digits once and splits them, on the device, into batches of 64.
 fn load(device: &Device) -> anyhow::Result<Vec<(Tensor<2>, Tensor<1, Int>)>> {
     let mut csv = String::new();
     flate2::read::GzDecoder::new(DIGITS).read_to_string(&mut csv)?;
-    // The file goes writer by writer; taking every seventh line mixes them.
+    // The file is sorted by writer; taking every seventh line mixes the writers.
     let lines = (0..7).flat_map(|first| csv.lines().skip(first).step_by(7));
     let numbers: Result<Vec<i32>, _> = lines.flat_map(|l| l.split(',').map(str::parse)).collect();
     let table = data::from_data::<2, Int>(TensorData::new(numbers?, [1_797, 65]), device);

@@ -1,5 +1,5 @@
-//! Burn's `Backend`, by way of its router: every op of a [`TensordDevice`] goes
-//! to the session behind it.
+//! Burn's `Backend`, through its router: every op of a [`TensordDevice`] goes to
+//! the session behind it.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -33,10 +33,10 @@ use crate::{
 /// [`Lease::devices`](crate::Lease::devices) instead.
 pub type Tensord = BackendRouter<TensordChannel>;
 
-/// Marks tensord among the device types of a process.
+/// The number of tensord's device type, among those of a process.
 const DEVICE_TYPE: u16 = 0x7e50;
 
-/// Sessions by the number of their device. A number is never used again.
+/// Sessions by device number. A number is never reused.
 static SESSIONS: LazyLock<DashMap<u16, Arc<Session>>> = LazyLock::new(DashMap::new);
 static NEXT_DEVICE: AtomicU32 = AtomicU32::new(0);
 
@@ -56,14 +56,15 @@ impl TensordDevice {
         Some(Self { index })
     }
 
-    /// Forgets the device. Tensors that are left keep their session.
+    /// Removes the device from the table. Tensors that still exist keep their
+    /// session alive.
     pub(crate) fn unregister(self) {
         SESSIONS.remove(&self.index);
     }
 
     fn session(self) -> Arc<Session> {
         let session = SESSIONS.get(&self.index).map(|session| session.clone());
-        // A device that outlived its lease: all it has is an error.
+        // The lease is gone: every op and read on such a device fails.
         session.unwrap_or_else(closed)
     }
 }
@@ -86,24 +87,24 @@ impl DeviceOps for TensordDevice {
     }
 }
 
-/// Keeps a device known to Burn's router.
+/// Keeps a device registered with Burn's router.
 pub(crate) type Registration = RouterClientRegistration<TensordChannel>;
 
-/// The channel type that makes Burn's router ours.
+/// The channel type that connects Burn's router to tensord's sessions.
 #[derive(Debug, Clone)]
 pub struct TensordChannel;
 
-/// Burn's handle on one device: records ops and asks for values.
+/// Burn's handle on one device: records ops and reads values.
 ///
-/// Each tensor has one, and each op makes a tensor; so it is one pointer, to a
-/// counter that only the program's threads touch.
+/// Each tensor has a clone of it, and each op makes a tensor. So it is a single
+/// `Arc`, whose count only the program's threads change.
 #[derive(Clone)]
 pub struct TensordClient(Arc<Client>);
 
 struct Client {
     device: TensordDevice,
     session: Arc<Session>,
-    /// Op graphs that a layer above registered, for this device.
+    /// Op graphs that a layer above registered for this device.
     graphs: Mutex<std::collections::HashMap<GraphId, Graph>>,
 }
 
@@ -119,7 +120,7 @@ impl RouterClient for TensordClient {
     type Device = TensordDevice;
 
     fn register_op(&self, op: OperationIr) {
-        // Not a `match`, which would move every other op once more: it is large.
+        // An op is large, and a `match` would move every other op once more.
         if let OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) = op {
             return self.all_reduce(op);
         }
@@ -136,7 +137,7 @@ impl RouterClient for TensordClient {
     }
 
     fn flush(&self) {
-        // Ops are on their way as soon as the driver gets to them.
+        // Nothing to do: the driver sends recorded ops as soon as it runs.
     }
 
     fn create_empty_handle(&self) -> TensorId {
@@ -181,7 +182,7 @@ impl RouterClient for TensordClient {
         drop(graphs);
         match graph {
             Some(graph) => self.replay(&graph, bindings),
-            // The outputs stay unknown, so reading them is an error that says so.
+            // The outputs never get a value, so reading them fails with an error.
             None => tracing::error!("op graph {graph_id:?} was never registered here"),
         }
     }
@@ -200,12 +201,12 @@ impl TensordClient {
         }))
     }
 
-    /// Makes `device` known to Burn's router for as long as the guard lives.
+    /// Registers `device` with Burn's router for as long as the guard lives.
     pub(crate) fn register(device: TensordDevice) -> Option<Registration> {
         register_scoped_client::<TensordChannel>(&device, Self::new(device))
     }
 
-    /// Reads tensors, on behalf of whoever waits for each.
+    /// Reads tensors, and sends each value to the [`Answer`] beside it.
     pub(crate) fn read(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
         self.0.session.answer(reads);
     }
@@ -219,7 +220,7 @@ impl TensordClient {
 
 impl TensordClient {
     /// Records an all-reduce. On the wire a group's devices are named by their
-    /// places in the lease, as the numbers they have here mean nothing elsewhere.
+    /// places in the lease, because device numbers are local to this process.
     fn all_reduce(&self, mut op: AllReduceOpIr) {
         let mut places = Vec::with_capacity(op.device_ids.len());
         for id in &op.device_ids {
@@ -268,12 +269,12 @@ fn unanswered() -> ExecutionError {
     ExecutionError::with_context("the session ended before it answered")
 }
 
-/// Waits on a thread that may be inside a runtime, where Tokio's own blocking
-/// receive panics: Burn calls us from its runtimes and from plain threads.
-/// Bounded, as a session that gets no answers fails.
+/// Blocks on `answer`, also on a thread that is inside a runtime, where Tokio's
+/// own blocking receive panics: Burn calls us from its runtimes and from plain
+/// threads. The wait is bounded, as a session that gets no answers fails.
 pub(crate) fn wait<F: Future>(answer: F) -> F::Output {
-    // Inside a task of Tokio's, its budget would run out on us: the task does not
-    // yield while we wait, and every poll from then on would be put off.
+    // Inside a Tokio task the cooperative budget would run out: the task does not
+    // yield while we wait, and Tokio would defer every poll from then on.
     burn_std::future::block_on(tokio::task::unconstrained(answer))
 }
 
@@ -311,7 +312,7 @@ impl RouterChannel for TensordChannel {
         let tensor = tensor.into_ir();
         let (from, to) = (&source.0.session.seat, &target.0.session.seat);
         if from.cohort.id == to.cohort.id && from.place != to.place {
-            // From worker to worker, or within one.
+            // The tensor goes from worker to worker, or stays within one.
             let capability: Capability = rand::random();
             let id = target.0.session.new_tensor();
             source.0.session.offer(&tensor, &capability, to.place);
@@ -321,7 +322,7 @@ impl RouterChannel for TensordChannel {
                 .take_offer(id, &tensor, &capability, from.place);
             return RouterTensor::new(id, tensor.shape, tensor.dtype, target);
         }
-        // Between leases there is no other way than through here.
+        // Between leases, the tensor has to pass through this process.
         match wait(source.0.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
             Ok(data) => target.register_tensor_data(data),
             Err(e) => {
@@ -333,8 +334,8 @@ impl RouterChannel for TensordChannel {
     }
 }
 
-/// Burn's router asks for a bridge between backends; our channel moves tensors
-/// itself, so there is nothing for one to do.
+/// Burn's router requires a bridge between backends. This one does nothing, as
+/// [`TensordChannel`] moves tensors itself.
 #[derive(Debug)]
 pub struct NoBridge;
 

@@ -1,10 +1,10 @@
-//! The sessions of a lease, as far as they have to do with each other.
+//! What the sessions of one lease have to know of each other: which of them the
+//! collectives of the others wait for.
 //!
-//! A collective goes on once all its ranks' ops are on the wire. Burn's remote
-//! client gathers ops before it sends them, though, and a rank whose thread has
-//! come to its end would never send its last. So whenever one rank of a group is
-//! at an all-reduce that another has not come to, the other's ops are flushed
-//! until it has.
+//! A collective proceeds once the ops of all its ranks are on the wire. But Burn's
+//! remote client buffers ops, and a rank whose thread has ended would never send
+//! its last ones. So while one rank of a group has reached an all-reduce that
+//! another has not, the other rank's ops are flushed until it has.
 
 use std::{
     collections::HashMap,
@@ -15,11 +15,11 @@ use std::{
 use burn::tensor::Device;
 use tokio::{runtime::Handle, sync::Notify, time::sleep};
 
-/// How soon the ops of a rank that is behind are flushed: time for the threads of
-/// a program that are about as fast to come there by themselves.
+/// Delay until the ops of a rank that is behind are flushed. Threads that run at
+/// about the same speed reach the all-reduce by themselves within that time.
 const FIRST_FLUSH: Duration = Duration::from_millis(1);
 
-/// Longest pause until they are flushed again.
+/// Longest pause between two flushes of a rank that stays behind.
 const LAST_FLUSH: Duration = Duration::from_millis(100);
 
 /// Sessions that were opened together.
@@ -27,8 +27,8 @@ const LAST_FLUSH: Duration = Duration::from_millis(100);
 pub(crate) struct Cohort {
     /// Chosen at random.
     pub(crate) id: u64,
-    /// All-reduces that each member of a group is ahead of the slowest, by the
-    /// group's places. A group that is even is not in it.
+    /// By a group's places: how many all-reduces each member is ahead of the
+    /// slowest. Groups whose members are level have no entry.
     ahead: Mutex<HashMap<Vec<u32>, Vec<u64>>>,
     uneven: Notify,
 }
@@ -49,7 +49,8 @@ impl Cohort {
         })
     }
 
-    /// The session at `place` has come to an all-reduce of `group`, ascending.
+    /// Records that the session at `place` has reached an all-reduce of `group`,
+    /// whose places are in ascending order.
     pub(crate) fn reached(&self, group: &[u32], place: u32) {
         let Ok(rank) = group.binary_search(&place) else {
             return;
@@ -69,7 +70,7 @@ impl Cohort {
         }
     }
 
-    /// The places of those that others wait for.
+    /// The places of the sessions that others wait for.
     fn behind(&self) -> Vec<u32> {
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let members = ahead
@@ -82,7 +83,7 @@ impl Cohort {
     }
 }
 
-/// Flushes the ops of members that are behind. Runs until it is dropped.
+/// Flushes the ops of members that are behind. Runs until the future is dropped.
 pub(crate) async fn flush_those_behind(cohort: Arc<Cohort>, devices: Vec<Device>, runtime: Handle) {
     let mut pause = FIRST_FLUSH;
     loop {
@@ -97,8 +98,8 @@ pub(crate) async fn flush_those_behind(cohort: Arc<Cohort>, devices: Vec<Device>
             .iter()
             .filter_map(|place| devices.get(*place as usize));
         let behind: Vec<Device> = behind.cloned().collect();
-        // A flush waits for the thread that gathers the ops. One that cannot is of
-        // a dead session, which its reads tell.
+        // A flush waits for the thread that buffers the ops. It fails only if the
+        // session is dead; reads report that.
         let flush = move || behind.iter().for_each(|device| drop(device.flush()));
         let _ = runtime.spawn_blocking(flush).await;
     }

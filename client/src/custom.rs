@@ -1,5 +1,5 @@
-//! Ops that a pool's workers have beside Burn's: kernels of one's own, called from a
-//! program like any other op. Workers get them with `tensord_worker::CustomOps`.
+//! Ops that a pool's workers have in addition to Burn's: your own kernels, which a
+//! program calls like any other op. Workers get them with `tensord_worker::CustomOps`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -8,7 +8,7 @@
 //!
 //! let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1))?;
 //! let x = Tensor::<2>::ones([64, 10], &lease.devices()[0]);
-//! // y = x / (1 + exp(-1.5 x)), by a kernel of the worker's.
+//! // y = x / (1 + exp(-1.5 x)), computed by the worker's kernel.
 //! let y: Tensor<2> = CustomOp::new("swish").input(x).scalar(1.5).call([64, 10]);
 //! # drop(y); Ok(()) }
 //! ```
@@ -25,8 +25,8 @@ use crate::{
     data::{self, Kind},
 };
 
-/// A call of an op that workers have beside Burn's. It has no gradient of its own:
-/// tensors that track one lose it here.
+/// A call of an op that workers have in addition to Burn's. Such an op has no
+/// gradient: its outputs do not track gradients, even where its inputs do.
 #[derive(Debug)]
 pub struct CustomOp {
     name: String,
@@ -36,7 +36,7 @@ pub struct CustomOp {
 }
 
 impl CustomOp {
-    /// A call of the op that workers know as `name`.
+    /// A call of the op that workers have registered as `name`.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -46,14 +46,14 @@ impl CustomOp {
         }
     }
 
-    /// The device it runs on, where no input says so.
+    /// The device to run the op on. Needed only if the op has no inputs.
     #[must_use]
     pub fn on(mut self, device: &Device) -> Self {
         self.device = Some(device.clone());
         self
     }
 
-    /// The next input.
+    /// Adds the next input.
     ///
     /// # Panics
     ///
@@ -65,31 +65,32 @@ impl CustomOp {
         self
     }
 
-    /// The next scalar argument.
+    /// Adds the next scalar argument.
     #[must_use]
     pub fn scalar(mut self, scalar: impl Into<Scalar>) -> Self {
         self.scalars.push(scalar.into().into());
         self
     }
 
-    /// Calls it for one output of the device's default element type.
+    /// Calls the op, which has one output of the device's default element type.
     ///
     /// # Panics
     ///
-    /// As [`call_for`](Self::call_for), and when `shape` has not `D` dimensions.
+    /// As [`call_for`](Self::call_for), and when `shape` does not have `D` dimensions.
     pub fn call<const D: usize, K: Kind>(self, shape: impl Into<Shape>) -> Tensor<D, K> {
         let device = self.leased_device();
         let outputs = vec![(shape.into(), K::default_dtype(&device))];
         self.call_for(outputs).take()
     }
 
-    /// Calls it for outputs of these shapes and element types. Nothing is checked
-    /// here: an op that the worker does not have, or that gives something else, is a
-    /// fault that a read of an output tells.
+    /// Calls the op, which has outputs of these shapes and element types. Nothing is
+    /// checked here: if the worker does not have the op, or the op returns other
+    /// outputs, reading an output fails.
     ///
     /// # Panics
     ///
-    /// When there is neither an input nor a [device](Self::on), or it is not leased.
+    /// When there is neither an input nor a [device](Self::on), or the device is not
+    /// leased.
     pub fn call_for(self, outputs: Vec<(Shape, DType)>) -> CustomOutputs {
         let device = self.leased_device();
         let exchange = data::leased(&device).expect("a device of a lease");
@@ -111,12 +112,12 @@ impl CustomOp {
     fn leased_device(&self) -> Device {
         let device = self.device.clone();
         let device = device
-            .unwrap_or_else(|| panic!("no input says where {} is to run; use `on`", self.name));
+            .unwrap_or_else(|| panic!("op {} has no inputs: set a device with `on`", self.name));
         device.without_autodiff()
     }
 }
 
-/// What a [`CustomOp`] gave, in order.
+/// The outputs of a [`CustomOp`], in order.
 #[derive(Debug)]
 pub struct CustomOutputs(std::vec::IntoIter<FloatTensor<Remote>>);
 
@@ -125,9 +126,9 @@ impl CustomOutputs {
     ///
     /// # Panics
     ///
-    /// When there is none, or it has not `D` dimensions.
+    /// When no output is left, or it does not have `D` dimensions.
     pub fn take<const D: usize, K: Kind>(&mut self) -> Tensor<D, K> {
-        let output = self.0.next().expect("as many outputs as were asked for");
+        let output = self.0.next().expect("as many outputs as were requested");
         Tensor::from_primitive::<Remote>(K::of(output))
     }
 }

@@ -1,11 +1,10 @@
-//! Tensors from and to host memory, without Burn's own encoding in between.
+//! Copies tensors from and to host memory without Burn's encoding.
 //!
-//! `Tensor::from_data` and `into_data` work on leased devices as everywhere, but
-//! Burn's remote client encodes the bytes for a socket on the way. These
-//! functions do the same and hand the bytes over in memory, which makes hardly a
-//! difference for a batch, and is two to four times as fast for tensors of many
-//! MiB. On any other device they are Burn's own functions, so a program can use
-//! them throughout.
+//! `Tensor::from_data` and `into_data` work on leased devices too, but Burn's
+//! remote client encodes their bytes for a socket. The functions here have the
+//! same results and hand the bytes over in memory. That hardly matters for a
+//! batch, and is two to four times as fast for tensors of many MiB. On any other
+//! device they call Burn's functions, so a program can use them throughout.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,7 +34,7 @@ use dashmap::DashMap;
 
 use crate::bridge::{Exchange, UPLOAD};
 
-/// The exchanges of leased devices.
+/// The [`Exchange`] of each leased device.
 static EXCHANGES: LazyLock<DashMap<DeviceId, Arc<Exchange>>> = LazyLock::new(DashMap::new);
 
 /// The kinds of tensors: [`Float`], [`Int`] and [`Bool`].
@@ -48,13 +47,12 @@ impl Kind for Bool {}
 mod sealed {
     use super::*;
 
-    /// Burn's remote backend has one type for tensors of all kinds; this is
-    /// what tells the compiler.
+    /// Burn's remote backend has one type for tensors of all kinds. This trait
+    /// proves that to the compiler.
     pub trait Sealed: BackendPrimitive<Remote> {
         fn of(tensor: FloatTensor<Remote>) -> Self::Primitive;
         fn handle(tensor: Self::Primitive) -> FloatTensor<Remote>;
-        /// The element type that tensors of this kind have on `device` unless something
-        /// else is asked for.
+        /// The default element type of tensors of this kind on `device`.
         fn default_dtype(device: &Device) -> DType;
     }
 
@@ -81,15 +79,16 @@ mod sealed {
     kind!(Bool, bool_dtype);
 }
 
-/// A tensor of `data` on a device, as [`Tensor::from_data`] makes it: with the
+/// Makes a tensor of `data` on a device, as [`Tensor::from_data`] does: with the
 /// device's default element type unless `options` name another.
 ///
-/// Returns as soon as the bytes are queued; waits while 32 MiB of them are.
+/// Returns as soon as the bytes are queued. Blocks while more than 32 MiB are
+/// queued already.
 ///
 /// # Panics
 ///
-/// As [`Tensor::from_data`]: when `data` has not `D` dimensions, or elements that
-/// do not convert.
+/// As [`Tensor::from_data`]: when `data` does not have `D` dimensions, or has
+/// elements that do not convert.
 pub fn from_data<const D: usize, K: Kind>(
     data: impl Into<TensorData>,
     options: impl Into<TensorCreationOptions>,
@@ -128,12 +127,13 @@ pub fn from_data<const D: usize, K: Kind>(
     }
 }
 
-/// A tensor's elements, as [`Tensor::try_into_data`] gives them. Waits for
-/// everything that they depend on.
+/// Reads a tensor's elements, as [`Tensor::try_into_data`] does. Waits for every
+/// op that they depend on.
 ///
 /// # Errors
 ///
-/// The first cause, when an op that they depend on failed or the device is lost.
+/// The first cause, when an op that the tensor depends on failed or the device is
+/// lost.
 pub fn into_data<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
 ) -> Result<TensorData, ExecutionError> {
@@ -145,11 +145,13 @@ pub fn into_data<const D: usize, K: Kind>(
 }
 
 /// As [`into_data`], without blocking the thread. The tensor is read as it is when
-/// this is called. The read is on its way a millisecond later, whether the future is
-/// polled or not, and at once when any future of the device's reads is polled: ask for
-/// many, then await one after the other, and all take one round trip.
-/// The future holds the tensor until then; await or drop it on the thread that made
-/// it, or the tensor is held until that thread reads again.
+/// this is called. The read is sent a millisecond later, whether the future is polled
+/// or not, and at once when a future of any read of the device is polled. So start
+/// many reads, then await one after the other: all of them take one round trip.
+///
+/// The future keeps the tensor alive until the read is done. Await or drop the future
+/// on the thread that made it; otherwise the tensor lives until that thread reads
+/// again.
 ///
 /// # Errors
 ///
@@ -170,11 +172,11 @@ pub fn into_data_async<const D: usize, K: Kind>(
     }
 }
 
-/// What Burn's remote backend has of a tensor on a leased device.
+/// The remote backend's primitive of a tensor on a leased device.
 ///
 /// # Panics
 ///
-/// When the tensor is elsewhere.
+/// When the tensor is not on a remote device.
 pub(crate) fn handle<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> FloatTensor<Remote> {
     let primitive = tensor.without_autodiff().try_into_primitive::<Remote>();
     K::handle(primitive.expect("a tensor on a leased device is a remote one"))
@@ -188,7 +190,7 @@ pub(crate) fn leased(device: &Device) -> Option<Arc<Exchange>> {
     Some(EXCHANGES.get(&remote.to_id())?.clone())
 }
 
-/// Makes tensors on `device` go by way of `exchange`, or no longer.
+/// Makes tensors on `device` use `exchange`; `None` removes the device's exchange.
 pub(crate) fn set_exchange(device: &Device, exchange: Option<&Arc<Exchange>>) {
     let DispatchDevice::Remote(remote) = device.as_dispatch() else {
         return;

@@ -1,4 +1,4 @@
-//! Errors of connecting and leasing. Errors of ops are Burn's `ExecutionError`.
+//! Errors of connecting and leasing. Ops fail with Burn's `ExecutionError`.
 
 use prost::Message;
 use tensord_proto::{
@@ -19,40 +19,40 @@ pub enum ConnectError {
     /// The URL is malformed.
     #[error(transparent)]
     Url(#[from] UrlError),
-    /// Nothing answers, or somebody else does.
+    /// Nothing answers at the pool's address, or another service does.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// The pool does not know the token, or the URL has none.
+    /// The pool rejected the token, or the URL has none.
     #[error("the pool at {pool} did not accept the token: {reason}")]
     Token {
-        /// Where.
+        /// The pool's address.
         pool: String,
-        /// What it said.
+        /// The reason that the call failed with.
         reason: String,
     },
-    /// The pool speaks another version.
+    /// The pool has another version of the protocol.
     #[error("the pool at {pool} is of another version: {reason}")]
     Version {
-        /// Where.
+        /// The pool's address.
         pool: String,
-        /// What it said.
+        /// The reason that the call failed with.
         reason: String,
     },
-    /// The pool answered something else.
+    /// A call to the pool failed for another reason.
     #[error("the pool at {pool} broke off: {reason}")]
     Broken {
-        /// Where.
+        /// The pool's address.
         pool: String,
-        /// What it said.
+        /// The reason that the call failed with.
         reason: String,
     },
-    /// The system gave no thread or socket.
+    /// The operating system refused a thread or a socket.
     #[error("cannot start the client: {0}")]
     Runtime(#[from] std::io::Error),
 }
 
 impl ConnectError {
-    /// What a failed call to the pool at `pool` means.
+    /// The error for a failed call to the pool at `pool`.
     pub(crate) fn from_status(pool: &str, status: &Status) -> Self {
         let error = v1::Error::decode(status.details()).unwrap_or_default();
         let mut reason = error.message.clone();
@@ -72,7 +72,7 @@ impl ConnectError {
     }
 }
 
-/// Why a lease was not had.
+/// Why a request did not get a usable lease.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// The pool refused.
@@ -80,7 +80,7 @@ pub enum LeaseError {
     Refused {
         /// The kind of refusal.
         code: v1::ErrorCode,
-        /// What it said.
+        /// The pool's reason.
         reason: String,
     },
     /// No devices came free in time.
@@ -88,23 +88,23 @@ pub enum LeaseError {
         "no lease within {waited:?}; the request stood at position {position} and was cancelled"
     )]
     TimedOut {
-        /// How long it waited.
+        /// How long the request waited.
         waited: std::time::Duration,
-        /// Where it stood, 1 being next; 0 if the pool did not say.
+        /// Its last position in the queue, 1 being next; 0 if the pool sent none.
         position: u32,
     },
     /// A worker of the lease could not be reached.
     #[error("the lease was granted, but {worker} cannot be used: {reason}")]
     Worker {
-        /// Which.
+        /// The worker's name.
         worker: String,
-        /// Why.
+        /// Why this process cannot use the worker.
         reason: String,
     },
-    /// Burn devices could not be made of it.
+    /// The bridge that makes Burn devices of the leased ones could not start.
     #[error("cannot start the bridge to Burn: {reason}")]
     Bridge {
-        /// Why.
+        /// Why the bridge could not start.
         reason: String,
     },
     /// The pool's client is shutting down.

@@ -1,4 +1,4 @@
-//! A lease: devices that are ours until it is dropped.
+//! A lease: devices that this program has to itself until it drops the lease.
 
 use std::{
     fmt,
@@ -40,7 +40,7 @@ pub struct LeaseRequest {
 }
 
 impl LeaseRequest {
-    /// Asks for `count` devices, all or none.
+    /// Requests `count` devices, all or none.
     pub fn devices(count: u32) -> Self {
         Self {
             devices: count,
@@ -51,27 +51,27 @@ impl LeaseRequest {
         }
     }
 
-    /// Only devices of this kind, such as `"cuda"` or `"flex"`.
+    /// Requests only devices of this kind, such as `"cuda"` or `"flex"`.
     pub fn kind(mut self, kind: impl Into<String>) -> Self {
         self.kind = kind.into();
         self
     }
 
-    /// Only devices with at least this much memory each.
+    /// Requests only devices with at least this much memory each.
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
         self
     }
 
-    /// Gives up if it waits longer. Without this it waits as long as the pool
-    /// keeps it in the queue.
+    /// Cancels the request after this time in the queue. Without a timeout, the
+    /// request waits as long as the pool keeps it queued.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
     /// Calls `callback` with the position in the queue, 1 being next, whenever
-    /// that changes.
+    /// the position changes.
     pub fn on_queued(mut self, callback: impl FnMut(u32) + Send + 'static) -> Self {
         self.on_queued = Some(Box::new(callback));
         self
@@ -88,16 +88,16 @@ impl fmt::Debug for LeaseRequest {
     }
 }
 
-/// What a leased device is and where.
+/// Describes a leased device and says which worker has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasedDevice {
     /// Its kind, such as `"cuda"`.
     pub kind: String,
-    /// Its name, for people.
+    /// Its human-readable name.
     pub name: String,
-    /// Its memory.
+    /// Its memory, in bytes.
     pub memory_bytes: u64,
-    /// The worker it is on.
+    /// The name of the worker it is on.
     pub worker: String,
 }
 
@@ -116,22 +116,22 @@ impl From<&v1::LeasedDevice> for LeasedDevice {
     }
 }
 
-/// Bytes between this process and the workers of a lease, frames and all.
+/// Bytes between this process and the workers of a lease, including framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Sent to the workers.
     pub bytes_up: u64,
     /// Received from them.
     pub bytes_down: u64,
-    /// Of what was sent, the bytes of tensors. What is left are ops, reads and
+    /// The part of `bytes_up` that is tensors. The rest is ops, read requests and
     /// the like.
     pub tensor_bytes_up: u64,
-    /// Of what was received, the bytes of tensors.
+    /// The part of `bytes_down` that is tensors.
     pub tensor_bytes_down: u64,
 }
 
-/// The right to some devices. Dropping it gives them back, and ends whatever
-/// still runs on them: read what you need first.
+/// The right to use some devices. Dropping the lease gives them back and ends
+/// everything that still runs on them: read the values you need first.
 pub struct Lease {
     pub(crate) id: LeaseId,
     pub(crate) pool: Arc<Inner>,
@@ -160,7 +160,7 @@ impl Lease {
         self.held.iter().map(|held| held.device).collect()
     }
 
-    /// What each device is and where.
+    /// A description of each device, in the order of [`devices`](Self::devices).
     pub fn descriptions(&self) -> Vec<LeasedDevice> {
         self.held
             .iter()
@@ -168,7 +168,7 @@ impl Lease {
             .collect()
     }
 
-    /// Bytes that crossed the wire so far, all devices together.
+    /// Bytes sent and received so far, summed over all devices.
     pub fn traffic(&self) -> Traffic {
         let sum =
             |count: fn(&Session) -> u64| self.held.iter().map(|held| count(&held.session)).sum();
@@ -180,8 +180,8 @@ impl Lease {
         }
     }
 
-    /// Why the lease is of no more use, if it was not dropped: the pool ended
-    /// it, or a worker is lost. Its devices give errors from then on.
+    /// Why the lease can no longer be used, or `None` while it can: the pool ended
+    /// it, or a worker is lost. Its devices return errors from then on.
     pub fn ended(&self) -> Option<String> {
         let failure = || self.held.iter().find_map(|held| held.session.failure());
         self.watch.ended().or_else(failure)
@@ -189,9 +189,9 @@ impl Lease {
 
     /// Serves the devices to stock Burn programs, which connect with
     /// `RemoteHost::websocket` and `token` as the credential. Runs until the
-    /// future is dropped, on the Tokio runtime it is awaited on.
+    /// future is dropped, on the Tokio runtime that awaits it.
     ///
-    /// The stock client speaks plain WebSocket: bind `listener` to loopback.
+    /// The stock client uses WebSocket without TLS: bind `listener` to loopback.
     ///
     /// # Errors
     ///

@@ -10,14 +10,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - [`Pool`], [`Lease`]: where devices come from.
-//! - [`data`]: tensors from and to host memory, the fast way.
-//! - [`custom`]: ops that workers have beside Burn's.
+//! - [`Pool`], [`Lease`]: connect to a pool and lease devices.
+//! - [`data`]: copies tensors from and to host memory, faster than Burn does.
+//! - [`custom`]: ops that workers have in addition to Burn's.
 //! - [`Tensord`]: Burn's `Backend`, for code that is generic over backends.
 //! - `session`: an op stream to one leased device, over connections that may break.
 //! - `bridge`: makes Burn `Device`s out of leased devices.
 //!
-//! It knows no scheduler and no worker, only the messages of `tensord-proto`.
+//! The crate depends on no code of the scheduler or the worker, only on the
+//! messages of `tensord-proto`.
 
 mod backend;
 mod bridge;

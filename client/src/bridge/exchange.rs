@@ -1,14 +1,15 @@
-//! Tensor bytes between the program and the bridge without the loopback.
+//! Passes tensor bytes between the program and the bridge in memory, past the
+//! loopback connection.
 //!
 //! Burn's remote client encodes a tensor's bytes for its WebSocket, byte by
-//! byte, which is the slowest thing on the way to a worker. Both ends of that
-//! WebSocket are in this process, though. So the bytes are left here under a
-//! *ticket*, and only its number goes through Burn, as the scalar of a custom
-//! op that keeps its place among the other ops.
+//! byte, which is the slowest step between a program and a worker. But both ends
+//! of that WebSocket are in this process. So the bytes are stored here under a
+//! *ticket*, and only the ticket's number goes through Burn, as the scalar of a
+//! custom op that keeps its place among the other ops.
 //!
-//! A ticket is taken by the bridge within moments, unless Burn's own session
-//! there has died. What then stays behind is given up by [`watch`], so nothing
-//! waits for ever.
+//! The bridge takes a ticket within moments, unless Burn's own session there has
+//! died. [`watch`] then drops the tickets that are left, so nothing waits for
+//! ever.
 
 use std::{
     collections::HashMap,
@@ -32,33 +33,34 @@ use crate::{
     session::Answer,
 };
 
-/// Custom op that makes a tensor of the bytes under a ticket.
+/// The custom op that makes a tensor of the bytes under a ticket.
 pub(crate) const UPLOAD: &str = "tensord.upload";
 
-/// Bytes that may wait for the bridge; a program that is further ahead waits.
+/// Bytes that may be queued for the bridge. While there are more, the next upload
+/// blocks.
 const WAITING_BYTES: usize = 32 << 20;
 
-/// Burn's client gathers ops, and cannot see the bytes behind a ticket: when there
-/// are so many it is told to send, as it would by itself.
+/// Burn's client buffers ops and does not see the bytes behind their tickets. After
+/// so many bytes it is flushed, as it would flush itself if it saw them.
 const FLUSH_BYTES: usize = 1 << 20;
 
-/// A ticket that was not taken for so long may never be.
+/// Age from which [`watch`] suspects that the bridge will never take a ticket.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What waits to change sides for one device, by ticket. Each has its own, as each
-/// is told apart what to send.
+/// What waits to pass between Burn's client and the bridge for one device, by ticket.
+/// Each device has an exchange, as each has to be flushed separately.
 pub(crate) struct Exchange {
     tickets: Mutex<Tickets>,
-    /// Held while reads become an op; before `tickets`.
+    /// Locked while reads become an op. Lock it before `tickets`.
     pub(super) giving: Mutex<()>,
-    /// Signals that bytes were taken.
+    /// Notified when the bytes of an upload were taken.
     room: Condvar,
-    /// Where Burn's client is told to send, by whoever must not wait for it.
+    /// Runs the flushes of callers that must not block.
     pub(super) runtime: Handle,
     burn: OnceLock<BurnSide>,
 }
 
-/// The device as Burn's client knows it. Kept, as to make one takes several
+/// Burn's client for the device. Cached, because making one takes several
 /// allocations.
 pub(crate) struct BurnSide {
     pub(crate) client: CustomOpClient,
@@ -69,12 +71,12 @@ pub(crate) struct BurnSide {
 pub(super) struct Tickets {
     last: u64,
     uploads: HashMap<u64, (TensorData, Instant)>,
-    /// Who waits for the tensors of an op.
+    /// By ticket of a read op: where to send the values of its inputs.
     pub(super) asked: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
     pub(super) reads: Reads,
     /// Bytes in `uploads`.
     waiting_bytes: usize,
-    /// Bytes since Burn's client was last told to send.
+    /// Bytes uploaded since Burn's client was last flushed.
     pub(super) unsent_bytes: usize,
 }
 
@@ -90,7 +92,7 @@ impl Tickets {
         Some(data)
     }
 
-    /// Tickets up to the last of now that have waited for too long.
+    /// The newest ticket, if any ticket is older than [`PATIENCE`].
     fn overdue(&self) -> Option<u64> {
         let uploads = self.uploads.values().map(|(_, since)| since);
         let mut waiting = uploads.chain(self.asked.values().map(|(_, since)| since));
@@ -111,11 +113,11 @@ impl Exchange {
         }
     }
 
-    /// Says which device of Burn's this is, once, before anybody can ask for it.
+    /// Sets Burn's device, once, before the exchange can be looked up.
     pub(crate) fn set_burn(&self, remote: &RemoteDevice, device: &Device) {
         let client = CustomOpClient::new(remote);
         let device = device.clone();
-        // It is the same device each time.
+        // If it is set already, it is the same device.
         let _ = self.burn.set(BurnSide { client, device });
     }
 
@@ -129,12 +131,13 @@ impl Exchange {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Tickets> {
-        // No code of others runs under this lock, and ours leaves it whole.
+        // Poison is ignored: no foreign code runs under this lock, and ours leaves
+        // the tickets consistent.
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves `data` for the bridge. `register` gives Burn's client the op with the
-    /// ticket.
+    /// Stores `data` for the bridge under a ticket. `register` registers the op that
+    /// carries the ticket with Burn's client.
     pub(crate) fn hand_over<T>(
         &self,
         data: TensorData,
@@ -156,7 +159,7 @@ impl Exchange {
         };
         let registered = register(&burn.client, ScalarIr::UInt(ticket));
         if send {
-            // A device that cannot send says so when it is read.
+            // If the flush fails, the device's reads report the error.
             let _ = burn.device.flush();
         }
         registered
@@ -164,7 +167,8 @@ impl Exchange {
 
     fn wait_for_room(&self) -> MutexGuard<'_, Tickets> {
         let full = |tickets: &mut Tickets| tickets.waiting_bytes > WAITING_BYTES;
-        // Ends: what waits was flushed, and is taken by the bridge or given up.
+        // This wait ends: what is queued was flushed, so the bridge takes it or
+        // `watch` drops it.
         self.room
             .wait_while(self.lock(), full)
             .unwrap_or_else(PoisonError::into_inner)
@@ -176,13 +180,13 @@ impl Exchange {
         data
     }
 
-    /// Drops all tickets there are.
+    /// Drops all tickets.
     pub(super) fn give_up_all(&self) {
         let last = self.lock().last;
         self.give_up(last);
     }
 
-    /// Drops all tickets up to `last`; whoever waits for them hears of it.
+    /// Drops all tickets up to `last`. Pending reads among them fail.
     fn give_up(&self, last: u64) {
         let mut tickets = self.lock();
         let mut old: Vec<u64> = tickets.uploads.keys().copied().collect();
@@ -196,7 +200,8 @@ impl Exchange {
     }
 }
 
-/// Gives up tickets for `device` that nobody will come for. Ends with the exchange.
+/// Drops tickets of `device` that the bridge will never take. Ends when the exchange
+/// is dropped.
 pub(crate) async fn watch(exchange: Weak<Exchange>, device: Device, runtime: Handle) {
     loop {
         tokio::time::sleep(PATIENCE).await;
@@ -206,10 +211,10 @@ pub(crate) async fn watch(exchange: Weak<Exchange>, device: Device, runtime: Han
         let Some(last) = exchange.lock().overdue() else {
             continue;
         };
-        // Whatever was registered before is through once this is. It may take
-        // long, as a tensor may be waited for that is still being computed.
+        // After this sync, every op registered before it has been processed. The
+        // sync may take long, as it waits for tensors that are being computed.
         let device = device.clone();
-        // An error is a dead session, which is what is looked for.
+        // An error means that the session is dead, and the tickets with it.
         let _ = runtime.spawn_blocking(move || device.sync()).await;
         exchange.give_up(last);
     }
@@ -218,7 +223,7 @@ pub(crate) async fn watch(exchange: Weak<Exchange>, device: Device, runtime: Han
 /// The exchange of each device of a bridge.
 pub(crate) type Exchanges = HashMap<TensordDevice, Arc<Exchange>>;
 
-/// Makes `server` carry out the ops with tickets.
+/// Registers the bridge's custom ops with `server`.
 pub(crate) fn install(
     server: BackendServer<Tensord>,
     exchanges: Exchanges,
@@ -242,7 +247,7 @@ type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
 fn upload(exchange: &Exchange, handles: &mut Handles, ir: &CustomOpIr, device: TensordDevice) {
     let ([], [out]) = ir.as_fixed();
     let Some(data) = ir.scalars.first().and_then(|t| exchange.take_upload(t)) else {
-        let lost = ExecutionError::with_context("the bytes of an upload were given up");
+        let lost = ExecutionError::with_context("the bytes of an upload were dropped as stale");
         return handles.set_error(out.id, TensorError::new(lost));
     };
     let client = get_client::<TensordChannel>(&device);

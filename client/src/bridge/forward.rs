@@ -1,7 +1,8 @@
-//! Custom ops of workers, on their way from Burn's client to a session.
+//! Forwards custom ops of workers from Burn's client to a session.
 //!
-//! Burn's server has to know each custom op it is sent by its id. So the bridge has
-//! one that stands for all of a worker's, whose name is in its scalars.
+//! Burn's server rejects custom ops whose id is not registered with it. So the bridge
+//! registers one that stands for all custom ops of the workers, and its scalars carry
+//! the name of the worker's op.
 
 use burn_ir::{
     BackendIr, CustomOpIr, HandleContainer, OperationIr, ScalarIr, TensorError, TensorIr,
@@ -10,16 +11,16 @@ use burn_router::{RouterClient, RouterTensor, get_client};
 
 use crate::backend::{Tensord, TensordChannel, TensordClient, TensordDevice};
 
-/// Custom op that stands for any of a worker's.
+/// The custom op that stands for any custom op of a worker.
 pub(crate) const FORWARD: &str = "tensord.forward";
 
-/// Bytes of a name in a scalar.
+/// Bytes of the name in each scalar.
 const BYTES: usize = size_of::<u64>();
 
 type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
 
-/// The scalars of a call of `name`: the length of the name, its bytes, and those of
-/// the call.
+/// The scalars of a forwarded call of `name`: the name's length, its bytes, then the
+/// call's own scalars.
 pub(crate) fn pack(name: &str, scalars: Vec<ScalarIr>) -> Vec<ScalarIr> {
     let chunks = name.as_bytes().chunks(BYTES).map(|chunk| {
         let mut bytes = [0; BYTES];
@@ -32,7 +33,7 @@ pub(crate) fn pack(name: &str, scalars: Vec<ScalarIr>) -> Vec<ScalarIr> {
     packed
 }
 
-/// The name and the scalars of a call.
+/// The name and the scalars of a forwarded call.
 fn unpack(packed: &[ScalarIr]) -> Option<(String, Vec<ScalarIr>)> {
     let (length, rest) = packed.split_first()?;
     let length = usize::try_from(length.elem::<u64>()).ok()?;
@@ -44,7 +45,7 @@ fn unpack(packed: &[ScalarIr]) -> Option<(String, Vec<ScalarIr>)> {
     Some((name, scalars.to_vec()))
 }
 
-/// Carries the op out: sends the worker's on.
+/// Executes [`FORWARD`]: records the worker's op in the device's session.
 pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDevice) {
     let mut error: Option<TensorError> = None;
     let mut inputs: Vec<TensorIr> = Vec::with_capacity(ir.inputs.len());
@@ -53,7 +54,7 @@ pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDev
             error = Some(failed.propagated());
             continue;
         }
-        // Kinds differ in their types alone: all have the router's handle.
+        // Tensors of all kinds have the router's handle type.
         let tensor: RouterTensor<TensordClient> = handles.get_float_tensor::<Tensord>(input);
         inputs.push(tensor.into_ir());
     }
@@ -84,7 +85,7 @@ pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDev
 
 fn unreadable() -> burn_backend::ExecutionError {
     burn_backend::ExecutionError::with_context(
-        "a custom op's name was lost on its way to the worker",
+        "the bridge received a custom op without a readable name",
     )
 }
 

@@ -1,10 +1,10 @@
 //! Leased devices as ordinary Burn devices.
 //!
-//! Burn's `Device` has one open door, its remote device. So the client runs
-//! Burn's own remote server on loopback, in its own process, over [`Tensord`];
-//! Burn's remote client connects to it, and its devices are what users get. All
-//! devices of a lease are devices of one such host, which is what lets Burn's
-//! data-parallel strategies span them.
+//! The only Burn `Device` that can be implemented outside Burn is its remote
+//! device. So the client runs Burn's remote server on loopback, in its own process,
+//! over [`Tensord`]; Burn's remote client connects to it, and users get that
+//! client's devices. All devices of a lease are devices of one such host, as
+//! Burn's data-parallel strategies do not span hosts.
 
 mod exchange;
 pub(crate) mod forward;
@@ -27,14 +27,14 @@ use crate::{
     data,
 };
 
-/// A running bridge. Dropping it ends it.
+/// A running bridge. Dropping it stops the server.
 pub(crate) struct Bridge {
     devices: Vec<Device>,
     tasks: Vec<AbortHandle>,
 }
 
 impl Bridge {
-    /// Starts a bridge for `devices`, whose sessions are `cohort`, on `runtime`.
+    /// Starts a bridge on `runtime` for `devices`, whose sessions form `cohort`.
     pub(crate) fn start(
         runtime: &Handle,
         devices: Vec<TensordDevice>,
@@ -42,7 +42,7 @@ impl Bridge {
     ) -> Result<Self, String> {
         tune::send_in_batches();
         let listener = TcpListener::bind(("127.0.0.1", 0));
-        let listener = listener.map_err(|e| format!("no loopback port: {e}"))?;
+        let listener = listener.map_err(|e| format!("cannot bind a loopback port: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
         let token = new_token();
         let exchange = |_| Arc::new(Exchange::new(runtime.clone()));
@@ -55,7 +55,7 @@ impl Bridge {
                 error!("the bridge to Burn ended: {e}");
             }
         });
-        // Ends the server again if the devices cannot be had.
+        // Dropping this stops the server if the steps below fail.
         let mut bridge = Self {
             devices: Vec::new(),
             tasks: vec![serving.abort_handle()],
@@ -89,7 +89,7 @@ impl Drop for Bridge {
     }
 }
 
-/// Serves `devices` on `listener` to Burn's remote clients that show `token`.
+/// Serves `devices` on `listener` to Burn's remote clients that present `token`.
 pub(crate) fn serve(
     devices: Vec<TensordDevice>,
     listener: TcpListener,
@@ -103,7 +103,7 @@ fn server(devices: Vec<TensordDevice>, token: &Secret) -> BackendServer<Tensord>
     BackendServer::new(devices).with_authorizer(authorizer.expect("the token is not empty"))
 }
 
-/// 256 random bits, hex.
+/// 256 random bits in hexadecimal.
 pub(crate) fn new_token() -> Secret {
     let mut bytes = [0u8; 32];
     rand::rng().fill_bytes(&mut bytes);

@@ -1,16 +1,17 @@
 //! The reading half of an [`Exchange`].
 //!
-//! Burn's client does much for an op: it passes through a ring of 32 places, whose
+//! An op is costly in Burn's client: it passes through a ring of 32 places, whose
 //! users spin while it is full, and through an encoder, a socket and a decoder. So
-//! reads that are asked for in a row share one op. Whoever asks leaves the tensor's
-//! name here and goes on. Whoever first waits has Burn's client send all there are; if
-//! nobody does for a moment, a thread of the runtime has. The worker's answers go from
-//! the session straight to whoever waits for them.
+//! successive reads share one op. A read queues the tensor's id here and returns.
+//! The first reader that waits has Burn's client send all queued reads; if none waits
+//! within [`GATHER`], a thread of the runtime sends them. The worker's answers go from
+//! the session straight to the readers.
 //!
-//! The tensor itself is [`Held`] meanwhile, or its drop could come before the op.
-//! And it is let go on the thread that asked. Burn counts a tensor's holders, and
-//! the last one says that it is dropped; but an op that another thread has just
-//! begun no longer counts, and is said a moment later.
+//! The tensor itself stays alive in [`Held`] meanwhile; otherwise its drop could be
+//! registered before the read. And it is dropped on the thread that requested the
+//! read. Burn counts a tensor's handles, and dropping the last one registers a drop.
+//! An op that another thread has just begun no longer counts as a handle, but is
+//! registered a moment later, so it could follow the drop.
 
 use std::{
     sync::{Arc, MutexGuard, PoisonError, Weak},
@@ -30,30 +31,32 @@ use crate::{
     session::Answer,
 };
 
-/// Custom op that has its inputs sent to those who wait for them.
+/// The custom op that reads its inputs and sends their values to the readers.
 pub(super) const READ: &str = "tensord.read";
 
-/// How long reads that nobody waits for are gathered: the timer's own grain.
+/// How long reads that nobody awaits are queued before they are sent: the resolution
+/// of the runtime's timer.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// Reads that wait to be sent, at most; who asks for more sends them first.
+/// Most reads that may be queued. The read that reaches the limit gives all of them to
+/// Burn's client.
 const WAITING_READS: usize = 256;
 
-/// Tensors that wait for the threads that asked for them, at most: a thread may
-/// never ask again. Reads are sent by whoever asks while there are so many.
+/// Most tensors that may wait for the threads that requested them, as a thread may
+/// never read again. While there are so many, each read goes to Burn's client at once.
 const LEFT_TENSORS: usize = 256;
 
-/// What the threads that ask and those that send leave for each other.
+/// State shared by the threads that request reads and those that send them.
 #[derive(Default)]
 pub(super) struct Reads {
     unsent: Vec<Read>,
-    /// Of the last read asked for.
+    /// Number of the last read that was queued.
     number: u64,
-    /// They are sent in a moment if nobody does it before.
+    /// A timer or thread is running that will send the queued reads.
     due: bool,
-    /// Burn's client was given reads since it was told to send.
+    /// Burn's client was given reads since it was last flushed.
     unflushed: bool,
-    /// Tensors to be let go, by the threads that asked for them.
+    /// Tensors that the thread beside them must drop.
     left: Vec<(ThreadId, FloatTensor<Remote>)>,
 }
 
@@ -63,15 +66,15 @@ struct Read {
     answer: Answer<TensorData>,
 }
 
-/// A read that was asked for.
+/// A read that was requested.
 pub(crate) struct Asked {
     answered: oneshot::Receiver<Result<TensorData, ExecutionError>>,
     held: Option<Held>,
 }
 
-/// A tensor that is asked for.
+/// Keeps the tensor of a pending read alive.
 struct Held {
-    /// Taken when dropped.
+    /// `None` once [`Drop`] has passed it on.
     tensor: Option<FloatTensor<Remote>>,
     exchange: Weak<Exchange>,
     number: u64,
@@ -93,7 +96,7 @@ impl Asked {
 }
 
 impl Held {
-    /// Has the read sent, with all that wait, if it waits itself.
+    /// Sends all queued reads, if this one may be among them.
     fn send(&self) {
         let Some(exchange) = self.exchange.upgrade() else {
             return;
@@ -106,12 +109,13 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Without the bridge nobody reads it any more.
+        // Without the bridge there is no read to cancel.
         let Some(exchange) = self.exchange.upgrade() else {
             return;
         };
         if !self.answered {
-            // Not sent, it is sent no more; about to be, it is sent after this.
+            // Cancels the read if it is still queued. If another thread is making
+            // an op of it, this lock waits until the op is registered.
             let _giving = exchange.giving();
             let unsent = &mut exchange.lock().reads.unsent;
             unsent.retain(|read| read.number != self.number);
@@ -124,18 +128,19 @@ impl Drop for Held {
 }
 
 fn unanswered() -> ExecutionError {
-    ExecutionError::with_context("the bridge to the leased device has ended, and the read with it")
+    ExecutionError::with_context("the read failed: the bridge to the leased device has ended")
 }
 
 impl Exchange {
-    /// Reads a tensor, waiting for it.
+    /// Reads a tensor and waits for its value.
     pub(crate) fn read(&self, tensor: FloatTensor<Remote>) -> Result<TensorData, ExecutionError> {
         let asked = self.ask_now(tensor);
         self.flush()?;
         wait(asked.answer())
     }
 
-    /// Asks for a tensor; it is on its way when it is waited for, or soon.
+    /// Requests a tensor. The read is sent when its answer is awaited, or within
+    /// [`GATHER`].
     pub(crate) fn ask(self: &Arc<Self>, tensor: FloatTensor<Remote>) -> Asked {
         let me = thread::current().id();
         let (mine, full) = {
@@ -143,21 +148,21 @@ impl Exchange {
             let mine: Vec<_> = left.extract_if(.., |(by, _)| *by == me).collect();
             (mine, left.len() >= LEFT_TENSORS)
         };
-        // Says so to Burn's client, which may wait.
+        // Outside the lock: this registers drops with Burn's client, which may block.
         drop(mine);
         let asked = match full {
             true => self.ask_now(tensor),
             false => self.leave(tensor, me),
         };
-        // Once it is there: a timer that finds nothing is over.
+        // After the read was queued: a timer that finds no reads ends.
         self.send_soon();
         asked
     }
 
-    /// Leaves a tensor's name to be sent, unless enough wait.
+    /// Queues a read; gives all of them to Burn's client if there are enough.
     fn leave(self: &Arc<Self>, tensor: FloatTensor<Remote>, by: ThreadId) -> Asked {
         let (answer, answered) = oneshot::channel();
-        // Of a clone, it lets go of nothing.
+        // `into_ir` of a clone does not release the tensor.
         let ir = tensor.clone().into_ir();
         let (number, full) = {
             let reads = &mut self.lock().reads;
@@ -185,7 +190,7 @@ impl Exchange {
         }
     }
 
-    /// Gives Burn's client a read, and those that wait.
+    /// Gives Burn's client this read and all queued ones.
     fn ask_now(&self, tensor: FloatTensor<Remote>) -> Asked {
         let (answer, answered) = oneshot::channel();
         self.give(Some((tensor, answer)));
@@ -195,12 +200,12 @@ impl Exchange {
         }
     }
 
-    /// Held while names become an op.
+    /// Locked while queued reads become an op.
     fn giving(&self) -> MutexGuard<'_, ()> {
         self.giving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives Burn's client the reads that wait, and one more.
+    /// Gives Burn's client one op for all queued reads and `more`.
     fn give(&self, more: Option<(FloatTensor<Remote>, Answer<TensorData>)>) {
         let _giving = self.giving();
         let unsent = std::mem::take(&mut self.lock().reads.unsent);
@@ -225,7 +230,8 @@ impl Exchange {
         self.lock().reads.unflushed = true;
     }
 
-    /// Has Burn's client send what it was given. Waits until it took note.
+    /// Flushes Burn's client, if it was given reads. Waits until the client has
+    /// accepted the flush.
     fn flush(&self) -> Result<(), ExecutionError> {
         {
             let mut tickets = self.lock();
@@ -237,16 +243,17 @@ impl Exchange {
         self.burn().device.flush()
     }
 
-    /// Has Burn's client send what waits.
+    /// Has Burn's client send all queued reads.
     fn send(&self) {
         self.give(None);
         if self.flush().is_err() {
-            // Whoever waits hears of it, as the answers are dropped.
+            // The readers get an error, as this drops their answers.
             self.give_up_all();
         }
     }
 
-    /// Has what waits sent by another thread, unless somebody does it before.
+    /// Has another thread send the queued reads after [`GATHER`], unless they were
+    /// sent by then.
     fn send_soon(self: &Arc<Self>) {
         if std::mem::replace(&mut self.lock().reads.due, true) {
             return;
@@ -255,7 +262,7 @@ impl Exchange {
         self.runtime.spawn(async move {
             tokio::time::sleep(GATHER).await;
             if exchange.lock().reads.are_due() {
-                // Burn's client takes note when it gets to it.
+                // `send` blocks until Burn's client accepts the flush.
                 let send = move || {
                     while exchange.lock().reads.are_due() {
                         exchange.send();
@@ -268,14 +275,13 @@ impl Exchange {
 }
 
 impl Reads {
-    /// Whether there are reads for whoever has them sent when they are due. If not,
-    /// none are due any more.
+    /// Whether there are reads left to send. Clears `due` if not.
     fn are_due(&mut self) -> bool {
         self.due = self.unflushed || !self.unsent.is_empty();
         self.due
     }
 
-    /// Whether the read of this number may not be on its way.
+    /// Whether the read with this number may not have been sent yet.
     fn has_unsent(&self, number: u64) -> bool {
         let unsent = |read: &Read| read.number == number;
         self.unflushed || self.unsent.iter().any(unsent)
@@ -291,7 +297,7 @@ impl Tickets {
 
 type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
 
-/// Carries the op out.
+/// Executes [`READ`].
 pub(super) fn read(
     exchange: &Exchange,
     handles: &mut Handles,
@@ -306,11 +312,11 @@ pub(super) fn read(
         let answer = answers.next();
         let error = handles.take_error(tensor);
         if let Some(error) = error {
-            // The reader may have gone.
+            // The reader may have been dropped.
             let _ = answer.map(|answer| answer.send(Err(error.cause().clone())));
             continue;
         }
-        // Kinds differ in their types alone: all have the router's handle.
+        // Tensors of all kinds have the router's handle type.
         let tensor: RouterTensor<TensordClient> = handles.get_float_tensor::<Tensord>(tensor);
         reads.extend(answer.map(|answer| (tensor.into_ir(), answer)));
     }
