@@ -1,24 +1,25 @@
-//! How the all-reduces of one group are carried out at one worker: the seam between
-//! what a group is and what reduces its tensors.
+//! How one worker executes the all-reduces of one group: the interface between a
+//! group and the code that reduces its tensors.
 //!
-//! An [`Algorithm`] is a pure state machine: what local ranks bring and what other
-//! workers say goes in, what to say to them and results come out. Laws, checked on
-//! every algorithm by one suite (`conformance`):
+//! An [`Algorithm`] is a pure state machine. Its inputs are the tensors of local ranks
+//! and the messages of other workers; its outputs are messages to those workers, and
+//! results. One suite (`conformance`) checks these laws for every algorithm:
 //!
-//! 1. The ranks' k-th calls belong together, in whatever order they come and
-//!    messages are carried. Messages between two workers keep their order.
-//! 2. Every rank of a call gets the same bits, which depend on what the ranks bring
-//!    and on nothing else; half types are added up in `f32`.
-//! 3. A call to which ranks bring different types, a type that is not reduced, or no
-//!    value because of a fault, fails on every rank with the same words, which name
-//!    the ranks. The group goes on.
-//! 4. A rank that keeps others waiting until the deadline is named to all. The group
-//!    is over then: what comes after fails with the same words.
-//! 5. A worker that breaks a rule is told which; nothing it says makes this one panic
-//!    or hold more than the tensors of its own ranks.
+//! 1. The ranks' k-th calls belong together, whatever the order in which ranks arrive
+//!    and messages are delivered. Messages between two workers keep their order.
+//! 2. Every rank of a call gets the same bits, which depend only on the ranks'
+//!    tensors; half types are added up in `f32`.
+//! 3. A call fails on every rank, with the same message that names the ranks, if their
+//!    tensors have different types or a type that cannot be reduced, or if a rank has
+//!    no value because of a fault. Later calls of the group still run.
+//! 4. If a rank keeps others waiting until the deadline, the group ends with an error
+//!    that names this rank. Later calls fail with the same message.
+//! 5. A worker that breaks a rule gets an error that names the rule. No message of
+//!    another worker makes this one panic, or buffer more bytes (from each worker, of
+//!    each kind of piece) than the tensors of this worker's ranks have.
 //!
-//! [`Sliced`](super::sliced::Sliced) works everywhere. One for devices that reach
-//! each other by a library of their vendor's (NCCL) has its place beside it, where
+//! [`Sliced`](super::sliced::Sliced) works everywhere. An algorithm for devices that
+//! reach each other by a vendor's library (NCCL) would be added beside it, where
 //! `cell` opens groups.
 
 use std::{
@@ -30,13 +31,13 @@ use burn_backend::{DType, Shape};
 use bytes::Bytes;
 use tensord_proto::v1::{Fault, FaultKind, PieceKind};
 
-/// See the module's documentation for the laws.
+/// Executes a group's all-reduces by the laws in the module's documentation.
 pub(crate) trait Algorithm: Send {
-    /// A local rank comes to its next all-reduce with `bytes`, or with the fault in
-    /// `arrival`. The end of it will have `ticket`.
+    /// A local rank has reached its next all-reduce, with `bytes` or with the fault in
+    /// `arrival`. The rank's [`Done`] will have this `ticket`.
     fn arrive(&mut self, rank: usize, ticket: u64, arrival: Arrival, bytes: Bytes, now: Instant);
 
-    /// Another worker says that `rank` has come to its next all-reduce.
+    /// Another worker has announced that its `rank` has reached its next all-reduce.
     fn heard(
         &mut self,
         node: usize,
@@ -45,49 +46,49 @@ pub(crate) trait Algorithm: Send {
         now: Instant,
     ) -> Result<(), Broke>;
 
-    /// Another worker sends bytes of a slice.
+    /// Another worker has sent bytes of a slice.
     fn piece(&mut self, node: usize, piece: Piece, now: Instant) -> Result<(), Broke>;
 
-    /// Ends the group: every call that is not over fails for `reason`, and so does
-    /// whatever comes after.
+    /// Ends the group: every open call fails with `reason`, and so do all later ones.
     fn abort(&mut self, reason: &str);
 
     /// Another worker has ended the group.
     fn aborted(&mut self, node: usize, reason: &str);
 
-    /// Ends the group if others have kept local ranks waiting for `deadline`. Nothing at
-    /// all has been heard of the workers that are `silent`.
+    /// Ends the group if others have kept local ranks waiting for `deadline`. From the
+    /// `silent` workers not even heartbeats have been received.
     fn tick(&mut self, now: Instant, deadline: Duration, silent: &[usize]);
 
-    /// From so many bytes on slices better travel one after the other, as one link of this
-    /// worker carries as much as all together. `None`: it does not, as far as is known.
+    /// Sets the smallest slice, in bytes, that this worker would send round a ring,
+    /// because one of its links carries as much as all together. `None` if one link is
+    /// not known to do that.
     fn set_ring_bytes(&mut self, slice_bytes: Option<u64>);
 
-    /// Whether there is something to say to `node`.
+    /// Whether a message for `node` is pending.
     fn has_news(&self, node: usize) -> bool;
 
-    /// The next thing to say to `node`.
+    /// Takes the next message for `node`.
     fn next(&mut self, node: usize) -> Option<Say>;
 
-    /// How many bytes more `node` was sent than the other workers on average, of what is
-    /// under way: all links of an exchange are to end together. `None`: the others are
-    /// sent nothing meanwhile.
+    /// How many bytes more than the other workers on average `node` was sent in the
+    /// current exchange, so that links can make all of them end together. `None` if the
+    /// other workers are sent nothing in it.
     fn lead_bytes(&self, node: usize) -> Option<i64>;
 
-    /// The calls of local ranks that came to an end since this was last asked.
+    /// Takes the calls of local ranks that ended since the last time this was called.
     fn take_done(&mut self) -> Vec<Done>;
 }
 
-/// A tensor that a rank brings to an all-reduce.
+/// The type of the tensor with which a rank has reached an all-reduce.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Arrival {
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    /// The mean is asked for; else the sum.
+    /// The rank requests the mean instead of the sum.
     pub(crate) mean: bool,
-    /// The rank has no value to give, because of this.
+    /// Why the rank has no value, if it has none.
     pub(crate) fault: Option<Arc<Fault>>,
-    /// Bytes of a slice from which on its worker would have it go round a ring.
+    /// The smallest slice, in bytes, that the rank's worker would send round a ring.
     pub(crate) ring_bytes: Option<u64>,
 }
 
@@ -105,13 +106,13 @@ pub(crate) enum Failure {
 pub(crate) struct Done {
     /// The rank.
     pub(crate) rank: usize,
-    /// What the rank called it.
+    /// The ticket that [`arrive`](Algorithm::arrive) was given.
     pub(crate) ticket: u64,
-    /// The reduced tensor's bytes, shared by all local ranks.
+    /// The bytes of the reduced tensor, shared by all local ranks.
     pub(crate) result: Result<Bytes, Failure>,
 }
 
-/// Something to say to another worker of the group.
+/// A message to another worker of the group.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Say {
     Arrivals(Vec<(usize, Arrival)>),
@@ -142,6 +143,6 @@ impl Broke {
 pub(crate) struct Rank {
     /// The number of its worker among the workers of the group.
     pub(crate) node: usize,
-    /// Where it is, in words.
+    /// A description of its device and worker, for messages.
     pub(crate) place: String,
 }

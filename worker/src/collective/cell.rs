@@ -1,4 +1,4 @@
-//! A group with its lock, and what it says as the bodies of frames.
+//! A group behind its lock, and its messages as the bodies of frames.
 
 use std::sync::{
     Arc, Mutex, MutexGuard,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::locks::lock;
 
-/// Bytes of a fault's reason that other ranks hear.
+/// Most bytes of a fault's reason that are sent to other ranks.
 const REASON_BYTES: usize = 4 << 10;
 
 /// A group at this worker.
@@ -32,15 +32,15 @@ pub(crate) struct Cell {
 
 struct State {
     group: Box<dyn Algorithm>,
-    /// Those workers whose links know that there is something to say.
+    /// By worker: whether its link has been notified of the pending messages.
     announced: Vec<bool>,
 }
 
-/// What came of a change.
+/// The effects of a change to the group.
 #[derive(Default)]
 pub(crate) struct Changed {
     pub(crate) done: Vec<Done>,
-    /// Workers to which there is something to say, and whose links do not know.
+    /// Workers for which messages are pending, and whose links were not notified yet.
     pub(crate) news_for: Vec<usize>,
 }
 
@@ -76,7 +76,7 @@ impl Cell {
         &self.members
     }
 
-    /// The worker of a number, and the number of a worker.
+    /// The worker with this number in the group; [`node`](Self::node) is the inverse.
     pub(crate) fn worker(&self, node: usize) -> WorkerId {
         self.nodes[node]
     }
@@ -85,7 +85,7 @@ impl Cell {
         self.nodes.iter().position(|node| *node == worker)
     }
 
-    /// Whether nobody was told yet that the group is over. True once.
+    /// Whether the end of the group still has to be reported. Returns true once.
     pub(crate) fn is_news(&self) -> bool {
         !self.told.swap(true, Ordering::Relaxed)
     }
@@ -94,7 +94,7 @@ impl Cell {
         lock(&self.state)
     }
 
-    /// Changes the group, and says what came of it.
+    /// Changes the group and returns the effects.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut dyn Algorithm) -> T) -> (T, Changed) {
         let mut state = self.state();
         let State { group, announced } = &mut *state;
@@ -110,8 +110,8 @@ impl Cell {
         (changed, Changed { done, news_for })
     }
 
-    /// The next thing to say to `node`, whether there is more, and how many bytes it is
-    /// ahead of others then, if they are sent something.
+    /// The next message for `node`, whether more are pending, and the
+    /// [lead](Algorithm::lead_bytes) of `node` after it.
     pub(crate) fn next(&self, node: usize) -> (Option<Body>, bool, Option<i64>) {
         let mut state = self.state();
         let said = state.group.next(node).map(|say| self.body(say));
@@ -144,8 +144,8 @@ impl Cell {
     }
 }
 
-/// What carries out the all-reduces of a group: here a group whose devices all reach
-/// each other by a library of their vendor's would get another.
+/// Chooses the algorithm of a group. A group whose devices all reach each other by a
+/// vendor's library would get another one here.
 fn open(ranks: Vec<Rank>, me: usize) -> Box<dyn Algorithm> {
     Box::new(Sliced::new(ranks, me))
 }
@@ -160,7 +160,7 @@ fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
     }
 }
 
-/// An arrival that another worker tells of, and its rank.
+/// Decodes an arrival that another worker has announced, and its rank.
 pub(crate) fn decode(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecError> {
     let (shape, dtype, _) = decode_type(arrival.r#type.as_ref())?;
     let fault = arrival.fault.map(Arc::new);

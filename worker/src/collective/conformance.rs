@@ -1,5 +1,5 @@
-//! The laws of [`Algorithm`]s, for each of them: workers of a group that talk to each
-//! other in whatever order chance has it.
+//! Checks the laws of [`Algorithm`] for one implementation: simulates the workers of a
+//! group, whose messages are delivered in random order.
 
 use std::{
     sync::Arc,
@@ -14,7 +14,7 @@ use tensord_proto::v1::{Fault, FaultKind, PieceKind};
 
 use super::algorithm::{Algorithm, Arrival, Failure, Piece, Rank, Say};
 
-/// Makes the part of an algorithm at one worker.
+/// Makes an algorithm's state machine for one worker.
 pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
 
 /// Checks all laws.
@@ -33,7 +33,7 @@ pub(super) fn run(make: Make) {
 
 type Sum = Result<Vec<f32>, Failure>;
 
-/// A group spread over workers, each with a state machine of its own.
+/// A group spread over workers, with one state machine for each worker.
 struct World {
     groups: Vec<Box<dyn Algorithm>>,
     nodes: Vec<usize>,
@@ -45,7 +45,7 @@ struct World {
 }
 
 impl World {
-    /// A rank on each of the workers `nodes`.
+    /// A group with one rank for each entry of `nodes`, on the worker of that number.
     fn new(make: Make, nodes: &[usize]) -> Self {
         let rank = |&node: &usize| Rank {
             node,
@@ -80,7 +80,7 @@ impl World {
         self.groups[node].arrive(rank, ticket, arrival, bytes, self.now);
     }
 
-    /// Carries one message of `from` to `to`, if there is one.
+    /// Delivers one message of `from` to `to`, if there is one.
     fn carry(&mut self, from: usize, to: usize) -> bool {
         let Some(say) = self.groups[from].next(to) else {
             return false;
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// The one failure that every rank has for `ticket`.
+    /// The failure of `ticket`, which must be the same on every rank.
     fn failure(&self, ticket: u64) -> Failure {
         let of = |done: &Vec<(u64, Result<_, Failure>)>| {
             let (_, result) = done.iter().find(|(t, _)| *t == ticket).unwrap();
@@ -140,9 +140,9 @@ impl World {
     }
 }
 
-/// Whatever arrives and is carried when, and whatever workers know of their links, every
-/// rank ends with the same bits, which are the sum in the order of the workers, from one of
-/// them on.
+/// In whatever order ranks arrive and messages are delivered, and whatever the workers have
+/// measured of their links, every rank gets the same bits: the sum in the order of the
+/// workers, starting at one of them.
 fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     let sizes = prop_oneof![0usize..40, 1000usize..3000];
     let worlds = (
@@ -165,7 +165,7 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     ran.unwrap();
 }
 
-/// What the first rank gets.
+/// The results of the first rank.
 fn in_any_order(
     make: Make,
     mut nodes: Vec<usize>,
@@ -217,7 +217,7 @@ fn in_any_order(
     world.done.into_iter().next().unwrap_or_default()
 }
 
-/// What `rank` brings to a call.
+/// Element `i` of the tensor of `rank` in a call.
 fn value(rank: usize, call: usize, i: usize) -> f32 {
     ((rank * 7919 + call * 104_729 + i * 31) % 1000) as f32 * 1.1e-3 + 1e3 * rank as f32
 }
@@ -254,7 +254,7 @@ fn are_sums(world: &World, sizes: &[usize]) {
 }
 
 fn half_types_are_rounded_once(make: Make) {
-    // 2048 + 1 is no f16 and 256 + 1 no bf16: rounded at each step the sum would stay.
+    // f16 has no 2049 and bf16 no 257: rounded at each step, the sum would not change.
     let f16s = [2048.0, 1.0, 1.0].map(|v| f16::from_f32(v).to_le_bytes());
     let bf16s = [256.0, 1.0, 1.0].map(|v| bf16::from_f32(v).to_le_bytes());
     let sums = [
@@ -393,7 +393,7 @@ fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
         let failure = Failure::New(FaultKind::Peer, expected.into());
         assert_eq!(world.done[rank], [(1, Err(failure))]);
     }
-    // The one that was late, and whatever comes after, hears the same.
+    // The late rank, and every later call, fails with the same message.
     world.arrive(1, 1, &[1.0]);
     world.carry_all();
     assert_eq!(world.done[1][0].1, world.done[0][0].1);
@@ -405,7 +405,7 @@ fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
     for rank in 0..3 {
         world.arrive(rank, 1, &[1.0; 9000]);
     }
-    // Worker 1 hears all and says its arrival, and nothing more.
+    // Worker 1 receives everything and announces its arrival, but sends nothing more.
     for _ in 0..50 {
         for (from, to) in [(0, 1), (2, 1), (0, 2), (2, 0)] {
             world.carry(from, to);
@@ -430,19 +430,19 @@ fn nobody_is_blamed_who_waits_for_another(make: Make) {
     let deadline = Duration::from_secs(3);
     let mut world = World::new(make, &[0, 1, 2]);
     for rank in 0..3 {
-        // Small: the first is reduced by worker 0 alone, who then lacks worker 1's part.
+        // A small tensor: worker 0 reduces the first one alone and lacks worker 1's part.
         world.arrive(rank, 1, &[1.0; 4]);
     }
-    // Worker 1 says that its rank has come, and no more.
+    // Worker 1 announces that its rank has arrived, but sends nothing more.
     world.carry(1, 0);
     world.carry(1, 2);
     let live = [(0, 1), (0, 2), (2, 0), (2, 1)];
     while live.into_iter().any(|(from, to)| world.carry(from, to)) {}
-    // Rank 2 is ahead, and rank 0 has not come there.
+    // Rank 2 is ahead: rank 0 has not reached this call.
     world.arrive(2, 2, &[1.0; 4]);
     let overdue = world.now + deadline;
     world.groups[2].tick(overdue, deadline, &[]);
-    assert!(world.groups[2].take_done().is_empty(), "it cannot tell");
+    assert!(world.groups[2].take_done().is_empty(), "it must wait");
     world.groups[0].tick(overdue, deadline, &[1]);
     while live.into_iter().any(|(from, to)| world.carry(from, to)) {}
     world.collect();
@@ -468,7 +468,7 @@ fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
     let (group, now) = (&mut world.groups[0], world.now);
     for rank in [0, 2] {
         let broke = group.heard(1, rank, arrival.clone(), now).unwrap_err();
-        assert!(broke.to_string().contains("speaks for rank"), "{broke}");
+        assert!(broke.to_string().contains("announces rank"), "{broke}");
     }
     let piece = |bytes| Piece {
         kind: PieceKind::Part,
@@ -480,6 +480,6 @@ fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
         broke
             .unwrap_err()
             .to_string()
-            .contains("more bytes than were asked for")
+            .contains("more bytes than the open calls have")
     );
 }

@@ -1,11 +1,11 @@
-//! Who takes part: the devices of a lease, and groups of them.
+//! The devices of a lease, and groups of them.
 
 use std::sync::Arc;
 
 use tensord_proto::{ids::WorkerId, v1};
 
 /// The devices of a lease, in the order of its shares. A device's *place* is its
-/// number in it.
+/// number in this order.
 #[derive(Debug)]
 pub(crate) struct Roster {
     shares: Vec<v1::LeaseShare>,
@@ -52,14 +52,14 @@ impl Roster {
             .map(|(_, share)| share)
     }
 
-    /// Whether this worker dials `other`, or is dialled by it: who comes first in
-    /// the lease dials.
+    /// Whether this worker dials `other`; if not, `other` dials. Of two workers, the
+    /// one that comes first in the lease dials.
     pub(crate) fn dials(&self, other: WorkerId) -> bool {
         let first = self.shares.iter().map(|share| WorkerId(share.worker_id));
         first.into_iter().find(|w| [self.me, other].contains(w)) == Some(self.me)
     }
 
-    /// A device in words.
+    /// Describes a device in a message.
     pub(crate) fn describe(&self, place: u32) -> String {
         match self.share(place) {
             Some(share) => format!("device {} of worker {}", share.device_index, share.worker),
@@ -78,7 +78,7 @@ impl Members {
     ///
     /// # Errors
     ///
-    /// What is wrong with it, for the program to read.
+    /// A message for the program that says what is wrong with the group.
     pub(crate) fn new(mut places: Vec<u32>, roster: &Roster) -> Result<Self, String> {
         places.sort_unstable();
         if places.is_empty() {

@@ -1,76 +1,78 @@
-//! What a link carries, by what it was seen to carry.
+//! Measures the round trip and the rate of links, and derives how much to send at
+//! once.
 
 use std::time::{Duration, Instant};
 
-/// Shortest time over which a rate is taken: several times what a timer or a
-/// scheduler may be off by.
+/// Shortest time over which a rate is measured: several times the error of a timer
+/// or a scheduler.
 const SPAN: Duration = Duration::from_millis(20);
 
-/// Fewest bytes of which a rate is taken, as fewer fit into buffers on the way.
+/// Fewest bytes over which a rate is measured, as fewer fit into buffers on the path.
 const LEAST_BYTES: u64 = 4 << 20;
 
-/// Bounds of a bucket. Below, what an exchange costs by itself shows; above,
-/// nothing would be left to overlap with.
+/// Bounds of a bucket. In smaller ones the fixed cost of an exchange shows; larger
+/// ones would leave nothing to overlap with.
 const SMALLEST_BUCKET: f64 = (256 << 10) as f64;
 const LARGEST_BUCKET: f64 = (32 << 20) as f64;
 
-/// What a worker may have on its way to all others where a round trip is short: what 1
-/// Gbit/s carry in 4 ms, in which a busy host's writers have their turn.
+/// Bytes that a worker may have in flight to all others together where the round trip
+/// is short: what 1 Gbit/s carries in 4 ms, within which the writers of a busy host get
+/// to run.
 const FLIGHT_BYTES: usize = 512 << 10;
 
-/// What a connection may have of it at least, that is neither ahead nor behind.
+/// Least part of these bytes for a connection that is neither ahead nor behind.
 const LEAST_FLIGHT: usize = 64 << 10;
 
-/// A connection that is so many bytes behind the others may have twice as much on its
-/// way, and one that is half as many ahead half of it. By the pieces in which bytes are
-/// said, that is at once.
+/// A connection that is so many bytes behind the others may have twice as much in
+/// flight, and one that is half as many bytes ahead may have half as much. A single
+/// piece exceeds this, so the limit changes at once.
 const LAG_BYTES: f64 = (128 << 10) as f64;
 
-/// What a connection may have at most that lags behind, and at least that is ahead, of
-/// what it would have else.
+/// Factors on a connection's bytes in flight: the least if it is ahead, the most if it
+/// is behind.
 const FLIGHT_RANGE: [f64; 2] = [0.25, 2.0];
 
-/// What a worker may have on its way to all others before it knows what links carry. All
-/// at once they would flood them, and what else goes over them, such as heartbeats, would
-/// be lost with the rest.
+/// Bytes that a worker may have in flight to all others together before the links were
+/// measured. Without this bound, new connections would flood the links together, and
+/// other traffic such as heartbeats would be lost too.
 const FIRST_FLIGHT_BYTES: usize = 1 << 20;
 
-/// What one connection carries whatever the hosts, in bytes a second. More than that may
-/// take several, on several cores each.
+/// Bytes per second that one connection carries on any hosts. A faster link may need
+/// several connections, on several cores each.
 const CONNECTION_RATE: f64 = 400e6;
 
-/// Bytes of a slice that are worth the messages of a ring in any case.
+/// The smallest slice, in bytes, that ever goes round a ring: smaller ones are not
+/// worth its messages.
 const LEAST_IN_RING: u64 = 1 << 20;
 
-/// Measures one direction of a link. Time is told to it.
+/// Measures one direction of a link. Callers pass the time in.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     round_trip: Option<Duration>,
     bytes_per_second: Option<f64>,
     confirmed_bytes: u64,
-    /// Since when the link has had work without a pause, and what was confirmed
-    /// since.
+    /// Set while bytes are in flight.
     busy: Option<Busy>,
 }
 
-/// The time in which a link has work without a pause.
+/// A period in which a link has bytes in flight without a pause.
 #[derive(Debug)]
 struct Busy {
-    /// Since when, or since when the rate was last taken.
+    /// When the period began, or when the rate was last measured in it.
     since: Instant,
-    /// What was confirmed since.
+    /// Bytes confirmed since then.
     bytes: u64,
-    /// Nothing was confirmed yet of what was sent first.
+    /// No byte of the period has been confirmed yet.
     is_new: bool,
 }
 
 impl Meter {
-    /// A question and its answer took this long.
+    /// Records a round trip.
     pub(super) fn answered(&mut self, after: Duration) {
         self.round_trip = Some(self.round_trip.map_or(after, |before| before.min(after)));
     }
 
-    /// There is something on the way.
+    /// Records that bytes are in flight.
     pub(super) fn sent(&mut self, now: Instant) {
         self.busy.get_or_insert(Busy {
             since: now,
@@ -79,13 +81,14 @@ impl Meter {
         });
     }
 
-    /// What is on the way stays there until there is another connection.
+    /// Records that the connection was lost: nothing is confirmed until the next one.
     pub(super) fn pause(&mut self) {
         self.busy = None;
     }
 
-    /// `bytes` were confirmed; nothing else is on the way if the link is `idle`. What is
-    /// confirmed last says nothing of the rate: it may have waited for a frame to ride on.
+    /// Records that `bytes` were confirmed. If the link is now `idle`, no bytes are in
+    /// flight any more. The last confirmation of a period is not used for the rate, as it
+    /// may have been delayed until there was a frame to carry it.
     pub(super) fn confirmed(&mut self, bytes: u64, idle: bool, now: Instant) {
         self.confirmed_bytes = self.confirmed_bytes.saturating_add(bytes);
         let Some(busy) = &mut self.busy else {
@@ -104,19 +107,20 @@ impl Meter {
             self.busy = None;
         }
         if is_answer {
-            // A host that was busy as the link was made answered late then.
+            // If the host was busy when the link was made, the round trip measured
+            // then was too long.
             self.answered(span);
         }
     }
 
-    /// The shortest round trip.
+    /// The shortest round trip seen.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.round_trip
     }
 
-    /// Bytes that fill the link for a round trip, once both are known: with fewer
-    /// begun together the link would fall idle between buckets, and more would
-    /// only begin later.
+    /// Bytes that fill the link for one round trip, once its rate and round trip are
+    /// known. With smaller buckets the link would fall idle between them; larger ones
+    /// would only start later.
     pub(super) fn bucket_bytes(&self) -> Option<usize> {
         let bytes = self.bytes_per_second? * self.round_trip?.as_secs_f64();
         Some(bytes.clamp(SMALLEST_BUCKET, LARGEST_BUCKET) as usize)
@@ -124,22 +128,22 @@ impl Meter {
 }
 
 impl Meter {
-    /// Bytes of which none were confirmed that a new link may have at most, if it has a
-    /// bound, beside so many `links` that begin with it.
+    /// Bytes that a new link may have unconfirmed, where `links` new links share the
+    /// bound; `None` once enough bytes were confirmed.
     pub(super) fn first_flight_bytes(&self, links: usize) -> Option<usize> {
         let is_new = self.confirmed_bytes < LEAST_BYTES;
         is_new.then_some(LEAST_FLIGHT.max(FIRST_FLIGHT_BYTES / links.max(1)))
     }
 
-    /// Bytes to which a connection's flight is to be bounded, if it is, which has so
-    /// many `links` beside it: where all of them carry no more in a round trip, by far.
-    /// Elsewhere the system knows better.
+    /// In-flight limit in bytes for one of `links` connections, or `None` to leave it to
+    /// the kernel. There is a limit where all connections together carry at most
+    /// [`FLIGHT_BYTES`] in a round trip.
     ///
-    /// What is more would stand in a queue before the slowest place of the way, in
-    /// which who has most gets most, and what overflows is lost. Connections of an
-    /// exchange should get the same, as it is over when the last is. So one that is
-    /// `lead_bytes` ahead gets less of such queues, wherever they are, and one that lags
-    /// behind gets more.
+    /// More bytes would stand in a queue before the bottleneck of the path, where the
+    /// connection with the most bytes gets the most bandwidth, and overflow is lost. But
+    /// the connections of an exchange should get the same, as the exchange ends with the
+    /// last of them. So a connection that is `lead_bytes` ahead gets less of such queues,
+    /// and one that is behind gets more.
     pub(super) fn flight_bytes(&self, links: usize, lead_bytes: i64) -> Option<usize> {
         let carried = self.bytes_per_second? * self.round_trip?.as_secs_f64() * links as f64;
         let is_near = carried <= FLIGHT_BYTES as f64;
@@ -154,32 +158,34 @@ impl Meter {
 #[derive(Debug, Default)]
 pub(crate) struct Egress {
     meter: Meter,
-    /// Links with something on the way.
+    /// Number of links with bytes in flight.
     busy: usize,
 }
 
 impl Egress {
-    /// There is something on the way over a link that had nothing.
+    /// Records that bytes are in flight on a link that had none.
     pub(super) fn sent(&mut self, now: Instant) {
         self.busy += 1;
         self.meter.sent(now);
     }
 
-    /// A link with something on the way was lost: it takes no part until it is heard of.
+    /// Records that a link with bytes in flight was lost. It does not count until it is
+    /// back.
     pub(super) fn pause(&mut self) {
         self.busy = self.busy.saturating_sub(1);
         self.meter.pause();
     }
 
-    /// `bytes` were confirmed on a link; it has nothing on the way now if that `ends`.
+    /// Records that `bytes` were confirmed on a link. If this `ends` the link's busy
+    /// period, it has no bytes in flight any more.
     pub(super) fn confirmed(&mut self, bytes: u64, ends: bool, now: Instant) {
         self.busy = self.busy.saturating_sub(usize::from(ends));
         self.meter.confirmed(bytes, self.busy == 0, now);
     }
 
-    /// Bytes of a slice from which on slices better travel one after the other, if they
-    /// do, where a round trip takes so long: each is to be under way for longer than what
-    /// it takes the next to come.
+    /// The smallest slice, in bytes, for which a ring pays, given the round trip. `None`
+    /// if the rate is not known yet, or is more than one connection is sure to carry.
+    /// Sending a slice must take two round trips, so that the next one arrives meanwhile.
     pub(super) fn ring_bytes(&self, round_trip: Duration) -> Option<u64> {
         let rate = self.meter.bytes_per_second?;
         let carried = rate * round_trip.as_secs_f64();
@@ -199,13 +205,13 @@ mod tests {
         meter.answered(Duration::from_millis(90));
         assert_eq!(meter.bucket_bytes(), None);
         meter.sent(start);
-        // 10 MB in 100 ms, told of in two parts.
+        // 10 MB in 100 ms, confirmed in two parts.
         meter.confirmed(3_000_000, false, start + Duration::from_millis(30));
-        assert_eq!(meter.bucket_bytes(), None, "too few bytes to tell");
+        assert_eq!(meter.bucket_bytes(), None, "too few bytes for a rate");
         meter.confirmed(7_000_000, false, start + Duration::from_millis(100));
         meter.confirmed(1, true, start + Duration::from_millis(200));
         assert_eq!(meter.bucket_bytes(), Some(2_000_000));
-        // What is confirmed after a pause says nothing of the pause, but of the way.
+        // The pause before these bytes does not count, but their round trip does.
         let later = start + Duration::from_secs(9);
         meter.sent(later);
         meter.confirmed(10_000_000, false, later + Duration::from_millis(100));
@@ -254,7 +260,8 @@ mod tests {
         egress.confirmed(1, true, at(120));
         assert_eq!(egress.ring_bytes(rtt), Some(1 << 20));
         assert_eq!(egress.ring_bytes(20 * rtt), Some(8_000_000));
-        // A pause says nothing, and much in little time that there are several links.
+        // The pause does not count. The higher rate is more than one connection
+        // is sure to carry.
         for _ in 0..8 {
             egress.sent(at(5000));
             egress.confirmed(50_000_000, false, at(5100));
@@ -273,7 +280,7 @@ mod tests {
         assert_eq!(
             meter.flight_bytes(1, 0),
             None,
-            "1 MB are carried in a round trip"
+            "1 MB is carried in a round trip"
         );
         meter.round_trip = Some(Duration::from_millis(1));
         assert_eq!(meter.flight_bytes(1, 0), Some(512 << 10));
@@ -281,11 +288,11 @@ mod tests {
         assert_eq!(
             meter.flight_bytes(6, 0),
             None,
-            "600 kB are, by all together"
+            "600 kB are carried by all together"
         );
         meter.round_trip = Some(Duration::from_micros(10));
         assert_eq!(meter.flight_bytes(63, 0), Some(64 << 10));
-        // Who is ahead gets less, and who is behind gets more.
+        // A connection that is ahead gets less, and one that is behind gets more.
         let weighted = |lead: i64| meter.flight_bytes(4, lead << 10).unwrap() >> 10;
         assert_eq!(
             [-9999, -384, -128, 0, 64, 96, 9999].map(weighted),

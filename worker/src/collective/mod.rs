@@ -1,17 +1,17 @@
-//! What sessions of one lease do together: collectives, and transfers of tensors,
+//! What the sessions of one lease do together: collectives, and transfers of tensors,
 //! within a worker and between workers, never through the client.
 //!
 //! - `members`: the devices of a lease, and groups of them.
-//! - `algorithm`: what carries out a group's all-reduces, and its laws; `sliced` is
-//!   the one that works everywhere, `reduce` its arithmetic.
-//! - `transfer`: values that change sessions, as a pure state machine.
-//! - `cohort`: sessions that were opened together, and what the state machines
-//!   decide, carried out.
-//! - `cell`, `peer`, `link`: a group's lock, the other workers, and the tasks that
-//!   talk to them; `meter` tells what a link carries.
+//! - `algorithm`: the trait that executes a group's all-reduces, and its laws;
+//!   `sliced` is the implementation that works everywhere, `reduce` its arithmetic.
+//! - `transfer`: moves values between sessions, as a pure state machine.
+//! - `cohort`: the sessions that were opened together; executes what the state
+//!   machines decide.
+//! - `cell`, `peer`, `link`: a group behind its lock, the other workers, and the tasks
+//!   that exchange frames with them; `meter` measures what a link carries.
 //!
-//! It knows sessions as [`Member`]s and nothing of devices or ops: values come and
-//! go as bytes.
+//! The module sees sessions as [`Member`]s and does not know devices or ops: values
+//! are plain bytes here.
 
 mod algorithm;
 mod cell;

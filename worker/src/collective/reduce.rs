@@ -1,8 +1,8 @@
-//! Arithmetic of collectives on plain bytes.
+//! The arithmetic of collectives, on plain bytes.
 //!
 //! Values are added in the order they are given, in `f64` for `f64` and in `f32`
-//! for all other types, and rounded once at the end. So whoever has the same
-//! parts in the same order gets the same bits.
+//! for all other types, and rounded once at the end. So the same parts in the same
+//! order give the same bits on every worker.
 
 use burn_backend::DType;
 use burn_std::{bf16, f16};
@@ -11,7 +11,7 @@ use burn_std::{bf16, f16};
 /// while all parts are added to it.
 const BLOCK: usize = 2048;
 
-/// The element types that collectives take.
+/// The element types that collectives support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
     F64,
@@ -21,7 +21,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// The element type of tensors of `dtype`, if there are collectives for it.
+    /// The element type of tensors of `dtype`, if collectives support it.
     pub(crate) fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F64 => Some(Self::F64),
@@ -42,8 +42,8 @@ impl Element {
     }
 }
 
-/// The sum of `parts`, or their sum divided by `divisor`. All are whole elements,
-/// and as many.
+/// The sum of `parts`, divided by `divisor` if there is one. All parts consist of the
+/// same number of whole elements.
 pub(crate) fn reduce(element: Element, parts: &[&[u8]], divisor: Option<u32>) -> Vec<u8> {
     match element {
         Element::F64 => sum(
@@ -120,14 +120,14 @@ mod tests {
     fn parts_are_added_in_order_and_divided_at_the_end() {
         let parts = [bytes(&[1e8, 1.0]), bytes(&[1.0, 2.0]), bytes(&[-1e8, 6.0])];
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-        // In f32, 1e8 + 1 is 1e8: in another order the first were 1.
+        // In f32, 1e8 + 1 is 1e8: in another order the first sum would be 1.
         assert_eq!(reduce(Element::F32, &parts, None), bytes(&[0.0, 9.0]));
         assert_eq!(reduce(Element::F32, &parts, Some(3)), bytes(&[0.0, 3.0]));
     }
 
     #[test]
     fn half_types_are_rounded_once() {
-        // 2048 + 1 is no f16, 2048 + 2 is one: a sum rounded at each step stays.
+        // f16 has no 2049 but has 2050: rounded at each step, the sum would stay 2048.
         let half = |value: f32| f16::from_f32(value).to_le_bytes().to_vec();
         let parts = [half(2048.0), half(1.0), half(1.0)];
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();

@@ -1,21 +1,21 @@
-//! All-reduces of which each worker reduces a slice: reduce-scatter and all-gather.
+//! All-reduces in which each worker reduces one slice: reduce-scatter and all-gather.
 //!
-//! Each worker sends 2 (n - 1) / n of the tensor, which is the least there can be
-//! (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-//! workstations", 2009). There are two ways for slices to travel: [`Direct`] between all
-//! workers, and a [`Ring`], for large ones over links that one connection fills. All
-//! workers say in their arrivals from which size on they would have a ring, as each
-//! measures its own links, and come to the same answer.
+//! Each worker sends 2 (n - 1) / n of the tensor, which is the minimum (Patarasuk and
+//! Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+//! Slices travel in one of two ways: [`Direct`] between all workers, or round a
+//! [`Ring`], for large slices over links that one connection fills. Each worker
+//! measures its own links and announces in its arrivals from which size on it would
+//! use a ring; from these all workers draw the same conclusion.
 //!
-//! Once a worker knows all arrivals of a call, the call is *decided*: it runs, or
-//! it fails for everybody with the same words. Bytes flow only for calls that run,
-//! so they always find their place.
+//! Once a worker knows all arrivals of a call, the call is *decided*: it runs, or it
+//! fails on every rank with the same message. Only calls that run send bytes, so a
+//! receiver knows by the order of the bytes which call they belong to.
 //!
-//! Between two workers the slices of successive calls make one stream of bytes for each
-//! kind of piece. So small tensors that follow each other travel together, and no call
-//! waits for the end of the one before.
+//! Between two workers, the slices of successive calls form one byte stream for each
+//! kind of piece. So successive small tensors travel together, and no call waits for
+//! the end of the previous one.
 //!
-//! Several ranks of one worker are added up there, before anything is sent.
+//! If a worker has several ranks, their tensors are added up before it sends anything.
 
 mod agree;
 mod buffers;
@@ -48,35 +48,35 @@ use super::{
     reduce::{Element, reduce},
 };
 
-/// Arrivals in a frame, at most.
+/// Most arrivals in a frame.
 const ARRIVALS_PER_FRAME: usize = 256;
 
-/// How much longer than the deadline a worker waits that cannot tell who is at fault:
-/// time for those who can to say so.
+/// How much longer than the deadline a worker waits if it does not know which worker
+/// is at fault. Workers that do know abort the group in that time.
 const SECOND_HAND: Duration = Duration::from_secs(1);
 
-/// All-reduces that a rank may be ahead of the slowest.
+/// Most all-reduces by which a rank may be ahead of the slowest.
 const MAX_AHEAD: u64 = 1 << 16;
 
 /// A group at one worker.
 #[derive(Debug)]
 pub(crate) struct Sliced {
     ranks: Vec<Rank>,
-    /// All-reduces that each rank has come to.
+    /// By rank: how many all-reduces it has reached.
     arrived: Vec<u64>,
-    /// This worker's number, and how many there are.
+    /// This worker's number, and the number of workers.
     me: usize,
     nodes: usize,
     calls: Calls,
     direct: Direct,
     ring: Ring,
-    /// Bytes of a slice from which on this worker would have it go round a ring.
+    /// The smallest slice, in bytes, that this worker would send round a ring.
     ring_bytes: Option<u64>,
-    /// What is to be said to each worker, beside pieces.
+    /// By worker: pending messages other than pieces.
     arrivals: Vec<VecDeque<(usize, Arrival)>>,
     aborts: Vec<Option<Arc<str>>>,
     outgoing: Outgoing,
-    /// When something last went on.
+    /// When a call was last decided or a piece last received.
     progress: Option<Instant>,
     broken: Option<Arc<str>>,
     done: Vec<Done>,
@@ -84,7 +84,7 @@ pub(crate) struct Sliced {
 }
 
 impl Sliced {
-    /// A group of `ranks`, of which those on node `me` are here.
+    /// A group of `ranks`, of which those on node `me` are local.
     pub(crate) fn new(ranks: Vec<Rank>, me: usize) -> Self {
         let nodes = ranks.iter().map(|rank| rank.node + 1).max().unwrap_or(1);
         Self {
@@ -108,8 +108,8 @@ impl Sliced {
 
     /// Why the group is over, if others have kept local ranks waiting for `deadline`.
     ///
-    /// Only the first call that is not over says who is to blame: a rank that has not
-    /// come to a later one may itself wait for the first.
+    /// Only the first open call shows which rank is to blame: a rank that has not
+    /// reached a later call may itself be waiting for the first.
     fn overdue(&self, now: Instant, deadline: Duration, silent: &[usize]) -> Option<String> {
         let call = self.calls.front()?;
         let since = call.since?;
@@ -128,7 +128,8 @@ impl Sliced {
                     "{ranks} did not come to all-reduce {number} of the group within {deadline:?}"
                 ));
             }
-            // All wait for the one before them then, but only one for who is at fault.
+            // In a ring each worker waits for the one before it, but only one of these
+            // is at fault.
             Some(Way::Ring) if silent.is_empty() => (vec![self.ring.previous()], false),
             Some(Way::Ring) => (silent.to_vec(), true),
             Some(_) => self.direct.late(first),
@@ -149,7 +150,7 @@ impl Sliced {
         ranks.map(name).collect::<Vec<_>>().join(", ")
     }
 
-    /// Notes that `rank` came to its next call. Returns the call's number.
+    /// Records that `rank` has reached its next call. Returns the call's number.
     fn note(&mut self, rank: usize, arrival: Arrival) -> u64 {
         let number = self.arrived[rank];
         self.arrived[rank] += 1;
@@ -157,7 +158,7 @@ impl Sliced {
         number
     }
 
-    /// Does whatever can be done.
+    /// Advances every call as far as the received data allows.
     fn advance(&mut self, now: Instant) {
         while self.decide() {
             self.progress = Some(now);
@@ -167,7 +168,7 @@ impl Sliced {
         self.finish();
     }
 
-    /// Decides the next call, if all arrivals of it are known.
+    /// Decides the next call, if all its arrivals are known. Returns whether it did.
     fn decide(&mut self) -> bool {
         let Some((number, call)) = self.calls.next_to_decide() else {
             return false;
@@ -209,7 +210,7 @@ impl Sliced {
         true
     }
 
-    /// Lets go of calls that are over.
+    /// Removes calls that are over and delivers their results.
     fn finish(&mut self) {
         let over = self.direct.over().min(self.ring.over());
         while self.calls.first() < over
@@ -227,8 +228,9 @@ impl Sliced {
     }
 }
 
-/// How the slices of a call travel between so many workers: round a ring if all have it
-/// so. Half types would be rounded at each step there.
+/// How the slices of a call travel between so many workers: round a ring if all workers
+/// would use one for slices of this size. Half types never do, as a ring would round
+/// them at each step.
 fn way(agreed: &Agreed, nodes: usize) -> Way {
     let is_whole = matches!(agreed.element, Element::F32 | Element::F64);
     let slice_bytes = (agreed.size / nodes) as u64;
@@ -271,7 +273,7 @@ impl Algorithm for Sliced {
         if self.ranks.get(rank).is_none_or(|rank| rank.node != node) {
             let ranks = self.ranks.len();
             return Err(Broke::new(format!(
-                "worker {node} speaks for rank {rank} of {ranks}, which is not there"
+                "worker {node} announces rank {rank} of {ranks}, which is not its rank"
             )));
         }
         if self.broken.is_some() {
@@ -297,14 +299,14 @@ impl Algorithm for Sliced {
             PieceKind::Ring => {
                 let (me, previous) = (self.me, self.ring.previous());
                 let rule = format!(
-                    "worker {node} sends to worker {me} round a ring that worker {previous} is \
-                     before it in"
+                    "worker {node} sends a ring piece to worker {me}, but worker {previous} is \
+                     before it in the ring"
                 );
                 return Err(Broke::new(rule));
             }
         };
         if unused > self.calls.open_bytes() {
-            let rule = format!("worker {node} sends more bytes than were asked for");
+            let rule = format!("worker {node} sends more bytes than the open calls have");
             return Err(Broke::new(rule));
         }
         self.progress = Some(now);
@@ -332,7 +334,7 @@ impl Algorithm for Sliced {
 
     fn aborted(&mut self, node: usize, reason: &str) {
         self.abort(reason);
-        // It knows.
+        // No need to send the abort back to `node`.
         self.aborts[node] = None;
     }
 
@@ -425,7 +427,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(group.piece(2, piece.clone(), now), Ok(()));
         let broke = group.piece(1, piece, now).unwrap_err().to_string();
-        assert!(broke.contains("that worker 2 is before it in"), "{broke}");
+        assert!(broke.contains("but worker 2 is before it in"), "{broke}");
     }
 
     #[test]
@@ -441,7 +443,7 @@ mod tests {
         let now = Instant::now();
         for call in 0..3 {
             for rank in 0..2 {
-                // The second is a mismatch.
+                // The second call is a mismatch.
                 let size = if call == 1 { 1 + rank } else { 1 };
                 let bytes = vec![0; 4 * size].into();
                 group.arrive(rank, call, arrival(size), bytes, now);

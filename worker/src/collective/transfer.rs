@@ -1,11 +1,12 @@
-//! Values on their way from one session of a cohort to another.
+//! Moves values from one session of a cohort to another.
 //!
-//! One session *offers* a value under a capability that the client drew, another
-//! *takes* it, and each value is taken once. Whichever comes first waits here. On
-//! one worker the value only changes hands; between two, the worker of the one who
-//! takes fetches it, so nothing is sent that nobody has made room for.
+//! One session *offers* a value under a capability that the client drew at random,
+//! another session *takes* it, and each value is taken once. Whichever of the two
+//! comes first waits here. Within one worker the value is handed over in memory.
+//! Between two workers, the worker that takes the value fetches it, so a value is sent
+//! only after its receiver has reserved memory for it.
 //!
-//! Pure: what is to be done comes back as [`Act`]s.
+//! This is a pure state machine: it returns the actions to execute as [`Act`]s.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,10 +23,10 @@ use super::{
 };
 use crate::memory::SessionMemory;
 
-/// Names a transfer; whoever has it may take part.
+/// Names a transfer. A session or worker that has the capability may take part.
 pub(crate) type Capability = [u8; 16];
 
-/// Transfers of a cohort that one worker may know of at once.
+/// Most pending transfers of a cohort at one worker.
 const MAX_WAITING: usize = 1 << 16;
 
 /// A tensor's value.
@@ -36,44 +37,44 @@ pub(crate) struct Value {
     pub(crate) bytes: Bytes,
 }
 
-/// What a session offers.
+/// A value that a session offers.
 #[derive(Debug)]
 pub(crate) struct Offer {
     /// The places of the two sessions.
     pub(crate) from: u32,
     pub(crate) to: u32,
     pub(crate) value: Result<Value, Arc<Fault>>,
-    /// Holds the value's place in the device's memory.
+    /// Keeps the value counted in the device's memory.
     pub(crate) _memory: Option<SessionMemory>,
 }
 
-/// A session that takes.
+/// The request of a session to take a value.
 #[derive(Debug)]
 pub(crate) struct Take {
     pub(crate) from: u32,
     pub(crate) to: u32,
     pub(crate) ticket: u64,
-    /// Bytes that it has made room for.
+    /// Bytes that the session has reserved for the value.
     pub(crate) size: usize,
 }
 
-/// What is to be done.
+/// An action for the caller to execute.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Act {
-    /// A session of this worker gets what it takes.
+    /// Delivers the outcome of a take to a session of this worker.
     Deliver {
         to: u32,
         ticket: u64,
         outcome: Result<Value, Failure>,
     },
-    /// Another worker is asked for it.
+    /// Requests the value from another worker.
     Fetch {
         worker: WorkerId,
         capability: Capability,
         from: u32,
         to: u32,
     },
-    /// Another worker gets what it fetches.
+    /// Sends a value to another worker that fetches it.
     Send {
         worker: WorkerId,
         capability: Capability,
@@ -81,16 +82,16 @@ pub(crate) enum Act {
     },
 }
 
-/// The transfers of one cohort that one worker knows of.
+/// The pending transfers of one cohort at one worker.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
     offers: HashMap<Capability, Offer>,
     takes: HashMap<Capability, Taking>,
-    /// Other workers that fetch what is not offered yet.
+    /// Requests of other workers for values that are not offered yet.
     fetches: HashMap<Capability, Fetch>,
 }
 
-/// What another worker fetches.
+/// The request of another worker for a value.
 #[derive(Debug)]
 struct Fetch {
     worker: WorkerId,
@@ -104,7 +105,7 @@ struct Taking {
     arriving: Option<Arriving>,
 }
 
-/// A value of which a part has come.
+/// A value of which some parts have been received.
 #[derive(Debug)]
 struct Arriving {
     shape: Shape,
@@ -142,15 +143,15 @@ impl Transfers {
         let failed =
             |take: Take, kind, why: String| Some(deliver(take, Err(Failure::New(kind, why))));
         let Some(worker) = worker.filter(|_| take.from != take.to) else {
-            let why = format!("it takes a tensor from place {} of the lease", take.from);
+            let why = format!("no other device is at place {} of the lease", take.from);
             return failed(take, FaultKind::Mismatch, why);
         };
         if self.takes.contains_key(&capability) {
-            let why = "its capability is in use".into();
+            let why = "the transfer's capability is in use".into();
             return failed(take, FaultKind::Mismatch, why);
         }
         if self.is_full() {
-            let why = format!("{MAX_WAITING} transfers wait already, the limit");
+            let why = format!("{MAX_WAITING} transfers are pending, which is the limit");
             return failed(take, FaultKind::OutOfMemory, why);
         }
         let (from, to) = (take.from, take.to);
@@ -174,7 +175,8 @@ impl Transfers {
         act
     }
 
-    /// Another worker fetches what a session of this one offers to its own.
+    /// Another worker fetches a value that a session of this worker offers to one of
+    /// its sessions.
     pub(crate) fn fetch(
         &mut self,
         worker: WorkerId,
@@ -191,7 +193,7 @@ impl Transfers {
         let fetch = Fetch { worker, from, to };
         match self.offers.remove(&capability) {
             Some(offer) => Ok(Some(send(fetch, capability, offer))),
-            None if self.is_full() => Err(Broke::new("too many transfers wait".into())),
+            None if self.is_full() => Err(Broke::new("too many transfers are pending".into())),
             None => {
                 self.fetches.insert(capability, fetch);
                 Ok(None)
@@ -199,7 +201,7 @@ impl Transfers {
         }
     }
 
-    /// Another worker sends what was fetched, or the next part of it.
+    /// Another worker has sent the next part of a value that this one fetches.
     pub(crate) fn fetched(
         &mut self,
         worker: WorkerId,
@@ -208,7 +210,7 @@ impl Transfers {
         roster: &Roster,
     ) -> Result<Option<Act>, Broke> {
         let expected = |t: &&mut Taking| roster.worker(t.take.from) == Some(worker);
-        // One that nobody waits for any more is no error.
+        // It is no error if no session waits for the value any more.
         let Some(taking) = self.takes.get_mut(&capability).filter(expected) else {
             return Ok(None);
         };
@@ -230,7 +232,7 @@ impl Transfers {
         };
         arriving.bytes.extend_from_slice(&part);
         if arriving.bytes.len() > size {
-            return Err(Broke::new(format!("a value goes over its {size} bytes")));
+            return Err(Broke::new(format!("a value exceeds its {size} bytes")));
         }
         if arriving.bytes.len() < size {
             return Ok(None);
@@ -249,7 +251,8 @@ impl Transfers {
         Ok(self.end(&capability, Ok(value)))
     }
 
-    /// The session at `place` of this worker is over: who waits for it hears `why`.
+    /// The session at `place` of this worker has ended: the takes and fetches that wait
+    /// for it fail with `why`.
     pub(crate) fn leave(&mut self, place: u32, why: &Arc<Fault>) -> Vec<Act> {
         self.offers.retain(|_, offer| offer.from != place);
         self.takes.retain(|_, taking| taking.take.to != place);
@@ -264,7 +267,7 @@ impl Transfers {
         acts
     }
 
-    /// Ends what is taken from sessions of `worker`, which is out of reach.
+    /// Fails the takes from sessions of `worker`, which is unreachable.
     pub(crate) fn lose(&mut self, worker: WorkerId, why: &str, roster: &Roster) -> Vec<Act> {
         self.fetches.retain(|_, fetch| fetch.worker != worker);
         let from = |taking: &Taking| roster.worker(taking.take.from) == Some(worker);
@@ -286,12 +289,12 @@ impl Transfers {
     }
 }
 
-/// What another worker sends of a value.
+/// A message of another worker about a value.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// There is none, because of this.
+    /// There is no value, because of this fault.
     Fault(Arc<Fault>),
-    /// Its next bytes; the first of them with its type.
+    /// The next bytes of the value. The first part also has its type.
     Bytes(Option<(Shape, DType)>, Bytes),
 }
 
@@ -380,7 +383,7 @@ mod tests {
             transfers.take(KEY, take(0, 1), &roster()),
             Some(delivered(1))
         );
-        // Again, the other way round.
+        // The same with the take first.
         assert_eq!(transfers.take(KEY, take(0, 1), &roster()), None);
         assert_eq!(transfers.offer(KEY, offer(0, 1)), Some(delivered(1)));
         assert_eq!(transfers.take(KEY, take(0, 1), &roster()), None);
@@ -478,6 +481,6 @@ mod tests {
         };
         assert!(part(None, b"a").contains("without a type"));
         let kind = Some((Shape::new([5]), DType::U8));
-        assert!(part(kind, b"abcde").contains("over its 4 bytes"));
+        assert!(part(kind, b"abcde").contains("exceeds its 4 bytes"));
     }
 }

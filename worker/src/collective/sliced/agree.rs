@@ -1,4 +1,4 @@
-//! Whether the ranks of a call bring the same.
+//! Checks that the ranks of a call bring tensors of the same type.
 
 use tensord_proto::{codec::tensor_bytes, v1::FaultKind};
 
@@ -7,18 +7,20 @@ use super::super::{
     reduce::Element,
 };
 
-/// What all ranks bring.
+/// What the arrivals of all ranks have in common.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Agreed {
     pub(super) element: Element,
     /// Bytes of the tensor.
     pub(super) size: usize,
     pub(super) mean: bool,
-    /// Bytes of a slice from which on all would have it go round a ring, if they would.
+    /// The smallest slice, in bytes, that every worker would send round a ring; `None`
+    /// if some worker would not use one.
     pub(super) ring_bytes: Option<u64>,
 }
 
-/// What all ranks bring, if they bring the same. Every worker comes to the same answer.
+/// Returns what the arrivals have in common, or the failure of the call if they differ
+/// or have a fault. The result is the same on every worker.
 pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Failure> {
     if let Some(fault) = arrivals.iter().find_map(|arrival| arrival.fault.clone()) {
         return Err(Failure::Inherited(fault));
@@ -60,11 +62,11 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
             mean: first.mean,
             ring_bytes: ring_bytes(arrivals),
         }),
-        None => mismatch(format!("{} is beyond what can be addressed", kind(first))),
+        None => mismatch(format!("{} is too large to address", kind(first))),
     }
 }
 
-/// The most of what each says, if each says something.
+/// The largest of the arrivals' bounds, if all of them have one.
 fn ring_bytes(arrivals: &[&Arrival]) -> Option<u64> {
     let mut said = arrivals.iter().map(|arrival| arrival.ring_bytes);
     said.try_fold(0, |most, bytes| bytes.map(|bytes| most.max(bytes)))

@@ -1,4 +1,4 @@
-//! The all-reduces of a group that are not over.
+//! The open all-reduces of a group: those that are not over yet.
 
 use std::{collections::VecDeque, ops::Range, time::Instant};
 
@@ -16,11 +16,12 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     open: VecDeque<Call>,
-    /// The number of the first.
+    /// The number of the first open call.
     first: u64,
-    /// Calls before this one are decided: they run, or have failed.
+    /// Calls before this number are decided: they run, or have failed.
     decided: u64,
-    /// Bytes that local ranks brought to them: what others may send at most.
+    /// Bytes of the local ranks' tensors in open calls. No other worker may send more
+    /// than that without a use for it.
     open_bytes: usize,
 }
 
@@ -28,10 +29,10 @@ pub(super) struct Calls {
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) arrivals: Vec<Option<Arrival>>,
-    /// Of local ranks: rank, ticket and bytes.
+    /// The local ranks that have arrived: rank, ticket and bytes.
     pub(super) local: Vec<(usize, u64, Bytes)>,
     open_bytes: usize,
-    /// When the first local rank came.
+    /// When the first local rank arrived.
     pub(super) since: Option<Instant>,
     running: Option<Running>,
 }
@@ -43,16 +44,16 @@ pub(super) struct Running {
     pub(super) way: Way,
     pub(super) element: Element,
     pub(super) divisor: Option<u32>,
-    /// What this worker brings.
+    /// This worker's contribution: the sum of its ranks' tensors.
     pub(super) own: Bytes,
-    /// What comes of it, as far as that is known.
+    /// The result, as far as it is known.
     pub(super) result: Vec<u8>,
 }
 
 /// How slices travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Nowhere: there is one worker.
+    /// They do not: there is only one worker.
     Home,
     Direct,
     Ring,
@@ -65,20 +66,20 @@ impl Running {
         layout::slice(size, element, self.number, nodes, node)
     }
 
-    /// The sum of `parts`, divided if it is to be and the last.
+    /// The sum of `parts`. If this is the last addition, divides for a mean.
     pub(super) fn sum(&self, parts: &[&[u8]], is_last: bool) -> Bytes {
         let divisor = self.divisor.filter(|_| is_last);
         reduce(self.element, parts, divisor).into()
     }
 
-    /// Puts a part of the result, from the byte `at` on, where it belongs.
+    /// Copies a part of the result to its place, from the byte `at` on.
     pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
         self.result[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
 
 impl Calls {
-    /// The number of the first call that is not over.
+    /// The number of the first open call.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
@@ -91,18 +92,19 @@ impl Calls {
         self.open_bytes
     }
 
-    /// The first call that is not over.
+    /// The first open call.
     pub(super) fn front(&self) -> Option<&Call> {
         self.open.front()
     }
 
-    /// The call of that number if it runs; none that is over or undecided does.
+    /// The call with this number, if it runs: it is decided, has not failed and is not
+    /// over.
     pub(super) fn running(&mut self, number: u64) -> Option<&mut Running> {
         let at = number.checked_sub(self.first)?;
         self.open.get_mut(at as usize)?.running.as_mut()
     }
 
-    /// Notes that `rank` of `ranks` came to the call of that number.
+    /// Records that `rank` of `ranks` has reached the call with this number.
     pub(super) fn note(&mut self, number: u64, rank: usize, ranks: usize, arrival: Arrival) {
         let at = (number - self.first) as usize;
         while self.open.len() <= at {
@@ -117,7 +119,7 @@ impl Calls {
         self.open[at].arrivals[rank] = Some(arrival);
     }
 
-    /// Notes that `rank`, which is here, came to the call of that number.
+    /// Records that the local `rank` has reached the call with this number.
     pub(super) fn note_local(
         &mut self,
         number: u64,
@@ -133,7 +135,7 @@ impl Calls {
         call.since.get_or_insert(now);
     }
 
-    /// The next call to decide, and its number, if all arrivals are known.
+    /// Takes the next call to decide, and its number, if all its arrivals are known.
     pub(super) fn next_to_decide(&mut self) -> Option<(u64, &mut Call)> {
         let number = self.decided;
         let call = self.open.get_mut((number - self.first) as usize)?;
@@ -144,7 +146,7 @@ impl Calls {
         Some((number, call))
     }
 
-    /// Takes the first call.
+    /// Removes the first open call.
     pub(super) fn pop(&mut self) -> Option<Call> {
         let call = self.open.pop_front()?;
         self.first += 1;
@@ -158,18 +160,18 @@ impl Call {
         self.running.insert(running)
     }
 
-    /// How it travels, if it runs.
+    /// How the call's slices travel, if it runs.
     pub(super) fn way(&self) -> Option<Way> {
         self.running.as_ref().map(|running| running.way)
     }
 
-    /// What runs, and whose.
+    /// The running part, if the call runs, and its local ranks.
     pub(super) fn into_parts(self) -> (Option<Running>, Vec<(usize, u64, Bytes)>) {
         (self.running, self.local)
     }
 }
 
-/// Ends a call of `local` ranks.
+/// Ends a call: appends `result` for each of its `local` ranks to `done`.
 pub(super) fn end(
     done: &mut Vec<Done>,
     local: Vec<(usize, u64, Bytes)>,

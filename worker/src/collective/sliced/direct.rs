@@ -1,10 +1,10 @@
 //! Slices that travel directly between all workers.
 //!
-//! Each worker sends every other the part of the slice that one is to reduce, adds up the
-//! parts of its own slice, and sends the sums back. They are added from its own part on in
-//! the order of the workers, as in a [`Ring`](super::ring::Ring). That takes two messages
-//! of latency however many workers there are, and adds up all parts in one place, so that
-//! half types are rounded once.
+//! Each worker sends every other worker its part of the slice that the other reduces, adds
+//! up the parts of its own slice, and sends the sums to all. A worker starts with its own
+//! part and adds the others in the order of the workers, as in a
+//! [`Ring`](super::ring::Ring). That takes the latency of two messages for any number of
+//! workers, and adds up all parts in one place, so that half types are rounded once.
 
 use bytes::Bytes;
 use tensord_proto::v1::PieceKind;
@@ -15,12 +15,13 @@ use super::{
     queue::ByteQueue,
 };
 
-/// What has come from other workers to the worker `me`.
+/// What the worker `me` has received from other workers.
 #[derive(Debug)]
 pub(super) struct Direct {
     me: usize,
     peers: Vec<Peer>,
-    /// The first call whose own slice is not reduced to the end, and how much of it is.
+    /// The first call whose slice at this worker is not fully reduced, and how many bytes
+    /// of the slice are.
     reducing: u64,
     reduced: usize,
 }
@@ -28,11 +29,12 @@ pub(super) struct Direct {
 /// Another worker of the group; this worker's own entry is not used.
 #[derive(Debug, Default)]
 struct Peer {
-    /// Its parts of slices that are reduced here.
+    /// Its parts of the slices that this worker reduces.
     parts: ByteQueue,
-    /// Slices that it reduced.
+    /// The slices that it has reduced.
     sums: ByteQueue,
-    /// The first call whose slice from there is not complete, and how much is.
+    /// The first call whose slice from that worker is incomplete, and how many bytes of
+    /// the slice have been received.
     gathering: u64,
     gathered: usize,
 }
@@ -47,7 +49,7 @@ impl Direct {
         }
     }
 
-    /// Begins a call.
+    /// Begins a call: queues this worker's parts for the other workers.
     pub(super) fn begin(&self, running: &Running, outgoing: &mut Outgoing) {
         let nodes = self.peers.len();
         for node in others(self.me, nodes) {
@@ -56,8 +58,8 @@ impl Direct {
         }
     }
 
-    /// Takes in what `node` sent: sums, or parts. Returns how many bytes of the kind have
-    /// found no use yet.
+    /// Queues what `node` has sent: sums, or parts. Returns how many bytes of this kind
+    /// are queued.
     pub(super) fn take(&mut self, node: usize, are_sums: bool, bytes: Bytes) -> usize {
         let peer = &mut self.peers[node];
         let queue = match are_sums {
@@ -68,21 +70,21 @@ impl Direct {
         queue.len()
     }
 
-    /// Does whatever can be done.
+    /// Advances the calls as far as the received bytes allow.
     pub(super) fn advance(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
         self.reduce_own(calls, outgoing);
         self.gather(calls);
     }
 
-    /// Calls before this one are over, as far as they travel like this.
+    /// All direct calls before this number are over.
     pub(super) fn over(&self) -> u64 {
         let gathering = others(self.me, self.peers.len()).map(|node| self.peers[node].gathering);
         gathering.fold(self.reducing, u64::min)
     }
 
-    /// The workers that call `first` waits for, and whether they are at fault: who owes
-    /// a slice that it was to reduce may wait for somebody's part of it, and knows better
-    /// whose.
+    /// The workers that call `first` waits for, and whether they are at fault. A worker
+    /// that owes a reduced slice may itself be waiting for another worker's part of it,
+    /// and only it knows whose.
     pub(super) fn late(&self, first: u64) -> (Vec<usize>, bool) {
         let is_reducing = self.reducing == first;
         let is_late = |node: &usize| match is_reducing {
@@ -93,7 +95,7 @@ impl Direct {
         (late.collect(), is_reducing)
     }
 
-    /// Reduces as much of the own slices as has come from all.
+    /// Reduces this worker's slices as far as parts from all workers have been received.
     fn reduce_own(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
         let nodes = self.peers.len();
         while self.reducing < calls.decided() {
@@ -118,7 +120,7 @@ impl Direct {
         }
     }
 
-    /// The next bytes of the sum, of the `left` part of the own slice.
+    /// The next bytes of the sum, for the `left` range of this worker's slice.
     fn sum(&mut self, running: &Running, left: std::ops::Range<usize>) -> Option<Bytes> {
         let (me, nodes) = (self.me, self.peers.len());
         let element = running.element.bytes();
@@ -144,7 +146,7 @@ impl Direct {
         Some(sum)
     }
 
-    /// Takes slices that others have reduced.
+    /// Copies slices that other workers have reduced into the results.
     fn gather(&mut self, calls: &mut Calls) {
         let nodes = self.peers.len();
         for node in others(self.me, nodes) {

@@ -1,9 +1,9 @@
-//! Which slice of a tensor which worker reduces.
+//! Decides which slice of a tensor each worker reduces.
 
 use std::ops::Range;
 
-/// Tensors up to this size are reduced whole, by the workers in turn: slices of
-/// them would cost more to tell apart than to carry.
+/// Tensors up to this size are reduced whole, by the workers in turn: the messages
+/// for their slices would cost more than the bytes in them.
 const WHOLE_BYTES: usize = 4 << 10;
 
 /// The bytes that `node` of `nodes` reduces of the tensor of `size` bytes in the

@@ -1,4 +1,4 @@
-//! Bytes that other workers are to be sent.
+//! Bytes queued for other workers.
 
 use std::collections::VecDeque;
 
@@ -7,20 +7,20 @@ use tensord_proto::v1::PieceKind;
 
 use super::super::algorithm::Piece;
 
-/// Bytes of a piece, about: small enough that reducing one overlaps with the
-/// travel of the next, and large against what a frame costs.
+/// Most bytes of a piece: small enough that one is reduced while the next one is on
+/// the wire, and large compared with the overhead of a frame.
 pub(super) const PIECE_BYTES: usize = 256 << 10;
 
-/// What waits to be sent, to each worker of a group.
+/// The pieces queued for each worker of a group.
 #[derive(Debug)]
 pub(super) struct Outgoing(Vec<Peer>);
 
 #[derive(Debug, Default)]
 struct Peer {
     pieces: VecDeque<Piece>,
-    /// Of what was sent directly, since there last was nothing to send to anybody.
+    /// Bytes sent directly since the queues of all workers were last empty.
     sent_bytes: u64,
-    /// What was sent last went round a ring.
+    /// The last piece sent was one of a ring.
     in_ring: bool,
 }
 
@@ -39,7 +39,7 @@ impl Outgoing {
         !self.0[node].pieces.is_empty()
     }
 
-    /// What `node` is sent next.
+    /// Takes the next piece for `node`. Small pieces of one kind are joined.
     pub(super) fn next(&mut self, node: usize) -> Option<Piece> {
         let peer = &mut self.0[node];
         let Piece { kind, mut bytes } = peer.pieces.pop_front()?;
@@ -67,8 +67,9 @@ impl Outgoing {
         Some(Piece { kind, bytes })
     }
 
-    /// How many bytes more `node` was sent than the others on average, of what is under
-    /// way. `None`: what it is sent goes round a ring, so others are sent nothing.
+    /// How many bytes more than the other workers on average `node` was sent in the
+    /// current exchange. `None` if its last piece went round a ring, where the others
+    /// are sent nothing.
     pub(super) fn lead_bytes(&self, node: usize) -> Option<i64> {
         let sent = |peer: &Peer| peer.sent_bytes as i64;
         let others = self.0.len().max(2) as i64 - 1;
@@ -98,7 +99,7 @@ mod tests {
             [1, 2].map(|node| outgoing.lead_bytes(node)),
             [Some(piece / 2), Some(-piece / 2)]
         );
-        // Nothing waits for anybody then: what comes next begins anew.
+        // All queues are empty after this, so the counts start again.
         outgoing.next(2);
         assert_eq!([1, 2].map(|node| outgoing.lead_bytes(node)), [Some(0); 2]);
         outgoing.push(1, PieceKind::Ring, vec![0; PIECE_BYTES].into());

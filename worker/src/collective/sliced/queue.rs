@@ -1,10 +1,10 @@
-//! Bytes in the order they came, in the pieces they came in.
+//! A queue of received bytes that keeps their order and their pieces.
 
 use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes};
 
-/// A queue of bytes that are not copied on their way through.
+/// A queue of bytes that does not copy them.
 #[derive(Debug, Default)]
 pub(super) struct ByteQueue {
     pieces: VecDeque<Bytes>,
@@ -23,11 +23,11 @@ impl ByteQueue {
         }
     }
 
-    /// The first bytes, at least `least` of them if there are so many.
+    /// The first bytes that lie together: at least `least` if the queue has so many.
     pub(super) fn front(&mut self, least: usize) -> &[u8] {
         let short = |pieces: &VecDeque<Bytes>| pieces.front().is_some_and(|p| p.len() < least);
         if short(&self.pieces) && self.len >= least {
-            // An element that was cut in two; whole pieces are the rule.
+            // An element was cut in two, which is rare: joins the pieces.
             let mut joined = Vec::with_capacity(least);
             while joined.len() < least
                 && let Some(piece) = self.pieces.pop_front()
@@ -39,7 +39,7 @@ impl ByteQueue {
         self.pieces.front().map_or(&[], |piece| piece)
     }
 
-    /// Takes the first bytes, as many as lie together, up to `most`.
+    /// Takes the first bytes that lie together, up to `most`.
     pub(super) fn take(&mut self, most: usize) -> Bytes {
         let Some(front) = self.pieces.front_mut() else {
             return Bytes::new();
@@ -52,7 +52,7 @@ impl ByteQueue {
         taken
     }
 
-    /// Drops the first `count` bytes, of what [`front`](Self::front) gave.
+    /// Drops the first `count` of the bytes that [`front`](Self::front) returned.
     pub(super) fn advance(&mut self, count: usize) {
         let Some(front) = self.pieces.front_mut() else {
             return;

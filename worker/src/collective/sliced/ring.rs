@@ -1,17 +1,18 @@
-//! Slices that travel round a ring: each worker sends to the next alone.
+//! Slices that travel round a ring: each worker sends only to the next one.
 //!
-//! Worker i sends its part of slice i. Of each slice that comes it adds its own part and
-//! sends it on, until the slice has been everywhere; who adds the last part has the sum
-//! and sends that round. Parts are added in the same order as directly, so both ways give
-//! the same bits. So the k-th slice that worker i sends is i - k, for k up to
-//! 2 n - 3, and whatever comes in is sent on but the last (Patarasuk and Yuan, "Bandwidth
-//! optimal all-reduce algorithms for clusters of workstations", 2009).
+//! Worker i sends its part of slice i. To each slice it receives, it adds its own part and
+//! passes the slice on, until all workers have added theirs; the worker that adds the last
+//! part has the sum, and the sum goes round the ring too. Parts are added in the same
+//! order as in [`Direct`](super::direct::Direct), so both ways give the same bits. The
+//! k-th slice that worker i sends is i - k, for k up to 2 n - 3, and every received slice
+//! but the last is passed on (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+//! for clusters of workstations", 2009).
 //!
-//! One connection has a link for itself, where those of all pairs get unequal parts of
-//! it, end one after the other, and leave it half empty in the end. A worker that was held
-//! up for a moment holds up nobody: the next has a slice to send meanwhile. But sums are
-//! rounded at each step, so half types do not go this way, and it takes as many messages
-//! of latency as there are steps, which large slices hide.
+//! A ring gives each link to one connection. Connections between all pairs get unequal
+//! shares of a link, end one after the other, and leave it half empty in the end. In a ring
+//! a worker that is delayed for a moment delays no other, as the next one has a slice to
+//! send meanwhile. But sums are rounded at each step, so half types do not use a ring, and
+//! it takes the latency of one message per step, which large slices hide.
 
 use bytes::Bytes;
 use tensord_proto::v1::PieceKind;
@@ -22,14 +23,14 @@ use super::{
     queue::ByteQueue,
 };
 
-/// What has come from the worker before `me` in the ring.
+/// What has been received from the worker before `me` in the ring.
 #[derive(Debug)]
 pub(super) struct Ring {
     me: usize,
     nodes: usize,
     incoming: ByteQueue,
-    /// The first call that is not over here, whether the own slice of it is on its way, how
-    /// many slices of it have come, and how many bytes of the next.
+    /// The first call that is not over in this ring, whether this worker's slice of it was
+    /// queued, how many of its slices were received, and how many bytes of the next one.
     call: u64,
     has_begun: bool,
     slices: usize,
@@ -59,18 +60,18 @@ impl Ring {
         (self.me + 1) % self.nodes
     }
 
-    /// Takes in what the worker before sent. Returns how many bytes have found no use yet.
+    /// Queues what the worker before has sent. Returns how many bytes are queued.
     pub(super) fn take(&mut self, bytes: Bytes) -> usize {
         self.incoming.push(bytes);
         self.incoming.len()
     }
 
-    /// Calls before this one are over, as far as they travel like this.
+    /// All ring calls before this number are over.
     pub(super) fn over(&self) -> u64 {
         self.call
     }
 
-    /// Does whatever can be done.
+    /// Advances the calls as far as the received bytes allow.
     pub(super) fn advance(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
         while self.call < calls.decided() {
             if let Some(running) = calls.running(self.call)
@@ -83,11 +84,12 @@ impl Ring {
         }
     }
 
-    /// Takes what has come of a call, and sends it on. True: that was all.
+    /// Adds to the received slices of a call and passes them on. Returns whether the call
+    /// is over.
     fn pass(&mut self, running: &mut Running, outgoing: &mut Outgoing) -> bool {
         if !std::mem::replace(&mut self.has_begun, true) {
-            // Not before the last slice of the call before has gone out: one stream
-            // carries both.
+            // This follows the last slice of the previous call, as one stream carries
+            // both.
             let own = running.own.slice(running.slice(self.me, self.nodes));
             outgoing.push(self.next(), PieceKind::Ring, own);
         }
@@ -102,7 +104,7 @@ impl Ring {
                     return false;
                 };
                 self.bytes += bytes.len();
-                // What has been everywhere is known: the sum, added up here or before.
+                // All parts are in these bytes: the last was added here or before.
                 if self.slices + 2 >= self.nodes {
                     running.put(at, &bytes);
                 }
@@ -117,8 +119,8 @@ impl Ring {
         true
     }
 
-    /// The next bytes of what has come, of those from `at` to `end`, with the own part of
-    /// them if that is missing.
+    /// The next received bytes of the range from `at` to `end`, with this worker's part
+    /// added if it is missing.
     fn next_bytes(&mut self, running: &Running, at: usize, end: usize) -> Option<Bytes> {
         let element = running.element.bytes();
         let count = self.incoming.front(element).len();
