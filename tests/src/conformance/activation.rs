@@ -144,7 +144,7 @@ fn modules() -> Vec<Case> {
             scaled(d, |x| ThresholdConfig::new(0.1, 3.0).init().forward(x))
         }),
         Case::approx("nn.glu", |d| scaled(d, |x| GLU::new(1).forward(x))),
-        // Off the training path it has a fixed slope.
+        // Outside training, the slope is fixed.
         Case::approx("nn.rrelu/validating", |d| {
             RReluConfig::new().init().forward(floats(d, SHAPE, 1))
         }),

@@ -1,4 +1,4 @@
-//! Attention, and the transformers made of it. Dropout is off throughout.
+//! Attention and transformers. Dropout is off in all cases.
 
 use burn::nn::attention::{
     CrossAttentionConfig, MhaCache, MhaInput, MultiHeadAttentionConfig,

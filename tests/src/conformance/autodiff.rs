@@ -1,8 +1,8 @@
 //! How gradient cases and module cases are run.
 //!
-//! The loss weighs every element of the output differently, so that a backward
-//! pass that permutes or drops gradients is seen. Module parameters are set by
-//! formula before they are ever initialised, so that no case draws from the
+//! The loss weighs every element of the output differently, so that the suite
+//! detects a backward pass that permutes or drops gradients. Module parameters are
+//! set by formula before they are initialised, so that no case draws from the
 //! random generator by accident.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -131,8 +131,8 @@ impl ModuleVisitor for Values {
     }
 }
 
-/// Sets every parameter by formula, none of which need exist yet. Running
-/// statistics do exist and are left alone.
+/// Sets every parameter by formula, initialised or not. Running statistics are
+/// always initialised, and this does not change them.
 pub(super) fn fill<M: Module>(module: M) -> M {
     module.map(&mut Fill { seed: 100 })
 }

@@ -1,7 +1,7 @@
-//! What a case is: a name, the work it does on whatever device it is given,
-//! and how far two kinds of backend may differ on it.
+//! A case is a name, a computation on a given device, and a bound on how far two
+//! kinds of backend may differ in it.
 //!
-//! A case knows nothing of who runs it or against what it is compared.
+//! A case does not know what runs it, or with what its values are compared.
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -11,16 +11,17 @@ const RELATIVE: f32 = 0.005;
 const ABSOLUTE: f32 = 1e-5;
 
 /// How far the results of two *different* kinds of backend may be apart.
-/// Two devices of the same kind must agree to the bit on every case.
+/// Two devices of the same kind must give the same bits in every case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tolerance {
-    /// Not at all: moved, compared or counted values are the same everywhere.
+    /// No difference: ops that move, compare or count values give the same
+    /// everywhere.
     Exact,
     /// `|x - y| <= max(r * max(|x|, |y|), 1e-5)`, the rule of Burn's own
     /// backend tests. For half precision `r` is at least 1 %.
     Relative(f32),
     /// As [`BALANCED`](Self::BALANCED), but never stricter than
-    /// `|x - y| <= a`: for ops that backends compute by unlike formulas.
+    /// `|x - y| <= a`: for ops that backends compute by different formulas.
     Absolute(f32),
 }
 
@@ -29,10 +30,10 @@ impl Tolerance {
     pub const BALANCED: Self = Self::Relative(RELATIVE);
 
     /// For gradients through GELU: Flex computes its derivative exactly, other
-    /// backends by a tanh formula that is off by less than `1e-3` an element.
+    /// backends by a tanh formula whose error is below `1e-3` for each element.
     pub const GELU: Self = Self::Absolute(5e-3);
 
-    /// The relative and the absolute bound; the wider one counts.
+    /// The relative and the absolute bound; the wider one applies.
     pub(super) fn bounds(self) -> (f64, f64) {
         match self {
             Self::Exact => (0.0, 0.0),
@@ -45,12 +46,12 @@ impl Tolerance {
 /// Computes the outputs of a case on a device.
 pub(super) type Compute = Box<dyn Fn(&Device) -> Vec<TensorData> + Send + Sync>;
 
-/// What a case does with a device.
+/// What a case does on a device.
 pub(super) enum Body {
     /// Compute values, to be compared with those of the reference device.
     Values(Compute),
     /// Check a property that needs no reference, such as the statistics of a
-    /// random op. The error says what was expected and what was seen.
+    /// random op. The error has the expected and the actual value.
     Law(fn(&Device) -> Result<(), String>),
 }
 
@@ -58,13 +59,13 @@ pub(super) enum Body {
 pub struct Case {
     /// `theme.op` or `theme.op/variant`; unique in the suite.
     pub name: &'static str,
-    /// Used where the two devices are of different kinds.
+    /// The bound that applies if the two devices are of different kinds.
     pub tolerance: Tolerance,
     /// Element types the device must offer; a backend without one of them
     /// (WebGPU has no `f64`) skips the case.
     pub dtypes: &'static [DType],
     /// Why no Remote device of this Burn release can run the case, whatever
-    /// serves it. Local devices can.
+    /// backend serves it. Local devices can.
     pub gap: Option<&'static str>,
     pub(super) body: Body,
 }
@@ -93,7 +94,7 @@ impl Case {
         Self::new(name, Tolerance::Exact, run)
     }
 
-    /// A case of float arithmetic, [`Tolerance::BALANCED`] between backends.
+    /// A case of float arithmetic, compared with [`Tolerance::BALANCED`].
     pub fn approx<O: Outputs>(
         name: &'static str,
         run: impl Fn(&Device) -> O + Send + Sync + 'static,
@@ -101,7 +102,7 @@ impl Case {
         Self::new(name, Tolerance::BALANCED, run)
     }
 
-    /// A case that states a property of one device.
+    /// A case that checks a property of one device.
     pub fn law(name: &'static str, law: fn(&Device) -> Result<(), String>) -> Self {
         Self {
             name,
@@ -112,19 +113,19 @@ impl Case {
         }
     }
 
-    /// Names the element types the case cannot do without.
+    /// Sets the element types that the case needs.
     pub fn needs(mut self, dtypes: &'static [DType]) -> Self {
         self.dtypes = dtypes;
         self
     }
 
-    /// Marks the case as beyond any Remote device of this Burn release.
+    /// Marks the case as one that no Remote device of this Burn release can run.
     pub fn gap(mut self, reason: &'static str) -> Self {
         self.gap = Some(reason);
         self
     }
 
-    /// Replaces the tolerance, for an op that is worse conditioned than most.
+    /// Replaces the tolerance, for an op that is ill-conditioned.
     pub fn within(mut self, tolerance: Tolerance) -> Self {
         self.tolerance = tolerance;
         self

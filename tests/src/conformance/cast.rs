@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, activation}
 use super::case::{Case, Tolerance};
 use super::data::{floats, ints, positive};
 
-/// `burn-router` 0.22.1, which also serves every Remote device, takes a cast
-/// from one integer type to another for unreachable and ends the session.
+/// `burn-router` 0.22.1, which also serves every Remote device, treats a cast
+/// from one integer type to another as unreachable code and ends the session.
 const INT_CAST: &str = "burn-router 0.22.1 panics on BaseInt(Cast)";
 const QUANTIZED: &str = "burn-router 0.22.1 has no quantized tensors";
 
@@ -85,7 +85,7 @@ fn quantized() -> Vec<Case> {
     ]
 }
 
-/// The usual ops, in one float type.
+/// The usual ops in one float type.
 fn sampler(device: &Device, dtype: FloatDType) -> Vec<Tensor<2>> {
     let x = floats(device, [4, 6], 1).cast(dtype);
     let p = positive(device, [4, 6], 2).cast(dtype);

@@ -1,7 +1,7 @@
 //! Compares two host tensors and names the first difference.
 //!
-//! Burn's own `assert_eq` panics and takes NaN for unequal to itself; here a
-//! difference is data, so that one run can report all of them.
+//! Burn's own `assert_eq` panics, and treats NaN as unequal to itself. Here a
+//! difference is a value, so that one run can report all of them.
 
 use std::fmt;
 
@@ -18,17 +18,18 @@ pub enum Agreement {
     /// The two devices run the same kind of backend: equal bits, and equal
     /// element types. NaN equals NaN.
     Bitwise,
-    /// Two kinds of backend: each case's own tolerance. The element types may
-    /// differ in width, for the default integer of a backend is its own choice.
+    /// The two devices run different kinds of backend: each case's tolerance
+    /// applies. The element types may differ in width, because each backend chooses
+    /// its default integer type.
     Tolerance,
 }
 
 /// The first way in which two tensors differ.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Difference {
-    /// Unequal element types: seen, expected.
+    /// Unequal element types: actual, expected.
     DType(DType, DType),
-    /// Unequal shapes: seen, expected.
+    /// Unequal shapes: actual, expected.
     Shape(Vec<usize>, Vec<usize>),
     /// Unequal values at one position.
     Element {
@@ -93,7 +94,7 @@ impl Value {
     fn within(&self, other: &Self, relative: f64, absolute: f64) -> bool {
         match (self, other) {
             (Self::Float(a), Self::Float(b)) => {
-                // Equal infinities are equal, and have no difference to speak of.
+                // Equal infinities are equal, although their difference is NaN.
                 let near = (a - b).abs() <= absolute.max(relative * a.abs().max(b.abs()));
                 a == b || both_nan(*a, *b) || (near && a.is_finite() && b.is_finite())
             }
@@ -106,7 +107,8 @@ fn both_nan(a: f64, b: f64) -> bool {
     a.is_nan() && b.is_nan()
 }
 
-/// Returns the first difference between what was computed and what was expected.
+/// Compares a computed tensor with the expected one; the error is the first
+/// difference.
 pub fn compare(
     actual: &TensorData,
     expected: &TensorData,
@@ -147,7 +149,7 @@ pub fn compare(
     }
 }
 
-/// The three kinds of tensor, as far as a comparison is concerned.
+/// The kinds of tensor that a comparison tells apart.
 #[derive(PartialEq)]
 enum Kind {
     Float,

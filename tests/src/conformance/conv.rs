@@ -1,7 +1,7 @@
 //! Convolutions: forward, and the gradients of input, weight and bias.
 //!
-//! Every axis has a size, stride and padding of its own, so that a swap of two
-//! axes cannot go unseen.
+//! Sizes, strides and paddings differ between axes, so that the suite detects a
+//! swap of two axes.
 
 use burn::nn::conv::{
     Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,

@@ -1,4 +1,4 @@
-//! Tensors out of nothing, out of host data, and back to it.
+//! Creating tensors by fill ops and from host data, and reading them back.
 
 use burn::tensor::grid::{GridIndexing, GridSparsity, IndexPos, meshgrid, meshgrid_stack};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, Transaction};
@@ -15,7 +15,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn filled() -> Vec<Case> {
     vec![
-        // What is in an empty tensor is nobody's business; its shape is.
+        // The values of an empty tensor are unspecified; the case checks its shape.
         Case::exact("creation.empty", |d| {
             let int = Tensor::<1, Int>::empty([4], d).zeros_like();
             let bool = Tensor::<2, Bool>::empty([2, 3], d).zeros_like();
@@ -132,7 +132,7 @@ fn host_data() -> Vec<Case> {
             Tensor::<2, Bool>::from_bool(TensorData::from([[true, false], [false, false]]), d)
         }),
         Case::exact("creation.from_data", |d| {
-            // The device's default types decide, not the types of the data.
+            // The tensors get the device's default types, not the types of the data.
             let float = Tensor::<1>::from_data([1i64, -2, 300], d);
             (float, Tensor::<1, Int>::from_data([7u8, 200], d))
         }),

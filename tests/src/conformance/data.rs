@@ -1,5 +1,5 @@
-//! Inputs made by formula: the same on every device, irregular enough that a
-//! swapped axis, a wrong offset or a missing element changes the result.
+//! Inputs made by formula. They are the same on every device, and so irregular that
+//! a swapped axis, a wrong offset or a missing element changes the result.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
@@ -74,7 +74,7 @@ pub(super) fn bools<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// Small whole numbers as floats, with repeats, for ops that look for ties.
+/// Small whole numbers as floats, with repeats, for ops that must handle ties.
 pub(super) fn whole<const D: usize>(device: &Device, shape: [usize; D], seed: u32) -> Tensor<D> {
     ints(device, shape, seed, -4, 5).float()
 }

@@ -1,5 +1,5 @@
-//! Gradients of the tensor ops. Those of activations, modules and losses are
-//! checked with the forward pass, in the themes they belong to.
+//! Gradients of the tensor ops. The themes of activations, modules and losses check
+//! their gradients together with the forward pass.
 
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Tensor, TensorData, s};
 
@@ -211,7 +211,7 @@ fn indexing() -> Vec<Case> {
     ]
 }
 
-/// Ways through a graph, rather than ops.
+/// Cases about the paths through a graph instead of single ops.
 fn graphs() -> Vec<Case> {
     vec![
         // One tensor reaches the loss on several paths.

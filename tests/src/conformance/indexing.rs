@@ -76,7 +76,7 @@ fn selections() -> Vec<Case> {
         Case::exact("index.select/int_bool", |d| {
             (
                 n(d).select(1, rows(d)),
-                // As integers, for Flex labels what it picks from booleans as bytes.
+                // As integers, because Flex labels what it picks from booleans as bytes.
                 bools(d, [3, 4], 1).select(0, rows(d)).int(),
             )
         }),
@@ -113,7 +113,7 @@ fn selections() -> Vec<Case> {
 fn scatters() -> Vec<Case> {
     use IndexingUpdateOp::{Add, Assign, Max, Min, Mul};
     vec![
-        // Rows repeat, so their updates must add up.
+        // Some rows occur twice, and their updates must add up.
         Case::approx("index.select_assign", |d| {
             x(d).select_assign(0, rows(d), floats(d, [4, 4, 5], 2), Add)
         }),
@@ -183,7 +183,7 @@ fn masks() -> Vec<Case> {
         Case::exact("index.mask_fill/bool", |d| {
             bools(d, [3, 4], 1).mask_fill(bools(d, [3, 4], 2), true)
         }),
-        // Ops whose result shape depends on the values.
+        // The result shape of these ops depends on the values.
         Case::exact("index.mask_select", |d| {
             let mask = bools(d, [3, 4, 5], 5);
             (x(d).mask_select(mask.clone()), n(d).mask_select(mask))

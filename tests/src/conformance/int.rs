@@ -35,7 +35,7 @@ fn arithmetic() -> Vec<Case> {
         Case::exact("int.sub_scalar", |d| a(d) - 17),
         Case::exact("int.mul", |d| a(d) * b(d)),
         Case::exact("int.mul_scalar", |d| a(d) * -3),
-        // Signs differ, where truncation and flooring part.
+        // With different signs, truncation and flooring give different results.
         Case::exact("int.div", |d| (a(d) / positive(d), a(d) / -positive(d))),
         Case::exact("int.div_scalar", |d| {
             (a(d).div_scalar(4), a(d).div_scalar(-7))
@@ -88,7 +88,7 @@ fn bitwise() -> Vec<Case> {
     ]
 }
 
-/// Arithmetic that only the wide type can hold.
+/// Arithmetic whose results fit only in the wide type.
 fn widths() -> Vec<Case> {
     fn wide(device: &Device, dtype: DType) -> Tensor<1, Int> {
         Tensor::from_data([3i64, 70_000, 1_000_003, 2_000_000_011], (device, dtype))

@@ -14,7 +14,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// A float tensor no op of which is symmetric in its axes.
+/// A float tensor whose axes have different sizes, so that no two can be swapped.
 fn x(device: &Device) -> Tensor<3> {
     floats(device, [2, 3, 5], 1)
 }
@@ -33,7 +33,7 @@ fn unit(device: &Device) -> Tensor<3> {
     between(device, [2, 3, 5], 4, -0.99, 0.99)
 }
 
-/// The points where functions break, and zeros of both signs.
+/// Special points of functions, and zeros of both signs.
 fn edges(device: &Device) -> Tensor<1> {
     let inf = f32::INFINITY;
     Tensor::from_floats(
@@ -94,7 +94,7 @@ fn trigonometric() -> Vec<Case> {
     ]
 }
 
-/// Values on and off the halves, where the ways of rounding part.
+/// Halves, where rounding modes differ, and other values.
 fn halves(device: &Device) -> Tensor<1> {
     Tensor::from_floats([-2.5, -1.5, -0.5, -0.2, 0.5, 1.5, 2.5, 2.4999, 7.0], device)
 }
@@ -146,7 +146,7 @@ fn arithmetic() -> Vec<Case> {
             let sliced = y(d).flip([1]).swap_dims(0, 2).swap_dims(1, 2);
             (turned.clone() * sliced.clone(), (turned - sliced).exp())
         }),
-        // A long chain: every op takes its input from the one before it.
+        // A long chain: the input of every op is the output of the previous one.
         Case::approx("math.chain", |d| {
             (0..40).fold(x(d), |x, _| x.clone() * 0.9 + x.sin() * 0.1)
         }),

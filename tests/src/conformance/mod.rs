@@ -1,12 +1,11 @@
 //! Conformance suite: what a Burn program may do with a device, case by case.
 //!
-//! A case is a pure function of a [`Device`], written against nothing but
-//! Burn's public `Tensor` API. [`run_all`] runs every case on a device and on
-//! a reference and compares the results, so one suite serves every backend
-//! and every way to reach it. The suite must not know what is behind the
-//! device: no URL, no worker, no backend type.
+//! A case is a pure function of a [`Device`] that uses only Burn's public `Tensor`
+//! API. [`run_all`] runs every case on a device and on a reference and compares the
+//! results, so one suite serves every backend and every way to reach it. The suite
+//! must not know what is behind the device: no URL, no worker, no backend type.
 //!
-//! A name reads `theme.op` or `theme.op/variant`.
+//! A case's name has the form `theme.op` or `theme.op/variant`.
 
 mod autodiff;
 mod case;
@@ -89,7 +88,7 @@ mod tests {
         let names: HashSet<_> = cases.iter().map(|case| case.name).collect();
         assert_eq!(names.len(), cases.len(), "a name is used twice");
 
-        // A gradient is no op of its own: count those without it.
+        // A gradient is not another op, so gradient cases do not count.
         let ops: HashSet<_> = cases
             .iter()
             .filter(|case| case.theme() != "grad")
@@ -118,8 +117,7 @@ mod tests {
         assert_eq!(report.total() + report.gaps.len(), cases().len());
     }
 
-    /// A result of nothing but zeros, or nothing but NaN, would agree with many
-    /// a wrong one.
+    /// A result that is all zeros or all NaN would agree with many wrong results.
     #[test]
     fn results_vary() {
         let device = Device::flex();

@@ -109,7 +109,7 @@ fn modules() -> Vec<Case> {
 
 fn batch() -> Vec<Case> {
     vec![
-        // Two batches, so that the running statistics move twice; then they are used.
+        // Two batches update the running statistics; the validating pass uses them.
         Case::approx("nn.batch_norm", |d| {
             let (a, b) = (leaf(d, [4, 3, 5], 1), leaf(d, [4, 3, 5], 2));
             let module = fill(BatchNormConfig::new(3).with_momentum(0.3).init(&a.device()));

@@ -1,4 +1,4 @@
-//! Optimisers: a small network after a few steps on one batch.
+//! Optimisers: the losses and parameters of a small network in a few steps.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
@@ -17,7 +17,7 @@ use super::autodiff::{fill, parameters};
 use super::case::{Case, Tolerance};
 use super::data::floats;
 
-/// Enough for every optimiser to have and use its state.
+/// Steps of a training: enough for every optimiser to create its state and use it.
 const STEPS: usize = 3;
 
 #[derive(Module, Debug)]
@@ -34,7 +34,7 @@ impl Network {
         })
     }
 
-    /// The loss on a batch that depends on nothing but its number.
+    /// The loss on a batch whose data depend only on its number.
     fn loss(&self, device: &Device, batch: u32) -> Tensor<1> {
         let x = floats::<2>(device, [8, 3], batch);
         let y = floats(device, [8, 2], batch + 50);

@@ -186,7 +186,7 @@ fn resize(device: &Device, mode: fn() -> InterpolateMode, align_corners: bool) -
     })
 }
 
-/// Samples a picture at points in it and around it.
+/// Samples an image at points inside and outside it.
 fn sample(device: &Device, options: fn() -> GridSampleOptions) -> Tensor<4> {
     let grid = between(device, [2, 4, 5, 2], 2, -1.3, 1.3);
     floats(device, IMAGE, 1).grid_sample_2d(grid, options())

@@ -1,5 +1,5 @@
-//! What a program does around its ops: threads, host reads that decide what
-//! comes next, records, copies of modules, many tensors at once.
+//! What a program does around its ops: threads, host reads that control the
+//! program, records, copies of modules, many tensors at once.
 
 use std::thread;
 
@@ -30,7 +30,7 @@ pub(super) fn cases() -> Vec<Case> {
                 .map(|thread| thread.join().expect("the thread should not panic"))
                 .to_vec()
         }),
-        // Made on one thread, computed with on another, read on the first.
+        // A tensor that is made on one thread, used on another and read on the first.
         Case::approx("program.moved_tensor", |d| {
             let x = floats(d, [4, 3], 1) * 1.5;
             let kept = x.clone();
@@ -45,7 +45,7 @@ pub(super) fn cases() -> Vec<Case> {
             d.sync().expect("nothing has failed");
             (x, y)
         }),
-        // A loop that the values it computes bring to an end.
+        // A loop whose end depends on the values that it computes.
         Case::approx("program.into_scalar", |d| {
             let mut x = floats(d, [4, 3], 1) * 9.0;
             let mut steps = 0;
@@ -60,7 +60,7 @@ pub(super) fn cases() -> Vec<Case> {
         }),
         Case::approx("program.many_tensors", |d| {
             let mut tensors: Vec<Tensor<1>> = (0..300).map(|seed| floats(d, [3], seed)).collect();
-            // Drop two in three, so that ids are freed out of order.
+            // Drops two of every three, so that ids are freed out of order.
             let mut kept = 0..;
             tensors.retain(|_| kept.next().is_some_and(|i| i % 3 == 0));
             Tensor::stack::<2>(tensors, 0).sum_dim(0)

@@ -1,6 +1,6 @@
-//! Random ops. No two kinds of backend draw the same numbers, so the numbers
-//! are held against the distribution they should have, six standard errors
-//! wide, and against those of the same seed.
+//! Random ops. Different kinds of backend draw different numbers. So the cases
+//! compare statistics of the numbers with the expected distribution, within six
+//! standard errors, and draws with other draws from the same seed.
 
 use burn::module::Module;
 use burn::nn::activation::RReluConfig;
@@ -13,8 +13,8 @@ use super::data::positive;
 
 /// Samples for one set of statistics.
 const SAMPLES: usize = 20_000;
-/// Width of a bound, in standard errors of what it bounds: a sound generator
-/// misses one in five hundred million times.
+/// Bound of a statistic, in its standard errors. A correct generator exceeds the bound
+/// once in five hundred million times.
 const ERRORS: f64 = 6.0;
 
 type Verdict = Result<(), String>;
@@ -42,14 +42,14 @@ fn all(what: &str, values: &[f64], holds: impl Fn(f64) -> bool) -> Verdict {
     }
 }
 
-/// How often an event of probability `p` came up.
+/// Checks how often an event of probability `p` occurred.
 fn frequency(what: &str, values: &[f64], p: f64, event: impl Fn(f64) -> bool) -> Verdict {
     let n = values.len() as f64;
     let count = values.iter().filter(|&&value| event(value)).count() as f64;
     near(what, count / n, p, ERRORS * (p * (1.0 - p) / n).sqrt())
 }
 
-/// Mean and variance, and that neighbours have nothing to do with each other.
+/// Checks mean and variance, and that neighbours are uncorrelated.
 fn moments(values: &[f64], mean: f64, variance: f64) -> Verdict {
     let n = values.len() as f64;
     let error = ERRORS / n.sqrt();
@@ -216,7 +216,7 @@ fn modules() -> Vec<Case> {
             })?;
             moments(&values, 1.0, 0.25)?;
 
-            // What was dropped passes nothing back; what was kept, as scaled.
+            // A dropped element passes no gradient back; a kept one, its scale.
             let grad = x.grad(&grads).ok_or("no gradient")?;
             if host(&grad.into_data()) != values {
                 return Err("the gradient has another mask than the output".into());

@@ -10,8 +10,8 @@ use burn::tensor::{Device, TensorData};
 use super::case::{Body, Case};
 use super::compare::{Agreement, Difference, compare};
 
-/// One case at a time in a process: the CPU backend has one random generator
-/// per process, which a case that seeds it must have to itself.
+/// Allows one case at a time in a process: the CPU backend has one random generator
+/// per process, and a case that seeds it must not share it with another case.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Why a case failed.
@@ -21,7 +21,7 @@ pub enum Reason {
     DevicePanicked(String),
     /// The reference panicked, with this message: the case itself is wrong.
     ReferencePanicked(String),
-    /// Unequal numbers of outputs: seen, expected.
+    /// Unequal numbers of outputs: actual, expected.
     Outputs(usize, usize),
     /// An output, by its index, differs.
     Differs(usize, Difference),
@@ -63,11 +63,12 @@ impl std::error::Error for Failure {}
 pub struct Report {
     /// How many cases passed.
     pub passed: usize,
-    /// Cases left out, for the device lacks an element type they need.
+    /// Cases left out because the device lacks an element type that they need.
     pub skipped: Vec<&'static str>,
     /// Cases that failed, in suite order.
     pub failures: Vec<Failure>,
-    /// Cases not considered, being [gaps](Case::gap) of Burn's Remote device.
+    /// Cases not considered because they are [gaps](Case::gap) of Burn's Remote
+    /// device.
     pub gaps: Vec<&'static str>,
 }
 
@@ -133,7 +134,7 @@ pub fn check(
     })
 }
 
-/// Runs cases one after the other, whatever becomes of those before.
+/// Runs cases one after the other, and continues after a failure.
 pub fn run(cases: &[Case], device: &Device, reference: &Device, agreement: Agreement) -> Report {
     let mut report = Report::default();
     for case in cases {
@@ -185,7 +186,7 @@ fn compare_all(
 }
 
 fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
-    // A case holds no state, so nothing is left half done behind a panic.
+    // A case has no state that a panic could leave inconsistent.
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| message(payload.as_ref()))
 }
 

@@ -1,4 +1,4 @@
-//! Sorting and its relatives. Ties are left out where their order is open.
+//! Sorting and related ops. Inputs have no ties where their order is unspecified.
 
 use burn::tensor::{Device, Tensor};
 
