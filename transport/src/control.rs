@@ -125,6 +125,16 @@ pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, Di
     }
 }
 
+/// As [`connect`], without a second try: one connection, however long it takes.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub async fn connect_once(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
+    let at = crate::dial::authority(host, port);
+    Ok(connect_closable(&at, host, trust).await?.0)
+}
+
 /// Connects to `at`, an address of `host`, and returns also the means to end
 /// the connection whatever its calls do.
 pub(crate) async fn connect_closable(

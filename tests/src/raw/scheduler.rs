@@ -103,7 +103,7 @@ pub fn hello() -> ClientHello {
 /// When `url` is no pool URL.
 pub async fn channel(url: &str) -> Result<Channel, DialError> {
     let url: PoolUrl = url.parse().expect("a pool URL");
-    control::connect(&url.host, url.port, &url.trust).await
+    control::connect_once(&url.host, url.port, &url.trust).await
 }
 
 /// `message` with `token` to show, if there is one.
