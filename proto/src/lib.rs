@@ -6,6 +6,8 @@
 //! other only through this crate; it knows none of them, no runtime, no I/O.
 //!
 //! - [`v1`]: the generated messages; with the feature `rpc`, the gRPC services.
+//! - [`credential`]: what a client's id is bound to.
+//! - [`grant`]: which grant of a device is the current one.
 //! - [`ids`]: typed ids.
 //! - [`text`]: a peer's text, safe to show.
 //! - [`version`]: what "compatible" means.
@@ -14,7 +16,9 @@
 //! - `content` (feature `ir`): where the bytes of uploads are.
 //! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
 
+pub mod credential;
 pub mod error;
+pub mod grant;
 pub mod ids;
 pub mod text;
 pub mod version;

@@ -11,9 +11,9 @@ use crate::{
 };
 
 /// The lowest protocol version this build speaks.
-pub const PROTOCOL_MIN: u32 = 4;
+pub const PROTOCOL_MIN: u32 = 5;
 /// The highest protocol version this build speaks.
-pub const PROTOCOL_MAX: u32 = 4;
+pub const PROTOCOL_MAX: u32 = 5;
 /// The IR this build speaks.
 pub const IR_VERSION: &str = "burn-ir 0.22.1";
 

@@ -5,10 +5,11 @@
 //! more may drop it: what the other side missed is settled when it comes back
 //! and says what it holds.
 
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use crate::device::DeviceSpec;
-use crate::event::{Endpoint, Share};
+use crate::event::{DeviceGrant, Endpoint, Share};
 use crate::reason::{EndReason, RefuseReason};
 
 /// Something for the driver to do.
@@ -59,6 +60,9 @@ pub enum Command {
         worker: WorkerId,
         /// The lease.
         lease: LeaseId,
+        /// The grants by which the lease has, or had, devices of this worker. None up to
+        /// these is good any more.
+        grants: Vec<DeviceGrant>,
     },
 }
 
@@ -67,6 +71,8 @@ pub enum Command {
 pub struct LeasedDevice {
     /// Which device of which worker.
     pub share: Share,
+    /// The number of this grant: higher than that of any grant of the device before.
+    pub grant: GrantNumber,
     /// What it is.
     pub device: DeviceSpec,
     /// Where its worker is.

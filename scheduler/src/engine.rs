@@ -16,16 +16,17 @@ mod workers;
 use std::collections::BTreeMap;
 use std::mem;
 
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId};
 
 use crate::command::Command;
-use crate::event::{Event, StreamId};
+use crate::event::{Event, GrantedShare, Share, StreamId};
 use crate::lease::Leases;
 use crate::options::Options;
 use crate::pool::{Pool, Verdict};
 use crate::queue::{Queue, Waiting};
 use crate::reason::{EndReason, RefuseReason};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{LeaseSnapshot, Snapshot};
 use crate::time::Timestamp;
 
 /// The scheduler's state. See the crate's documentation.
@@ -36,6 +37,8 @@ pub struct Engine {
     pool: Pool,
     leases: Leases,
     queue: Queue,
+    /// The number of the latest grant.
+    granted: GrantNumber,
     /// Attached clients, with the stream each speaks on.
     clients: BTreeMap<ClientId, StreamId>,
     /// What the event being handled led to.
@@ -43,9 +46,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// A pool without workers, which starts now.
-    pub fn new(options: Options, now: Timestamp) -> Self {
+    /// A pool without workers, which starts now. `term` must be at least 1, and higher than
+    /// that of any engine before it: grants are numbered by it.
+    pub fn new(options: Options, term: u64, now: Timestamp) -> Self {
         Self {
+            granted: GrantNumber { term, count: 0 },
             leases: Leases::new(now + options.adoption_window),
             options,
             now,
@@ -62,6 +67,7 @@ impl Engine {
         self.now = now;
         match event {
             Event::Tick => self.tick(),
+            Event::Suspended { since } => self.resume_after(since),
             Event::Evict { client } => self.evict(client),
             Event::Worker {
                 worker,
@@ -104,6 +110,30 @@ impl Engine {
         }
     }
 
+    /// A lease, if there is one of this id.
+    pub fn lease(&self, id: LeaseId) -> Option<LeaseSnapshot> {
+        let lease = self.leases.get(id)?;
+        let device = |(&share, &grant)| self.pool.leased_device(GrantedShare { share, grant });
+        Some(LeaseSnapshot {
+            owner: lease.owner,
+            devices: lease.shares.iter().map(device).collect(),
+        })
+    }
+
+    /// The leases of a client, attached or not.
+    pub fn leases_of(&self, client: ClientId) -> Vec<LeaseId> {
+        self.leases.owned_by(client)
+    }
+
+    /// The scheduler did not run from `since` until now: workers and clients get the time to
+    /// come back that they get after a restart. What the engine does not know stays
+    /// unknown, as it has forgotten nothing.
+    fn resume_after(&mut self, since: Timestamp) {
+        let wait = self.options.lease_expiry;
+        self.pool.spare_until(self.now + wait);
+        self.leases.put_off(since, self.now, wait);
+    }
+
     fn tick(&mut self) {
         let losses = self.pool.losses(self.options.worker_timeout);
         let due = losses.filter(|(at, _)| *at <= self.now);
@@ -135,9 +165,15 @@ impl Engine {
             return;
         };
         for worker in lease.workers() {
+            let grants = lease.grants_on(worker);
             self.pool.free(worker, id);
+            self.pool.note_ended(worker, &grants);
             if self.pool.is_connected(worker) {
-                self.commands.push(Command::EndLease { worker, lease: id });
+                self.commands.push(Command::EndLease {
+                    worker,
+                    lease: id,
+                    grants,
+                });
             }
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
@@ -159,25 +195,41 @@ impl Engine {
     /// ends if one is not to be had, and gets a deadline if a worker is not
     /// here yet.
     fn reserve(&mut self, id: LeaseId) {
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(lease) = self.leases.get(id) else {
             return;
         };
         let mut complete = true;
-        for &share in &lease.shares {
+        for (share, grant) in lease.shares.clone() {
+            let unavailable = EndReason::DeviceUnavailable {
+                worker: share.worker,
+                index: share.index,
+            };
             if !self.pool.contains(share.worker) {
                 complete = false;
-            } else if self.pool.take(share, id).is_err() {
-                let reason = EndReason::DeviceUnavailable {
-                    worker: share.worker,
-                    index: share.index,
-                };
-                return self.end_lease(id, Some(reason));
+                continue;
+            }
+            if let Some(earlier) = self.outranked(share, id, grant) {
+                self.end_lease(earlier, Some(unavailable.clone()));
+            }
+            if self.pool.take(share, id, grant).is_err() {
+                return self.end_lease(id, Some(unavailable));
             }
         }
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
         let rejoin_by = lease
             .rejoin_by
             .unwrap_or(self.now + self.options.lease_expiry);
         lease.rejoin_by = (!complete).then_some(rejoin_by);
+    }
+
+    /// Another lease that has this device by an earlier grant than `grant`. Only leases
+    /// from before a restart can meet like this: the other one is over.
+    fn outranked(&self, share: Share, lease: LeaseId, grant: GrantNumber) -> Option<LeaseId> {
+        let holder = self.pool.holder(share).filter(|holder| *holder != lease)?;
+        let held_by = self.leases.get(holder)?.shares.get(&share)?;
+        (self.pool.is_good(share, grant) && *held_by < grant).then_some(holder)
     }
 
     /// Grants or refuses whatever can be by now, and tells the others where

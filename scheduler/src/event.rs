@@ -5,9 +5,11 @@
 //! driver often notices the end of the old stream after the start of the new
 //! one. The engine ignores whatever comes from a stream that was replaced.
 
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use crate::device::{Demand, DeviceSpec};
+use crate::time::Timestamp;
 
 /// One stream between the scheduler and a client or worker. The driver
 /// numbers them and uses no number twice.
@@ -20,6 +22,13 @@ pub enum Event {
     /// Time has passed. Deadlines are acted upon on this event alone, so a
     /// client or worker that comes back late but before it has lost nothing.
     Tick,
+    /// The scheduler itself did not run, as when its host slept, and so received
+    /// nothing. What waits for a worker or a client waits anew, as after a restart. The
+    /// driver must send this before any event that it notices afterwards.
+    Suspended {
+        /// When it last ran before.
+        since: Timestamp,
+    },
     /// A client has no right to be here any more: what it waits for is dropped, what it
     /// holds ends, and it is not attached from here on.
     Evict {
@@ -55,6 +64,9 @@ pub enum WorkerEvent {
         registration: Registration,
         /// What still runs there.
         held: Vec<HeldDevice>,
+        /// For each of its devices that was ever granted: every grant up to this one has
+        /// ended.
+        ended: Vec<DeviceGrant>,
         /// Whether it is about to stop, as [`Leaving`](Self::Leaving) says.
         leaving: bool,
     },
@@ -91,13 +103,24 @@ pub struct Endpoint {
     pub certificate_sha256: [u8; 32],
 }
 
-/// A device on which a worker still runs sessions of a lease.
+/// A device which, as far as its worker knows, a lease has that has used it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldDevice {
-    /// The lease the sessions belong to.
+    /// The lease.
     pub lease: LeaseId,
     /// The device's position in the worker's list.
     pub index: u32,
+    /// The grant by which the lease has it.
+    pub grant: GrantNumber,
+}
+
+/// A grant of one of a worker's devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceGrant {
+    /// The device's position in the worker's list.
+    pub index: u32,
+    /// The grant's number.
+    pub grant: GrantNumber,
 }
 
 /// What a client says, or its stream says by ending.
@@ -139,7 +162,16 @@ pub struct Claim {
     /// The lease.
     pub lease: LeaseId,
     /// All its devices.
-    pub shares: Vec<Share>,
+    pub shares: Vec<GrantedShare>,
+}
+
+/// One device of a lease, and the grant by which the lease has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantedShare {
+    /// The device.
+    pub share: Share,
+    /// The grant's number.
+    pub grant: GrantNumber,
 }
 
 /// One device of a lease.

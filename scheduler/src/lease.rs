@@ -7,10 +7,12 @@
 //! Claimed by its client before all its workers joined: `rejoin_by`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
-use crate::event::Share;
+use crate::event::{DeviceGrant, GrantedShare, Share};
 use crate::time::Timestamp;
 
 /// A client's right to some devices.
@@ -18,8 +20,9 @@ use crate::time::Timestamp;
 pub(crate) struct Lease {
     /// `None`: a worker runs it, and its client has not claimed it yet.
     pub(crate) owner: Option<ClientId>,
-    /// Every device it has, those of workers that have yet to join included.
-    pub(crate) shares: BTreeSet<Share>,
+    /// Every device it has, those of workers that have yet to join included, and the grant
+    /// by which it has it.
+    pub(crate) shares: BTreeMap<Share, GrantNumber>,
     /// When it ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
     /// When it ends unless its last worker has joined.
@@ -28,16 +31,34 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Granted to its client, or claimed by it.
-    pub(crate) fn owned(client: ClientId, shares: Vec<Share>) -> Self {
-        Self {
+    pub(crate) fn owned(client: ClientId, shares: &[GrantedShare]) -> Self {
+        let mut lease = Self {
             owner: Some(client),
-            shares: shares.into_iter().collect(),
             ..Self::default()
-        }
+        };
+        lease.add(shares);
+        lease
+    }
+
+    /// Notes further devices, or the right grants of those it has.
+    pub(crate) fn add(&mut self, shares: &[GrantedShare]) {
+        let shares = shares.iter().map(|granted| (granted.share, granted.grant));
+        self.shares.extend(shares);
     }
 
     pub(crate) fn workers(&self) -> BTreeSet<WorkerId> {
-        self.shares.iter().map(|share| share.worker).collect()
+        self.shares.keys().map(|share| share.worker).collect()
+    }
+
+    /// The grants by which it has devices of `worker`.
+    pub(crate) fn grants_on(&self, worker: WorkerId) -> Vec<DeviceGrant> {
+        let shares = self.shares.iter();
+        let shares = shares.filter(|(share, _)| share.worker == worker);
+        let grant = |(share, &grant): (&Share, _)| DeviceGrant {
+            index: share.index,
+            grant,
+        };
+        shares.map(grant).collect()
     }
 
     /// When it ends if nobody comes.
@@ -99,6 +120,18 @@ impl Leases {
             }
         }
         Some(removed)
+    }
+
+    /// Puts off what has a deadline, as the scheduler did not run from `since` until `now`.
+    pub(crate) fn put_off(&mut self, since: Timestamp, now: Timestamp, wait: Duration) {
+        if since < self.adopt_until {
+            self.adopt_until = self.adopt_until + now.saturating_since(since);
+        }
+        for lease in self.leases.values_mut() {
+            for deadline in [&mut lease.expires_at, &mut lease.rejoin_by] {
+                *deadline = deadline.map(|at| at.max(now + wait));
+            }
+        }
     }
 
     /// Whether a lease that is not here may be one from before a restart,

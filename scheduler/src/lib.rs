@@ -35,9 +35,10 @@ pub use command::{Command, LeasedDevice};
 pub use device::{Demand, DeviceSpec, Inventory};
 pub use engine::Engine;
 pub use event::{
-    Claim, ClientEvent, Endpoint, Event, HeldDevice, Registration, Share, StreamId, WorkerEvent,
+    Claim, ClientEvent, DeviceGrant, Endpoint, Event, GrantedShare, HeldDevice, Registration,
+    Share, StreamId, WorkerEvent,
 };
 pub use options::Options;
 pub use reason::{EndReason, RefuseReason};
-pub use snapshot::{DeviceSnapshot, Snapshot, WorkerSnapshot};
+pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, WorkerSnapshot};
 pub use time::Timestamp;

@@ -13,7 +13,8 @@ pub struct Options {
     /// connection; short enough that a run on a dead host starts again soon.
     pub worker_timeout: Duration,
 
-    /// How long a lease outlives its client's stream.
+    /// How long a lease outlives its client's stream, and waits for workers that have yet
+    /// to join after the scheduler was away.
     ///
     /// 30 s: longer than a network change or a suspended laptop lid takes to
     /// recover, shorter than the team that waits for the devices would mind.

@@ -10,14 +10,16 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::time::Duration;
 
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
 use crate::device::{Demand, Inventory};
-use crate::event::{Registration, Share, StreamId};
+use crate::event::{DeviceGrant, GrantedShare, Registration, Share, StreamId};
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
+use worker::Grants;
 pub(crate) use worker::Worker;
 
 /// Every worker that joined and is not lost.
@@ -81,6 +83,7 @@ impl Pool {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.stream = Some(stream);
             worker.last_beat = now;
+            worker.spared_until = None;
             self.changed = true;
         }
     }
@@ -110,28 +113,91 @@ impl Pool {
         Some(removed)
     }
 
+    /// Loses no worker that is here before `until`.
+    pub(crate) fn spare_until(&mut self, until: Timestamp) {
+        for worker in self.workers.values_mut() {
+            worker.spared_until = Some(until);
+        }
+    }
+
     /// Workers without a stream, and when each is lost.
     pub(crate) fn losses(&self, timeout: Duration) -> impl Iterator<Item = (Timestamp, WorkerId)> {
         self.workers
             .iter()
             .filter(|(_, worker)| worker.stream.is_none())
-            .map(move |(id, worker)| (worker.last_beat + timeout, *id))
+            .map(move |(id, worker)| (worker.lost_at(timeout), *id))
+    }
+}
+
+/// Grants have numbers.
+impl Pool {
+    /// Whether a grant of a device may be one that has not ended.
+    pub(crate) fn is_good(&self, share: Share, grant: GrantNumber) -> bool {
+        let grants = self.grants(share);
+        grants.is_some_and(|grants| grant > grants.ended)
+    }
+
+    /// Above every grant of the device that is known.
+    pub(crate) fn next_grant(&self, share: Share) -> GrantNumber {
+        let latest = self.grants(share).map_or(GrantNumber::ZERO, |g| g.latest);
+        latest.next().unwrap_or(latest)
+    }
+
+    /// There is, or was, this grant of a device.
+    pub(crate) fn note_grant(&mut self, share: Share, grant: GrantNumber) {
+        let worker = self.workers.get_mut(&share.worker);
+        let grants = worker.and_then(|worker| worker.grants.get_mut(share.index as usize));
+        if let Some(grants) = grants {
+            grants.latest = grants.latest.max(grant);
+        }
+    }
+
+    /// No grant of these devices of `worker` up to these is good any more.
+    pub(crate) fn note_ended(&mut self, worker: WorkerId, ended: &[DeviceGrant]) {
+        let Some(worker) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        for &DeviceGrant { index, grant } in ended {
+            if let Some(grants) = worker.grants.get_mut(index as usize) {
+                grants.latest = grants.latest.max(grant);
+                grants.ended = grants.ended.max(grant);
+            }
+        }
+    }
+
+    fn grants(&self, share: Share) -> Option<&Grants> {
+        self.get(share.worker)?.grants.get(share.index as usize)
     }
 }
 
 /// Leases take devices and give them back.
 impl Pool {
-    /// Takes a device for a lease; taking it again changes nothing.
-    pub(crate) fn take(&mut self, share: Share, lease: LeaseId) -> Result<(), Unavailable> {
+    /// Takes a device for a lease by a grant that has not ended; taking it again changes
+    /// nothing.
+    pub(crate) fn take(
+        &mut self,
+        share: Share,
+        lease: LeaseId,
+        grant: GrantNumber,
+    ) -> Result<(), Unavailable> {
+        if !self.is_good(share, grant) {
+            return Err(Unavailable);
+        }
         let worker = self.workers.get_mut(&share.worker);
         let device = worker.and_then(|worker| worker.leases.get_mut(share.index as usize));
         match device {
             Some(holder) if holder.is_none_or(|holder| holder == lease) => {
                 *holder = Some(lease);
+                self.note_grant(share, grant);
                 Ok(())
             }
             _ => Err(Unavailable),
         }
+    }
+
+    /// The lease that has a device.
+    pub(crate) fn holder(&self, share: Share) -> Option<LeaseId> {
+        *self.get(share.worker)?.leases.get(share.index as usize)?
     }
 
     /// Gives back what `lease` has on a worker.
@@ -178,10 +244,12 @@ impl Pool {
         mem::take(&mut self.changed)
     }
 
-    pub(crate) fn leased_device(&self, share: Share) -> Option<LeasedDevice> {
+    pub(crate) fn leased_device(&self, granted: GrantedShare) -> Option<LeasedDevice> {
+        let GrantedShare { share, grant } = granted;
         let Registration { endpoint, devices } = &self.get(share.worker)?.registration;
         Some(LeasedDevice {
             share,
+            grant,
             device: devices.get(share.index as usize)?.clone(),
             worker: endpoint.clone(),
         })

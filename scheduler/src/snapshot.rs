@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use crate::command::LeasedDevice;
 use crate::device::DeviceSpec;
 use crate::time::Timestamp;
 
@@ -20,6 +21,16 @@ pub struct Snapshot {
     pub leases: usize,
     /// The client of each lease; `None` until one claims it.
     pub owners: BTreeMap<LeaseId, Option<ClientId>>,
+}
+
+/// A lease at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseSnapshot {
+    /// Its client; `None` until one claims it.
+    pub owner: Option<ClientId>,
+    /// Its devices as they were granted, in the same order; `None` while a worker of the
+    /// lease has yet to join.
+    pub devices: Option<Vec<LeasedDevice>>,
 }
 
 /// A worker at one moment.

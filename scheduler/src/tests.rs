@@ -7,6 +7,7 @@
 
 mod actions;
 mod clients;
+mod grants;
 mod invariants;
 mod placement;
 mod property;
@@ -17,12 +18,13 @@ mod world;
 
 use std::time::Duration;
 
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use crate::{
-    Claim, ClientEvent, Command, Demand, DeviceSpec, EndReason, Endpoint, Engine, Event,
-    HeldDevice, LeasedDevice, Options, RefuseReason, Registration, Share, StreamId, Timestamp,
-    WorkerEvent,
+    Claim, ClientEvent, Command, Demand, DeviceGrant, DeviceSpec, EndReason, Endpoint, Engine,
+    Event, GrantedShare, HeldDevice, LeasedDevice, Options, RefuseReason, Registration, Share,
+    StreamId, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, what happens then, and what comes of it.
@@ -35,7 +37,7 @@ fn check(steps: impl IntoIterator<Item = Step>) -> Engine {
 /// Runs the steps, with ticks at every deadline between them, which must lead
 /// to nothing: an end in time is a step of its own, `tick()`.
 fn check_with(options: Options, steps: impl IntoIterator<Item = Step>) -> Engine {
-    let mut engine = Engine::new(options, at(0));
+    let mut engine = Engine::new(options, TERM, at(0));
     for (i, (now, event, expected)) in steps.into_iter().enumerate() {
         while let Some(deadline) = engine
             .next_deadline()
@@ -56,9 +58,41 @@ fn check_with(options: Options, steps: impl IntoIterator<Item = Step>) -> Engine
             );
         }
         let commands = engine.handle(event.clone(), at(now));
+        let commands = without_numbers(commands);
         assert_eq!(commands, expected, "step {i}: {event:?} at {now} ms");
     }
     engine
+}
+
+/// The term of the engines that `check` makes.
+const TERM: u64 = 7;
+
+/// Commands without the numbers of grants, which have tables of their own, in `grants`.
+fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
+    for command in &mut commands {
+        match command {
+            Command::Granted { devices, .. } => {
+                for device in devices {
+                    assert!(device.grant.term >= TERM, "{device:?}");
+                    device.grant = GrantNumber::ZERO;
+                }
+            }
+            Command::EndLease { grants, .. } => {
+                assert!(!grants.is_empty(), "an end that names no grant");
+                grants.clear();
+            }
+            Command::Queued { .. } | Command::Refused { .. } | Command::LeaseEnded { .. } => {}
+        }
+    }
+    commands
+}
+
+/// The grant by which a lease from before a restart has its devices.
+fn before(lease: u64) -> GrantNumber {
+    GrantNumber {
+        term: TERM - 1,
+        count: lease,
+    }
 }
 
 fn at(millis: u64) -> Timestamp {
@@ -121,7 +155,7 @@ fn tick() -> Event {
 fn on(other: u64, event: Event) -> Event {
     let stream = StreamId(other);
     match event {
-        Event::Tick | Event::Evict { .. } => event,
+        Event::Tick | Event::Suspended { .. } | Event::Evict { .. } => event,
         Event::Worker { worker, event, .. } => Event::Worker {
             worker,
             stream,
@@ -156,12 +190,14 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
     let held = held.iter().map(|&(lease, index)| HeldDevice {
         lease: LeaseId(lease),
         index,
+        grant: before(lease),
     });
     worker(
         id,
         WorkerEvent::Join {
             registration,
             held: held.collect(),
+            ended: Vec::new(),
             leaving: false,
         },
     )
@@ -173,15 +209,20 @@ fn on_its_way_out(join: Event) -> Event {
         Event::Worker {
             worker,
             stream,
-            event: WorkerEvent::Join {
-                registration, held, ..
-            },
+            event:
+                WorkerEvent::Join {
+                    registration,
+                    held,
+                    ended,
+                    ..
+                },
         } => Event::Worker {
             worker,
             stream,
             event: WorkerEvent::Join {
                 registration,
                 held,
+                ended,
                 leaving: true,
             },
         },
@@ -223,7 +264,10 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
         lease: LeaseId(lease),
         shares: shares
             .iter()
-            .map(|&(worker, index)| share(worker, index))
+            .map(|&(worker, index)| GrantedShare {
+                share: share(worker, index),
+                grant: before(lease),
+            })
             .collect(),
     });
     client(
@@ -296,6 +340,7 @@ fn queued(client: u64, request: u64, position: u32) -> Command {
 fn granted(client: u64, request: u64, devices: &[(u64, u32, DeviceSpec)]) -> Command {
     let devices = devices.iter().map(|(worker, index, device)| LeasedDevice {
         share: share(*worker, *index),
+        grant: GrantNumber::ZERO,
         device: device.clone(),
         worker: endpoint(*worker),
     });
@@ -346,6 +391,7 @@ fn end_lease(worker: u64, lease: u64) -> Command {
     Command::EndLease {
         worker: WorkerId(worker),
         lease: LeaseId(lease),
+        grants: Vec::new(),
     }
 }
 

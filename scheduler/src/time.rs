@@ -20,6 +20,13 @@ impl Timestamp {
     }
 }
 
+impl Timestamp {
+    /// How long after `earlier` this is; nothing if it is not.
+    pub(crate) fn saturating_since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0))
+    }
+}
+
 impl Add<Duration> for Timestamp {
     type Output = Self;
 

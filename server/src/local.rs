@@ -1,7 +1,10 @@
 //! A pool that this process runs: its scheduler, its secrets, and the URLs it
 //! is reached under.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::SystemTime,
+};
 
 use tensord_transport::{PoolUrl, Secret, TransportChoice, tls::Trust};
 
@@ -42,10 +45,9 @@ impl LocalPool {
         let secrets = state.pool_secrets()?;
         let audit =
             Audit::open(config.audit.clone()).map_err(Failure::system("write the audit log"))?;
-        let options = Options {
-            audit,
-            ..Options::new(config.listen)
-        };
+        let mut options = Options::new(config.listen, state.raise_grant_term(SystemTime::now())?);
+        options.audit = audit;
+        options.timing.lease_token_life = config.lease_token_life;
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let token = |role| access.url_token(role, &secrets);

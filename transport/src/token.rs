@@ -2,8 +2,8 @@
 //!
 //! A token is the encoded claims followed by a 64-byte Ed25519 signature. The
 //! data path needs no word from the scheduler: a worker has its public key
-//! from registration. A token has no end of its own; a lease that ends is
-//! ended on its workers by command.
+//! from registration. Which of the tokens it signed are still good is not known here: the
+//! claims have the numbers of the grants and an end, and workers keep the rest.
 
 use prost::Message;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
@@ -100,6 +100,7 @@ mod tests {
             client_id: 2,
             shares: vec![share],
             tenant: "a".into(),
+            ..LeaseClaims::default()
         };
         let token = ours.sign(&claims);
         assert_eq!(verify(&token, &ours.public_key()), Ok(claims.clone()));

@@ -7,11 +7,13 @@
 //! - `collective`: what sessions of one lease do together, on one worker or several.
 //! - `blobs`: uploads kept for sessions to come.
 //! - `executor`: a thread per device, shared fairly by sessions.
+//! - `admission`: which grant of a device is the current one.
 //! - `registry`, `connection`: who may open a session, and its wire.
 //! - `registration`: the worker's place in its pool.
 //!
 //! It knows no scheduler and no client, only the messages of `tensord-proto`.
 
+mod admission;
 mod backend;
 mod blobs;
 mod collective;

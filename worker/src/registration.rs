@@ -107,6 +107,7 @@ impl Registration {
         let mut failures = 0;
         loop {
             let ended = self.stay().await;
+            self.registry.cut_off();
             let was_joined = *self.standing.borrow() == Standing::Joined;
             let scheduler = self.scheduler.authority();
             match ended {
@@ -153,6 +154,7 @@ impl Registration {
             Err(_) => return Ended::Lost(format!("no answer within {DEADLINE:?}")),
         };
         self.registry.set_lease_key(registered.lease_key.to_vec());
+        self.registry.set_time(registered.time_ms);
         info!("joined the pool at {}", self.scheduler.authority());
         self.standing.send_replace(Standing::Joined);
         let period = match registered.heartbeat_ms {
@@ -204,8 +206,13 @@ impl Registration {
     }
 
     fn obey(&self, command: WorkerCommand) {
-        if let Some(worker_command::Body::EndLease(end)) = command.body {
-            self.registry.end_lease(LeaseId(end.lease_id));
+        match command.body {
+            Some(worker_command::Body::EndLease(end)) => {
+                self.registry.end_lease(LeaseId(end.lease_id), &end.grants);
+            }
+            Some(worker_command::Body::Granted(granted)) => self.registry.granted(&granted),
+            Some(worker_command::Body::Time(time)) => self.registry.set_time(time.time_ms),
+            Some(worker_command::Body::Registered(_)) | None => {}
         }
     }
 
@@ -261,6 +268,7 @@ impl Registration {
             certificate_sha256: self.introduction.certificate_sha256.to_vec().into(),
             devices: self.introduction.devices.clone(),
             held: self.registry.held(),
+            ended: self.registry.ended_grants(),
             leaving,
         }
     }

@@ -1,7 +1,6 @@
 //! All sessions of this worker, and who may open one.
 
 use std::{
-    collections::VecDeque,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,8 +12,12 @@ use bytes::Bytes;
 use dashmap::{DashMap, mapref::entry::Entry};
 use tensord_proto::{
     codec::DeviceProfile,
+    grant::{GrantNumber, number},
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{self, DeviceUsage, Error, ErrorCode, HeldDevice, Join, LeaseClaims, Open, Opened},
+    v1::{
+        self, DeviceGrant, DeviceUsage, Error, ErrorCode, HeldDevice, Join, LeaseClaims, Open,
+        Opened,
+    },
     version,
 };
 use tensord_transport::token;
@@ -22,6 +25,7 @@ use tokio::runtime::Handle;
 use tracing::info;
 
 use crate::{
+    admission::{Admission, Claim, Refusal},
     backend::Device,
     blobs::BlobStore,
     collective::{self, Accepted, Cohort, Roster, Settings},
@@ -38,9 +42,6 @@ const MAX_SESSIONS_PER_DEVICE: usize = 64;
 /// How long a session outlives its last connection. Longer than the lease
 /// expiry, so that a client the scheduler still believes in finds it.
 const DETACHED_LIFE: Duration = Duration::from_secs(60);
-
-/// Leases that ended, remembered so that their tokens open nothing any more.
-const ENDED_LEASES: usize = 1 << 16;
 
 /// One device with its executor.
 struct Unit {
@@ -81,8 +82,8 @@ pub(crate) struct Registry {
     /// Held by their sessions.
     cohorts: DashMap<(LeaseId, u64), Weak<Cohort>>,
     together: Settings,
-    /// The latest leases that ended.
-    ended: Mutex<VecDeque<LeaseId>>,
+    /// Which lease may use which device. Held for moments.
+    admission: Mutex<Admission>,
     /// Public key that lease tokens are checked with, once registered.
     lease_key: Mutex<Option<Vec<u8>>>,
 }
@@ -128,14 +129,15 @@ impl Registry {
                 reserved: Arc::default(),
             })
         };
+        let admission = Mutex::new(Admission::new(devices.len()));
         let units = devices.into_iter().enumerate().map(unit);
         Ok(Self {
             worker_id,
+            admission,
             units: units.collect::<std::io::Result<_>>()?,
             sessions: DashMap::new(),
             cohorts: DashMap::new(),
             together,
-            ended: Mutex::default(),
             lease_key: Mutex::new(None),
         })
     }
@@ -149,12 +151,12 @@ impl Registry {
         let ours = version::hello();
         let protocol =
             version::negotiate(&ours, open.hello.as_ref().unwrap_or(&v1::Hello::default()))?;
-        let (grant, claims) = self.authorise(open)?;
+        let (claim, claims) = self.authorise(open)?;
         let id = SessionId(open.session_id);
-        let (track, session) = match open.bulk {
-            true => (Track::Bulk, self.known(id, grant.lease)?),
-            false if open.resume => (Track::Ops, self.known(id, grant.lease)?),
-            false => (Track::Ops, self.open(id, grant, claims, open)?),
+        let (track, session) = match (open.bulk, open.resume) {
+            (true, _) => (Track::Bulk, self.known(id, claim)?),
+            (false, true) => (Track::Ops, self.known(id, claim)?),
+            (false, false) => (Track::Ops, self.open(id, claim, claims, open)?),
         };
         let resumed = session.attach(track, open.received);
         let (connection, received, credit_bytes) =
@@ -180,19 +182,22 @@ impl Registry {
     /// Takes in another worker of a lease, to which this one has sessions.
     pub(crate) fn join(&self, join: &Join) -> Result<Accepted, Error> {
         let claims = self.verify(&join.lease_token)?;
-        let covers = |id| claims.shares.iter().any(|share| share.worker_id == id);
-        if join.to_worker_id != self.worker_id.0 || !covers(self.worker_id.0) {
-            let reason = "the lease does not cover this worker, or another was meant";
+        let (lease, ours) = (LeaseId(claims.lease_id), self.worker_id.0);
+        let ours = claims.shares.iter().filter(|s| s.worker_id == ours);
+        let mut ours = ours.map(|share| claim(lease, share));
+        let is_current = |claim| lock(&self.admission).check(claim).is_ok();
+        if join.to_worker_id != self.worker_id.0 || !ours.any(is_current) {
+            let reason = "the lease has no device here, or no more, or another worker was meant";
             return Err(Error::new(ErrorCode::Lease, reason));
         }
-        let key = (LeaseId(claims.lease_id), join.cohort);
+        let key = (lease, join.cohort);
         let cohort = self.cohorts.get(&key).and_then(|cohort| cohort.upgrade());
         let cohort = cohort
             .ok_or_else(|| Error::new(ErrorCode::Session, "no such sessions are on this worker"))?;
         collective::accept(&cohort, join)
     }
 
-    /// The claims of a token of a lease that has not ended.
+    /// The claims of a token that the scheduler signed.
     fn verify(&self, lease_token: &[u8]) -> Result<LeaseClaims, Error> {
         let key = lock(&self.lease_key).clone();
         let key = key.ok_or_else(|| {
@@ -201,37 +206,28 @@ impl Registry {
                 "this worker has not joined its scheduler yet; try again",
             )
         })?;
-        let claims = token::verify(lease_token, &key)
-            .map_err(|e| Error::new(ErrorCode::Token, e.to_string()))?;
-        let lease = LeaseId(claims.lease_id);
-        let ended = lock(&self.ended);
-        match ended.contains(&lease) {
-            true => Err(Error::new(
-                ErrorCode::Lease,
-                format!("lease {lease} has ended"),
-            )),
-            false => Ok(claims),
-        }
+        token::verify(lease_token, &key).map_err(|e| Error::new(ErrorCode::Token, e.to_string()))
     }
 
-    fn authorise(&self, open: &Open) -> Result<(Grant, LeaseClaims), Error> {
+    /// What the token claims of the device that is asked for.
+    fn authorise(&self, open: &Open) -> Result<(Claim, LeaseClaims), Error> {
         let claims = self.verify(&open.lease_token)?;
         let ours = |share: &v1::LeaseShare| {
             share.worker_id == self.worker_id.0 && share.device_index == open.device_index
         };
-        if !claims.shares.iter().any(ours) || open.device_index as usize >= self.units.len() {
-            let reason = format!("the lease does not cover device {} here", open.device_index);
-            return Err(Error::new(ErrorCode::Lease, reason));
+        let share = claims.shares.iter().find(|share| ours(share));
+        match share.filter(|share| (share.device_index as usize) < self.units.len()) {
+            Some(share) => Ok((claim(LeaseId(claims.lease_id), share), claims)),
+            None => {
+                let reason = format!("the lease does not cover device {} here", open.device_index);
+                Err(Error::new(ErrorCode::Lease, reason))
+            }
         }
-        let grant = Grant {
-            lease: LeaseId(claims.lease_id),
-            tenant: claims.tenant.as_str().into(),
-            device_index: open.device_index,
-        };
-        Ok((grant, claims))
     }
 
-    fn known(&self, id: SessionId, lease: LeaseId) -> Result<Arc<Session>, Error> {
+    fn known(&self, id: SessionId, claim: Claim) -> Result<Arc<Session>, Error> {
+        lock(&self.admission).check(claim).map_err(refused)?;
+        let lease = claim.lease;
         let known = self.sessions.get(&id).map(|session| session.clone());
         known
             .filter(|session| session.grant.lease == lease && !session.has_ended())
@@ -246,11 +242,35 @@ impl Registry {
     fn open(
         &self,
         id: SessionId,
-        grant: Grant,
+        claim: Claim,
         claims: LeaseClaims,
         open: &Open,
     ) -> Result<Arc<Session>, Error> {
-        let (lease, index) = (grant.lease, grant.device_index);
+        let expires_at_ms = claims.expires_at_ms;
+        let admitted = lock(&self.admission).open(claim, expires_at_ms, Instant::now());
+        if let Some(earlier) = admitted.map_err(refused)? {
+            self.take_from(earlier, claim.device);
+        }
+        let session = self.open_admitted(id, claim, claims, open)?;
+        // The lease may have ended since, and its sessions with it but for this one.
+        let still = lock(&self.admission).check(claim).map_err(refused);
+        match still {
+            Ok(()) => Ok(session),
+            Err(error) => {
+                session.end(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn open_admitted(
+        &self,
+        id: SessionId,
+        claim: Claim,
+        claims: LeaseClaims,
+        open: &Open,
+    ) -> Result<Arc<Session>, Error> {
+        let (lease, index) = (claim.lease, claim.device);
         let beside = |s: &Session| s.grant.lease == lease && s.grant.device_index == index;
         let beside = self
             .sessions
@@ -269,6 +289,11 @@ impl Registry {
             Entry::Occupied(_) => Err(Error::new(ErrorCode::Session, "the session id is taken")),
             Entry::Vacant(entry) => {
                 let site = self.units[index as usize].site.clone();
+                let grant = Grant {
+                    lease,
+                    tenant: claims.tenant.as_str().into(),
+                    device_index: index,
+                };
                 let cohort = self.cohort(lease, open, claims);
                 let session = Session::new(id, grant, open.seed, site, cohort)?;
                 info!(session = %id, %lease, device = index, "session opened");
@@ -291,21 +316,47 @@ impl Registry {
         cohort
     }
 
-    /// Ends a lease's sessions, and makes its token worthless.
-    pub(crate) fn end_lease(&self, lease: LeaseId) {
-        let mut ended = lock(&self.ended);
-        if !ended.contains(&lease) {
-            ended.push_back(lease);
+    /// Ends a lease's sessions, and makes every token up to these grants worthless.
+    pub(crate) fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
+        let mut admission = lock(&self.admission);
+        for ended in grants {
+            admission.end(ended.device_index, number(ended.grant));
         }
-        if ended.len() > ENDED_LEASES {
-            ended.pop_front();
-        }
-        drop(ended);
+        drop(admission);
         let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
         self.all()
             .iter()
             .filter(|s| s.grant.lease == lease)
             .for_each(|s| s.end(error()));
+    }
+
+    /// A device was granted: whoever had it before has it no more.
+    pub(crate) fn granted(&self, granted: &DeviceGrant) {
+        let (device, grant) = (granted.device_index, number(granted.grant));
+        let earlier = lock(&self.admission).granted(device, grant);
+        if let Some(earlier) = earlier {
+            self.take_from(earlier, device);
+        }
+    }
+
+    /// Ends the sessions of a lease on a device that went on to another.
+    fn take_from(&self, lease: LeaseId, device: u32) {
+        let reason = format!("lease {lease} ended: its device went on to another lease");
+        let is_its = |s: &&Arc<Session>| s.grant.lease == lease && s.grant.device_index == device;
+        self.all()
+            .iter()
+            .filter(is_its)
+            .for_each(|session| session.end(Error::new(ErrorCode::Lease, reason.clone())));
+    }
+
+    /// It is `time_ms` at the scheduler.
+    pub(crate) fn set_time(&self, time_ms: u64) {
+        lock(&self.admission).set_time(time_ms, Instant::now());
+    }
+
+    /// The scheduler is out of reach.
+    pub(crate) fn cut_off(&self) {
+        lock(&self.admission).cut_off();
     }
 
     /// Ends every session.
@@ -353,20 +404,21 @@ impl Registry {
 
     /// What leases hold here.
     pub(crate) fn held(&self) -> Vec<HeldDevice> {
-        let live = self
-            .all()
-            .into_iter()
-            .filter(|session| !session.has_ended());
-        let mut held: Vec<_> = live
-            .map(|s| (s.grant.lease.0, s.grant.device_index))
-            .collect();
-        held.sort_unstable();
-        held.dedup();
-        let device = |(lease_id, device_index)| HeldDevice {
-            lease_id,
-            device_index,
+        let device = |held: Claim| HeldDevice {
+            lease_id: held.lease.0,
+            device_index: held.device,
+            grant: Some(held.grant.into()),
         };
-        held.into_iter().map(device).collect()
+        lock(&self.admission).held().map(device).collect()
+    }
+
+    /// The number up to which all grants of each device have ended.
+    pub(crate) fn ended_grants(&self) -> Vec<DeviceGrant> {
+        let device = |(device_index, grant): (u32, GrantNumber)| DeviceGrant {
+            device_index,
+            grant: Some(grant.into()),
+        };
+        lock(&self.admission).ended().map(device).collect()
     }
 
     /// Has the devices looked at in the background, for later [`usage`](Self::usage).
@@ -396,4 +448,18 @@ impl Registry {
         }
         usage
     }
+}
+
+/// What a token of `lease` claims of one device.
+fn claim(lease: LeaseId, share: &v1::LeaseShare) -> Claim {
+    Claim {
+        lease,
+        device: share.device_index,
+        grant: number(share.grant),
+    }
+}
+
+/// A refusal, as its client receives it.
+fn refused(refusal: Refusal) -> Error {
+    Error::new(ErrorCode::Lease, refusal.to_string())
 }

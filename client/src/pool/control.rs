@@ -12,11 +12,12 @@ use std::{
 
 use bytes::Bytes;
 use tensord_proto::{
-    ids::{ClientId, LeaseId, RequestId},
+    credential::ClientCredential,
+    ids::{LeaseId, RequestId},
     text::{MESSAGE_CHARS, foreign},
     v1::{
         CancelRequest, ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest,
-        PoolMessage, ReleaseLease, StatusReply, StatusRequest, client_message,
+        PoolMessage, ReleaseLease, Renewed, StatusReply, StatusRequest, client_message,
         pool_client::PoolClient, pool_message,
     },
     version,
@@ -115,7 +116,8 @@ struct Holding {
 
 pub(crate) struct Control {
     url: PoolUrl,
-    client: ClientId,
+    /// What this client's id is made of.
+    credential: ClientCredential,
     asked: mpsc::Receiver<Ask>,
     waiting: HashMap<RequestId, Waiting>,
     holding: HashMap<LeaseId, Holding>,
@@ -133,10 +135,14 @@ enum Ended {
 }
 
 impl Control {
-    pub(crate) fn new(url: PoolUrl, client: ClientId, asked: mpsc::Receiver<Ask>) -> Self {
+    pub(crate) fn new(
+        url: PoolUrl,
+        credential: ClientCredential,
+        asked: mpsc::Receiver<Ask>,
+    ) -> Self {
         Self {
             url,
-            client,
+            credential,
             asked,
             waiting: HashMap::new(),
             holding: HashMap::new(),
@@ -192,7 +198,8 @@ impl Control {
         let (say, said) = mpsc::channel(QUEUE + self.waiting.len());
         let hello = client_message::Body::Hello(ClientHello {
             hello: Some(version::hello()),
-            client_id: self.client.0,
+            client_id: self.credential.hash().client_id().0,
+            credential: self.credential.reveal(),
             lease_tokens: self
                 .holding
                 .values()
@@ -327,6 +334,7 @@ impl Control {
                 }
             }
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
+            Some(pool_message::Body::Renewed(renewed)) => self.renewed(renewed),
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(waiting) = self.waiting.remove(&RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
@@ -343,6 +351,13 @@ impl Control {
                 }
             }
             Some(pool_message::Body::Hello(_) | pool_message::Body::Beat(_)) | None => {}
+        }
+    }
+
+    /// A lease has a later token. Sessions that were opened need none.
+    fn renewed(&mut self, renewed: Renewed) {
+        if let Some(holding) = self.holding.get_mut(&LeaseId(renewed.lease_id)) {
+            holding.token = renewed.token;
         }
     }
 

@@ -10,7 +10,8 @@ use std::{
 
 use rand::Rng;
 use tensord_proto::{
-    ids::{ClientId, LeaseId, RequestId, SessionId},
+    credential::ClientCredential,
+    ids::{LeaseId, RequestId, SessionId},
     v1,
 };
 use tensord_transport::{
@@ -109,8 +110,8 @@ impl Pool {
             .enable_all()
             .build()?;
         let (ask, asked) = mpsc::channel(ASK_QUEUE);
-        let client = ClientId(rand::rng().next_u64());
-        let control = Control::new(url.clone(), client, asked);
+        let credential = ClientCredential::new(rand::random());
+        let control = Control::new(url.clone(), credential, asked);
         let (connected, connects) = blocking::sync_channel(1);
         runtime.spawn(control.run(connected));
         let mut dialer = Dialer::new(url.transport);

@@ -6,7 +6,7 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use super::Engine;
 use crate::command::Command;
-use crate::event::{Claim, ClientEvent, Share, StreamId};
+use crate::event::{Claim, ClientEvent, GrantedShare, Share, StreamId};
 use crate::lease::Lease;
 use crate::queue::Waiting;
 use crate::reason::{EndReason, RefuseReason};
@@ -77,11 +77,11 @@ impl Engine {
             Some(lease) if lease.owner.is_none() => {
                 lease.owner = Some(client);
                 lease.expires_at = None;
-                lease.shares.extend(shares);
+                lease.add(&shares);
                 self.reserve(id);
             }
             None if may_adopt => {
-                self.leases.insert(id, Lease::owned(client, shares));
+                self.leases.insert(id, Lease::owned(client, &shares));
                 self.reserve(id);
             }
             Some(_) | None => self.tell_ended(client, id, EndReason::Unknown),
@@ -135,8 +135,9 @@ impl Engine {
             lease,
             ..
         } = granted;
-        for &share in &shares {
-            let taken = self.pool.take(share, lease);
+        let shares = self.number(shares);
+        for &GrantedShare { share, grant } in &shares {
+            let taken = self.pool.take(share, lease, grant);
             assert!(taken.is_ok(), "{share:?} was free a moment ago");
         }
         let devices = shares
@@ -149,7 +150,19 @@ impl Engine {
             lease,
             devices,
         });
-        self.leases.insert(lease, Lease::owned(client, shares));
+        self.leases.insert(lease, Lease::owned(client, &shares));
+    }
+
+    /// Gives free devices the number of their next grant: the next of this engine, or if
+    /// their worker knows of a later grant, as when the state of an earlier scheduler was
+    /// lost, one above that. What a worker reports numbers no other worker's devices.
+    fn number(&mut self, shares: Vec<Share>) -> Vec<GrantedShare> {
+        self.granted = self.granted.next().unwrap_or(self.granted);
+        let number = |share| GrantedShare {
+            share,
+            grant: self.granted.max(self.pool.next_grant(share)),
+        };
+        shares.into_iter().map(number).collect()
     }
 
     pub(super) fn refuse(&mut self, client: ClientId, request: RequestId, reason: RefuseReason) {

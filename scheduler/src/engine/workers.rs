@@ -1,12 +1,14 @@
 //! What workers say: they join, beat, leave, go, and tell what they still run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use crate::command::Command;
-use crate::event::{HeldDevice, Registration, Share, StreamId, WorkerEvent};
+use crate::event::{
+    DeviceGrant, GrantedShare, HeldDevice, Registration, Share, StreamId, WorkerEvent,
+};
 use crate::lease::Lease;
 use crate::reason::EndReason;
 
@@ -16,9 +18,13 @@ impl Engine {
             WorkerEvent::Join {
                 registration,
                 held,
+                ended,
                 leaving,
             } => {
-                self.join(worker, stream, registration, held);
+                self.join(worker, stream, registration);
+                self.pool.note_ended(worker, &ended);
+                self.resume_held(worker, held);
+                self.resume_claimed(worker);
                 if leaving {
                     self.pool.leave(worker);
                 }
@@ -32,13 +38,7 @@ impl Engine {
         }
     }
 
-    fn join(
-        &mut self,
-        worker: WorkerId,
-        stream: StreamId,
-        registration: Registration,
-        held: Vec<HeldDevice>,
-    ) {
+    fn join(&mut self, worker: WorkerId, stream: StreamId, registration: Registration) {
         let known = self.pool.get(worker);
         if known.is_some_and(|known| known.is_registered_as(&registration)) {
             self.pool.reconnect(worker, stream, self.now);
@@ -46,8 +46,6 @@ impl Engine {
             self.lose(worker);
             self.pool.insert(worker, registration, stream, self.now);
         }
-        self.resume_held(worker, held);
-        self.resume_claimed(worker);
     }
 
     /// Forgets a worker, if it is known, and ends the leases it was part of.
@@ -73,12 +71,19 @@ impl Engine {
 
     /// Settles, lease by lease, what a worker says it still runs.
     fn resume_held(&mut self, worker: WorkerId, held: Vec<HeldDevice>) {
-        let mut held_by_lease = BTreeMap::<LeaseId, BTreeSet<Share>>::new();
-        for HeldDevice { lease, index } in held {
+        let mut held_by_lease = BTreeMap::<LeaseId, Vec<GrantedShare>>::new();
+        for HeldDevice {
+            lease,
+            index,
+            grant,
+        } in held
+        {
+            let share = Share { worker, index };
+            self.pool.note_grant(share, grant);
             held_by_lease
                 .entry(lease)
                 .or_default()
-                .insert(Share { worker, index });
+                .push(GrantedShare { share, grant });
         }
         // Should a worker run two leases on one device, a known one stays.
         let (known, unknown): (Vec<_>, Vec<_>) = held_by_lease
@@ -89,26 +94,38 @@ impl Engine {
         }
     }
 
-    fn resume(&mut self, worker: WorkerId, id: LeaseId, shares: BTreeSet<Share>) {
+    fn resume(&mut self, worker: WorkerId, id: LeaseId, shares: Vec<GrantedShare>) {
         let may_adopt = self.leases.may_adopt(id, self.now);
+        let has_all = |lease: &Lease| {
+            let mut shares = shares.iter();
+            shares.all(|granted| lease.shares.contains_key(&granted.share))
+        };
         match self.leases.get_mut(id) {
             // Nobody has claimed it yet, so this may be a further part of it.
-            Some(lease) if lease.owner.is_none() => lease.shares.extend(shares),
-            Some(lease) if lease.shares.is_superset(&shares) => {}
+            Some(lease) if lease.owner.is_none() => lease.add(&shares),
+            Some(lease) if has_all(lease) => {}
             None if may_adopt => {
                 let expires_at = Some(self.now + self.options.lease_expiry);
-                self.leases.insert(
-                    id,
-                    Lease {
-                        shares,
-                        expires_at,
-                        ..Lease::default()
-                    },
-                );
+                let mut lease = Lease {
+                    expires_at,
+                    ..Lease::default()
+                };
+                lease.add(&shares);
+                self.leases.insert(id, lease);
             }
             // It ended, or has no right to these devices.
             Some(_) | None => {
-                return self.commands.push(Command::EndLease { worker, lease: id });
+                let grant = |granted: &GrantedShare| DeviceGrant {
+                    index: granted.share.index,
+                    grant: granted.grant,
+                };
+                let grants: Vec<_> = shares.iter().map(grant).collect();
+                self.pool.note_ended(worker, &grants);
+                return self.commands.push(Command::EndLease {
+                    worker,
+                    lease: id,
+                    grants,
+                });
             }
         }
         self.reserve(id);

@@ -2,7 +2,9 @@
 //! which of its devices are leased.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::device::{Demand, DeviceSpec};
@@ -16,9 +18,22 @@ pub(crate) struct Worker {
     /// `None` between the end of a stream and the start of the next.
     pub(super) stream: Option<StreamId>,
     pub(super) last_beat: Timestamp,
+    /// It is not lost before this, as the scheduler did not run for a while.
+    pub(super) spared_until: Option<Timestamp>,
     pub(super) leaving: bool,
     /// By device index.
     pub(super) leases: Vec<Option<LeaseId>>,
+    /// By device index.
+    pub(super) grants: Vec<Grants>,
+}
+
+/// What is known of the grants of a device.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Grants {
+    /// The highest number that the engine gave or its worker reported.
+    pub(super) latest: GrantNumber,
+    /// No grant up to this one is good any more.
+    pub(super) ended: GrantNumber,
 }
 
 impl Worker {
@@ -26,8 +41,10 @@ impl Worker {
         Self {
             stream: Some(stream),
             last_beat: now,
+            spared_until: None,
             leaving: false,
             leases: vec![None; registration.devices.len()],
+            grants: vec![Grants::default(); registration.devices.len()],
             registration,
         }
     }
@@ -38,6 +55,11 @@ impl Worker {
 
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving
+    }
+
+    /// When it is lost if it stays away.
+    pub(super) fn lost_at(&self, timeout: Duration) -> Timestamp {
+        (self.last_beat + timeout).max(self.spared_until.unwrap_or(self.last_beat))
     }
 
     /// Whether this is the worker that once joined with `registration`.
@@ -53,10 +75,11 @@ impl Worker {
     /// The devices that new leases may get, sooner or later, and their state.
     fn offered(&self) -> impl Iterator<Item = (u32, &DeviceSpec, Option<LeaseId>)> {
         let devices = self.registration.devices.iter().zip(&self.leases);
-        (0..)
-            .zip(devices)
-            .filter(|_| !self.leaving)
-            .map(|(index, (device, lease))| (index, device, *lease))
+        let devices = (0..).zip(devices.zip(&self.grants));
+        // One whose worker reports the highest number there is cannot be granted again.
+        devices
+            .filter(|(_, (_, grants))| !self.leaving && grants.latest.next().is_some())
+            .map(|(index, ((device, lease), _))| (index, device, *lease))
     }
 
     /// What new leases may get, sooner or later.

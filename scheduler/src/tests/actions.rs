@@ -19,6 +19,7 @@ impl World {
             last_beat: now,
         };
         worker.known = Some(known);
+        worker.spared_until = 0;
         let registration = Registration {
             endpoint: endpoint(worker.id),
             devices,
@@ -26,14 +27,22 @@ impl World {
         let held = worker
             .held
             .iter()
-            .map(|&(lease, index)| HeldDevice { lease, index })
+            .map(|&(lease, index)| HeldDevice {
+                lease,
+                index,
+                grant: self.grants[&(lease, share(worker.id, index))],
+            })
             .collect();
+        let ended = worker.ended.iter();
+        let ended = ended.map(|(&index, &grant)| DeviceGrant { index, grant });
+        let ended = ended.collect();
         if is_new {
             self.lose_leases_of(i);
         }
         let join = WorkerEvent::Join {
             registration,
             held,
+            ended,
             leaving: false,
         };
         self.send_worker(i, join);
@@ -98,8 +107,15 @@ impl World {
             .chain(outdated)
             .collect();
         let claims = client.leases.iter().map(|&lease| {
-            let shares = client.tokens[&lease].clone();
-            Claim { lease, shares }
+            let shares = client.tokens[&lease].iter();
+            let shares = shares.map(|&share| GrantedShare {
+                share,
+                grant: self.grants[&(lease, share)],
+            });
+            Claim {
+                lease,
+                shares: shares.collect(),
+            }
         });
         let claims = claims.collect();
         for (id, lease) in self
@@ -233,13 +249,28 @@ impl World {
         self.tick();
     }
 
+    /// The scheduler does not run for a while, and notices.
+    pub(super) fn suspend(&mut self, millis: u64) {
+        let since = at(self.now);
+        self.now += millis;
+        for worker in self.workers.iter_mut().filter(|w| w.known.is_some()) {
+            worker.spared_until = self.now + 30_000;
+        }
+        for lease in self
+            .leases
+            .iter_mut()
+            .flat_map(|leases| leases.values_mut())
+        {
+            lease.absent_since = lease.absent_since.map(|_| self.now);
+        }
+        self.send(Event::Suspended { since });
+    }
+
     fn tick(&mut self) {
         for i in 0..self.workers.len() {
+            let lost_at = self.workers[i].lost_at();
             let known = &mut self.workers[i].known;
-            if known
-                .as_ref()
-                .is_some_and(|k| !k.connected && k.last_beat + 5_000 <= self.now)
-            {
+            if lost_at.is_some_and(|at| at <= self.now) {
                 *known = None;
                 self.lose_leases_of(i);
             }
@@ -254,7 +285,8 @@ impl World {
     /// The scheduler starts anew, knowing nothing. Workers and clients lose
     /// their streams, and keep the rest, except perhaps the sessions.
     pub(super) fn restart(&mut self, sessions_closed: bool) {
-        self.engine = engine_at(self.now);
+        self.term += 1;
+        self.engine = engine_at(self.now, self.term);
         self.leases = None;
         self.waiting.clear();
         for worker in &mut self.workers {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{KnownWorker, MAX_WAITING, MAX_WAITING_PER_CLIENT, World, does};
+use super::world::{KnownWorker, MAX_WAITING, MAX_WAITING_PER_CLIENT, SimWorker, World, does};
 use super::*;
 
 impl World {
@@ -19,7 +19,7 @@ impl World {
                     id,
                     (
                         lease.owner.unwrap(),
-                        lease.shares.iter().copied().collect::<Vec<_>>(),
+                        lease.shares.keys().copied().collect::<Vec<_>>(),
                     ),
                 )
             });
@@ -76,7 +76,7 @@ impl World {
             assert!(!lease.shares.is_empty());
             for share in lease
                 .shares
-                .iter()
+                .keys()
                 .filter(|share| here.contains(&share.worker))
             {
                 assert!(
@@ -133,7 +133,7 @@ impl World {
                 for (lease, index) in &worker.held {
                     let known = self.engine.leases().get(*lease);
                     let rightly =
-                        known.is_some_and(|l| l.shares.contains(&share(worker.id, *index)));
+                        known.is_some_and(|l| l.shares.contains_key(&share(worker.id, *index)));
                     assert!(rightly, "{lease} runs on {}, device {index}", worker.id);
                 }
             }
@@ -155,13 +155,7 @@ impl World {
             assert_eq!(lease.rejoin_by.is_none(), workers_here, "{id}");
         }
         if let Some(leases) = &self.leases {
-            let away = self
-                .workers
-                .iter()
-                .filter_map(|worker| worker.known.as_ref());
-            let away = away
-                .filter(|known| !known.connected)
-                .map(|known| known.last_beat + 5_000);
+            let away = self.workers.iter().filter_map(SimWorker::lost_at);
             let absent = leases.values().filter_map(|lease| lease.absent_since);
             let next = away.chain(absent.map(|since| since + 30_000)).min();
             assert_eq!(self.engine.next_deadline(), next.map(at));

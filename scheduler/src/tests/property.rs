@@ -64,6 +64,9 @@ enum Op {
     Oversleep {
         millis: u64,
     },
+    Suspend {
+        millis: u64,
+    },
     Restart {
         sessions_closed: bool,
     },
@@ -146,6 +149,7 @@ fn time_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         5 => millis().prop_map(|millis| Op::Wait { millis }),
         1 => millis().prop_map(|millis| Op::Oversleep { millis }),
+        1 => millis().prop_map(|millis| Op::Suspend { millis }),
     ]
 }
 
@@ -170,6 +174,7 @@ fn apply(world: &mut World, op: Op) {
         Op::Ghosts { who } => world.send_ghosts(who),
         Op::Wait { millis } => world.wait(millis),
         Op::Oversleep { millis } => world.oversleep(millis),
+        Op::Suspend { millis } => world.suspend(millis),
         Op::Restart { sessions_closed } => world.restart(sessions_closed),
     }
 }

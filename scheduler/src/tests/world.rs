@@ -21,6 +21,12 @@ pub(super) struct World {
     pub(super) waiting: Vec<Waiting>,
     /// Every lease there should be, as long as the scheduler never restarted.
     pub(super) leases: Option<BTreeMap<LeaseId, SimLease>>,
+    /// The term of the engine.
+    pub(super) term: u64,
+    /// Every grant there ever was.
+    pub(super) grants: BTreeMap<(LeaseId, Share), GrantNumber>,
+    /// The latest grant of each device.
+    latest: BTreeMap<Share, GrantNumber>,
 }
 
 /// A worker process, and what the scheduler should know of it.
@@ -30,6 +36,10 @@ pub(super) struct SimWorker {
     pub(super) old_stream: u64,
     /// The sessions that run on it.
     pub(super) held: BTreeSet<(LeaseId, u32)>,
+    /// By device: every grant up to this has ended, as far as it knows.
+    pub(super) ended: BTreeMap<u32, GrantNumber>,
+    /// When the scheduler last did not run, and until when it loses no worker for that.
+    pub(super) spared_until: u64,
     /// `None` before it joined and once it is lost.
     pub(super) known: Option<KnownWorker>,
 }
@@ -40,6 +50,14 @@ pub(super) struct KnownWorker {
     pub(super) connected: bool,
     pub(super) leaving: bool,
     pub(super) last_beat: u64,
+}
+
+impl SimWorker {
+    /// When it is lost unless it comes back; `None` while it is here, or lost.
+    pub(super) fn lost_at(&self) -> Option<u64> {
+        let known = self.known.as_ref().filter(|known| !known.connected)?;
+        Some((known.last_beat + 5_000).max(self.spared_until))
+    }
 }
 
 pub(super) struct SimClient {
@@ -72,8 +90,8 @@ pub(super) struct SimLease {
 pub(super) const MAX_WAITING: usize = 6;
 pub(super) const MAX_WAITING_PER_CLIENT: usize = 3;
 
-pub(super) fn engine_at(now: u64) -> Engine {
-    Engine::new(bounds(MAX_WAITING, MAX_WAITING_PER_CLIENT), at(now))
+pub(super) fn engine_at(now: u64, term: u64) -> Engine {
+    Engine::new(bounds(MAX_WAITING, MAX_WAITING_PER_CLIENT), term, at(now))
 }
 
 impl World {
@@ -83,6 +101,8 @@ impl World {
             stream: 0,
             old_stream: 0,
             held: BTreeSet::new(),
+            ended: BTreeMap::new(),
+            spared_until: 0,
             known: None,
         };
         let client = |id| SimClient {
@@ -94,13 +114,16 @@ impl World {
             tokens: BTreeMap::new(),
         };
         Self {
-            engine: engine_at(0),
+            engine: engine_at(0, 1),
             now: 0,
             last_number: 0,
             workers: (0..).take(workers).map(worker).collect(),
             clients: (0..).take(clients).map(client).collect(),
             waiting: Vec::new(),
             leases: Some(BTreeMap::new()),
+            term: 1,
+            grants: BTreeMap::new(),
+            latest: BTreeMap::new(),
         }
     }
 
@@ -191,11 +214,39 @@ impl World {
                     "{lease} ended: {reason}"
                 );
             }
-            Command::EndLease { worker, lease } => {
+            Command::EndLease {
+                worker,
+                lease,
+                grants,
+            } => {
                 let worker = self.connected_worker(*worker);
-                self.workers[worker].held.retain(|(held, _)| held != lease);
+                self.end_grants(worker, *lease, grants);
             }
         }
+    }
+
+    /// A worker ends a lease; from here on it admits none of these grants any more.
+    fn end_grants(&mut self, worker: usize, lease: LeaseId, grants: &[DeviceGrant]) {
+        let worker = &mut self.workers[worker];
+        for (_, index) in worker.held.iter().filter(|(held, _)| *held == lease) {
+            let named = grants.iter().any(|ended| ended.index == *index);
+            assert!(named, "{lease} ends, but not on device {index}");
+        }
+        worker.held.retain(|(held, _)| *held != lease);
+        for DeviceGrant { index, grant } in grants {
+            let granted = self.grants[&(lease, share(worker.id, *index))];
+            assert_eq!(*grant, granted, "{lease} ended by the grant of another");
+            let ended = worker.ended.entry(*index).or_default();
+            *ended = granted.max(*ended);
+        }
+    }
+
+    /// Each grant of a device has a higher number than all before it, over restarts too.
+    fn note_grant(&mut self, lease: LeaseId, share: Share, grant: GrantNumber) {
+        let before = self.latest.insert(share, grant).unwrap_or_default();
+        assert!(grant > before, "{share:?}: {grant} after {before}");
+        assert_eq!(grant.term, self.term);
+        self.grants.insert((lease, share), grant);
     }
 
     fn take_lease(
@@ -213,8 +264,10 @@ impl World {
             share,
             device,
             worker,
+            grant,
         } in devices
         {
+            self.note_grant(lease, *share, *grant);
             let i = self.connected_worker(share.worker);
             let known = self.workers[i].known.as_ref().unwrap();
             assert!(!known.leaving);

@@ -24,6 +24,7 @@ use crate::{
     demo::{self, Panics, TrainError, TrainOptions, View},
     failure::Failure,
     local::LocalPool,
+    scheduler::LEASE_TOKEN_LIFE,
     shutdown::Shutdown,
     stdout,
 };
@@ -200,6 +201,7 @@ impl OwnPool {
             host_name: None,
             // Nobody but this process comes, and nothing of it stays.
             audit,
+            lease_token_life: LEASE_TOKEN_LIFE,
         };
         let pool = LocalPool::start(&config).await?;
         let made = "the tokens of a new pool are good";

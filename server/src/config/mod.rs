@@ -75,6 +75,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) host_name: Option<String>,
     /// Its audit log.
     pub(crate) audit: audit::Settings,
+    /// How long a lease token opens sessions.
+    pub(crate) lease_token_life: Duration,
 }
 
 /// A worker, and the pool it joins.

@@ -28,7 +28,7 @@ use super::{DemoConfig, settings::DemoSettings};
 use crate::{
     audit,
     cli::{Cli, Command, TokenCommand},
-    scheduler::DEFAULT_TENANT,
+    scheduler::{DEFAULT_TENANT, LEASE_TOKEN_LIFE},
     state,
 };
 
@@ -155,6 +155,7 @@ impl Layers<'_> {
             },
             scheduler: SchedulerConfig {
                 audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
+                lease_token_life: token_life(settings.lease_token_seconds),
                 state,
                 listen,
                 advertise,
@@ -173,6 +174,7 @@ impl Layers<'_> {
         let state = self.state(state)?;
         Ok(SchedulerConfig {
             audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
+            lease_token_life: token_life(settings.lease_token_seconds),
             state,
             listen: or_default(settings.listen, anywhere(POOL_PORT)),
             advertise: settings.advertise.map(|Host(host)| host),
@@ -375,6 +377,10 @@ fn pool_url(text: &Secret, origin: String) -> Result<PoolUrl, ConfigError> {
 
 fn anywhere(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))
+}
+
+fn token_life(given: Option<Timeout>) -> Duration {
+    given.map_or(LEASE_TOKEN_LIFE, |Timeout(life)| life)
 }
 
 fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {

@@ -51,6 +51,9 @@ pub(crate) struct UpSettings {
     /// Files of the audit log that are kept [default: 4]
     #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
     pub(crate) audit_log_files: Option<NonZeroU32>,
+    /// Seconds for which a lease token opens new sessions; it is renewed in time [default: 600]
+    #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
+    pub(crate) lease_token_seconds: Option<Timeout>,
 }
 
 /// `scheduler`: the pool itself.
@@ -69,6 +72,9 @@ pub(crate) struct SchedulerSettings {
     /// Files of the audit log that are kept [default: 4]
     #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
     pub(crate) audit_log_files: Option<NonZeroU32>,
+    /// Seconds for which a lease token opens new sessions; it is renewed in time [default: 600]
+    #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
+    pub(crate) lease_token_seconds: Option<Timeout>,
 }
 
 /// `worker`: one host's devices.
@@ -204,6 +210,7 @@ impl UpSettings {
             worker_listen: self.worker_listen.or(below.worker_listen),
             audit_log_size: self.audit_log_size.or(below.audit_log_size),
             audit_log_files: self.audit_log_files.or(below.audit_log_files),
+            lease_token_seconds: self.lease_token_seconds.or(below.lease_token_seconds),
         }
     }
 }
@@ -216,6 +223,7 @@ impl SchedulerSettings {
             advertise: self.advertise.or(below.advertise),
             audit_log_size: self.audit_log_size.or(below.audit_log_size),
             audit_log_files: self.audit_log_files.or(below.audit_log_files),
+            lease_token_seconds: self.lease_token_seconds.or(below.lease_token_seconds),
         }
     }
 }

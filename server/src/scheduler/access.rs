@@ -51,6 +51,19 @@ pub(crate) struct Pass {
     hash: blake3::Hash,
 }
 
+#[cfg(test)]
+impl Pass {
+    /// A pass of a program, by the token of this name.
+    pub(super) fn of_program(token: &str) -> Self {
+        Self {
+            token: token.into(),
+            tenant: DEFAULT_TENANT.into(),
+            role: Role::Client,
+            hash: blake3::hash(token.as_bytes()),
+        }
+    }
+}
+
 /// Why tokens were not changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChangeError {

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 use prost::Message;
 use tensord_proto::{
+    credential::CredentialHash,
+    grant::number,
     ids::{ClientId, LeaseId, RequestId, WorkerId},
     v1::{
         self, Error, ErrorCode, LeaseClaims, PoolMessage, WorkerCommand, client_message,
@@ -14,12 +16,12 @@ use tensord_proto::{
     },
 };
 use tensord_scheduler::{
-    Claim, ClientEvent, Demand, DeviceSpec, EndReason, Endpoint, HeldDevice, LeasedDevice,
-    RefuseReason, Registration, Share,
+    Claim, ClientEvent, Demand, DeviceGrant, DeviceSpec, EndReason, Endpoint, GrantedShare,
+    HeldDevice, LeasedDevice, RefuseReason, Registration, Share,
 };
-use tensord_transport::token::{self, LeaseSigner};
+use tensord_transport::token;
 
-use super::address;
+use super::{access::UnixMillis, address};
 
 /// Most devices of one worker: more than any host has.
 const MAX_DEVICES: usize = 256;
@@ -44,11 +46,15 @@ fn text(what: &str, text: String) -> Result<String, Error> {
     Ok(text)
 }
 
+/// What a worker registers.
+pub(super) struct Registering {
+    pub(super) registration: Registration,
+    pub(super) held: Vec<HeldDevice>,
+    pub(super) ended: Vec<DeviceGrant>,
+}
+
 /// What a worker registers, whose call came from `peer`.
-pub(super) fn registration(
-    register: v1::Register,
-    peer: IpAddr,
-) -> Result<(Registration, Vec<HeldDevice>), Error> {
+pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Registering, Error> {
     let count = register.devices.len();
     if count > MAX_DEVICES {
         return protocol(format!("{count} devices are more than {MAX_DEVICES}"));
@@ -68,8 +74,14 @@ pub(super) fn registration(
     let held = register.held.iter().map(|held| HeldDevice {
         lease: LeaseId(held.lease_id),
         index: held.device_index,
+        grant: number(held.grant),
     });
     let held = held.collect();
+    let ended = register.ended.iter().map(|ended| DeviceGrant {
+        index: ended.device_index,
+        grant: number(ended.grant),
+    });
+    let ended = ended.collect();
     let registration = Registration {
         endpoint: Endpoint {
             name: text("the worker's name", register.name)?,
@@ -82,7 +94,11 @@ pub(super) fn registration(
             .map(device)
             .collect::<Result<_, Error>>()?,
     };
-    Ok((registration, held))
+    Ok(Registering {
+        registration,
+        held,
+        ended,
+    })
 }
 
 /// What a client holds, as its tokens tell.
@@ -91,23 +107,28 @@ pub(super) struct Held {
     /// The leases that the tokens prove.
     pub(super) claims: Vec<Claim>,
     /// The leases named by tokens that prove nothing: signed with another key,
-    /// or for another client or tenant. Such leases are gone, and the client is told.
+    /// or for another client, credential or tenant. Such leases are gone, and the client is told.
     pub(super) void: Vec<LeaseId>,
 }
 
-/// What `client` holds, as its tokens tell, which shows a token of `tenant`.
+/// What `client` holds, as its tokens tell, which shows a token of `tenant`. The end of a
+/// token is of no interest: what it opened goes on.
 pub(super) fn held(
     client: ClientId,
+    credential: CredentialHash,
     tenant: &str,
     tokens: &[impl AsRef<[u8]>],
     lease_key: &[u8],
 ) -> Result<Held, Error> {
+    let is_its_own = |claims: &LeaseClaims| {
+        claims.client_id == client.0
+            && claims.tenant == tenant
+            && CredentialHash::read(&claims.credential_hash) == Some(credential)
+    };
     let mut held = Held::default();
     for token in tokens.iter().map(AsRef::as_ref) {
         match token::verify(token, lease_key) {
-            Ok(claims) if claims.client_id == client.0 && claims.tenant == tenant => {
-                held.claims.push(claim(&claims))
-            }
+            Ok(claims) if is_its_own(&claims) => held.claims.push(claim(&claims)),
             Ok(claims) => held.void.push(LeaseId(claims.lease_id)),
             Err(_) => match lease_named(token) {
                 Some(lease) => held.void.push(lease),
@@ -125,9 +146,12 @@ fn lease_named(token: &[u8]) -> Option<LeaseId> {
 }
 
 fn claim(claims: &LeaseClaims) -> Claim {
-    let share = |share: &v1::LeaseShare| Share {
-        worker: WorkerId(share.worker_id),
-        index: share.device_index,
+    let share = |share: &v1::LeaseShare| GrantedShare {
+        share: Share {
+            worker: WorkerId(share.worker_id),
+            index: share.device_index,
+        },
+        grant: number(share.grant),
     };
     Claim {
         lease: LeaseId(claims.lease_id),
@@ -179,32 +203,37 @@ pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
     }))
 }
 
-/// A lease of `tenant`, with its token.
-pub(super) fn granted(
-    client: ClientId,
-    tenant: &str,
-    request: RequestId,
-    lease: LeaseId,
-    devices: Vec<LeasedDevice>,
-    signer: &LeaseSigner,
-) -> PoolMessage {
-    let share = |device: &LeasedDevice| v1::LeaseShare {
+/// A device of a lease, as the claims of its token name it.
+pub(super) fn lease_share(device: &LeasedDevice) -> v1::LeaseShare {
+    v1::LeaseShare {
         worker_id: device.share.worker.0,
         device_index: device.share.index,
         worker: device.worker.name.clone(),
         address: device.worker.address.clone(),
         certificate_sha256: device.worker.certificate_sha256.to_vec().into(),
-    };
-    let claims = LeaseClaims {
+        grant: Some(device.grant.into()),
+    }
+}
+
+/// A later token of a lease that goes on.
+pub(super) fn renewed(lease: LeaseId, token: Vec<u8>) -> PoolMessage {
+    pool_message(pool_message::Body::Renewed(v1::Renewed {
         lease_id: lease.0,
-        client_id: client.0,
-        shares: devices.iter().map(share).collect(),
-        tenant: tenant.into(),
-    };
+        token: token.into(),
+    }))
+}
+
+/// A lease, with its token.
+pub(super) fn granted(
+    request: RequestId,
+    lease: LeaseId,
+    devices: Vec<LeasedDevice>,
+    token: Vec<u8>,
+) -> PoolMessage {
     pool_message(pool_message::Body::Granted(v1::Granted {
         request_id: request.0,
         lease_id: lease.0,
-        token: signer.sign(&claims).into(),
+        token: token.into(),
         devices: devices.into_iter().map(leased_device).collect(),
     }))
 }
@@ -278,11 +307,32 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
 }
 
 /// The end of a lease, for a worker that runs its sessions.
-pub(super) fn end_lease(lease: LeaseId) -> WorkerCommand {
-    let end_lease = v1::EndLease { lease_id: lease.0 };
-    WorkerCommand {
-        body: Some(worker_command::Body::EndLease(end_lease)),
-    }
+pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand {
+    let grant = |grant: &DeviceGrant| v1::DeviceGrant {
+        device_index: grant.index,
+        grant: Some(grant.grant.into()),
+    };
+    worker_command(worker_command::Body::EndLease(v1::EndLease {
+        lease_id: lease.0,
+        grants: grants.iter().map(grant).collect(),
+    }))
+}
+
+/// A device was granted, for its worker.
+pub(super) fn granted_anew(device: &LeasedDevice) -> WorkerCommand {
+    worker_command(worker_command::Body::Granted(v1::DeviceGrant {
+        device_index: device.share.index,
+        grant: Some(device.grant.into()),
+    }))
+}
+
+/// The scheduler's time, for a worker.
+pub(super) fn time(now: UnixMillis) -> WorkerCommand {
+    worker_command(worker_command::Body::Time(v1::Time { time_ms: now.0 }))
+}
+
+fn worker_command(body: worker_command::Body) -> WorkerCommand {
+    WorkerCommand { body: Some(body) }
 }
 
 /// A message to a client.

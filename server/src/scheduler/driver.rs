@@ -7,17 +7,19 @@
 
 mod clients;
 mod holders;
+mod tokens;
 mod workers;
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use futures::future;
 use rand::{Rng, rngs::StdRng};
 use tensord_proto::{
+    credential::CredentialHash,
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
         ClientMessage, Error, ErrorCode, PoolMessage, Revoked, StatusReply, WorkerCommand,
@@ -25,20 +27,25 @@ use tensord_proto::{
     },
 };
 use tensord_scheduler::{
-    Command, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
+    Command, DeviceGrant, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
+    WorkerEvent,
 };
 use tensord_transport::token::LeaseSigner;
 use tokio::{
     sync::{mpsc, oneshot},
     task::{self, JoinError, JoinSet},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
-use tracing::error;
+use tracing::{error, warn};
 
+pub(super) use self::holders::not_its_own;
 use self::{holders::Holders, workers::Member};
 use super::{
+    MISSED_HEARTBEATS, Timing,
     access::{Access, Pass, Role},
     convert,
+    gap::{self, GapWatch},
+    renewals::Renewals,
     stream::{Open, Opened},
     view,
 };
@@ -60,9 +67,12 @@ pub(super) enum Input {
     /// A client is here: its hello was checked.
     Attach {
         client: ClientId,
+        credential: CredentialHash,
         pass: Pass,
         held: convert::Held,
         opened: Opened<ClientMessage, PoolMessage>,
+        /// Whether it may attach; nothing has changed if not.
+        decided: oneshot::Sender<Result<(), Error>>,
     },
     /// A client said something.
     FromClient(ClientId, StreamId, ClientMessage),
@@ -72,6 +82,7 @@ pub(super) enum Input {
         pass: Pass,
         registration: Registration,
         held: Vec<HeldDevice>,
+        ended: Vec<DeviceGrant>,
         leaving: bool,
         opened: Opened<WorkerMessage, WorkerCommand>,
     },
@@ -90,6 +101,14 @@ pub(super) enum Input {
     Stop,
 }
 
+/// What wakes the driver.
+enum Next {
+    Input(Box<Input>),
+    ReaderEnded(Result<(task::Id, Option<Error>), JoinError>),
+    Look,
+    Deadline,
+}
+
 /// Whose stream a reader reads.
 #[derive(Clone, Copy)]
 enum Peer {
@@ -104,6 +123,8 @@ pub(super) struct Driver {
     signer: LeaseSigner,
     access: Arc<Access>,
     audit: Audit,
+    renewals: Renewals,
+    gaps: GapWatch,
     lease_ids: StdRng,
     granting: bool,
     stopping: bool,
@@ -117,25 +138,28 @@ pub(super) struct Driver {
     sender: mpsc::Sender<Input>,
     inputs: mpsc::Receiver<Input>,
     worker_silence: Duration,
+    lease_token_life: Duration,
 }
 
 impl Driver {
-    /// A driver of a new engine, and where to tell it things. A worker that is
-    /// silent for `worker_silence` is cut off.
+    /// A driver of a new engine of this term, and where its inputs go.
     pub(super) fn new(
         options: Options,
+        term: u64,
         signer: LeaseSigner,
         access: Arc<Access>,
         audit: Audit,
-        worker_silence: Duration,
+        timing: Timing,
     ) -> (Self, mpsc::Sender<Input>) {
         let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
         let driver = Self {
             holders: Holders::new(options.lease_expiry),
             access,
             audit,
-            engine: Engine::new(options, Timestamp::from_millis(0)),
+            engine: Engine::new(options, term, Timestamp::from_millis(0)),
             started: Instant::now(),
+            renewals: Renewals::new(timing.lease_token_life),
+            gaps: GapWatch::new(std::time::Instant::now(), SystemTime::now()),
             signer,
             lease_ids: rand::make_rng(),
             granting: true,
@@ -147,22 +171,34 @@ impl Driver {
             read_by: HashMap::new(),
             sender: sender.clone(),
             inputs,
-            worker_silence,
+            worker_silence: timing.heartbeat * MISSED_HEARTBEATS,
+            lease_token_life: timing.lease_token_life,
         };
         (driver, sender)
     }
 
     /// Runs until told to stop. Dropping the future ends every stream at once.
     pub(super) async fn run(mut self) {
+        let mut look = interval(gap::LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.stopping {
             let deadline = self.engine.next_deadline();
             let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
-            tokio::select! {
-                Some(input) = self.inputs.recv() => self.take(input),
-                Some(ended) = self.readers.join_next_with_id() => self.reader_ended(ended),
+            let next = tokio::select! {
+                Some(input) = self.inputs.recv() => Next::Input(Box::new(input)),
+                Some(ended) = self.readers.join_next_with_id() => Next::ReaderEnded(ended),
+                _ = look.tick() => Next::Look,
                 () = sleep_until(deadline.unwrap_or(self.started)), if deadline.is_some() => {
-                    self.apply(Event::Tick);
+                    Next::Deadline
                 }
+            };
+            // What comes first after a sleep may be the end of a stream that came of it.
+            self.notice_gap();
+            match next {
+                Next::Input(input) => self.take(*input),
+                Next::ReaderEnded(ended) => self.reader_ended(ended),
+                Next::Look => self.renew_tokens(),
+                Next::Deadline => self.apply(Event::Tick),
             }
         }
         self.say_farewell().await;
@@ -172,20 +208,41 @@ impl Driver {
         match input {
             Input::Attach {
                 client,
+                credential,
                 pass,
                 held,
                 opened,
-            } => self.attach(client, pass, held, opened),
+                decided,
+            } => match self
+                .holders
+                .attach(client, credential, pass, std::time::Instant::now())
+            {
+                Ok(()) => {
+                    // Whoever is not there any more finds the stream ended.
+                    let _ = decided.send(Ok(()));
+                    self.attach(client, held, opened);
+                }
+                Err(error) => {
+                    let _ = decided.send(Err(error));
+                }
+            },
             Input::FromClient(client, stream, message) => self.client_said(client, stream, message),
             Input::Join {
                 worker,
                 pass,
                 registration,
                 held,
+                ended,
                 leaving,
                 opened,
             } => {
-                self.join(worker, &pass, registration, held, leaving, opened);
+                let join = WorkerEvent::Join {
+                    registration,
+                    held,
+                    ended,
+                    leaving,
+                };
+                self.join(worker, &pass, join, opened);
             }
             Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
             Input::Status(pass, reply) => {
@@ -230,6 +287,23 @@ impl Driver {
         let _ = timeout(FAREWELL, taken).await;
     }
 
+    /// Tells the engine if this process did not run for a while, before anything else that
+    /// came of it.
+    fn notice_gap(&mut self) {
+        let gap = self.gaps.look(std::time::Instant::now(), SystemTime::now());
+        let Some(gap) = gap else {
+            return;
+        };
+        warn!(
+            "the scheduler did not run for {:.1} s; workers and programs have time to come back",
+            gap.asleep.as_secs_f64()
+        );
+        let now = self.now().as_millis();
+        let stood = u64::try_from(gap.stood.as_millis()).unwrap_or(u64::MAX);
+        let since = Timestamp::from_millis(now.saturating_sub(stood));
+        self.apply(Event::Suspended { since });
+    }
+
     fn now(&self) -> Timestamp {
         let elapsed = self.started.elapsed().as_millis();
         Timestamp::from_millis(u64::try_from(elapsed).unwrap_or(u64::MAX))
@@ -271,7 +345,11 @@ impl Driver {
                 lease,
                 reason,
             } => self.tell_lease_ended(client, lease, &reason),
-            Command::EndLease { worker, lease } => self.tell_end_lease(worker, lease),
+            Command::EndLease {
+                worker,
+                lease,
+                grants,
+            } => self.tell_end_lease(worker, lease, &grants),
         }
     }
 

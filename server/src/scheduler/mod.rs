@@ -15,6 +15,8 @@ mod address;
 mod admin;
 mod convert;
 mod driver;
+mod gap;
+mod renewals;
 mod service;
 mod stream;
 mod view;
@@ -39,6 +41,10 @@ use crate::{audit::Audit, state::PoolSecrets};
 /// hundreds of leases, a registration of hundreds of devices.
 const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
+/// How long a lease token opens sessions: long against a restart of the scheduler and
+/// against the time that a message takes, short for whoever finds an old one.
+pub(crate) const LEASE_TOKEN_LIFE: Duration = Duration::from_secs(600);
+
 /// Heartbeats a worker may miss before its stream is cut off.
 const MISSED_HEARTBEATS: u32 = 4;
 
@@ -49,6 +55,8 @@ pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     /// The engine's timeouts and bounds.
     pub(crate) engine: tensord_scheduler::Options,
+    /// What the scheduler numbers its grants by: higher than that of any scheduler before.
+    pub(crate) term: u64,
     /// The streams' timeouts.
     pub(crate) timing: Timing,
     /// Where is recorded who comes and goes.
@@ -64,6 +72,8 @@ pub(crate) struct Timing {
     pub(crate) beat: Duration,
     /// How often workers are to say that they are alive.
     pub(crate) heartbeat: Duration,
+    /// How long a lease token opens sessions; it is renewed when half of it is over.
+    pub(crate) lease_token_life: Duration,
 }
 
 impl Default for Timing {
@@ -72,15 +82,17 @@ impl Default for Timing {
             hello: Duration::from_secs(5),
             beat: Duration::from_secs(1),
             heartbeat: Duration::from_secs(1),
+            lease_token_life: LEASE_TOKEN_LIFE,
         }
     }
 }
 
 impl Options {
     /// Options with the default timeouts and bounds.
-    pub(crate) fn new(listen: SocketAddr) -> Self {
+    pub(crate) fn new(listen: SocketAddr, term: u64) -> Self {
         Self {
             listen,
+            term,
             engine: tensord_scheduler::Options::default(),
             timing: Timing::default(),
             audit: Audit::none(),
@@ -127,6 +139,7 @@ impl Scheduler {
         let Options {
             listen,
             engine,
+            term,
             timing,
             audit,
         } = options;
@@ -137,13 +150,13 @@ impl Scheduler {
         let access = Arc::new(access);
         let lease_key = secrets.signer.public_key().into();
         let lease_expiry = engine.lease_expiry;
-        let worker_silence = timing.heartbeat * MISSED_HEARTBEATS;
         let (running, driver) = Driver::new(
             engine,
+            term,
             secrets.signer,
             access.clone(),
             audit.clone(),
-            worker_silence,
+            timing,
         );
         let shared = Shared {
             access,

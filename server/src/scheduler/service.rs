@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tensord_proto::{
+    credential::{ClientCredential, CredentialHash},
     ids::{ClientId, WorkerId},
     v1::{
         ClientHello, ClientMessage, Error, ErrorCode, Hello, PoolHello, PoolMessage, Register,
@@ -24,9 +25,9 @@ use tracing::warn;
 
 use super::{
     Timing,
-    access::{Access, Pass, Role},
+    access::{Access, Pass, Role, UnixMillis},
     convert,
-    driver::Input,
+    driver::{Input, not_its_own},
     stream::{self, OUTGOING_QUEUE, Opened},
 };
 use crate::{
@@ -119,21 +120,25 @@ impl Pool for Service {
         let peer = control::peer(&request);
         let mut incoming = request.into_inner();
         let first = stream::first(&mut incoming, shared.timing.hello).await?;
-        let (client, held, answer) = shared.greet_client(first, &pass).map_err(|error| {
+        let refused = |error| {
             warn!(%peer, "client refused: {error}");
             shared.deny("client refused", Role::Client, peer, &error);
             refusal::status(&error)
-        })?;
+        };
+        let greeted = shared.greet_client(first, &pass).map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        let opened = Opened::new(peer, incoming, outgoing, answer);
-        shared
-            .tell_driver(Input::Attach {
-                client,
-                pass,
-                held,
-                opened,
-            })
-            .await?;
+        let (decided, decision) = oneshot::channel();
+        let attach = Input::Attach {
+            client: greeted.credential.client_id(),
+            credential: greeted.credential,
+            pass,
+            held: greeted.held,
+            opened: Opened::new(peer, incoming, outgoing, greeted.answer),
+            decided,
+        };
+        shared.tell_driver(attach).await?;
+        let gone = |_| Status::unavailable("the scheduler is shutting down");
+        decision.await.map_err(gone)?.map_err(refused)?;
         Ok(Response::new(stream::with_beats(
             messages,
             shared.timing.beat,
@@ -154,17 +159,21 @@ impl Pool for Service {
     }
 }
 
+/// A client whose hello was checked.
+struct Greeted {
+    credential: CredentialHash,
+    held: convert::Held,
+    answer: PoolMessage,
+}
+
 impl Shared {
     /// Who a client is, what it holds, and the answer to its hello.
-    fn greet_client(
-        &self,
-        message: ClientMessage,
-        pass: &Pass,
-    ) -> Result<(ClientId, convert::Held, PoolMessage), Error> {
+    fn greet_client(&self, message: ClientMessage, pass: &Pass) -> Result<Greeted, Error> {
         let Some(client_message::Body::Hello(ClientHello {
             hello,
             client_id,
             lease_tokens,
+            credential,
         })) = message.body
         else {
             let words = "the first message of a client's stream must be its hello";
@@ -172,7 +181,20 @@ impl Shared {
         };
         let protocol = negotiate(hello.as_ref())?;
         let client = ClientId(client_id);
-        let held = convert::held(client, &pass.tenant, &lease_tokens, &self.lease_key)?;
+        let Some(shown) = ClientCredential::shown(&credential) else {
+            let words = format!(
+                "a client's credential has {} bytes, not {}",
+                credential.len(),
+                ClientCredential::BYTES
+            );
+            return Err(Error::new(ErrorCode::Protocol, words));
+        };
+        let credential = shown.hash();
+        if credential.client_id() != client {
+            return Err(not_its_own(client));
+        }
+        let tenant = &pass.tenant;
+        let held = convert::held(client, credential, tenant, &lease_tokens, &self.lease_key)?;
         if held.claims.is_empty() {
             // Whoever holds something may come back to it with a token that has ended.
             self.access.may_open(pass)?;
@@ -182,7 +204,11 @@ impl Shared {
             protocol,
             lease_expiry_ms: millis(self.lease_expiry),
         });
-        Ok((client, held, convert::pool_message(answer)))
+        Ok(Greeted {
+            credential,
+            held,
+            answer: convert::pool_message(answer),
+        })
     }
 
     /// What a worker registers, and the answer to it.
@@ -197,6 +223,7 @@ impl Shared {
             protocol,
             lease_key: self.lease_key.clone(),
             heartbeat_ms: millis(self.timing.heartbeat),
+            time_ms: UnixMillis::now().0,
         });
         Ok((register, WorkerCommand { body: Some(answer) }))
     }
@@ -224,7 +251,11 @@ impl Workers for Service {
         let (register, answer) = shared.greet_worker(first).map_err(refused)?;
         let (worker, leaving) = (WorkerId(register.worker_id), register.leaving);
         let registered = convert::registration(register, peer.ip());
-        let (registration, held) = registered.map_err(refused)?;
+        let convert::Registering {
+            registration,
+            held,
+            ended,
+        } = registered.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
         let opened = Opened::new(peer, incoming, outgoing, answer);
         let joined = Input::Join {
@@ -232,6 +263,7 @@ impl Workers for Service {
             pass,
             registration,
             held,
+            ended,
             leaving,
             opened,
         };

@@ -110,6 +110,22 @@ impl<Out> Drop for Open<Out> {
     }
 }
 
+/// A peer's silence is counted in so many parts. A process that did not run for a while
+/// has seen at most one of them pass when it goes on, and reads what came meanwhile.
+const SILENCE_PARTS: u32 = 8;
+
+/// The result of `message`, or `None` once it was awaited for `silence`. Time in which this
+/// process did not run does not count.
+async fn unless_silent<T>(silence: Duration, message: impl Future<Output = T>) -> Option<T> {
+    let mut message = pin!(message);
+    for _ in 0..SILENCE_PARTS {
+        if let Ok(message) = timeout(silence / SILENCE_PARTS, &mut message).await {
+            return Some(message);
+        }
+    }
+    None
+}
+
 /// Passes on what a peer says until its stream ends. Returns the peer's
 /// offence, if it ended for one: `silence` is the longest pause allowed.
 pub(super) async fn read<In>(
@@ -119,12 +135,11 @@ pub(super) async fn read<In>(
     wrap: impl Fn(In) -> Input,
 ) -> Option<Error> {
     loop {
-        let message = pin!(incoming.message());
         let message = match silence {
-            None => message.await,
-            Some(silence) => match timeout(silence, message).await {
-                Ok(message) => message,
-                Err(_) => {
+            None => incoming.message().await,
+            Some(silence) => match unless_silent(silence, incoming.message()).await {
+                Some(message) => message,
+                None => {
                     let words = format!("nothing was heard for {silence:?}");
                     return Some(Error::new(ErrorCode::Protocol, words));
                 }

@@ -5,6 +5,8 @@
 //! ends with a failure if that does not come.
 
 mod audit;
+mod credentials;
+mod grants;
 mod leases;
 mod refusals;
 mod restart;
@@ -12,11 +14,13 @@ mod tokens;
 
 use std::{fmt::Debug, time::Duration};
 
+use prost::Message;
 use tensord_proto::{
+    credential::ClientCredential,
     v1::{
         ClientHello, ClientMessage, Device, DeviceUsage, Error, ErrorCode, Granted, Heartbeat,
-        HeldDevice, LeaseRequest, PoolHello, PoolMessage, Register, Registered, ReleaseLease,
-        StatusReply, StatusRequest, WorkerCommand, WorkerMessage, client_message,
+        HeldDevice, LeaseClaims, LeaseRequest, PoolHello, PoolMessage, Register, Registered,
+        ReleaseLease, StatusReply, StatusRequest, WorkerCommand, WorkerMessage, client_message,
         pool_client::PoolClient, pool_message, worker_command, worker_message,
         workers_client::WorkersClient,
     },
@@ -52,7 +56,7 @@ struct Rig {
 
 /// Options whose timeouts no test waits for by accident.
 fn options() -> Options {
-    let mut options = Options::new("127.0.0.1:0".parse().unwrap());
+    let mut options = Options::new("127.0.0.1:0".parse().unwrap(), 1);
     options.engine.worker_timeout = Duration::from_secs(3600);
     options.engine.lease_expiry = Duration::from_secs(3600);
     options
@@ -67,8 +71,10 @@ impl Rig {
         Self::on(tempfile::tempdir().unwrap(), options).await
     }
 
-    async fn on(directory: tempfile::TempDir, options: Options) -> Self {
+    async fn on(directory: tempfile::TempDir, mut options: Options) -> Self {
         let state = StateDir::open(directory.path()).unwrap();
+        let now = std::time::SystemTime::now();
+        options.term = state.raise_grant_term(now).unwrap();
         let secrets = state.pool_secrets().unwrap();
         let access = Access::open(state, &secrets).unwrap();
         let trust = Trust::Pin(secrets.identity.fingerprint());
@@ -122,9 +128,8 @@ impl Rig {
         lease_tokens: Vec<bytes::Bytes>,
     ) -> Result<TestClient, Status> {
         let hello = ClientHello {
-            hello: Some(version::hello()),
-            client_id: id,
             lease_tokens,
+            ..hello_of(id)
         };
         self.attach(token, client_message::Body::Hello(hello)).await
     }
@@ -212,6 +217,31 @@ impl Rig {
     }
 }
 
+/// The credential of the client that tests call `id`.
+fn credential(id: u64) -> ClientCredential {
+    let mut bytes = [0; ClientCredential::BYTES];
+    bytes[..8].copy_from_slice(&id.to_le_bytes());
+    ClientCredential::new(bytes)
+}
+
+/// The hello of the client that tests call `id`, which holds nothing.
+fn hello_of(id: u64) -> ClientHello {
+    let credential = credential(id);
+    ClientHello {
+        hello: Some(version::hello()),
+        client_id: credential.hash().client_id().0,
+        lease_tokens: Vec::new(),
+        credential: credential.reveal(),
+    }
+}
+
+/// The claims of a lease's token.
+fn claims(token: &[u8]) -> LeaseClaims {
+    const SIGNATURE_BYTES: usize = 64;
+    let claims = &token[..token.len() - SIGNATURE_BYTES];
+    LeaseClaims::decode(claims).unwrap()
+}
+
 fn with_token<T>(message: T, token: &Secret) -> Request<T> {
     let mut request = Request::new(message);
     let bearer = format!("Bearer {}", token.reveal()).parse().unwrap();
@@ -234,6 +264,7 @@ fn register(id: u64, devices: usize) -> Register {
         certificate_sha256: vec![id as u8; 32].into(),
         devices: vec![device; devices],
         held: Vec::new(),
+        ended: Vec::new(),
         leaving: false,
     }
 }
@@ -275,12 +306,12 @@ impl TestClient {
         while let Ok(Some(_)) = within("end", self.hear.message()).await {}
     }
 
-    /// The next message that is no beat.
+    /// The next message that is no beat and no renewed token.
     async fn hear(&mut self) -> Result<pool_message::Body, Status> {
         within("message but beats", async {
             loop {
                 match self.hear_any().await? {
-                    Some(pool_message::Body::Beat(_)) => {}
+                    Some(pool_message::Body::Beat(_) | pool_message::Body::Renewed(_)) => {}
                     Some(body) => return Ok(body),
                     None => panic!("the stream ended"),
                 }
@@ -299,6 +330,19 @@ impl TestClient {
         match self.hear().await.unwrap() {
             pool_message::Body::Granted(granted) => granted,
             other => panic!("{other:?} is no grant"),
+        }
+    }
+
+    /// The next renewed token of a lease.
+    async fn renewed(&mut self, lease: u64) -> bytes::Bytes {
+        loop {
+            match self.hear_any().await.unwrap() {
+                Some(pool_message::Body::Beat(_)) => {}
+                Some(pool_message::Body::Renewed(renewed)) if renewed.lease_id == lease => {
+                    return renewed.token;
+                }
+                other => panic!("{other:?} is no token of lease {lease}"),
+            }
         }
     }
 
@@ -351,7 +395,17 @@ impl TestWorker {
             .unwrap();
     }
 
+    /// The next command that is neither the time nor a grant.
     async fn hear(&mut self) -> Result<worker_command::Body, Status> {
+        loop {
+            match self.hear_any().await? {
+                worker_command::Body::Time(_) | worker_command::Body::Granted(_) => {}
+                body => return Ok(body),
+            }
+        }
+    }
+
+    async fn hear_any(&mut self) -> Result<worker_command::Body, Status> {
         let command = within("command", self.hear.message()).await?;
         Ok(command
             .and_then(|command| command.body)

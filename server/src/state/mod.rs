@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `identity.pem` | the certificate chain and key of the pool's server |
 //! | `lease-key.pk8` | the key that signs leases |
+//! | `grant-term` | the term that the latest scheduler numbered its grants by |
 //! | `client-token`, `worker-token`, `admin-token` | the tokens of the first start |
 //! | `tokens.json` | every token's hash, and what it is for |
 //! | `pool-url` | where the pool is, without a token |
@@ -24,6 +25,7 @@ use std::{
     fs::{File, TryLockError},
     io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use rand::{TryRng, rngs::SysRng};
@@ -169,6 +171,32 @@ impl StateDir {
             worker_token: self.token("worker-token")?,
             admin_token: self.token("admin-token")?,
         })
+    }
+
+    /// The term of a scheduler that starts at `now`, written down before it is used. It is
+    /// higher than that of every scheduler before it on this state: as it begins with the
+    /// time in seconds, that holds even where the file was lost or an old copy put back.
+    pub(crate) fn raise_grant_term(&self, now: SystemTime) -> Result<u64, StateError> {
+        let path = self.path.join("grant-term");
+        let damaged = |reason: &str| StateError::Damaged {
+            path: path.clone(),
+            reason: reason.into(),
+        };
+        let last = match files::read_private(&path)? {
+            None => 0,
+            Some(content) => {
+                let text = String::from_utf8_lossy(&content);
+                let number = text.trim().parse::<u64>();
+                number.map_err(|_| damaged("it is no number"))?
+            }
+        };
+        let next = last.checked_add(1);
+        let next = next.ok_or_else(|| damaged("there is no higher number"))?;
+        // A clock before 1970 is of no use.
+        let seconds = now.duration_since(SystemTime::UNIX_EPOCH);
+        let term = next.max(seconds.map_or(0, |seconds| seconds.as_secs()));
+        files::replace_private(&path, format!("{term}\n").as_bytes())?;
+        Ok(term)
     }
 
     /// The value that the file `name` holds from its first change on.

@@ -3,6 +3,7 @@
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
+    time::Duration,
 };
 
 use super::*;
@@ -155,6 +156,31 @@ fn a_damaged_file_is_named_and_left_alone() {
             "{error}"
         );
         assert_eq!(fs::read(&path).unwrap(), b"x");
+    }
+}
+
+#[test]
+fn each_start_has_a_higher_term_whatever_the_clock_and_the_file_say() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("grant-term");
+    let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let raise = |seconds| {
+        let state = StateDir::open(directory.path()).unwrap();
+        state.raise_grant_term(at(seconds)).unwrap()
+    };
+    assert_eq!(raise(1_000), 1_000);
+    assert_eq!(raise(1_000), 1_001, "twice within a second");
+    assert_eq!(raise(10), 1_002, "after the clock went back");
+    assert_eq!(raise(2_000), 2_000);
+    assert_eq!(mode(&path), 0o600);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(raise(2_100), 2_100, "after the file was lost");
+    for wrong in ["", "x", "-1", "18446744073709551615"] {
+        fs::write(&path, wrong).unwrap();
+        let state = StateDir::open(directory.path()).unwrap();
+        let error = state.raise_grant_term(at(1)).unwrap_err().to_string();
+        assert!(error.contains("grant-term is damaged ("), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), wrong);
     }
 }
 

@@ -51,6 +51,8 @@ fn what_nobody_says_has_a_default() {
     let audit = &config.scheduler.audit;
     assert_eq!(audit.directory, config.scheduler.state.path);
     assert_eq!((audit.file_bytes, audit.files), (16 << 20, 4));
+    let life = config.scheduler.lease_token_life;
+    assert_eq!(life, Duration::from_secs(600));
 }
 
 #[test]
@@ -64,6 +66,7 @@ fn the_file_goes_before_defaults_and_flags_before_the_file() {
         devices = \"flex*2\"
         audit-log-size = \"1MiB\"
         audit-log-files = 9
+        lease-token-seconds = 60
         [scheduler]
         listen = \"0.0.0.0:9\"
     ";
@@ -77,14 +80,18 @@ fn the_file_goes_before_defaults_and_flags_before_the_file() {
 
     let audit = &config.scheduler.audit;
     assert_eq!((audit.file_bytes, audit.files), (1 << 20, 9));
+    let life = config.scheduler.lease_token_life;
+    assert_eq!(life, Duration::from_secs(60));
 
-    let line = "tensord up --audit-log-size 0 --listen 0.0.0.0:2 --devices flex*3 --state /t --drain-seconds 4";
+    let line = "tensord up --audit-log-size 0 --lease-token-seconds 5 --listen 0.0.0.0:2 --devices flex*3 --state /t --drain-seconds 4";
     let config = up(line, file);
     assert_eq!(config.scheduler.listen, "0.0.0.0:2".parse().unwrap());
     assert_eq!(config.scheduler.advertise.as_deref(), Some("pool.example"));
     assert_eq!(config.scheduler.state.shown, "/t");
     let audit = &config.scheduler.audit;
     assert_eq!((audit.file_bytes, audit.files), (0, 9));
+    let life = config.scheduler.lease_token_life;
+    assert_eq!(life, Duration::from_secs(5));
     assert_eq!(config.node.devices.len(), 3);
     assert_eq!(config.drain, Duration::from_secs(4));
 }

@@ -13,7 +13,6 @@ use super::{Driver, Input, MAX_STREAMS, Peer};
 use crate::{
     audit::{self, Entry},
     scheduler::{
-        access::Pass,
         convert,
         stream::{self, Open, Opened},
     },
@@ -40,11 +39,10 @@ impl Driver {
         entry
     }
 
-    /// Takes in a client's stream. One it had before ends.
+    /// Takes in the stream of a client that the holders know. One it had before ends.
     pub(super) fn attach(
         &mut self,
         client: ClientId,
-        pass: Pass,
         held: convert::Held,
         opened: Opened<ClientMessage, PoolMessage>,
     ) {
@@ -57,11 +55,11 @@ impl Driver {
         if !self.clients.contains_key(&client) && self.clients.len() >= MAX_STREAMS {
             let words =
                 format!("{MAX_STREAMS} clients are attached, which is the most there may be");
+            self.holders.detach(client, Instant::now());
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
         let convert::Held { claims, void } = held;
         debug!(%client, leases = claims.len(), "attached");
-        self.holders.attach(client, pass, Instant::now());
         if let Some(replaced) = self.clients.insert(client, open) {
             let words = "another stream of the same client took the place of this one";
             replaced.end(Some(&Error::new(ErrorCode::Cancelled, words)));
@@ -74,6 +72,7 @@ impl Driver {
                 self.apply(gone);
             }
         }
+        self.renew_all_of(client);
     }
 
     pub(super) fn client_said(&mut self, client: ClientId, id: StreamId, message: ClientMessage) {
@@ -161,7 +160,7 @@ impl Driver {
     }
 
     /// Queues a message to a client. One that does not read is cut off.
-    fn tell(&mut self, client: ClientId, message: PoolMessage) -> Option<Event> {
+    pub(super) fn tell(&mut self, client: ClientId, message: PoolMessage) -> Option<Event> {
         let open = self.clients.get(&client)?;
         let (id, sent) = (open.id, open.send(message));
         self.cut_off_client(client, id, Some(&sent.err()?))
@@ -194,9 +193,11 @@ impl Driver {
         let granted = self.about_client(audit::Event::Granted, client);
         self.audit
             .record(granted.lease(lease).devices(devices.len()));
-        let tenant = self.holders.tenant(client)?;
-        let message = convert::granted(client, tenant, request, lease, devices, &self.signer);
-        self.tell(client, message)
+        devices
+            .iter()
+            .for_each(|device| self.announce_grant(device));
+        let token = self.sign(client, lease, &devices)?;
+        self.tell(client, convert::granted(request, lease, devices, token))
     }
 
     pub(super) fn tell_refused(

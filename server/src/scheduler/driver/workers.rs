@@ -6,14 +6,14 @@ use tensord_proto::{
     ids::{LeaseId, WorkerId},
     v1::{DeviceUsage, Error, ErrorCode, WorkerCommand, WorkerMessage, worker_message::Body},
 };
-use tensord_scheduler::{Event, HeldDevice, Registration, StreamId, WorkerEvent};
+use tensord_scheduler::{DeviceGrant, Event, LeasedDevice, StreamId, WorkerEvent};
 use tracing::{info, warn};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
 use crate::{
     audit::{self, Entry},
     scheduler::{
-        access::Pass,
+        access::{Pass, UnixMillis},
         convert,
         stream::{self, Open, Opened},
     },
@@ -50,14 +50,12 @@ fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
 }
 
 impl Driver {
-    /// Takes in a worker's stream. One it had before ends.
+    /// Takes in the stream of a worker, which begins with `join`. One it had before ends.
     pub(super) fn join(
         &mut self,
         worker: WorkerId,
         pass: &Pass,
-        registration: Registration,
-        held: Vec<HeldDevice>,
-        leaving: bool,
+        join: WorkerEvent,
         opened: Opened<WorkerMessage, WorkerCommand>,
     ) {
         let id = self.new_stream();
@@ -72,6 +70,15 @@ impl Driver {
                 format!("{MAX_STREAMS} workers have joined, which is the most there may be");
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
+        let WorkerEvent::Join {
+            registration,
+            held,
+            leaving,
+            ..
+        } = &join
+        else {
+            return;
+        };
         let endpoint = &registration.endpoint;
         let (name, devices) = (endpoint.name.clone(), registration.devices.len());
         let (address, held_count) = (&endpoint.address, held.len());
@@ -92,11 +99,6 @@ impl Driver {
                 .open
                 .end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
-        let join = WorkerEvent::Join {
-            registration,
-            held,
-            leaving,
-        };
         self.apply(event(worker, id, join));
     }
 
@@ -108,6 +110,9 @@ impl Driver {
         let said = match message.body {
             Some(Body::Heartbeat(heartbeat)) => {
                 member.usage = heartbeat.usage;
+                if let Err(error) = member.open.send(convert::time(UnixMillis::now())) {
+                    return self.worker_gone(worker, id, Some(&error));
+                }
                 WorkerEvent::Beat
             }
             Some(Body::Leaving(_)) => {
@@ -174,12 +179,25 @@ impl Driver {
         u32::try_from(revoked.len()).unwrap_or(u32::MAX)
     }
 
+    /// Has a worker know that a device was granted anew, so that no earlier grant opens a
+    /// session any more. One that does not read is cut off with the next command.
+    pub(super) fn announce_grant(&self, device: &LeasedDevice) {
+        if let Some(member) = self.workers.get(&device.share.worker) {
+            let _ = member.open.send(convert::granted_anew(device));
+        }
+    }
+
     /// Has a worker end a lease's sessions. One that does not read is cut off.
-    pub(super) fn tell_end_lease(&mut self, worker: WorkerId, lease: LeaseId) -> Option<Event> {
+    pub(super) fn tell_end_lease(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        grants: &[DeviceGrant],
+    ) -> Option<Event> {
         let Member { open, name, .. } = self.workers.get(&worker)?;
         let ended = Entry::new(audit::Event::Ended).worker(worker, name);
         self.audit.record(ended.address(open.peer).lease(lease));
-        let (id, sent) = (open.id, open.send(convert::end_lease(lease)));
+        let (id, sent) = (open.id, open.send(convert::end_lease(lease, grants)));
         self.cut_off_worker(worker, id, Some(&sent.err()?))
     }
 }

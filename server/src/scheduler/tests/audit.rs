@@ -57,7 +57,7 @@ async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     let (client, worker) = (
-        Value::from("0000000000000009"),
+        Value::from(credential(9).hash().client_id().to_string()),
         Value::from("0000000000000007"),
     );
     let lease = Value::from(format!("{:016x}", lease.lease_id));

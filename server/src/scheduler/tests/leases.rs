@@ -28,13 +28,23 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
     assert_eq!(endpoint.certificate_sha256, vec![5; 32]);
 
     let claims = token::verify(&granted.token, &worker.registered.lease_key).unwrap();
-    assert_eq!((claims.lease_id, claims.client_id), (granted.lease_id, 1));
+    let hash = credential(1).hash();
+    assert_eq!(claims.lease_id, granted.lease_id);
+    assert_eq!(claims.client_id, hash.client_id().0);
+    assert_eq!(claims.credential_hash, hash.to_bytes());
+    let life = claims.expires_at_ms - claims.issued_at_ms;
+    assert_eq!(u128::from(life), LEASE_TOKEN_LIFE.as_millis());
+    let registered_at = worker.registered.time_ms;
+    assert!(claims.issued_at_ms.abs_diff(registered_at) < 60_000);
+    let grant = claims.shares[0].grant;
+    assert!(grant.unwrap().term > 0);
     let share = |device_index| LeaseShare {
         worker_id: 5,
         device_index,
         worker: "w5".into(),
         address: "127.0.0.1:7005".into(),
         certificate_sha256: vec![5; 32].into(),
+        grant,
     };
     assert_eq!(claims.shares, [share(0), share(1)]);
 }

@@ -8,8 +8,7 @@ use super::*;
 fn client_hello(hello: Hello) -> client_message::Body {
     client_message::Body::Hello(ClientHello {
         hello: Some(hello),
-        client_id: 1,
-        lease_tokens: Vec::new(),
+        ..hello_of(1)
     })
 }
 

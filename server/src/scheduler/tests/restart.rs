@@ -6,6 +6,7 @@ fn holding(id: u64, lease: &Granted) -> Register {
     let held = HeldDevice {
         lease_id: lease.lease_id,
         device_index: 0,
+        grant: claims(&lease.token).shares[0].grant,
     };
     Register {
         held: vec![held],
@@ -86,9 +87,8 @@ async fn a_token_that_proves_nothing_is_answered_with_the_leases_end() {
     assert_eq!(client.ended(lease.lease_id).await.code(), ErrorCode::Lease);
     // No token at all.
     let hello = ClientHello {
-        hello: Some(version::hello()),
-        client_id: 3,
         lease_tokens: vec![vec![1; 65].into()],
+        ..hello_of(3)
     };
     let said = client_message::Body::Hello(hello);
     let (_, error) = error_of(rig.attach(&rig.client_token, said).await);

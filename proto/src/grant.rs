@@ -1,0 +1,117 @@
+//! Which of two grants of a device is the later one.
+//!
+//! A scheduler numbers its grants by its *term*, which it raises and writes down at every
+//! start, and a count. So a grant has a higher number than every grant of the same device
+//! before it, also over restarts, and a worker needs one number for each device to know
+//! which lease tokens are of the past.
+
+use std::fmt;
+
+use crate::v1;
+
+/// The number of a grant of a device. [`ZERO`](Self::ZERO) is no grant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GrantNumber {
+    /// The term of the scheduler that gave it, from 1.
+    pub term: u64,
+    /// Its place among the grants of that term, from 1.
+    pub count: u64,
+}
+
+impl GrantNumber {
+    /// Below every grant.
+    pub const ZERO: Self = Self { term: 0, count: 0 };
+
+    /// The number after this one; `None` after the highest.
+    pub fn next(self) -> Option<Self> {
+        let Self { term, count } = self;
+        match count.checked_add(1) {
+            Some(count) => Some(Self { term, count }),
+            None => term.checked_add(1).map(|term| Self { term, count: 0 }),
+        }
+    }
+
+    /// The number before this one; [`ZERO`](Self::ZERO) before the lowest.
+    pub fn previous(self) -> Self {
+        let Self { term, count } = self;
+        match (count.checked_sub(1), term.checked_sub(1)) {
+            (Some(count), _) => Self { term, count },
+            (None, Some(term)) => Self {
+                term,
+                count: u64::MAX,
+            },
+            (None, None) => Self::ZERO,
+        }
+    }
+}
+
+impl fmt::Display for GrantNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.term, self.count)
+    }
+}
+
+impl From<v1::GrantNumber> for GrantNumber {
+    fn from(number: v1::GrantNumber) -> Self {
+        Self {
+            term: number.term,
+            count: number.count,
+        }
+    }
+}
+
+impl From<GrantNumber> for v1::GrantNumber {
+    fn from(number: GrantNumber) -> Self {
+        Self {
+            term: number.term,
+            count: number.count,
+        }
+    }
+}
+
+/// The number in a message; one that is missing is no grant.
+pub fn number(grant: Option<v1::GrantNumber>) -> GrantNumber {
+    grant.map_or(GrantNumber::ZERO, Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(term: u64, count: u64) -> GrantNumber {
+        GrantNumber { term, count }
+    }
+
+    #[test]
+    fn a_later_term_is_higher_than_any_count() {
+        let rising = [
+            GrantNumber::ZERO,
+            grant(1, 1),
+            grant(1, u64::MAX),
+            grant(2, 0),
+            grant(2, 1),
+            grant(u64::MAX, u64::MAX),
+        ];
+        assert!(rising.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn neighbours_are_each_others_next_and_previous() {
+        for (low, high) in [
+            (grant(1, 1), grant(1, 2)),
+            (grant(1, u64::MAX), grant(2, 0)),
+            (GrantNumber::ZERO, grant(0, 1)),
+        ] {
+            assert_eq!(low.next(), Some(high));
+            assert_eq!(high.previous(), low);
+        }
+        assert_eq!(grant(u64::MAX, u64::MAX).next(), None);
+        assert_eq!(GrantNumber::ZERO.previous(), GrantNumber::ZERO);
+    }
+
+    #[test]
+    fn a_missing_number_is_no_grant() {
+        assert_eq!(number(None), GrantNumber::ZERO);
+        assert_eq!(number(Some(grant(3, 4).into())), grant(3, 4));
+    }
+}

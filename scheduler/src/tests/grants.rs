@@ -1,0 +1,275 @@
+//! The numbers of grants: they rise for each device, name what ends, and show which of two
+//! leases from before a restart is over. And a scheduler that did not run for a while.
+
+use super::*;
+use crate::EndReason::{DeviceUnavailable, Unknown};
+
+fn number(count: u64) -> GrantNumber {
+    GrantNumber { term: TERM, count }
+}
+
+fn engine() -> Engine {
+    Engine::new(Options::default(), TERM, at(0))
+}
+
+/// The numbers by which devices are granted in `commands`, and those by which they end.
+fn numbers(commands: &[Command]) -> (Vec<GrantNumber>, Vec<DeviceGrant>) {
+    let mut granted = Vec::new();
+    let mut ended = Vec::new();
+    for command in commands {
+        match command {
+            Command::Granted { devices, .. } => {
+                granted.extend(devices.iter().map(|device| device.grant));
+            }
+            Command::EndLease { grants, .. } => ended.extend(grants),
+            _ => {}
+        }
+    }
+    (granted, ended)
+}
+
+/// A join of a worker that knows of these ends.
+fn join_after(id: u64, devices: &[DeviceSpec], ended: &[(u32, GrantNumber)]) -> Event {
+    let registration = Registration {
+        endpoint: endpoint(id),
+        devices: devices.to_vec(),
+    };
+    let ended = ended
+        .iter()
+        .map(|&(index, grant)| DeviceGrant { index, grant });
+    worker(
+        id,
+        WorkerEvent::Join {
+            registration,
+            held: Vec::new(),
+            ended: ended.collect(),
+            leaving: false,
+        },
+    )
+}
+
+#[test]
+fn each_grant_has_a_higher_number_and_its_end_names_it() {
+    let mut engine = engine();
+    engine.handle(join(1, &[flex(1), flex(1)]), at(0));
+    engine.handle(attach(9), at(0));
+    for round in 1..=3 {
+        let commands = engine.handle(request(9, round, 2), at(0));
+        assert_eq!(numbers(&commands).0, [number(round); 2]);
+        let commands = engine.handle(release(9, round * 10), at(0));
+        let ended = [0, 1].map(|index| DeviceGrant {
+            index,
+            grant: number(round),
+        });
+        assert_eq!(numbers(&commands).1, ended);
+    }
+}
+
+#[test]
+fn a_grant_is_above_what_its_worker_knows_and_other_devices_are_not_touched() {
+    let far = GrantNumber {
+        term: u64::MAX,
+        count: 3,
+    };
+    let mut engine = engine();
+    engine.handle(join_after(1, &[cuda(8)], &[(0, far)]), at(0));
+    engine.handle(join(2, &[flex(1)]), at(0));
+    engine.handle(attach(9), at(0));
+    let commands = engine.handle(request(9, 1, 2), at(0));
+    let above = GrantNumber { count: 4, ..far };
+    assert_eq!(numbers(&commands).0, [above, number(1)]);
+    engine.handle(release(9, 10), at(0));
+    let commands = engine.handle(request(9, 2, 2), at(0));
+    let above = GrantNumber { count: 5, ..far };
+    assert_eq!(numbers(&commands).0, [above, number(2)]);
+}
+
+#[test]
+fn a_device_whose_worker_knows_of_the_highest_number_is_never_granted() {
+    let highest = GrantNumber {
+        term: u64::MAX,
+        count: u64::MAX,
+    };
+    check([
+        (
+            0,
+            join_after(1, &[flex(1), flex(1)], &[(0, highest)]),
+            vec![],
+        ),
+        (0, attach(9), vec![]),
+        (
+            0,
+            request(9, 1, 2),
+            vec![unsatisfiable(9, 1, 2, &[&[flex(1)]])],
+        ),
+        (0, request(9, 2, 1), vec![granted(9, 2, &[(1, 1, flex(1))])]),
+    ]);
+}
+
+#[test]
+fn a_claim_by_a_grant_that_its_worker_saw_end_is_void() {
+    let unavailable = DeviceUnavailable {
+        worker: WorkerId(1),
+        index: 0,
+    };
+    check([
+        (0, join_after(1, &[flex(1)], &[(0, before(10))]), vec![]),
+        (
+            0,
+            attach_claiming(9, &[(10, &[(1, 0)])]),
+            vec![end_lease(1, 10), ended(9, 10, unavailable.clone())],
+        ),
+        // The same with the claim first.
+        (0, attach_claiming(8, &[(20, &[(2, 0)])]), vec![]),
+        (
+            0,
+            join_after(2, &[flex(1)], &[(0, before(20))]),
+            vec![
+                end_lease(2, 20),
+                ended(
+                    8,
+                    20,
+                    DeviceUnavailable {
+                        worker: WorkerId(2),
+                        index: 0,
+                    },
+                ),
+            ],
+        ),
+        // A later grant is not.
+        (0, attach_claiming(7, &[(11, &[(1, 0)])]), vec![]),
+        (0, request(7, 3, 2), vec![queued(7, 3, 1)]),
+    ]);
+}
+
+#[test]
+fn of_two_claims_to_a_device_the_later_grant_stays() {
+    let unavailable = || DeviceUnavailable {
+        worker: WorkerId(1),
+        index: 0,
+    };
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach_claiming(8, &[(10, &[(1, 0)])]), vec![]),
+        (
+            0,
+            attach_claiming(9, &[(20, &[(1, 0)])]),
+            vec![end_lease(1, 10), ended(8, 10, unavailable())],
+        ),
+        (
+            0,
+            attach_claiming(7, &[(15, &[(1, 0)])]),
+            vec![end_lease(1, 15), ended(7, 15, unavailable())],
+        ),
+        (0, release(9, 20), vec![end_lease(1, 20)]),
+    ]);
+}
+
+#[test]
+fn a_lease_shows_its_devices_as_they_were_granted_once_all_workers_are_here() {
+    let mut engine = engine();
+    engine.handle(join(1, &[flex(1)]), at(0));
+    engine.handle(attach_claiming(9, &[(10, &[(1, 0), (2, 0)])]), at(0));
+    let lease = engine.lease(LeaseId(10)).unwrap();
+    assert_eq!((lease.owner, lease.devices), (Some(ClientId(9)), None));
+    engine.handle(join(2, &[flex(2)]), at(0));
+    let lease = engine.lease(LeaseId(10)).unwrap();
+    let devices = lease.devices.unwrap();
+    let shares: Vec<_> = devices.iter().map(|d| (d.share, d.grant)).collect();
+    assert_eq!(
+        shares,
+        [(share(1, 0), before(10)), (share(2, 0), before(10))]
+    );
+    assert_eq!(engine.leases_of(ClientId(9)), [LeaseId(10)]);
+    engine.handle(release(9, 10), at(0));
+    assert_eq!(engine.lease(LeaseId(10)), None);
+}
+
+fn suspended(since: u64) -> Event {
+    Event::Suspended { since: at(since) }
+}
+
+#[test]
+fn who_went_while_the_scheduler_slept_has_time_to_come_back() {
+    let engine = check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (90_000, beat(1), vec![]),
+        // Twelve seconds later all streams turn out to have ended.
+        (102_000, suspended(90_000), vec![]),
+        (102_000, worker_gone(1), vec![]),
+        (102_000, client_gone(9), vec![]),
+        (
+            121_000,
+            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            vec![],
+        ),
+        (
+            131_000,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![],
+        ),
+    ]);
+    assert_eq!(engine.snapshot().leases, 1);
+    assert_eq!(engine.next_deadline(), None);
+}
+
+#[test]
+fn who_does_not_come_back_after_the_sleep_is_lost() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, join(2, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (0, request(9, 2, 1), vec![granted(9, 2, &[(2, 0, flex(1))])]),
+        (90_000, beat(1), vec![]),
+        (90_000, beat(2), vec![]),
+        (102_000, suspended(90_000), vec![]),
+        (102_000, worker_gone(1), vec![]),
+        (102_000, client_gone(9), vec![]),
+        (132_000, tick(), vec![end_lease(2, 20)]),
+    ]);
+}
+
+#[test]
+fn a_deadline_that_passed_in_the_sleep_is_put_off() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (1_000, client_gone(9), vec![]),
+        // It would have expired at 31 s.
+        (31_000, suspended(20_000), vec![]),
+        (61_000, tick(), vec![end_lease(1, 10)]),
+    ]);
+}
+
+#[test]
+fn what_ended_before_the_sleep_has_ended_after_it() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (70_000, release(9, 10), vec![end_lease(1, 10)]),
+        (100_000, suspended(80_000), vec![]),
+        (
+            100_000,
+            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            vec![ended(9, 10, Unknown)],
+        ),
+    ]);
+}
+
+#[test]
+fn a_sleep_after_a_start_does_not_use_up_the_time_for_adoption() {
+    check([
+        (70_000, suspended(10_000), vec![]),
+        (110_000, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
+        (
+            120_000,
+            join_holding(2, &[flex(1)], &[(20, 0)]),
+            vec![end_lease(2, 20)],
+        ),
+    ]);
+}

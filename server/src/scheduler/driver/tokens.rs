@@ -1,0 +1,74 @@
+//! The driver's side of lease tokens: signed when a lease is granted, and again before the
+//! last one ends.
+
+use tensord_proto::{
+    ids::{ClientId, LeaseId},
+    v1::LeaseClaims,
+};
+use tensord_scheduler::{LeaseSnapshot, LeasedDevice};
+
+use super::Driver;
+use crate::scheduler::{access::UnixMillis, convert};
+
+impl Driver {
+    /// A token of a lease that `client` has; `None` if it is not known who that is.
+    pub(super) fn sign(
+        &mut self,
+        client: ClientId,
+        lease: LeaseId,
+        devices: &[LeasedDevice],
+    ) -> Option<Vec<u8>> {
+        let credential = self.holders.credential(client)?;
+        let now = UnixMillis::now();
+        let claims = LeaseClaims {
+            lease_id: lease.0,
+            client_id: client.0,
+            shares: devices.iter().map(convert::lease_share).collect(),
+            tenant: self.holders.tenant(client)?.into(),
+            credential_hash: credential.to_bytes(),
+            issued_at_ms: now.0,
+            expires_at_ms: now.after(self.lease_token_life).0,
+        };
+        self.renewals.issued(lease, self.now());
+        Some(self.signer.sign(&claims))
+    }
+
+    /// Renews the tokens that are due.
+    pub(super) fn renew_tokens(&mut self) {
+        for lease in self.renewals.take_due(self.now()) {
+            self.renew(lease);
+        }
+    }
+
+    /// Renews the tokens of all leases of a client that is back.
+    pub(super) fn renew_all_of(&mut self, client: ClientId) {
+        for lease in self.engine.leases_of(client) {
+            self.renew(lease);
+        }
+    }
+
+    /// Sends a lease's client another token, if it is attached and may open something new.
+    fn renew(&mut self, lease: LeaseId) {
+        let Some(LeaseSnapshot { owner, devices }) = self.engine.lease(lease) else {
+            return;
+        };
+        let Some(client) = owner.filter(|client| self.may_renew(*client)) else {
+            return;
+        };
+        let Some(devices) = devices else {
+            return self.renewals.put_off(lease, self.now());
+        };
+        let Some(token) = self.sign(client, lease, &devices) else {
+            return;
+        };
+        if let Some(gone) = self.tell(client, convert::renewed(lease, token)) {
+            self.apply(gone);
+        }
+    }
+
+    fn may_renew(&self, client: ClientId) -> bool {
+        let pass = self.holders.pass(client);
+        let is_attached = self.clients.contains_key(&client);
+        is_attached && pass.is_some_and(|pass| self.access.may_open(pass).is_ok())
+    }
+}

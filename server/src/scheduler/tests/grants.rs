@@ -1,0 +1,149 @@
+//! Grants and ends in lease tokens, and what workers receive of them.
+
+use tensord_proto::{
+    grant,
+    v1::{Beat, DeviceGrant},
+};
+
+use super::*;
+
+/// The grant of the first device of a lease.
+fn grant_of(lease: &Granted) -> grant::GrantNumber {
+    grant::number(claims(&lease.token).shares[0].grant)
+}
+
+#[tokio::test]
+async fn grants_rise_from_lease_to_lease_and_over_a_restart() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    let mut last = grant::GrantNumber::ZERO;
+    for request in 1..=3 {
+        client.ask(request, 1).await;
+        let lease = client.granted().await;
+        assert!(grant_of(&lease) > last);
+        last = grant_of(&lease);
+        let announced = DeviceGrant {
+            device_index: 0,
+            grant: Some(last.into()),
+        };
+        let granted = worker_command::Body::Granted(announced);
+        assert_eq!(worker.hear_any().await.unwrap(), granted);
+        client.release(&lease).await;
+        match worker.hear_any().await.unwrap() {
+            worker_command::Body::EndLease(end) => assert_eq!(end.grants, [announced]),
+            other => panic!("{other:?} ends no lease"),
+        }
+    }
+    let rig = rig.restarted().await;
+    let _worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    assert!(grant_of(&lease) > last);
+    assert!(grant_of(&lease).term > last.term);
+}
+
+#[tokio::test]
+async fn a_token_of_a_grant_that_a_worker_saw_end_is_void_at_a_new_scheduler() {
+    let rig = Rig::start().await;
+    let _worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    let rig = rig.restarted().await;
+    let ended = DeviceGrant {
+        device_index: 0,
+        grant: Some(grant_of(&lease).into()),
+    };
+    let register = Register {
+        ended: vec![ended],
+        ..register(1, 1)
+    };
+    let _worker = rig.register(register).await.unwrap();
+    rig.status_that(|status| status.workers.len() == 1).await;
+    let mut client = rig.client_holding(1, &[&lease]).await;
+    client.ended(lease.lease_id).await;
+    let mut other = rig.client(2).await;
+    other.ask(1, 1).await;
+    assert!(grant_of(&other.granted().await) > grant_of(&lease));
+}
+
+#[tokio::test]
+async fn tokens_are_renewed_in_time_and_for_a_client_that_is_back() {
+    let mut options = options();
+    options.timing.lease_token_life = Duration::from_secs(1);
+    let rig = Rig::with(options).await;
+    let _worker = rig.worker(1, 2).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 2).await;
+    let lease = client.granted().await;
+    let mut last = claims(&lease.token);
+    for _ in 0..2 {
+        let token = claims(&client.renewed(lease.lease_id).await);
+        assert!(token.issued_at_ms < last.expires_at_ms, "a gap");
+        assert!(token.expires_at_ms > last.expires_at_ms);
+        let same = LeaseClaims {
+            issued_at_ms: last.issued_at_ms,
+            expires_at_ms: last.expires_at_ms,
+            ..token.clone()
+        };
+        assert_eq!(same, last, "and nothing else has changed");
+        last = token;
+    }
+    client.leave().await;
+    // Its own token has ended long ago; what it holds goes on.
+    let mut back = rig.client_holding(1, &[&lease]).await;
+    let token = claims(&back.renewed(lease.lease_id).await);
+    assert!(token.expires_at_ms > last.expires_at_ms);
+    assert_eq!(token.shares, last.shares);
+}
+
+#[tokio::test]
+async fn a_client_that_may_open_nothing_new_gets_no_later_token() {
+    use tensord_proto::v1::{RevokeTokenRequest, admin_client::AdminClient};
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    let request = RevokeTokenRequest {
+        name: "program".into(),
+        keep_leases: true,
+    };
+    let mut admin = AdminClient::new(rig.channel().await);
+    let request = with_token(request, &rig.admin_token);
+    admin.revoke_token(request).await.unwrap();
+    client.leave().await;
+    let mut back = rig.client_holding(1, &[&lease]).await;
+    back.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
+    back.ask(2, 1).await;
+    let next = loop {
+        let next = back.hear_any().await.unwrap();
+        if next != Some(pool_message::Body::Beat(Beat {})) {
+            break next;
+        }
+    };
+    assert!(
+        matches!(next, Some(pool_message::Body::Refused(_))),
+        "{next:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_heartbeat_is_answered_with_the_time() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 1).await;
+    let heartbeat = worker_message::Body::Heartbeat(Heartbeat::default());
+    for _ in 0..2 {
+        worker.say(heartbeat.clone()).await;
+        match worker.hear_any().await.unwrap() {
+            worker_command::Body::Time(time) => {
+                assert!(time.time_ms >= worker.registered.time_ms);
+                assert!(time.time_ms - worker.registered.time_ms < 60_000);
+            }
+            other => panic!("{other:?} is no time"),
+        }
+    }
+}

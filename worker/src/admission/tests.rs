@@ -1,0 +1,305 @@
+//! Who is admitted, as tables; then any events at all against a model that keeps every
+//! lease there ever was.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Never.
+const NO_END: u64 = u64::MAX;
+
+fn grant(count: u64) -> GrantNumber {
+    GrantNumber { term: 3, count }
+}
+
+fn claim(lease: u64, device: u32, count: u64) -> Claim {
+    Claim {
+        lease: LeaseId(lease),
+        device,
+        grant: grant(count),
+    }
+}
+
+fn is_superseded<T>(result: Result<T, Refusal>) -> bool {
+    matches!(result, Err(Refusal::Superseded { .. }))
+}
+
+#[test]
+fn a_later_grant_takes_the_device_and_an_earlier_one_opens_nothing() {
+    let now = Instant::now();
+    let mut admission = Admission::new(1);
+    let (first, second) = (claim(10, 0, 1), claim(20, 0, 2));
+    assert_eq!(admission.open(first, NO_END, now), Ok(None));
+    assert_eq!(admission.open(first, NO_END, now), Ok(None), "once more");
+    assert_eq!(admission.check(first), Ok(()));
+    assert!(
+        is_superseded(admission.check(second)),
+        "it has opened nothing"
+    );
+    let earlier = admission.open(second, NO_END, now);
+    assert_eq!(earlier, Ok(Some(LeaseId(10))));
+    assert!(is_superseded(admission.open(first, NO_END, now)));
+    assert!(is_superseded(admission.check(first)));
+    assert_eq!(admission.check(second), Ok(()));
+}
+
+#[test]
+fn a_grant_belongs_to_one_lease() {
+    let now = Instant::now();
+    let mut admission = Admission::new(1);
+    admission.open(claim(10, 0, 1), NO_END, now).unwrap();
+    assert!(is_superseded(admission.open(claim(11, 0, 1), NO_END, now)));
+}
+
+#[test]
+fn what_the_scheduler_ended_opens_nothing_and_what_came_before_neither() {
+    let now = Instant::now();
+    let mut admission = Admission::new(2);
+    admission.open(claim(10, 0, 4), NO_END, now).unwrap();
+    admission.end(0, grant(4));
+    let lease = LeaseId(10);
+    let refused = Err(Refusal::Ended { lease });
+    assert_eq!(admission.open(claim(10, 0, 4), NO_END, now), refused);
+    assert_eq!(
+        admission.check(claim(10, 0, 4)),
+        Err(Refusal::Ended { lease })
+    );
+    // A grant that nobody used, and that this worker learns of as it ends.
+    admission.end(0, grant(6));
+    assert!(is_superseded(admission.open(claim(11, 0, 5), NO_END, now)));
+    // The end of an earlier one comes late.
+    admission.open(claim(12, 0, 7), NO_END, now).unwrap();
+    admission.end(0, grant(6));
+    assert_eq!(admission.check(claim(12, 0, 7)), Ok(()));
+    // The other device has nothing to do with it.
+    assert_eq!(admission.open(claim(10, 1, 4), NO_END, now), Ok(None));
+}
+
+#[test]
+fn a_device_that_was_granted_anew_is_lost_to_who_had_it_before() {
+    let now = Instant::now();
+    let mut admission = Admission::new(1);
+    admission.open(claim(10, 0, 1), NO_END, now).unwrap();
+    assert_eq!(admission.granted(0, grant(2)), Some(LeaseId(10)));
+    assert_eq!(admission.granted(0, grant(2)), None);
+    assert!(is_superseded(admission.open(claim(10, 0, 1), NO_END, now)));
+    assert_eq!(admission.open(claim(20, 0, 2), NO_END, now), Ok(None));
+    assert_eq!(admission.granted(0, grant(1)), None, "it comes late");
+    assert_eq!(admission.check(claim(20, 0, 2)), Ok(()));
+}
+
+#[test]
+fn a_token_without_a_grant_or_for_a_device_that_is_not_there_opens_nothing() {
+    let now = Instant::now();
+    let mut admission = Admission::new(1);
+    let none = Claim {
+        grant: GrantNumber::ZERO,
+        ..claim(1, 0, 0)
+    };
+    for wrong in [none, claim(1, 1, 5)] {
+        let refused = Err(Refusal::NoGrant {
+            device: wrong.device,
+        });
+        assert_eq!(admission.open(wrong, NO_END, now), refused);
+    }
+    admission.end(9, grant(1));
+    assert_eq!(admission.granted(9, grant(1)), None);
+}
+
+#[test]
+fn what_is_reported_is_the_lease_in_use_and_all_that_has_ended() {
+    let now = Instant::now();
+    let mut admission = Admission::new(4);
+    admission.open(claim(10, 0, 5), NO_END, now).unwrap();
+    admission.end(1, grant(6));
+    admission.granted(2, grant(7));
+    assert_eq!(admission.held().collect::<Vec<_>>(), [claim(10, 0, 5)]);
+    let ended: Vec<_> = admission.ended().collect();
+    assert_eq!(ended, [(0, grant(4)), (1, grant(6)), (2, grant(6))]);
+}
+
+#[test]
+fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let mut admission = Admission::new(1);
+    admission.set_time(1_000_000, start);
+    let token = claim(10, 0, 1);
+    assert_eq!(admission.open(token, 1_002_000, start), Ok(None));
+    let late = admission.open(token, 1_002_000, after(4));
+    let lease = LeaseId(10);
+    assert_eq!(late, Err(Refusal::Expired { lease, seconds: 2 }));
+    assert_eq!(admission.check(token), Ok(()), "links resume");
+    // The token that the scheduler sent in time.
+    assert_eq!(admission.open(token, 1_602_000, after(4)), Ok(None));
+    // An expired token with a later number takes nothing from anybody.
+    let stolen = claim(20, 0, 2);
+    assert!(admission.open(stolen, 1_002_000, after(4)).is_err());
+    assert_eq!(admission.check(token), Ok(()));
+}
+
+/// The scheduler is down for an hour, and tokens live for ten minutes.
+#[test]
+fn an_outage_of_an_hour_ends_nothing() {
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let time = |seconds| 1_000_000 + seconds * 1000;
+    let mut admission = Admission::new(2);
+    for second in 0..60 {
+        admission.set_time(time(second), after(second));
+    }
+    let (token, end) = (claim(10, 0, 1), time(600));
+    admission.open(token, end, after(30)).unwrap();
+    let given = claim(10, 1, 1);
+    admission.cut_off();
+    for second in (60..3660).step_by(10) {
+        assert_eq!(admission.check(token), Ok(()), "a link breaks and resumes");
+        let opened = admission.open(token, end, after(second));
+        assert_eq!(opened, Ok(None), "nobody could have renewed the token");
+    }
+    // It has leased both devices, and had no session on this one yet.
+    assert_eq!(admission.open(given, end, after(3000)), Ok(None));
+    // The scheduler is back, with another term, and takes the lease back.
+    admission.set_time(time(3660), after(3660));
+    assert_eq!(admission.held().count(), 2);
+    assert_eq!(admission.check(token), Ok(()));
+    assert!(admission.open(token, end, after(3661)).is_err());
+    let renewed = time(3660 + 600);
+    assert_eq!(admission.open(token, renewed, after(3661)), Ok(None));
+}
+
+/// No list is kept, so no number of leases makes a token good again.
+#[test]
+fn a_hundred_thousand_leases_later_an_old_token_is_still_old() {
+    let now = Instant::now();
+    let mut admission = Admission::new(1);
+    let old = claim(1, 0, 1);
+    admission.open(old, NO_END, now).unwrap();
+    admission.end(0, grant(1));
+    for count in 2..100_002 {
+        let next = claim(count, 0, count);
+        admission.open(next, NO_END, now).unwrap();
+        if count % 3 != 0 {
+            admission.end(0, grant(count));
+        }
+        assert!(is_superseded(admission.open(old, NO_END, now)));
+    }
+    assert!(is_superseded(admission.check(old)));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// The scheduler grants a device anew; the worker may learn of it.
+    Grant {
+        device: u32,
+        delivered: bool,
+    },
+    /// The lease of the latest grant ends; the worker may learn of it.
+    End {
+        device: u32,
+        delivered: bool,
+    },
+    /// Somebody shows the token of the nth grant there was.
+    Open {
+        nth: usize,
+    },
+    Resume {
+        nth: usize,
+    },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let delivered = || prop::bool::weighted(0.7);
+    prop_oneof![
+        3 => (0..3_u32, delivered()).prop_map(|(device, delivered)| Op::Grant { device, delivered }),
+        2 => (0..3_u32, delivered()).prop_map(|(device, delivered)| Op::End { device, delivered }),
+        6 => (0..64_usize).prop_map(|nth| Op::Open { nth }),
+        3 => (0..64_usize).prop_map(|nth| Op::Resume { nth }),
+    ]
+}
+
+/// What a worker may know: every end that it learnt of, and the latest grant it saw.
+#[derive(Default)]
+struct Model {
+    tokens: Vec<Claim>,
+    ended: BTreeSet<(u32, GrantNumber)>,
+    seen: BTreeMap<u32, GrantNumber>,
+    user: BTreeMap<u32, LeaseId>,
+}
+
+impl Model {
+    fn may_open(&self, token: Claim) -> bool {
+        let seen = self.seen.get(&token.device).copied().unwrap_or_default();
+        let is_ended =
+            |(device, grant): &(u32, GrantNumber)| *device == token.device && *grant >= token.grant;
+        token.grant >= seen && !self.ended.iter().any(is_ended)
+    }
+
+    fn see(&mut self, device: u32, grant: GrantNumber) {
+        let seen = self.seen.entry(device).or_default();
+        if grant > *seen {
+            *seen = grant;
+            self.user.remove(&device);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn only_the_latest_grant_that_has_not_ended_is_admitted(ops in vec(op(), 1..200)) {
+        let now = Instant::now();
+        let mut admission = Admission::new(3);
+        let mut model = Model::default();
+        let mut count = 0;
+        for op in ops {
+            match op {
+                Op::Grant { device, delivered } => {
+                    count += 1;
+                    let token = claim(1000 + count, device, count);
+                    model.tokens.push(token);
+                    if delivered {
+                        let user = model.user.get(&device).copied();
+                        prop_assert_eq!(admission.granted(device, token.grant), user);
+                        model.see(device, token.grant);
+                    }
+                }
+                Op::End { device, delivered } => {
+                    let latest = model.tokens.iter().rev().find(|t| t.device == device);
+                    if let Some(token) = latest.copied().filter(|_| delivered) {
+                        admission.end(device, token.grant);
+                        model.see(device, token.grant);
+                        model.ended.insert((device, token.grant));
+                        model.user.remove(&device);
+                    }
+                }
+                Op::Open { nth } => {
+                    let Some(&token) = model.tokens.get(nth) else { continue };
+                    let before = model.user.get(&token.device).copied();
+                    let opened = admission.open(token, NO_END, now);
+                    prop_assert_eq!(opened.is_ok(), model.may_open(token), "{:?}", token);
+                    if let Ok(earlier) = opened {
+                        let other = before.filter(|lease| *lease != token.lease);
+                        prop_assert_eq!(earlier, other);
+                        model.see(token.device, token.grant);
+                        model.user.insert(token.device, token.lease);
+                    }
+                }
+                Op::Resume { nth } => {
+                    let Some(&token) = model.tokens.get(nth) else { continue };
+                    let uses = model.user.get(&token.device) == Some(&token.lease);
+                    prop_assert_eq!(admission.check(token).is_ok(), uses);
+                }
+            }
+            let held = admission.held().map(|held| (held.device, held.lease));
+            prop_assert_eq!(held.collect::<BTreeMap<_, _>>(), model.user.clone());
+        }
+    }
+}
