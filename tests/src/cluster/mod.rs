@@ -14,7 +14,7 @@ use std::{
 
 use tempfile::TempDir;
 use tensord_client::{Options, Pool};
-use tensord_transport::tls::Trust;
+use tensord_transport::{PoolUrl, tls::Trust};
 
 /// How long a process may take to start. Debug builds on busy machines are slow.
 pub const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -240,9 +240,19 @@ impl Cluster {
     ///
     /// When it does not start.
     pub fn start_scheduler(&mut self, listen: &str) {
+        self.start_scheduler_with(listen, &[]);
+    }
+
+    /// As [`start_scheduler`](Self::start_scheduler), with more arguments.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub fn start_scheduler_with(&mut self, listen: &str, more: &[&str]) {
         let state = self.path("state");
         let state = state.to_str().expect("temporary paths are text");
-        let args = ["scheduler", "--listen", listen, "--state", state];
+        let mut args = vec!["scheduler", "--listen", listen, "--state", state];
+        args.extend(more);
         let process = Process::start(&args, &[], self.path("scheduler.log"));
         let url = |line: &str| {
             let (_, url) = line.split_once("TENSORD_URL=")?;
@@ -258,6 +268,19 @@ impl Cluster {
             }
         }
         self.scheduler = Some(process);
+    }
+
+    /// Ends the scheduler as a crash would, and starts another where it was, with more
+    /// arguments.
+    ///
+    /// # Panics
+    ///
+    /// When there is none, or the other does not start.
+    pub fn restart_scheduler_with(&mut self, more: &[&str]) {
+        let url: PoolUrl = self.client_url.parse().expect("a pool URL");
+        let mut scheduler = self.scheduler.take().expect("the scheduler runs");
+        scheduler.kill();
+        self.start_scheduler_with(&format!("127.0.0.1:{}", url.port), more);
     }
 
     /// Starts a worker.

@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use tensord_proto::{
+    credential::ClientCredential,
     v1::{
         ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest, Open, PoolHello,
-        PoolMessage, client_message, pool_client::PoolClient, pool_message,
+        PoolMessage, ReleaseLease, client_message, pool_client::PoolClient, pool_message,
     },
     version,
 };
@@ -85,9 +86,11 @@ impl Target {
 
 /// What an honest client that holds nothing says first, under a new id.
 pub fn hello() -> ClientHello {
+    let credential = ClientCredential::new(rand::random());
     ClientHello {
         hello: Some(version::hello()),
-        client_id: rand::random(),
+        client_id: credential.hash().client_id().0,
+        credential: credential.reveal(),
         ..ClientHello::default()
     }
 }
@@ -230,6 +233,16 @@ impl Attached {
                 Err(status) => return Some(status),
             }
         }
+    }
+
+    /// Gives a lease back.
+    ///
+    /// # Errors
+    ///
+    /// When the stream has ended.
+    pub async fn release(&self, lease_id: u64) -> Result<(), Status> {
+        let release = client_message::Body::Release(ReleaseLease { lease_id });
+        self.send(release).await
     }
 
     /// Leases `devices` of any kind, waiting in the queue if need be.

@@ -7,6 +7,7 @@
 
 mod connections;
 mod ends;
+mod leases;
 mod logs;
 mod memory;
 mod ops;

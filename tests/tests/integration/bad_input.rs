@@ -113,7 +113,7 @@ async fn another_version_is_told_both_versions_by_the_scheduler() {
         let body = client_message::Body::Hello(ClientHello {
             hello: Some(hello),
             client_id: 1,
-            lease_tokens: Vec::new(),
+            ..ClientHello::default()
         });
         let messages = tokio_stream::once(ClientMessage { body: Some(body) });
         let mut request = tonic::Request::new(messages);

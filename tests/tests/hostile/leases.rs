@@ -1,0 +1,219 @@
+//! Leases: an old token opens nothing, nobody takes a client's id, and a scheduler that
+//! slept ends nothing.
+
+use std::{
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use burn::tensor::Tensor;
+use prost::Message;
+use tensord_client::LeaseRequest;
+use tensord_proto::v1::{ClientHello, Error, ErrorCode, LeaseClaims, pool_message};
+use tensord_tests::{
+    cluster::Cluster,
+    raw::{self, Attached, RawSession, Target},
+};
+
+/// Long enough for anything on a slow machine.
+const HANG: Duration = Duration::from_secs(60);
+
+/// A worker's answer to a token that it does not admit.
+async fn rejected(target: &Target) -> Error {
+    let broken = RawSession::open(target).await.unwrap_err();
+    let error = broken.error().cloned();
+    error.unwrap_or_else(|| panic!("{broken}"))
+}
+
+/// The session computes, and its lease is as it was.
+async fn works(session: &mut RawSession) {
+    let tensor = session.upload(&[1.0, 2.0]);
+    let read = session.fetch(&tensor).await.unwrap();
+    assert_eq!(raw::floats(&read.unwrap()), [1.0, 2.0]);
+}
+
+fn assert_lease_error(error: &Error) {
+    assert_eq!(error.code(), ErrorCode::Lease, "{error}");
+}
+
+#[test]
+fn a_token_kept_over_a_restart_of_the_scheduler_opens_nothing() {
+    let mut cluster = Cluster::start(&["flex"]);
+    let old = raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        attached.lease(1).await.unwrap().remove(0)
+    });
+    // Nobody shows the lease to the new scheduler, which grants its device anew.
+    cluster.restart_scheduler_with(&[]);
+    cluster.wait_for_workers(1);
+    raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let target = attached.lease(1).await.unwrap().remove(0);
+        assert_eq!(target.worker_id, old.worker_id);
+        // Before the device's lease has come, and after.
+        assert_lease_error(&rejected(&old).await);
+        let mut session = RawSession::open(&target).await.unwrap();
+        works(&mut session).await;
+        assert_lease_error(&rejected(&old).await);
+        works(&mut session).await;
+    });
+}
+
+#[test]
+fn a_token_is_as_worthless_after_hundreds_of_leases_as_after_its_own() {
+    const LEASES: usize = 400;
+    let cluster = Cluster::start(&["flex"]);
+    raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let old = attached.lease(1).await.unwrap().remove(0);
+        let mut session = RawSession::open(&old).await.unwrap();
+        works(&mut session).await;
+        attached.release(old.lease_id).await.unwrap();
+        session.end().await;
+        for _ in 0..LEASES {
+            let target = attached.lease(1).await.unwrap().remove(0);
+            attached.release(target.lease_id).await.unwrap();
+        }
+        let target = attached.lease(1).await.unwrap().remove(0);
+        let mut session = RawSession::open(&target).await.unwrap();
+        assert_lease_error(&rejected(&old).await);
+        works(&mut session).await;
+    });
+}
+
+/// When the token of `target` ends, by the scheduler's clock.
+fn end_ms(target: &Target) -> u64 {
+    const SIGNATURE_BYTES: usize = 64;
+    let claims = &target.token[..target.token.len() - SIGNATURE_BYTES];
+    LeaseClaims::decode(claims).unwrap().expires_at_ms
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap().as_millis().try_into().unwrap()
+}
+
+#[test]
+fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
+    let mut cluster = Cluster::start(&[]);
+    cluster.restart_scheduler_with(&["--lease-token-seconds", "2"]);
+    cluster.add_worker("flex");
+    cluster.wait_for_workers(1);
+    raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let target = attached.lease(1).await.unwrap().remove(0);
+        let open = target.open();
+        let opened = RawSession::open_with(&target, open.clone()).await;
+        let mut session = opened.unwrap();
+        works(&mut session).await;
+        let until = Instant::now() + HANG;
+        let refused = loop {
+            assert!(Instant::now() < until, "the token never ends");
+            session.rest(Duration::from_millis(200)).await.unwrap();
+            match RawSession::open(&target).await {
+                // It is done with at once, as a lease has a bound on them.
+                Ok(another) => drop(another),
+                Err(broken) => break broken.error().cloned().expect("an answer"),
+            }
+        };
+        assert_lease_error(&refused);
+        assert!(
+            refused.message.contains("opens no new session"),
+            "{refused}"
+        );
+        session.resume(&target, open.clone()).await.unwrap();
+        works(&mut session).await;
+        // Later tokens came in time; one that has not ended yet is good.
+        let mut later = target.clone();
+        while end_ms(&later) < now_ms() + 1_000 {
+            match attached.next().await.unwrap() {
+                Some(pool_message::Body::Renewed(renewed)) => {
+                    assert_eq!(renewed.lease_id, target.lease_id);
+                    later.token = renewed.token;
+                }
+                other => panic!("{other:?} is no token"),
+            }
+        }
+        let opened = RawSession::open(&later).await;
+        works(&mut opened.unwrap()).await;
+        // Nor does a scheduler that is gone stop what was opened by the old one.
+        let scheduler = cluster.scheduler.as_mut().unwrap();
+        scheduler.kill();
+        session.resume(&target, open).await.unwrap();
+        works(&mut session).await;
+    });
+}
+
+#[test]
+fn a_scheduler_that_was_stopped_for_a_while_ends_nothing() {
+    /// Longer than a worker's stream may be silent (4 s), and than a worker's leases
+    /// outlive it (5 s).
+    const STOPPED: Duration = Duration::from_secs(12);
+    /// Longer than either, and than the longest pause of a worker before it joins again.
+    const AFTER: Duration = Duration::from_secs(12);
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(2)).unwrap();
+    let device = lease.devices()[0].clone();
+    let scheduler = cluster.scheduler.as_ref().unwrap();
+    let mut weight = Tensor::<1>::zeros([4], &device);
+    let mut steps = 0_u16;
+    let mut train = |lasting: Duration| {
+        let until = Instant::now() + lasting;
+        while Instant::now() < until {
+            weight = weight.clone() + 1.0;
+            steps += 1;
+            let sum = weight.clone().sum().into_scalar::<f32>();
+            assert_eq!(sum, 4.0 * f32::from(steps));
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    scheduler.signal("STOP");
+    train(STOPPED);
+    scheduler.signal("CONT");
+    train(AFTER);
+    assert_eq!(lease.ended(), None, "{}", scheduler.log());
+    assert!(scheduler.log().contains("the scheduler did not run for"));
+    cluster.wait("the pool to be as it was", || {
+        pool.status()
+            .is_ok_and(|status| (status.workers.len(), status.leases) == (2, 1))
+    });
+    drop((weight, device, lease));
+    let again = LeaseRequest::devices(2).timeout(HANG);
+    pool.lease(again).expect("the lease is given back");
+}
+
+#[test]
+fn nobody_attaches_with_the_id_of_another_client() {
+    let cluster = Cluster::start(&["flex"]);
+    raw::block(async {
+        let hello = raw::hello();
+        let attached = Attached::with(cluster.client_url(), hello.clone()).await;
+        let mut attached = attached.unwrap();
+        let target = attached.lease(1).await.unwrap().remove(0);
+        let mut session = RawSession::open(&target).await.unwrap();
+        works(&mut session).await;
+        let stranger = raw::hello();
+        for credential in [stranger.credential, Default::default()] {
+            for lease_tokens in [vec![], vec![target.token.clone()]] {
+                let hello = ClientHello {
+                    credential: credential.clone(),
+                    lease_tokens,
+                    ..hello.clone()
+                };
+                let refused = Attached::with(cluster.client_url(), hello).await;
+                let refused = refused.err().expect("it is another's id");
+                assert!(refused.message().contains("credential"), "{refused}");
+            }
+        }
+        works(&mut session).await;
+        // The victim's stream is the one it had, and so is its lease.
+        let more = attached.lease(2).await.unwrap_err();
+        assert_eq!(more.code(), ErrorCode::Unsatisfiable);
+        attached.release(target.lease_id).await.unwrap();
+        assert_lease_error(session.end().await.error().expect("a reason"));
+        attached.lease(1).await.unwrap();
+    });
+    let log = cluster.scheduler.as_ref().unwrap().log();
+    assert!(log.contains("client refused"), "{log}");
+}
