@@ -41,10 +41,15 @@ impl Allowance {
         }
     }
 
+    /// Whether the bound was lifted.
+    pub(crate) fn is_lifted(&self) -> bool {
+        self.lifted.load(Ordering::Acquire)
+    }
+
     /// Bytes that may be read of a connection that has brought `read` so far; `None` is no
     /// bound. Pending while there are none, until the bound is lifted.
     pub(crate) fn poll_room(&self, cx: &mut Context<'_>, read: usize) -> Poll<Option<usize>> {
-        if self.lifted.load(Ordering::Acquire) {
+        if self.is_lifted() {
             return Poll::Ready(None);
         }
         let room = ALLOWANCE_BYTES.saturating_sub(read);
@@ -53,7 +58,7 @@ impl Allowance {
         }
         *self.waiting() = Some(cx.waker().clone());
         // It may have been lifted before the waker was there.
-        match self.lifted.load(Ordering::Acquire) {
+        match self.is_lifted() {
             true => Poll::Ready(None),
             false => Poll::Pending,
         }

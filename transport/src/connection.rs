@@ -62,6 +62,11 @@ impl Caller {
         self.allowance.lift();
         Ok(())
     }
+
+    /// What the peer may send until it is admitted.
+    pub(crate) fn allowance(&self) -> Arc<Allowance> {
+        self.allowance.clone()
+    }
 }
 
 /// Closes a connection.

@@ -4,6 +4,7 @@
 //! can close the connection: HTTP/2 has no other way to tell the peer that a
 //! stream ended early which hyper does not take for its proper end.
 
+mod first;
 mod receive;
 mod send;
 
@@ -78,7 +79,7 @@ pub(crate) fn serve_links(
     let closing = accepted.clone();
     let service = DataServer::new(Accept { accepted })
         .max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
-    let routes = tonic::service::Routes::new(service);
+    let routes = tonic::service::Routes::new(first::SmallFirst(service));
     Ok(server.run_until(routes, async move { closing.closed().await }))
 }
 

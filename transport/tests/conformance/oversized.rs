@@ -38,12 +38,16 @@ async fn as_the_first_from_a_dialler() {
             assert_eq!(far.receiver.recv().await, refused);
             expect_error(&mut near.receiver).await;
         }
-        // Nothing is read beyond what a stranger may send, so nobody learns of the link.
-        let mut server = Server::start().await;
-        let mut near = server.dial(GRPC).await;
-        near.sender.send(&[frame(1, 2 * size)]).await.unwrap();
-        assert!(waits(server.listener.accept()).await);
-        expect_error(&mut near.receiver).await;
+        // Refused by the length that it announces, before there is memory for it, so nobody
+        // learns of the link.
+        for size in [2 * size, MAX_FRAME_BYTES] {
+            let mut server = Server::start().await;
+            let mut near = server.dial(GRPC).await;
+            near.sender.send(&[frame(1, size)]).await.unwrap();
+            let refused = expect_error(&mut near.receiver).await.to_string();
+            assert!(refused.contains("a first message of"), "{refused}");
+            assert!(waits(server.listener.accept()).await);
+        }
     })
     .await;
 }

@@ -1,0 +1,155 @@
+//! A bound on the first message that a stranger announces.
+//!
+//! A gRPC message says its length first, and tonic reserves that much memory at once. Its
+//! own limit is set for the whole server, and so is that of bulk bytes: a few bytes of a
+//! stranger would take 4 MiB. So the length of a call's first message is read here, before
+//! tonic reads it. Whoever takes the call asks for no other message until its peer is
+//! admitted.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{Body as _, Service, http::Request},
+    server::NamedService,
+};
+
+use super::PACKET_OVERHEAD;
+use crate::{allowance::Allowance, connection::Caller, link::FIRST_FRAME_BYTES};
+
+/// Before each message: whether it is compressed, and its length.
+const HEADER_BYTES: usize = 5;
+
+/// Largest message of a peer that was not admitted.
+const MOST_BYTES: usize = FIRST_FRAME_BYTES + PACKET_OVERHEAD;
+
+/// A service whose callers begin with a small message, unless they are admitted.
+#[derive(Debug, Clone)]
+pub(super) struct SmallFirst<S>(pub(super) S);
+
+impl<S: NamedService> NamedService for SmallFirst<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<Request<Body>> for SmallFirst<S>
+where
+    S: Service<Request<Body>, Error = Infallible>,
+{
+    type Response = S::Response;
+    type Error = Infallible;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> S::Future {
+        let caller = request.extensions().get::<Caller>();
+        let allowance = caller.map(Caller::allowance);
+        self.0.call(request.map(|body| match allowance {
+            Some(allowance) => Body::new(Checked {
+                body,
+                allowance,
+                header: Header::default(),
+            }),
+            None => body,
+        }))
+    }
+}
+
+/// The body of a call, with the length of its first message checked unless the peer is
+/// admitted.
+struct Checked {
+    body: Body,
+    allowance: Arc<Allowance>,
+    header: Header,
+}
+
+impl http_body::Body for Checked {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+            && !self.allowance.is_lifted()
+            && let Err(size) = self.header.look(data)
+        {
+            let refusal = format!("a first message of {size} bytes; {MOST_BYTES} are the limit");
+            return Poll::Ready(Some(Err(Status::out_of_range(refusal))));
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The header of the first message, as far as it has come.
+#[derive(Debug, Default)]
+struct Header(Vec<u8>);
+
+impl Header {
+    /// Looks at the next bytes of the body. The error is the length of a message that is
+    /// too large.
+    fn look(&mut self, data: &[u8]) -> Result<(), usize> {
+        let missing = HEADER_BYTES - self.0.len();
+        self.0.extend_from_slice(&data[..data.len().min(missing)]);
+        let [_compressed, length @ ..] = &self.0[..] else {
+            return Ok(());
+        };
+        match <[u8; 4]>::try_from(length).map(u32::from_be_bytes) {
+            Ok(size) if size as usize > MOST_BYTES => Err(size as usize),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(size: usize) -> Vec<u8> {
+        let mut message = vec![0];
+        message.extend((size as u32).to_be_bytes());
+        message.extend([0xff; 20]);
+        message
+    }
+
+    #[test]
+    fn the_length_is_found_however_the_bytes_are_cut() {
+        let cases = [
+            (0, None),
+            (MOST_BYTES, None),
+            (MOST_BYTES + 1, Some(MOST_BYTES + 1)),
+            (4 << 20, Some(4 << 20)),
+        ];
+        for (size, refused) in cases {
+            for step in [1, 2, 4, 5, 6, 25] {
+                let mut header = Header::default();
+                let message = message(size);
+                let found = message
+                    .chunks(step)
+                    .find_map(|part| header.look(part).err());
+                assert_eq!(found, refused, "by {step}");
+            }
+        }
+    }
+}
