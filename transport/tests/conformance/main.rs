@@ -43,3 +43,4 @@ mod laws;
 mod oversized;
 mod raw;
 mod trust;
+mod validation;

@@ -1,0 +1,105 @@
+//! Addresses of QUIC dialers, which are proven while there are many strangers: nothing is
+//! kept, and few bytes are sent, for an address that anybody may have written into a packet.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::{
+    net::{TcpStream, UdpSocket},
+    task::JoinSet,
+};
+
+use crate::harness::*;
+
+/// From as many on, a listener has addresses proven (`BUSY` in `gate.rs`).
+const MANY: usize = 32;
+
+/// What went through a relay.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Packets of the listener that ask for the proof of an address.
+    retries: AtomicUsize,
+    /// Bytes each way before the first packet of another kind.
+    asked_bytes: AtomicUsize,
+    proof_bytes: AtomicUsize,
+}
+
+/// A relay of UDP packets to `listener`, for one dialler.
+async fn relay(listener: SocketAddr, seen: Arc<Seen>) -> (SocketAddr, JoinSet<()>) {
+    let near = UdpSocket::bind(any_port()).await.unwrap();
+    let far = UdpSocket::bind(any_port()).await.unwrap();
+    far.connect(listener).await.unwrap();
+    let address = near.local_addr().unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (mut up, mut down, mut dialler) = ([0; 2048], [0; 2048], None);
+        loop {
+            tokio::select! {
+                received = near.recv_from(&mut up) => {
+                    let (size, from) = received.unwrap();
+                    dialler = Some(from);
+                    if seen.retries.load(Ordering::Relaxed) == 0 {
+                        seen.asked_bytes.fetch_add(size, Ordering::Relaxed);
+                    }
+                    far.send(&up[..size]).await.unwrap();
+                }
+                received = far.recv(&mut down) => {
+                    let size = received.unwrap();
+                    // A long header of the type `Retry` (RFC 9000, 17.2.5).
+                    if down[0] & 0xf0 == 0xf0 {
+                        seen.retries.fetch_add(1, Ordering::Relaxed);
+                        seen.proof_bytes.fetch_add(size, Ordering::Relaxed);
+                    }
+                    near.send_to(&down[..size], dialler.unwrap()).await.unwrap();
+                }
+            }
+        }
+    });
+    (address, tasks)
+}
+
+/// Dials over a relay, with as many strangers there, and says what went through it.
+async fn dial_beside(strangers: usize) -> Arc<Seen> {
+    let mut server = Server::start().await;
+    let listener = server.listener.address();
+    let mut sockets = Vec::new();
+    for _ in 0..strangers {
+        sockets.push(TcpStream::connect(listener).await.unwrap());
+    }
+    // They are in the listener's queue, and are taken out in order.
+    let (mut near, mut far) = server.connect(TCP).await;
+    send_frames(&mut near.sender, 1, 10).await;
+    expect_frames(&mut far.receiver, 1, 10).await;
+    let seen = Arc::<Seen>::default();
+    let (address, _relay) = relay(listener, seen.clone()).await;
+    let dialer = QUIC.dialer();
+    let address = address.to_string();
+    let near = dialer.dial(&address, &server.trust, DIAL_DEADLINE);
+    let (mut near, mut far) = server.greet(near.await.unwrap()).await;
+    send_frames(&mut near.sender, 3, 1000).await;
+    expect_frames(&mut far.receiver, 3, 1000).await;
+    seen
+}
+
+#[tokio::test]
+async fn few_strangers_are_taken_at_their_word() {
+    let seen = no_hang(dial_beside(0)).await;
+    assert_eq!(seen.retries.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn beside_many_a_dialler_proves_its_address_first() {
+    let seen = no_hang(dial_beside(MANY)).await;
+    assert!(seen.retries.load(Ordering::Relaxed) > 0, "{seen:?}");
+    let bytes = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+    // Nobody is flooded in somebody else's name.
+    assert!(
+        bytes(&seen.proof_bytes) < bytes(&seen.asked_bytes),
+        "{seen:?}"
+    );
+}
