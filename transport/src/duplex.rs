@@ -45,6 +45,12 @@ pub enum FrameError {
     /// It breaks the numbering.
     #[error(transparent)]
     Numbering(#[from] ResumeError),
+    /// It has no number, and its body takes credit.
+    #[error("a frame of {size} bytes has no number, which only a ping may do without")]
+    Unnumbered {
+        /// Its size.
+        size: usize,
+    },
 }
 
 impl FrameError {
@@ -167,7 +173,11 @@ impl Duplex {
             self.inbox.expect(ping.sent)?;
         }
         if frame.seq == 0 {
-            return Ok(Some((body, 0)));
+            // Anything else would be no part of what credit bounds.
+            return match body {
+                frame::Body::Ping(_) => Ok(Some((body, 0))),
+                _ => Err(FrameError::Unnumbered { size }),
+            };
         }
         let header = Frame {
             body: None,
@@ -369,6 +379,20 @@ mod tests {
         let received = b.inbox().received();
         a.rewind(received, 1 << 20).unwrap();
         assert_eq!(take(&mut a), first[7..]);
+    }
+
+    #[test]
+    fn only_pings_go_without_a_number() {
+        let (mut a, mut b) = pair();
+        assert!(b.receive(a.beat()).unwrap().is_some());
+        for body in bodies() {
+            let frame = encode(body);
+            let size = frame.len();
+            assert_eq!(b.receive(frame), Err(FrameError::Unnumbered { size }));
+        }
+        a.push(bodies().remove(0));
+        let frame = joined(a.next_to_send().unwrap());
+        assert!(b.receive(frame).unwrap().is_some(), "it goes on");
     }
 
     #[test]

@@ -138,6 +138,20 @@ mod tests {
             outbox.rewind(2).is_err(),
             "the peer knows what was never said"
         );
+        outbox.push(body(1));
+        let unsent = ResumeError::Ack {
+            ack: 2,
+            sent: 1,
+            acked: 1,
+        };
+        assert_eq!(
+            outbox.rewind(2),
+            Err(unsent),
+            "the peer knows what was said and never sent"
+        );
+        outbox.next_to_send();
+        assert_eq!(outbox.rewind(1), Ok(()));
+        assert_eq!(outbox.rewind(2), Ok(()), "what an earlier connection sent");
         let mut inbox = Inbox::new(10);
         assert_eq!(
             inbox.accept(2, 1),

@@ -19,6 +19,8 @@ pub struct Outbox {
     acked: u64,
     /// How many of `kept` were handed to the current connection.
     sent: usize,
+    /// Number of the last body that was handed to any connection.
+    ever_sent: u64,
     /// Sum of all bodies' bytes ever pushed.
     end: u64,
     /// Sum of bytes the peer lets us send.
@@ -37,6 +39,7 @@ impl Outbox {
             kept: VecDeque::new(),
             acked: 0,
             sent: 0,
+            ever_sent: 0,
             end: 0,
             credit,
             kept_bytes: 0,
@@ -103,7 +106,9 @@ impl Outbox {
         let may_go = |kept: &&Kept| kept.end <= self.credit && !self.abandoned;
         let kept = self.kept.get(self.sent).filter(may_go)?;
         self.sent += 1;
-        Some((self.acked + self.sent as u64, kept.body.clone()))
+        let number = self.acked + self.sent as u64;
+        self.ever_sent = self.ever_sent.max(number);
+        Some((number, kept.body.clone()))
     }
 
     /// The peer received everything up to `ack`.
@@ -138,11 +143,10 @@ impl Outbox {
     /// [`ResumeError::Ack`] when the peer forgot what it acknowledged, or knows
     /// what was never said.
     pub fn rewind(&mut self, received: u64) -> Result<(), ResumeError> {
-        let pushed = self.acked + self.kept.len() as u64;
-        if received < self.acked || received > pushed {
+        if received < self.acked || received > self.ever_sent {
             return Err(ResumeError::Ack {
                 ack: received,
-                sent: pushed,
+                sent: self.ever_sent,
                 acked: self.acked,
             });
         }
