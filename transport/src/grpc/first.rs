@@ -18,7 +18,7 @@ use http_body::{Frame, SizeHint};
 use tonic::{
     Status,
     body::Body,
-    codegen::{Body as _, Service, http::Request},
+    codegen::{Service, http::Request},
     server::NamedService,
 };
 
