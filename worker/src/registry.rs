@@ -225,18 +225,19 @@ impl Registry {
         }
     }
 
+    /// The session that a connection with `claim` says it is of.
     fn known(&self, id: SessionId, claim: Claim) -> Result<Arc<Session>, Error> {
         lock(&self.admission).check(claim).map_err(refused)?;
-        let lease = claim.lease;
         let known = self.sessions.get(&id).map(|session| session.clone());
-        known
-            .filter(|session| session.grant.lease == lease && !session.has_ended())
+        let known = known
+            .filter(|session| session.grant.lease == claim.lease && !session.has_ended())
             .ok_or_else(|| {
                 Error::new(
                     ErrorCode::Session,
                     format!("session {id} is not on this worker any more"),
                 )
-            })
+            })?;
+        on_its_device(&known, &claim)
     }
 
     fn open(
@@ -284,7 +285,7 @@ impl Registry {
         match self.sessions.entry(id) {
             Entry::Occupied(entry) if entry.get().grant.lease == lease => {
                 // The answer to the first try was lost on the way.
-                Ok(entry.get().clone())
+                on_its_device(entry.get(), &claim)
             }
             Entry::Occupied(_) => Err(Error::new(ErrorCode::Session, "the session id is taken")),
             Entry::Vacant(entry) => {
@@ -462,4 +463,16 @@ fn claim(lease: LeaseId, share: &v1::LeaseShare) -> Claim {
 /// A refusal, as its client receives it.
 fn refused(refusal: Refusal) -> Error {
     Error::new(ErrorCode::Lease, refusal.to_string())
+}
+
+/// `session`, if it is on the device that `claim` is for.
+fn on_its_device(session: &Arc<Session>, claim: &Claim) -> Result<Arc<Session>, Error> {
+    let (own, named) = (session.grant.device_index, claim.device);
+    match own == named {
+        true => Ok(session.clone()),
+        false => Err(Error::new(
+            ErrorCode::Session,
+            format!("session {} is on device {own}, not {named}", session.id),
+        )),
+    }
 }

@@ -12,3 +12,4 @@ mod logs;
 mod memory;
 mod ops;
 mod reads;
+mod sessions;

@@ -1,0 +1,53 @@
+//! Connections that say they are of a session, and are not.
+
+use tensord_proto::v1::{ErrorCode, Open};
+use tensord_tests::{
+    cluster::Cluster,
+    raw::{self, Attached, Broken, RawSession},
+};
+
+fn is_turned_away(broken: &Broken) {
+    let error = broken
+        .error()
+        .unwrap_or_else(|| panic!("no word: {broken}"));
+    assert_eq!(error.code(), ErrorCode::Session, "{error}");
+    assert!(error.message.contains("is on device"), "{error}");
+}
+
+#[test]
+fn a_session_is_resumed_by_the_device_it_is_on_alone() {
+    let cluster = Cluster::start(&["flex*2"]);
+    raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let targets = attached.lease(2).await.unwrap();
+        let [own, other] = &targets[..] else {
+            panic!("two devices");
+        };
+        let open = own.open();
+        let mut session = RawSession::open_with(own, open.clone()).await.unwrap();
+        let tensor = session.upload(&[1.0, 2.0]);
+        session.sync().await.unwrap();
+        let of_other = Open {
+            device_index: other.device_index,
+            ..open.clone()
+        };
+        // As a new session, as one that goes on, and as its second track.
+        let resuming = Open {
+            resume: true,
+            received: 1,
+            ..of_other.clone()
+        };
+        let bulk = Open {
+            bulk: true,
+            resume: true,
+            ..of_other.clone()
+        };
+        for opening in [of_other, resuming, bulk] {
+            let opened = RawSession::open_with(other, opening).await;
+            is_turned_away(&opened.expect_err("it is turned away"));
+        }
+        session.resume(own, open).await.unwrap();
+        let value = session.fetch(&tensor).await.unwrap().unwrap();
+        assert_eq!(raw::floats(&value), [1.0, 2.0]);
+    });
+}
