@@ -50,6 +50,18 @@ struct Unit {
     site: Site,
     profile: DeviceProfile,
     reserved: Arc<Reserved>,
+    /// The lease whose ops are counted.
+    counted: Mutex<Option<LeaseId>>,
+}
+
+impl Unit {
+    /// A session of `lease` begins: what was counted for another is forgotten, as whoever
+    /// has the device now is not to learn of it.
+    fn count_for(&self, lease: LeaseId) {
+        if lock(&self.counted).replace(lease) != Some(lease) {
+            self.site.ops.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What a device's backend holds of its memory, as it was last seen: to look may take
@@ -127,6 +139,7 @@ impl Registry {
                 profile: site.device.profile(),
                 site,
                 reserved: Arc::default(),
+                counted: Mutex::default(),
             })
         };
         let admission = Mutex::new(Admission::new(devices.len()));
@@ -297,6 +310,7 @@ impl Registry {
                 };
                 let cohort = self.cohort(lease, open, claims);
                 let session = Session::new(id, grant, open.seed, site, cohort)?;
+                self.units[index as usize].count_for(lease);
                 info!(session = %id, %lease, device = index, "session opened");
                 Ok(entry.insert(session).clone())
             }

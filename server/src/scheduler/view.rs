@@ -11,8 +11,8 @@ use tensord_scheduler::{Snapshot, Timestamp, WorkerSnapshot};
 use super::convert;
 
 /// The answer to a status call at `now`. Of leases and requests there are only those
-/// whose client `is_shown`, and of a device that another client has leased only that it
-/// is leased.
+/// whose client `is_shown`, of a device that another client has leased only that it is
+/// leased, and of a free one not how many ops it ran for others before.
 pub(super) fn status<'a>(
     snapshot: Snapshot,
     now: Timestamp,
@@ -23,12 +23,12 @@ pub(super) fn status<'a>(
     let waiting = waiting.filter(|client| is_shown(Some(**client))).count();
     let owners = &snapshot.owners;
     let leases = owners.values().filter(|owner| is_shown(**owner)).count();
-    let is_others = |lease: Option<LeaseId>| {
-        lease.is_some_and(|lease| !is_shown(owners.get(&lease).copied().flatten()))
+    let is_shown = |lease: Option<LeaseId>| {
+        is_shown(lease.and_then(|lease| owners.get(&lease).copied().flatten()))
     };
     let workers = snapshot.workers.into_iter().map(|worker| {
         let usage = usage(worker.worker).unwrap_or_default();
-        worker_status(worker, now, usage, is_others)
+        worker_status(worker, now, usage, is_shown)
     });
     StatusReply {
         software: version::hello().software,
@@ -43,13 +43,18 @@ fn worker_status(
     worker: WorkerSnapshot,
     now: Timestamp,
     usage: &[DeviceUsage],
-    is_others: impl Fn(Option<LeaseId>) -> bool,
+    is_shown: impl Fn(Option<LeaseId>) -> bool,
 ) -> WorkerStatus {
     let devices = worker.devices.into_iter().enumerate();
     let devices = devices.map(|(index, device)| {
-        let usage = match is_others(device.lease) {
-            true => DeviceUsage::default(),
-            false => usage.get(index).copied().unwrap_or_default(),
+        let usage = usage.get(index).copied().unwrap_or_default();
+        let usage = match (is_shown(device.lease), device.lease) {
+            (true, _) => usage,
+            (false, Some(_)) => DeviceUsage::default(),
+            (false, None) => DeviceUsage {
+                ops_executed: 0,
+                ..usage
+            },
         };
         DeviceStatus {
             device: Some(convert::device(device.device)),

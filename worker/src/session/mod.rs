@@ -76,7 +76,7 @@ pub(crate) struct Site {
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) queue: Arc<RunQueue>,
     pub(crate) worker: Arc<str>,
-    /// Ops carried out on the device.
+    /// Ops carried out on the device for its latest lease.
     pub(crate) ops: Arc<AtomicU64>,
     /// Where slow reads are awaited.
     pub(crate) runtime: Handle,
