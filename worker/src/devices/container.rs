@@ -5,9 +5,11 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// What a controller's files are called, in each version.
-const V1_LIMIT: &str = "memory.limit_in_bytes";
-const V2_LIMIT: &str = "memory.max";
+/// What the files with a limit are called, in each version. Beyond `memory.high` the kernel
+/// kills nobody, but holds up whoever allocates. Limits on swap count on top of these, and
+/// tensors are not to be swapped.
+const V1_LIMITS: &[&str] = &["memory.limit_in_bytes"];
+const V2_LIMITS: &[&str] = &["memory.max", "memory.high"];
 
 /// The limit of this process, if it has one.
 pub(super) fn memory_limit() -> Option<u64> {
@@ -22,9 +24,10 @@ fn limit(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let limits = groups.lines().filter_map(|line| {
         let (is_v2, group) = memory_group(line)?;
         let mount = mounts.iter().find(|mount| mount.is_v2 == is_v2)?;
-        let file = if is_v2 { V2_LIMIT } else { V1_LIMIT };
-        let limits = mount.folders(Path::new(group));
-        let limits = limits.filter_map(|folder| parse_limit(&read(&folder.join(file))?));
+        let files = if is_v2 { V2_LIMITS } else { V1_LIMITS };
+        let folders = mount.folders(Path::new(group));
+        let paths = folders.flat_map(|folder| files.iter().map(move |file| folder.join(file)));
+        let limits = paths.filter_map(|path| parse_limit(&read(&path)?));
         limits.min()
     });
     limits.min()
@@ -144,6 +147,16 @@ mod tests {
         assert_eq!(limit("1073741824\n", "max\n"), Some(1 << 30));
         assert_eq!(limit("1073741824\n", "536870912\n"), Some(512 << 20));
         assert_eq!(limit("", "no number"), None);
+    }
+
+    #[test]
+    fn where_the_kernel_holds_processes_up_is_a_limit_too() {
+        let files = [
+            ("/sys/fs/cgroup/a/memory.max", "1073741824\n"),
+            ("/sys/fs/cgroup/a/memory.high", "805306368\n"),
+            ("/sys/fs/cgroup/a/memory.swap.max", "0\n"),
+        ];
+        assert_eq!(limit_of("0::/a\n", &[V2], &files), Some(768 << 20));
     }
 
     #[test]
