@@ -3,7 +3,8 @@
 //! Nothing here uses `tensord-client`: what honest code could not send, a test can.
 //! [`Attached`] is a stream to the scheduler, with any hello and any message on it.
 //! [`RawSession`] is one track of a session with a worker, with any opening, any ops and any
-//! frame. Unless a test says otherwise, both keep every rule: frames are numbered and
+//! frame. [`RawWorker`] is the other end of one: a worker, with a pool that leads programs
+//! to it. Unless a test says otherwise, all keep every rule: frames are numbered and
 //! acknowledged, credit is respected, links beat. So a test breaks the one rule it is about.
 //!
 //! ```no_run
@@ -30,6 +31,7 @@
 mod calls;
 mod scheduler;
 mod session;
+mod worker;
 
 use std::{future::Future, sync::OnceLock, time::Duration};
 
@@ -43,6 +45,7 @@ pub use self::{
     calls::open_call,
     scheduler::{Attached, Target, authorised, channel, hello},
     session::{Broken, RawSession, carriers, type_of},
+    worker::{RAW_WORKER, RawWorker, Served},
 };
 
 /// How long a raw client waits for an answer before the test fails: processes of a debug

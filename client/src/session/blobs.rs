@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use lru::LruCache;
-use tensord_proto::content::{Hash, MAX_SLOTS, kept_cost};
+use tensord_proto::content::{HASH_BYTES, Hash, MAX_HELD, MAX_SLOTS, kept_cost};
 
 /// Uploads below this size are always sent: their hash would say as much.
 pub(super) const MIN_BYTES: usize = 128;
@@ -34,6 +34,7 @@ pub(super) struct Blobs {
     /// Slots that had something once.
     free: Vec<u32>,
     held: HashMap<Hash, u32>,
+    is_held_known: bool,
 }
 
 impl Default for Blobs {
@@ -44,6 +45,7 @@ impl Default for Blobs {
             slots: LruCache::unbounded(),
             free: Vec::new(),
             held: HashMap::new(),
+            is_held_known: false,
         }
     }
 }
@@ -54,13 +56,33 @@ impl Blobs {
         self.budget_bytes = bytes;
     }
 
-    /// The worker says what it has of earlier sessions.
-    pub(super) fn set_held(&mut self, hashes: &[u8]) {
-        let (hashes, _) = hashes.as_chunks();
+    /// The worker says what it has of earlier sessions, once.
+    ///
+    /// # Errors
+    ///
+    /// The rule that it broke.
+    pub(super) fn set_held(&mut self, hashes: &[u8]) -> Result<(), String> {
+        let (hashes, rest) = hashes.as_chunks();
+        if !rest.is_empty() {
+            let size = hashes.len() * HASH_BYTES + rest.len();
+            return Err(format!(
+                "its list of kept uploads has {size} bytes, no whole hashes"
+            ));
+        }
+        if hashes.len() > MAX_HELD {
+            let count = hashes.len();
+            return Err(format!(
+                "it lists {count} kept uploads; {MAX_HELD} are the limit"
+            ));
+        }
+        if std::mem::replace(&mut self.is_held_known, true) {
+            return Err("it lists kept uploads a second time".into());
+        }
         self.held = (0..)
             .zip(hashes)
             .map(|(place, &hash)| (hash, place))
             .collect();
+        Ok(())
     }
 
     /// Whether it is worth hashing an upload of `size` bytes.
@@ -106,8 +128,6 @@ impl Blobs {
 
 #[cfg(test)]
 mod tests {
-    use tensord_proto::content::HASH_BYTES;
-
     use super::*;
 
     fn named(n: u8) -> Hash {
@@ -162,9 +182,24 @@ mod tests {
         };
         assert!(!blobs.wants(1000));
         assert_eq!(blobs.place(named(1), 1000), sent);
-        blobs.set_held(&[named(5), named(1)].concat());
+        blobs.set_held(&[named(5), named(1)].concat()).unwrap();
         assert!(blobs.wants(1000) && !blobs.wants(MIN_BYTES - 1));
         assert_eq!(blobs.place(named(1), 1000), Place::Held(1));
         assert_eq!(blobs.place(named(2), 1000), sent);
+    }
+    #[test]
+    fn a_list_of_kept_uploads_is_whole_short_and_said_once() {
+        let mut blobs = Blobs::default();
+        let long = vec![7; (MAX_HELD + 1) * HASH_BYTES];
+        for (list, rule) in [
+            (&long[..17], "no whole hashes"),
+            (&long, "8192 are the limit"),
+        ] {
+            let broken = blobs.set_held(list).unwrap_err();
+            assert!(broken.contains(rule), "{broken}");
+            assert!(blobs.held.is_empty());
+        }
+        assert_eq!(blobs.set_held(&long[HASH_BYTES..]), Ok(()));
+        assert!(blobs.set_held(&[]).unwrap_err().contains("a second time"));
     }
 }

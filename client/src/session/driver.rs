@@ -12,7 +12,7 @@ use tensord_proto::{
     v1::{Open, frame::Body},
     version,
 };
-use tensord_transport::{Dialer, Link, LinkReceiver, LinkSender, duplex, tls::Trust};
+use tensord_transport::{Dialer, Link, LinkError, LinkReceiver, LinkSender, duplex, tls::Trust};
 use tokio::{
     sync::oneshot,
     task::JoinSet,
@@ -143,6 +143,10 @@ async fn keep_connected(
         };
         let reason = match ended {
             Ended::Over(reason) => reason,
+            Ended::Broke(rule) => format!(
+                "worker {} at {} broke the protocol: {rule}",
+                target.worker, target.address
+            ),
             Ended::Lost(reason) if heard.elapsed() < GIVE_UP && !session.is_over() => {
                 debug!(session = %session.id, ?track, worker = target.worker, "no connection: {reason}");
                 sleep(RETRY).await;
@@ -199,10 +203,11 @@ async fn connect(
     let answer = answer.map_err(|e| lost(&e))?;
     let answer = answer.ok_or_else(|| Ended::Lost("closed before an answer".into()))?;
     let over = |e: &dyn std::fmt::Display| Ended::Over(format!("worker {}: {e}", target.worker));
-    match duplex::decode(answer).map_err(|e| over(&e))?.body {
+    let answer = duplex::decode(answer).map_err(|e| Ended::Broke(e.to_string()))?;
+    match answer.body {
         Some(Body::Opened(opened)) => session.opened(track, opened).map_err(|e| over(&e))?,
         Some(Body::Rejected(rejected)) => return Err(over(&rejected.error.unwrap_or_default())),
-        _ => return Err(over(&"it did not answer the opening")),
+        _ => return Err(Ended::Broke("it did not answer the opening".into())),
     }
     Ok(link)
 }
@@ -235,6 +240,8 @@ async fn read(
             let frame = match next {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break Some(Ended::Lost("finished by the worker".into())),
+                // Another connection would bring it again.
+                Err(e @ LinkError::TooLarge(_)) => break Some(Ended::Broke(e.to_string())),
                 Err(e) => break Some(Ended::Lost(e.to_string())),
             };
             *heard = Instant::now();

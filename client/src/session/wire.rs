@@ -18,6 +18,8 @@ pub(super) enum Ended {
     Lost(String),
     /// The session is over.
     Over(String),
+    /// The worker broke this rule, so the session is over.
+    Broke(String),
 }
 
 /// What the driver finds when it asks for the next frames.
@@ -51,7 +53,14 @@ impl Session {
 
     pub(super) fn opened(&self, track: Track, opened: Opened) -> Result<(), String> {
         let ours = version::hello();
-        version::negotiate(&ours, &opened.hello.unwrap_or_default()).map_err(|e| e.message)?;
+        let protocol = version::negotiate(&ours, &opened.hello.unwrap_or_default());
+        let protocol = protocol.map_err(|e| e.message)?;
+        if opened.protocol != protocol {
+            let chosen = opened.protocol;
+            return Err(format!(
+                "it chose protocol {chosen}, where {protocol} is due"
+            ));
+        }
         let profile = opened.settings.unwrap_or_default();
         let profile = DeviceProfile::decode(&profile.encoded).map_err(|e| e.to_string())?;
         let mut state = self.lock();
@@ -146,13 +155,12 @@ impl Session {
         frame: Bytes,
         deliveries: &mut Vec<Delivery>,
     ) -> Result<(), Ended> {
-        let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
         let mut state = self.lock();
         let duplex = state.track(track);
         let was_full = duplex.outbox().is_full();
         let received = duplex.receive(frame).map_err(|e| match e.is_loss() {
             true => Ended::Lost(e.to_string()),
-            false => broke(e.to_string()),
+            false => Ended::Broke(e.to_string()),
         })?;
         let freed = was_full && !duplex.outbox().is_full();
         if freed {
@@ -185,25 +193,34 @@ impl Session {
         body: Body,
         deliveries: &mut Vec<Delivery>,
     ) -> Result<(), Ended> {
-        let broke = |e: String| Ended::Over(format!("the worker broke the protocol: {e}"));
         match (track, body) {
             (_, Body::Ping(_)) => {}
+            (_, Body::Closed(closed)) => {
+                return Err(closed_by(closed.error.unwrap_or_default()));
+            }
+            // Nobody waits any more for what was asked.
+            _ if state.end.is_some() => {}
             (Track::Bulk, Body::Chunk(chunk)) => {
                 self.count_down(chunk.bytes.len());
-                deliveries.extend(state.values.chunk(&chunk).map_err(broke)?);
+                deliveries.extend(state.values.chunk(&chunk).map_err(Ended::Broke)?);
             }
             (Track::Ops, Body::Values(values)) => {
                 for value in values.values {
                     self.count_down(inline_bytes(&value));
-                    deliveries.extend(state.values.value(value).map_err(broke)?);
+                    deliveries.extend(state.values.value(value).map_err(Ended::Broke)?);
                 }
             }
-            (Track::Ops, Body::Synced(synced)) => deliveries.extend(state.synced(synced)),
-            (Track::Ops, Body::Held(held)) => state.blobs.set_held(&held.hashes),
-            (_, Body::Closed(closed)) => {
-                return Err(closed_by(closed.error.unwrap_or_default()));
+            (Track::Ops, Body::Synced(synced)) => {
+                deliveries.push(state.synced(synced).map_err(Ended::Broke)?);
             }
-            _ => return Err(broke("it sent a frame that workers do not send".into())),
+            (Track::Ops, Body::Held(held)) => {
+                let listed = state.blobs.set_held(&held.hashes);
+                listed.map_err(Ended::Broke)?;
+            }
+            _ => {
+                let rule = format!("it sent a frame that workers do not send for {track:?}");
+                return Err(Ended::Broke(rule));
+            }
         }
         Ok(())
     }

@@ -140,6 +140,9 @@ pub fn decode_tensor(bytes: &[u8]) -> Result<TensorIr, CodecError> {
     decode("tensor", bytes)
 }
 
+/// Dtypes that a profile tells of, at most: some more than there are.
+const MAX_DTYPES: usize = 64;
+
 /// What a client must know of a device before it can build ops for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfile {
@@ -161,7 +164,14 @@ impl DeviceProfile {
     ///
     /// When the bytes are no such thing.
     pub fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
-        decode("device profile", bytes)
+        let profile: Self = decode("device profile", bytes)?;
+        match profile.dtypes.len() {
+            0..=MAX_DTYPES => Ok(profile),
+            count => {
+                let rule = format!("{count} dtypes, more than {MAX_DTYPES}");
+                Err(CodecError::new("device profile", 0, rule))
+            }
+        }
     }
 }
 

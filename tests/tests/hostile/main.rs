@@ -13,3 +13,4 @@ mod memory;
 mod ops;
 mod reads;
 mod sessions;
+mod workers;
