@@ -5,8 +5,14 @@
 //! a while. Its own while is a second, and then all that is free at the moment goes
 //! back, in the midst of a training whose next step wants it again: on a virtual machine
 //! that takes freed pages away, a third of the time of an all-reduce went into them.
+//!
+//! It looks for what is to go back only when other memory is freed. A worker whose session
+//! has ended frees nothing more, and would keep what the session had. So a thread has it
+//! look now and then, which in a busy process does what would be done anyway.
 
-use libmimalloc_sys::{mi_option_set, mi_option_t};
+use std::{io, thread, time::Duration};
+
+use libmimalloc_sys::{mi_collect, mi_option_set, mi_option_t};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -17,6 +23,9 @@ const KEPT_MS: std::ffi::c_long = 10_000;
 /// `mi_option_purge_delay` in `mimalloc.h`, for which the crate has no name.
 const PURGE_DELAY: mi_option_t = 15;
 
+/// Between two looks for memory to give back. Short against [`KEPT_MS`].
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Has the allocator keep memory, unless `MIMALLOC_PURGE_DELAY` says for how long.
 #[expect(unsafe_code, reason = "an option of a C library")]
 pub(crate) fn keep_memory() {
@@ -25,6 +34,30 @@ pub(crate) fn keep_memory() {
         // are atomics, read whenever memory is freed.
         unsafe { mi_option_set(PURGE_DELAY, KEPT_MS) }
     }
+}
+
+/// Has memory given back that was free for long enough, for as long as the process runs.
+///
+/// # Errors
+///
+/// When the system gives no thread.
+pub(crate) fn give_back() -> io::Result<()> {
+    let looking = thread::Builder::new().name("tensord-memory".into());
+    let looking = looking.spawn(|| {
+        loop {
+            thread::sleep(LOOK);
+            look();
+        }
+    });
+    looking.map(drop)
+}
+
+/// Gives back what has been free for long enough, on whatever thread it was freed. Not what
+/// was freed just now, as a session that runs wants it again.
+#[expect(unsafe_code, reason = "a call of a C library")]
+fn look() {
+    // SAFETY: it has no precondition, and may be called on any thread at any time.
+    unsafe { mi_collect(false) }
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ fn run() -> Result<(), Failure> {
     let file = File::read(cli.common.config.as_deref())?;
     logging::start(&config::log_filter(&cli, &file));
     let config = config::resolve(cli.command, file, &Environment::capture())?;
+    allocator::give_back().map_err(Failure::system("start a thread"))?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system("start threads"))?;
     let result = runtime.block_on(commands::run(config));
     // Whatever still waits, say for a lease, is not waited for.

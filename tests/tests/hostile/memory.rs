@@ -3,7 +3,7 @@
 //! takes. Whatever a session does, its worker's resident memory is what the account says
 //! and 8 MiB at most, and is back when the session has ended.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn_backend::DType;
 use burn_ir::{
@@ -57,13 +57,15 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::of(DEVICE_BYTES)
+    }
+
+    /// On a device of so much memory.
+    fn of(device_bytes: u64) -> Self {
         let mut cluster = Cluster::start(&[]);
-        let memory = format!("{}MiB", DEVICE_BYTES >> 20);
+        let memory = format!("{}MiB", device_bytes >> 20);
         let more = ["--memory", &memory, "--upload-cache", "0"];
-        // The allocator gives free memory back only as other memory is freed, so an idle
-        // worker would keep it; without a delay, what stays resident is what is in use.
-        let at_once = [("MIMALLOC_PURGE_DELAY", "0")];
-        cluster.add_worker_in("flex", &more, &at_once);
+        cluster.add_worker_with("flex", &more);
         cluster.wait_for_workers(1);
         let (attached, session) = raw::block(async {
             let mut attached = Attached::to(cluster.client_url()).await.unwrap();
@@ -257,4 +259,37 @@ fn answers_that_nobody_takes_are_charged() {
         "one of them alone"
     );
     scene.end();
+}
+
+#[test]
+fn an_idle_worker_gives_back_what_a_lease_had() {
+    const GIB: u64 = 1 << 30;
+    let mut scene = Scene::of(GIB + (256 << 20));
+    let session = &mut scene.session;
+    for _ in 0..GIB / LARGE_BYTES {
+        let id = session.new_id();
+        session.ops(&[full(raw::out(id, &[LARGE]))]);
+    }
+    // Small ones as well, which share an allocator's pages.
+    for _ in 0..10 {
+        let mut out = || full(raw::out(session.new_id(), &[256]));
+        let ops: Vec<_> = (0..2000).map(|_| out()).collect();
+        session.ops(&ops);
+    }
+    scene.carry_out();
+    let (worker, before) = (&scene.cluster.workers[0], scene.before);
+    let peak = worker.meters();
+    assert!(peak.resident_bytes > before.resident_bytes + GIB, "{peak}");
+    let session = &mut scene.session;
+    raw::block(async {
+        session.push(Body::Close(v1::Close {}));
+        session.end().await
+    });
+    let ended = Instant::now();
+    let bound = Bound {
+        resident_bytes: GIB / 16,
+        ..Bound::default()
+    };
+    let after = worker.settled(&before, bound);
+    println!("{before}; {peak}; {after} after {:?}", ended.elapsed());
 }
