@@ -16,7 +16,7 @@ use tensord_proto::MAX_FRAME_BYTES;
 use tensord_tests::{
     cluster::Cluster,
     meters::Bound,
-    raw::{self, channel, open_call},
+    raw::{self, carriers, channel, open_call},
 };
 use tensord_transport::{Dialer, TransportChoice, link::FIRST_FRAME_BYTES, tls::Trust};
 use tokio::{
@@ -125,9 +125,7 @@ fn first_frames_of_strangers_take_little_memory() {
     let address = pool.status().unwrap().workers[0].address.clone();
     let trust = cluster.worker_trust(0);
     let worker = &cluster.workers[0];
-    // Over gRPC the flow-control windows, which are made for bulk bytes, let a stranger fill
-    // more: `docs/security.md` has it among what is not defended yet.
-    for choice in [TransportChoice::Tcp, TransportChoice::Quic] {
+    for choice in carriers() {
         let before = worker.meters();
         raw::block(first_frames(&address, &trust, choice, LINKS));
         let peak = worker.meters().peak_bytes;

@@ -13,4 +13,5 @@ mod memory;
 mod ops;
 mod reads;
 mod sessions;
+mod uploads;
 mod workers;

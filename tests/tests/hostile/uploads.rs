@@ -1,0 +1,152 @@
+//! Uploads that a worker keeps: of other programs, and of other tenants.
+
+use std::time::Duration;
+
+use burn_backend::DType;
+use burn_ir::TensorIr;
+use bytes::Bytes;
+use tensord_proto::{
+    content::{Content, Entry, Hash, MAX_HELD, hash},
+    v1::{self, ErrorCode, frame::Body},
+};
+use tensord_tests::{
+    cluster::{Cluster, Process},
+    raw::{self, Attached, RawSession, Target},
+};
+use tokio::time::sleep;
+
+/// What one tenant uploads.
+const SECRET: [f32; 64] = [42.0; 64];
+
+/// The URL of a new token for programs of `tenant`, by which they come to `cluster`.
+fn url_of(cluster: &Cluster, tenant: &str) -> String {
+    let state = cluster.path("state");
+    let state = state.to_str().expect("temporary paths are text");
+    let args = [
+        "token", "create", "--name", tenant, "--tenant", tenant, "--state", state,
+    ];
+    let log = cluster.path(&format!("token-{tenant}.log"));
+    let made = Process::start(&args, &[], log);
+    made.wait_for("URL", |line| {
+        let (_, url) = line.split_once("tensord://")?;
+        let url = url.split(['\'', '"', ' ']).next().unwrap_or_default();
+        Some(format!("tensord://{url}"))
+    })
+}
+
+async fn target(url: &str) -> (Attached, Target) {
+    let mut attached = Attached::to(url).await.unwrap();
+    let target = attached.lease(1).await.unwrap().remove(0);
+    (attached, target)
+}
+
+/// What the worker offers a new session at `target`, which is told before all else.
+async fn offered(target: &Target) -> (RawSession, Vec<Hash>) {
+    let mut session = RawSession::open(target).await.unwrap();
+    let probe = session.upload(&[1.0]);
+    session.reads(std::slice::from_ref(&probe));
+    let mut offered = Vec::new();
+    loop {
+        match session.next().await.unwrap() {
+            Body::Held(held) => offered.extend_from_slice(held.hashes.as_chunks().0),
+            Body::Values(_) => return (session, offered),
+            other => panic!("unexpected: {other:?}"),
+        }
+    }
+}
+
+fn secret_bytes() -> Bytes {
+    raw::bytes_of(&SECRET).into()
+}
+
+fn secret(id: u64) -> TensorIr {
+    raw::typed(id, &[SECRET.len()], DType::F32)
+}
+
+/// A session at `target` that uploads the secret, has it kept, and ends.
+async fn leave_secret(target: &Target) {
+    let mut session = RawSession::open(target).await.unwrap();
+    let content = Content::Inline {
+        bytes: secret_bytes(),
+        keep: Some(0),
+    };
+    let id = session.new_id();
+    session.upload_from(secret(id), &[Entry::Upload(content)]);
+    session.push(Body::Close(v1::Close {}));
+    session.end().await;
+}
+
+/// Waits until a new session at `target` is offered something: the session, and what.
+async fn awaited(target: &Target) -> (RawSession, Vec<Hash>) {
+    loop {
+        let (mut session, offered) = offered(target).await;
+        if !offered.is_empty() {
+            return (session, offered);
+        }
+        // It is hashed in the background.
+        session.push(Body::Close(v1::Close {}));
+        session.end().await;
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Reads what the worker keeps at `place` of its list.
+async fn read_held(session: &mut RawSession, place: u32) -> Vec<f32> {
+    let id = session.new_id();
+    let held = Entry::Upload(Content::Held(place));
+    let tensor = session.upload_from(secret(id), &[held]);
+    raw::floats(&session.fetch(&tensor).await.unwrap().unwrap())
+}
+
+#[test]
+fn another_tenant_finds_nothing_and_can_name_nothing() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let (red, blue) = (url_of(&cluster, "red"), url_of(&cluster, "blue"));
+    raw::block(async {
+        let (_red, red) = target(&red).await;
+        let (_blue, blue) = target(&blue).await;
+        leave_secret(&red).await;
+        let (mut session, found) = awaited(&red).await;
+        assert_eq!(
+            found,
+            [hash(&secret_bytes())],
+            "its own tenant is offered it"
+        );
+        assert_eq!(read_held(&mut session, 0).await, SECRET);
+        // The other tenant is offered nothing, and whatever it says, it gets nothing. There
+        // is no way to say a hash: a session names places of its own list and its own slots.
+        let last = MAX_HELD as u32 - 1;
+        let guesses = [0, 1, last].map(Content::Held);
+        for guess in guesses.into_iter().chain([Content::Slot(0)]) {
+            let (mut session, found) = offered(&blue).await;
+            assert!(found.is_empty(), "{found:?}");
+            let id = session.new_id();
+            let tensor = session.upload_from(secret(id), &[Entry::Upload(guess.clone())]);
+            session.reads(std::slice::from_ref(&tensor));
+            let broken = session.end().await;
+            let error = broken
+                .error()
+                .unwrap_or_else(|| panic!("{guess:?}: {broken}"));
+            assert_eq!(error.code(), ErrorCode::Protocol, "{guess:?}: {error}");
+            assert!(error.message.contains("where nothing is kept"), "{error}");
+        }
+        // To have the same bytes tells it nothing about the first tenant: each has its own.
+        leave_secret(&blue).await;
+        let (mut session, found) = awaited(&blue).await;
+        assert_eq!(found, [hash(&secret_bytes())]);
+        assert_eq!(read_held(&mut session, 0).await, SECRET);
+    });
+}
+
+#[test]
+fn programs_of_one_tenant_share_what_is_kept() {
+    let cluster = Cluster::start(&["flex*2"]);
+    raw::block(async {
+        let (_first, first) = target(cluster.client_url()).await;
+        let (_second, second) = target(cluster.client_url()).await;
+        leave_secret(&first).await;
+        let (mut session, found) = awaited(&second).await;
+        assert_eq!(found, [hash(&secret_bytes())]);
+        assert_eq!(read_held(&mut session, 0).await, SECRET);
+    });
+}
