@@ -87,6 +87,14 @@ pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
             lhs[i],
             rhs[i]
         );
+        // Flex takes the larger of the two for what it makes, and multiplies what is not
+        // there.
+        must!(
+            lhs[i].min(rhs[i]) > 0 || lhs[i] == rhs[i],
+            "batches of {} and {} along axis {i} cannot be multiplied",
+            lhs[i],
+            rhs[i]
+        );
     }
     let batch = |i: usize| if lhs[i] == 1 { rhs[i] } else { lhs[i] };
     let derived = (0..rank).map(|i| match rank - i {

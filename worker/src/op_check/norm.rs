@@ -50,6 +50,20 @@ fn last(tensor: &TensorIr) -> Result<(usize, usize), Broken> {
     Ok((dims[dims.len() - 1], dims.len() - 1))
 }
 
+/// Rows in batches, which are multiplied with a weight that has none. Flex takes no batch
+/// for one then, and multiplies what is not there.
+fn in_batches(rows: &TensorIr) -> Result<(), Broken> {
+    let dims = dims(rows);
+    let batches = &dims[..dims.len().saturating_sub(2)];
+    must!(
+        !batches.contains(&0),
+        "batches {} of {} cannot be multiplied with one weight",
+        show(batches),
+        show(dims)
+    );
+    Ok(())
+}
+
 /// A weight of `[inputs, outputs]`.
 fn weight(weight: &TensorIr) -> Result<[usize; 2], Broken> {
     Kind::Float.of(weight)?;
@@ -62,6 +76,7 @@ pub(super) fn linear(op: &LinearOpIr) -> Checked {
     let (width, along) = last(&op.x)?;
     same_dtype(&op.x, &op.weight)?;
     must!(width == inputs, "rows of {width} for a weight of {inputs}");
+    in_batches(&op.x)?;
     biased(&op.x, op.bias.as_ref(), outputs)?;
     has_dtype(&op.out, op.x.dtype)?;
     but_axis(&op.out, &op.x, along, outputs)?;
@@ -76,6 +91,7 @@ pub(super) fn linear_x_backward(op: &LinearXBackwardOpIr) -> Checked {
         width == outputs,
         "rows of {width} for a weight to {outputs}"
     );
+    in_batches(&op.output_grad)?;
     has_dtype(&op.out, op.output_grad.dtype)?;
     but_axis(&op.out, &op.output_grad, along, inputs)?;
     Ok(multiplied([&op.output_grad, &op.weight, &op.out]))

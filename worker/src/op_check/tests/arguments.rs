@@ -34,6 +34,31 @@ fn products_of_matrices() {
         "cannot be multiplied",
     );
     says(matmul([3], [3], [1]), "cannot be multiplied");
+    // Flex read what an empty batch does not have.
+    says(
+        matmul([0, 6, 3], [1, 3, 4], [0, 6, 4]),
+        "batches of 0 and 1",
+    );
+    says(
+        matmul([1, 6, 3], [0, 3, 4], [0, 6, 4]),
+        "batches of 1 and 0",
+    );
+    accepted(&matmul([0, 6, 3], [0, 3, 4], [0, 6, 4]));
+    let linear = |x, weight, out| {
+        let (bias, out) = (None, made(out));
+        let op = LinearOpIr {
+            x,
+            weight,
+            bias,
+            out,
+        };
+        OperationIr::Module(ModuleOperationIr::Linear(op))
+    };
+    says(
+        linear(float([0, 2, 3]), float([3, 5]), float([0, 2, 5])),
+        "batches [0] of [0, 2, 3]",
+    );
+    accepted(&linear(float([0, 3]), float([3, 5]), float([0, 5])));
     says(
         matmul([2, 3], [3, 4], [2, 5]),
         "it makes [2, 4], declared is [2, 5]",
