@@ -10,6 +10,7 @@
 //! - `admission`: which grant of a device is the current one.
 //! - `registry`, `connection`: who may open a session, and its wire.
 //! - `registration`: the worker's place in its pool.
+//! - `testing`: a session without a network, with the feature of that name.
 //!
 //! It knows no scheduler and no client, only the messages of `tensord-proto`.
 
@@ -27,6 +28,8 @@ mod op_check;
 mod registration;
 mod registry;
 mod session;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 

@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use burn_backend::{BoolStore, DType, ExecutionError, TensorData, TensorMetadata};
+use burn_backend::{BoolStore, DType, ExecutionError, Shape, TensorData, TensorMetadata};
 use burn_ir::{BackendIr, HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
@@ -60,6 +60,12 @@ pub(crate) trait Engine: Send {
     /// Whether values are in the host's memory, so that a read that copies one takes
     /// more of it.
     fn is_in_host_memory(&self) -> bool;
+    /// The shape and dtype that the backend has for a tensor that is there; none if the
+    /// backend cannot say.
+    #[cfg(feature = "testing")]
+    fn made(&mut self, _tensor: &TensorIr) -> Option<(Shape, DType)> {
+        None
+    }
     /// Which memory a tensor that is there uses, if the backend can tell.
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
 }
@@ -186,6 +192,16 @@ impl<B: SessionBackend> BurnEngine<B> {
         let interpreter = self.interpreter.as_mut().expect("the session is on");
         self.stream.enter(|| call(interpreter))
     }
+
+    /// The shape and dtype that the backend has for a tensor that is there.
+    fn type_of(&mut self, tensor: &TensorIr) -> (Shape, DType) {
+        match self.run(|interpreter| interpreter.get_tensor(&as_shared(tensor))) {
+            HandleKind::Float(made) => (made.shape(), made.dtype()),
+            HandleKind::Int(made) => (made.shape(), made.dtype()),
+            HandleKind::Bool(made) => (made.shape(), made.dtype()),
+            HandleKind::Quantized(made) => (made.shape(), made.dtype()),
+        }
+    }
 }
 
 impl<B: SessionBackend> Engine for BurnEngine<B> {
@@ -210,13 +226,7 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
         self.run(|interpreter| interpreter.register_op(*op));
         // What it makes is up to its handler, and later ops were checked by this.
         for out in &declared {
-            let made = self.run(|interpreter| interpreter.get_tensor(&as_shared(out)));
-            let (shape, dtype) = match made {
-                HandleKind::Float(made) => (made.shape(), made.dtype()),
-                HandleKind::Int(made) => (made.shape(), made.dtype()),
-                HandleKind::Bool(made) => (made.shape(), made.dtype()),
-                HandleKind::Quantized(made) => (made.shape(), made.dtype()),
-            };
+            let (shape, dtype) = self.type_of(out);
             assert!(
                 (&shape, dtype) == (&out.shape, out.dtype),
                 "the custom op made {shape} of {}, the call declares {} of {}",
@@ -290,6 +300,11 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
 
     fn is_in_host_memory(&self) -> bool {
         B::IS_AT_HAND.is_some()
+    }
+
+    #[cfg(feature = "testing")]
+    fn made(&mut self, tensor: &TensorIr) -> Option<(Shape, DType)> {
+        catch_unwind(AssertUnwindSafe(|| self.type_of(tensor))).ok()
     }
 
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo> {

@@ -27,6 +27,8 @@ mod numeric;
 mod pool;
 mod resize;
 mod rules;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod samples;
 mod scratch;
 mod sequence;
 #[cfg(test)]

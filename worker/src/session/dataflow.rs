@@ -123,7 +123,7 @@ impl Dataflow {
     }
 
     /// Number of tensors, live or poisoned.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn len(&self) -> usize {
         self.tensors.len()
     }

@@ -10,6 +10,8 @@
 mod asking;
 mod dataflow;
 mod intake;
+#[cfg(feature = "testing")]
+pub(crate) mod lone;
 mod outgo;
 mod runner;
 #[cfg(test)]

@@ -18,6 +18,8 @@ mod schedule;
 mod tests;
 mod together;
 mod upload;
+#[cfg(feature = "testing")]
+mod witness;
 
 use std::{
     any::Any,
@@ -38,6 +40,8 @@ use tensord_proto::{
     v1::{Fault, FaultKind},
 };
 
+#[cfg(feature = "testing")]
+pub(crate) use self::witness::Seen;
 use self::{
     aside::Aside,
     schedule::Plan,
@@ -177,6 +181,9 @@ pub(crate) struct Runner {
     draws: u64,
     /// Faults that no answer told of yet, oldest first.
     unreported: VecDeque<Arc<Fault>>,
+    /// What became of the op at hand, or the last.
+    #[cfg(feature = "testing")]
+    seen: Option<Seen>,
 }
 
 impl Runner {
@@ -211,6 +218,8 @@ impl Runner {
             seed,
             draws: 0,
             unreported: VecDeque::new(),
+            #[cfg(feature = "testing")]
+            seen: None,
         }
     }
 
@@ -275,7 +284,10 @@ impl Runner {
             return match distributed {
                 DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
                 // Whoever needs a result waits for it by itself.
-                DistributedOperationIr::SyncCollective => self.urgent = true,
+                DistributedOperationIr::SyncCollective => {
+                    self.urgent = true;
+                    self.saw_ran();
+                }
             };
         }
         if let Some(reason) = self.unsupported(&op) {
@@ -291,6 +303,7 @@ impl Runner {
             if !matches!(*op, OperationIr::Drop(_)) {
                 return self.refuse(&op, refusal);
             }
+            self.saw_refused(&refusal);
         }
         let (engine, seed) = (&mut self.engine, mix(self.seed, self.draws));
         let (name, draws) = (OpName::of(&op), draws(&op));
@@ -302,9 +315,13 @@ impl Runner {
         self.draws += u64::from(draws);
         drop(scratch);
         match ran {
-            Ok(()) => self.flow.finish(&mut |tensor| self.engine.storage(tensor)),
+            Ok(()) => {
+                self.flow.finish(&mut |tensor| self.engine.storage(tensor));
+                self.saw_ran();
+            }
             Err(panic) => {
                 let refusal = Refusal::New(FaultKind::Panic, panic_text(panic.as_ref()));
+                self.saw_refused(&refusal);
                 let fault = self.fault_of(refusal, name);
                 // It may have come after some outputs were made.
                 for tensor in self.flow.fail(&fault) {
@@ -333,6 +350,7 @@ impl Runner {
 
     /// Leaves `op` undone.
     fn refuse(&mut self, op: &OperationIr, refusal: Refusal) {
+        self.saw_refused(&refusal);
         let fault = self.fault_of(refusal, OpName::of(op));
         for tensor in self.flow.poison(op, &fault) {
             self.engine.forget(tensor);
@@ -368,6 +386,14 @@ impl Runner {
             .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
         fault
     }
+}
+
+/// Where nobody looks, nothing is noted.
+#[cfg(not(feature = "testing"))]
+impl Runner {
+    fn saw_ran(&mut self) {}
+
+    fn saw_refused(&mut self, _refusal: &Refusal) {}
 }
 
 /// Has an empty tensor filled with zeros: what was in its memory before may be another

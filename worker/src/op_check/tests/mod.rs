@@ -6,51 +6,10 @@ mod derived;
 mod honest;
 mod outputs;
 
-use std::cell::Cell;
+use burn_backend::DType;
+use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr, TensorIr, TensorStatus};
 
-use burn_backend::{BoolStore, DType};
-use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
-
-const BOOL: DType = DType::Bool(BoolStore::Native);
-
-thread_local! {
-    static IDS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// An id that no other tensor of the test has.
-fn id() -> TensorId {
-    IDS.set(IDS.get() + 1);
-    TensorId::new(IDS.get())
-}
-
-fn typed<const N: usize>(dims: [usize; N], dtype: DType) -> TensorIr {
-    TensorIr {
-        id: id(),
-        shape: dims.into(),
-        status: TensorStatus::ReadOnly,
-        dtype,
-    }
-}
-
-fn float<const N: usize>(dims: [usize; N]) -> TensorIr {
-    typed(dims, DType::F32)
-}
-
-fn int<const N: usize>(dims: [usize; N]) -> TensorIr {
-    typed(dims, DType::I64)
-}
-
-fn boolean<const N: usize>(dims: [usize; N]) -> TensorIr {
-    typed(dims, BOOL)
-}
-
-/// A tensor as an op makes it.
-fn made(tensor: TensorIr) -> TensorIr {
-    TensorIr {
-        status: TensorStatus::NotInit,
-        ..tensor
-    }
-}
+use super::samples::{BOOL, boolean, float, id, int, made, numeric, typed};
 
 /// What a refusal of `op` says.
 #[track_caller]
@@ -66,10 +25,6 @@ fn refused(op: &OperationIr) -> String {
 fn accepted(op: &OperationIr) -> u64 {
     let name = tensord_proto::codec::OpName::of(op);
     super::check(op).unwrap_or_else(|broken| panic!("{name} was refused: {broken:?}\n{op:?}"))
-}
-
-fn numeric(op: NumericOperationIr) -> OperationIr {
-    OperationIr::NumericFloat(DType::F32, op)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use burn_backend::DType;
 use burn_ir::{IrVisitorMut, OperationIr, TensorIr, TensorStatus};
 
-use super::{accepted, honest, refused};
+use super::{accepted, refused, samples};
 
 /// Has one of an op's outputs changed.
 struct Change<F> {
@@ -60,7 +60,7 @@ fn is_free(op: &OperationIr) -> bool {
 #[test]
 fn an_output_of_another_shape_is_refused() {
     let of_one_shape = |op: &&OperationIr| !is_free(op) && !takes_a_shape(op);
-    for op in honest::ops().iter().filter(of_one_shape) {
+    for op in samples::ops().iter().filter(of_one_shape) {
         for skip in 0..op.outputs().count() {
             let longer = changed(op, skip, |out| out.shape.push(1));
             let larger = changed(op, skip, |out| {
@@ -78,7 +78,7 @@ fn an_output_of_another_shape_is_refused() {
 
 #[test]
 fn an_output_of_another_kind_is_refused() {
-    for op in honest::ops().iter().filter(|op| !is_free(op)) {
+    for op in samples::ops().iter().filter(|op| !is_free(op)) {
         for skip in 0..op.outputs().count() {
             let other = |dtype: DType| match dtype {
                 dtype if dtype.is_float() => DType::I64,
@@ -95,7 +95,7 @@ fn an_output_of_another_kind_is_refused() {
 
 #[test]
 fn outputs_beyond_any_device_are_refused() {
-    for op in honest::ops().iter().filter(|op| is_free(op)) {
+    for op in samples::ops().iter().filter(|op| is_free(op)) {
         accepted(op);
         let huge = changed(op, 0, |out| out.shape = [usize::MAX, 2].into());
         let hollow = changed(op, 0, |out| out.shape = [1usize << 40, 0].into());

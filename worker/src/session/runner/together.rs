@@ -299,6 +299,7 @@ impl Runner {
         for consumed in self.flow.defer(ticket) {
             self.engine.forget(consumed);
         }
+        self.saw_ran();
         let about = self.blame("Distributed.AllReduce");
         if let Some(awaited) = self.awaited.get_mut(&ticket) {
             awaited.out = Some((reduce.out.id, self.op_number));

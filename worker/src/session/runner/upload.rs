@@ -46,8 +46,9 @@ impl Runner {
 
     fn upload(&mut self, out: &TensorIr, source: Source, memory: Result<SessionMemory, Refusal>) {
         let Err(refusal) = self.try_upload(out, source, memory) else {
-            return;
+            return self.saw_ran();
         };
+        self.saw_refused(&refusal);
         let fault = self.fault_of(refusal, "Upload");
         self.flow.insert_poisoned(out.id, fault);
     }
