@@ -18,6 +18,9 @@ impl SessionBackend for Cube {
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = None;
 
     // Fused ops get their buffers when they are launched.
+    // Of lazy backends nobody knows the dtype before the op is run.
+    const TYPES_DIFFER: bool = false;
+
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = None;
 
     fn lend(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {

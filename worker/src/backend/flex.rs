@@ -13,6 +13,8 @@ use crate::custom::{CustomOps, Handlers};
 impl SessionBackend for Flex {
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = Some(|handle| whole(handle).is_some());
 
+    const TYPES_DIFFER: bool = true;
+
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = Some(storage);
 
     fn custom_ops(ops: &CustomOps) -> Handlers<Self> {

@@ -13,8 +13,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use burn_backend::{BoolStore, DType, ExecutionError, Shape, TensorData, TensorMetadata};
-use burn_ir::{BackendIr, HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_backend::{BoolStore, DType, ExecutionError, IntDType, Shape, TensorData, TensorMetadata};
+use burn_ir::{
+    BackendIr, BaseOperationIr, FloatOperationIr, HandleKind, ModuleOperationIr,
+    NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
+};
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
 use tensord_proto::codec::DeviceProfile;
@@ -93,6 +96,10 @@ pub(crate) trait SessionBackend: BackendIr {
     /// Tells whether a tensor is in memory of its own and its size, where the host reads
     /// it without waiting. `None`: none is.
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool>;
+
+    /// Whether an op may make another dtype than it declares, so that this is to be
+    /// looked at: later ops are checked by what was declared.
+    const TYPES_DIFFER: bool;
 
     /// Tells which memory a tensor uses. `None`: that is decided when kernels are
     /// launched, which may be later.
@@ -193,6 +200,58 @@ impl<B: SessionBackend> BurnEngine<B> {
         self.stream.enter(|| call(interpreter))
     }
 
+    /// Sees to it that `out` is what was declared: later ops are checked by that.
+    ///
+    /// # Panics
+    ///
+    /// When it is something else, which makes a fault of the op.
+    fn hold_to(&mut self, out: &TensorIr, who: &str) {
+        let (shape, dtype) = self.type_of(out);
+        let is_as_declared = (&shape, dtype) == (&out.shape, out.dtype);
+        if is_as_declared || (B::TYPES_DIFFER && shape == out.shape && self.mend(out, dtype)) {
+            return;
+        }
+        panic!(
+            "the {who} made {shape} of {}, the call declares {} of {}",
+            dtype.name(),
+            out.shape,
+            out.dtype.name()
+        );
+    }
+
+    /// Gives `out` the dtype that was declared, where the backend has `made` another of
+    /// the same kind. False: it is something else.
+    fn mend(&mut self, out: &TensorIr, made: DType) -> bool {
+        use BoolStore::{Native, U8};
+        let is_int = |dtype: DType| dtype.is_int() || dtype.is_uint();
+        if is_int(out.dtype) && is_int(made) {
+            let HandleKind::Int(tensor) =
+                self.run(|interpreter| interpreter.get_tensor(&as_shared(out)))
+            else {
+                return false;
+            };
+            let cast = HandleKind::Int(B::int_cast(tensor, IntDType::from(out.dtype)));
+            self.forget(out.clone());
+            self.run(|interpreter| interpreter.register_tensor_to_device(out.id, cast));
+            return true;
+        }
+        let is_declared = matches!(out.dtype, DType::Bool(Native | U8));
+        if !is_declared || !matches!(made, DType::U8 | DType::Bool(Native | U8)) {
+            return false;
+        }
+        let shared = as_shared(out);
+        let lent = self.run(|interpreter| B::lend(interpreter.get_tensor_handle(&shared)));
+        let Some((bytes, shape, _)) = lent.map(TensorData::into_parts) else {
+            return false;
+        };
+        let Ok(data) = TensorData::try_from_bytes(bytes, shape, out.dtype) else {
+            return false;
+        };
+        self.forget(out.clone());
+        self.upload(out.id, data);
+        true
+    }
+
     /// The shape and dtype that the backend has for a tensor that is there.
     fn type_of(&mut self, tensor: &TensorIr) -> (Shape, DType) {
         match self.run(|interpreter| interpreter.get_tensor(&as_shared(tensor))) {
@@ -219,21 +278,17 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
     }
 
     fn execute(&mut self, op: Box<OperationIr>) {
+        let may_differ = B::TYPES_DIFFER && types_may_differ(&op);
         let declared = match &*op {
             OperationIr::Custom(call) => call.outputs.clone(),
+            op if may_differ => op.outputs().cloned().collect(),
             _ => Vec::new(),
         };
         self.run(|interpreter| interpreter.register_op(*op));
         // What it makes is up to its handler, and later ops were checked by this.
+        let who = if may_differ { "backend" } else { "custom op" };
         for out in &declared {
-            let (shape, dtype) = self.type_of(out);
-            assert!(
-                (&shape, dtype) == (&out.shape, out.dtype),
-                "the custom op made {shape} of {}, the call declares {} of {}",
-                dtype.name(),
-                out.shape,
-                out.dtype.name()
-            );
+            self.hold_to(out, who);
         }
     }
 
@@ -241,6 +296,10 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
         // A backend that panicked while drawing leaves nothing half-done here.
         let _drawing = lock(&GENERATOR);
         let device = self.device.clone();
+        let declared: Vec<_> = match B::TYPES_DIFFER {
+            true => op.outputs().cloned().collect(),
+            false => Vec::new(),
+        };
         self.run(|interpreter| {
             interpreter.seed(seed);
             interpreter.register_op(*op);
@@ -248,6 +307,9 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
             // fail, whoever reads the tensor hears why.
             let _ = B::flush(&device);
         });
+        for out in &declared {
+            self.hold_to(out, "backend");
+        }
     }
 
     fn upload(&mut self, id: TensorId, mut data: TensorData) {
@@ -313,6 +375,45 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
         let look = || self.run(|interpreter| storage(interpreter.get_tensor_handle(&shared)));
         // An op that made less than it said has no storage there.
         catch_unwind(AssertUnwindSafe(look)).ok().flatten()
+    }
+}
+
+/// Whether `op` may be one where Flex makes another dtype than is declared: it selects
+/// booleans as bytes, chooses the dtype of indices by itself, and takes dtypes that it does
+/// not have for others. What training steps are full of keeps the dtype of its input.
+fn types_may_differ(op: &OperationIr) -> bool {
+    use NumericOperationIr as Op;
+    match op {
+        OperationIr::BaseBool(_)
+        | OperationIr::BaseInt(_)
+        | OperationIr::NumericInt(..)
+        | OperationIr::Bool(_)
+        | OperationIr::Int(_) => true,
+        OperationIr::BaseFloat(op) => matches!(
+            op,
+            BaseOperationIr::Cast(_)
+                | BaseOperationIr::Empty(_)
+                | BaseOperationIr::Ones(_)
+                | BaseOperationIr::Zeros(_)
+        ),
+        OperationIr::NumericFloat(_, op) => matches!(
+            op,
+            Op::Full(_)
+                | Op::ArgMax(_)
+                | Op::ArgMin(_)
+                | Op::ArgTopK(_)
+                | Op::ArgSort(_)
+                | Op::TopKWithIndices(_)
+                | Op::MaxDimWithIndices(_)
+                | Op::MinDimWithIndices(_)
+                | Op::SortWithIndices(_)
+        ),
+        OperationIr::Float(_, op) => matches!(op, FloatOperationIr::IntoInt(_)),
+        OperationIr::Module(op) => matches!(
+            op,
+            ModuleOperationIr::MaxPool1dWithIndices(_) | ModuleOperationIr::MaxPool2dWithIndices(_)
+        ),
+        _ => false,
     }
 }
 

@@ -241,3 +241,133 @@ impl LoneSession {
         memory.live_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::{BoolStore, DType};
+    use burn_ir::{
+        BaseOperationIr, InitOperationIr, NumericOperationIr, OperationIr, ReduceDimOpIr,
+        SelectOpIr, TensorId, TensorStatus,
+    };
+    use prost::Message as _;
+    use tensord_proto::{
+        codec::OpEncoder,
+        content::{Content, Entry, put},
+    };
+
+    use super::*;
+
+    const BOOL: DType = DType::Bool(BoolStore::Native);
+
+    fn typed<const N: usize>(id: u64, dims: [usize; N], dtype: DType) -> TensorIr {
+        TensorIr {
+            id: TensorId::new(id),
+            shape: dims.into(),
+            status: TensorStatus::ReadOnly,
+            dtype,
+        }
+    }
+
+    fn made(tensor: TensorIr) -> TensorIr {
+        TensorIr {
+            status: TensorStatus::NotInit,
+            ..tensor
+        }
+    }
+
+    fn upload(tensor: TensorIr) -> OperationIr {
+        OperationIr::Init(InitOperationIr { out: made(tensor) })
+    }
+
+    /// What became of `ops`, whose uploads have `contents`.
+    fn run(session: &mut LoneSession, ops: &[OperationIr], contents: &[&[u8]]) -> Vec<OpReport> {
+        let (mut encoder, mut encoded) = (OpEncoder::default(), Vec::new());
+        ops.iter().for_each(|op| encoder.encode(op, &mut encoded));
+        encoder.finish(&mut encoded);
+        let mut list = Vec::new();
+        for bytes in contents {
+            let bytes = Bytes::copy_from_slice(bytes);
+            put(
+                &mut list,
+                &Entry::Upload(Content::Inline { bytes, keep: None }),
+            );
+        }
+        let body = v1::Ops {
+            count: ops.len() as u32,
+            encoded: encoded.into(),
+            contents: list.into(),
+        };
+        let frame = v1::Frame {
+            seq: 1,
+            ack: 0,
+            credit_bytes: 0,
+            body: Some(v1::frame::Body::Ops(body)),
+        };
+        session.receive(frame.encode_to_vec().into()).unwrap();
+        let mut reports = Vec::new();
+        loop {
+            match session.step().unwrap() {
+                Stepped::Op(report) => reports.push(report),
+                Stepped::Other => {}
+                Stepped::Idle => return reports,
+            }
+        }
+    }
+
+    #[test]
+    fn booleans_that_are_selected_are_booleans() {
+        let mut session = LoneSession::open(1 << 20, 1, &CustomOps::new());
+        let select = SelectOpIr {
+            tensor: typed(1, [3], BOOL),
+            dim: 0,
+            indices: typed(2, [2], DType::I64),
+            out: made(typed(3, [2], BOOL)),
+        };
+        let ops = [
+            upload(typed(1, [3], BOOL)),
+            upload(typed(2, [2], DType::I64)),
+            OperationIr::BaseBool(BaseOperationIr::Select(select)),
+        ];
+        let indices = [2i64, 1].map(i64::to_le_bytes).concat();
+        let reports = run(&mut session, &ops, &[&[1, 0, 1], &indices]);
+        assert_eq!(reports.len(), 3);
+        for report in &reports {
+            assert_eq!(report.became, Became::Executed, "{report:?}");
+            assert_eq!(report.differs, None, "{report:?}");
+        }
+        let value = session.read(typed(3, [2], BOOL)).unwrap();
+        assert_eq!((value.dtype(), value.as_bytes()), (BOOL, &[1, 0][..]));
+        assert_eq!(session.tensors(), 3);
+        assert!(session.live_bytes() > 0);
+        assert_eq!(session.close(), 0);
+    }
+
+    #[test]
+    fn indices_are_of_the_dtype_that_an_op_declares() {
+        let mut session = LoneSession::open(1 << 20, 1, &CustomOps::new());
+        let largest = |id, dtype| {
+            let largest = ReduceDimOpIr {
+                input: typed(1, [4], DType::F32),
+                out: made(typed(id, [1], dtype)),
+                axis: 0,
+                accumulator_len: 1,
+            };
+            OperationIr::NumericFloat(DType::F32, NumericOperationIr::ArgMax(largest))
+        };
+        let ops = [
+            upload(typed(1, [4], DType::F32)),
+            largest(2, DType::U8),
+            largest(3, DType::I32),
+        ];
+        let values = [0.0f32, 1.0, 5.0, 2.0].map(f32::to_le_bytes).concat();
+        for report in run(&mut session, &ops, &[&values]) {
+            assert_eq!(report.became, Became::Executed, "{report:?}");
+            assert_eq!(report.differs, None, "{report:?}");
+        }
+        let place = session.read(typed(2, [1], DType::U8)).unwrap();
+        assert_eq!((place.dtype(), place.as_bytes()), (DType::U8, &[2][..]));
+        let place = session.read(typed(3, [1], DType::I32)).unwrap();
+        assert_eq!(place.as_bytes(), 2i32.to_le_bytes());
+        assert_eq!(session.close(), 0);
+    }
+}
