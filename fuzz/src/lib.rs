@@ -9,12 +9,16 @@
 //! - [`op_round_trip`]: ops to bytes to ops.
 //! - [`frames`]: bytes to frames, at one end of a session.
 //! - [`duplex`]: two ends of a session, and a connection that fails.
+//! - [`execute`]: ops through decoder, rules, table and backend; no target of libFuzzer's,
+//!   but a program, `execute`, with its own allocator, [`guard`].
 //!
 //! [`input`] takes an input apart, [`seeds`] has inputs to begin with, and
 //! [`memory`] measures what something allocates.
 
 pub mod duplex;
+pub mod execute;
 pub mod frames;
+pub mod guard;
 pub mod input;
 pub mod memory;
 pub mod op_round_trip;

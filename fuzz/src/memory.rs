@@ -9,6 +9,8 @@ use std::{
     cell::Cell,
 };
 
+use crate::guard;
+
 thread_local! {
     /// Bytes this thread allocated, less those it freed: below 0 where it frees what
     /// others allocated.
@@ -22,9 +24,10 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: the methods pass their arguments to the system's allocator unchanged
-// and give back what it gives; beside that they only count, in cells of the thread
-// that need no setting up and no taking down: that neither allocates nor panics.
+// SAFETY: the methods pass their arguments to the system's allocator or to `guard`
+// unchanged and give back what it gives; beside that they only count, in cells of the
+// thread that need no setting up and no taking down: that neither allocates nor panics.
+// What `guard` gave is in its own part of the address space, by which it knows it again.
 // `realloc` and `alloc_zeroed` are the trait's own, which call these two.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
@@ -33,13 +36,20 @@ unsafe impl GlobalAlloc for Counting {
         let live = LIVE.get().wrapping_add(layout.size() as isize);
         LIVE.set(live);
         PEAK.set(PEAK.get().max(live));
+        if let Some(memory) = guard::alloc(layout) {
+            return memory;
+        }
         // SAFETY: the caller keeps the contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         LIVE.set(LIVE.get().wrapping_sub(layout.size() as isize));
-        // SAFETY: as above; `memory` is from `System`.
+        // SAFETY: `memory` is from one of the two, with this layout, as the caller promises.
+        if unsafe { guard::dealloc(memory, layout) } {
+            return;
+        }
+        // SAFETY: as above; `memory` is not from `guard`, so it is from `System`.
         unsafe { System.dealloc(memory, layout) }
     }
 }

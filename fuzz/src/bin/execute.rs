@@ -1,0 +1,302 @@
+//! Ops of every variant, right and wrong, through decoder, rules, table and Flex: see
+//! `tensord_fuzz::execute`.
+//!
+//! The work is done in a process of its own, which notes where it is: should it be killed,
+//! this one says at which op.
+
+use std::{
+    fs::File,
+    io::{Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use tensord_fuzz::{
+    execute::{self, report::Report, templates::Templates},
+    guard,
+};
+
+/// From how long on an op is looked at, and given up.
+const SLOW: Duration = Duration::from_secs(10);
+const STUCK: Duration = Duration::from_secs(120);
+
+/// Bytes of a thread's position: session, op, variant.
+const POSITION_BYTES: usize = 24;
+
+/// Names the file of positions to the process that does the work.
+const POSITIONS: &str = "TENSORD_FUZZ_POSITIONS";
+
+/// Feeds sessions on Flex with ops of every variant, right and wrong, until the time is
+/// over or all ops were made, and counts what became of them.
+#[derive(Debug, Clone, Parser)]
+struct Options {
+    /// How long to go on.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Ops to stop after, however long there is.
+    #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
+    ops: u64,
+    /// What everything follows from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Runs only the session of this seed, as a failure names it.
+    #[arg(long, value_parser = hexadecimal)]
+    session: Option<u64>,
+    /// Fails unless every variant was executed and refused so often.
+    #[arg(long, default_value_t = 0)]
+    require_counts: u64,
+    /// Sessions beside each other.
+    #[arg(long, default_value_t = 1)]
+    threads: u64,
+    /// Leaves out the guards around allocations, which take most of the time.
+    #[arg(long)]
+    no_guard: bool,
+    /// Reads beyond an allocation, to show that this is found.
+    #[arg(long, hide = true)]
+    trip: bool,
+}
+
+fn hexadecimal(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|e| e.to_string())
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let done = match std::env::var_os(POSITIONS) {
+        Some(positions) => work(&options, Path::new(&positions)),
+        None => watch(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("fuzz: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Has the work done by a process of its own.
+fn watch(options: &Options) -> Result<(), String> {
+    let io = |e: std::io::Error| e.to_string();
+    let positions = std::env::temp_dir().join(format!("tensord-fuzz-{}", std::process::id()));
+    std::fs::write(&positions, []).map_err(io)?;
+    let result = supervise(options, &positions);
+    let _ = std::fs::remove_file(&positions);
+    result
+}
+
+fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
+    let io = |e: std::io::Error| e.to_string();
+    println!(
+        "seed {}, {} threads, {}",
+        options.seed,
+        options.threads,
+        match options.no_guard {
+            true => "no guards",
+            false => "guard pages",
+        }
+    );
+    let mut work = Command::new(std::env::current_exe().map_err(io)?);
+    work.args(std::env::args_os().skip(1));
+    work.env(POSITIONS, positions);
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+        work.env("RAYON_NUM_THREADS", "1");
+    }
+    let mut work = work.spawn().map_err(io)?;
+    let templates = Templates::default();
+    let mut seen: Vec<(Position, Instant, bool)> = Vec::new();
+    loop {
+        if let Some(status) = work.try_wait().map_err(io)? {
+            if status.success() {
+                return Ok(());
+            }
+            let places = read(positions);
+            let places = places.iter().map(|p| format!("\n  {}", p.show(&templates)));
+            let places: String = places.collect();
+            return Err(format!(
+                "seed {}: {status}; it was at{places}",
+                options.seed
+            ));
+        }
+        let now = Instant::now();
+        for (i, position) in read(positions).into_iter().enumerate() {
+            if i == seen.len() {
+                seen.push((position, now, false));
+            }
+            let (last, since, is_told) = &mut seen[i];
+            if *last != position {
+                (*last, *since, *is_told) = (position, now, false);
+            } else if now - *since > SLOW && !*is_told {
+                *is_told = true;
+                let at = position.show(&templates);
+                eprintln!(
+                    "fuzz: seed {}: an op takes over {SLOW:?}: {at}",
+                    options.seed
+                );
+            } else if now - *since > STUCK {
+                let _ = work.kill();
+                let _ = work.wait();
+                let at = position.show(&templates);
+                return Err(format!(
+                    "seed {}: an op did not end within {STUCK:?}: {at}",
+                    options.seed
+                ));
+            }
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Where a thread is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Position {
+    session: u64,
+    op: u64,
+    variant: u64,
+}
+
+impl Position {
+    fn bytes(self) -> [u8; POSITION_BYTES] {
+        let mut bytes = [0; POSITION_BYTES];
+        let numbers = [self.session, self.op, self.variant];
+        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn of(bytes: &[u8]) -> Self {
+        let mut numbers = bytes.chunks_exact(8).map(|number| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(number);
+            u64::from_le_bytes(bytes)
+        });
+        let mut next = || numbers.next().unwrap_or_default();
+        Self {
+            session: next(),
+            op: next(),
+            variant: next(),
+        }
+    }
+
+    fn show(self, templates: &Templates) -> String {
+        let variant = self.variant as usize;
+        let made = match variant < templates.len() {
+            true => format!("made for {}", templates.get(variant).0),
+            false => "of a spoilt frame".into(),
+        };
+        format!(
+            "op {} of the session {:#x}, {made}; to run it again: --session {:#x}",
+            self.op, self.session, self.session
+        )
+    }
+}
+
+fn read(positions: &Path) -> Vec<Position> {
+    let bytes = std::fs::read(positions).unwrap_or_default();
+    bytes
+        .chunks_exact(POSITION_BYTES)
+        .map(Position::of)
+        .collect()
+}
+
+/// Does the work, in all threads.
+fn work(options: &Options, positions: &Path) -> Result<(), String> {
+    if !options.no_guard {
+        guard::set_up()?;
+    }
+    let begun = Instant::now();
+    let templates = Templates::default();
+    let mut total = Report::new(&templates);
+    let (ops, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+    let stop = || {
+        let is_over = begun.elapsed() >= Duration::from_secs(options.seconds);
+        is_over || failed.load(Ordering::Relaxed) || ops.load(Ordering::Relaxed) >= options.ops
+    };
+    let (templates, ops, stop) = (&templates, &ops, &stop);
+    let results: Vec<Result<Report, String>> = thread::scope(|scope| {
+        let failed = &failed;
+        let threads: Vec<_> = (0..options.threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let result = sessions(options, thread, positions, templates, ops, stop);
+                    failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                    result
+                })
+            })
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined
+            .map(|result| result.unwrap_or_else(|_| Err("the fuzzer itself panicked".into())))
+            .collect()
+    });
+    for report in results {
+        total.add(&report?);
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    println!(
+        "{total}\n{:.0} ops/s for {seconds:.1} s, nothing found",
+        total.ops() as f64 / seconds
+    );
+    let lacks = total.lacks(options.require_counts);
+    match lacks.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "too few, {} are required: {}",
+            options.require_counts,
+            lacks.join(", ")
+        )),
+    }
+}
+
+/// Runs one session after the other.
+fn sessions(
+    options: &Options,
+    thread: u64,
+    positions: &Path,
+    templates: &Templates,
+    ops: &AtomicU64,
+    stop: &dyn Fn() -> bool,
+) -> Result<Report, String> {
+    let file = File::options().write(true).open(positions);
+    let mut file = file.map_err(|e| format!("{}: {e}", positions.display()))?;
+    let place = SeekFrom::Start(thread * POSITION_BYTES as u64);
+    let mut note = |session: u64, op: u64, variant: usize| {
+        let variant = variant as u64;
+        let position = Position {
+            session,
+            op,
+            variant,
+        };
+        // Without it a failure has no place, no more.
+        let _ = file
+            .seek(place)
+            .and_then(|_| file.write_all(&position.bytes()));
+    };
+    let mut report = Report::new(templates);
+    if let Some(seed) = options.session {
+        execute::run(seed, templates, &mut report, &mut note)?;
+        return Ok(report);
+    }
+    for number in (thread..).step_by(options.threads.max(1) as usize) {
+        if stop() {
+            break;
+        }
+        let before = report.ops();
+        let seed = execute::session_seed(options.seed, number);
+        execute::run(seed, templates, &mut report, &mut note)?;
+        if options.trip {
+            guard::read_beyond(1000);
+        }
+        ops.fetch_add(report.ops() - before, Ordering::Relaxed);
+    }
+    Ok(report)
+}

@@ -1,0 +1,465 @@
+//! Ops of every variant, right and wrong, through decoder, rules, table and backend.
+//!
+//! One seed gives one session: some variants, from ops as clients send them to what
+//! mutations make of them. An op that is executed may be mutated again, so that a session
+//! wanders away from where it began. At the end a few frames are spoilt byte by byte.
+//!
+//! Asserted of every op: it is executed or it is a fault; what is executed made the shapes
+//! and dtypes that it declares; no code of tensord's panics. Asserted of every session: it
+//! gives back all the memory that it took.
+
+mod mutate;
+mod panics;
+pub mod report;
+mod supply;
+pub mod templates;
+pub mod variants;
+
+use burn_ir::{BackendIr, CustomOpIr, IrVisitorMut, OperationIr, TensorIr, TensorStatus};
+use tensord_proto::{
+    codec::{OpEncoder, OpName, tensor_bytes},
+    content,
+    v1::{Ops, frame},
+};
+use tensord_worker::{
+    CustomOps, PortableOp,
+    custom::Tensors,
+    testing::{Became, LoneSession, Stepped},
+};
+
+use self::{
+    panics::{caught, take_own_panic, watch_panics},
+    report::Report,
+    supply::{Batch, MOST_BYTES, Supply},
+    templates::Templates,
+};
+use crate::{frames, guard, seeds::Numbers};
+
+/// Memory of the device: little, so that it is full now and then, and that no op takes long.
+const CAPACITY_BYTES: u64 = 2 << 20;
+
+/// Variants of one session, and ops of it that are made for a variant.
+const VARIANTS: usize = 16;
+const ROUNDS: usize = 768;
+
+/// Ops of a variant that a session has to go on from.
+const VARIETY: usize = 12;
+
+/// Frames that are spoilt at the end of a session, at most.
+const SPOILT: usize = 12;
+
+/// Where a session is: for whoever wants to know where it ended.
+pub trait Position {
+    /// Op number `op` of the session of `seed` has its turn, made for a variant.
+    fn at(&mut self, seed: u64, op: u64, variant: usize);
+}
+
+impl<F: FnMut(u64, u64, usize)> Position for F {
+    fn at(&mut self, seed: u64, op: u64, variant: usize) {
+        self(seed, op, variant);
+    }
+}
+
+/// The seed of session `number` of a run.
+pub fn session_seed(run: u64, number: u64) -> u64 {
+    let mut numbers = Numbers(run ^ number.wrapping_mul(0xd134_2543_de82_ef95));
+    numbers.next();
+    numbers.next()
+}
+
+/// Runs the session of `seed`, and counts what became of its ops.
+///
+/// # Errors
+///
+/// What must not be, and at which op.
+pub fn run(
+    seed: u64,
+    templates: &Templates,
+    report: &mut Report,
+    position: &mut dyn Position,
+) -> Result<(), String> {
+    watch_panics();
+    let numbers = Numbers(seed);
+    let mut program = Program {
+        session: LoneSession::open(CAPACITY_BYTES, seed, &custom_ops()),
+        encoder: OpEncoder::default(),
+        seed,
+        frames: 0,
+        ops: 0,
+        numbers,
+        supply: Supply::default(),
+        left: Vec::new(),
+        templates,
+        report,
+        position,
+    };
+    let result = program.run();
+    let ops = program.ops;
+    result.map_err(|what| format!("session {seed:#x}, op {ops}: {what}"))?;
+    let Program { session, .. } = program;
+    let kept = session.close();
+    report.sessions += 1;
+    match kept {
+        0 => Ok(()),
+        kept => Err(format!(
+            "session {seed:#x}: it ended and {kept} bytes are still taken"
+        )),
+    }
+}
+
+struct Program<'a> {
+    session: LoneSession,
+    encoder: OpEncoder,
+    seed: u64,
+    frames: u64,
+    ops: u64,
+    numbers: Numbers,
+    supply: Supply,
+    /// What the next frame drops.
+    left: Vec<TensorIr>,
+    templates: &'a Templates,
+    report: &'a mut Report,
+    position: &'a mut dyn Position,
+}
+
+/// Ops of a variant to go on from.
+struct Line {
+    variant: usize,
+    ops: Vec<OperationIr>,
+}
+
+impl Program<'_> {
+    fn run(&mut self) -> Result<(), String> {
+        let mut lines: Vec<Line> = (0..VARIANTS)
+            .map(|_| {
+                let variant = self.numbers.below(self.templates.len());
+                let ops = vec![self.templates.get(variant).1.clone()];
+                Line { variant, ops }
+            })
+            .collect();
+        let mut last = None;
+        for _ in 0..ROUNDS {
+            let at = self.numbers.below(lines.len());
+            last = Some(self.round(&mut lines[at])?);
+        }
+        self.spoil(&last.unwrap_or_default())
+    }
+
+    /// An op with the inputs that it needs. Gives the frame's body.
+    fn round(&mut self, line: &mut Line) -> Result<Ops, String> {
+        let which = self.numbers.below(line.ops.len());
+        let mut op = line.ops[which].clone();
+        let mutations = match self.numbers.below(8) {
+            0..=3 => 0,
+            4..=6 => 1,
+            _ => 3,
+        };
+        (0..mutations).for_each(|_| mutate::mutate(&mut op, &mut self.numbers));
+        let mut batch = Batch::default();
+        batch.ops.extend(self.left.drain(..).map(OperationIr::Drop));
+        self.supply_inputs(&mut op, &mut batch);
+        let kept = op.clone();
+        let name = OpName::of(&op);
+        match op {
+            OperationIr::Init(init) => {
+                let bytes = tensor_bytes(&init.out.shape, init.out.dtype);
+                // One that says more than it brings would end the session.
+                if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
+                    return Ok(Ops::default());
+                }
+                let mut bytes = supply::contents(&init.out, &mut self.numbers);
+                if self.numbers.below(4) == 0
+                    && let Some(byte) = bytes.first_mut()
+                {
+                    *byte = 2;
+                }
+                batch.upload(init.out, bytes);
+            }
+            op => batch.ops.push(op),
+        }
+        let body = self.encode(&batch);
+        self.send(body.clone())
+            .map_err(|e| format!("an honest frame was refused: {e}"))?;
+        let mut became = None;
+        for _ in 0..batch.ops.len() {
+            became = self.step(line.variant, Some(&kept))?;
+        }
+        self.idle(line.variant)?;
+        let executed = became == Some(Became::Executed);
+        self.settle(&kept, executed);
+        let variant = self.templates.number(name);
+        if executed && mutations > 0 && variant == Some(line.variant) && is_small(&kept) {
+            match line.ops.len() {
+                0..VARIETY => line.ops.push(kept),
+                len => {
+                    // The first stays as it is.
+                    let at = 1 + self.numbers.below(len - 1);
+                    line.ops[at] = kept;
+                }
+            }
+        }
+        Ok(body)
+    }
+
+    /// Gives the tensors of `op` ids, mostly of tensors that are there and as declared.
+    fn supply_inputs(&mut self, op: &mut OperationIr, batch: &mut Batch) {
+        let mischief = self.numbers.below(24);
+        let (supply, numbers) = (&mut self.supply, &mut self.numbers);
+        let is_drop = matches!(op, OperationIr::Drop(_));
+        each_tensor(op, |tensor| {
+            let is_output = tensor.status == TensorStatus::NotInit;
+            tensor.id = match (mischief, is_output) {
+                // One that exists already, or is taken for what it is not.
+                (0, true) | (1, false) => match supply.any(numbers) {
+                    Some(any) => any.id,
+                    None => supply.id(),
+                },
+                // One that never was.
+                (2, false) => supply.id(),
+                (_, true) => supply.id(),
+                (_, false) => {
+                    let found = supply.find(&tensor.shape, tensor.dtype, batch, numbers);
+                    found.unwrap_or_else(|| supply.id())
+                }
+            };
+            if !is_output {
+                tensor.status = match is_drop || numbers.below(3) == 0 {
+                    true => TensorStatus::ReadWrite,
+                    false => TensorStatus::ReadOnly,
+                };
+            }
+        });
+    }
+
+    fn encode(&mut self, batch: &Batch) -> Ops {
+        let (mut encoded, mut contents) = (Vec::new(), Vec::new());
+        for op in &batch.ops {
+            self.encoder.encode(op, &mut encoded);
+        }
+        self.encoder.finish(&mut encoded);
+        let entries = batch.uploads.iter();
+        entries.for_each(|entry| content::put(&mut contents, entry));
+        Ops {
+            count: batch.ops.len() as u32,
+            encoded: encoded.into(),
+            contents: contents.into(),
+        }
+    }
+
+    fn send(&mut self, body: Ops) -> Result<(), String> {
+        self.frames += 1;
+        let frame = frames::encode(self.frames, 0, Some(frame::Body::Ops(body)));
+        let session = &mut self.session;
+        caught(|| guard::on(|| session.receive(frame.into())))?
+    }
+
+    /// One turn. Gives what became of the op that had it.
+    fn step(&mut self, variant: usize, op: Option<&OperationIr>) -> Result<Option<Became>, String> {
+        self.ops += 1;
+        self.position.at(self.seed, self.ops, variant);
+        let session = &mut self.session;
+        let stepped = caught(|| guard::on(|| session.step()));
+        let about = |what: String| format!("{what}\nmade for it: {op:?}");
+        let stepped = stepped.map_err(about)?.map_err(about)?;
+        let Stepped::Op(done) = stepped else {
+            return Ok(None);
+        };
+        if let Some(panic) = take_own_panic() {
+            return Err(about(format!("{} made tensord panic: {panic}", done.name)));
+        }
+        if let Some(differs) = done.differs {
+            return Err(about(format!("{}: {differs}", done.name)));
+        }
+        if let Some(number) = self.templates.number(done.name) {
+            self.report.note(number, &done.became);
+        }
+        Ok(Some(done.became))
+    }
+
+    /// Has the session do what is left of a frame.
+    fn idle(&mut self, variant: usize) -> Result<(), String> {
+        for _ in 0..8 {
+            if self.session_is_idle(variant)? {
+                return Ok(());
+            }
+        }
+        Err("the session does not come to rest".into())
+    }
+
+    fn session_is_idle(&mut self, variant: usize) -> Result<bool, String> {
+        self.position.at(self.seed, self.ops, variant);
+        let session = &mut self.session;
+        let stepped = caught(|| guard::on(|| session.step()))??;
+        Ok(matches!(stepped, Stepped::Idle))
+    }
+
+    /// Notes what is there after `op`, and what is to be dropped.
+    fn settle(&mut self, op: &OperationIr, executed: bool) {
+        for input in op.inputs() {
+            if input.status == TensorStatus::ReadWrite {
+                self.supply.forget(input.id);
+            }
+        }
+        for out in op.outputs() {
+            let read = TensorIr {
+                status: TensorStatus::ReadOnly,
+                ..out.clone()
+            };
+            let bytes = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
+            // Now and then one without a value is left to be read.
+            let keep = match executed {
+                true => bytes <= MOST_BYTES,
+                false => self.numbers.below(48) == 0,
+            };
+            match keep {
+                true => self.left.extend(self.supply.keep(read, &mut self.numbers)),
+                false => self.left.push(read),
+            }
+        }
+    }
+
+    /// Sends the last frame again with a few bytes changed, until one is refused as a
+    /// whole: no session goes on after that.
+    fn spoil(&mut self, last: &Ops) -> Result<(), String> {
+        for _ in 0..SPOILT {
+            self.frames += 1;
+            let body = match self.numbers.below(4) {
+                0 => last.clone(),
+                _ => {
+                    let mut encoded = last.encoded.to_vec();
+                    spoil_bytes(&mut encoded, &mut self.numbers);
+                    Ops {
+                        encoded: encoded.into(),
+                        ..last.clone()
+                    }
+                }
+            };
+            let is_whole = body == *last;
+            let mut frame = frames::encode(self.frames, 0, Some(frame::Body::Ops(body)));
+            if is_whole {
+                spoil_bytes(&mut frame, &mut self.numbers);
+            }
+            let session = &mut self.session;
+            let taken = caught(|| guard::on(|| session.receive(frame.into())))?;
+            let taken = taken.is_ok() && self.finish_spoilt()?;
+            if let Some(panic) = take_own_panic() {
+                return Err(format!("a spoilt frame made tensord panic: {panic}"));
+            }
+            if !taken {
+                self.report.frames_refused += 1;
+                break;
+            }
+            self.report.frames_taken += 1;
+        }
+        Ok(())
+    }
+
+    /// Carries out what a spoilt frame holds. False: the session cannot go on.
+    fn finish_spoilt(&mut self) -> Result<bool, String> {
+        // A frame of a few bytes may stand for many ops.
+        for _ in 0..10_000 {
+            self.ops += 1;
+            self.position.at(self.seed, self.ops, self.templates.len());
+            let session = &mut self.session;
+            match caught(|| guard::on(|| session.step()))? {
+                Err(_) => return Ok(false),
+                Ok(Stepped::Idle) => return Ok(true),
+                Ok(Stepped::Other) => {}
+                Ok(Stepped::Op(done)) => {
+                    if let Some(differs) = done.differs {
+                        return Err(format!("{} of a spoilt frame: {differs}", done.name));
+                    }
+                    if let Some(number) = self.templates.number(done.name) {
+                        self.report.note(number, &done.became);
+                    }
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether an op is a good place to go on from.
+fn is_small(op: &OperationIr) -> bool {
+    let is_small = |tensor: &TensorIr| {
+        let bytes = tensor_bytes(&tensor.shape, tensor.dtype);
+        bytes.is_some_and(|bytes| bytes <= MOST_BYTES) && tensor.shape.as_slice().len() <= 6
+    };
+    op.inputs().chain(op.outputs()).all(is_small)
+}
+
+fn spoil_bytes(bytes: &mut [u8], numbers: &mut Numbers) {
+    if bytes.is_empty() {
+        return;
+    }
+    for _ in 0..=numbers.below(3) {
+        let at = numbers.below(bytes.len());
+        bytes[at] = match numbers.below(3) {
+            0 => numbers.next() as u8,
+            1 => bytes[at] ^ (1 << numbers.below(8)),
+            _ => numbers.below(4) as u8,
+        };
+    }
+}
+
+/// Visits the tensors of an op, to change them.
+pub(crate) fn each_tensor(op: &mut OperationIr, visit: impl FnMut(&mut TensorIr)) {
+    struct Visit<F>(F);
+    impl<F: FnMut(&mut TensorIr)> IrVisitorMut for Visit<F> {
+        fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+            (self.0)(tensor);
+        }
+    }
+    op.visit_mut(&mut Visit(visit));
+}
+
+/// The op that the template of custom ops calls.
+#[derive(Clone)]
+struct Negate;
+
+impl PortableOp for Negate {
+    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, _: &B::Device) {
+        let (Some(x), Some(y)) = (call.inputs.first(), call.outputs.first()) else {
+            return;
+        };
+        let x = tensors.get_float_tensor::<B>(x);
+        tensors.register_float_tensor::<B>(&y.id, B::float_neg(x));
+    }
+}
+
+fn custom_ops() -> CustomOps {
+    CustomOps::new().portable("swish", Negate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A few thousand ops; `src/bin/execute.rs` runs for longer.
+    #[test]
+    fn sessions_of_ops_of_every_kind_hold_what_must_hold() {
+        let templates = Templates::default();
+        let mut report = Report::new(&templates);
+        let mut positions = 0u64;
+        for number in 0..40 {
+            let mut position = |_: u64, _: u64, _: usize| positions += 1;
+            let seed = session_seed(1, number);
+            run(seed, &templates, &mut report, &mut position).unwrap();
+        }
+        assert!(report.ops() > 30_000, "{report}");
+        assert!(positions >= report.ops(), "{positions}");
+        assert!(report.frames_refused > 0, "{report}");
+    }
+
+    #[test]
+    fn a_session_is_the_same_whenever_it_runs() {
+        let templates = Templates::default();
+        let counted = || {
+            let mut report = Report::new(&templates);
+            let mut position = |_: u64, _: u64, _: usize| {};
+            run(7, &templates, &mut report, &mut position).unwrap();
+            report.to_string()
+        };
+        assert_eq!(counted(), counted());
+    }
+}

@@ -1,0 +1,245 @@
+//! Makes an op wrong, or just different.
+//!
+//! Tensors, scalars and ranges are changed where they are; everything else that an op says
+//! is changed in its bytes, by which no argument of any variant is left out.
+
+use burn_backend::{BoolStore, DType, Shape, Slice};
+use burn_ir::{IrVisitorMut, OperationIr, ScalarIr, TensorIr};
+
+use super::each_tensor;
+use crate::seeds::Numbers;
+
+/// Dims to try: around what kernels have as the size of a block.
+const DIMS: [usize; 14] = [0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64];
+
+/// Dims that must not be believed.
+const HUGE: [usize; 8] = [
+    1 << 16,
+    1 << 31,
+    (1 << 32) + 1,
+    1 << 44,
+    1 << 61,
+    isize::MAX as usize,
+    usize::MAX - 1,
+    usize::MAX,
+];
+
+const DTYPES: [DType; 16] = [
+    DType::F64,
+    DType::F32,
+    DType::Flex32,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I16,
+    DType::I8,
+    DType::U64,
+    DType::U32,
+    DType::U16,
+    DType::U8,
+    DType::Bool(BoolStore::Native),
+    DType::Bool(BoolStore::U8),
+    DType::Bool(BoolStore::U32),
+];
+
+const SCALARS: [ScalarIr; 14] = [
+    ScalarIr::Int(0),
+    ScalarIr::Int(-1),
+    ScalarIr::Int(i64::MIN),
+    ScalarIr::Int(i64::MAX),
+    ScalarIr::Int(64),
+    ScalarIr::UInt(u64::MAX),
+    ScalarIr::Bool(true),
+    ScalarIr::Float(0.0),
+    ScalarIr::Float(-1.5),
+    ScalarIr::Float(1e300),
+    ScalarIr::Float(f64::NAN),
+    ScalarIr::Float(f64::INFINITY),
+    ScalarIr::Float(f64::NEG_INFINITY),
+    ScalarIr::Float(5e-324),
+];
+
+const BOUNDS: [isize; 8] = [0, 1, -1, 2, -3, 9, isize::MIN, isize::MAX];
+
+/// One of `all`.
+fn one_of<T: Copy>(numbers: &mut Numbers, all: &[T]) -> T {
+    all[numbers.below(all.len())]
+}
+
+/// Changes `op` at one place, or at all places that have the same there.
+pub(super) fn mutate(op: &mut OperationIr, numbers: &mut Numbers) {
+    match numbers.below(16) {
+        0..=4 => dim(op, numbers),
+        5 | 6 => dtype(op, numbers),
+        7 => rank(op, numbers),
+        8 => scalar(op, numbers),
+        9 => range(op, numbers),
+        _ => argument(op, numbers),
+    }
+}
+
+fn tensors(op: &mut OperationIr) -> Vec<TensorIr> {
+    let mut tensors = Vec::new();
+    each_tensor(op, |tensor| tensors.push(tensor.clone()));
+    tensors
+}
+
+/// One of the tensors of `op`, by its number.
+fn pick(op: &mut OperationIr, numbers: &mut Numbers) -> Option<(usize, TensorIr)> {
+    let mut tensors = tensors(op);
+    if tensors.is_empty() {
+        return None;
+    }
+    let at = numbers.below(tensors.len());
+    Some((at, tensors.swap_remove(at)))
+}
+
+/// Changes the tensors of `op` that `change` is to change: number `at`, or all.
+fn change(op: &mut OperationIr, at: Option<usize>, mut change: impl FnMut(&mut TensorIr)) {
+    let mut number = 0;
+    each_tensor(op, |tensor| {
+        if at.is_none_or(|at| at == number) {
+            change(tensor);
+        }
+        number += 1;
+    });
+}
+
+/// All of them mostly, so that what is changed fits again.
+fn scope(at: usize, numbers: &mut Numbers) -> Option<usize> {
+    (numbers.below(3) == 0).then_some(at)
+}
+
+fn dim(op: &mut OperationIr, numbers: &mut Numbers) {
+    let Some((at, tensor)) = pick(op, numbers) else {
+        return;
+    };
+    let dims = tensor.shape.as_slice();
+    if dims.is_empty() {
+        return;
+    }
+    let axis = numbers.below(dims.len());
+    let from = dims[axis];
+    let (to, scope) = match numbers.below(12) {
+        0 => (one_of(numbers, &HUGE), Some(at)),
+        1 => (from.wrapping_add(1), scope(at, numbers)),
+        2 => (from.saturating_sub(1), scope(at, numbers)),
+        _ => (one_of(numbers, &DIMS), scope(at, numbers)),
+    };
+    change(op, scope, |tensor| {
+        let mut dims = tensor.shape.as_slice().to_vec();
+        match scope {
+            Some(_) => dims[axis] = to,
+            None => dims
+                .iter_mut()
+                .filter(|dim| **dim == from)
+                .for_each(|dim| *dim = to),
+        }
+        tensor.shape = Shape::from(dims);
+    });
+}
+
+fn dtype(op: &mut OperationIr, numbers: &mut Numbers) {
+    let Some((at, tensor)) = pick(op, numbers) else {
+        return;
+    };
+    let to = one_of(numbers, &DTYPES);
+    let scope = scope(at, numbers);
+    change(op, scope, |one| {
+        if one.dtype == tensor.dtype {
+            one.dtype = to;
+        }
+    });
+}
+
+/// Another number of dims, or another order.
+fn rank(op: &mut OperationIr, numbers: &mut Numbers) {
+    let Some((at, _)) = pick(op, numbers) else {
+        return;
+    };
+    let how = numbers.below(4);
+    let scope = scope(at, numbers);
+    change(op, scope, |tensor| {
+        let mut dims = tensor.shape.as_slice().to_vec();
+        match how {
+            0 => dims.insert(0, 1),
+            1 => dims.push(2),
+            2 => drop(dims.pop()),
+            _ => dims.reverse(),
+        }
+        tensor.shape = Shape::from(dims);
+    });
+}
+
+/// Changes every scalar, and one range in two.
+struct Arguments<'a> {
+    numbers: &'a mut Numbers,
+    scalars: bool,
+}
+
+impl IrVisitorMut for Arguments<'_> {
+    fn visit_scalar_mut(&mut self, scalar: &mut ScalarIr) {
+        if self.scalars {
+            *scalar = one_of(self.numbers, &SCALARS);
+        }
+    }
+
+    fn visit_range_mut(&mut self, range: &mut Slice) {
+        if self.scalars || self.numbers.below(2) == 0 {
+            return;
+        }
+        match self.numbers.below(3) {
+            0 => range.start = one_of(self.numbers, &BOUNDS),
+            1 => {
+                let end = one_of(self.numbers, &BOUNDS);
+                range.end = (self.numbers.below(4) > 0).then_some(end);
+            }
+            _ => range.step = one_of(self.numbers, &BOUNDS),
+        }
+    }
+}
+
+fn scalar(op: &mut OperationIr, numbers: &mut Numbers) {
+    op.visit_mut(&mut Arguments {
+        numbers,
+        scalars: true,
+    });
+}
+
+fn range(op: &mut OperationIr, numbers: &mut Numbers) {
+    op.visit_mut(&mut Arguments {
+        numbers,
+        scalars: false,
+    });
+}
+
+/// Another byte, or another number in the place of a small one.
+fn argument(op: &mut OperationIr, numbers: &mut Numbers) {
+    let bytes = postcard::to_stdvec(&*op).expect("ops serialize without failing");
+    // The first bytes are the variant.
+    if bytes.len() < 3 {
+        return;
+    }
+    // Some changes leave no op.
+    for _ in 0..4 {
+        let at = 2 + numbers.below(bytes.len() - 2);
+        let mut changed = bytes.clone();
+        match numbers.below(8) {
+            0 => changed[at] = numbers.next() as u8,
+            1 => changed[at] ^= 1 << numbers.below(8),
+            2 => {
+                let wide = postcard::to_stdvec(&one_of(numbers, &HUGE));
+                let wide = wide.expect("numbers serialize without failing");
+                changed.splice(at..=at, wide);
+            }
+            3 => changed[at] = changed[at].wrapping_add(1),
+            4 => changed[at] = changed[at].wrapping_sub(1),
+            _ => changed[at] = numbers.below(10) as u8,
+        }
+        if let Ok(other) = postcard::from_bytes::<OperationIr>(&changed) {
+            *op = other;
+            return;
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What became of the ops, counted by variant.
+
+use std::fmt;
+
+use tensord_proto::v1::FaultKind;
+use tensord_worker::testing::Became;
+
+use super::templates::{NEVER_EXECUTED, NEVER_REFUSED, Templates};
+
+/// Of one variant.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    executed: u64,
+    /// Because of a rule.
+    refused: u64,
+    /// Because the backend panicked, which the session outlives.
+    panicked: u64,
+    poisoned: u64,
+}
+
+/// What became of the ops of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    counts: Vec<Count>,
+    names: Vec<String>,
+    /// Sessions that were closed.
+    pub sessions: u64,
+    /// Frames that were spoilt, and were refused as a whole.
+    pub frames_refused: u64,
+    /// Frames that were spoilt, and held ops all the same.
+    pub frames_taken: u64,
+}
+
+impl Report {
+    /// Nothing yet.
+    pub fn new(templates: &Templates) -> Self {
+        let names = (0..templates.len()).map(|i| templates.get(i).0.to_string());
+        Self {
+            counts: vec![Count::default(); templates.len()],
+            names: names.collect(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn note(&mut self, variant: usize, became: &Became) {
+        let count = &mut self.counts[variant];
+        match became {
+            Became::Executed => count.executed += 1,
+            Became::Refused(FaultKind::Panic, _) => count.panicked += 1,
+            Became::Refused(..) => count.refused += 1,
+            Became::Poisoned => count.poisoned += 1,
+        }
+    }
+
+    /// Adds what another thread counted.
+    pub fn add(&mut self, other: &Self) {
+        for (count, other) in self.counts.iter_mut().zip(&other.counts) {
+            count.executed += other.executed;
+            count.refused += other.refused;
+            count.panicked += other.panicked;
+            count.poisoned += other.poisoned;
+        }
+        self.sessions += other.sessions;
+        self.frames_refused += other.frames_refused;
+        self.frames_taken += other.frames_taken;
+    }
+
+    /// Ops that had their turn.
+    pub fn ops(&self) -> u64 {
+        let sum = |c: &Count| c.executed + c.refused + c.panicked + c.poisoned;
+        self.counts.iter().map(sum).sum()
+    }
+
+    /// Variants that were not executed, or not refused, `least` times.
+    pub fn lacks(&self, least: u64) -> Vec<String> {
+        let mut lacks = Vec::new();
+        for (name, count) in self.names.iter().zip(&self.counts) {
+            let refused = count.refused + count.panicked;
+            let (executed, name) = (count.executed, name.as_str());
+            if executed < least && !NEVER_EXECUTED.contains(&name) {
+                lacks.push(format!("{name} was executed {executed} times"));
+            }
+            if refused < least && !NEVER_REFUSED.contains(&name) {
+                lacks.push(format!("{name} was refused {refused} times"));
+            }
+        }
+        lacks
+    }
+
+    /// The fewest times that any variant was executed, and refused, of those that can be.
+    pub fn least(&self) -> (u64, u64) {
+        let all = || self.names.iter().zip(&self.counts);
+        let executed = all().filter(|(name, _)| !NEVER_EXECUTED.contains(&name.as_str()));
+        let refused = all().filter(|(name, _)| !NEVER_REFUSED.contains(&name.as_str()));
+        let executed = executed.map(|(_, count)| count.executed).min();
+        let refused = refused.map(|(_, count)| count.refused + count.panicked);
+        (executed.unwrap_or(0), refused.min().unwrap_or(0))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.names.iter().map(String::len).max().unwrap_or(0);
+        let header = ["executed", "refused", "panicked", "poisoned"];
+        write!(f, "{:width$}", "variant")?;
+        header
+            .iter()
+            .try_for_each(|name| write!(f, " {name:>10}"))?;
+        writeln!(f)?;
+        let mut rows: Vec<_> = self.names.iter().zip(&self.counts).collect();
+        rows.sort_by_key(|(name, _)| *name);
+        for (name, count) in rows {
+            let Count {
+                executed,
+                refused,
+                panicked,
+                poisoned,
+            } = count;
+            writeln!(
+                f,
+                "{name:width$} {executed:>10} {refused:>10} {panicked:>10} {poisoned:>10}"
+            )?;
+        }
+        let (executed, refused) = self.least();
+        write!(
+            f,
+            "{} ops in {} sessions; each variant executed at least {executed} times and refused \
+             at least {refused} times; of the spoilt frames {} were refused and {} taken",
+            self.ops(),
+            self.sessions,
+            self.frames_refused,
+            self.frames_taken
+        )
+    }
+}

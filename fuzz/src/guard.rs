@@ -1,0 +1,359 @@
+//! An allocator that ends the process at the first access beyond an allocation.
+//!
+//! While a thread is within [`on`], what it allocates comes from slots of whole pages. An
+//! allocation ends where its slot ends, and behind that is a page that cannot be accessed:
+//! what reads or writes beyond is killed by the system (`SIGSEGV`). Where an alignment
+//! leaves room at the end, and for some bytes before the beginning, there is a pattern that
+//! is compared when the memory is freed, which finds writes. Slots are given out again in
+//! turn, the longest free first, filled with another pattern meanwhile; every eighth cannot
+//! be accessed at all while it is free, so that a use after that is found.
+//!
+//! This is for where there is no sanitizer: stable compilers have none.
+
+#![allow(unsafe_code)]
+
+use std::{
+    alloc::Layout,
+    cell::Cell,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+};
+
+const PAGE: usize = 4096;
+
+/// Pages of a slot, and how many slots there are of each class.
+const CLASSES: [(usize, usize); 6] = [
+    (1, 8192),
+    (4, 2048),
+    (16, 1024),
+    (64, 256),
+    (512, 64),
+    (4096, 8),
+];
+
+const SLOTS: usize = {
+    let (mut sum, mut i) = (0, 0);
+    while i < CLASSES.len() {
+        sum += CLASSES[i].1;
+        i += 1;
+    }
+    sum
+};
+
+/// Bytes before an allocation that have the pattern, at most.
+const BEFORE: usize = 32;
+
+/// What is around allocations, and in freed memory.
+const AROUND: u8 = 0xc5;
+const FREED: u8 = 0xdd;
+
+/// Bytes of freed memory that are filled, at most.
+const FILLED: usize = 256;
+
+/// Every slot with such a number cannot be accessed while it is free.
+const CLOSED_EVERY: usize = 8;
+
+/// Where the slots are; 0 before there are any.
+static BASE: AtomicUsize = AtomicUsize::new(0);
+
+/// The numbers of free slots: a ring for each class, one after the other.
+static RINGS: [AtomicU32; SLOTS] = [const { AtomicU32::new(0) }; SLOTS];
+
+/// Where each ring begins, and how many are in it.
+static FREE: [Ring; CLASSES.len()] = [const {
+    Ring {
+        busy: AtomicBool::new(false),
+        head: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+    }
+}; CLASSES.len()];
+
+struct Ring {
+    busy: AtomicBool,
+    head: AtomicUsize,
+    len: AtomicUsize,
+}
+
+thread_local! {
+    /// How deep the thread is within `on`.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A slot.
+#[derive(Clone, Copy)]
+struct Slot {
+    class: usize,
+    number: usize,
+    /// Its address, and where it ends.
+    start: usize,
+    end: usize,
+}
+
+/// Runs `work` with guards around what this thread allocates, if they were set up.
+pub fn on<T>(work: impl FnOnce() -> T) -> T {
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            DEPTH.set(DEPTH.get() - 1);
+        }
+    }
+    DEPTH.set(DEPTH.get() + 1);
+    let _off = Off;
+    work()
+}
+
+/// Whether this thread is within [`on`].
+pub fn is_on() -> bool {
+    DEPTH.get() > 0
+}
+
+/// Sets the slots up, once in a process.
+///
+/// # Errors
+///
+/// When the system gives no memory for it, or has pages of another size.
+#[cfg(unix)]
+pub fn set_up() -> Result<(), String> {
+    if BASE.load(Ordering::Acquire) != 0 {
+        return Ok(());
+    }
+    // SAFETY: asks for a number, and has no other effect.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    if page != PAGE as libc::c_long {
+        return Err(format!(
+            "guards are for pages of {PAGE} bytes, here are {page}"
+        ));
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the system's choice touches no other memory.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            total_bytes(),
+            libc::PROT_NONE,
+            flags,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(format!(
+            "no address space for guards: {}",
+            std::io::Error::last_os_error()
+        ));
+    }
+    let base = base as usize;
+    for (class, (_, slots)) in CLASSES.into_iter().enumerate() {
+        for number in 0..slots {
+            let slot = slot_at(base, class, number);
+            if !protect(slot, !is_closed(slot)) {
+                return Err(format!(
+                    "cannot set up guard pages: {}",
+                    std::io::Error::last_os_error()
+                ));
+            }
+            give(slot);
+        }
+    }
+    BASE.store(base, Ordering::Release);
+    Ok(())
+}
+
+/// There are none on this system.
+///
+/// # Errors
+///
+/// Always.
+#[cfg(not(unix))]
+pub fn set_up() -> Result<(), String> {
+    Err("guard pages need a Unix".into())
+}
+
+/// Reads the byte behind an allocation of `size` bytes, so that a test sees what comes of
+/// it. With guards the process ends here.
+pub fn read_beyond(size: usize) -> u8 {
+    let bytes = on(|| vec![1u8; size]);
+    // SAFETY: none, on purpose: the byte is not the allocation's. What follows it is a page
+    // that cannot be read if guards are set up, which the one caller sees to; a read of
+    // one byte does nothing else.
+    unsafe { bytes.as_ptr().add(size).read_volatile() }
+}
+
+/// Memory with a guard behind it. None: it is not asked for, or there is none left.
+pub(crate) fn alloc(layout: Layout) -> Option<*mut u8> {
+    let base = BASE.load(Ordering::Acquire);
+    if base == 0 || !is_on() || layout.size() == 0 || layout.align() > PAGE {
+        return None;
+    }
+    let first = CLASSES
+        .iter()
+        .position(|(pages, _)| pages * PAGE >= layout.size())?;
+    let slot = take(base, first)?;
+    if is_closed(slot) && !protect(slot, true) {
+        give(slot);
+        return None;
+    }
+    let start = place(slot, layout);
+    fill(slot.start.max(start.saturating_sub(BEFORE)), start, AROUND);
+    fill(start + layout.size(), slot.end, AROUND);
+    Some(start as *mut u8)
+}
+
+/// Takes memory back. False: it is not from here.
+///
+/// # Safety
+///
+/// If it is from here, it was allocated with `layout` and is not used any more.
+pub(crate) unsafe fn dealloc(memory: *mut u8, layout: Layout) -> bool {
+    let base = BASE.load(Ordering::Acquire);
+    let start = memory as usize;
+    let Some(slot) = find(base, start) else {
+        return false;
+    };
+    let before = slot.start.max(start.saturating_sub(BEFORE));
+    let is_intact = start == place(slot, layout)
+        && has(before, start, AROUND)
+        && has(start + layout.size(), slot.end, AROUND);
+    if !is_intact {
+        die(b"fuzz: memory around an allocation was written to, found as it was freed\n");
+    }
+    fill(start, start + layout.size().min(FILLED), FREED);
+    if is_closed(slot) {
+        protect(slot, false);
+    }
+    give(slot);
+    true
+}
+
+/// Where in its slot an allocation begins: so that it ends at the end.
+fn place(slot: Slot, layout: Layout) -> usize {
+    (slot.end - layout.size()) & !(layout.align() - 1)
+}
+
+fn is_closed(slot: Slot) -> bool {
+    slot.number.is_multiple_of(CLOSED_EVERY)
+}
+
+const fn class_bytes(class: usize) -> usize {
+    (CLASSES[class].0 + 1) * PAGE * CLASSES[class].1
+}
+
+/// A page before all, and the slots with a page behind each.
+fn total_bytes() -> usize {
+    (0..CLASSES.len()).map(class_bytes).sum::<usize>() + PAGE
+}
+
+fn slot_at(base: usize, class: usize, number: usize) -> Slot {
+    let (pages, _) = CLASSES[class];
+    let before: usize = (0..class).map(class_bytes).sum();
+    let start = base + PAGE + before + number * (pages + 1) * PAGE;
+    let end = start + pages * PAGE;
+    Slot {
+        class,
+        number,
+        start,
+        end,
+    }
+}
+
+/// The slot that has `address`, if one has.
+fn find(base: usize, address: usize) -> Option<Slot> {
+    if base == 0 {
+        return None;
+    }
+    let mut offset = address.checked_sub(base + PAGE)?;
+    for (class, (pages, _)) in CLASSES.into_iter().enumerate() {
+        if offset < class_bytes(class) {
+            return Some(slot_at(base, class, offset / ((pages + 1) * PAGE)));
+        }
+        offset -= class_bytes(class);
+    }
+    None
+}
+
+/// The slot that is free for longest, of this class or the next.
+fn take(base: usize, first: usize) -> Option<Slot> {
+    let mut classes = first..CLASSES.len().min(first + 2);
+    classes.find_map(|class| {
+        let (_, slots) = CLASSES[class];
+        let number = locked(class, |ring| {
+            let len = ring.len.load(Ordering::Relaxed);
+            if len == 0 {
+                return None;
+            }
+            let head = ring.head.load(Ordering::Relaxed);
+            ring.head.store((head + 1) % slots, Ordering::Relaxed);
+            ring.len.store(len - 1, Ordering::Relaxed);
+            Some(RINGS[ring_start(class) + head].load(Ordering::Relaxed))
+        });
+        number.map(|number| slot_at(base, class, number as usize))
+    })
+}
+
+fn give(slot: Slot) {
+    let (_, slots) = CLASSES[slot.class];
+    locked(slot.class, |ring| {
+        let len = ring.len.load(Ordering::Relaxed);
+        let at = (ring.head.load(Ordering::Relaxed) + len) % slots;
+        RINGS[ring_start(slot.class) + at].store(slot.number as u32, Ordering::Relaxed);
+        ring.len.store(len + 1, Ordering::Relaxed);
+    });
+}
+
+fn ring_start(class: usize) -> usize {
+    CLASSES[..class].iter().map(|(_, slots)| slots).sum()
+}
+
+/// Runs a few instructions while no other thread has the ring.
+fn locked<T>(class: usize, work: impl FnOnce(&Ring) -> T) -> T {
+    let ring = &FREE[class];
+    while ring.busy.swap(true, Ordering::Acquire) {
+        std::hint::spin_loop();
+    }
+    let result = work(ring);
+    ring.busy.store(false, Ordering::Release);
+    result
+}
+
+/// Fills memory of a slot that is nobody's.
+fn fill(start: usize, end: usize, with: u8) {
+    // SAFETY: `start..end` is within a slot that this thread took out of the ring or was
+    // given back: nobody else has it, and it may be accessed.
+    unsafe { (start as *mut u8).write_bytes(with, end - start) };
+}
+
+/// Whether memory around an allocation has the pattern.
+fn has(start: usize, end: usize, pattern: u8) -> bool {
+    // SAFETY: `start..end` is within a slot whose allocation is being given back, so it may
+    // be accessed, and outside the allocation, so `fill` wrote it.
+    let around = unsafe { std::slice::from_raw_parts(start as *const u8, end - start) };
+    around.iter().all(|&byte| byte == pattern)
+}
+
+/// Lets a slot be accessed, or not.
+#[cfg(unix)]
+fn protect(slot: Slot, open: bool) -> bool {
+    let access = match open {
+        true => libc::PROT_READ | libc::PROT_WRITE,
+        false => libc::PROT_NONE,
+    };
+    let bytes = slot.end - slot.start;
+    // SAFETY: these pages are of the mapping of `set_up`, which is never unmapped, and no
+    // allocation is in them.
+    unsafe { libc::mprotect(slot.start as *mut libc::c_void, bytes, access) == 0 }
+}
+
+#[cfg(not(unix))]
+fn protect(_: Slot, _: bool) -> bool {
+    false
+}
+
+/// Says what was found, without allocating, and ends the process.
+fn die(what: &[u8]) -> ! {
+    // SAFETY: `what` is as long as it says; nothing is done with the result.
+    #[cfg(unix)]
+    unsafe {
+        libc::write(2, what.as_ptr().cast(), what.len());
+    }
+    let _ = what;
+    std::process::abort()
+}
