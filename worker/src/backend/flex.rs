@@ -17,6 +17,8 @@ impl SessionBackend for Flex {
 
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = Some(storage);
 
+    const TRUSTS_INDICES: bool = false;
+
     fn custom_ops(ops: &CustomOps) -> Handlers<Self> {
         ops.flex.clone()
     }

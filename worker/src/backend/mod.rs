@@ -4,6 +4,7 @@
 //! An [`Engine`] is one session's set of tensors on one device. Calls may
 //! panic, as backends do on ops they cannot carry out; the executor catches.
 
+mod bounds;
 #[cfg(feature = "cube")]
 mod cube;
 mod flex;
@@ -104,6 +105,9 @@ pub(crate) trait SessionBackend: BackendIr {
     /// Tells which memory a tensor uses. `None`: that is decided when kernels are
     /// launched, which may be later.
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>>;
+
+    /// Kernels address memory by what is in a tensor of indices, and do not check it.
+    const TRUSTS_INDICES: bool;
 }
 
 /// A device of Burn backend `B`.
@@ -261,6 +265,39 @@ impl<B: SessionBackend> BurnEngine<B> {
             HandleKind::Quantized(made) => (made.shape(), made.dtype()),
         }
     }
+
+    /// Has `op` take indices that are within bounds, if its kernel does not look. Returns
+    /// tensors that `op` uses for the last time, and that are to be dropped after it.
+    fn keep_in_bounds(&mut self, op: &mut OperationIr) -> Vec<TensorIr> {
+        let mut after = Vec::new();
+        if !B::TRUSTS_INDICES || bounds::indices(op).is_empty() {
+            return after;
+        }
+        let ids: Vec<_> = op.nodes().iter().map(|tensor| tensor.id).collect();
+        // Ids that a program has no reason to use. If it does, it loses its own tensor, and
+        // later uses of that are faults.
+        let all = (0..=u64::MAX).rev().map(TensorId::new);
+        let mut unused = all.filter(|id| !ids.contains(id));
+        for (tensor, range) in bounds::indices(op) {
+            let mut taken = tensor.clone();
+            if ids.iter().filter(|id| **id == tensor.id).count() > 1 {
+                taken = as_shared(tensor);
+                if tensor.status == TensorStatus::ReadWrite {
+                    after.push(tensor.clone());
+                }
+            }
+            let id = unused.next().expect("more ids than an op has tensors");
+            self.run(|interpreter| {
+                let HandleKind::Int(values) = interpreter.get_tensor(&taken) else {
+                    unreachable!("indices that are no integers are refused");
+                };
+                let clamped = bounds::clamped::<B>(values, &taken, &range);
+                interpreter.register_tensor_to_device(id, HandleKind::Int(clamped));
+            });
+            (tensor.id, tensor.status) = (id, TensorStatus::ReadWrite);
+        }
+        after
+    }
 }
 
 impl<B: SessionBackend> Engine for BurnEngine<B> {
@@ -277,14 +314,18 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
         ))
     }
 
-    fn execute(&mut self, op: Box<OperationIr>) {
+    fn execute(&mut self, mut op: Box<OperationIr>) {
         let may_differ = B::TYPES_DIFFER && types_may_differ(&op);
         let declared = match &*op {
             OperationIr::Custom(call) => call.outputs.clone(),
             op if may_differ => op.outputs().cloned().collect(),
             _ => Vec::new(),
         };
+        let after = self.keep_in_bounds(&mut op);
         self.run(|interpreter| interpreter.register_op(*op));
+        for tensor in after {
+            self.forget(tensor);
+        }
         // What it makes is up to its handler, and later ops were checked by this.
         let who = if may_differ { "backend" } else { "custom op" };
         for out in &declared {

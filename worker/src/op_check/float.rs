@@ -159,6 +159,9 @@ fn grid_sample(op: &GridSample2dOpIr) -> Checked {
     );
     let fits = grid[0] == x[0] && grid[3] == 2;
     must!(fits, "a grid {} for an input {}", show(grid), show(x));
+    // CubeCL's kernel clamps each place to what is there, and believes that something is.
+    let nothing = x[2..].contains(&0) && !dims(&op.out).contains(&0);
+    must!(!nothing, "a grid {} over nothing: {}", show(grid), show(x));
     makes(&op.out, &[x[0], x[1], grid[1], grid[2]], op.tensor.dtype)?;
     // Backends without a kernel of their own gather each of the four neighbours.
     let around = bytes(&op.out).saturating_mul(8);

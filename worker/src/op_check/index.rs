@@ -1,6 +1,8 @@
 //! Ops that take or put elements where other tensors say.
 //!
-//! What the indices are is data, and checked by the backend.
+//! What the indices are is data: Flex checks each, and for CubeCL's kernels they are clamped
+//! on the device (`backend/bounds.rs`). Neither helps where no index is right, so ops that
+//! take something of nothing are refused.
 
 use burn_ir::TensorIr;
 use burn_ir::{GatherNdOpIr, GatherOpIr, ScatterNdOpIr, ScatterOpIr, SelectAssignOpIr, SelectOpIr};
@@ -19,6 +21,7 @@ pub(super) fn gather(op: &GatherOpIr, kind: Kind) -> Checked {
     has_dtype(&op.out, op.tensor.dtype)?;
     beside(&op.tensor, &op.indices, op.dim)?;
     has_dims(&op.out, dims(&op.indices).iter().copied())?;
+    points(&dims(&op.tensor)[op.dim..=op.dim], &op.out)?;
     Ok(total(&[bytes(&op.tensor), indices(&op.indices)]))
 }
 
@@ -27,6 +30,7 @@ pub(super) fn scatter(op: &ScatterOpIr, kind: Kind) -> Checked {
     same_dtype(&op.tensor, &op.value)?;
     beside(&op.tensor, &op.indices, op.dim)?;
     shaped("the value", &op.value, dims(&op.indices))?;
+    points(&dims(&op.tensor)[op.dim..=op.dim], &op.value)?;
     alike(&op.out, &op.tensor)?;
     Ok(total(&[bytes(&op.value), indices(&op.indices)]))
 }
@@ -52,6 +56,7 @@ pub(super) fn select(op: &SelectOpIr, kind: Kind) -> Checked {
     has_dtype(&op.out, op.tensor.dtype)?;
     let count = listed(&op.indices)?;
     but_axis(&op.out, &op.tensor, op.dim, count)?;
+    points(&dims(&op.tensor)[op.dim..=op.dim], &op.out)?;
     Ok(total(&[bytes(&op.tensor), indices(&op.indices)]))
 }
 
@@ -60,8 +65,20 @@ pub(super) fn select_assign(op: &SelectAssignOpIr, kind: Kind) -> Checked {
     same_dtype(&op.tensor, &op.value)?;
     let count = listed(&op.indices)?;
     but_axis(&op.value, &op.tensor, op.dim, count)?;
+    points(&dims(&op.tensor)[op.dim..=op.dim], &op.value)?;
     alike(&op.out, &op.tensor)?;
     Ok(total(&[bytes(&op.value), indices(&op.indices)]))
+}
+
+/// Elements `of` such dims are taken or put as `visited`: where a dim is 0 there are none.
+pub(super) fn points(of: &[usize], visited: &TensorIr) -> Result<(), Broken> {
+    let nowhere = of.contains(&0) && !dims(visited).contains(&0);
+    must!(
+        !nowhere,
+        "indices for {} into an axis of 0",
+        show(dims(visited))
+    );
+    Ok(())
 }
 
 /// How many indices are in a list of them.
@@ -75,6 +92,10 @@ pub(super) fn gather_nd(op: &GatherNdOpIr, kind: Kind) -> Checked {
     has_dtype(&op.out, op.data.dtype)?;
     let (at, slice) = tuples(&op.data, &op.indices, kind)?;
     has_dims(&op.out, at.iter().chain(slice).copied())?;
+    points(
+        &dims(&op.data)[..dims(&op.data).len() - slice.len()],
+        &op.out,
+    )?;
     Ok(total(&[bytes(&op.data), indices(&op.indices)]))
 }
 
@@ -90,6 +111,10 @@ pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> Checked {
         show(dims(&op.indices)),
         show(dims(&op.data))
     );
+    points(
+        &dims(&op.data)[..dims(&op.data).len() - slice.len()],
+        &op.values,
+    )?;
     alike(&op.out, &op.data)?;
     Ok(total(&[
         bytes(&op.data),

@@ -8,7 +8,7 @@
 //!
 //! One file a family, each an exhaustive `match` without a wildcard: a variant without a
 //! rule does not compile. Index values are data and cannot be seen here. Flex's kernels
-//! check each; CubeCL's do not (`docs/gpu.md`).
+//! check each; for CubeCL's they are clamped on the device (`backend/bounds.rs`).
 //!
 //! Pure: no backend, no state. On success nothing is allocated.
 

@@ -7,6 +7,7 @@ use burn_ir::{
 
 use super::{
     Broken, Checked,
+    index::points,
     rules::{Kind, alike, has_dtype, makes, must, product, ranked, same_dtype, shaped, show, sum},
     scratch::{bytes, indices, threads, times, total, widened},
 };
@@ -22,15 +23,17 @@ const MAX_STEPS: usize = 1 << 20;
 const STATES: u64 = 8;
 
 pub(super) fn embedding(op: &EmbeddingOpIr) -> Checked {
-    let [_, width] = table(&op.weights)?;
+    let [rows, width] = table(&op.weights)?;
     let [batch, length] = places(&op.indices)?;
     makes(&op.out, &[batch, length, width], op.weights.dtype)?;
+    points(&[rows], &op.out)?;
     Ok(total(&[bytes(&op.weights), indices(&op.indices)]))
 }
 
 pub(super) fn embedding_backward(op: &EmbeddingBackwardOpIr) -> Checked {
-    let [_, width] = table(&op.weights)?;
+    let [rows, width] = table(&op.weights)?;
     let [batch, length] = places(&op.indices)?;
+    points(&[rows], &op.out_grad)?;
     same_dtype(&op.weights, &op.out_grad)?;
     shaped("the gradient", &op.out_grad, &[batch, length, width])?;
     alike(&op.out, &op.weights)?;

@@ -1,0 +1,213 @@
+//! Indices that kernels take on trust.
+//!
+//! CubeCL launches the kernels of `gather`, `scatter`, `select` and their like without
+//! checks of bounds, and what the indices are is known to the device alone. So they are
+//! clamped there, by an op before the one that uses them: an index that is out of bounds,
+//! which Burn leaves undefined, reaches another element of the same tensor.
+//!
+//! Of the other ops that have integers or places among their inputs, `burn-cubecl` 0.22.1
+//! compares the indices of a pool's backward pass and addresses nothing by them, and checks
+//! or clamps each place of a grid sample and of a deformable convolution.
+
+use burn_backend::{Backend, DType, Scalar, Slice, tensor::IntTensor};
+use burn_ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorIr};
+
+/// The values that a tensor of indices may have.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Range {
+    /// From 0 to this.
+    UpTo(usize),
+    /// Tuples along the last axis; each of their places is from 0 to its own.
+    Tuples(Vec<usize>),
+}
+
+/// The tensors by whose values the kernel of `op` addresses memory. What it declares was
+/// checked.
+pub(super) fn indices(op: &mut OperationIr) -> Vec<(&mut TensorIr, Range)> {
+    match op {
+        OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
+            of_base(op)
+        }
+        OperationIr::Module(op) => of_module(op),
+        OperationIr::NumericFloat(..)
+        | OperationIr::NumericInt(..)
+        | OperationIr::Bool(_)
+        | OperationIr::Int(_)
+        | OperationIr::Float(..)
+        | OperationIr::Activation(_)
+        | OperationIr::Init(_)
+        | OperationIr::Custom(_)
+        | OperationIr::Drop(_)
+        | OperationIr::Distributed(_) => Vec::new(),
+    }
+}
+
+fn of_base(op: &mut BaseOperationIr) -> Vec<(&mut TensorIr, Range)> {
+    use BaseOperationIr as Op;
+    match op {
+        Op::Gather(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
+        Op::Scatter(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
+        Op::Select(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
+        Op::SelectAssign(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
+        Op::GatherNd(op) => {
+            let range = tuples(&op.data, &op.indices);
+            vec![(&mut op.indices, range)]
+        }
+        Op::ScatterNd(op) => {
+            let range = tuples(&op.data, &op.indices);
+            vec![(&mut op.indices, range)]
+        }
+        Op::Reshape(_)
+        | Op::SwapDims(_)
+        | Op::Permute(_)
+        | Op::Flip(_)
+        | Op::Expand(_)
+        | Op::Unfold(_)
+        | Op::Slice(_)
+        | Op::SliceAssign(_)
+        | Op::MaskWhere(_)
+        | Op::MaskFill(_)
+        | Op::Equal(_)
+        | Op::EqualElem(_)
+        | Op::NotEqual(_)
+        | Op::NotEqualElem(_)
+        | Op::RepeatDim(_)
+        | Op::Cat(_)
+        | Op::Cast(_)
+        | Op::Empty(_)
+        | Op::Ones(_)
+        | Op::Zeros(_)
+        | Op::All(_)
+        | Op::Any(_)
+        | Op::AllDim(_)
+        | Op::AnyDim(_) => Vec::new(),
+    }
+}
+
+fn of_module(op: &mut ModuleOperationIr) -> Vec<(&mut TensorIr, Range)> {
+    use ModuleOperationIr as Op;
+    // A loss has classes to look up, and lengths that say how far.
+    macro_rules! ctc {
+        ($op:expr) => {{
+            let steps = Range::UpTo(dim(&$op.log_probs, 0));
+            let labels = Range::UpTo(dim(&$op.targets, 1));
+            vec![
+                (&mut $op.targets, below(&$op.log_probs, 2)),
+                (&mut $op.input_lengths, steps),
+                (&mut $op.target_lengths, labels),
+            ]
+        }};
+    }
+    match op {
+        Op::Embedding(op) => vec![(&mut op.indices, below(&op.weights, 0))],
+        Op::EmbeddingBackward(op) => vec![(&mut op.indices, below(&op.weights, 0))],
+        Op::CtcLoss(op) => ctc!(op),
+        Op::CtcLossBackward(op) => ctc!(op),
+        // The pools' backward passes compare their indices, and address nothing by them.
+        Op::MaxPool1dWithIndicesBackward(_) | Op::MaxPool2dWithIndicesBackward(_) => Vec::new(),
+        Op::BatchNorm(_)
+        | Op::LayerNorm(_)
+        | Op::Linear(_)
+        | Op::LinearXBackward(_)
+        | Op::LinearWeightBackward(_)
+        | Op::LinearBiasBackward(_)
+        | Op::Conv1d(_)
+        | Op::Conv1dXBackward(_)
+        | Op::Conv1dWeightBackward(_)
+        | Op::Conv1dBiasBackward(_)
+        | Op::Conv2d(_)
+        | Op::Conv2dXBackward(_)
+        | Op::Conv2dWeightBackward(_)
+        | Op::Conv2dBiasBackward(_)
+        | Op::Conv3d(_)
+        | Op::Conv3dXBackward(_)
+        | Op::Conv3dWeightBackward(_)
+        | Op::Conv3dBiasBackward(_)
+        | Op::ConvTranspose1d(_)
+        | Op::ConvTranspose2d(_)
+        | Op::ConvTranspose3d(_)
+        | Op::ConvTranspose1dWeightBackward(_)
+        | Op::ConvTranspose1dBiasBackward(_)
+        | Op::ConvTranspose2dWeightBackward(_)
+        | Op::ConvTranspose2dBiasBackward(_)
+        | Op::ConvTranspose3dWeightBackward(_)
+        | Op::ConvTranspose3dBiasBackward(_)
+        | Op::DeformableConv2d(_)
+        | Op::DeformableConv2dBackward(_)
+        | Op::AvgPool1d(_)
+        | Op::AvgPool2d(_)
+        | Op::AvgPool1dBackward(_)
+        | Op::AvgPool2dBackward(_)
+        | Op::AdaptiveAvgPool1d(_)
+        | Op::AdaptiveAvgPool2d(_)
+        | Op::AdaptiveAvgPool3d(_)
+        | Op::AdaptiveAvgPool1dBackward(_)
+        | Op::AdaptiveAvgPool2dBackward(_)
+        | Op::AdaptiveAvgPool3dBackward(_)
+        | Op::MaxPool1d(_)
+        | Op::MaxPool2d(_)
+        | Op::MaxPool1dWithIndices(_)
+        | Op::MaxPool2dWithIndices(_)
+        | Op::Interpolate(_)
+        | Op::InterpolateBackward(_)
+        | Op::Attention(_)
+        | Op::Unfold4d(_) => Vec::new(),
+    }
+}
+
+fn dim(tensor: &TensorIr, axis: usize) -> usize {
+    tensor.shape.as_slice().get(axis).copied().unwrap_or(0)
+}
+
+/// Places along an axis. Of an axis of 0 nothing is taken, as an op that did is refused.
+fn below(tensor: &TensorIr, axis: usize) -> Range {
+    Range::UpTo(dim(tensor, axis).saturating_sub(1))
+}
+
+fn tuples(data: &TensorIr, indices: &TensorIr) -> Range {
+    let length = indices.shape.as_slice().last().copied().unwrap_or(0);
+    let most: Vec<_> = (0..length)
+        .map(|axis| dim(data, axis).saturating_sub(1))
+        .collect();
+    match most.first() {
+        Some(first) if most.iter().all(|each| each == first) => Range::UpTo(*first),
+        _ => Range::Tuples(most),
+    }
+}
+
+/// `indices` with each value in `range`: what is below is the least, what is above the most.
+pub(super) fn clamped<B: Backend>(
+    indices: IntTensor<B>,
+    about: &TensorIr,
+    range: &Range,
+) -> IntTensor<B> {
+    let clamp = |values, most| B::int_clamp(values, Scalar::Int(0), greatest(about.dtype, most));
+    let most = match range {
+        Range::UpTo(most) => return clamp(indices, *most),
+        Range::Tuples(most) => most,
+    };
+    let dims = about.shape.as_slice();
+    let Some(last) = dims.len().checked_sub(1).filter(|_| !most.is_empty()) else {
+        return indices; // Tuples of nothing.
+    };
+    let place = |(place, most): (usize, &usize)| {
+        let mut part: Vec<Slice> = dims.iter().map(|&dim| Slice::from(0..dim)).collect();
+        part[last] = Slice::from(place..place + 1);
+        clamp(B::int_slice(indices.clone(), &part), *most)
+    };
+    B::int_cat(most.iter().enumerate().map(place).collect(), last)
+}
+
+/// `most`, or the greatest value of `dtype` where that is less.
+fn greatest(dtype: DType, most: usize) -> Scalar {
+    let of_dtype = match dtype {
+        DType::I8 => i64::from(i8::MAX),
+        DType::U8 => i64::from(u8::MAX),
+        DType::I16 => i64::from(i16::MAX),
+        DType::U16 => i64::from(u16::MAX),
+        DType::I32 => i64::from(i32::MAX),
+        DType::U32 => i64::from(u32::MAX),
+        _ => i64::MAX,
+    };
+    Scalar::Int(i64::try_from(most).map_or(of_dtype, |most| most.min(of_dtype)))
+}
