@@ -2,6 +2,7 @@
 //! `tensord_tests::host` says which build that is.
 
 mod custom_op;
+mod indices;
 mod isolation;
 mod leases;
 mod suite;
