@@ -46,6 +46,10 @@ fn whole(handle: <Flex as BackendIr>::Handle) -> Option<FlexTensor> {
     (is_whole && tensor.bytes().len() == bytes).then_some(tensor)
 }
 
+/// Most bytes by which an allocation may be rounded up. The cost of a tensor's name covers
+/// them, so they do not make a storage larger than was declared.
+const ROUNDING_BYTES: usize = 64;
+
 /// The memory that a tensor uses.
 fn storage(handle: <Flex as BackendIr>::Handle) -> Option<StorageInfo> {
     let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) = handle
@@ -57,7 +61,10 @@ fn storage(handle: <Flex as BackendIr>::Handle) -> Option<StorageInfo> {
     let ours = 3;
     Some(StorageInfo {
         id: Arc::as_ptr(&memory) as usize,
-        bytes: memory.capacity() as u64,
+        bytes: match memory.capacity() {
+            rounded if rounded < memory.len() + ROUNDING_BYTES => memory.len() as u64,
+            capacity => capacity as u64,
+        },
         is_shared: Arc::strong_count(&memory) > ours,
     })
 }
