@@ -211,3 +211,6 @@ fn greatest(dtype: DType, most: usize) -> Scalar {
     };
     Scalar::Int(i64::try_from(most).map_or(of_dtype, |most| most.min(of_dtype)))
 }
+
+#[cfg(test)]
+mod tests;

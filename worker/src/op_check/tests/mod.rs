@@ -3,11 +3,12 @@
 
 mod arguments;
 mod derived;
+mod empty;
 mod honest;
 mod outputs;
 
 use burn_backend::DType;
-use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr, TensorIr, TensorStatus};
+use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr};
 
 use super::samples::{BOOL, boolean, float, id, int, made, numeric, typed};
 

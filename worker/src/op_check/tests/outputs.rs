@@ -3,7 +3,7 @@
 use burn_backend::DType;
 use burn_ir::{IrVisitorMut, OperationIr, TensorIr, TensorStatus};
 
-use super::{accepted, refused, samples};
+use super::{super::samples, accepted, refused};
 
 /// Has one of an op's outputs changed.
 struct Change<F> {

@@ -1,0 +1,113 @@
+//! Which values indices may have, and what becomes of others.
+
+use burn_backend::{TensorData, ops::IntTensorOps, tensor::IndexingUpdateOp};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{GatherNdOpIr, ScatterOpIr, TensorId, TensorStatus};
+
+use super::*;
+
+fn tensor(id: u64, dims: &[usize], dtype: DType) -> TensorIr {
+    TensorIr {
+        id: TensorId::new(id),
+        shape: dims.to_vec().into(),
+        status: TensorStatus::ReadOnly,
+        dtype,
+    }
+}
+
+fn float(id: u64, dims: &[usize]) -> TensorIr {
+    tensor(id, dims, DType::F32)
+}
+
+fn int(id: u64, dims: &[usize]) -> TensorIr {
+    tensor(id, dims, DType::I64)
+}
+
+#[track_caller]
+fn check(mut op: OperationIr, expected: &[(u64, Range)]) {
+    let found = indices(&mut op).into_iter();
+    let found: Vec<_> = found.map(|(at, range)| (at.id.value(), range)).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn indices_are_below_the_dim_they_point_into() {
+    let scatter = ScatterOpIr {
+        tensor: float(1, &[4, 6]),
+        dim: 1,
+        indices: int(2, &[4, 9]),
+        value: float(3, &[4, 9]),
+        update: IndexingUpdateOp::Add,
+        out: float(4, &[4, 6]),
+    };
+    let op = OperationIr::BaseFloat(BaseOperationIr::Scatter(scatter));
+    check(op, &[(2, Range::UpTo(5))]);
+}
+
+#[test]
+fn each_place_of_a_tuple_has_a_dim_of_its_own() {
+    let gather = |dims: &[usize], at: &[usize]| {
+        OperationIr::BaseInt(BaseOperationIr::GatherNd(GatherNdOpIr {
+            data: int(1, dims),
+            indices: int(2, at),
+            out: int(3, &[]),
+        }))
+    };
+    let tuples = Range::Tuples(vec![3, 5]);
+    check(gather(&[4, 6, 7], &[9, 2]), &[(2, tuples)]);
+    check(gather(&[4, 4, 7], &[9, 2]), &[(2, Range::UpTo(3))]);
+    check(gather(&[4, 4], &[9, 0]), &[(2, Range::Tuples(vec![]))]);
+}
+
+#[test]
+fn a_loss_has_classes_and_lengths() {
+    let loss = burn_ir::CtcLossOpIr {
+        log_probs: float(1, &[10, 2, 5]),
+        targets: int(2, &[2, 3]),
+        input_lengths: int(3, &[2]),
+        target_lengths: int(4, &[2]),
+        blank: 0,
+        out: float(5, &[2]),
+    };
+    let ranges = [(2, 4), (3, 10), (4, 3)].map(|(id, most)| (id, Range::UpTo(most)));
+    check(
+        OperationIr::Module(ModuleOperationIr::CtcLoss(loss)),
+        &ranges,
+    );
+}
+
+fn clamp(data: TensorData, range: &Range) -> TensorData {
+    let about = tensor(1, data.shape().as_slice(), data.dtype());
+    let at = Flex::int_from_data(data, &FlexDevice);
+    let clamped = clamped::<Flex>(at, &about, range);
+    let read = Flex::int_into_data(clamped);
+    at_once(read)
+}
+
+/// Flex has its values at once.
+fn at_once<T, E: std::fmt::Debug>(read: impl Future<Output = Result<T, E>>) -> T {
+    let mut read = std::pin::pin!(read);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match read.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(read) => read.unwrap(),
+        std::task::Poll::Pending => panic!("Flex waits for nothing"),
+    }
+}
+
+#[test]
+fn values_beyond_a_range_are_its_ends() {
+    let far = TensorData::from([i64::MIN, -1, 0, 3, 4, i64::MAX]);
+    let near = TensorData::from([0i64, 0, 0, 3, 3, 3]);
+    assert_eq!(clamp(far, &Range::UpTo(3)), near);
+    // What the dtype cannot say is in no tensor of it.
+    let small = TensorData::from([-128i8, 100, 127]);
+    let near = TensorData::from([0i8, 100, 127]);
+    assert_eq!(clamp(small, &Range::UpTo(299)), near);
+}
+
+#[test]
+fn tuples_keep_each_place_in_its_range() {
+    let far = TensorData::from([[-7i64, 9], [1, 1], [9, -7]]);
+    let near = TensorData::from([[0i64, 5], [1, 1], [3, 0]]);
+    assert_eq!(clamp(far, &Range::Tuples(vec![3, 5])), near);
+}

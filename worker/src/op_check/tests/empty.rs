@@ -1,0 +1,73 @@
+//! Indices into an axis of 0: none is right, so a kernel that clamps them or trusts them
+//! would leave its tensor.
+
+use burn_backend::tensor::IndexingUpdateOp;
+use burn_ir::*;
+
+use super::*;
+
+const ADD: IndexingUpdateOp = IndexingUpdateOp::Add;
+
+fn base(op: BaseOperationIr) -> OperationIr {
+    OperationIr::BaseFloat(op)
+}
+
+/// Each op that takes or puts `count` elements of an axis of 0, with `width` beside it.
+fn ops(count: usize, width: usize) -> Vec<OperationIr> {
+    let none = || float([0, width]);
+    let some = || float([count, width]);
+    let embedding = EmbeddingOpIr {
+        weights: none(),
+        indices: int([1, count]),
+        out: made(float([1, count, width])),
+    };
+    let backward = EmbeddingBackwardOpIr {
+        weights: none(),
+        out_grad: float([1, count, width]),
+        indices: int([1, count]),
+        out: made(none()),
+    };
+    let gather = GatherOpIr {
+        tensor: none(),
+        dim: 0,
+        indices: int([count, width]),
+        out: made(some()),
+    };
+    let scatter = ScatterOpIr::create(none(), 0, int([count, width]), some(), ADD, id);
+    let assign = SelectAssignOpIr::create(none(), 0, int([count]), some(), ADD, id);
+    let put = ScatterNdOpIr::create(none(), int([count, 1]), some(), ADD, id);
+    vec![
+        base(BaseOperationIr::Gather(gather)),
+        base(BaseOperationIr::Scatter(scatter)),
+        base(BaseOperationIr::Select(SelectOpIr::create(
+            none(),
+            0,
+            int([count]),
+            id,
+        ))),
+        base(BaseOperationIr::SelectAssign(assign)),
+        base(BaseOperationIr::GatherNd(GatherNdOpIr {
+            data: none(),
+            indices: int([count, 1]),
+            out: made(some()),
+        })),
+        base(BaseOperationIr::ScatterNd(put)),
+        OperationIr::Module(ModuleOperationIr::Embedding(embedding)),
+        OperationIr::Module(ModuleOperationIr::EmbeddingBackward(backward)),
+    ]
+}
+
+#[test]
+fn nothing_is_taken_from_an_axis_of_nothing() {
+    for op in ops(3, 2) {
+        let reason = refused(&op);
+        assert!(reason.contains("into an axis of 0"), "{reason}");
+    }
+}
+
+#[test]
+fn nothing_at_all_is_taken_from_anything() {
+    for op in ops(0, 2).iter().chain(&ops(3, 0)) {
+        accepted(op);
+    }
+}
