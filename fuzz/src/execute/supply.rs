@@ -151,7 +151,7 @@ fn view(out: &TensorIr, numbers: &mut Numbers) -> Option<(Shape, View)> {
             View::Swap(axis, other)
         }
         1 => {
-            dims[axis] += 3;
+            dims[axis] = dims[axis].saturating_add(3);
             View::Slice(axis)
         }
         2 => View::Flip(axis),
@@ -214,7 +214,7 @@ pub(super) fn contents(tensor: &TensorIr, numbers: &mut Numbers) -> Vec<u8> {
                 bytes.extend(float(small, tensor.dtype));
             }
             DType::Bool(_) => {
-                let truth = u64::from(number % 2 == 0);
+                let truth = u64::from(number.is_multiple_of(2));
                 bytes.extend(&truth.to_le_bytes()[..width]);
             }
             _ => {

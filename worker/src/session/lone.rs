@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn_backend::TensorData;
 use burn_flex::{Flex, FlexDevice};
-use burn_ir::TensorIr;
+use burn_ir::{OperationIr, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
     codec::OpName,
@@ -139,7 +139,11 @@ impl LoneSession {
     /// closed.
     pub fn step(&mut self) -> Result<Stepped, String> {
         let next = self.runner.next_planned();
-        let next = next.map(|op| (OpName::of(op), op.outputs().cloned().collect::<Vec<_>>()));
+        let next = next.map(|op| {
+            let is_late = matches!(op, OperationIr::Distributed(_));
+            let outputs: Vec<TensorIr> = op.outputs().cloned().collect();
+            (OpName::of(op), outputs, is_late)
+        });
         match self.runner.step().map_err(|e| e.to_string())? {
             Step::Ran(credit, reply) => {
                 self.wire.inbox().consume(credit);
@@ -150,16 +154,25 @@ impl LoneSession {
             Step::Idle => return Ok(Stepped::Idle),
         }
         while self.answer() {}
-        let (Some((name, outputs)), Some(seen)) = (next, self.runner.take_seen()) else {
+        let (Some((name, outputs, is_late)), Some(seen)) = (next, self.runner.take_seen()) else {
             return Ok(Stepped::Other);
         };
+        let is_there = |out: &TensorIr| self.runner.is_live(out.id);
         let became = match seen {
+            // It ran, and the device could not take what came of it.
+            Seen::Ran if is_late && !outputs.iter().all(is_there) => {
+                Became::Refused(FaultKind::Backend, "no value arrived".into())
+            }
             Seen::Ran => Became::Executed,
             Seen::Refused(kind, reason) => Became::Refused(kind, reason),
             Seen::Inherited => Became::Poisoned,
         };
         let differs = match became {
-            Became::Executed => outputs.iter().find_map(|out| self.difference(out)),
+            Became::Executed => outputs.iter().enumerate().find_map(|(i, out)| {
+                // An op that names an output twice has made one tensor, the last.
+                let again = outputs[i + 1..].iter().any(|last| last.id == out.id);
+                if again { None } else { self.difference(out) }
+            }),
             _ => None,
         };
         Ok(Stepped::Op(OpReport {
@@ -246,8 +259,8 @@ impl LoneSession {
 mod tests {
     use burn_backend::{BoolStore, DType};
     use burn_ir::{
-        BaseOperationIr, InitOperationIr, NumericOperationIr, OperationIr, ReduceDimOpIr,
-        SelectOpIr, TensorId, TensorStatus,
+        BaseOperationIr, InitOperationIr, NumericOperationIr, ReduceDimOpIr, SelectOpIr, TensorId,
+        TensorStatus,
     };
     use prost::Message as _;
     use tensord_proto::{

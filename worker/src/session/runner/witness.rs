@@ -1,7 +1,7 @@
 //! What became of each op, for who tests sessions.
 
 use burn_backend::{DType, Shape};
-use burn_ir::{OperationIr, TensorIr};
+use burn_ir::{OperationIr, TensorId, TensorIr};
 use tensord_proto::v1::FaultKind;
 
 use super::{super::dataflow::Refusal, Runner, schedule::Plan};
@@ -51,6 +51,11 @@ impl Runner {
             true => self.engine.made(tensor),
             false => None,
         }
+    }
+
+    /// Whether a tensor is in the table, with a value.
+    pub(crate) fn is_live(&self, id: TensorId) -> bool {
+        self.flow.is_live(id)
     }
 
     /// Number of tensors in the table.
