@@ -51,9 +51,12 @@ impl GapWatch {
 mod tests {
     use super::*;
 
-    /// Looks after each of these: what the clock that never goes back and the system's
-    /// clock moved by, in ms, and the gap to be seen, if any.
-    fn check(steps: &[(u64, i64, Option<(u64, u64)>)]) {
+    /// What the clock that never goes back and the system's clock moved by, in ms, and the
+    /// gap to be seen after that, if any.
+    type Step = (u64, i64, Option<(u64, u64)>);
+
+    /// Looks after each of these.
+    fn check(steps: &[Step]) {
         let mut now = Instant::now();
         let mut clock = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let mut watch = GapWatch::new(now, clock);
