@@ -54,7 +54,8 @@ pub enum Command {
         /// Why.
         reason: EndReason,
     },
-    /// Tell a worker to end every session of a lease.
+    /// Tell a worker to end every session of a lease. Given again when the worker joins
+    /// while devices of it are not known to be released.
     EndLease {
         /// Whom to tell.
         worker: WorkerId,

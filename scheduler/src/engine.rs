@@ -7,6 +7,8 @@
 //! What holds after every event:
 //! - A device has at most one lease, and no lease has a device that does not
 //!   exist.
+//! - No lease gets a device that its worker has not released from the lease
+//!   before, or that is out of service.
 //! - No request waits that would fit, and none that could never fit.
 //! - A lease without its client, or with a worker yet to join, has a deadline.
 
@@ -17,10 +19,10 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, LeaseId};
+use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::command::Command;
-use crate::event::{Event, GrantedShare, Share, StreamId};
+use crate::event::{DeviceGrant, Event, GrantedShare, Share, StreamId};
 use crate::lease::Leases;
 use crate::options::Options;
 use crate::pool::{Pool, Verdict};
@@ -166,18 +168,42 @@ impl Engine {
         };
         for worker in lease.workers() {
             let grants = lease.grants_on(worker);
-            self.pool.free(worker, id);
-            self.pool.note_ended(worker, &grants);
+            self.pool.end(worker, id, &grants);
             if self.pool.is_connected(worker) {
-                self.commands.push(Command::EndLease {
-                    worker,
-                    lease: id,
-                    grants,
-                });
+                self.tell_end(worker, id, grants);
             }
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
             self.tell_ended(owner, id, reason);
+        }
+    }
+
+    /// Has a worker end a lease. What it is to be told of the same lease on this very
+    /// occasion becomes one command.
+    fn tell_end(&mut self, worker: WorkerId, lease: LeaseId, grants: Vec<DeviceGrant>) {
+        let mut commands = self.commands.iter_mut();
+        let known = commands.find_map(|command| match command {
+            Command::EndLease {
+                worker: of,
+                lease: ended,
+                grants,
+            } if (*of, *ended) == (worker, lease) => Some(grants),
+            _ => None,
+        });
+        match known {
+            None => self.commands.push(Command::EndLease {
+                worker,
+                lease,
+                grants,
+            }),
+            Some(known) => {
+                for grant in grants {
+                    match known.iter_mut().find(|known| known.index == grant.index) {
+                        Some(known) => known.grant = known.grant.max(grant.grant),
+                        None => known.push(grant),
+                    }
+                }
+            }
         }
     }
 

@@ -5,6 +5,8 @@
 //! driver often notices the end of the old stream after the start of the new
 //! one. The engine ignores whatever comes from a stream that was replaced.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
@@ -67,11 +69,26 @@ pub enum WorkerEvent {
         /// For each of its devices that was ever granted: every grant up to this one has
         /// ended.
         ended: Vec<DeviceGrant>,
+        /// The devices that it cannot offer at the moment.
+        out_of_service: Outages,
         /// Whether it is about to stop, as [`Leaving`](Self::Leaving) says.
         leaving: bool,
     },
     /// It is alive.
     Beat,
+    /// A lease that it was to end has left its devices, but for some. Said in answer to
+    /// every [`EndLease`](crate::Command::EndLease), and again when the list is shorter.
+    Released {
+        /// The lease.
+        lease: LeaseId,
+        /// The devices that are not free of it yet.
+        busy: BTreeSet<u32>,
+    },
+    /// These are the devices that it cannot offer from now on.
+    OutOfService {
+        /// All of them.
+        devices: Outages,
+    },
     /// It is about to stop: nothing new goes to it, and what it has goes on.
     Leaving,
     /// It has stopped.
@@ -103,15 +120,22 @@ pub struct Endpoint {
     pub certificate_sha256: [u8; 32],
 }
 
-/// A device which, as far as its worker knows, a lease has that has used it.
+/// The devices that a worker cannot offer, by their position in its list, and why.
+pub type Outages = BTreeMap<u32, String>;
+
+/// A device which, as far as its worker knows, a lease has that has used it, or which is not
+/// free of a lease that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldDevice {
     /// The lease.
     pub lease: LeaseId,
     /// The device's position in the worker's list.
     pub index: u32,
-    /// The grant by which the lease has it.
+    /// The grant by which the lease has it. If it has ended, the worker may give a later one
+    /// that has ended, too.
     pub grant: GrantNumber,
+    /// The lease has ended, and the device is not free of it yet.
+    pub ended: bool,
 }
 
 /// A grant of one of a worker's devices.

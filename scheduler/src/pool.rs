@@ -6,7 +6,7 @@
 
 mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
 use crate::device::{Demand, Inventory};
-use crate::event::{DeviceGrant, GrantedShare, Registration, Share, StreamId};
+use crate::event::{DeviceGrant, GrantedShare, Outages, Registration, Share, StreamId};
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
@@ -35,13 +35,13 @@ pub(crate) struct Pool {
 pub(crate) enum Verdict {
     /// Now, with these devices.
     Fits(Vec<Share>),
-    /// Later, when leases end or a worker is back.
+    /// Later, when devices are released or in service again, or a worker is back.
     Busy,
     /// Not with the workers there are.
     Never,
 }
 
-/// The device has another lease, or does not exist.
+/// The device has another lease, is not free of one that ended, or does not exist.
 #[derive(Debug)]
 pub(crate) struct Unavailable;
 
@@ -184,15 +184,11 @@ impl Pool {
             return Err(Unavailable);
         }
         let worker = self.workers.get_mut(&share.worker);
-        let device = worker.and_then(|worker| worker.leases.get_mut(share.index as usize));
-        match device {
-            Some(holder) if holder.is_none_or(|holder| holder == lease) => {
-                *holder = Some(lease);
-                self.note_grant(share, grant);
-                Ok(())
-            }
-            _ => Err(Unavailable),
+        if !worker.is_some_and(|worker| worker.take(share.index, lease, grant)) {
+            return Err(Unavailable);
         }
+        self.note_grant(share, grant);
+        Ok(())
     }
 
     /// The lease that has a device.
@@ -200,16 +196,41 @@ impl Pool {
         *self.get(share.worker)?.leases.get(share.index as usize)?
     }
 
-    /// Gives back what `lease` has on a worker.
-    pub(crate) fn free(&mut self, worker: WorkerId, lease: LeaseId) {
-        let Some(worker) = self.workers.get_mut(&worker) else {
-            return;
-        };
-        for holder in &mut worker.leases {
-            if *holder == Some(lease) {
-                *holder = None;
-                self.changed = true;
-            }
+    /// Takes from `lease` what it has on a worker by `grants`, which is to release it. None
+    /// up to these is good any more.
+    pub(crate) fn end(&mut self, worker: WorkerId, lease: LeaseId, grants: &[DeviceGrant]) {
+        self.note_ended(worker, grants);
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.end(lease, grants);
+        }
+    }
+
+    /// Notes that a lease that has ended still uses a device, as its worker says, and that
+    /// no grant up to this is good any more.
+    pub(crate) fn note_ending(&mut self, worker: WorkerId, lease: LeaseId, grant: DeviceGrant) {
+        self.note_ended(worker, &[grant]);
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.note_ending(lease, grant);
+        }
+    }
+
+    /// A worker has released what a lease had that ended, but for the `busy` devices.
+    pub(crate) fn release(&mut self, worker: WorkerId, lease: LeaseId, busy: &BTreeSet<u32>) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            self.changed |= worker.release(lease, busy);
+        }
+    }
+
+    /// The leases that have ended and whose devices a worker has not released, with the
+    /// grants of these.
+    pub(crate) fn ending(&self, worker: WorkerId) -> BTreeMap<LeaseId, Vec<DeviceGrant>> {
+        self.get(worker).map(Worker::ending).unwrap_or_default()
+    }
+
+    /// Notes which devices a worker cannot offer at the moment.
+    pub(crate) fn set_out_of_service(&mut self, worker: WorkerId, devices: Outages) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            self.changed |= worker.set_out_of_service(devices);
         }
     }
 

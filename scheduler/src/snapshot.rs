@@ -61,4 +61,8 @@ pub struct DeviceSnapshot {
     pub leased: bool,
     /// Which lease has it.
     pub lease: Option<LeaseId>,
+    /// Its last lease has ended, and the worker has not reported it released.
+    pub ending: bool,
+    /// Why its worker cannot offer it, if so.
+    pub out_of_service: Option<String>,
 }

@@ -7,6 +7,7 @@
 
 mod actions;
 mod clients;
+mod ending;
 mod grants;
 mod invariants;
 mod placement;
@@ -16,6 +17,7 @@ mod restart;
 mod workers;
 mod world;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
@@ -23,8 +25,8 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceGrant, DeviceSpec, EndReason, Endpoint, Engine,
-    Event, GrantedShare, HeldDevice, LeasedDevice, Options, RefuseReason, Registration, Share,
-    StreamId, Timestamp, WorkerEvent,
+    Event, GrantedShare, HeldDevice, LeasedDevice, Options, Outages, RefuseReason, Registration,
+    Share, StreamId, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, what happens then, and what comes of it.
@@ -191,6 +193,7 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
         lease: LeaseId(lease),
         index,
         grant: before(lease),
+        ended: false,
     });
     worker(
         id,
@@ -198,9 +201,23 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
             registration,
             held: held.collect(),
             ended: Vec::new(),
+            out_of_service: Outages::new(),
             leaving: false,
         },
     )
+}
+
+/// As `join_holding`; the worker was told to end all that it holds.
+fn join_ending(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
+    let mut join = join_holding(id, devices, held);
+    if let Event::Worker {
+        event: WorkerEvent::Join { held, .. },
+        ..
+    } = &mut join
+    {
+        held.iter_mut().for_each(|held| held.ended = true);
+    }
+    join
 }
 
 /// The same worker, joining on its way out.
@@ -223,6 +240,7 @@ fn on_its_way_out(join: Event) -> Event {
                 registration,
                 held,
                 ended,
+                out_of_service: Outages::new(),
                 leaving: true,
             },
         },
@@ -232,6 +250,24 @@ fn on_its_way_out(join: Event) -> Event {
 
 fn beat(id: u64) -> Event {
     worker(id, WorkerEvent::Beat)
+}
+
+/// All devices are free of a lease that has ended.
+fn released(id: u64, lease: u64) -> Event {
+    released_but(id, lease, &[])
+}
+
+fn released_but(id: u64, lease: u64, busy: &[u32]) -> Event {
+    let busy = busy.iter().copied().collect::<BTreeSet<_>>();
+    let lease = LeaseId(lease);
+    worker(id, WorkerEvent::Released { lease, busy })
+}
+
+/// These devices cannot be offered, as each is broken.
+fn out_of_service(id: u64, devices: &[u32]) -> Event {
+    let devices = devices.iter().map(|index| (*index, "broken".into()));
+    let devices = devices.collect();
+    worker(id, WorkerEvent::OutOfService { devices })
 }
 
 fn leaving(id: u64) -> Event {

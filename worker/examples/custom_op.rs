@@ -94,6 +94,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         memory_bytes: None,
         cache_bytes: 1 << 28,
         collective_timeout: Duration::from_secs(30),
+        op_timeout: Duration::from_secs(60),
         bucket_bytes: None,
         kernel_cache: None,
         custom_ops: ops,

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tensord_proto::v1::{Error, ErrorCode, Rejected, frame::Body};
 use tensord_transport::{Link, LinkReceiver, LinkSender, duplex};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::{
@@ -24,6 +24,13 @@ const BEAT: Duration = Duration::from_secs(1);
 
 /// How long a client that broke the protocol is kept, to be told.
 const GOODBYE: Duration = Duration::from_secs(1);
+
+/// How long the client of a session that ended may take for what was said to it: frames
+/// hold memory of the device.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// How often an end is looked for.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How long news (an ack, credit) may wait for a frame to ride on.
 const NEWS_DELAY: Duration = Duration::from_millis(20);
@@ -74,11 +81,21 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         Ok(()) => tokio::select! {
             ended = read(&session, track, connection, receiver) => ended,
             ended = write(&session, track, connection, sender) => ended,
+            ended = outlive(&session) => ended,
         },
         Err(e) => e.to_string(),
     };
     session.detach(track, connection);
     debug!(%peer, session = %session.id, "connection ended: {ended}");
+}
+
+/// Ends some time after the session.
+async fn outlive(session: &Session) -> String {
+    while !session.has_ended() {
+        sleep(LOOK).await;
+    }
+    sleep(LINGER).await;
+    format!("the client did not take the end of the session within {LINGER:?}")
 }
 
 /// What a connection turned out to be for.

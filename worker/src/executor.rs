@@ -6,6 +6,9 @@
 //! answers) leaves the queue until it can; it costs the others nothing.
 //!
 //! What takes no time worth the name, a session may do where it stands ([`give_turn`]).
+//!
+//! A thread cannot be stopped from outside. One whose op does not return is *retired*: it
+//! ends when the op returns after all, and a new one takes its place, with the same queue.
 
 use std::{
     collections::VecDeque,
@@ -27,13 +30,29 @@ use crate::{
 /// of switching, short against what a person or a training step would notice.
 const QUANTUM: Duration = Duration::from_millis(5);
 
+/// How long the end of a thread is waited for when its device is given up: one that is
+/// stuck ends with the process.
+const END: Duration = Duration::from_secs(5);
+
+/// How often it is looked at meanwhile.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// Name prefix of executor threads; the panic hook knows them by it.
 const THREAD_PREFIX: &str = "tensord-device-";
 
 /// A handle on one device's executor. Dropping the last one ends the thread.
 pub(crate) struct Executor {
+    index: usize,
     queue: Arc<RunQueue>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` if the latest could not be started.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What an executor has to do.
+enum Job {
+    /// To give a session a turn.
+    Turn(Arc<Session>),
+    Task(Box<dyn FnOnce() + Send>),
 }
 
 /// Sessions that have work and wait for their turn.
@@ -45,14 +64,24 @@ pub(crate) struct RunQueue {
 
 #[derive(Default)]
 struct RunState {
-    sessions: VecDeque<Arc<Session>>,
+    jobs: VecDeque<Job>,
+    /// The thread is to end.
     stopped: bool,
 }
 
 impl RunQueue {
     /// Puts `session` at the end. The caller makes sure that it is not in.
     pub(crate) fn push(&self, session: Arc<Session>) {
-        lock(&self.state).sessions.push_back(session);
+        self.put(Job::Turn(session));
+    }
+
+    /// Puts `task` at the end. It must not panic.
+    pub(crate) fn push_task(&self, task: Box<dyn FnOnce() + Send>) {
+        self.put(Job::Task(task));
+    }
+
+    fn put(&self, job: Job) {
+        lock(&self.state).jobs.push_back(job);
         // Without the lock, which who is woken takes first.
         self.ready.notify_one();
     }
@@ -60,17 +89,20 @@ impl RunQueue {
     /// The next session, if one waits.
     #[cfg(test)]
     pub(crate) fn try_pop(&self) -> Option<Arc<Session>> {
-        lock(&self.state).sessions.pop_front()
+        match lock(&self.state).jobs.pop_front()? {
+            Job::Turn(session) => Some(session),
+            Job::Task(_) => panic!("a task waits, not a session"),
+        }
     }
 
-    fn pop(&self) -> Option<Arc<Session>> {
+    fn pop(&self) -> Option<Job> {
         let mut state = lock(&self.state);
         loop {
             if state.stopped {
                 return None;
             }
-            if let Some(session) = state.sessions.pop_front() {
-                return Some(session);
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
             }
             state = self
                 .ready
@@ -79,10 +111,9 @@ impl RunQueue {
         }
     }
 
-    fn stop(&self) {
-        let mut state = lock(&self.state);
-        state.stopped = true;
-        state.sessions.clear();
+    /// Has the thread end after what it is at, or lets another begin.
+    fn set_stopped(&self, stopped: bool) {
+        lock(&self.state).stopped = stopped;
         self.ready.notify_all();
     }
 }
@@ -92,14 +123,33 @@ impl Executor {
     pub(crate) fn start(index: usize) -> std::io::Result<Self> {
         quiet_panics();
         let queue = Arc::new(RunQueue::default());
-        let runs = queue.clone();
-        let thread = std::thread::Builder::new()
-            .name(format!("{THREAD_PREFIX}{index}"))
-            .spawn(move || run(&runs))?;
+        let thread = start(index, queue.clone())?;
         Ok(Self {
+            index,
             queue,
-            thread: Some(thread),
+            thread: Mutex::new(Some(thread)),
         })
+    }
+
+    /// Has the thread end as soon as what it is at returns. What waits, waits for the
+    /// next.
+    pub(crate) fn retire(&self) {
+        self.queue.set_stopped(true);
+    }
+
+    /// Whether the thread has not ended.
+    pub(crate) fn has_thread(&self) -> bool {
+        let thread = lock(&self.thread);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Starts a thread in the place of one that has ended.
+    pub(crate) fn restart(&self) -> std::io::Result<()> {
+        let mut thread = lock(&self.thread);
+        self.queue.set_stopped(false);
+        *thread = None;
+        *thread = Some(start(self.index, self.queue.clone())?);
+        Ok(())
     }
 
     pub(crate) fn queue(&self) -> &Arc<RunQueue> {
@@ -109,17 +159,27 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        self.queue.stop();
-        if let Some(thread) = self.thread.take() {
-            // It catches what ops do; if it panicked all the same, the hook said so.
-            let _ = thread.join();
+        self.queue.set_stopped(true);
+        let until = Instant::now() + END;
+        while self.has_thread() && Instant::now() < until {
+            std::thread::sleep(LOOK);
         }
+        lock(&self.queue.state).jobs.clear();
     }
 }
 
+fn start(index: usize, queue: Arc<RunQueue>) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(format!("{THREAD_PREFIX}{index}"))
+        .spawn(move || run(&queue))
+}
+
 fn run(queue: &RunQueue) {
-    while let Some(session) = queue.pop() {
-        give_turn(queue, session);
+    while let Some(job) = queue.pop() {
+        match job {
+            Job::Turn(session) => give_turn(queue, session),
+            Job::Task(task) => task(),
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 //! It knows no scheduler and no client, only the messages of `tensord-proto`.
 
 mod admission;
+mod at_hand;
 mod backend;
 mod blobs;
 mod collective;
@@ -22,6 +23,7 @@ mod connection;
 pub mod custom;
 mod devices;
 mod executor;
+mod health;
 mod locks;
 mod memory;
 mod op_check;
@@ -30,6 +32,7 @@ mod registry;
 mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod unit;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -87,6 +90,9 @@ pub struct WorkerOptions {
     pub cache_bytes: u64,
     /// How long a rank of a collective may keep the others waiting.
     pub collective_timeout: Duration,
+    /// How long an op may take, with the wait for what it reads. A session whose op takes
+    /// longer is ended, and its device is not offered before the op has returned.
+    pub op_timeout: Duration,
     /// Bytes of all-reduces that are begun together. None: by what the links carry.
     pub bucket_bytes: Option<u64>,
     /// Where kernels that were compiled and tuned for this host's devices are kept
@@ -155,6 +161,7 @@ impl Worker {
             opened,
             options.cache_bytes,
             together,
+            options.op_timeout,
             &Handle::current(),
         )?;
         let registry = Arc::new(registry);
@@ -171,6 +178,7 @@ impl Worker {
         tasks.spawn(registration.run());
         tasks.spawn(accept(listener, registry.clone()));
         tasks.spawn(sweep(registry.clone()));
+        tasks.spawn(tend(registry.clone()));
         info!(name = options.name, %address, certificate = %identity.fingerprint(), "worker listening");
         Ok(Self {
             address,
@@ -288,5 +296,14 @@ async fn sweep(registry: Arc<Registry>) {
     loop {
         tick.tick().await;
         registry.sweep();
+    }
+}
+
+/// Looks after the devices, whenever there is something to see and from time to time.
+async fn tend(registry: Arc<Registry>) {
+    loop {
+        // The end of the time is as good as a reason to look.
+        let _ = tokio::time::timeout(SWEEP, registry.wake()).await;
+        registry.tend();
     }
 }

@@ -10,8 +10,9 @@ use tensord_proto::{
     ids::LeaseId,
     text::{MESSAGE_CHARS, foreign},
     v1::{
-        Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, WorkerCommand,
-        WorkerMessage, worker_command, worker_message::Body, workers_client::WorkersClient,
+        Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, Released,
+        WorkerCommand, WorkerMessage, worker_command, worker_message::Body,
+        workers_client::WorkersClient,
     },
     version,
 };
@@ -184,15 +185,23 @@ impl Registration {
         loop {
             tokio::select! {
                 command = commands.message() => match command {
-                    Ok(Some(command)) => self.obey(command),
+                    Ok(Some(command)) => if let Some(lease) = self.obey(command)
+                        && let Err(ended) = self.report(messages, vec![lease]).await
+                    {
+                        return ended;
+                    },
                     Ok(None) => return Ended::Lost("it closed the connection".into()),
                     Err(status) => return ended(&status),
                 },
                 _ = beat.tick() => {
                     self.registry.look_at_memory();
-                    let heartbeat = Heartbeat { usage: self.registry.usage() };
                     // A full queue means that the scheduler is slow; the next beat does.
-                    let _ = messages.try_send(message(Body::Heartbeat(heartbeat)));
+                    let _ = messages.try_send(message(Body::Heartbeat(self.heartbeat())));
+                }
+                released = self.registry.reports() => {
+                    if let Err(ended) = self.report(messages, released).await {
+                        return ended;
+                    }
                 }
                 () = reached(&mut leave, Leave::Soon), if !has_told => {
                     let leaving = messages.send(message(Body::Leaving(Leaving {})));
@@ -205,15 +214,48 @@ impl Registration {
         }
     }
 
-    fn obey(&self, command: WorkerCommand) {
-        match command.body {
-            Some(worker_command::Body::EndLease(end)) => {
-                self.registry.end_lease(LeaseId(end.lease_id), &end.grants);
+    /// Carries out a command, and gives the lease that it ended.
+    fn obey(&self, command: WorkerCommand) -> Option<LeaseId> {
+        match command.body? {
+            worker_command::Body::EndLease(end) => {
+                let lease = LeaseId(end.lease_id);
+                self.registry.end_lease(lease, &end.grants);
+                return Some(lease);
             }
-            Some(worker_command::Body::Granted(granted)) => self.registry.granted(&granted),
-            Some(worker_command::Body::Time(time)) => self.registry.set_time(time.time_ms),
-            Some(worker_command::Body::Registered(_)) | None => {}
+            worker_command::Body::Granted(granted) => self.registry.granted(&granted),
+            worker_command::Body::Time(time) => self.registry.set_time(time.time_ms),
+            worker_command::Body::Registered(_) => {}
         }
+        None
+    }
+
+    fn heartbeat(&self) -> Heartbeat {
+        Heartbeat {
+            usage: self.registry.usage(),
+            out_of_service: self.registry.out_of_service(),
+        }
+    }
+
+    /// Tells the scheduler how the devices are, and which are free of leases that have
+    /// ended. If it does not get there, it asks again once the worker has joined again.
+    async fn report(
+        &self,
+        messages: &mpsc::Sender<WorkerMessage>,
+        released: Vec<LeaseId>,
+    ) -> Result<(), Ended> {
+        let released = released.into_iter().map(|lease| {
+            Body::Released(Released {
+                lease_id: lease.0,
+                busy_devices: self.registry.busy_with(lease),
+            })
+        });
+        for body in std::iter::once(Body::Heartbeat(self.heartbeat())).chain(released) {
+            let sent = timeout(DEADLINE, messages.send(message(body))).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                return Err(Ended::Lost(format!("it reads nothing for {DEADLINE:?}")));
+            }
+        }
+        Ok(())
     }
 
     async fn connect(
@@ -269,6 +311,7 @@ impl Registration {
             devices: self.introduction.devices.clone(),
             held: self.registry.held(),
             ended: self.registry.ended_grants(),
+            out_of_service: self.registry.out_of_service(),
             leaving,
         }
     }

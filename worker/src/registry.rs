@@ -1,32 +1,27 @@
 //! All sessions of this worker, and who may open one.
 
+mod reports;
+
 use std::{
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use dashmap::{DashMap, mapref::entry::Entry};
 use tensord_proto::{
-    codec::DeviceProfile,
-    grant::{GrantNumber, number},
+    grant::number,
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{
-        self, DeviceGrant, DeviceUsage, Error, ErrorCode, HeldDevice, Join, LeaseClaims, Open,
-        Opened,
-    },
+    v1::{self, DeviceGrant, Error, ErrorCode, Join, LeaseClaims, Open, Opened},
     version,
 };
 use tensord_transport::token;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::Notify};
 use tracing::info;
 
 use crate::{
     admission::{Admission, Claim, Refusal},
-    backend::Device,
+    at_hand::Signals,
     blobs::BlobStore,
     collective::{self, Accepted, Cohort, Roster, Settings},
     devices::OpenedDevice,
@@ -34,6 +29,7 @@ use crate::{
     locks::lock,
     memory::DeviceMemory,
     session::{Grant, Session, Site, Track},
+    unit::Unit,
 };
 
 /// Sessions a lease may have on one device: programs hold one, a gateway a few.
@@ -42,50 +38,6 @@ const MAX_SESSIONS_PER_DEVICE: usize = 64;
 /// How long a session outlives its last connection. Longer than the lease
 /// expiry, so that a client the scheduler still believes in finds it.
 const DETACHED_LIFE: Duration = Duration::from_secs(60);
-
-/// One device with its executor.
-struct Unit {
-    /// Held for its thread, which ends with it.
-    _executor: Executor,
-    site: Site,
-    profile: DeviceProfile,
-    reserved: Arc<Reserved>,
-    /// The lease whose ops are counted.
-    counted: Mutex<Option<LeaseId>>,
-}
-
-impl Unit {
-    /// A session of `lease` begins: what was counted for another is forgotten, as whoever
-    /// has the device now is not to learn of it.
-    fn count_for(&self, lease: LeaseId) {
-        if lock(&self.counted).replace(lease) != Some(lease) {
-            self.site.ops.store(0, Ordering::Relaxed);
-        }
-    }
-}
-
-/// What a device's backend holds of its memory, as it was last seen: to look may take
-/// as long as what the device is at.
-#[derive(Default)]
-struct Reserved {
-    bytes: Mutex<Option<u64>>,
-    looking: AtomicBool,
-}
-
-impl Reserved {
-    fn get(&self) -> Option<u64> {
-        *lock(&self.bytes)
-    }
-
-    /// Looks again, unless somebody does already. May block.
-    fn look(&self, device: &dyn Device) {
-        if !self.looking.swap(true, Ordering::AcqRel) {
-            let bytes = device.reserved_bytes();
-            *lock(&self.bytes) = bytes;
-            self.looking.store(false, Ordering::Release);
-        }
-    }
-}
 
 pub(crate) struct Registry {
     pub(crate) worker_id: WorkerId,
@@ -96,6 +48,12 @@ pub(crate) struct Registry {
     together: Settings,
     /// Which lease may use which device. Held for moments.
     admission: Mutex<Admission>,
+    /// Woken when a device is worth a look.
+    wake: Arc<Notify>,
+    /// Leases that devices were released from, which the scheduler was not told.
+    released: Mutex<Vec<LeaseId>>,
+    /// Woken when there is something to tell the scheduler.
+    reports: Notify,
     /// Public key that lease tokens are checked with, once registered.
     lease_key: Mutex<Option<Vec<u8>>>,
 }
@@ -115,9 +73,11 @@ impl Registry {
         devices: Vec<OpenedDevice>,
         cache_bytes: u64,
         together: Settings,
+        op_timeout: Duration,
         runtime: &Handle,
     ) -> std::io::Result<Self> {
         let worker: Arc<str> = name.into();
+        let wake = Arc::new(Notify::new());
         // Half for sessions that run, as many as there are devices, and half for
         // what is left of those that ended.
         let blobs = BlobStore::new(cache_bytes / 2);
@@ -127,20 +87,14 @@ impl Registry {
             let site = Site {
                 memory: DeviceMemory::new(opened.found.memory_bytes),
                 queue: executor.queue().clone(),
-                worker: worker.clone(),
+                signals: Signals::new(worker.clone(), op_timeout, wake.clone()),
                 ops: Arc::new(AtomicU64::new(0)),
                 runtime: runtime.clone(),
                 blobs: blobs.clone(),
                 kept_bytes,
                 device: opened.device,
             };
-            Ok(Unit {
-                _executor: executor,
-                profile: site.device.profile(),
-                site,
-                reserved: Arc::default(),
-                counted: Mutex::default(),
-            })
+            Ok(Unit::new(index as u32, executor, site))
         };
         let admission = Mutex::new(Admission::new(devices.len()));
         let units = devices.into_iter().enumerate().map(unit);
@@ -151,6 +105,9 @@ impl Registry {
             sessions: DashMap::new(),
             cohorts: DashMap::new(),
             together,
+            wake,
+            released: Mutex::default(),
+            reports: Notify::new(),
             lease_key: Mutex::new(None),
         })
     }
@@ -295,26 +252,30 @@ impl Registry {
             let reason = format!("the lease has {beside} sessions on this device, the limit");
             return Err(Error::new(ErrorCode::Limit, reason));
         }
-        match self.sessions.entry(id) {
+        let session = match self.sessions.entry(id) {
+            // The answer to the first try was lost on the way.
             Entry::Occupied(entry) if entry.get().grant.lease == lease => {
-                // The answer to the first try was lost on the way.
-                on_its_device(entry.get(), &claim)
+                on_its_device(entry.get(), &claim)?
             }
-            Entry::Occupied(_) => Err(Error::new(ErrorCode::Session, "the session id is taken")),
+            Entry::Occupied(_) => {
+                return Err(Error::new(ErrorCode::Session, "the session id is taken"));
+            }
             Entry::Vacant(entry) => {
-                let site = self.units[index as usize].site.clone();
+                let unit = &self.units[index as usize];
+                unit.open(lease)
+                    .map_err(|reason| Error::new(ErrorCode::Limit, reason))?;
                 let grant = Grant {
                     lease,
                     tenant: claims.tenant.as_str().into(),
                     device_index: index,
                 };
                 let cohort = self.cohort(lease, open, claims);
-                let session = Session::new(id, grant, open.seed, site, cohort)?;
-                self.units[index as usize].count_for(lease);
+                let session = Session::new(id, grant, open.seed, unit.site.clone(), cohort)?;
                 info!(session = %id, %lease, device = index, "session opened");
-                Ok(entry.insert(session).clone())
+                entry.insert(session).clone()
             }
-        }
+        };
+        Ok(session)
     }
 
     /// The cohort that a session of `lease` is opened for.
@@ -331,7 +292,8 @@ impl Registry {
         cohort
     }
 
-    /// Ends a lease's sessions, and makes every token up to these grants worthless.
+    /// Ends a lease's sessions, and makes every token up to these grants worthless. The
+    /// devices that are not free of it yet are those [`busy_with`](Self::busy_with) it.
     pub(crate) fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
         let mut admission = lock(&self.admission);
         for ended in grants {
@@ -339,10 +301,35 @@ impl Registry {
         }
         drop(admission);
         let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
-        self.all()
-            .iter()
-            .filter(|s| s.grant.lease == lease)
-            .for_each(|s| s.end(error()));
+        let mut sessions = self.all();
+        sessions.retain(|s| s.grant.lease == lease && !s.is_gone());
+        sessions.iter().for_each(|s| s.end(error()));
+        for (index, unit) in (0..).zip(&self.units) {
+            let is_here = |s: &Arc<Session>| s.grant.device_index == index;
+            unit.end_lease(lease, sessions.iter().any(is_here));
+        }
+        self.wake.notify_one();
+    }
+
+    /// Waits until a device is worth a look.
+    pub(crate) async fn wake(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Looks after all devices: what takes too long, and what has been left.
+    pub(crate) fn tend(&self) {
+        let mut sessions = self.all();
+        sessions.retain(|session| !session.is_gone());
+        let now = Instant::now();
+        for (index, unit) in (0..).zip(&self.units) {
+            let here = sessions.iter().filter(|s| s.grant.device_index == index);
+            let outcome = unit.tend(now, &here.collect::<Vec<_>>());
+            let is_news = outcome.has_changed || !outcome.released.is_empty();
+            lock(&self.released).extend(outcome.released);
+            if is_news {
+                self.reports.notify_one();
+            }
+        }
     }
 
     /// A device was granted: whoever had it before has it no more.
@@ -392,7 +379,7 @@ impl Registry {
             let Some(since) = session.detached() else {
                 continue;
             };
-            if session.has_ended() {
+            if session.is_gone() {
                 self.sessions.remove(&session.id);
             } else if since.elapsed() > DETACHED_LIFE {
                 let reason = format!("no connection for {DETACHED_LIFE:?}");
@@ -417,51 +404,9 @@ impl Registry {
             .count()
     }
 
-    /// What leases hold here.
-    pub(crate) fn held(&self) -> Vec<HeldDevice> {
-        let device = |held: Claim| HeldDevice {
-            lease_id: held.lease.0,
-            device_index: held.device,
-            grant: Some(held.grant.into()),
-        };
-        lock(&self.admission).held().map(device).collect()
-    }
-
-    /// The number up to which all grants of each device have ended.
-    pub(crate) fn ended_grants(&self) -> Vec<DeviceGrant> {
-        let device = |(device_index, grant): (u32, GrantNumber)| DeviceGrant {
-            device_index,
-            grant: Some(grant.into()),
-        };
-        lock(&self.admission).ended().map(device).collect()
-    }
-
     /// Has the devices looked at in the background, for later [`usage`](Self::usage).
     pub(crate) fn look_at_memory(&self) {
-        for unit in &self.units {
-            let (reserved, device) = (unit.reserved.clone(), unit.site.device.clone());
-            unit.site
-                .runtime
-                .spawn_blocking(move || reserved.look(&*device));
-        }
-    }
-
-    /// Use of each device, in order.
-    pub(crate) fn usage(&self) -> Vec<DeviceUsage> {
-        let mut usage: Vec<DeviceUsage> = self
-            .units
-            .iter()
-            .map(|unit| DeviceUsage {
-                sessions: 0,
-                live_bytes: unit.site.memory.live_bytes(),
-                reserved_bytes: unit.reserved.get(),
-                ops_executed: unit.site.ops.load(Ordering::Relaxed),
-            })
-            .collect();
-        for session in self.sessions.iter().filter(|session| !session.has_ended()) {
-            usage[session.grant.device_index as usize].sessions += 1;
-        }
-        usage
+        self.units.iter().for_each(Unit::look_at_memory);
     }
 }
 

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
-use crate::command::Command;
 use crate::event::{
     DeviceGrant, GrantedShare, HeldDevice, Registration, Share, StreamId, WorkerEvent,
 };
@@ -19,12 +18,16 @@ impl Engine {
                 registration,
                 held,
                 ended,
+                out_of_service,
                 leaving,
             } => {
                 self.join(worker, stream, registration);
                 self.pool.note_ended(worker, &ended);
+                let (over, held): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.ended);
+                self.resume_ended(worker, over);
                 self.resume_held(worker, held);
                 self.resume_claimed(worker);
+                self.pool.set_out_of_service(worker, out_of_service);
                 if leaving {
                     self.pool.leave(worker);
                 }
@@ -32,6 +35,10 @@ impl Engine {
             // The end of a stream that was replaced, or what was left in it.
             _ if !self.pool.is_speaking(worker, stream) => {}
             WorkerEvent::Beat => self.pool.beat(worker, self.now),
+            WorkerEvent::Released { lease, busy } => self.pool.release(worker, lease, &busy),
+            WorkerEvent::OutOfService { devices } => {
+                self.pool.set_out_of_service(worker, devices);
+            }
             WorkerEvent::Leaving => self.pool.leave(worker),
             WorkerEvent::Left => self.lose(worker),
             WorkerEvent::Gone => self.pool.disconnect(worker),
@@ -45,6 +52,24 @@ impl Engine {
         } else {
             self.lose(worker);
             self.pool.insert(worker, registration, stream, self.now);
+        }
+    }
+
+    /// Asks a worker again to release what it has not, as far as is known: its answer may
+    /// have been lost with the stream before.
+    fn resume_ended(&mut self, worker: WorkerId, ended: Vec<HeldDevice>) {
+        for HeldDevice {
+            lease,
+            index,
+            grant,
+            ..
+        } in ended
+        {
+            let grant = DeviceGrant { index, grant };
+            self.pool.note_ending(worker, lease, grant);
+        }
+        for (lease, grants) in self.pool.ending(worker) {
+            self.tell_end(worker, lease, grants);
         }
     }
 
@@ -76,6 +101,7 @@ impl Engine {
             lease,
             index,
             grant,
+            ..
         } in held
         {
             let share = Share { worker, index };
@@ -120,12 +146,10 @@ impl Engine {
                     grant: granted.grant,
                 };
                 let grants: Vec<_> = shares.iter().map(grant).collect();
-                self.pool.note_ended(worker, &grants);
-                return self.commands.push(Command::EndLease {
-                    worker,
-                    lease: id,
-                    grants,
-                });
+                for &grant in &grants {
+                    self.pool.note_ending(worker, id, grant);
+                }
+                return self.tell_end(worker, id, grants);
             }
         }
         self.reserve(id);

@@ -1,7 +1,7 @@
 //! What workers and clients do in the small world, and what that should mean
 //! to the scheduler.
 
-use super::world::{KnownWorker, Waiting, World, engine_at};
+use super::world::{KnownWorker, SimWorker, Waiting, World, engine_at};
 use super::*;
 
 impl World {
@@ -24,25 +24,29 @@ impl World {
             endpoint: endpoint(worker.id),
             devices,
         };
-        let held = worker
-            .held
-            .iter()
-            .map(|&(lease, index)| HeldDevice {
+        let held = |(uses, ended): (&BTreeSet<(LeaseId, u32)>, bool)| {
+            let held = uses.iter().map(|&(lease, index)| HeldDevice {
                 lease,
                 index,
                 grant: self.grants[&(lease, share(worker.id, index))],
-            })
-            .collect();
+                ended,
+            });
+            held.collect::<Vec<_>>()
+        };
+        let held = [(&worker.held, false), (&worker.busy, true)].map(held);
         let ended = worker.ended.iter();
         let ended = ended.map(|(&index, &grant)| DeviceGrant { index, grant });
         let ended = ended.collect();
+        worker.unanswered.clear();
+        let out_of_service = worker.outages();
         if is_new {
             self.lose_leases_of(i);
         }
         let join = WorkerEvent::Join {
             registration,
-            held,
+            held: held.concat(),
             ended,
+            out_of_service,
             leaving: false,
         };
         self.send_worker(i, join);
@@ -84,6 +88,35 @@ impl World {
             known.connected = false;
         }
         self.send_worker(i, WorkerEvent::Gone);
+    }
+
+    /// A worker gets rid of what it was told to end on some devices, and says so if
+    /// anybody is there to listen.
+    pub(super) fn finish(&mut self, i: usize, devices: impl Fn(u32) -> bool) {
+        let worker = &mut self.workers[i];
+        worker.busy.retain(|(_, index)| !devices(*index));
+        if !worker.known.as_ref().is_some_and(|known| known.connected) {
+            return;
+        }
+        for lease in worker.unanswered.clone() {
+            let worker = &mut self.workers[i];
+            let busy = worker.busy.iter().filter(|(of, _)| *of == lease);
+            let busy: BTreeSet<_> = busy.map(|(_, index)| *index).collect();
+            if busy.is_empty() {
+                worker.unanswered.remove(&lease);
+            }
+            self.send_worker(i, WorkerEvent::Released { lease, busy });
+        }
+    }
+
+    /// A device of a worker fails, or works again.
+    pub(super) fn break_down(&mut self, i: usize, device: u32) {
+        let worker = &mut self.workers[i];
+        if !worker.broken.insert(device) {
+            worker.broken.remove(&device);
+        }
+        let devices = worker.outages();
+        self.send_worker(i, WorkerEvent::OutOfService { devices });
     }
 
     /// The sessions on a worker end, as when clients close them.
@@ -291,8 +324,10 @@ impl World {
         self.waiting.clear();
         for worker in &mut self.workers {
             worker.known = None;
+            worker.unanswered.clear();
             if sessions_closed {
                 worker.held.clear();
+                worker.busy.clear();
             }
         }
         for client in &mut self.clients {
@@ -305,5 +340,13 @@ impl World {
         if let Some(leases) = &mut self.leases {
             leases.retain(|_, lease| lease.shares.iter().all(|share| share.worker != id));
         }
+    }
+}
+
+impl SimWorker {
+    /// What it says of the devices that it cannot offer.
+    fn outages(&self) -> Outages {
+        let broken = self.broken.iter();
+        broken.map(|index| (*index, "broken".into())).collect()
     }
 }

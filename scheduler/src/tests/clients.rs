@@ -88,6 +88,7 @@ fn a_lease_not_claimed_on_return_was_given_up() {
             on(19, attach_claiming(9, &[(20, &[(1, 1)])])),
             vec![end_lease(1, 10)],
         ),
+        (2_000, released(1, 10), vec![]),
         (
             2_000,
             on(19, request(9, 3, 1)),
@@ -118,13 +119,11 @@ fn what_waits_is_dropped_with_the_stream() {
             vec![],
         ),
         (3_000, on(29, cancel(9, 2)), vec![]),
+        (3_000, on(29, release(9, 10)), vec![end_lease(1, 10)]),
         (
             3_000,
-            on(29, release(9, 10)),
-            vec![
-                end_lease(1, 10),
-                granted(8, 3, &[(1, 0, flex(1)), (1, 1, flex(1))]),
-            ],
+            released(1, 10),
+            vec![granted(8, 3, &[(1, 0, flex(1)), (1, 1, flex(1))])],
         ),
     ]);
 }
@@ -207,8 +206,13 @@ fn a_client_that_is_evicted_loses_what_it_holds_and_waits_for() {
             vec![
                 end_lease(1, 10),
                 ended(9, 10, EndReason::TokenRevoked),
-                granted(8, 4, &[(1, 0, flex(1))]),
+                queued(8, 4, 1),
             ],
+        ),
+        (
+            1_000,
+            released(1, 10),
+            vec![granted(8, 4, &[(1, 0, flex(1))])],
         ),
         // What is left in its stream.
         (1_000, request(9, 3, 1), vec![]),

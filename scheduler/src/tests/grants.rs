@@ -43,6 +43,7 @@ fn join_after(id: u64, devices: &[DeviceSpec], ended: &[(u32, GrantNumber)]) -> 
             registration,
             held: Vec::new(),
             ended: ended.collect(),
+            out_of_service: Outages::new(),
             leaving: false,
         },
     )
@@ -62,6 +63,7 @@ fn each_grant_has_a_higher_number_and_its_end_names_it() {
             grant: number(round),
         });
         assert_eq!(numbers(&commands).1, ended);
+        engine.handle(released(1, round * 10), at(0));
     }
 }
 
@@ -79,6 +81,8 @@ fn a_grant_is_above_what_its_worker_knows_and_other_devices_are_not_touched() {
     let above = GrantNumber { count: 4, ..far };
     assert_eq!(numbers(&commands).0, [above, number(1)]);
     engine.handle(release(9, 10), at(0));
+    engine.handle(released(1, 10), at(0));
+    engine.handle(released(2, 10), at(0));
     let commands = engine.handle(request(9, 2, 2), at(0));
     let above = GrantNumber { count: 5, ..far };
     assert_eq!(numbers(&commands).0, [above, number(2)]);
@@ -271,5 +275,70 @@ fn a_sleep_after_a_start_does_not_use_up_the_time_for_adoption() {
             join_holding(2, &[flex(1)], &[(20, 0)]),
             vec![end_lease(2, 20)],
         ),
+    ]);
+}
+
+/// A join of a worker of one device that is not free of a lease which has ended.
+fn join_leaving_behind(id: u64, lease: u64, grant: GrantNumber) -> Event {
+    let mut join = join_ending(id, &[flex(1)], &[(lease, 0)]);
+    if let Event::Worker {
+        event: WorkerEvent::Join { held, .. },
+        ..
+    } = &mut join
+    {
+        held[0].grant = grant;
+    }
+    join
+}
+
+#[test]
+fn an_end_that_is_said_again_names_the_same_grants() {
+    let mut engine = engine();
+    engine.handle(join(1, &[flex(1), flex(1)]), at(0));
+    engine.handle(attach(9), at(0));
+    engine.handle(request(9, 1, 2), at(0));
+    let first = numbers(&engine.handle(release(9, 10), at(0))).1;
+    let ended = [0, 1].map(|index| DeviceGrant {
+        index,
+        grant: number(1),
+    });
+    assert_eq!(first, ended);
+    let again = on(11, join(1, &[flex(1), flex(1)]));
+    assert_eq!(numbers(&engine.handle(again, at(0))).1, ended);
+    engine.handle(on(11, released_but(1, 10, &[1])), at(0));
+    let again = on(12, join(1, &[flex(1), flex(1)]));
+    assert_eq!(numbers(&engine.handle(again, at(0))).1, ended[1..]);
+}
+
+#[test]
+fn what_is_not_released_is_noted_as_ended_and_the_next_grant_is_above_it() {
+    let mut engine = engine();
+    engine.handle(attach(9), at(0));
+    let far = GrantNumber {
+        term: TERM + 5,
+        count: 3,
+    };
+    let commands = engine.handle(join_leaving_behind(1, 10, far), at(0));
+    let ended = DeviceGrant {
+        index: 0,
+        grant: far,
+    };
+    assert_eq!(numbers(&commands).1, [ended]);
+    engine.handle(request(9, 2, 1), at(0));
+    let commands = engine.handle(released(1, 10), at(0));
+    assert_eq!(numbers(&commands).0, [far.next().unwrap()]);
+}
+
+#[test]
+fn a_claim_by_a_later_grant_has_the_device_that_an_earlier_lease_left() {
+    check([
+        (
+            0,
+            join_leaving_behind(1, 10, before(10)),
+            vec![end_lease(1, 10)],
+        ),
+        (0, attach_claiming(9, &[(20, &[(1, 0)])]), vec![]),
+        (1_000, released(1, 10), vec![]),
+        (1_000, release(9, 20), vec![end_lease(1, 20)]),
     ]);
 }

@@ -10,6 +10,7 @@ impl World {
     pub(super) fn check_invariants(&self) {
         self.check_workers();
         self.check_devices();
+        self.check_ending();
         self.check_waiting();
         self.check_views();
         self.check_deadlines();
@@ -86,6 +87,25 @@ impl World {
             }
         }
         assert_eq!(leased, BTreeSet::new(), "leased, but to whom?");
+    }
+
+    /// A device that its worker is not rid of is ending, and none is for ever: its worker
+    /// is asked for it, and once it has answered the device is free. And those that are
+    /// out of service are those that are broken.
+    fn check_ending(&self) {
+        for worker in &self.engine.snapshot().workers {
+            let real = &self.workers[worker.worker.0 as usize];
+            for (index, device) in (0..).zip(&worker.devices) {
+                let is_busy = real.busy.iter().any(|(_, busy)| *busy == index);
+                if worker.connected {
+                    assert!(!is_busy || device.ending, "{index} of {}", real.id);
+                    let is_broken = real.broken.contains(&index);
+                    assert_eq!(device.out_of_service.is_some(), is_broken);
+                }
+                let is_asked = !worker.connected || !real.unanswered.is_empty();
+                assert!(!device.ending || is_asked, "{index} of {}", real.id);
+            }
+        }
     }
 
     /// Nothing waits that would fit, could never fit, or has ended; and every
@@ -242,9 +262,9 @@ impl World {
             .filter(|worker| worker.connected && !worker.leaving);
         workers
             .flat_map(|worker| {
-                let free = (0..)
-                    .zip(worker.devices)
-                    .filter(|(_, device)| !device.leased);
+                let free = (0..).zip(worker.devices).filter(|(_, device)| {
+                    !device.leased && !device.ending && device.out_of_service.is_none()
+                });
                 free.map(move |(index, _)| Share {
                     worker: worker.worker,
                     index,

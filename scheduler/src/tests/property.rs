@@ -32,6 +32,14 @@ enum Op {
     CloseSessions {
         worker: usize,
     },
+    Finish {
+        worker: usize,
+        devices: u32,
+    },
+    BreakDown {
+        worker: usize,
+        device: u32,
+    },
     Attach {
         client: usize,
         give_up: usize,
@@ -96,7 +104,7 @@ fn demand() -> impl Strategy<Value = Demand> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![16 => worker_op(), 32 => client_op(), 8 => time_op()]
+    prop_oneof![20 => worker_op(), 32 => client_op(), 8 => time_op()]
 }
 
 /// Half of all that happens is that someone comes back.
@@ -126,6 +134,9 @@ fn worker_op() -> impl Strategy<Value = Op> {
         1 => worker().prop_map(|worker| Op::WorkerLeft { worker }),
         3 => worker().prop_map(|worker| Op::WorkerGone { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
+        8 => (worker(), prop_oneof![3 => Just(u32::MAX), 1 => 0..8_u32])
+            .prop_map(|(worker, devices)| Op::Finish { worker, devices }),
+        2 => (worker(), 0..3_u32).prop_map(|(worker, device)| Op::BreakDown { worker, device }),
     ]
 }
 
@@ -161,6 +172,8 @@ fn apply(world: &mut World, op: Op) {
         Op::WorkerLeft { worker } => world.worker_left(worker),
         Op::WorkerGone { worker } => world.worker_gone(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),
+        Op::Finish { worker, devices } => world.finish(worker, |index| devices >> index & 1 == 1),
+        Op::BreakDown { worker, device } => world.break_down(worker, device),
         Op::Attach {
             client,
             give_up,

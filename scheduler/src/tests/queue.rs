@@ -23,30 +23,24 @@ fn first_come_first_served() {
         (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
         (0, request(8, 4, 1), vec![queued(8, 4, 2)]),
         (0, request(9, 5, 1), vec![queued(9, 5, 3)]),
+        (0, release(8, 10), vec![end_lease(1, 10)]),
         (
             0,
-            release(8, 10),
+            released(1, 10),
             vec![
-                end_lease(1, 10),
                 granted(9, 3, &[(1, 0, flex(1))]),
                 queued(8, 4, 1),
                 queued(9, 5, 2),
             ],
         ),
+        (0, release(8, 20), vec![end_lease(1, 20)]),
         (
             0,
-            release(8, 20),
-            vec![
-                end_lease(1, 20),
-                granted(8, 4, &[(1, 1, flex(1))]),
-                queued(9, 5, 1),
-            ],
+            released(1, 20),
+            vec![granted(8, 4, &[(1, 1, flex(1))]), queued(9, 5, 1)],
         ),
-        (
-            0,
-            release(9, 30),
-            vec![end_lease(1, 30), granted(9, 5, &[(1, 0, flex(1))])],
-        ),
+        (0, release(9, 30), vec![end_lease(1, 30)]),
+        (0, released(1, 30), vec![granted(9, 5, &[(1, 0, flex(1))])]),
     ]);
 }
 
@@ -56,21 +50,18 @@ fn what_fits_does_not_wait_behind_what_does_not() {
         (0, request(9, 3, 2), vec![queued(9, 3, 1)]),
         (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
         // The position of the larger one stays the same, so it is not told.
-        (
-            0,
-            release(8, 10),
-            vec![end_lease(1, 10), granted(9, 4, &[(1, 0, flex(1))])],
-        ),
+        (0, release(8, 10), vec![end_lease(1, 10)]),
+        (0, released(1, 10), vec![granted(9, 4, &[(1, 0, flex(1))])]),
         (0, release(8, 20), vec![end_lease(1, 20)]),
+        (0, released(1, 20), vec![]),
         (0, request(8, 5, 1), vec![granted(8, 5, &[(1, 1, flex(1))])]),
         (0, release(8, 50), vec![end_lease(1, 50)]),
+        (0, released(1, 50), vec![]),
+        (0, release(9, 40), vec![end_lease(1, 40)]),
         (
             0,
-            release(9, 40),
-            vec![
-                end_lease(1, 40),
-                granted(9, 3, &[(1, 0, flex(1)), (1, 1, flex(1))]),
-            ],
+            released(1, 40),
+            vec![granted(9, 3, &[(1, 0, flex(1)), (1, 1, flex(1))])],
         ),
     ]);
 }
@@ -88,11 +79,11 @@ fn one_release_may_grant_several() {
         (0, request(8, 2, 1), vec![queued(8, 2, 1)]),
         (0, request(8, 3, 1), vec![queued(8, 3, 2)]),
         (0, request(8, 4, 1), vec![queued(8, 4, 3)]),
+        (0, release(8, 10), vec![end_lease(1, 10)]),
         (
             0,
-            release(8, 10),
+            released(1, 10),
             vec![
-                end_lease(1, 10),
                 granted(8, 2, &[(1, 0, flex(1))]),
                 granted(8, 3, &[(1, 1, flex(1))]),
                 queued(8, 4, 1),
@@ -203,6 +194,7 @@ fn bounds_are_on_waiting_only() {
                 vec![refused(9, 3, RefuseReason::ClientLimit { max: 0 })],
             ),
             (0, release(8, 10), vec![end_lease(1, 10)]),
+            (0, released(1, 10), vec![]),
             (0, request(9, 4, 1), vec![granted(9, 4, &[(1, 0, flex(1))])]),
         ]),
     );

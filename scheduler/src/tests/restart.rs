@@ -34,10 +34,11 @@ fn an_adopted_lease_that_nobody_claims_expires() {
         (1_000, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
         (1_000, attach(9), vec![]),
         (1_000, request(9, 2, 1), vec![queued(9, 2, 1)]),
+        (31_000, tick(), vec![end_lease(1, 10)]),
         (
             31_000,
-            tick(),
-            vec![end_lease(1, 10), granted(9, 2, &[(1, 0, flex(1))])],
+            released(1, 10),
+            vec![granted(9, 2, &[(1, 0, flex(1))])],
         ),
     ]);
 }
@@ -130,11 +131,8 @@ fn a_claim_brings_the_devices_the_worker_did_not_tell_of() {
         (0, join_holding(1, &[flex(1), flex(1)], &[(10, 0)]), vec![]),
         (0, attach_claiming(9, &[(10, &[(1, 0), (1, 1)])]), vec![]),
         (0, request(9, 2, 1), vec![queued(9, 2, 1)]),
-        (
-            0,
-            release(9, 10),
-            vec![end_lease(1, 10), granted(9, 2, &[(1, 0, flex(1))])],
-        ),
+        (0, release(9, 10), vec![end_lease(1, 10)]),
+        (0, released(1, 10), vec![granted(9, 2, &[(1, 0, flex(1))])]),
     ]);
 }
 

@@ -32,6 +32,7 @@ fn a_worker_is_lost_some_time_after_its_last_beat() {
             request(9, 2, 2),
             vec![unsatisfiable(9, 2, 2, &[&[flex(1)]])],
         ),
+        (8_000, released(2, 10), vec![]),
         (
             8_000,
             request(9, 3, 1),
@@ -122,6 +123,8 @@ fn a_worker_back_with_other_devices_is_a_new_one() {
             on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
             vec![end_lease(2, 10), ended(9, 10, lost(1)), end_lease(1, 10)],
         ),
+        (2_000, released(2, 10), vec![]),
+        (2_000, on(11, released(1, 10)), vec![]),
         (
             2_000,
             request(9, 2, 3),
@@ -149,6 +152,7 @@ fn a_worker_back_with_another_certificate_is_a_new_one() {
             registration,
             held: vec![],
             ended: vec![],
+            out_of_service: Outages::new(),
             leaving: false,
         },
     );

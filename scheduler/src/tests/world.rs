@@ -40,6 +40,12 @@ pub(super) struct SimWorker {
     pub(super) ended: BTreeMap<u32, GrantNumber>,
     /// When the scheduler last did not run, and until when it loses no worker for that.
     pub(super) spared_until: u64,
+    /// What it was told to end, and is not rid of yet.
+    pub(super) busy: BTreeSet<(LeaseId, u32)>,
+    /// What it was told to end since it joined, and has not answered.
+    pub(super) unanswered: BTreeSet<LeaseId>,
+    /// The devices that it cannot offer.
+    pub(super) broken: BTreeSet<u32>,
     /// `None` before it joined and once it is lost.
     pub(super) known: Option<KnownWorker>,
 }
@@ -103,6 +109,9 @@ impl World {
             held: BTreeSet::new(),
             ended: BTreeMap::new(),
             spared_until: 0,
+            busy: BTreeSet::new(),
+            unanswered: BTreeSet::new(),
+            broken: BTreeSet::new(),
             known: None,
         };
         let client = |id| SimClient {
@@ -159,6 +168,9 @@ impl World {
             for event in [
                 WorkerEvent::Beat,
                 WorkerEvent::Leaving,
+                WorkerEvent::OutOfService {
+                    devices: Outages::new(),
+                },
                 WorkerEvent::Left,
                 WorkerEvent::Gone,
             ] {
@@ -232,7 +244,9 @@ impl World {
             let named = grants.iter().any(|ended| ended.index == *index);
             assert!(named, "{lease} ends, but not on device {index}");
         }
-        worker.held.retain(|(held, _)| *held != lease);
+        let over = worker.held.extract_if(.., |(held, _)| *held == lease);
+        worker.busy.extend(over);
+        worker.unanswered.insert(lease);
         for DeviceGrant { index, grant } in grants {
             let granted = self.grants[&(lease, share(worker.id, *index))];
             assert_eq!(*grant, granted, "{lease} ended by the grant of another");
@@ -271,6 +285,10 @@ impl World {
             let i = self.connected_worker(share.worker);
             let known = self.workers[i].known.as_ref().unwrap();
             assert!(!known.leaving);
+            let uses = self.workers[i].held.iter().chain(&self.workers[i].busy);
+            let others: Vec<_> = uses.filter(|(_, index)| *index == share.index).collect();
+            assert!(others.is_empty(), "{share:?} is still used by {others:?}");
+            assert!(!self.workers[i].broken.contains(&share.index));
             assert_eq!(device, &known.devices[share.index as usize]);
             assert!(does(device, &granted.demand));
             assert_eq!(worker, &endpoint(share.worker.0));

@@ -207,7 +207,8 @@ impl Task {
             .env(
                 "TENSORD_COLLECTIVE_TIMEOUT",
                 node.collective_timeout.as_secs().to_string(),
-            );
+            )
+            .env("TENSORD_OP_TIMEOUT", node.op_timeout.as_secs().to_string());
         let optional = [
             ("TENSORD_WORKER_ADVERTISE", node.advertise.clone()),
             ("TENSORD_WORKER_MEMORY", node.memory_bytes.map(kib)),

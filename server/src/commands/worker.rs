@@ -112,6 +112,7 @@ fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         memory_bytes,
         cache_bytes,
         collective_timeout,
+        op_timeout,
         bucket_bytes,
         kernel_cache,
     } = node;
@@ -124,6 +125,7 @@ fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         memory_bytes,
         cache_bytes,
         collective_timeout,
+        op_timeout,
         bucket_bytes,
         kernel_cache,
         custom_ops: CustomOps::new(),

@@ -109,6 +109,8 @@ pub(crate) struct NodeConfig {
     pub(crate) cache_bytes: u64,
     /// How long a rank of a collective may keep the others waiting.
     pub(crate) collective_timeout: Duration,
+    /// How long an op may take.
+    pub(crate) op_timeout: Duration,
     /// Bytes of all-reduces that are begun together, if the operator knows better.
     pub(crate) bucket_bytes: Option<u64>,
     /// Where compiled kernels are kept; nowhere if this host has no place.

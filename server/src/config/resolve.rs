@@ -48,6 +48,10 @@ const GATEWAY_PORT: u16 = 7463;
 /// How long a rank of a collective may keep the others waiting.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long an op may take. Far more than any op of a training step, and short enough
+/// that a device that is stuck is noticed while somebody watches.
+const OP_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long running sessions get to end, in seconds.
 const DRAIN_SECONDS: u64 = 10;
 
@@ -150,6 +154,9 @@ impl Layers<'_> {
                 collective_timeout: settings
                     .collective_timeout
                     .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
+                op_timeout: settings
+                    .op_timeout
+                    .map_or(OP_TIMEOUT, |Timeout(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
                 kernel_cache: Some(kernel_cache(&state)),
             },
@@ -206,6 +213,9 @@ impl Layers<'_> {
                 collective_timeout: settings
                     .collective_timeout
                     .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
+                op_timeout: settings
+                    .op_timeout
+                    .map_or(OP_TIMEOUT, |Timeout(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
                 // A worker keeps nothing else, so it does without where there is no place.
                 kernel_cache: self.state(state).ok().as_ref().map(kernel_cache),

@@ -39,6 +39,9 @@ pub(crate) struct UpSettings {
     /// Seconds that a rank of a collective may keep the others waiting [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Timeout>,
+    /// Seconds that one op may take [default: 60]
+    #[arg(long, value_name = "N", env = "TENSORD_OP_TIMEOUT")]
+    pub(crate) op_timeout: Option<Timeout>,
     /// Gradients reduced together, such as 4MiB [default: by what the links carry]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
@@ -96,6 +99,9 @@ pub(crate) struct WorkerSettings {
     /// Seconds that a rank of a collective may keep the others waiting [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Timeout>,
+    /// Seconds that one op may take [default: 60]
+    #[arg(long, value_name = "N", env = "TENSORD_OP_TIMEOUT")]
+    pub(crate) op_timeout: Option<Timeout>,
     /// Gradients reduced together, such as 4MiB [default: by what the links carry]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
@@ -206,6 +212,7 @@ impl UpSettings {
             memory: self.memory.or(below.memory),
             upload_cache: self.upload_cache.or(below.upload_cache),
             collective_timeout: self.collective_timeout.or(below.collective_timeout),
+            op_timeout: self.op_timeout.or(below.op_timeout),
             bucket_size: self.bucket_size.or(below.bucket_size),
             worker_listen: self.worker_listen.or(below.worker_listen),
             audit_log_size: self.audit_log_size.or(below.audit_log_size),
@@ -237,6 +244,7 @@ impl WorkerSettings {
             memory: self.memory.or(below.memory),
             upload_cache: self.upload_cache.or(below.upload_cache),
             collective_timeout: self.collective_timeout.or(below.collective_timeout),
+            op_timeout: self.op_timeout.or(below.op_timeout),
             bucket_size: self.bucket_size.or(below.bucket_size),
             listen: self.listen.or(below.listen),
             advertise: self.advertise.or(below.advertise),

@@ -10,6 +10,7 @@ use tensord_proto::{
     credential::CredentialHash,
     grant::number,
     ids::{ClientId, LeaseId, RequestId, WorkerId},
+    text::{MESSAGE_CHARS, foreign},
     v1::{
         self, Error, ErrorCode, LeaseClaims, PoolMessage, WorkerCommand, client_message,
         pool_message, worker_command,
@@ -17,7 +18,7 @@ use tensord_proto::{
 };
 use tensord_scheduler::{
     Claim, ClientEvent, Demand, DeviceGrant, DeviceSpec, EndReason, Endpoint, GrantedShare,
-    HeldDevice, LeasedDevice, RefuseReason, Registration, Share,
+    HeldDevice, LeasedDevice, Outages, RefuseReason, Registration, Share, WorkerEvent,
 };
 use tensord_transport::token;
 
@@ -47,10 +48,15 @@ fn text(what: &str, text: String) -> Result<String, Error> {
 }
 
 /// What a worker registers.
+#[derive(Debug)]
 pub(super) struct Registering {
     pub(super) registration: Registration,
+    /// What still runs there.
     pub(super) held: Vec<HeldDevice>,
+    /// What has ended there.
     pub(super) ended: Vec<DeviceGrant>,
+    /// What cannot be offered.
+    pub(super) out_of_service: Outages,
 }
 
 /// What a worker registers, whose call came from `peer`.
@@ -75,6 +81,7 @@ pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Regis
         lease: LeaseId(held.lease_id),
         index: held.device_index,
         grant: number(held.grant),
+        ended: held.ended,
     });
     let held = held.collect();
     let ended = register.ended.iter().map(|ended| DeviceGrant {
@@ -82,6 +89,7 @@ pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Regis
         grant: number(ended.grant),
     });
     let ended = ended.collect();
+    let out_of_service = outages(register.out_of_service);
     let registration = Registration {
         endpoint: Endpoint {
             name: text("the worker's name", register.name)?,
@@ -98,7 +106,30 @@ pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Regis
         registration,
         held,
         ended,
+        out_of_service,
     })
+}
+
+/// The devices that a worker cannot offer. Of so many that it cannot have them all, only
+/// the first; and its words as others may be shown them.
+pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
+    let shown = |out: v1::OutOfService| {
+        let reason = foreign(&out.reason, MESSAGE_CHARS).to_string();
+        (out.device_index, reason)
+    };
+    out_of_service
+        .into_iter()
+        .take(MAX_DEVICES)
+        .map(shown)
+        .collect()
+}
+
+/// What a worker has released.
+pub(super) fn released(released: v1::Released) -> WorkerEvent {
+    WorkerEvent::Released {
+        lease: LeaseId(released.lease_id),
+        busy: released.busy_devices.into_iter().collect(),
+    }
 }
 
 /// What a client holds, as its tokens tell.

@@ -26,10 +26,7 @@ use tensord_proto::{
         WorkerMessage,
     },
 };
-use tensord_scheduler::{
-    Command, DeviceGrant, Engine, Event, HeldDevice, Options, Registration, StreamId, Timestamp,
-    WorkerEvent,
-};
+use tensord_scheduler::{Command, Engine, Event, Options, StreamId, Timestamp};
 use tensord_transport::token::LeaseSigner;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -80,9 +77,7 @@ pub(super) enum Input {
     Join {
         worker: WorkerId,
         pass: Pass,
-        registration: Registration,
-        held: Vec<HeldDevice>,
-        ended: Vec<DeviceGrant>,
+        registering: convert::Registering,
         leaving: bool,
         opened: Opened<WorkerMessage, WorkerCommand>,
     },
@@ -230,19 +225,11 @@ impl Driver {
             Input::Join {
                 worker,
                 pass,
-                registration,
-                held,
-                ended,
+                registering,
                 leaving,
                 opened,
             } => {
-                let join = WorkerEvent::Join {
-                    registration,
-                    held,
-                    ended,
-                    leaving,
-                };
-                self.join(worker, &pass, join, opened);
+                self.join(worker, &pass, registering, leaving, opened);
             }
             Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
             Input::Status(pass, reply) => {

@@ -251,19 +251,13 @@ impl Workers for Service {
         let (register, answer) = shared.greet_worker(first).map_err(refused)?;
         let (worker, leaving) = (WorkerId(register.worker_id), register.leaving);
         let registered = convert::registration(register, peer.ip());
-        let convert::Registering {
-            registration,
-            held,
-            ended,
-        } = registered.map_err(refused)?;
+        let registering = registered.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
         let opened = Opened::new(peer, incoming, outgoing, answer);
         let joined = Input::Join {
             worker,
             pass,
-            registration,
-            held,
-            ended,
+            registering,
             leaving,
             opened,
         };

@@ -20,8 +20,8 @@ use tensord_proto::{
     v1::{
         ClientHello, ClientMessage, Device, DeviceUsage, Error, ErrorCode, Granted, Heartbeat,
         HeldDevice, LeaseClaims, LeaseRequest, PoolHello, PoolMessage, Register, Registered,
-        ReleaseLease, StatusReply, StatusRequest, WorkerCommand, WorkerMessage, client_message,
-        pool_client::PoolClient, pool_message, worker_command, worker_message,
+        ReleaseLease, Released, StatusReply, StatusRequest, WorkerCommand, WorkerMessage,
+        client_message, pool_client::PoolClient, pool_message, worker_command, worker_message,
         workers_client::WorkersClient,
     },
     version,
@@ -266,6 +266,7 @@ fn register(id: u64, devices: usize) -> Register {
         held: Vec::new(),
         ended: Vec::new(),
         leaving: false,
+        out_of_service: Vec::new(),
     }
 }
 
@@ -418,12 +419,28 @@ impl TestWorker {
         while let Ok(Some(_)) = within("end", self.hear.message()).await {}
     }
 
-    /// The lease that the scheduler says to end.
+    /// The lease that the scheduler says to end, which is released at once.
     async fn end_lease(&mut self) -> u64 {
+        let lease_id = self.told_to_end().await;
+        self.released(lease_id, &[]).await;
+        lease_id
+    }
+
+    /// The lease that the scheduler says to end.
+    async fn told_to_end(&mut self) -> u64 {
         match self.hear().await.unwrap() {
             worker_command::Body::EndLease(end) => end.lease_id,
             other => panic!("{other:?} ends no lease"),
         }
+    }
+
+    /// Says that a lease has left all devices but these.
+    async fn released(&self, lease_id: u64, busy: &[u32]) {
+        let released = Released {
+            lease_id,
+            busy_devices: busy.to_vec(),
+        };
+        self.say(worker_message::Body::Released(released)).await;
     }
 }
 

@@ -26,9 +26,10 @@ pub(super) fn status<'a>(
     let is_shown = |lease: Option<LeaseId>| {
         is_shown(lease.and_then(|lease| owners.get(&lease).copied().flatten()))
     };
+    let shows_all = is_shown(None);
     let workers = snapshot.workers.into_iter().map(|worker| {
         let usage = usage(worker.worker).unwrap_or_default();
-        worker_status(worker, now, usage, is_shown)
+        worker_status(worker, now, usage, shows_all, is_shown)
     });
     StatusReply {
         software: version::hello().software,
@@ -43,12 +44,15 @@ fn worker_status(
     worker: WorkerSnapshot,
     now: Timestamp,
     usage: &[DeviceUsage],
+    shows_all: bool,
     is_shown: impl Fn(Option<LeaseId>) -> bool,
 ) -> WorkerStatus {
     let devices = worker.devices.into_iter().enumerate();
     let devices = devices.map(|(index, device)| {
         let usage = usage.get(index).copied().unwrap_or_default();
+        // What a lease that has ended left behind is its own tenant's, whose name is gone.
         let usage = match (is_shown(device.lease), device.lease) {
+            _ if device.ending && !shows_all => DeviceUsage::default(),
             (true, _) => usage,
             (false, Some(_)) => DeviceUsage::default(),
             (false, None) => DeviceUsage {
@@ -63,6 +67,8 @@ fn worker_status(
             live_bytes: usage.live_bytes,
             ops_executed: usage.ops_executed,
             reserved_bytes: usage.reserved_bytes,
+            ending: device.ending,
+            out_of_service: device.out_of_service.unwrap_or_default(),
         }
     });
     WorkerStatus {

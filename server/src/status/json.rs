@@ -32,6 +32,10 @@ struct Device<'a> {
     name: &'a str,
     memory_bytes: u64,
     leased: bool,
+    /// Its last lease has ended, and the device is not free of it yet.
+    ending: bool,
+    /// Why its worker cannot offer it; null: it can.
+    out_of_service: Option<&'a str>,
     sessions: u32,
     live_bytes: u64,
     /// Null where the backend does not count.
@@ -69,6 +73,8 @@ fn device((index, status): (usize, &DeviceStatus)) -> Device<'_> {
         name: device.map_or("", |device| &device.name),
         memory_bytes: device.map_or(0, |device| device.memory_bytes),
         leased: status.leased,
+        ending: status.ending,
+        out_of_service: Some(&*status.out_of_service).filter(|reason| !reason.is_empty()),
         sessions: status.sessions,
         live_bytes: status.live_bytes,
         reserved_bytes: status.reserved_bytes,

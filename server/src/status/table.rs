@@ -1,7 +1,7 @@
 //! A pool's status for people: a line that sums it up, and a row a device.
 
 use tensord_proto::{
-    text::{NAME_CHARS, foreign},
+    text::{MESSAGE_CHARS, NAME_CHARS, foreign},
     v1::{DeviceStatus, StatusReply, WorkerStatus},
 };
 
@@ -30,17 +30,35 @@ pub(crate) fn table(reply: &StatusReply) -> String {
     text.push('\n');
     let rows = reply.workers.iter().flat_map(rows);
     text.push_str(&table::text(HEADER, &RIGHT, rows));
+    let outages: String = reply.workers.iter().flat_map(outages).collect();
+    if !outages.is_empty() {
+        text.push('\n');
+        text.push_str(&outages);
+    }
     text
 }
 
 /// Counts, and what runs there since when.
 fn summary(reply: &StatusReply) -> String {
     let devices = || reply.workers.iter().flat_map(|worker| &worker.devices);
+    let mut states = format!(
+        "{} leased",
+        devices().filter(|device| device.leased).count()
+    );
+    let not_free = [
+        ("ending", devices().filter(|device| device.ending).count()),
+        (
+            "out of service",
+            devices().filter(|device| is_out(device)).count(),
+        ),
+    ];
+    for (state, count) in not_free.iter().filter(|(_, count)| *count > 0) {
+        states.push_str(&format!(", {count} {state}"));
+    }
     format!(
-        "{}, {} ({} leased), {}, {} waiting; {}, up {}",
+        "{}, {} ({states}), {}, {} waiting; {}, up {}",
         human::plural(reply.workers.len(), "worker"),
         human::plural(devices().count(), "device"),
-        devices().filter(|device| device.leased).count(),
         human::plural(reply.leases as usize, "lease"),
         human::plural(reply.waiting_requests as usize, "request"),
         shown(&reply.software),
@@ -83,7 +101,12 @@ fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
 /// The columns that tell of one device.
 fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     let device = status.device.clone().unwrap_or_default();
-    let leased = if status.leased { "yes" } else { "-" };
+    let leased = match status {
+        _ if status.leased => "yes",
+        _ if status.ending => "ending",
+        _ if is_out(status) => "out",
+        _ => "-",
+    };
     [
         format!("{index} {}", shown(&device.name)),
         shown(&device.kind),
@@ -94,4 +117,22 @@ fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
         status.reserved_bytes.map_or("-".into(), human::bytes),
         human::count(status.ops_executed),
     ]
+}
+
+fn is_out(device: &DeviceStatus) -> bool {
+    !device.out_of_service.is_empty()
+}
+
+/// A line for each device that its worker cannot offer.
+fn outages(worker: &WorkerStatus) -> Vec<String> {
+    let line = |(index, device): (usize, &DeviceStatus)| {
+        let name = shown(&worker.name);
+        let reason = foreign(&device.out_of_service, MESSAGE_CHARS);
+        format!("Device {index} of {name} is out of service: {reason}\n")
+    };
+    let devices = worker.devices.iter().enumerate();
+    devices
+        .filter(|(_, device)| is_out(device))
+        .map(line)
+        .collect()
 }

@@ -62,6 +62,28 @@ cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  -       
 }
 
 #[test]
+fn devices_that_are_not_free_are_not_shown_as_free() {
+    let mut reply = reply();
+    reply.workers[0].devices[1].ending = true;
+    reply.workers[1].devices[0].out_of_service = "it answers no test\u{1b}".into();
+    let expected = "\
+2 workers, 3 devices (1 leased, 1 ending, 1 out of service), 1 lease, 3 requests waiting; tensord 0.1.0, up 1 h 2 min
+
+WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED  SESSIONS      LIVE  RESERVED        OPS
+gpu-1 (draining)        10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  yes            2  12.4 MiB  64.0 MiB  1,234,567
+                                        1 NVIDIA H200  cuda  141.0 GiB  ending         0       0 B         -          0
+cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  out            0       0 B         -          0
+
+Device 0 of cpu-1 is out of service: it answers no test\\u{1b}
+";
+    assert_eq!(table(&reply), expected, "\n{}", table(&reply));
+    let value: serde_json::Value = serde_json::from_str(&json(&reply)).unwrap();
+    assert_eq!(value["workers"][0]["devices"][1]["ending"], true);
+    let out = &value["workers"][1]["devices"][0]["out_of_service"];
+    assert_eq!(out, "it answers no test\u{1b}");
+}
+
+#[test]
 fn an_empty_pool_says_what_to_do() {
     let empty = StatusReply {
         software: "tensord 0.1.0".into(),
@@ -99,6 +121,8 @@ fn json_tells_the_same() {
           "name": "16 cores",
           "memory_bytes": 68719476736,
           "leased": false,
+          "ending": false,
+          "out_of_service": null,
           "sessions": 0,
           "live_bytes": 0,
           "reserved_bytes": null,

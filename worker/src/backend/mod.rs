@@ -10,18 +10,20 @@ mod cube;
 mod flex;
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex},
 };
 
 use burn_backend::{BoolStore, DType, ExecutionError, IntDType, Shape, TensorData, TensorMetadata};
 use burn_ir::{
-    BackendIr, BaseOperationIr, FloatOperationIr, HandleKind, ModuleOperationIr,
+    BackendIr, BaseOperationIr, BinaryOpIr, FloatOperationIr, HandleKind, ModuleOperationIr,
     NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
 };
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
 use tensord_proto::codec::DeviceProfile;
+use tokio::runtime::Handle;
 use tracing::warn;
 
 use crate::{
@@ -72,6 +74,43 @@ pub(crate) trait Engine: Send {
     }
     /// Which memory a tensor that is there uses, if the backend can tell.
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
+}
+
+/// Runs a small op on `device` as a session would, and checks what it gives. May take as
+/// long as the device takes, and panic as backends do.
+pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String> {
+    const FIRST: [f32; 3] = [1.0, 2.0, 3.0];
+    const SECOND: [f32; 3] = [4.0, 8.0, 16.0];
+    const SUM: [f32; 3] = [5.0, 10.0, 19.0];
+    let tensor = |id, status| TensorIr {
+        id: TensorId::new(id),
+        shape: Shape::new([SUM.len()]),
+        status,
+        dtype: DType::F32,
+    };
+    let mut engine = device.open();
+    engine.upload(TensorId::new(1), TensorData::from(FIRST));
+    engine.upload(TensorId::new(2), TensorData::from(SECOND));
+    let add = NumericOperationIr::Add(BinaryOpIr {
+        lhs: tensor(1, TensorStatus::ReadWrite),
+        rhs: tensor(2, TensorStatus::ReadWrite),
+        out: tensor(3, TensorStatus::NotInit),
+    });
+    engine.execute(Box::new(OperationIr::NumericFloat(DType::F32, add)));
+    let read = engine.read(tensor(3, TensorStatus::ReadWrite));
+    let read = runtime.block_on(read).map_err(|e| e.reason().to_owned())?;
+    engine.sync().map_err(|e| e.reason().to_owned())?;
+    match read == TensorData::from(SUM) {
+        true => Ok(()),
+        false => Err(format!("{FIRST:?} + {SECOND:?} came to {read}")),
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "it said nothing".into())
 }
 
 /// A device that sessions can be opened on.

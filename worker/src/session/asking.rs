@@ -65,7 +65,7 @@ impl Session {
             if let Some(later) = later {
                 let session = self.clone();
                 self.site.runtime.spawn(async move {
-                    let request = later.await;
+                    let request = session.in_time(later).await;
                     session.pass(vec![request]);
                     session.pass_on();
                 });

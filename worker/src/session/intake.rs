@@ -137,6 +137,11 @@ impl Payloads {
         }
     }
 
+    /// Gives up what was gathered.
+    pub(crate) fn clear(&mut self) {
+        self.gathering = Gathering::default();
+    }
+
     /// Takes the next body of the track.
     pub(crate) fn take(&mut self, body: Body) -> Result<Option<Payload>, IntakeError> {
         let chunk = match body {

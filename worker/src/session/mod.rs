@@ -9,6 +9,7 @@
 
 mod asking;
 mod dataflow;
+mod end;
 mod intake;
 #[cfg(feature = "testing")]
 pub(crate) mod lone;
@@ -50,6 +51,7 @@ use self::{
     uploads::{Payload, Uploads},
 };
 use crate::{
+    at_hand::{AtHand, Signals},
     backend::Device,
     blobs::BlobStore,
     collective::{Cohort, Member, Outcome},
@@ -77,7 +79,7 @@ pub(crate) struct Site {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) queue: Arc<RunQueue>,
-    pub(crate) worker: Arc<str>,
+    pub(crate) signals: Arc<Signals>,
     /// Ops carried out on the device for its latest lease.
     pub(crate) ops: Arc<AtomicU64>,
     /// Where slow reads are awaited.
@@ -122,6 +124,11 @@ pub(crate) struct Session {
     asking: Mutex<Asking>,
     /// `todo.end` is set, for a look without the lock.
     ending: AtomicBool,
+    /// The client was told that it has ended, or is about to be.
+    told_end: AtomicBool,
+    /// Its state is gone, and its memory back.
+    gone: AtomicBool,
+    at_hand: Arc<AtHand>,
     /// Wakes the writer of each track.
     news: [Notify; 2],
 }
@@ -201,10 +208,11 @@ impl Session {
         let place = cohort.place(grant.device_index).ok_or_else(taken)?;
         let held = site.blobs.held(&grant.tenant);
         let (hashes, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
+        let at_hand = AtHand::new(site.signals.clone());
         let runner = Runner::new(
             site.device.open(),
             site.memory.open(),
-            site.worker.clone(),
+            at_hand.clone(),
             seed,
             Uploads::new(site.kept_bytes, held),
             Together {
@@ -240,6 +248,9 @@ impl Session {
             runner: Mutex::new(Some(runner)),
             asking: Mutex::default(),
             ending: AtomicBool::new(false),
+            told_end: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            at_hand,
             news: Default::default(),
             site,
         });
@@ -317,6 +328,10 @@ impl Session {
         let Some((body, bytes)) = received else {
             return Ok(true);
         };
+        if self.ending.load(Ordering::Acquire) {
+            // Nobody needs it any more.
+            return Ok(true);
+        }
         match track {
             Track::Ops => {
                 if let Some(item) = intake::item(body, bytes)? {
@@ -415,11 +430,6 @@ impl Session {
         if wire.duplex.inbox().is_telling_due() {
             self.news_of(track).notify_one();
         }
-    }
-
-    /// Whether the session ended and its memory is back.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.wire(Track::Ops).closing
     }
 }
 

@@ -58,7 +58,7 @@ impl Session {
                 let session = self.clone();
                 // Ends with the device's answer; the session may be gone by then.
                 self.site.runtime.spawn(async move {
-                    let read = read.await;
+                    let read = session.in_time(read).await;
                     let result = read.map_err(|e| about.fault(FaultKind::Backend, e.reason()));
                     if !session.has_ended() {
                         session.say_value(request, result);
@@ -92,7 +92,9 @@ impl Session {
                 let mut wire = self.wire(Track::Bulk);
                 let number = wire.payloads;
                 wire.payloads += 1;
-                chunks(bytes).for_each(|chunk| wire.duplex.push(Body::Chunk(chunk)));
+                if !wire.closing {
+                    chunks(bytes).for_each(|chunk| wire.duplex.push(Body::Chunk(chunk)));
+                }
                 self.news_of(Track::Bulk).notify_one();
                 tensor_value::Content::Payload(number)
             }
@@ -150,6 +152,9 @@ impl Session {
 impl Wire {
     /// Says a value, with those that are said next if nothing goes out before.
     fn say_value(&mut self, value: Value) {
+        if self.closing {
+            return;
+        }
         self.value_bytes += value.encoded_len();
         self.values.push(value);
         if self.values.len() >= VALUES_PER_FRAME || self.value_bytes >= VALUE_BYTES {
@@ -166,8 +171,10 @@ impl Wire {
     }
 
     pub(super) fn say(&mut self, body: Body) {
-        self.say_values();
-        self.duplex.push(body);
+        if !self.closing {
+            self.say_values();
+            self.duplex.push(body);
+        }
     }
 }
 

@@ -22,7 +22,6 @@ mod upload;
 mod witness;
 
 use std::{
-    any::Any,
     collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -55,7 +54,13 @@ use super::{
     dataflow::{Dataflow, Refusal},
     uploads::Uploads,
 };
-use crate::{backend::Engine, collective::Capability, memory::SessionMemory, op_check};
+use crate::{
+    at_hand::AtHand,
+    backend::{Engine, panic_words as panic_text},
+    collective::Capability,
+    memory::SessionMemory,
+    op_check,
+};
 
 /// Faults remembered for syncs to tell; a program that reads nothing and syncs
 /// never would pile them up.
@@ -125,11 +130,14 @@ pub(crate) enum Reply {
 pub(crate) struct Blame {
     op_number: u64,
     op_name: OpName,
-    worker: Arc<str>,
+    at_hand: Arc<AtHand>,
 }
 
 impl Blame {
     pub(crate) fn fault(&self, kind: FaultKind, reason: impl Into<String>) -> Arc<Fault> {
+        if matches!(kind, FaultKind::Backend | FaultKind::Panic) {
+            self.at_hand.signals.note_failure();
+        }
         let mut reason = reason.into();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES));
         reason.shrink_to_fit();
@@ -137,7 +145,7 @@ impl Blame {
             kind: kind.into(),
             op_number: self.op_number,
             op_name: self.op_name.to_string(),
-            worker: self.worker.to_string(),
+            worker: self.at_hand.signals.worker.to_string(),
             reason,
         })
     }
@@ -147,7 +155,8 @@ pub(crate) struct Runner {
     engine: Box<dyn Engine>,
     flow: Dataflow,
     decoder: OpDecoder,
-    worker: Arc<str>,
+    /// Told of each op.
+    at_hand: Arc<AtHand>,
     /// Work that was decoded, with the credit it gives back.
     plans: VecDeque<(Plan, usize)>,
     /// Ops among it.
@@ -190,7 +199,7 @@ impl Runner {
     pub(crate) fn new(
         engine: Box<dyn Engine>,
         memory: SessionMemory,
-        worker: Arc<str>,
+        at_hand: Arc<AtHand>,
         seed: u64,
         uploads: Uploads,
         together: Together,
@@ -199,7 +208,7 @@ impl Runner {
             engine,
             flow: Dataflow::new(memory),
             decoder: OpDecoder::default(),
-            worker,
+            at_hand,
             plans: VecDeque::new(),
             planned_ops: 0,
             aside: Aside::default(),
@@ -257,7 +266,7 @@ impl Runner {
         Blame {
             op_number: self.op_number,
             op_name: op_name.into(),
-            worker: self.worker.clone(),
+            at_hand: self.at_hand.clone(),
         }
     }
 
@@ -307,6 +316,7 @@ impl Runner {
         }
         let (engine, seed) = (&mut self.engine, mix(self.seed, self.draws));
         let (name, draws) = (OpName::of(&op), draws(&op));
+        self.at_hand.begin(self.op_number, name);
         fill(&mut op);
         let ran = catch_unwind(AssertUnwindSafe(|| match draws {
             true => engine.execute_seeded(op, seed),
@@ -370,6 +380,7 @@ impl Runner {
 
     fn sync(&mut self, request: u64) -> Reply {
         let about = self.blame("Sync");
+        self.at_hand.begin(self.op_number, "Sync".into());
         let engine = &mut self.engine;
         let synced = catch_unwind(AssertUnwindSafe(|| engine.sync()));
         let fault = self.unreported.pop_front().or_else(|| match synced {
@@ -425,10 +436,4 @@ fn mix(seed: u64, draw: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "it said nothing".into())
 }

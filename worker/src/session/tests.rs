@@ -3,6 +3,7 @@
 
 mod bench;
 mod later;
+mod overdue;
 mod together;
 
 use burn_backend::{DType, Shape};

@@ -32,6 +32,17 @@ impl Session {
     /// scheduled it and did not put it there.
     pub(crate) fn run(self: &Arc<Self>, on: &mut dyn FnMut() -> bool) -> Turn {
         let mut guard = lock(&self.runner);
+        self.at_hand.step();
+        let turn = self.take_turn(&mut guard, on);
+        self.at_hand.rest();
+        turn
+    }
+
+    fn take_turn(
+        self: &Arc<Self>,
+        guard: &mut Option<Runner>,
+        on: &mut dyn FnMut() -> bool,
+    ) -> Turn {
         let Some(runner) = guard.as_mut() else {
             lock(&self.todo).scheduled = false;
             return Turn::Over;
@@ -52,9 +63,12 @@ impl Session {
                 // Answers in a row go out together, and none waits for an op.
                 self.tell();
             }
+            self.at_hand.step();
             match self.step(runner) {
                 Step::Ran(credit, reply) => {
-                    if let Some(reply) = reply {
+                    // What the client was told last is the end.
+                    let is_over = self.ending.load(Ordering::Acquire);
+                    if let Some(reply) = reply.filter(|_| !is_over) {
                         self.reply(reply);
                         said = true;
                     }
@@ -178,9 +192,14 @@ impl Session {
             todo.scheduled = false;
             todo.end.clone().unwrap_or_default()
         };
+        self.at_hand.step();
         self.cohort.leave(self.place, &error.message);
         self.close(runner);
+        // Nothing more of them comes.
+        lock(&self.payloads).clear();
         self.said_all(error);
+        self.gone.store(true, Ordering::Release);
+        self.site.signals.wake();
     }
 
     /// Lets go of everything but what is kept for later sessions.
@@ -195,8 +214,12 @@ impl Session {
         }
     }
 
-    /// The session's state is gone; tell the client and let the connection end.
-    fn said_all(&self, error: Error) {
+    /// Tells the client that the session is over, unless it was told, and lets the
+    /// connections end.
+    pub(super) fn said_all(&self, error: Error) {
+        if self.told_end.swap(true, Ordering::AcqRel) {
+            return;
+        }
         info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
         let closed = frame::Body::Closed(Closed { error: Some(error) });
         self.wire(Track::Ops).say(closed);

@@ -6,8 +6,8 @@ use tensord_proto::{
     ids::{LeaseId, WorkerId},
     v1::{DeviceUsage, Error, ErrorCode, WorkerCommand, WorkerMessage, worker_message::Body},
 };
-use tensord_scheduler::{DeviceGrant, Event, LeasedDevice, StreamId, WorkerEvent};
-use tracing::{info, warn};
+use tensord_scheduler::{DeviceGrant, Event, LeasedDevice, Outages, StreamId, WorkerEvent};
+use tracing::{debug, info, warn};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
 use crate::{
@@ -27,6 +27,8 @@ pub(super) struct Member {
     token: Arc<str>,
     /// What it last said, in the order of its devices.
     usage: Vec<DeviceUsage>,
+    /// The devices that it last said it cannot offer.
+    out_of_service: Outages,
 }
 
 impl Member {
@@ -50,14 +52,21 @@ fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
 }
 
 impl Driver {
-    /// Takes in the stream of a worker, which begins with `join`. One it had before ends.
+    /// Takes in the stream of a worker, which begins with `registering`. One it had before ends.
     pub(super) fn join(
         &mut self,
         worker: WorkerId,
         pass: &Pass,
-        join: WorkerEvent,
+        registering: convert::Registering,
+        leaving: bool,
         opened: Opened<WorkerMessage, WorkerCommand>,
     ) {
+        let convert::Registering {
+            registration,
+            held,
+            ended,
+            out_of_service,
+        } = registering;
         let id = self.new_stream();
         let wrap = move |message| Input::FromWorker(worker, id, message);
         let silence = Some(self.worker_silence);
@@ -70,15 +79,6 @@ impl Driver {
                 format!("{MAX_STREAMS} workers have joined, which is the most there may be");
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
-        let WorkerEvent::Join {
-            registration,
-            held,
-            leaving,
-            ..
-        } = &join
-        else {
-            return;
-        };
         let endpoint = &registration.endpoint;
         let (name, devices) = (endpoint.name.clone(), registration.devices.len());
         let (address, held_count) = (&endpoint.address, held.len());
@@ -92,6 +92,7 @@ impl Driver {
             name,
             token: pass.token.clone(),
             usage: Vec::new(),
+            out_of_service: out_of_service.clone(),
         };
         if let Some(replaced) = self.workers.insert(worker, member) {
             let words = "another stream of the same worker took the place of this one";
@@ -99,6 +100,13 @@ impl Driver {
                 .open
                 .end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
+        let join = WorkerEvent::Join {
+            registration,
+            held,
+            ended,
+            out_of_service,
+            leaving,
+        };
         self.apply(event(worker, id, join));
     }
 
@@ -113,7 +121,13 @@ impl Driver {
                 if let Err(error) = member.open.send(convert::time(UnixMillis::now())) {
                     return self.worker_gone(worker, id, Some(&error));
                 }
-                WorkerEvent::Beat
+                let devices = convert::outages(heartbeat.out_of_service);
+                self.apply(event(worker, id, WorkerEvent::Beat));
+                return self.out_of_service(worker, id, devices);
+            }
+            Some(Body::Released(released)) => {
+                debug!(%worker, "worker {} released {released:?}", member.name);
+                convert::released(released)
             }
             Some(Body::Leaving(_)) => {
                 info!(%worker, "worker {} is leaving", member.name);
@@ -130,6 +144,30 @@ impl Driver {
             }
         };
         self.apply(event(worker, id, said));
+    }
+
+    /// Notes which devices a worker cannot offer, if they are others than before.
+    fn out_of_service(&mut self, worker: WorkerId, id: StreamId, devices: Outages) {
+        let Some(member) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        if member.out_of_service == devices {
+            return;
+        }
+        for (index, reason) in &devices {
+            if member.out_of_service.get(index) != Some(reason) {
+                let name = &member.name;
+                warn!(%worker, "device {index} of worker {name} is out of service: {reason}");
+            }
+        }
+        for index in member.out_of_service.keys() {
+            if !devices.contains_key(index) {
+                let name = &member.name;
+                info!(%worker, "device {index} of worker {name} is in service again");
+            }
+        }
+        member.out_of_service.clone_from(&devices);
+        self.apply(event(worker, id, WorkerEvent::OutOfService { devices }));
     }
 
     /// The worker's stream is over, by its own end or by ours.

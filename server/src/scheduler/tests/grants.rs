@@ -34,6 +34,9 @@ async fn grants_rise_from_lease_to_lease_and_over_a_restart() {
             worker_command::Body::EndLease(end) => assert_eq!(end.grants, [announced]),
             other => panic!("{other:?} ends no lease"),
         }
+        worker.released(lease.lease_id, &[]).await;
+        let free = |status: &StatusReply| !status.workers[0].devices[0].ending;
+        rig.status_that(free).await;
     }
     let rig = rig.restarted().await;
     let _worker = rig.worker(1, 1).await;

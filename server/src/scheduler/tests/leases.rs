@@ -1,7 +1,7 @@
 //! Leases from request to end, as clients and workers see them.
 
 use tensord_proto::{
-    v1::{Beat, CancelRequest, LeaseShare, Leaving, Left},
+    v1::{Beat, CancelRequest, LeaseShare, Leaving, Left, OutOfService},
     version,
 };
 use tensord_transport::token;
@@ -113,7 +113,7 @@ async fn a_lease_outlives_its_clients_stream_for_a_while() {
 #[tokio::test]
 async fn what_is_said_just_before_a_stream_ends_is_heard() {
     let rig = Rig::start().await;
-    let _worker = rig.worker(1, 1).await;
+    let mut worker = rig.worker(1, 1).await;
     // Often, as the two could race; the lease would be held for an hour.
     for id in 1..=20 {
         let mut client = rig.client(id).await;
@@ -121,13 +121,14 @@ async fn what_is_said_just_before_a_stream_ends_is_heard() {
         let lease = client.granted().await;
         client.release(&lease).await;
         client.leave().await;
+        assert_eq!(worker.end_lease().await, lease.lease_id);
     }
 }
 
 #[tokio::test]
 async fn a_second_stream_of_a_client_takes_the_place_of_the_first() {
     let rig = Rig::start().await;
-    let _worker = rig.worker(1, 1).await;
+    let mut worker = rig.worker(1, 1).await;
     let mut old = rig.client(1).await;
     old.ask(1, 1).await;
     let lease = old.granted().await;
@@ -136,6 +137,7 @@ async fn a_second_stream_of_a_client_takes_the_place_of_the_first() {
     new.ask(2, 1).await;
     assert_eq!(new.queued(2).await, 1, "the lease is still held");
     new.release(&lease).await;
+    assert_eq!(worker.end_lease().await, lease.lease_id);
     new.granted().await;
 }
 
@@ -165,7 +167,12 @@ async fn status_tells_what_workers_last_said() {
         ops_executed: 99,
     };
     // One device only, and then some that do not exist: neither does harm.
-    let heartbeat = |usage| worker_message::Body::Heartbeat(Heartbeat { usage });
+    let heartbeat = |usage| {
+        worker_message::Body::Heartbeat(Heartbeat {
+            usage,
+            out_of_service: Vec::new(),
+        })
+    };
     worker.say(heartbeat(vec![DeviceUsage::default(); 9])).await;
     worker.say(heartbeat(vec![usage])).await;
     let heard = |status: &StatusReply| status.workers[0].devices[0].ops_executed == 99;
@@ -176,6 +183,70 @@ async fn status_tells_what_workers_last_said() {
     assert_eq!((devices[0].leased, devices[0].live_bytes), (true, 4096));
     assert_eq!(devices[0].reserved_bytes, Some(8192));
     assert_eq!((devices[1].leased, devices[1].live_bytes), (false, 0));
+}
+
+#[tokio::test]
+async fn a_device_is_not_free_before_its_worker_has_released_it() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 2).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 2).await;
+    let lease = client.granted().await;
+    client.release(&lease).await;
+    assert_eq!(worker.told_to_end().await, lease.lease_id);
+    let usage = DeviceUsage {
+        ops_executed: 9,
+        ..DeviceUsage::default()
+    };
+    let heartbeat = Heartbeat {
+        usage: vec![usage, usage],
+        out_of_service: Vec::new(),
+    };
+    worker.say(worker_message::Body::Heartbeat(heartbeat)).await;
+    client.ask(2, 2).await;
+    assert_eq!(client.queued(2).await, 1);
+    worker.released(lease.lease_id, &[1]).await;
+    let status = rig
+        .status_that(|status| !status.workers[0].devices[0].ending)
+        .await;
+    let [first, second] = &status.workers[0].devices[..] else {
+        panic!("{status:?}");
+    };
+    assert!(!second.leased && second.ending && status.leases == 0);
+    // Whose ops they were is not known any more.
+    assert_eq!((first.ops_executed, second.ops_executed), (9, 0));
+    client.ask(3, 1).await;
+    client.granted().await;
+    worker.released(lease.lease_id, &[]).await;
+    let free = |status: &StatusReply| !status.workers[0].devices[1].ending;
+    rig.status_that(free).await;
+}
+
+#[tokio::test]
+async fn a_device_out_of_service_is_shown_with_its_reason_and_waited_for() {
+    let rig = Rig::start().await;
+    let worker = rig.worker(1, 1).await;
+    let heartbeat = |out_of_service| {
+        worker_message::Body::Heartbeat(Heartbeat {
+            usage: Vec::new(),
+            out_of_service,
+        })
+    };
+    let out = OutOfService {
+        device_index: 0,
+        reason: "it is stuck\n".into(),
+    };
+    worker.say(heartbeat(vec![out])).await;
+    let status = rig
+        .status_that(|status| !status.workers[0].devices[0].out_of_service.is_empty())
+        .await;
+    let device = &status.workers[0].devices[0];
+    assert_eq!(device.out_of_service, "it is stuck\\n");
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    assert_eq!(client.queued(1).await, 1);
+    worker.say(heartbeat(Vec::new())).await;
+    client.granted().await;
 }
 
 #[tokio::test]

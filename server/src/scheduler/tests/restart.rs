@@ -7,6 +7,7 @@ fn holding(id: u64, lease: &Granted) -> Register {
         lease_id: lease.lease_id,
         device_index: 0,
         grant: claims(&lease.token).shares[0].grant,
+        ended: false,
     };
     Register {
         held: vec![held],
@@ -47,6 +48,22 @@ async fn the_client_may_be_back_first() {
     assert_eq!(client.queued(2).await, 1, "the device is taken");
     client.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
+    client.granted().await;
+}
+
+#[tokio::test]
+async fn what_a_worker_has_not_released_is_not_granted_by_the_next_scheduler() {
+    let (rig, lease) = restarted_with_a_lease().await;
+    let mut register = holding(1, &lease);
+    register.held[0].ended = true;
+    let mut worker = rig.register(register).await.unwrap();
+    assert_eq!(worker.told_to_end().await, lease.lease_id);
+    let mut client = rig.client_holding(1, &[&lease]).await;
+    let error = client.ended(lease.lease_id).await;
+    assert_eq!(error.code(), ErrorCode::WorkerLost, "{error}");
+    client.ask(2, 1).await;
+    assert_eq!(client.queued(2).await, 1);
+    worker.released(lease.lease_id, &[]).await;
     client.granted().await;
 }
 

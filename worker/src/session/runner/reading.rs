@@ -113,6 +113,7 @@ impl Runner {
         held: Option<Held>,
         about: &Blame,
     ) -> Result<Begun, Arc<Fault>> {
+        self.at_hand.begin(self.op_number, "Read".into());
         let engine = &mut self.engine;
         let started = catch_unwind(AssertUnwindSafe(|| {
             let mut read = engine.read(tensor);

@@ -1,7 +1,7 @@
 //! The account of a session on real Flex, after each op of random programs: no less and
 //! no more than the storages that there are.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use burn_backend::{DType, Shape};
 use burn_flex::{Flex, FlexDevice};
@@ -14,7 +14,10 @@ use proptest::prelude::*;
 use tensord_proto::{bulk::INLINE_BYTES, codec::tensor_bytes, ids::WorkerId, v1};
 
 use super::{super::dataflow::NAME_BYTES, *};
-use crate::{backend::BurnDevice, collective::Roster, custom::CustomOps, memory::DeviceMemory};
+use crate::{
+    at_hand::Signals, backend::BurnDevice, collective::Roster, custom::CustomOps,
+    memory::DeviceMemory,
+};
 
 /// Elements of a row: with a hundred rows, values go without a copy.
 const COLUMNS: usize = 64;
@@ -106,7 +109,9 @@ impl Program {
             bucket_bytes: Arc::default(),
         };
         let uploads = Uploads::new(0, Vec::new());
-        let runner = Runner::new(engine, device.open(), "here".into(), 1, uploads, together);
+        let signals = Signals::new("here".into(), Duration::from_secs(60), Arc::default());
+        let hand = AtHand::new(signals);
+        let runner = Runner::new(engine, device.open(), hand, 1, uploads, together);
         Self {
             runner,
             device,

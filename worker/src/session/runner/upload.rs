@@ -63,6 +63,7 @@ impl Runner {
         op_check::check_tensor(out)?;
         self.flow.name_new(out.id, &mut memory)?;
         let data = source.into_data(out)?;
+        self.at_hand.begin(self.op_number, "Upload".into());
         let engine = &mut self.engine;
         catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))
             .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))?;

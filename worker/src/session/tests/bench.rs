@@ -3,6 +3,7 @@
 use std::{
     pin::pin,
     task::{Context, Waker},
+    time::Duration,
 };
 
 use burn_backend::{DType, Shape, TensorData};
@@ -20,6 +21,7 @@ use tensord_proto::{
 
 use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
+    at_hand::Signals,
     backend::BurnDevice,
     collective::{Roster, Settings},
     custom::CustomOps,
@@ -27,6 +29,9 @@ use crate::{
 
 pub(super) const CAPACITY: u64 = 1 << 30;
 pub(super) const KEPT: u64 = 1 << 10;
+
+/// What an op may take: short, as tests of it wait for so long.
+pub(super) const OP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a tensor of two values costs.
 pub(super) const PAIR: u64 = 8 + NAME_BYTES;
@@ -64,6 +69,7 @@ impl Bench {
     /// One on a device of the test's own.
     pub(super) fn on(device: Arc<dyn Device>, blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
             .build()
             .unwrap();
         let memory = DeviceMemory::new(CAPACITY);
@@ -71,7 +77,7 @@ impl Bench {
             device,
             memory: memory.clone(),
             queue: queue.clone(),
-            worker: "bench".into(),
+            signals: Signals::new("bench".into(), OP_TIMEOUT, Arc::default()),
             ops: Arc::default(),
             runtime: runtime.handle().clone(),
             blobs: blobs.clone(),
@@ -197,6 +203,12 @@ impl Bench {
                 tokio::task::yield_now().await;
             }
         });
+    }
+
+    /// As [`settle`](Self::settle), for some time.
+    pub(super) fn wait(&self, time: Duration) {
+        self.runtime
+            .block_on(async { tokio::time::sleep(time).await });
     }
 
     /// Whether the writer was told since this was asked last.

@@ -73,7 +73,10 @@ impl Engine for Slow {
 }
 
 /// Makes a tensor of `elements` and asks for it `reads` times.
-fn asked(elements: usize, reads: u64) -> (Bench, Arc<Mutex<VecDeque<oneshot::Sender<()>>>>) {
+pub(super) fn asked(
+    elements: usize,
+    reads: u64,
+) -> (Bench, Arc<Mutex<VecDeque<oneshot::Sender<()>>>>) {
     let device = Slow::default();
     let waiting = device.0.clone();
     let mut bench = Bench::on(Arc::new(device), BlobStore::new(0), Arc::default());
@@ -94,7 +97,11 @@ fn asked(elements: usize, reads: u64) -> (Bench, Arc<Mutex<VecDeque<oneshot::Sen
 }
 
 /// Gives so many values, and turns to whoever waited for them.
-fn give(bench: &mut Bench, waiting: &Mutex<VecDeque<oneshot::Sender<()>>>, values: usize) {
+pub(super) fn give(
+    bench: &mut Bench,
+    waiting: &Mutex<VecDeque<oneshot::Sender<()>>>,
+    values: usize,
+) {
     for _ in 0..values {
         let done = lock(waiting).pop_front().expect("a read waits");
         done.send(()).expect("the session waits for it");

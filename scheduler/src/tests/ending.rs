@@ -1,0 +1,285 @@
+//! Devices between two leases, and devices that cannot be offered.
+
+use super::*;
+
+/// One worker of two devices, both leased to client 9, and client 8 without any.
+fn both_leased() -> [Step; 4] {
+    let both = [(1, 0, flex(1)), (1, 1, flex(1))];
+    [
+        (0, join(1, &[flex(1), flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, attach(8), vec![]),
+        (0, request(9, 1, 2), vec![granted(9, 1, &both)]),
+    ]
+}
+
+fn check_leased(steps: impl IntoIterator<Item = Step>) -> Engine {
+    check(both_leased().into_iter().chain(steps))
+}
+
+/// Which devices of the first worker are leased, ending and out of service.
+fn devices(engine: &Engine) -> Vec<(bool, bool, Option<String>)> {
+    let worker = engine.snapshot().workers.remove(0);
+    let devices = worker.devices.into_iter();
+    devices
+        .map(|device| (device.leased, device.ending, device.out_of_service))
+        .collect()
+}
+
+#[test]
+fn a_device_gets_no_lease_before_its_worker_has_released_it() {
+    let engine = check_leased([
+        (1_000, release(9, 10), vec![end_lease(1, 10)]),
+        // To wait is all there is to do.
+        (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
+        (40_000, beat(1), vec![]),
+    ]);
+    assert_eq!(devices(&engine), [(false, true, None), (false, true, None)]);
+    assert_eq!(engine.next_deadline(), None);
+    let engine = check_leased([
+        (1_000, release(9, 10), vec![end_lease(1, 10)]),
+        (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
+        (1_500, released_but(1, 10, &[0, 1]), vec![]),
+        (
+            2_000,
+            released_but(1, 10, &[0]),
+            vec![granted(8, 2, &[(1, 1, flex(1))])],
+        ),
+        (2_000, request(8, 3, 1), vec![queued(8, 3, 1)]),
+        (
+            3_000,
+            released(1, 10),
+            vec![granted(8, 3, &[(1, 0, flex(1))])],
+        ),
+        (3_000, released(1, 10), vec![]),
+    ]);
+    assert_eq!(devices(&engine), [(true, false, None), (true, false, None)]);
+}
+
+#[test]
+fn what_a_worker_releases_of_other_leases_means_nothing() {
+    check_leased([
+        (1_000, released(1, 10), vec![]),
+        (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
+        (2_000, release(9, 10), vec![end_lease(1, 10)]),
+        (2_000, released(1, 20), vec![]),
+        (2_000, released(2, 10), vec![]),
+        (2_000, on(7, released(1, 10)), vec![]),
+    ]);
+}
+
+#[test]
+fn leases_that_expire_or_lose_a_worker_are_released_like_others() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, join(2, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (
+            0,
+            request(9, 1, 2),
+            vec![granted(9, 1, &[(1, 0, flex(1)), (2, 0, flex(1))])],
+        ),
+        (1_000, request(9, 2, 1), vec![queued(9, 2, 1)]),
+        (
+            2_000,
+            worker_left(1),
+            vec![end_lease(2, 10), ended(9, 10, lost(1))],
+        ),
+        (
+            3_000,
+            released(2, 10),
+            vec![granted(9, 2, &[(2, 0, flex(1))])],
+        ),
+        (4_000, client_gone(9), vec![]),
+        (34_000, tick(), vec![end_lease(2, 20)]),
+        (34_000, attach(8), vec![]),
+        (34_000, request(8, 3, 1), vec![queued(8, 3, 1)]),
+        (
+            34_500,
+            released(2, 20),
+            vec![granted(8, 3, &[(2, 0, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_that_joins_again_is_asked_again_for_what_it_has_not_released() {
+    check_leased([
+        (1_000, worker_gone(1), vec![]),
+        (1_000, release(9, 10), vec![]),
+        (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
+        // It may have ended the lease and said so, or never have been told.
+        (
+            2_000,
+            on(11, join(1, &[flex(1), flex(1)])),
+            vec![end_lease(1, 10)],
+        ),
+        (
+            2_500,
+            on(12, join_ending(1, &[flex(1), flex(1)], &[(10, 0)])),
+            vec![end_lease(1, 10)],
+        ),
+        (
+            3_000,
+            on(13, join_holding(1, &[flex(1), flex(1)], &[(10, 1)])),
+            vec![end_lease(1, 10)],
+        ),
+        (
+            3_500,
+            on(13, released(1, 10)),
+            vec![granted(8, 2, &[(1, 0, flex(1))])],
+        ),
+        // It need not be asked any more.
+        (
+            4_000,
+            on(14, join_holding(1, &[flex(1), flex(1)], &[(20, 0)])),
+            vec![],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_that_is_lost_takes_what_it_has_not_released_along() {
+    let engine = check_leased([
+        (1_000, release(9, 10), vec![end_lease(1, 10)]),
+        (1_000, worker_gone(1), vec![]),
+        (5_000, tick(), vec![]),
+        (6_000, on(11, join(1, &[flex(1), flex(1)])), vec![]),
+        (
+            6_000,
+            request(8, 2, 1),
+            vec![granted(8, 2, &[(1, 0, flex(1))])],
+        ),
+    ]);
+    assert_eq!(
+        devices(&engine),
+        [(true, false, None), (false, false, None)]
+    );
+}
+
+#[test]
+fn a_scheduler_that_restarted_learns_what_is_not_released() {
+    check([
+        (
+            0,
+            join_ending(1, &[flex(1), flex(1)], &[(10, 1)]),
+            vec![end_lease(1, 10)],
+        ),
+        (0, attach(9), vec![]),
+        (0, request(9, 2, 2), vec![queued(9, 2, 1)]),
+        (
+            2_000,
+            released(1, 10),
+            vec![granted(9, 2, &[(1, 0, flex(1)), (1, 1, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_lease_that_its_worker_was_told_to_end_cannot_be_claimed() {
+    let unavailable = EndReason::DeviceUnavailable {
+        worker: WorkerId(1),
+        index: 0,
+    };
+    check([
+        (0, attach_claiming(9, &[(10, &[(1, 0)])]), vec![]),
+        (
+            1_000,
+            join_ending(1, &[flex(1)], &[(10, 0)]),
+            vec![end_lease(1, 10), ended(9, 10, unavailable.clone())],
+        ),
+    ]);
+    check([
+        (
+            0,
+            join_ending(1, &[flex(1)], &[(10, 0)]),
+            vec![end_lease(1, 10)],
+        ),
+        (
+            1_000,
+            attach_claiming(9, &[(10, &[(1, 0)])]),
+            vec![end_lease(1, 10), ended(9, 10, unavailable)],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_that_runs_a_lease_that_ended_has_its_device_back_after_it() {
+    check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
+        (1_000, worker_gone(1), vec![]),
+        (5_000, tick(), vec![ended(9, 10, lost(1))]),
+        (
+            6_000,
+            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            vec![end_lease(1, 10)],
+        ),
+        (6_000, request(9, 2, 1), vec![queued(9, 2, 1)]),
+        (
+            7_000,
+            on(11, released(1, 10)),
+            vec![granted(9, 2, &[(1, 0, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_device_out_of_service_is_waited_for() {
+    let two = [flex(1), flex(1)];
+    let engine = check([
+        (0, join(1, &two), vec![]),
+        (0, out_of_service(1, &[0]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 2), vec![queued(9, 1, 1)]),
+        (0, request(9, 2, 1), vec![granted(9, 2, &[(1, 1, flex(1))])]),
+        (1_000, out_of_service(1, &[0, 1]), vec![]),
+        // A lease goes on, and what comes after it waits.
+        (2_000, release(9, 20), vec![end_lease(1, 20)]),
+        (2_000, released(1, 20), vec![]),
+        (2_000, on(7, out_of_service(1, &[])), vec![]),
+    ]);
+    let broken = || (false, false, Some("broken".to_owned()));
+    assert_eq!(devices(&engine), [broken(), broken()]);
+    check([
+        (0, join(1, &two), vec![]),
+        (0, out_of_service(1, &[0, 1]), vec![]),
+        (0, attach(9), vec![]),
+        (0, request(9, 1, 2), vec![queued(9, 1, 1)]),
+        (1_000, out_of_service(1, &[1]), vec![]),
+        (
+            2_000,
+            out_of_service(1, &[]),
+            vec![granted(9, 1, &[(1, 0, flex(1)), (1, 1, flex(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_worker_may_join_with_a_device_out_of_service() {
+    let registration = Registration {
+        endpoint: endpoint(1),
+        devices: vec![flex(1)],
+    };
+    let join = worker(
+        1,
+        WorkerEvent::Join {
+            registration,
+            held: vec![],
+            ended: vec![],
+            out_of_service: Outages::from([(0, "broken".into())]),
+            leaving: false,
+        },
+    );
+    check([
+        (0, attach(9), vec![]),
+        (0, join, vec![]),
+        (0, request(9, 1, 1), vec![queued(9, 1, 1)]),
+        (
+            1_000,
+            on(11, join_holding(1, &[flex(1)], &[])),
+            vec![granted(9, 1, &[(1, 0, flex(1))])],
+        ),
+    ]);
+}

@@ -1,0 +1,107 @@
+//! What the scheduler learns of the devices: who holds them, what has ended, what is left of
+//! it, and what is in use.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+};
+
+use tensord_proto::{
+    grant::GrantNumber,
+    ids::LeaseId,
+    v1::{DeviceGrant, DeviceUsage, HeldDevice, OutOfService},
+};
+
+use super::Registry;
+use crate::{locks::lock, unit::Unit};
+
+impl Registry {
+    /// What leases hold here, and what is left of those that have ended.
+    pub(crate) fn held(&self) -> Vec<HeldDevice> {
+        let mut sessions = self.all();
+        sessions.retain(|session| !session.is_gone());
+        let left = sessions.iter();
+        let left = left.map(|s| (s.grant.lease, s.grant.device_index));
+        let ending = (0..).zip(&self.units).flat_map(|(index, unit)| {
+            let ending = unit.ending().into_iter();
+            ending.map(move |lease| (lease, index))
+        });
+        let left: BTreeSet<_> = left.chain(ending).collect();
+        let admission = lock(&self.admission);
+        let held: BTreeMap<_, _> = admission
+            .held()
+            .map(|claim| ((claim.lease, claim.device), claim.grant))
+            .collect();
+        let ended: BTreeMap<_, _> = admission.ended().collect();
+        drop(admission);
+        let over = left.into_iter().filter(|left| !held.contains_key(left));
+        let over = over.map(|(lease, index)| {
+            let grant = ended.get(&index).copied().unwrap_or_default();
+            ((lease, index), grant, true)
+        });
+        let held = held.iter().map(|(&of, &grant)| (of, grant, false));
+        let device =
+            |((lease, device_index), grant, ended): ((LeaseId, u32), GrantNumber, bool)| {
+                HeldDevice {
+                    lease_id: lease.0,
+                    device_index,
+                    grant: Some(grant.into()),
+                    ended,
+                }
+            };
+        held.chain(over).map(device).collect()
+    }
+
+    /// The number up to which all grants of each device have ended.
+    pub(crate) fn ended_grants(&self) -> Vec<DeviceGrant> {
+        let device = |(device_index, grant): (u32, GrantNumber)| DeviceGrant {
+            device_index,
+            grant: Some(grant.into()),
+        };
+        lock(&self.admission).ended().map(device).collect()
+    }
+
+    /// The devices that are not free of a lease that was ended.
+    pub(crate) fn busy_with(&self, lease: LeaseId) -> Vec<u32> {
+        let units = (0..).zip(&self.units);
+        let busy = units.filter(|(_, unit)| unit.is_ending(lease));
+        busy.map(|(index, _)| index).collect()
+    }
+
+    /// The devices that cannot be used at the moment.
+    pub(crate) fn out_of_service(&self) -> Vec<OutOfService> {
+        let out = |(device_index, unit): (u32, &Unit)| {
+            let reason = unit.out_of_service()?;
+            Some(OutOfService {
+                device_index,
+                reason,
+            })
+        };
+        (0..).zip(&self.units).filter_map(out).collect()
+    }
+
+    /// Waits until the scheduler is to be told of a change, and gives the leases that
+    /// devices were released from.
+    pub(crate) async fn reports(&self) -> Vec<LeaseId> {
+        self.reports.notified().await;
+        std::mem::take(&mut *lock(&self.released))
+    }
+
+    /// Use of each device, in order.
+    pub(crate) fn usage(&self) -> Vec<DeviceUsage> {
+        let mut usage: Vec<DeviceUsage> = self
+            .units
+            .iter()
+            .map(|unit| DeviceUsage {
+                sessions: 0,
+                live_bytes: unit.site.memory.live_bytes(),
+                reserved_bytes: unit.reserved_bytes(),
+                ops_executed: unit.site.ops.load(Ordering::Relaxed),
+            })
+            .collect();
+        for session in self.sessions.iter().filter(|session| !session.is_gone()) {
+            usage[session.grant.device_index as usize].sessions += 1;
+        }
+        usage
+    }
+}

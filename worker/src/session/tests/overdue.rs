@@ -1,0 +1,146 @@
+//! Devices that do not answer in time, and sessions that do not wait for them.
+
+use std::time::Duration;
+
+use burn_backend::{ExecutionError, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use burn_std::future::DynFut;
+use tensord_proto::codec::DeviceProfile;
+
+use super::{bench::OP_TIMEOUT, later::asked, *};
+use crate::{
+    backend::{BurnDevice, Engine, StorageInfo},
+    custom::CustomOps,
+};
+
+/// A device whose ops return when the test unlocks it.
+#[derive(Default)]
+struct Stuck(Arc<Mutex<()>>);
+
+impl Device for Stuck {
+    fn open(&self) -> Box<dyn Engine> {
+        Box::new(Self(self.0.clone()))
+    }
+
+    fn profile(&self) -> DeviceProfile {
+        BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).profile()
+    }
+
+    fn reserved_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl Engine for Stuck {
+    fn lacks(&self, _custom_op: &str) -> Option<String> {
+        None
+    }
+
+    fn execute(&mut self, _op: Box<OperationIr>) {
+        drop(lock(&self.0));
+    }
+
+    fn execute_seeded(&mut self, _op: Box<OperationIr>, _seed: u64) {}
+
+    fn upload(&mut self, _id: TensorId, _data: TensorData) {}
+
+    fn alias(&mut self, _id: TensorId, _source: TensorId) {}
+
+    fn read(&mut self, _tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        Box::pin(async { Ok(TensorData::from([1.0f32, 2.0])) })
+    }
+
+    fn forget(&mut self, _tensor: TensorIr) {}
+
+    fn sync(&mut self) -> Result<(), ExecutionError> {
+        Ok(())
+    }
+
+    fn is_at_hand(&mut self, _tensor: &TensorIr) -> bool {
+        false
+    }
+
+    fn is_in_host_memory(&self) -> bool {
+        false
+    }
+
+    fn storage(&mut self, _tensor: &TensorIr) -> Option<StorageInfo> {
+        None
+    }
+}
+
+/// What the client was told at the end, if it was.
+fn farewell(bench: &Bench) -> Option<String> {
+    match bench.answers.last() {
+        Some(Body::Closed(closed)) => closed.error.as_ref().map(ToString::to_string),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_session_whose_op_does_not_return_ends_without_it() {
+    let device = Stuck::default();
+    let stuck = device.0.clone();
+    let mut bench = Bench::on(Arc::new(device), BlobStore::new(0), Arc::default());
+    bench.upload(1, &[1.0, 2.0]);
+    bench.all();
+    // The first add does not return.
+    bench.ops(&[add(1, 1, 2), add(1, 1, 3)]);
+    bench.read(1, &tensor(3, TensorStatus::ReadOnly));
+    let held = lock(&stuck);
+    bench.carry(usize::MAX).unwrap();
+    let (session, queue) = (bench.session.clone(), bench.queue.clone());
+    let executor = std::thread::spawn(move || {
+        let waiting = queue.try_pop().expect("there is work");
+        assert_eq!(waiting.run(&mut || true), Turn::Over);
+    });
+    let until = Instant::now() + Duration::from_secs(20);
+    // Each look is so much later that what the one before saw is overdue.
+    let mut now = Instant::now();
+    assert_eq!(session.overdue(now), None);
+    let overdue = loop {
+        assert!(Instant::now() < until, "the op is not overdue");
+        std::thread::sleep(Duration::from_millis(20));
+        now += OP_TIMEOUT;
+        if let Some(overdue) = session.overdue(now) {
+            break overdue;
+        }
+    };
+    assert!(
+        overdue.starts_with("op 2 (NumericFloat.Add) has not ended within 2s"),
+        "{overdue}"
+    );
+    assert!(session.has_ended() && !session.is_gone());
+    bench.hear();
+    assert!(farewell(&bench).unwrap().contains(&overdue));
+    // What comes now means nothing, and to look again is no harm.
+    bench.read(2, &tensor(1, TensorStatus::ReadOnly));
+    bench.carry(usize::MAX).unwrap();
+    assert!(session.overdue(now + 2 * OP_TIMEOUT).is_some());
+    drop(held);
+    executor.join().unwrap();
+    assert!(session.is_gone());
+    assert_eq!(session.overdue(now + 9 * OP_TIMEOUT), None);
+    assert_eq!(bench.memory.live_bytes(), 0);
+    bench.hear();
+    assert_eq!(bench.values(), [], "nothing is said after the end");
+}
+
+#[test]
+fn a_session_whose_read_is_not_answered_ends_without_it() {
+    let (mut bench, waiting) = asked(4, 1);
+    let over = OP_TIMEOUT + Duration::from_millis(500);
+    bench.wait(over);
+    let overdue = bench.session.overdue(Instant::now()).unwrap();
+    assert!(
+        overdue.contains("(Read) has not ended within 2s"),
+        "{overdue}"
+    );
+    bench.all();
+    assert!(farewell(&bench).unwrap().contains(&overdue));
+    assert!(bench.session.has_ended() && !bench.session.is_gone());
+    later::give(&mut bench, &waiting, 1);
+    assert!(bench.session.is_gone());
+    assert_eq!(bench.session.overdue(Instant::now()), None);
+    assert_eq!(bench.values(), []);
+}

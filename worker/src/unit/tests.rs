@@ -1,0 +1,206 @@
+//! A real executor with a device that the test breaks and repairs.
+
+use std::{sync::atomic::AtomicU64, time::Duration};
+
+use burn_backend::{ExecutionError, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{OperationIr, TensorId, TensorIr};
+use burn_std::future::DynFut;
+
+use super::*;
+use crate::{
+    at_hand::Signals,
+    backend::{BurnDevice, Engine, StorageInfo},
+    blobs::BlobStore,
+    custom::CustomOps,
+    memory::DeviceMemory,
+};
+
+const LEASE: LeaseId = LeaseId(7);
+
+/// How a device behaves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Mode {
+    #[default]
+    Right,
+    /// It gives a wrong result.
+    Wrong,
+    /// It gives an error, as when its context has died.
+    Dead,
+    Panics,
+}
+
+#[derive(Clone, Default)]
+struct Moody(Arc<Mutex<Mode>>);
+
+impl Device for Moody {
+    fn open(&self) -> Box<dyn Engine> {
+        Box::new(self.clone())
+    }
+
+    fn profile(&self) -> DeviceProfile {
+        flex().profile()
+    }
+
+    fn reserved_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl Engine for Moody {
+    fn lacks(&self, _custom_op: &str) -> Option<String> {
+        None
+    }
+
+    fn execute(&mut self, _op: Box<OperationIr>) {
+        assert_ne!(*lock(&self.0), Mode::Panics, "the driver is gone");
+    }
+
+    fn execute_seeded(&mut self, _op: Box<OperationIr>, _seed: u64) {}
+
+    fn upload(&mut self, _id: TensorId, _data: TensorData) {}
+
+    fn alias(&mut self, _id: TensorId, _source: TensorId) {}
+
+    fn read(&mut self, _tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        let mode = *lock(&self.0);
+        Box::pin(async move {
+            match mode {
+                Mode::Wrong => Ok(TensorData::from([5.0f32, 10.0, 18.0])),
+                Mode::Dead => {
+                    let reason = "the context has died".into();
+                    Err(ExecutionError::WithContext { reason })
+                }
+                Mode::Right | Mode::Panics => Ok(TensorData::from([5.0f32, 10.0, 19.0])),
+            }
+        })
+    }
+
+    fn forget(&mut self, _tensor: TensorIr) {}
+
+    fn sync(&mut self) -> Result<(), ExecutionError> {
+        Ok(())
+    }
+
+    fn is_at_hand(&mut self, _tensor: &TensorIr) -> bool {
+        false
+    }
+
+    fn is_in_host_memory(&self) -> bool {
+        false
+    }
+
+    fn storage(&mut self, _tensor: &TensorIr) -> Option<StorageInfo> {
+        None
+    }
+}
+
+fn flex() -> Arc<dyn Device> {
+    BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new())
+}
+
+fn unit(device: Arc<dyn Device>) -> Unit {
+    let executor = Executor::start(0).unwrap();
+    let limit = Duration::from_secs(60);
+    let site = Site {
+        device,
+        memory: DeviceMemory::new(1 << 20),
+        queue: executor.queue().clone(),
+        signals: Signals::new("w".into(), limit, Arc::default()),
+        ops: Arc::new(AtomicU64::new(0)),
+        runtime: Handle::current(),
+        blobs: BlobStore::new(0),
+        kept_bytes: 0,
+    };
+    Unit::new(3, executor, site)
+}
+
+/// Tends to the unit at `now` until it has released the lease or is out of service.
+async fn settled(unit: &Unit, now: Instant) -> Vec<LeaseId> {
+    let until = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < until {
+        let outcome = unit.tend(now, &[]);
+        if outcome.has_changed || !outcome.released.is_empty() {
+            return outcome.released;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("nothing comes of the test op");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flex_passes_the_test_op_and_is_released() {
+    let unit = unit(flex());
+    unit.open(LEASE).unwrap();
+    unit.end_lease(LEASE, false);
+    assert!(unit.is_ending(LEASE));
+    assert_eq!(settled(&unit, Instant::now()).await, [LEASE]);
+    assert!(!unit.is_ending(LEASE) && unit.out_of_service().is_none());
+    assert_eq!(unit.site.memory.live_bytes(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_fails_is_out_of_service_until_it_works_again() {
+    let cases = [
+        (Mode::Wrong, "came to"),
+        (Mode::Dead, "the context has died"),
+        (Mode::Panics, "the driver is gone"),
+    ];
+    for (mode, words) in cases {
+        let device = Moody::default();
+        let unit = unit(Arc::new(device.clone()));
+        let now = Instant::now();
+        unit.open(LEASE).unwrap();
+        *lock(&device.0) = mode;
+        unit.end_lease(LEASE, false);
+        assert_eq!(settled(&unit, now).await, []);
+        let reason = unit.out_of_service().expect("it is out of service");
+        assert!(reason.contains(words), "{mode:?}: {reason}");
+        assert_eq!(
+            unit.open(LeaseId(8)),
+            Err(format!(
+                "device 3 of this worker is out of service: {reason}"
+            ))
+        );
+        assert!(unit.is_ending(LEASE), "{mode:?}: it is not released");
+        *lock(&device.0) = Mode::Right;
+        let later = now + Duration::from_secs(10);
+        assert_eq!(settled(&unit, later).await, [LEASE]);
+        assert_eq!(unit.out_of_service(), None);
+        unit.open(LeaseId(8)).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_fails_in_the_middle_of_a_lease_is_noticed() {
+    let device = Moody::default();
+    let unit = unit(Arc::new(device.clone()));
+    unit.open(LEASE).unwrap();
+    *lock(&device.0) = Mode::Dead;
+    unit.site.signals.note_failure();
+    assert_eq!(settled(&unit, Instant::now()).await, []);
+    assert!(unit.out_of_service().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_thread_does_what_the_retired_one_left() {
+    let unit = unit(flex());
+    let (block, blocked) = std::sync::mpsc::channel::<()>();
+    let (done, is_done) = std::sync::mpsc::channel();
+    let queue = &unit.site.queue;
+    queue.push_task(Box::new(move || {
+        // An error is as good: the test is over.
+        let _ = blocked.recv();
+    }));
+    unit.executor.retire();
+    queue.push_task(Box::new(move || done.send(()).unwrap()));
+    assert!(unit.executor.has_thread());
+    drop(block);
+    let until = Instant::now() + Duration::from_secs(20);
+    while unit.executor.has_thread() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!unit.executor.has_thread() && is_done.try_recv().is_err());
+    unit.executor.restart().unwrap();
+    is_done.recv_timeout(Duration::from_secs(20)).unwrap();
+}
