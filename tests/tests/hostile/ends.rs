@@ -1,10 +1,23 @@
-//! Ends: a worker that is told to stop keeps what it was given.
+//! Ends: a worker that is told to stop keeps what it was given, a lease that ended leaves
+//! its devices before the next gets them, and an op that takes too long ends its session
+//! alone.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 
 use burn::tensor::Tensor;
-use tensord_client::LeaseRequest;
-use tensord_tests::cluster::Cluster;
+use burn_backend::DType;
+use burn_ir::{
+    FloatOperationIr, FullOpIr, MatmulOpIr, NumericOperationIr, OperationIr, ScalarIr, TensorIr,
+};
+use tensord_client::{LeaseRequest, Pool};
+use tensord_proto::v1::{DeviceStatus, ErrorCode, ReleaseLease, client_message};
+use tensord_tests::{
+    cluster::Cluster,
+    raw::{self, Attached, Broken, RawSession},
+};
 
 /// Longer than a worker may be silent before its stream is cut off (4 s), and than a
 /// lease outlives a worker that was lost (5 s).
@@ -68,4 +81,229 @@ fn a_worker_ends_its_sessions_when_its_time_to_drain_is_over() {
     };
     assert!(failed_after >= Duration::from_secs(6), "{failed_after:?}");
     assert_eq!(worker.exit_code(Duration::from_secs(10)), Some(0));
+}
+
+/// How soon after its grant a lease must have its first value: what it waits for by
+/// mistake takes longer.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Rows of the matrices of [`matmul`] that are multiplied to see how fast this host is,
+/// and that are at most.
+const SMALL: usize = 1024;
+const LARGEST: usize = 16 << 10;
+
+fn full(out: TensorIr) -> OperationIr {
+    let value = ScalarIr::Float(1.0);
+    let full = NumericOperationIr::Full(FullOpIr { out, value });
+    OperationIr::NumericFloat(DType::F32, full)
+}
+
+/// The square of a matrix of `size` rows.
+fn matmul(id: u64, out: u64, size: usize) -> OperationIr {
+    let matmul = MatmulOpIr {
+        lhs: raw::tensor(id, &[size, size]),
+        rhs: raw::tensor(id, &[size, size]),
+        out: raw::out(out, &[size, size]),
+    };
+    OperationIr::Float(DType::F32, FloatOperationIr::Matmul(matmul))
+}
+
+fn drop_of(id: u64, size: usize) -> OperationIr {
+    OperationIr::Drop(raw::last(&raw::tensor(id, &[size, size])))
+}
+
+/// Makes a matrix to multiply with itself, which takes about `time`, and returns its id
+/// and size.
+async fn slow_matrix(session: &mut RawSession, time: Duration) -> (u64, usize) {
+    let (small, large) = (session.new_id(), session.new_id());
+    session.ops(&[full(raw::out(small, &[SMALL, SMALL]))]);
+    let mut fastest = Duration::MAX;
+    for _ in 0..4 {
+        let out = session.new_id();
+        session.ops(&[matmul(small, out, SMALL), drop_of(out, SMALL)]);
+        let began = Instant::now();
+        assert_eq!(session.sync().await, Ok(None));
+        fastest = fastest.min(began.elapsed());
+    }
+    let times = time.as_secs_f64() / fastest.as_secs_f64();
+    let size = (SMALL as f64 * times.cbrt()) as usize;
+    let size = size.next_multiple_of(64).min(LARGEST);
+    session.ops(&[drop_of(small, SMALL), full(raw::out(large, &[size, size]))]);
+    assert_eq!(session.sync().await, Ok(None));
+    (large, size)
+}
+
+fn device(pool: &Pool, index: usize) -> DeviceStatus {
+    let mut status = pool.status().unwrap();
+    status.workers[0].devices.swap_remove(index)
+}
+
+fn is_free(device: &DeviceStatus) -> bool {
+    !device.leased && !device.ending && device.out_of_service.is_empty()
+}
+
+#[test]
+fn what_a_lease_leaves_behind_does_not_hold_up_the_next() {
+    /// Ops that are queued, and about what each takes: minutes, all together.
+    const QUEUED: u64 = 300;
+    const EACH: Duration = Duration::from_millis(500);
+
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    let (attached, target, _session, before) = raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let target = attached.lease(1).await.unwrap().remove(0);
+        let mut session = RawSession::open(&target).await.unwrap();
+        let (matrix, size) = slow_matrix(&mut session, EACH).await;
+        let before = pool.status().unwrap().workers[0].devices[0].ops_executed;
+        for _ in 0..QUEUED {
+            let out = session.new_id();
+            session.ops(&[matmul(matrix, out, size), drop_of(out, size)]);
+        }
+        session.flush().await.unwrap();
+        (attached, target, session, before)
+    });
+    cluster.wait("the first of the ops to be done", || {
+        device(&pool, 0).ops_executed > before + 2
+    });
+    let (is_granted, next) = (AtomicBool::new(false), cluster.pool());
+    let is_granted = &is_granted;
+    std::thread::scope(|scope| {
+        let next = scope.spawn(move || {
+            let lease = next.lease(LeaseRequest::devices(1));
+            is_granted.store(true, Ordering::SeqCst);
+            let (lease, granted) = (lease.unwrap(), Instant::now());
+            let sum = Tensor::<1>::ones([4], &lease.devices()[0]).sum();
+            assert_eq!(sum.into_scalar::<f32>(), 4.0);
+            granted.elapsed()
+        });
+        cluster.wait("the next lease to wait", || {
+            pool.status().unwrap().waiting_requests == 1
+        });
+        let release = ReleaseLease {
+            lease_id: target.lease_id,
+        };
+        let release = client_message::Body::Release(release);
+        raw::block(attached.send(release)).unwrap();
+        let until = Instant::now() + LONG;
+        // Somebody waits for it, so it is not free at any moment.
+        while !is_granted.load(Ordering::SeqCst) {
+            let device = device(&pool, 0);
+            assert!(!is_free(&device), "{device:?}");
+            assert!(Instant::now() < until, "the next lease is not granted");
+        }
+        let first_value = next.join().unwrap();
+        assert!(first_value < SOON, "{first_value:?} after the grant");
+    });
+    let done = device(&pool, 0).ops_executed - before;
+    assert!(done < QUEUED, "{done} ops were carried out");
+}
+
+#[test]
+fn a_device_whose_lease_ended_is_not_free_before_its_op_has_ended() {
+    const OP: Duration = Duration::from_secs(6);
+
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    let (attached, target, _session) = raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let target = attached.lease(1).await.unwrap().remove(0);
+        let mut session = RawSession::open(&target).await.unwrap();
+        let (matrix, size) = slow_matrix(&mut session, OP).await;
+        let out = session.new_id();
+        session.ops(&[matmul(matrix, out, size)]);
+        session.rest(Duration::from_millis(500)).await.unwrap();
+        (attached, target, session)
+    });
+    let lease_id = target.lease_id;
+    let release = client_message::Body::Release(ReleaseLease { lease_id });
+    raw::block(attached.send(release)).unwrap();
+    cluster.wait("the device to be on its way", || device(&pool, 0).ending);
+    assert_eq!(pool.status().unwrap().leases, 0);
+    let mut was_busy = 0;
+    cluster.wait("the device to be free", || {
+        let device = device(&pool, 0);
+        was_busy += usize::from(device.ending);
+        is_free(&device)
+    });
+    assert!(was_busy > 1, "the op had no time to be seen");
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let sum = Tensor::<1>::ones([4], &lease.devices()[0]).sum();
+    assert_eq!(sum.into_scalar::<f32>(), 4.0);
+}
+
+#[test]
+fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
+    /// Several times the limit.
+    const OP: Duration = Duration::from_secs(8);
+
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex*2", &["--op-timeout", "1"]);
+    cluster.wait_for_workers(1);
+    let pool = cluster.pool();
+    let (attached, target, mut session) = raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let target = attached.lease(1).await.unwrap().remove(0);
+        let session = RawSession::open(&target).await.unwrap();
+        (attached, target, session)
+    });
+    let index = target.device_index as usize;
+    let innocent = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let beside = innocent.devices()[0].clone();
+    let is_over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let goes_on = scope.spawn(move || {
+            let mut weight = Tensor::<1>::zeros([4], &beside);
+            let mut steps = 0_u16;
+            while !is_over.load(Ordering::SeqCst) {
+                weight = weight + 1.0;
+                steps += 1;
+                let sum = weight.clone().sum().into_scalar::<f32>();
+                assert_eq!(sum, 4.0 * f32::from(steps));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            steps
+        });
+        let ended = raw::block(async {
+            let (matrix, size) = slow_matrix(&mut session, OP).await;
+            let out = session.new_id();
+            session.ops(&[matmul(matrix, out, size)]);
+            session.end().await
+        });
+        let Broken::Closed(error) = ended else {
+            panic!("{ended}");
+        };
+        assert_eq!(error.code(), ErrorCode::Limit, "{error}");
+        for words in ["(Float.Matmul) has not ended within 1s", "--op-timeout"] {
+            assert!(error.message.contains(words), "{error}");
+        }
+        cluster.wait("the device to be out of service", || {
+            !device(&pool, index).out_of_service.is_empty()
+        });
+        let reason = device(&pool, index).out_of_service;
+        assert!(reason.contains("Float.Matmul"), "{reason}");
+        let again = raw::block(RawSession::open(&target));
+        let refused = again.map(|_| ()).unwrap_err();
+        assert!(
+            refused.to_string().contains("is out of service"),
+            "{refused}"
+        );
+        cluster.wait("the device to be in service", || {
+            device(&pool, index).out_of_service.is_empty()
+        });
+        is_over.store(true, Ordering::SeqCst);
+        assert!(goes_on.join().unwrap() > 0);
+    });
+    // The lease goes on with another session, and so does the one beside it.
+    raw::block(async {
+        let mut session = RawSession::open(&target).await.unwrap();
+        let tensor = session.upload(&[1.0, 2.0]);
+        let value = session.fetch(&tensor).await.unwrap();
+        assert_eq!(raw::floats(&value.unwrap()), [1.0, 2.0]);
+        let lease_id = target.lease_id;
+        let release = client_message::Body::Release(ReleaseLease { lease_id });
+        attached.send(release).await.unwrap();
+    });
+    assert_eq!(innocent.ended(), None);
+    cluster.wait("the device to be free", || is_free(&device(&pool, index)));
 }
