@@ -20,7 +20,9 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
-use crate::{admission::Full, allowance::Allowance, gate::Place, link::IDLE_TIMEOUT};
+use crate::{
+    admission::Full, allowance::Allowance, gate::Place, link::IDLE_TIMEOUT, tls::Fingerprint,
+};
 
 /// Bytes read at once of a peer that was not admitted.
 const SCRATCH_BYTES: usize = 4 << 10;
@@ -39,10 +41,22 @@ pub(crate) struct Connection<S> {
     linger: Option<Pin<Box<Sleep>>>,
 }
 
+/// What is known of the other end of a connection when its handshake is over.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    /// The certificate whose key it proved to have.
+    pub(crate) certificate: Option<Fingerprint>,
+    /// On the accepting side.
+    pub(crate) place: Option<Place>,
+}
+
 /// Who is at the other end of a connection, and how to be rid of them.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(crate) peer: SocketAddr,
+    /// The certificate whose key they proved to have.
+    pub(crate) certificate: Option<Fingerprint>,
     pub(crate) closer: Closer,
     allowance: Arc<Allowance>,
     /// On the accepting side.
@@ -93,16 +107,22 @@ impl fmt::Debug for Closer {
 }
 
 impl<S> Connection<S> {
-    /// A stream of which `ahead` was read already, and the `place` of a connection that was
-    /// accepted: little is read of its stream until its peer is admitted.
-    pub(crate) fn new(stream: S, ahead: Bytes, peer: SocketAddr, place: Option<Place>) -> Self {
+    /// A stream to `peer`, of which `ahead` was read already. If it has a place, little is
+    /// read of its stream until it is admitted.
+    pub(crate) fn new(stream: S, ahead: Bytes, peer: Peer) -> Self {
         let (closer, orders) = mpsc::channel(1);
+        let Peer {
+            address,
+            certificate,
+            place,
+        } = peer;
         let allowance = match place {
             Some(_) => Allowance::default(),
             None => Allowance::unbounded(),
         };
         let caller = Caller {
-            peer,
+            peer: address,
+            certificate,
             closer: Closer(closer),
             allowance: Arc::new(allowance),
             place: place.map(Arc::new),
@@ -116,6 +136,10 @@ impl<S> Connection<S> {
             closed: false,
             linger: None,
         }
+    }
+
+    pub(crate) fn peer(&self) -> Caller {
+        self.caller.clone()
     }
 
     pub(crate) fn closer(&self) -> Closer {

@@ -33,14 +33,14 @@ use tracing::{debug, warn};
 
 use crate::{
     admission::Full,
-    connection::{Caller, Closer, Connection},
+    connection::{Caller, Closer, Connection, Peer},
     dial::DialError,
     gate::{Gate, Place},
     identity::Identity,
     link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
     listen::BindError,
     tcp,
-    tls::{self, ALPN_FRAMES, ALPN_GRPC, Trust},
+    tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, Terms, Trust},
 };
 
 /// How long a peer may take for its TLS handshake and the HTTP/2 preface.
@@ -96,7 +96,31 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Sets no deadline: the caller does.
 pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
     let at = crate::dial::authority(host, port);
-    let mut dials = vec![Box::pin(connect_closable(&at, host, trust))];
+    connect_to(&at, host, &Terms::unnamed(trust)).await
+}
+
+/// As [`connect`], and shows `identity`, so that the server can tell who calls.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub async fn connect_as(
+    identity: Arc<Identity>,
+    host: &str,
+    port: u16,
+    trust: &Trust,
+) -> Result<Channel, DialError> {
+    let at = crate::dial::authority(host, port);
+    let terms = Terms {
+        trust: trust.clone(),
+        identity: Some(identity),
+    };
+    connect_to(&at, host, &terms).await
+}
+
+/// Connects to `at`, an address of `host`, by the first of some tries that is served.
+async fn connect_to(at: &str, host: &str, terms: &Terms) -> Result<Channel, DialError> {
+    let mut dials = vec![Box::pin(connect_closable(at, host, terms))];
     let mut redial = interval_at(Instant::now() + REDIAL, REDIAL);
     loop {
         let may_redial = dials.len() < MAX_DIALS;
@@ -112,7 +136,7 @@ pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, Di
         let dialled = tokio::select! {
             dialled = first => dialled,
             _ = redial.tick(), if may_redial => {
-                dials.push(Box::pin(connect_closable(&at, host, trust)));
+                dials.push(Box::pin(connect_closable(at, host, terms)));
                 continue;
             }
         };
@@ -132,18 +156,19 @@ pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, Di
 /// As [`connect`].
 pub async fn connect_once(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
     let at = crate::dial::authority(host, port);
-    Ok(connect_closable(&at, host, trust).await?.0)
+    let (channel, _) = connect_closable(&at, host, &Terms::unnamed(trust)).await?;
+    Ok(channel)
 }
 
-/// Connects to `at`, an address of `host`, and returns also the means to end
-/// the connection whatever its calls do.
+/// Connects to `at`, an address of `host`, and returns also who is there, with the means
+/// to end the connection whatever its calls do.
 pub(crate) async fn connect_closable(
     at: &str,
     host: &str,
-    trust: &Trust,
-) -> Result<(Channel, Closer), DialError> {
-    let connection = handshake(at, host, trust).await?;
-    let closer = connection.closer();
+    terms: &Terms,
+) -> Result<(Channel, Caller), DialError> {
+    let connection = handshake(at, host, terms).await?;
+    let callee = connection.peer();
     let once = Mutex::new(Some(TokioIo::new(connection)));
     let connector = tower::service_fn(move |_| {
         let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -160,28 +185,34 @@ pub(crate) async fn connect_closable(
         .connect_with_connector(connector)
         .await
         .map_err(|e| DialError::unreachable(at, &e))?;
-    Ok((channel, closer))
+    Ok((channel, callee))
 }
 
 async fn handshake(
     at: &str,
     host: &str,
-    trust: &Trust,
+    terms: &Terms,
 ) -> Result<Connection<client::TlsStream<TcpStream>>, DialError> {
-    let stream = connect_tls(at, host, trust, ALPN_GRPC).await?;
+    let stream = connect_tls(at, host, terms, ALPN_GRPC).await?;
     let peer = stream.get_ref().0.peer_addr();
     let peer = peer.map_err(|e| DialError::unreachable(at, &e))?;
-    Ok(Connection::new(stream, Bytes::new(), peer, None))
+    let certificate = tls::shown(stream.get_ref().1.peer_certificates());
+    let peer = Peer {
+        address: peer,
+        certificate,
+        place: None,
+    };
+    Ok(Connection::new(stream, Bytes::new(), peer))
 }
 
 /// A TLS stream to `at`, an address of `host`, for the protocol `alpn`.
 pub(crate) async fn connect_tls(
     at: &str,
     host: &str,
-    trust: &Trust,
+    terms: &Terms,
     alpn: &[u8],
 ) -> Result<client::TlsStream<TcpStream>, DialError> {
-    let config = tls::client_config(trust, alpn)?;
+    let config = tls::client_config(terms, alpn)?;
     let unreachable = |e: io::Error| DialError::unreachable(at, &e);
     let tcp = TcpStream::connect(at).await;
     let tcp = tcp.map_err(unreachable)?;
@@ -192,7 +223,7 @@ pub(crate) async fn connect_tls(
         .connect(name, tcp)
         .await
         .map_err(|e| match tls::is_certificate_error(&e) {
-            true => DialError::certificate(at, trust),
+            true => DialError::certificate(at, &terms.trust),
             false => unreachable(e),
         })
 }
@@ -386,7 +417,13 @@ async fn serve(tcp: TcpStream, peer: SocketAddr, place: Place, takers: Takers) {
     };
     match tokio::time::timeout(HANDSHAKE_DEADLINE, handshake).await {
         Ok(Ok((stream, Some(ahead)))) => {
-            let connection = Connection::new(stream, ahead, peer, Some(place));
+            let certificate = tls::shown(stream.get_ref().1.peer_certificates());
+            let peer = Peer {
+                address: peer,
+                certificate,
+                place: Some(place),
+            };
+            let connection = Connection::new(stream, ahead, peer);
             let guard = CloseOnDrop(connection.closer());
             // An error means that the server is gone.
             let _ = grpc.send(connection).await;
@@ -425,6 +462,11 @@ pub fn answers<T: Send + 'static>(messages: mpsc::Receiver<T>) -> Answers<T> {
 /// The address `request` came from.
 pub fn peer<T>(request: &Request<T>) -> SocketAddr {
     caller(request).peer
+}
+
+/// The certificate whose key the peer of `request` proved to have, if it showed one.
+pub fn certificate<T>(request: &Request<T>) -> Option<Fingerprint> {
+    caller(request).certificate
 }
 
 /// Notes that the peer of `request` may call: from here on its connection is not bound to

@@ -16,10 +16,10 @@ use tokio::{
 use tracing::warn;
 
 use crate::{
-    Carrier, Link, TransportChoice,
+    Carrier, Identity, Link, TransportChoice,
     faults::FaultSwitch,
     grpc, quic, tcp,
-    tls::{Trust, TrustError},
+    tls::{Terms, Trust, TrustError},
 };
 
 /// What `auto` tries, in order. A frame over TCP takes the least time of both ends,
@@ -125,6 +125,8 @@ pub(crate) fn authority(host: &str, port: u16) -> String {
 pub struct Dialer {
     choice: TransportChoice,
     faults: Option<FaultSwitch>,
+    /// What to show whoever is dialled.
+    identity: Option<Arc<Identity>>,
     /// Where not the first of [`PREFERENCE`] got through but this, and when: worth
     /// saying once, and trying first for a while.
     learnt: Arc<Mutex<HashMap<SocketAddr, (Carrier, Instant)>>>,
@@ -137,6 +139,12 @@ impl Dialer {
             choice,
             ..Self::default()
         }
+    }
+
+    /// Shows `identity` to whoever is dialled, who can then tell who dials.
+    pub fn with_identity(mut self, identity: Arc<Identity>) -> Self {
+        self.identity = Some(identity);
+        self
     }
 
     /// Puts every link under the control of `faults`. For tests.
@@ -156,7 +164,11 @@ impl Dialer {
         trust: &Trust,
         deadline: Duration,
     ) -> Result<Link, DialError> {
-        let dialled = timeout(deadline, self.dial_any(address, trust)).await;
+        let terms = Terms {
+            trust: trust.clone(),
+            identity: self.identity.clone(),
+        };
+        let dialled = timeout(deadline, self.dial_any(address, &terms)).await;
         let link = dialled.unwrap_or_else(|_| {
             Err(DialError::Deadline {
                 address: address.into(),
@@ -195,7 +207,7 @@ impl Dialer {
 
     /// Tries the addresses behind a name in turn, the next one when the one
     /// before failed or was silent for a while; the first link wins.
-    async fn dial_any(&self, address: &str, trust: &Trust) -> Result<Link, DialError> {
+    async fn dial_any(&self, address: &str, terms: &Terms) -> Result<Link, DialError> {
         let unreachable = |e: io::Error| DialError::unreachable(address, &e);
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_matches(['[', ']']);
@@ -205,8 +217,8 @@ impl Dialer {
         let mut failure = unreachable(io::Error::other("the name has no address"));
         loop {
             if let Some(at) = found.pop_front() {
-                let (dialer, host, trust) = (self.clone(), host.to_owned(), trust.clone());
-                attempts.spawn(async move { dialer.dial_at(at, &host, &trust).await });
+                let (dialer, host, terms) = (self.clone(), host.to_owned(), terms.clone());
+                attempts.spawn(async move { dialer.dial_at(at, &host, &terms).await });
             }
             tokio::select! {
                 Some(attempt) = attempts.join_next() => {
@@ -221,21 +233,21 @@ impl Dialer {
         }
     }
 
-    async fn dial_at(&self, at: SocketAddr, host: &str, trust: &Trust) -> Result<Link, DialError> {
+    async fn dial_at(&self, at: SocketAddr, host: &str, terms: &Terms) -> Result<Link, DialError> {
         let carrier = match self.choice {
             TransportChoice::Quic => Carrier::Quic,
             TransportChoice::Grpc => Carrier::Grpc,
             TransportChoice::Tcp => Carrier::Tcp,
-            TransportChoice::Auto => return self.dial_auto(at, host, trust).await,
+            TransportChoice::Auto => return self.dial_auto(at, host, terms).await,
         };
-        dial_over(carrier, at, host, trust).await
+        dial_over(carrier, at, host, terms).await
     }
 
     async fn dial_auto(
         &self,
         at: SocketAddr,
         host: &str,
-        trust: &Trust,
+        terms: &Terms,
     ) -> Result<Link, DialError> {
         let mut attempts = JoinSet::new();
         let mut failure = None;
@@ -244,8 +256,8 @@ impl Dialer {
                 // Where TCP is silent, this would be, too.
                 continue;
             }
-            let (host, trust) = (host.to_owned(), trust.clone());
-            attempts.spawn(async move { dial_over(carrier, at, &host, &trust).await });
+            let (host, terms) = (host.to_owned(), terms.clone());
+            attempts.spawn(async move { dial_over(carrier, at, &host, &terms).await });
             let deciding = decision(&mut attempts, &mut failure, at);
             if let Ok(Some(decided)) = timeout(HEAD_START, deciding).await {
                 return self.learn(at, decided);
@@ -328,11 +340,11 @@ async fn dial_over(
     carrier: Carrier,
     at: SocketAddr,
     host: &str,
-    trust: &Trust,
+    terms: &Terms,
 ) -> Result<Link, DialError> {
     match carrier {
-        Carrier::Quic => quic::dial(at, host, trust).await,
-        Carrier::Grpc => grpc::dial(at, host, trust).await,
-        Carrier::Tcp => tcp::dial(at, host, trust).await,
+        Carrier::Quic => quic::dial(at, host, terms).await,
+        Carrier::Grpc => grpc::dial(at, host, terms).await,
+        Carrier::Tcp => tcp::dial(at, host, terms).await,
     }
 }

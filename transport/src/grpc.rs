@@ -34,7 +34,7 @@ use crate::{
     identity::Identity,
     link::{Carrier, Link, LinkReceiver, LinkSender, ReceiverKind, SenderKind},
     listen::{BindError, SETUP_DEADLINE},
-    tls::Trust,
+    tls::{Fingerprint, Terms},
 };
 
 pub(crate) use receive::Receiver;
@@ -47,10 +47,11 @@ const PACKET_OVERHEAD: usize = 16;
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
-    trust: &Trust,
+    terms: &Terms,
 ) -> Result<Link, DialError> {
     let at = address.to_string();
-    let (channel, closer) = control::connect_closable(&at, host, trust).await?;
+    let (channel, caller) = control::connect_closable(&at, host, terms).await?;
+    let (closer, certificate) = (caller.closer, caller.certificate);
     let mut client =
         DataClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
     let (sender, outgoing) = send::channel(closer.clone());
@@ -62,7 +63,7 @@ pub(crate) async fn dial(
         let _ = answer.send(response.map(Response::into_inner));
     });
     let receiver = Receiver::dialled(answered, closer, sender.finished());
-    Ok(link(sender, receiver, address))
+    Ok(link(sender, receiver, address, certificate))
 }
 
 /// Serves `Data.Connect` on `tcp`: every stream becomes a link in `accepted`, and
@@ -97,6 +98,7 @@ impl Data for Accept {
     ) -> Result<Response<Self::ConnectStream>, Status> {
         let caller = control::caller(&request).clone();
         let (peer, closer) = (caller.peer, caller.closer.clone());
+        let certificate = caller.certificate;
         let mut packets = request.into_inner();
         let first = match timeout(SETUP_DEADLINE, packets.message()).await {
             Ok(first) => first.inspect_err(|e| debug!(%peer, "gRPC link failed: {e}"))?,
@@ -109,17 +111,24 @@ impl Data for Accept {
         let (sender, outgoing) = send::channel(closer.clone());
         let receiver = Receiver::accepted(first, packets, caller);
         let closing = |_| Status::unavailable("the process is shutting down");
-        let accepted = self.accepted.send(link(sender, receiver, peer)).await;
+        let link = link(sender, receiver, peer, certificate);
+        let accepted = self.accepted.send(link).await;
         accepted.map_err(closing)?;
         Ok(Response::new(Box::pin(outgoing.map(Ok))))
     }
 }
 
-fn link(sender: Sender, receiver: Receiver, peer: SocketAddr) -> Link {
+fn link(
+    sender: Sender,
+    receiver: Receiver,
+    peer: SocketAddr,
+    certificate: Option<Fingerprint>,
+) -> Link {
     Link {
         sender: LinkSender(SenderKind::Grpc(sender)),
         receiver: LinkReceiver(ReceiverKind::Grpc(receiver)),
         carrier: Carrier::Grpc,
         peer,
+        certificate,
     }
 }

@@ -4,8 +4,27 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use tensord_proto::ids::WorkerId;
 
 use crate::tls::{Fingerprint, POOL_NAME};
+
+/// Hashed along, so that a hash for anything else is no worker's id.
+const WORKER_CONTEXT: &[u8] = b"tensord worker v1\0";
+
+/// Random bytes of a worker's start.
+pub const START_BYTES: usize = 16;
+
+/// The id of a worker that shows the certificate, at one of its starts. Another worker
+/// cannot have it, as it cannot show the certificate, nor can an earlier start.
+pub fn worker_id(certificate: &Fingerprint, start: &[u8; START_BYTES]) -> WorkerId {
+    let hashed = [WORKER_CONTEXT, &certificate.0, start].concat();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &hashed);
+    let (first, _) = digest
+        .as_ref()
+        .split_first_chunk()
+        .expect("it has 32 bytes");
+    WorkerId(u64::from_le_bytes(*first))
+}
 
 /// A certificate chain, leaf first, and the leaf's private key.
 #[derive(Debug)]
@@ -34,19 +53,13 @@ impl From<rcgen::Error> for IdentityError {
 }
 
 impl Identity {
-    /// A fresh self-signed identity, as a worker makes at each start.
+    /// A fresh self-signed identity that ends with the process.
     ///
     /// # Errors
     ///
     /// When the system gives no randomness.
     pub fn self_signed() -> Result<Self, IdentityError> {
-        let key = KeyPair::generate()?;
-        let certificate = leaf_params().self_signed(&key)?;
-        Ok(Self {
-            chain: vec![certificate.der().clone()],
-            key: PrivateKeyDer::try_from(key.serialize_der())
-                .map_err(|e| IdentityError(format!("cannot use the new key: {e}")))?,
-        })
+        Self::from_pem(&IdentityPem::self_signed()?)
     }
 
     /// Reads an identity from PEM text.
@@ -85,6 +98,21 @@ impl Identity {
 }
 
 impl IdentityPem {
+    /// A fresh self-signed identity, as a worker makes at its first start: its certificate
+    /// is good for as long as the worker keeps the key.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no randomness.
+    pub fn self_signed() -> Result<Self, IdentityError> {
+        let key = KeyPair::generate()?;
+        let certificate = leaf_params().self_signed(&key)?;
+        Ok(Self {
+            chain: certificate.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+
     /// A new authority and a server certificate signed by it: the chain holds
     /// both. The authority's key is not kept, so nothing else can be signed.
     ///
@@ -130,6 +158,14 @@ mod tests {
             identity.fingerprint(),
             Fingerprint::of(&identity.chain()[1])
         );
+    }
+
+    #[test]
+    fn an_id_is_of_one_certificate_and_one_start() {
+        let id = |certificate, start| worker_id(&Fingerprint([certificate; 32]), &[start; 16]);
+        assert_eq!(id(1, 1), id(1, 1));
+        assert_ne!(id(1, 1), id(1, 2));
+        assert_ne!(id(1, 1), id(2, 1));
     }
 
     #[test]

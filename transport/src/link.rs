@@ -28,7 +28,7 @@ use std::{
 use bytes::Bytes;
 use tensord_proto::MAX_FRAME_BYTES;
 
-use crate::{faults, grpc, quic, tcp};
+use crate::{faults, grpc, quic, tcp, tls::Fingerprint};
 
 /// How long a silent connection is kept before it counts as lost.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -92,6 +92,9 @@ pub struct Link {
     pub carrier: Carrier,
     /// The other side's address.
     pub peer: SocketAddr,
+    /// The certificate whose key the other side proved to have. A side that dialled may
+    /// have shown none.
+    pub certificate: Option<Fingerprint>,
 }
 
 /// The sending half. Dropping it before [`finish`](Self::finish) ends the link

@@ -15,6 +15,7 @@ use quinn::{
     VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
+use rustls::pki_types::CertificateDer;
 
 use crate::{
     admission::Full,
@@ -27,7 +28,7 @@ use crate::{
         SenderKind,
     },
     listen::BindError,
-    tls::{self, ALPN_FRAMES, Trust},
+    tls::{self, ALPN_FRAMES, Fingerprint, Terms},
 };
 
 /// Bytes in flight per link: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13 ms.
@@ -110,9 +111,9 @@ pub(crate) fn server(
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
-    trust: &Trust,
+    terms: &Terms,
 ) -> Result<Link, DialError> {
-    let tls = tls::client_config(trust, ALPN_FRAMES)?;
+    let tls = tls::client_config(terms, ALPN_FRAMES)?;
     let crypto = QuicClientConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(transport_config(WINDOW_BYTES));
@@ -130,7 +131,7 @@ pub(crate) async fn dial(
         .await
         .map_err(|e| {
             if refused_certificate(&e) {
-                DialError::certificate(address, trust)
+                DialError::certificate(address, &terms.trust)
             } else {
                 unreachable(&e)
             }
@@ -185,7 +186,7 @@ fn link(
     incoming: Incoming,
     place: Option<Place>,
 ) -> Link {
-    let peer = connection.remote_address();
+    let (peer, certificate) = (connection.remote_address(), shown(&connection));
     let owner = Arc::new(Owner { connection, place });
     let sender = Sender {
         stream: send,
@@ -203,7 +204,15 @@ fn link(
         receiver: LinkReceiver(ReceiverKind::Quic(receiver)),
         carrier: Carrier::Quic,
         peer,
+        certificate,
     }
+}
+
+/// What the peer proved in the handshake.
+fn shown(connection: &Connection) -> Option<Fingerprint> {
+    let identity = connection.peer_identity()?;
+    let certificates = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    tls::shown(Some(&certificates))
 }
 
 /// What the halves of a link share. quinn closes the connection when the last

@@ -37,7 +37,7 @@ use crate::{
         self, Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender,
         ReceiverKind, SenderKind,
     },
-    tls::{ALPN_FRAMES, Trust},
+    tls::{ALPN_FRAMES, Terms, shown},
 };
 
 /// Plaintext that TLS may hold: what is encrypted before the socket is asked.
@@ -47,10 +47,10 @@ const TLS_BUFFER_BYTES: usize = 256 << 10;
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
-    trust: &Trust,
+    terms: &Terms,
 ) -> Result<Link, DialError> {
     let at = address.to_string();
-    let stream = control::connect_tls(&at, host, trust, ALPN_FRAMES).await?;
+    let stream = control::connect_tls(&at, host, terms, ALPN_FRAMES).await?;
     on_stream(stream.into(), address, Incoming::dialled(), None)
         .map_err(|e| DialError::unreachable(address, &e))
 }
@@ -66,6 +66,7 @@ fn on_stream(
         TlsStream::Client(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
         TlsStream::Server(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
     }
+    let certificate = shown(stream.get_ref().1.peer_certificates());
     let socket = SockRef::from(stream.get_ref().0);
     notice_dead_peers(&socket);
     let owner = Arc::new(Owner {
@@ -90,6 +91,7 @@ fn on_stream(
         receiver: LinkReceiver(ReceiverKind::Tcp(receiver)),
         carrier: Carrier::Tcp,
         peer,
+        certificate,
     })
 }
 

@@ -1,12 +1,17 @@
-//! What a peer must prove, and the TLS settings both carriers share.
+//! What a peer must prove, and the TLS settings all carriers share.
 //!
 //! TLS 1.3 only, ring as the provider. A pool has its own certificate
 //! authority, which clients know by fingerprint: whoever holds a certificate
 //! from it *is* the pool, so such certificates carry the fixed name
 //! [`POOL_NAME`] instead of host names. Workers show a self-signed certificate
 //! whose fingerprint the scheduler vouches for in each lease.
+//!
+//! Who dials may show a certificate, too: workers do, to schedulers and to each other.
+//! The handshake proves that they have its key, and nothing else. Whose certificate it is
+//! is for those to say who know fingerprints.
 
 mod fingerprint;
+mod shown;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -22,9 +27,11 @@ use rustls::{
     version::TLS13,
 };
 
+use self::shown::AnyCertificate;
 use crate::identity::Identity;
 
 pub use fingerprint::Fingerprint;
+pub(crate) use shown::shown;
 
 /// The name in the certificates of a pool's own authority.
 pub const POOL_NAME: &str = "tensord";
@@ -61,15 +68,58 @@ pub enum TrustError {
         "the system's trusted authorities cannot be read ({0}); name the pool's own with ca= or ca-file="
     )]
     System(String),
+    /// This side's own certificate is unusable.
+    #[error("cannot show the certificate of this process: {0}")]
+    Identity(String),
 }
 
-/// Client settings that accept what `trust` accepts.
-pub(crate) fn client_config(trust: &Trust, alpn: &[u8]) -> Result<ClientConfig, TrustError> {
+/// What a side that dials asks of the other, and shows of itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Terms {
+    /// What the other side's certificate must be.
+    pub(crate) trust: Trust,
+    /// The certificate to show, if any.
+    pub(crate) identity: Option<Arc<Identity>>,
+}
+
+impl Terms {
+    /// Trusts what `trust` accepts, and shows nothing.
+    pub(crate) fn unnamed(trust: &Trust) -> Self {
+        Self {
+            trust: trust.clone(),
+            identity: None,
+        }
+    }
+}
+
+/// Client settings to `terms`.
+pub(crate) fn client_config(terms: &Terms, alpn: &[u8]) -> Result<ClientConfig, TrustError> {
     let provider = Arc::new(provider());
-    let verifier: Arc<dyn ServerCertVerifier> = match trust {
+    let verifier = verifier(&terms.trust, &provider)?;
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .expect("ring supports TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    let mut config = match &terms.identity {
+        None => config.with_no_client_auth(),
+        Some(identity) => config
+            .with_client_auth_cert(identity.chain().to_vec(), identity.key())
+            .map_err(|e| TrustError::Identity(e.to_string()))?,
+    };
+    config.alpn_protocols = vec![alpn.to_vec()];
+    Ok(config)
+}
+
+/// Accepts what `trust` accepts.
+fn verifier(
+    trust: &Trust,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, TrustError> {
+    Ok(match trust {
         Trust::Pin(pin) => Arc::new(PinVerifier {
             pin: *pin,
-            provider: provider.clone(),
+            provider: Arc::clone(provider),
         }),
         Trust::CaFile(path) => {
             let unreadable = |reason: String| TrustError::CaFile {
@@ -85,32 +135,24 @@ pub(crate) fn client_config(trust: &Trust, alpn: &[u8]) -> Result<ClientConfig, 
                     .add(certificate)
                     .map_err(|e| unreadable(e.to_string()))?;
             }
-            let chain = chain_verifier(roots, &provider).map_err(unreadable)?;
+            let chain = chain_verifier(roots, provider).map_err(unreadable)?;
             Arc::new(PoolVerifier(chain))
         }
         Trust::System => {
             let mut roots = RootCertStore::empty();
             let found = rustls_native_certs::load_native_certs();
             roots.add_parsable_certificates(found.certs);
-            chain_verifier(roots, &provider).map_err(TrustError::System)?
+            chain_verifier(roots, provider).map_err(TrustError::System)?
         }
-    };
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&TLS13])
-        .expect("ring supports TLS 1.3")
-        .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![alpn.to_vec()];
-    Ok(config)
+    })
 }
 
-/// Server settings that show `identity`.
+/// Server settings that show `identity`, and let whoever dials show one, too.
 pub(crate) fn server_config(identity: &Identity, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&TLS13])
         .expect("ring supports TLS 1.3")
-        .with_no_client_auth()
+        .with_client_cert_verifier(Arc::new(AnyCertificate::new(provider())))
         .with_single_cert(identity.chain().to_vec(), identity.key())?;
     config.alpn_protocols = alpn.iter().map(|alpn| alpn.to_vec()).collect();
     // Nobody resumes a TLS session here, and tickets would be bytes unread.

@@ -37,7 +37,7 @@ const NEWS_DELAY: Duration = Duration::from_millis(20);
 
 /// Serves one connection until it ends.
 pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
-    let (peer, carrier) = (link.peer, link.carrier);
+    let (peer, carrier, certificate) = (link.peer, link.carrier, link.certificate);
     let Link {
         mut sender,
         mut receiver,
@@ -57,6 +57,7 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
                 receiver,
                 carrier,
                 peer,
+                certificate,
             };
             return collective::serve(accepted, link).await;
         }

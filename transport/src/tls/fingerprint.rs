@@ -12,6 +12,14 @@ impl Fingerprint {
         let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
         Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
+
+    /// Its first 8 hex digits: enough to tell a few certificates apart, and to trust none.
+    pub fn short(&self) -> String {
+        self.0[..4]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
 }
 
 impl fmt::Display for Fingerprint {

@@ -1,5 +1,7 @@
 //! The control plane's server: what dropping it does.
 
+use std::net::SocketAddr;
+
 use tensord_proto::v1::{
     Packet,
     data_client::DataClient,
@@ -15,8 +17,20 @@ use tonic::{Request, Response, Status, Streaming, service::Routes};
 
 use crate::harness::*;
 
-/// Answers with the address that the call came from, and no end.
-struct TellsPeer;
+/// Answers with the address that the call came from and the certificate that the caller
+/// showed, and no end.
+pub(crate) struct TellsPeer;
+
+impl TellsPeer {
+    /// Serves it as `identity`, and says on which port.
+    pub(crate) async fn serve(identity: &Identity) -> (u16, tokio::task::JoinHandle<()>) {
+        let tcp = TcpListener::bind(any_port()).await.unwrap();
+        let port = tcp.local_addr().unwrap().port();
+        let server = control::server(tcp, identity).unwrap();
+        let serving = server.run(Routes::new(DataServer::new(Self)));
+        (port, tokio::spawn(serving))
+    }
+}
 
 #[tonic::async_trait]
 impl Data for TellsPeer {
@@ -26,7 +40,8 @@ impl Data for TellsPeer {
         &self,
         request: Request<Streaming<Packet>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        let frame = control::peer(&request).to_string().into();
+        let (peer, certificate) = (control::peer(&request), control::certificate(&request));
+        let frame = format!("{peer} {certificate:?}").into();
         let (packets, answers) = mpsc::channel(1);
         packets.send(Packet { frame }).await.unwrap();
         // Kept until the call is over.
@@ -38,13 +53,9 @@ impl Data for TellsPeer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_dropped_closes_its_connections() {
     no_hang(async {
-        let tcp = TcpListener::bind(any_port()).await.unwrap();
-        let port = tcp.local_addr().unwrap().port();
         let identity = Identity::self_signed().unwrap();
         let trust = Trust::Pin(identity.fingerprint());
-        let server = control::server(tcp, &identity).unwrap();
-        let serving = tokio::spawn(server.run(Routes::new(DataServer::new(TellsPeer))));
-
+        let (port, serving) = TellsPeer::serve(&identity).await;
         let channel = control::connect("127.0.0.1", port, &trust).await.unwrap();
         let mut client = DataClient::new(channel);
         let call = async |client: &mut DataClient<_>| {
@@ -75,12 +86,10 @@ async fn a_server_that_is_dropped_closes_its_connections() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_not_served_is_tried_again_beside_the_first() {
     no_hang(async {
-        let tcp = TcpListener::bind(any_port()).await.unwrap();
-        let behind = tcp.local_addr().unwrap();
         let identity = Identity::self_signed().unwrap();
         let trust = Trust::Pin(identity.fingerprint());
-        let server = control::server(tcp, &identity).unwrap();
-        let serving = tokio::spawn(server.run(Routes::new(DataServer::new(TellsPeer))));
+        let (port, serving) = TellsPeer::serve(&identity).await;
+        let behind = SocketAddr::from(([127, 0, 0, 1], port));
 
         // In front of the server: connections wait, but for the second.
         let front = TcpListener::bind(any_port()).await.unwrap();

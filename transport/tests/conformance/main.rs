@@ -6,6 +6,7 @@
 //! - `oversized`: the part of law 2 that needs a peer which breaks it.
 //! - `faults`: what a `FaultSwitch` promises on top of the laws.
 //! - `dialling`, `trust`: which error says what, and whom a dialler trusts.
+//! - `shown`: whom the accepting side knows.
 //! - `binding`: why a listener does not start.
 //! - `control`: the server of the control plane.
 //! - `hostile`: what the accepting side puts up with.
@@ -42,5 +43,6 @@ mod hostile;
 mod laws;
 mod oversized;
 mod raw;
+mod shown;
 mod trust;
 mod validation;

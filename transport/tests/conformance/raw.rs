@@ -14,7 +14,9 @@ use quinn::{
 };
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
+    client::ResolvesClientCert,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    sign::CertifiedKey,
 };
 use tensord_transport::{
     identity::IdentityPem,
@@ -95,6 +97,62 @@ fn server_config(pem: &IdentityPem, alpn: &[&[u8]]) -> ServerConfig {
         .unwrap();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     config
+}
+
+/// Shows one certificate and signs with the key of another.
+#[derive(Debug)]
+struct Impostor(Arc<CertifiedKey>);
+
+impl ResolvesClientCert for Impostor {
+    fn resolve(&self, _: &[&[u8]], _: &[rustls::SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+fn impostor(
+    server: &Server,
+    victim: &IdentityPem,
+    thief: &IdentityPem,
+    alpn: &[u8],
+) -> ClientConfig {
+    let key = PrivateKeyDer::from_pem_slice(thief.key.as_bytes()).unwrap();
+    let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+    let certified = CertifiedKey::new(certificates(victim), key);
+    let mut config = client_config(&server.pem, alpn);
+    config.client_auth_cert_resolver = Arc::new(Impostor(Arc::new(certified)));
+    config
+}
+
+/// A connection for frames that shows the certificate of `victim` with the key of `thief`.
+pub(crate) async fn impostor_over_tls(
+    server: &Server,
+    victim: &IdentityPem,
+    thief: &IdentityPem,
+) -> TlsStream<TcpStream> {
+    let config = impostor(server, victim, thief, ALPN_QUIC);
+    connect(
+        &TlsConnector::from(Arc::new(config)),
+        server.listener.address(),
+    )
+    .await
+}
+
+/// The same over QUIC.
+pub(crate) async fn impostor_over_quic(
+    server: &Server,
+    victim: &IdentityPem,
+    thief: &IdentityPem,
+) -> Result<quinn::Connection, quinn::ConnectionError> {
+    let config = impostor(server, victim, thief, ALPN_QUIC);
+    let crypto = QuicClientConfig::try_from(config).unwrap();
+    let config = quinn::ClientConfig::new(Arc::new(crypto));
+    let endpoint = Endpoint::client(any_port()).unwrap();
+    let connecting = endpoint.connect_with(config, server.listener.address(), "tensord");
+    connecting.unwrap().await
 }
 
 /// An endpoint that speaks the links' QUIC, and what to trust it by.
