@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tensord_proto::v1::{Error, ErrorCode, Rejected, frame::Body};
-use tensord_transport::{Link, LinkReceiver, LinkSender, duplex};
+use tensord_transport::{Link, LinkReceiver, LinkSender, duplex, tls::Fingerprint};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
@@ -43,7 +43,7 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         mut receiver,
         ..
     } = link;
-    let opened = handshake(&registry, &mut receiver).await;
+    let opened = handshake(&registry, &mut receiver, certificate).await;
     let admitted = opened.and_then(|opened| match receiver.admit() {
         Ok(()) => Ok(opened),
         Err(e) => Err(Error::new(ErrorCode::Limit, e.to_string())),
@@ -107,7 +107,11 @@ enum Opened {
     Worker(collective::Accepted),
 }
 
-async fn handshake(registry: &Registry, receiver: &mut LinkReceiver) -> Result<Opened, Error> {
+async fn handshake(
+    registry: &Registry,
+    receiver: &mut LinkReceiver,
+    certificate: Option<Fingerprint>,
+) -> Result<Opened, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let first = timeout(OPEN_DEADLINE, receiver.recv()).await;
     let first = first.map_err(|_| protocol(format!("no frame within {OPEN_DEADLINE:?}")))?;
@@ -116,7 +120,7 @@ async fn handshake(registry: &Registry, receiver: &mut LinkReceiver) -> Result<O
     let frame = duplex::decode(first).map_err(|e| protocol(e.to_string()))?;
     match frame.body {
         Some(Body::Open(open)) => Ok(Opened::Session(Box::new(registry.attach(&open)?))),
-        Some(Body::Join(join)) => Ok(Opened::Worker(registry.join(&join)?)),
+        Some(Body::Join(join)) => Ok(Opened::Worker(registry.join(&join, certificate)?)),
         _ => Err(protocol("the first frame does not open a session".into())),
     }
 }

@@ -139,7 +139,7 @@ impl Worker {
     ///
     /// When it cannot listen or its devices cannot be opened.
     pub async fn start(options: WorkerOptions) -> Result<Self, StartError> {
-        let identity = Identity::self_signed()?;
+        let identity = Arc::new(Identity::self_signed()?);
         let listener = Listener::bind(options.listen, &identity).await?;
         let address = listener.address();
         let opened = Self::open_devices(&options).await?;
@@ -154,6 +154,7 @@ impl Worker {
             deadline: options.collective_timeout,
             bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),
             runtime: Handle::current(),
+            identity: identity.clone(),
         };
         let registry = Registry::new(
             id,

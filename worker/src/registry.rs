@@ -15,7 +15,7 @@ use tensord_proto::{
     v1::{self, DeviceGrant, Error, ErrorCode, Join, LeaseClaims, Open, Opened},
     version,
 };
-use tensord_transport::token;
+use tensord_transport::{tls::Fingerprint, token};
 use tokio::{runtime::Handle, sync::Notify};
 use tracing::info;
 
@@ -149,8 +149,9 @@ impl Registry {
         })
     }
 
-    /// Takes in another worker of a lease, to which this one has sessions.
-    pub(crate) fn join(&self, join: &Join) -> Result<Accepted, Error> {
+    /// Takes in another worker of a lease, to which this one has sessions, and which
+    /// proved to have the key of the certificate `shown`.
+    pub(crate) fn join(&self, join: &Join, shown: Option<Fingerprint>) -> Result<Accepted, Error> {
         let claims = self.verify(&join.lease_token)?;
         let (lease, ours) = (LeaseId(claims.lease_id), self.worker_id.0);
         let ours = claims.shares.iter().filter(|s| s.worker_id == ours);
@@ -164,7 +165,7 @@ impl Registry {
         let cohort = self.cohorts.get(&key).and_then(|cohort| cohort.upgrade());
         let cohort = cohort
             .ok_or_else(|| Error::new(ErrorCode::Session, "no such sessions are on this worker"))?;
-        collective::accept(&cohort, join)
+        collective::accept(&cohort, join, shown)
     }
 
     /// The claims of a token that the scheduler signed.

@@ -20,6 +20,7 @@ use tensord_proto::{
     ids::{LeaseId, WorkerId},
     v1::{self, Fault, FaultKind, PieceKind, frame::Body},
 };
+use tensord_transport::Identity;
 use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 use tracing::{debug, warn};
 
@@ -78,6 +79,8 @@ pub(crate) struct Settings {
     /// Bytes of all-reduces that are begun together. None: by what the links carry.
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) runtime: Handle,
+    /// What this worker shows to others: the leases pin its certificate.
+    pub(crate) identity: Arc<Identity>,
 }
 
 pub(crate) struct Cohort {
@@ -265,8 +268,49 @@ impl Cohort {
         if let Some(worker) = self.roster.worker(take.from) {
             self.want_worker(worker);
         }
+        let from = take.from;
         let act = lock(&self.transfers).take(capability, take, &self.roster);
         self.act_all(act);
+        if let Some(peer) = self.roster.worker(from).and_then(|w| self.peer(w))
+            && let Some(offence) = peer.offence()
+        {
+            self.lose(peer, &offence);
+        }
+    }
+
+    /// Ends the transfers from another worker.
+    fn lose(&self, peer: &Peer, why: &str) {
+        let acts = lock(&self.transfers).lose(peer.worker, why, &self.roster);
+        self.act_all(acts);
+    }
+
+    /// Another worker broke a `rule`. What it takes part in is over, and it is not listened
+    /// to any more: a frame that is left out would make the rest of what it says wrong.
+    pub(crate) fn offended(&self, worker: WorkerId, rule: &str) {
+        let Some(peer) = self.peer(worker) else {
+            return;
+        };
+        let (name, at) = (&peer.share.worker, &peer.share.address);
+        let offence = format!("worker {name} at {at} broke a rule between workers: {rule}");
+        if !peer.offend(offence.as_str().into()) {
+            return;
+        }
+        warn!(lease = %self.lease, "{offence}");
+        let cells: Vec<Arc<Cell>> = lock(&self.groups).values().cloned().collect();
+        for cell in cells {
+            self.exclude(&cell);
+        }
+        self.lose(peer, &offence);
+    }
+
+    /// Ends a group that has a worker which broke a rule.
+    fn exclude(&self, cell: &Arc<Cell>) {
+        let is_of = |peer: &&Arc<Peer>| cell.node(peer.worker).is_some();
+        let offence = self.peers.iter().filter(is_of).find_map(|p| p.offence());
+        if let Some(offence) = offence {
+            let ((), changed) = cell.change(|group| group.abort(&offence));
+            self.act(cell, changed);
+        }
     }
 
     /// The link to `worker`, if it is of the lease.
@@ -373,8 +417,7 @@ impl Cohort {
             if missing.is_some_and(|since| now.saturating_duration_since(since) >= deadline) {
                 let (name, at) = (&peer.share.worker, &peer.share.address);
                 let why = format!("worker {name} at {at} is out of reach since {deadline:?}");
-                let acts = lock(&self.transfers).lose(peer.worker, &why, &self.roster);
-                self.act_all(acts);
+                self.lose(peer, &why);
             }
         }
     }
@@ -390,6 +433,8 @@ impl Cohort {
         }
         let cell = Arc::new(Cell::new(members.clone(), &self.roster));
         groups.insert(members.clone(), cell.clone());
+        drop(groups);
+        self.exclude(&cell);
         Some(cell)
     }
 
@@ -407,7 +452,8 @@ impl Cohort {
             && peer.want()
             && self.roster.dials(worker)
         {
-            let dialling = link::dial(Arc::downgrade(self), peer.clone());
+            let identity = self.settings.identity.clone();
+            let dialling = link::dial(Arc::downgrade(self), peer.clone(), identity);
             lock(&self.dialling).spawn_on(dialling, &self.settings.runtime);
         }
     }

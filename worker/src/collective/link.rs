@@ -7,15 +7,15 @@ use std::{
 
 use tensord_proto::{
     ids::WorkerId,
-    v1::{Error, ErrorCode, Join, Joined, frame::Body},
+    v1::{Error, ErrorCode, Join, Joined, LeaseShare, frame::Body},
     version,
 };
 use tensord_transport::{
-    Dialer, Link, LinkReceiver, LinkSender, TransportChoice, duplex,
+    Dialer, Identity, Link, LinkReceiver, LinkSender, TransportChoice, duplex,
     tls::{Fingerprint, Trust},
 };
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::{
     cohort::Cohort,
@@ -50,11 +50,12 @@ pub(crate) struct Accepted {
     pub(crate) joined: Joined,
 }
 
-/// Keeps the link to `peer` connected for as long as there is the cohort.
-pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>) {
+/// Keeps the link to `peer` connected for as long as there is the cohort and the other
+/// worker keeps the rules. Shows `identity`, by which the other knows this worker.
+pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>, identity: Arc<Identity>) {
     // Everything goes over TCP: it carries the most by far, and whoever leases
     // devices of both has let them reach each other.
-    let dialer = Dialer::new(TransportChoice::Auto);
+    let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
     let name = peer.share.worker.clone();
     let mut pause = RETRY;
     loop {
@@ -67,7 +68,7 @@ pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>) {
             }
             Err(e) => debug!(worker = name, "no link: {e}"),
         }
-        if cohort.strong_count() == 0 {
+        if cohort.strong_count() == 0 || peer.offence().is_some() {
             return;
         }
         sleep(pause).await;
@@ -122,8 +123,13 @@ async fn connect(
     }
 }
 
-/// Takes in a worker that dialled, whose token was checked.
-pub(crate) fn accept(cohort: &Arc<Cohort>, join: &Join) -> Result<Accepted, Error> {
+/// Takes in a worker that dialled, whose token was checked, and which proved in the
+/// handshake to have the key of the certificate `shown`.
+pub(crate) fn accept(
+    cohort: &Arc<Cohort>,
+    join: &Join,
+    shown: Option<Fingerprint>,
+) -> Result<Accepted, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let ours = version::hello();
     let theirs = join.hello.clone().unwrap_or_default();
@@ -132,6 +138,10 @@ pub(crate) fn accept(cohort: &Arc<Cohort>, join: &Join) -> Result<Accepted, Erro
     let peer = cohort
         .peer(from)
         .ok_or_else(|| protocol(format!("worker {from} is not of the lease")))?;
+    prove(&peer.share, shown).map_err(protocol)?;
+    if let Some(offence) = peer.offence() {
+        return Err(protocol(offence.to_string()));
+    }
     peer.want();
     let attached = peer.attach(join.received, join.credit_bytes);
     let (connection, received, credit_bytes) = attached.map_err(|e| protocol(e.to_string()))?;
@@ -146,6 +156,22 @@ pub(crate) fn accept(cohort: &Arc<Cohort>, join: &Join) -> Result<Accepted, Erro
             credit_bytes,
         },
     })
+}
+
+/// Whether who showed a certificate is the worker of `share`: the lease, which the
+/// scheduler signed, says which certificate that worker has. A token alone proves
+/// nothing, as all workers and programs of the lease have it.
+fn prove(share: &LeaseShare, shown: Option<Fingerprint>) -> Result<(), String> {
+    let name = &share.worker;
+    match shown {
+        Some(Fingerprint(shown)) if share.certificate_sha256 == shown[..] => Ok(()),
+        Some(shown) => Err(format!(
+            "whoever dials is not worker {name} of the lease: it shows the certificate {shown}, which is another's"
+        )),
+        None => Err(format!(
+            "whoever dials is not worker {name} of the lease: it shows no certificate"
+        )),
+    }
 }
 
 /// Serves a connection that was taken in, until it ends.
@@ -206,17 +232,26 @@ async fn read(
         let body = match peer.receive(connection, frame) {
             Ok(Some(body)) => body,
             Ok(None) => return "replaced by a later one".into(),
-            Err(e) => return e.to_string(),
+            // Another connection makes it good.
+            Err(e) if e.is_loss() => return e.to_string(),
+            Err(e) => return offend(cohort, peer, &e),
         };
-        let (Some(body), Some(cohort)) = (body, cohort.upgrade()) else {
+        let (Some(body), Some(lease)) = (body, cohort.upgrade()) else {
             continue;
         };
-        if let Err(e) = cohort.heard(peer.worker, body) {
-            // Whoever waits for what it had to say hears of it at the deadline.
-            warn!(worker = peer.share.worker, "it broke the protocol: {e}");
-            return e.to_string();
+        if let Err(e) = lease.heard(peer.worker, body) {
+            return offend(cohort, peer, &e);
         }
     }
+}
+
+/// The other worker broke `rule`: everybody who waits for it gets to know, and there is no
+/// other connection.
+fn offend(cohort: &Weak<Cohort>, peer: &Peer, rule: &dyn std::error::Error) -> String {
+    if let Some(cohort) = cohort.upgrade() {
+        cohort.offended(peer.worker, &rule.to_string());
+    }
+    rule.to_string()
 }
 
 async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
@@ -257,142 +292,4 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use burn_backend::{DType, Shape};
-    use bytes::Bytes;
-    use tensord_proto::{ids::LeaseId, v1::LeaseShare};
-    use tensord_transport::{Identity, Listener};
-    use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
-
-    use super::super::{Arrival, Arrived, Call, Member, Members, Outcome, Roster, Settings};
-    use super::*;
-
-    /// A session that only listens.
-    struct Ear(mpsc::UnboundedSender<(u64, Outcome)>);
-
-    impl Member for Ear {
-        fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
-            let _ = self.0.send((ticket, outcome));
-        }
-    }
-
-    struct Worker {
-        cohort: Arc<Cohort>,
-        _ear: Arc<dyn Member>,
-        heard: mpsc::UnboundedReceiver<(u64, Outcome)>,
-    }
-
-    /// The worker of the lease with this id, with the session at `place`.
-    fn worker(shares: &[LeaseShare], id: u64, place: u32) -> Worker {
-        let settings = Settings {
-            deadline: Duration::from_secs(20),
-            bucket_bytes: None,
-            runtime: Handle::current(),
-        };
-        let roster = Roster::new(shares.to_vec(), WorkerId(id));
-        let cohort = Cohort::new(1, LeaseId(1), roster, Bytes::new(), settings);
-        let (tell, heard) = mpsc::unbounded_channel();
-        let ear: Arc<dyn Member> = Arc::new(Ear(tell));
-        assert!(cohort.enter(place, Arc::downgrade(&ear)));
-        Worker {
-            cohort,
-            _ear: ear,
-            heard,
-        }
-    }
-
-    impl Worker {
-        fn call(&self, place: u32, ticket: u64, size: usize) {
-            let value = (ticket as f32 + place as f32).to_le_bytes();
-            let call = Call {
-                members: Members::new(vec![0, 1], self.cohort.roster()).unwrap(),
-                ticket,
-                arrival: Arrival {
-                    shape: Shape::new([size]),
-                    dtype: DType::F32,
-                    mean: false,
-                    fault: None,
-                    ring_bytes: None,
-                },
-                bytes: value.repeat(size).into(),
-            };
-            self.cohort.call(place, vec![call]);
-        }
-
-        async fn next(&mut self) -> (u64, Bytes) {
-            let heard = timeout(Duration::from_secs(30), self.heard.recv()).await;
-            match heard.unwrap().unwrap() {
-                (ticket, Ok(Arrived::Reduced(bytes))) => (ticket, bytes),
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    /// Takes in whoever dials; the last connection can be cut.
-    async fn accepting(
-        mut listener: Listener,
-        cohort: Arc<Cohort>,
-        last: Arc<Mutex<Option<AbortHandle>>>,
-    ) {
-        loop {
-            let mut link = listener.accept().await;
-            let first = link.receiver.recv().await.unwrap().unwrap();
-            link.receiver.admit().unwrap();
-            let Some(Body::Join(join)) = duplex::decode(first).unwrap().body else {
-                panic!("the first frame joins");
-            };
-            let serving = serve(accept(&cohort, &join).unwrap(), link);
-            *last.lock().unwrap() = Some(tokio::spawn(serving).abort_handle());
-        }
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_link_that_is_lost_is_made_again_and_nothing_with_it() {
-        let identity = Identity::self_signed().unwrap();
-        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity).await;
-        let listener = listener.unwrap();
-        let share = |worker_id, address: String| LeaseShare {
-            worker_id,
-            worker: format!("w{worker_id}"),
-            address,
-            certificate_sha256: identity.fingerprint().0.to_vec().into(),
-            ..LeaseShare::default()
-        };
-        let address = listener.address().to_string();
-        let shares = [share(1, "127.0.0.1:1".into()), share(2, address)];
-        let (mut first, mut second) = (worker(&shares, 1, 0), worker(&shares, 2, 1));
-        let last: Arc<Mutex<Option<AbortHandle>>> = Arc::default();
-        let accepting = accepting(listener, second.cohort.clone(), last.clone());
-        let accepting = tokio::spawn(accepting);
-        let (calls, size) = (40, 300_000);
-        for ticket in 0..calls {
-            first.call(0, ticket, size);
-            second.call(1, ticket, size);
-            if ticket % 8 == 7 {
-                // In the middle of what was begun last.
-                assert_eq!(first.next().await.0, ticket / 8);
-                let connected = async {
-                    loop {
-                        if let Some(last) = last.lock().unwrap().take() {
-                            break last;
-                        }
-                        sleep(Duration::from_millis(1)).await;
-                    }
-                };
-                let last = timeout(Duration::from_secs(20), connected).await;
-                last.expect("it is dialled again").abort();
-            }
-        }
-        let sum = |ticket: u64| (2.0 * ticket as f32 + 1.0).to_le_bytes().repeat(size);
-        for ticket in calls / 8..calls {
-            assert_eq!(first.next().await.0, ticket);
-        }
-        for ticket in 0..calls {
-            let (of, bytes) = second.next().await;
-            assert!(of == ticket && bytes == sum(ticket), "call {ticket}");
-        }
-        accepting.abort();
-    }
-}
+mod tests;

@@ -61,6 +61,8 @@ struct Wire {
     /// Since when there is none, and somebody wants one.
     missing: Option<Instant>,
     speakers: VecDeque<Speaker>,
+    /// The rule that the other worker broke, in words: it gets no connection any more.
+    offence: Option<Arc<str>>,
     meter: Meter,
     /// Something was sent that is not confirmed.
     is_busy: bool,
@@ -104,6 +106,7 @@ impl Peer {
                 connection: 0,
                 missing: None,
                 speakers: VecDeque::new(),
+                offence: None,
                 meter: Meter::default(),
                 is_busy: false,
                 egress,
@@ -138,8 +141,27 @@ impl Peer {
 
     /// Lets `speaker` speak when it is its turn.
     pub(crate) fn say(&self, speaker: Speaker) {
-        self.wire().speakers.push_back(speaker);
-        self.news.notify_one();
+        let mut wire = self.wire();
+        if wire.offence.is_none() {
+            wire.speakers.push_back(speaker);
+            self.news.notify_one();
+        }
+    }
+
+    /// The other worker broke a rule. False: it has before.
+    pub(crate) fn offend(&self, offence: Arc<str>) -> bool {
+        let mut wire = self.wire();
+        if wire.offence.is_some() {
+            return false;
+        }
+        wire.offence = Some(offence);
+        wire.speakers.clear();
+        true
+    }
+
+    /// The rule that the other worker broke, in words.
+    pub(crate) fn offence(&self) -> Option<Arc<str>> {
+        self.wire().offence.clone()
     }
 
     /// What this side received and grants, for the other to go on from there.

@@ -193,7 +193,17 @@ impl Transfers {
         let fetch = Fetch { worker, from, to };
         match self.offers.remove(&capability) {
             Some(offer) => Ok(Some(send(fetch, capability, offer))),
-            None if self.is_full() => Err(Broke::new("too many transfers are pending".into())),
+            // The program has as many open, which is no other worker's fault.
+            None if self.is_full() => Ok(Some(Act::Send {
+                worker: fetch.worker,
+                capability,
+                value: Err(Arc::new(Fault {
+                    kind: FaultKind::OutOfMemory.into(),
+                    op_name: "Offer".into(),
+                    reason: format!("{MAX_WAITING} transfers are pending, which is the limit"),
+                    ..Fault::default()
+                })),
+            })),
             None => {
                 self.fetches.insert(capability, fetch);
                 Ok(None)

@@ -18,6 +18,7 @@ use tensord_proto::{
     ids::WorkerId,
     v1::{self, frame::Body, tensor_value, value},
 };
+use tensord_transport::Identity;
 
 use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
@@ -92,6 +93,7 @@ impl Bench {
             deadline: std::time::Duration::from_secs(30),
             bucket_bytes: None,
             runtime: runtime.handle().clone(),
+            identity: Arc::new(Identity::self_signed().unwrap()),
         };
         // Two devices of this worker; the second has no session.
         let share = |device_index| v1::LeaseShare {

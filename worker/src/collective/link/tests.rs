@@ -1,0 +1,252 @@
+//! Links between the workers of a lease, over real connections.
+
+use std::sync::Mutex;
+
+use burn_backend::{DType, Shape};
+use bytes::Bytes;
+use tensord_proto::{
+    codec::encode_type,
+    ids::LeaseId,
+    v1::{Arrivals, FaultKind},
+};
+use tensord_transport::Listener;
+use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
+
+use super::super::{Arrival, Arrived, Call, Failure, Member, Members, Outcome, Roster, Settings};
+use super::*;
+
+/// A session that only listens.
+struct Ear(mpsc::UnboundedSender<(u64, Outcome)>);
+
+impl Member for Ear {
+    fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
+        let _ = self.0.send((ticket, outcome));
+    }
+}
+
+struct Worker {
+    cohort: Arc<Cohort>,
+    _ear: Arc<dyn Member>,
+    heard: mpsc::UnboundedReceiver<(u64, Outcome)>,
+}
+
+/// The worker of the lease with this id, with the session at `place`.
+fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, place: u32) -> Worker {
+    let settings = Settings {
+        deadline: Duration::from_secs(20),
+        bucket_bytes: None,
+        runtime: Handle::current(),
+        identity,
+    };
+    let roster = Roster::new(shares.to_vec(), WorkerId(id));
+    let cohort = Cohort::new(1, LeaseId(1), roster, Bytes::new(), settings);
+    let (tell, heard) = mpsc::unbounded_channel();
+    let ear: Arc<dyn Member> = Arc::new(Ear(tell));
+    assert!(cohort.enter(place, Arc::downgrade(&ear)));
+    Worker {
+        cohort,
+        _ear: ear,
+        heard,
+    }
+}
+
+impl Worker {
+    fn call(&self, place: u32, ticket: u64, size: usize) {
+        let value = (ticket as f32 + place as f32).to_le_bytes();
+        let call = Call {
+            members: Members::new(vec![0, 1], self.cohort.roster()).unwrap(),
+            ticket,
+            arrival: Arrival {
+                shape: Shape::new([size]),
+                dtype: DType::F32,
+                mean: false,
+                fault: None,
+                ring_bytes: None,
+            },
+            bytes: value.repeat(size).into(),
+        };
+        self.cohort.call(place, vec![call]);
+    }
+
+    async fn next(&mut self) -> (u64, Bytes) {
+        match self.ended().await {
+            (ticket, Ok(Arrived::Reduced(bytes))) => (ticket, bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn ended(&mut self) -> (u64, Outcome) {
+        let heard = timeout(Duration::from_secs(30), self.heard.recv()).await;
+        heard.unwrap().unwrap()
+    }
+
+    /// Why the next call has no result.
+    async fn failed(&mut self) -> String {
+        match self.ended().await {
+            (_, Err(Failure::New(FaultKind::Peer, reason))) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A lease of two workers, with their identities. The second listens.
+async fn lease() -> ([LeaseShare; 2], [Arc<Identity>; 2], Listener) {
+    let identities = [(); 2].map(|()| Arc::new(Identity::self_signed().unwrap()));
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(any, &identities[1]).await.unwrap();
+    let share = |worker_id, address: String, identity: &Identity| LeaseShare {
+        worker_id,
+        worker: format!("w{worker_id}"),
+        address,
+        certificate_sha256: identity.fingerprint().0.to_vec().into(),
+        ..LeaseShare::default()
+    };
+    let address = listener.address().to_string();
+    let shares = [
+        share(1, "127.0.0.1:1".into(), &identities[0]),
+        share(2, address, &identities[1]),
+    ];
+    (shares, identities, listener)
+}
+
+/// Takes in whoever dials; the last connection can be cut.
+async fn accepting(
+    mut listener: Listener,
+    cohort: Arc<Cohort>,
+    last: Arc<Mutex<Option<AbortHandle>>>,
+) {
+    loop {
+        let mut link = listener.accept().await;
+        let first = link.receiver.recv().await.unwrap().unwrap();
+        link.receiver.admit().unwrap();
+        let Some(Body::Join(join)) = duplex::decode(first).unwrap().body else {
+            panic!("the first frame joins");
+        };
+        let accepted = accept(&cohort, &join, link.certificate).unwrap();
+        let serving = serve(accepted, link);
+        *last.lock().unwrap() = Some(tokio::spawn(serving).abort_handle());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_that_is_lost_is_made_again_and_nothing_with_it() {
+    let (shares, [one, two], listener) = lease().await;
+    let (mut first, mut second) = (worker(&shares, one, 1, 0), worker(&shares, two, 2, 1));
+    let last: Arc<Mutex<Option<AbortHandle>>> = Arc::default();
+    let accepting = accepting(listener, second.cohort.clone(), last.clone());
+    let accepting = tokio::spawn(accepting);
+    let (calls, size) = (40, 300_000);
+    for ticket in 0..calls {
+        first.call(0, ticket, size);
+        second.call(1, ticket, size);
+        if ticket % 8 == 7 {
+            // In the middle of what was begun last.
+            assert_eq!(first.next().await.0, ticket / 8);
+            let connected = async {
+                loop {
+                    if let Some(last) = last.lock().unwrap().take() {
+                        break last;
+                    }
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let last = timeout(Duration::from_secs(20), connected).await;
+            last.expect("it is dialled again").abort();
+        }
+    }
+    let sum = |ticket: u64| (2.0 * ticket as f32 + 1.0).to_le_bytes().repeat(size);
+    for ticket in calls / 8..calls {
+        assert_eq!(first.next().await.0, ticket);
+    }
+    for ticket in 0..calls {
+        let (of, bytes) = second.next().await;
+        assert!(of == ticket && bytes == sum(ticket), "call {ticket}");
+    }
+    accepting.abort();
+}
+
+fn join(from: u64) -> Join {
+    Join {
+        hello: Some(version::hello()),
+        from_worker_id: from,
+        to_worker_id: 2,
+        credit_bytes: 1 << 20,
+        ..Join::default()
+    }
+}
+
+/// The token of the lease, which all its workers and programs have, proves nothing.
+#[tokio::test]
+async fn a_worker_is_known_by_its_certificate_alone() {
+    let (shares, [one, two], _listener) = lease().await;
+    let second = worker(&shares, two.clone(), 2, 1);
+    let refused = |shown: Option<Fingerprint>| {
+        let refused = accept(&second.cohort, &join(1), shown).map(|_| ());
+        refused.unwrap_err().message
+    };
+    let other = Identity::self_signed().unwrap();
+    for (shown, expected) in [
+        (None, "it shows no certificate".to_owned()),
+        (
+            Some(other.fingerprint()),
+            format!("{}, which is another's", other.fingerprint()),
+        ),
+        // A third worker of the gang would have such a one.
+        (
+            Some(two.fingerprint()),
+            format!("{}, which is another's", two.fingerprint()),
+        ),
+    ] {
+        let error = refused(shown);
+        assert!(error.contains("is not worker w1 of the lease"), "{error}");
+        assert!(error.ends_with(&expected), "{error}");
+    }
+    assert!(accept(&second.cohort, &join(1), Some(one.fingerprint())).is_ok());
+    let stranger = accept(&second.cohort, &join(7), Some(one.fingerprint()));
+    let error = stranger.map(|_| ()).unwrap_err();
+    assert!(error.message.contains("not of the lease"), "{error}");
+}
+
+/// The first frame after the greeting is an arrival of a rank that is not there. To leave
+/// it out and go on, as if it had been none, would keep the first worker waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frame_that_breaks_a_rule_ends_the_link_and_the_group() {
+    let (shares, [one, _], mut listener) = lease().await;
+    let mut first = worker(&shares, one, 1, 0);
+    first.call(0, 1, 4);
+    let mut link = timeout(Duration::from_secs(20), listener.accept())
+        .await
+        .unwrap();
+    link.receiver.recv().await.unwrap().unwrap();
+    link.receiver.admit().unwrap();
+    let joined = Joined {
+        hello: Some(version::hello()),
+        protocol: version::PROTOCOL_MAX,
+        received: 0,
+        credit_bytes: 1 << 20,
+    };
+    let joined = duplex::encode(Body::Joined(joined));
+    link.sender.send(&[joined]).await.unwrap();
+    let arrival = tensord_proto::v1::Arrival {
+        rank: 9,
+        r#type: Some(encode_type(&Shape::new([4]), DType::F32)),
+        ..Default::default()
+    };
+    let arrivals = Arrivals {
+        group: vec![0, 1],
+        arrivals: vec![arrival],
+    };
+    let mut other = duplex::Duplex::new(1 << 20, 1 << 20, 1 << 20);
+    other.push(Body::Arrivals(arrivals));
+    let frame = other.next_to_send().unwrap();
+    link.sender.send(&frame).await.unwrap();
+    let reason = first.failed().await;
+    assert!(reason.contains("worker w2 at 127.0.0.1:"), "{reason}");
+    assert!(reason.contains("broke a rule between workers"), "{reason}");
+    assert!(reason.contains("speaks for rank 9 of 2"), "{reason}");
+    // What comes later fails at once, with the same words, and nobody dials again.
+    first.call(0, 2, 4);
+    assert_eq!(first.failed().await, reason);
+    let again = timeout(2 * LAST_RETRY, listener.accept()).await;
+    assert!(again.is_err(), "it dialled a worker that broke a rule");
+}
