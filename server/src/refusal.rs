@@ -13,6 +13,7 @@ pub(crate) fn status(error: &Error) -> Status {
     let code = match error.code() {
         ErrorCode::Version => Code::FailedPrecondition,
         ErrorCode::Token => Code::Unauthenticated,
+        ErrorCode::Enrolment => Code::PermissionDenied,
         ErrorCode::Protocol => Code::InvalidArgument,
         ErrorCode::Limit => Code::ResourceExhausted,
         ErrorCode::Draining => Code::Unavailable,
