@@ -135,6 +135,12 @@ impl Entry {
         self
     }
 
+    /// What the worker is called that it is about, if that is all that is known.
+    pub(crate) fn name(mut self, name: &str) -> Self {
+        self.name = Some(foreign(name, NAME_CHARS).to_string());
+        self
+    }
+
     /// The worker it is about.
     pub(crate) fn worker(mut self, id: impl ToString, name: &str) -> Self {
         self.worker = Some(id.to_string());

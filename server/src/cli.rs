@@ -92,14 +92,23 @@ Examples:
         #[command(flatten)]
         state: StateSettings,
     },
-    /// Offer this host's devices to the pool in TENSORD_URL
+    /// Offer this host's devices to the pool in TENSORD_URL, or list and remove workers
+    #[command(args_conflicts_with_subcommands = true)]
     #[command(after_help = "\
 Examples:
   export TENSORD_URL='...'           the `workers:` line of the scheduler
   tensord worker                     every GPU, or else the CPU
   tensord worker --devices cuda:0,1
-  tensord worker --url-file /etc/tensord/url --name gpu-1")]
+  tensord worker --url-file /etc/tensord/url --name gpu-1
+
+A worker enrols with the URL's token when it first joins: its name, its key, which it keeps
+in its state directory, and the devices it offers. It needs no token then, unless it is to
+offer more. On the scheduler's host:
+  tensord worker list                the workers that may join
+  tensord worker remove gpu-1        ends its leases, and frees its name")]
     Worker {
+        #[command(subcommand)]
+        command: Option<WorkerCommand>,
         #[command(flatten)]
         settings: WorkerSettings,
         #[command(flatten)]
@@ -231,6 +240,27 @@ pub(crate) enum TokenCommand {
         /// Let leases that it opened run until they end by themselves
         #[arg(long)]
         keep_leases: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+}
+
+/// What can be done with the workers of a pool.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkerCommand {
+    /// Show every worker that may join the pool
+    List {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// End a worker's registration and leases; it can enrol again
+    Remove {
+        /// Which worker
+        #[arg(value_name = "NAME")]
+        name: String,
         #[command(flatten)]
         admin: AdminSettings,
     },

@@ -47,6 +47,14 @@ pub(crate) fn duration(millis: u64) -> String {
     }
 }
 
+/// A point in time, in milliseconds, as it is from `now_ms`.
+pub(crate) fn relative(at_ms: u64, now_ms: u64) -> String {
+    match at_ms.checked_sub(now_ms) {
+        Some(left) if left > 0 => format!("in {}", duration(left)),
+        _ => format!("{} ago", duration(now_ms.saturating_sub(at_ms))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

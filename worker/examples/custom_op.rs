@@ -13,9 +13,10 @@
 //! let y: Tensor<2> = CustomOp::new("swish").input(x).scalar(1.5).call([64, 10]);
 //! ```
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use burn_ir::{BackendIr, CustomOpIr};
+use tensord_transport::Identity;
 use tensord_worker::{
     CustomOps, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
 };
@@ -85,8 +86,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         [flag, devices] if flag == "--devices" => devices,
         _ => return Err("usage: custom_op [--devices LIST]".into()),
     };
+    // Nothing of it is kept, so it enrols as another worker each time.
+    let identity = Arc::new(Identity::self_signed()?);
     let worker = Worker::start(WorkerOptions {
-        name: "custom-op".into(),
+        name: format!("custom-op-{}", identity.fingerprint().short()),
+        identity,
         listen: ([127, 0, 0, 1], 0).into(),
         advertise: None,
         devices: parse_devices(devices)?,

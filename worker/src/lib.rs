@@ -37,11 +37,12 @@ mod unit;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use rand::Rng;
-use tensord_proto::{
-    ids::WorkerId,
-    v1::{Error, ErrorCode},
+use tensord_proto::v1::{Error, ErrorCode};
+use tensord_transport::{
+    Identity, Listener, PoolUrl,
+    identity::{START_BYTES, worker_id},
+    listen::BindError,
 };
-use tensord_transport::{Identity, Listener, PoolUrl, identity::IdentityError, listen::BindError};
 use tokio::{
     runtime::Handle,
     sync::watch,
@@ -81,6 +82,9 @@ pub struct WorkerOptions {
     pub advertise: Option<String>,
     /// The devices it offers.
     pub devices: Vec<DeviceSelection>,
+    /// Who it is: its certificate, which it shows to its scheduler, to programs and to
+    /// other workers, and the key. A worker that keeps its key needs a token once.
+    pub identity: Arc<Identity>,
     /// Its scheduler, with the token for workers.
     pub scheduler: PoolUrl,
     /// Memory of each device. None: what it has; CPU devices share the host's.
@@ -108,9 +112,6 @@ pub enum StartError {
     /// It could not listen.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// It could not make its certificate.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
     /// The system gave no thread for a device.
     #[error("cannot start a thread for a device: {0}")]
     Thread(#[from] std::io::Error),
@@ -139,17 +140,20 @@ impl Worker {
     ///
     /// When it cannot listen or its devices cannot be opened.
     pub async fn start(options: WorkerOptions) -> Result<Self, StartError> {
-        let identity = Arc::new(Identity::self_signed()?);
+        let identity = options.identity.clone();
+        let mut start = [0; START_BYTES];
+        rand::rng().fill_bytes(&mut start);
         let listener = Listener::bind(options.listen, &identity).await?;
         let address = listener.address();
         let opened = Self::open_devices(&options).await?;
         let introduction = Introduction {
             name: options.name.clone(),
             address: advertised(options.advertise.as_deref(), address),
-            certificate_sha256: identity.fingerprint().0,
+            identity: identity.clone(),
+            start,
             devices: opened.iter().map(OpenedDevice::description).collect(),
         };
-        let id = WorkerId(rand::rng().next_u64());
+        let id = worker_id(&identity.fingerprint(), &start);
         let together = collective::Settings {
             deadline: options.collective_timeout,
             bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),

@@ -16,7 +16,7 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_transport::{PoolUrl, control, dial::DialError};
+use tensord_transport::{Identity, PoolUrl, control, dial::DialError, identity::START_BYTES};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, interval_at, timeout},
@@ -62,7 +62,9 @@ pub struct RefusedError {
 pub(crate) struct Introduction {
     pub(crate) name: String,
     pub(crate) address: String,
-    pub(crate) certificate_sha256: [u8; 32],
+    pub(crate) identity: Arc<Identity>,
+    /// Random bytes of this start, which the worker's id is made of.
+    pub(crate) start: [u8; START_BYTES],
     pub(crate) devices: Vec<Device>,
 }
 
@@ -270,7 +272,8 @@ impl Registration {
         Ended,
     > {
         let url = &self.scheduler;
-        let channel = control::connect(&url.host, url.port, &url.trust).await;
+        let identity = self.introduction.identity.clone();
+        let channel = control::connect_as(identity, &url.host, url.port, &url.trust).await;
         let channel = channel.map_err(|e| match e {
             DialError::Unreachable { reason, .. } => Ended::Lost(reason),
             other => Ended::Refused(other.to_string()),
@@ -307,7 +310,8 @@ impl Registration {
             worker_id: self.registry.worker_id.0,
             name: self.introduction.name.clone(),
             address: self.introduction.address.clone(),
-            certificate_sha256: self.introduction.certificate_sha256.to_vec().into(),
+            certificate_sha256: self.introduction.identity.fingerprint().0.to_vec().into(),
+            start: self.introduction.start.to_vec().into(),
             devices: self.introduction.devices.clone(),
             held: self.registry.held(),
             ended: self.registry.ended_grants(),
@@ -342,7 +346,9 @@ fn message(body: Body) -> WorkerMessage {
 fn ended(status: &Status) -> Ended {
     let error = Error::decode(status.details()).unwrap_or_default();
     match error.code() {
-        ErrorCode::Version | ErrorCode::Token => Ended::Refused(error.message),
+        ErrorCode::Version | ErrorCode::Token | ErrorCode::Enrolment => {
+            Ended::Refused(error.message)
+        }
         _ if error.message.is_empty() => {
             Ended::Lost(foreign(status.message(), MESSAGE_CHARS).to_string())
         }

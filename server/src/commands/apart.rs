@@ -220,11 +220,7 @@ impl Task {
                 None => command.env_remove(name),
             };
         }
-        if let Some(state) = node
-            .kernel_cache
-            .as_deref()
-            .and_then(|kernels| kernels.parent())
-        {
+        if let Some(state) = &node.state {
             command.env("TENSORD_STATE", state);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()

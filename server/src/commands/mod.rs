@@ -5,8 +5,9 @@
 
 #[cfg(feature = "demo")]
 pub(crate) use self::demo::DemoError;
-pub(crate) use self::{gateway::GatewayError, token::AdminError};
+pub(crate) use self::{admin::AdminError, gateway::GatewayError};
 
+mod admin;
 mod apart;
 #[cfg(feature = "demo")]
 mod demo;
@@ -17,6 +18,7 @@ mod status;
 mod token;
 mod up;
 mod worker;
+mod workers;
 
 use crate::{config::Config, failure::Failure};
 
@@ -26,6 +28,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Up(config) => up::run(config).await,
         Config::Scheduler(config) => scheduler::run(config).await,
         Config::Worker(config) => worker::run(config).await,
+        Config::Workers(config) => workers::run(config).await,
         Config::Gateway(config) => gateway::run(config).await,
         Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,

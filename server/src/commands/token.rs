@@ -6,82 +6,28 @@ use tensord_proto::v1::{
     CreateTokenRequest, ListTokensRequest, MadeToken, RevokeTokenRequest, Revoked,
     RotateTokenRequest, TokenInfo, admin_client::AdminClient,
 };
-use tensord_transport::{PoolUrl, Secret, control, dial::DialError};
-use tokio::time::timeout;
-use tonic::{
-    Request, Response, Status,
-    metadata::{MetadataValue, errors::InvalidMetadataValue},
-    transport::Channel,
-};
+use tensord_transport::{PoolUrl, Secret};
+use tonic::transport::Channel;
 
 mod list;
 
+use super::admin::{self, AdminError, answer, with_token};
 use crate::{
-    config::{AdminUrl, TokenAction, TokenConfig},
+    config::{TokenAction, TokenConfig},
     failure::Failure,
-    human, refusal,
-    state::StateDir,
-    stdout,
+    human, stdout,
 };
-
-/// How long the scheduler may take to answer: it writes to its disk first.
-const DEADLINE: Duration = Duration::from_secs(10);
-
-/// Why tokens were not changed or listed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AdminError {
-    /// There is no URL, and no scheduler has run on this host's state.
-    #[error(
-        "no scheduler has run on {0}; run this on the scheduler's host, name its state directory with --state, or give a URL with an admin token in TENSORD_URL or with --url"
-    )]
-    NoScheduler(String),
-    /// The scheduler cannot be reached.
-    #[error("cannot reach the pool: {0}")]
-    Dial(#[from] DialError),
-    /// It refused.
-    #[error("the scheduler at {address} refused: {reason}")]
-    Refused {
-        /// Where it is.
-        address: String,
-        /// What it said.
-        reason: String,
-    },
-    /// It did not answer in time.
-    #[error(
-        "the scheduler at {address} did not answer within {DEADLINE:?}, so it may have done it or not; `tensord token list` shows"
-    )]
-    Silent {
-        /// Where it is.
-        address: String,
-    },
-    /// The token cannot be sent.
-    #[error("the pool URL's token has characters that no token has; copy the URL again")]
-    Token(#[from] InvalidMetadataValue),
-}
 
 /// Asks once and prints the answer.
 pub(super) async fn run(config: TokenConfig) -> Result<(), Failure> {
-    let url = match config.admin {
-        AdminUrl::Given(url) => url,
-        AdminUrl::Kept(state) => {
-            let url = StateDir::admin_url(&state.path)?;
-            url.ok_or(AdminError::NoScheduler(state.shown))?
-        }
-    };
-    let text = match timeout(DEADLINE, carry_out(&url, config.action)).await {
-        Ok(text) => text?,
-        Err(_) => {
-            let address = url.authority();
-            return Err(AdminError::Silent { address }.into());
-        }
-    };
+    let url = admin::url(config.admin)?;
+    let text = admin::in_time(&url, carry_out(&url, config.action)).await?;
     stdout::print(&text)
 }
 
 /// Does what was asked for, and returns what to print.
 async fn carry_out(url: &PoolUrl, action: TokenAction) -> Result<String, AdminError> {
-    let channel = control::connect(&url.host, url.port, &url.trust).await?;
-    let mut admin = AdminClient::new(channel);
+    let mut admin = admin::connect(url).await?;
     match action {
         TokenAction::Create {
             name,
@@ -130,26 +76,6 @@ async fn revoke(
     request: RevokeTokenRequest,
 ) -> Result<Revoked, AdminError> {
     answer(url, admin.revoke_token(with_token(request, url)?).await)
-}
-
-fn with_token<T>(message: T, url: &PoolUrl) -> Result<Request<T>, AdminError> {
-    let mut request = Request::new(message);
-    let token = url.token.as_ref().map_or("", Secret::reveal);
-    let mut value: MetadataValue<_> = format!("Bearer {token}").parse()?;
-    value.set_sensitive(true);
-    request.metadata_mut().insert("authorization", value);
-    Ok(request)
-}
-
-fn answer<T>(url: &PoolUrl, answer: Result<Response<T>, Status>) -> Result<T, AdminError> {
-    answer.map(Response::into_inner).map_err(|status| {
-        let reason = match refusal::error(&status) {
-            Some(error) => error.message,
-            None => format!("{} ({})", status.message(), status.code()),
-        };
-        let address = url.authority();
-        AdminError::Refused { address, reason }
-    })
 }
 
 fn millis(duration: Duration) -> u64 {

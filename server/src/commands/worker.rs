@@ -1,15 +1,17 @@
 //! `tensord worker`: this host's devices, for a pool elsewhere.
 
-use std::{io::Read, time::Duration};
+use std::{io::Read, sync::Arc, time::Duration};
 
-use tensord_transport::PoolUrl;
+use tensord_transport::{Identity, PoolUrl, identity::IdentityPem};
 use tensord_worker::{CustomOps, Worker, WorkerOptions};
+use tracing::warn;
 
 use super::apart::{self, Apart};
 use crate::{
     config::{NodeConfig, WorkerConfig},
     failure::Failure,
     shutdown::Shutdown,
+    state::{StateDir, StateError},
 };
 
 /// Runs until asked to stop, or until the pool turns the worker away. A
@@ -46,6 +48,7 @@ impl Host {
         alone: bool,
     ) -> Result<Self, Failure> {
         let asked = node.clone();
+        let (node, identity) = identify(node)?;
         let parts = tokio::task::spawn_blocking(move || apart::part(&asked, alone));
         let parts = parts.await.map_err(std::io::Error::other);
         let [devices, apart] = parts.map_err(Failure::system("look for devices"))?;
@@ -53,7 +56,10 @@ impl Host {
         let apart = apart.map_err(Failure::system("watch processes of devices"))?;
         let own = match devices.is_empty() {
             true => None,
-            false => Some(Worker::start(options(NodeConfig { devices, ..node }, scheduler)).await?),
+            false => {
+                let node = NodeConfig { devices, ..node };
+                Some(Worker::start(options(node, identity, scheduler)).await?)
+            }
         };
         Ok(Self { own, apart })
     }
@@ -102,8 +108,30 @@ async fn stdin_closes() {
     let _ = closes.await;
 }
 
+/// Who the worker of `node` is, by the key that it keeps. Where there is no place for a key
+/// it has another one at each start, and so another name: its own belongs to whoever keeps
+/// a key for it.
+fn identify(node: NodeConfig) -> Result<(NodeConfig, Arc<Identity>), Failure> {
+    let kept = node.state.as_deref().map(|path| {
+        let state = StateDir::open(path)?;
+        state.worker_identity(&node.name)
+    });
+    let why = match kept {
+        Some(Ok(identity)) => return Ok((node, Arc::new(identity))),
+        // Others could take the key, or have; or there is one that cannot be read.
+        Some(Err(e)) if !matches!(e, StateError::Io { .. }) => return Err(e.into()),
+        Some(Err(e)) => e.to_string(),
+        None => "there is no state directory".into(),
+    };
+    let pem = IdentityPem::self_signed().and_then(|pem| Identity::from_pem(&pem));
+    let identity = pem.map_err(|e| StateError::Key(e.to_string()))?;
+    let name = format!("{}-{}", node.name, identity.fingerprint().short());
+    warn!("this worker cannot keep a key ({why}), so it enrols anew at each start, now as {name}");
+    Ok((NodeConfig { name, ..node }, Arc::new(identity)))
+}
+
 /// What a worker configured as `node` is told, which joins the pool at `scheduler`.
-fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
+fn options(node: NodeConfig, identity: Arc<Identity>, scheduler: PoolUrl) -> WorkerOptions {
     let NodeConfig {
         name,
         listen,
@@ -115,12 +143,14 @@ fn options(node: NodeConfig, scheduler: PoolUrl) -> WorkerOptions {
         op_timeout,
         bucket_bytes,
         kernel_cache,
+        state: _,
     } = node;
     WorkerOptions {
         name,
         listen,
         advertise,
         devices,
+        identity,
         scheduler,
         memory_bytes,
         cache_bytes,

@@ -38,6 +38,8 @@ pub(crate) enum Config {
     Scheduler(SchedulerConfig),
     /// `tensord worker`.
     Worker(WorkerConfig),
+    /// `tensord worker list` and `remove`.
+    Workers(WorkersConfig),
     /// `tensord gateway`.
     Gateway(GatewayConfig),
     /// `tensord status`.
@@ -115,6 +117,8 @@ pub(crate) struct NodeConfig {
     pub(crate) bucket_bytes: Option<u64>,
     /// Where compiled kernels are kept; nowhere if this host has no place.
     pub(crate) kernel_cache: Option<PathBuf>,
+    /// Where its key is kept; nowhere if this host has no place.
+    pub(crate) state: Option<PathBuf>,
 }
 
 /// A gateway.
@@ -166,6 +170,30 @@ pub(crate) struct TokenConfig {
     pub(crate) admin: AdminUrl,
     /// What to do.
     pub(crate) action: TokenAction,
+}
+
+/// Something to do with a pool's workers.
+#[derive(Debug)]
+pub(crate) struct WorkersConfig {
+    /// The pool, with an admin token.
+    pub(crate) admin: AdminUrl,
+    /// What to do.
+    pub(crate) action: WorkersAction,
+}
+
+/// What to do with workers.
+#[derive(Debug)]
+pub(crate) enum WorkersAction {
+    /// Show them all.
+    List {
+        /// JSON instead of a table.
+        json: bool,
+    },
+    /// End one's registration.
+    Remove {
+        /// Which.
+        name: String,
+    },
 }
 
 /// Where the URL with an admin token comes from.

@@ -16,7 +16,7 @@ use tensord_worker::{AUTO, DeviceSelection};
 use super::{
     AdminUrl, Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig,
     GatewayToken, NodeConfig, SchedulerConfig, StatePath, StatusConfig, TokenAction, TokenConfig,
-    UpConfig, WorkerConfig,
+    UpConfig, WorkerConfig, WorkersAction, WorkersConfig,
     settings::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
@@ -27,7 +27,7 @@ use super::{
 use super::{DemoConfig, settings::DemoSettings};
 use crate::{
     audit,
-    cli::{Cli, Command, TokenCommand},
+    cli::{Cli, Command, TokenCommand, WorkerCommand},
     scheduler::{DEFAULT_TENANT, LEASE_TOKEN_LIFE},
     state,
 };
@@ -101,6 +101,11 @@ pub(crate) fn resolve(
             Config::Scheduler(layers.scheduler(settings, state)?)
         }
         Command::Worker {
+            command: Some(command),
+            ..
+        } => Config::Workers(layers.workers(command)?),
+        Command::Worker {
+            command: None,
             settings,
             url,
             state,
@@ -159,6 +164,7 @@ impl Layers<'_> {
                     .map_or(OP_TIMEOUT, |Timeout(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
                 kernel_cache: Some(kernel_cache(&state)),
+                state: Some(state.path.clone()),
             },
             scheduler: SchedulerConfig {
                 audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
@@ -198,6 +204,8 @@ impl Layers<'_> {
         until_stdin_closes: bool,
     ) -> Result<WorkerConfig, ConfigError> {
         let settings = settings.over(std::mem::take(&mut self.file.worker));
+        // A worker does without where there is no place.
+        let state = self.state(state).ok();
         Ok(WorkerConfig {
             until_stdin_closes,
             url: self.url(url)?,
@@ -217,8 +225,8 @@ impl Layers<'_> {
                     .op_timeout
                     .map_or(OP_TIMEOUT, |Timeout(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
-                // A worker keeps nothing else, so it does without where there is no place.
-                kernel_cache: self.state(state).ok().as_ref().map(kernel_cache),
+                kernel_cache: state.as_ref().map(kernel_cache),
+                state: state.map(|state| state.path),
             },
             drain: self.drain(drain),
         })
@@ -289,6 +297,15 @@ impl Layers<'_> {
         };
         let admin = self.admin(settings)?;
         Ok(TokenConfig { admin, action })
+    }
+
+    fn workers(&self, command: WorkerCommand) -> Result<WorkersConfig, ConfigError> {
+        let (action, settings) = match command {
+            WorkerCommand::List { json, admin } => (WorkersAction::List { json }, admin),
+            WorkerCommand::Remove { name, admin } => (WorkersAction::Remove { name }, admin),
+        };
+        let admin = self.admin(settings)?;
+        Ok(WorkersConfig { admin, action })
     }
 
     /// What the user names goes first, on the command line before `TENSORD_URL`, and

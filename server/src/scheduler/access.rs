@@ -163,6 +163,26 @@ impl Access {
         }
     }
 
+    /// Counts an enrolment with the token of `pass`. Blocks for as long as the disk takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`may_open`](Self::may_open), and when it cannot be written down.
+    pub(super) fn use_up(&self, pass: &Pass) -> Result<(), Error> {
+        self.may_open(pass)?;
+        let used = self.tokens.change(|tokens| {
+            let used = tokens.use_up(&pass.token, UnixMillis::now());
+            Ok::<_, ChangeError>(used?)
+        });
+        used.map_err(|e| {
+            let code = match e {
+                ChangeError::Token(_) => ErrorCode::Token,
+                ChangeError::State(_) => ErrorCode::Internal,
+            };
+            Error::new(code, e.to_string())
+        })
+    }
+
     /// The pool's tokens as they are now.
     pub(crate) fn tokens(&self) -> Arc<Tokens> {
         self.tokens.read()

@@ -1,11 +1,12 @@
-//! The service for administrators: tokens are made, listed, rotated and revoked while
-//! the pool runs.
+//! The service for administrators: tokens are made, listed, rotated and revoked, and
+//! workers listed and removed, while the pool runs.
 
 use std::{sync::Arc, time::Duration};
 
 use tensord_proto::v1::{
-    CreateTokenRequest, Error, ErrorCode, ListTokensRequest, MadeToken, RevokeTokenRequest,
-    Revoked, RotateTokenRequest, TokenInfo, TokenList, admin_server::Admin,
+    CreateTokenRequest, EnrolledDevices, EnrolledWorker, EnrolledWorkers, Error, ErrorCode,
+    ListTokensRequest, ListWorkersRequest, MadeToken, RemoveWorkerRequest, RemovedWorker,
+    RevokeTokenRequest, Revoked, RotateTokenRequest, TokenInfo, TokenList, admin_server::Admin,
 };
 use tensord_transport::{Secret, control};
 use tokio::sync::oneshot;
@@ -95,12 +96,74 @@ impl Admin for Service {
         if keep_leases {
             return Ok(Response::new(Revoked::default()));
         }
+        if token.role == Role::Worker {
+            let (enrolment, name) = (self.0.enrolment.clone(), token.name.clone());
+            let forgotten = blocking(move || enrolment.revoke(&name)).await?;
+            forgotten.map_err(|e| refused(&e))?;
+        }
         let (reply, replied) = oneshot::channel();
         let token = token.name;
         self.0.tell_driver(Input::Revoke { token, reply }).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         replied.await.map(Response::new).map_err(gone)
     }
+
+    async fn list_workers(
+        &self,
+        request: Request<ListWorkersRequest>,
+    ) -> Result<Response<EnrolledWorkers>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let (enrolment, now) = (&self.0.enrolment, UnixMillis::now());
+        let book = enrolment.book();
+        let workers = book.iter().map(|(name, worker)| {
+            let joined = enrolment.is_live(name);
+            let devices = worker.offer.iter().map(|(kind, most)| EnrolledDevices {
+                kind: kind.into(),
+                count: most.count,
+                memory_bytes: most.memory_bytes,
+            });
+            EnrolledWorker {
+                name: name.into(),
+                certificate_sha256: worker.certificate().0.to_vec().into(),
+                token: worker.token.clone(),
+                enrolled_ms: worker.at.0,
+                seen_ms: if joined { now.0 } else { worker.seen.0 },
+                joined,
+                devices: devices.collect(),
+            }
+        });
+        let workers = workers.collect();
+        Ok(Response::new(EnrolledWorkers { workers }))
+    }
+
+    async fn remove_worker(
+        &self,
+        request: Request<RemoveWorkerRequest>,
+    ) -> Result<Response<RemovedWorker>, Status> {
+        let pass = self.0.admit(&[Role::Admin], &request)?;
+        let peer = control::peer(&request);
+        let RemoveWorkerRequest { name } = request.into_inner();
+        let (enrolment, removing) = (self.0.enrolment.clone(), name.clone());
+        let removed = blocking(move || enrolment.remove(&removing)).await?;
+        removed.map_err(|e| refusal::status(&e))?;
+        info!(name, "worker removed");
+        let removed = Entry::new(Event::Revoked).address(peer).name(&name);
+        let by = format!("removed by {}", pass.token);
+        self.0.audit.record(removed.reason(by));
+        let (reply, replied) = oneshot::channel();
+        self.0.tell_driver(Input::Remove { name, reply }).await?;
+        let gone = |_| Status::unavailable("the scheduler is shutting down");
+        let was_joined = replied.await.map_err(gone)?;
+        Ok(Response::new(RemovedWorker { was_joined }))
+    }
+}
+
+/// Runs what may wait for the disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    let bug = |e| refusal::status(&Error::new(ErrorCode::Internal, format!("{e}")));
+    tokio::task::spawn_blocking(work).await.map_err(bug)
 }
 
 impl Service {
@@ -110,9 +173,8 @@ impl Service {
         change: impl FnOnce(&Access) -> Result<T, ChangeError> + Send + 'static,
     ) -> Result<T, Status> {
         let access: Arc<Access> = self.0.access.clone();
-        let changed = tokio::task::spawn_blocking(move || change(&access)).await;
-        let bug = |e| refusal::status(&Error::new(ErrorCode::Internal, format!("{e}")));
-        changed.map_err(bug)?.map_err(|e| refused(&e))
+        let changed = blocking(move || change(&access)).await?;
+        changed.map_err(|e| refused(&e))
     }
 }
 

@@ -20,7 +20,7 @@ use tensord_scheduler::{
     Claim, ClientEvent, Demand, DeviceGrant, DeviceSpec, EndReason, Endpoint, GrantedShare,
     HeldDevice, LeasedDevice, Outages, RefuseReason, Registration, Share, WorkerEvent,
 };
-use tensord_transport::token;
+use tensord_transport::{identity, tls::Fingerprint, token};
 
 use super::{access::UnixMillis, address};
 
@@ -57,6 +57,30 @@ pub(super) struct Registering {
     pub(super) ended: Vec<DeviceGrant>,
     /// What cannot be offered.
     pub(super) out_of_service: Outages,
+}
+
+/// The id and certificate of a worker that registers, and that proved in the handshake to
+/// have the key of the certificate `shown`.
+pub(super) fn prove(
+    register: &v1::Register,
+    shown: Option<&Fingerprint>,
+) -> Result<(WorkerId, Fingerprint), Error> {
+    let refuse = |words: &str| Err(Error::new(ErrorCode::Enrolment, words));
+    let Some(shown) = shown else {
+        return refuse(
+            "a worker proves who it is by a certificate, and this one shows none; update tensord on its host",
+        );
+    };
+    if register.certificate_sha256 != shown.0[..] {
+        return refuse("the worker registers another certificate than it shows");
+    }
+    let start = register.start.as_ref().try_into();
+    let start = start.or_else(|_| protocol("start has not 16 bytes"))?;
+    let worker = WorkerId(register.worker_id);
+    match identity::worker_id(shown, start) {
+        own if own == worker => Ok((worker, *shown)),
+        _ => refuse("the worker's id is not its own: it is not made of its certificate and start"),
+    }
 }
 
 /// What a worker registers, whose call came from `peer`.

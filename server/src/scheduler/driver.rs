@@ -35,12 +35,13 @@ use tokio::{
 };
 use tracing::{error, warn};
 
-pub(super) use self::holders::not_its_own;
 use self::{holders::Holders, workers::Member};
+pub(super) use self::{holders::not_its_own, workers::Arrival};
 use super::{
     MISSED_HEARTBEATS, Timing,
     access::{Access, Pass, Role},
     convert,
+    enrolment::Enrolment,
     gap::{self, GapWatch},
     renewals::Renewals,
     stream::{Open, Opened},
@@ -73,12 +74,9 @@ pub(super) enum Input {
     },
     /// A client said something.
     FromClient(ClientId, StreamId, ClientMessage),
-    /// A worker is here: its registration was checked.
+    /// A worker is here, which is enrolled: its registration was checked.
     Join {
-        worker: WorkerId,
-        pass: Pass,
-        registering: convert::Registering,
-        leaving: bool,
+        arrival: Box<Arrival>,
         opened: Opened<WorkerMessage, WorkerCommand>,
     },
     /// A worker said something.
@@ -89,6 +87,12 @@ pub(super) enum Input {
     Revoke {
         token: String,
         reply: oneshot::Sender<Revoked>,
+    },
+    /// The worker of this name was removed: its registration ends, with its leases.
+    /// Whether it was in the pool.
+    Remove {
+        name: String,
+        reply: oneshot::Sender<bool>,
     },
     /// The process is about to stop: nothing is granted any more.
     StopGranting,
@@ -117,6 +121,7 @@ pub(super) struct Driver {
     started: Instant,
     signer: LeaseSigner,
     access: Arc<Access>,
+    enrolment: Arc<Enrolment>,
     audit: Audit,
     renewals: Renewals,
     gaps: GapWatch,
@@ -143,6 +148,7 @@ impl Driver {
         term: u64,
         signer: LeaseSigner,
         access: Arc<Access>,
+        enrolment: Arc<Enrolment>,
         audit: Audit,
         timing: Timing,
     ) -> (Self, mpsc::Sender<Input>) {
@@ -150,6 +156,7 @@ impl Driver {
         let driver = Self {
             holders: Holders::new(options.lease_expiry),
             access,
+            enrolment,
             audit,
             engine: Engine::new(options, term, Timestamp::from_millis(0)),
             started: Instant::now(),
@@ -222,15 +229,7 @@ impl Driver {
                 }
             },
             Input::FromClient(client, stream, message) => self.client_said(client, stream, message),
-            Input::Join {
-                worker,
-                pass,
-                registering,
-                leaving,
-                opened,
-            } => {
-                self.join(worker, &pass, registering, leaving, opened);
-            }
+            Input::Join { arrival, opened } => self.join(*arrival, opened),
             Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
             Input::Status(pass, reply) => {
                 // An error means that whoever asked is gone.
@@ -242,6 +241,9 @@ impl Driver {
                     workers: self.revoke_workers(&token),
                 };
                 let _ = reply.send(revoked);
+            }
+            Input::Remove { name, reply } => {
+                let _ = reply.send(self.remove_worker(&name));
             }
             Input::StopGranting => self.granting = false,
             Input::Stop => self.stopping = true,

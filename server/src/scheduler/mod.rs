@@ -15,6 +15,7 @@ mod address;
 mod admin;
 mod convert;
 mod driver;
+mod enrolment;
 mod gap;
 mod renewals;
 mod service;
@@ -30,7 +31,10 @@ use tensord_transport::{control, listen::BindError};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tonic::service::{Routes, interceptor::InterceptedService};
 
-pub(crate) use self::access::{Access, DEFAULT_TENANT, Role};
+pub(crate) use self::{
+    access::{Access, DEFAULT_TENANT, Role},
+    enrolment::Enrolment,
+};
 use self::{
     driver::{Driver, Input},
     service::{Service, Shared},
@@ -135,6 +139,7 @@ impl Scheduler {
         options: Options,
         secrets: PoolSecrets,
         access: Access,
+        enrolment: Enrolment,
     ) -> Result<Self, StartError> {
         let Options {
             listen,
@@ -147,7 +152,7 @@ impl Scheduler {
         let tcp = TcpListener::bind(listen).await.map_err(failed)?;
         let address = tcp.local_addr().map_err(failed)?;
         let server = control::server(tcp, &secrets.identity)?;
-        let access = Arc::new(access);
+        let (access, enrolment) = (Arc::new(access), Arc::new(enrolment));
         let lease_key = secrets.signer.public_key().into();
         let lease_expiry = engine.lease_expiry;
         let (running, driver) = Driver::new(
@@ -155,11 +160,13 @@ impl Scheduler {
             term,
             secrets.signer,
             access.clone(),
+            enrolment.clone(),
             audit.clone(),
             timing,
         );
         let shared = Shared {
             access,
+            enrolment,
             timing,
             lease_expiry,
             lease_key,
@@ -172,7 +179,7 @@ impl Scheduler {
         let pool = InterceptedService::new(pool, shared.guard(&[Role::Client, Role::Admin]));
         let admin = AdminServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let workers = WorkersServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let workers = InterceptedService::new(workers, shared.guard(&[Role::Worker]));
+        let workers = InterceptedService::new(workers, shared.guard_workers());
         let admin = InterceptedService::new(admin, shared.guard(&[Role::Admin]));
         let mut tasks = JoinSet::new();
         tasks.spawn(running.run());

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use tensord_proto::{
     credential::{ClientCredential, CredentialHash},
-    ids::{ClientId, WorkerId},
+    ids::ClientId,
     v1::{
         ClientHello, ClientMessage, Error, ErrorCode, Hello, PoolHello, PoolMessage, Register,
         Registered, StatusReply, StatusRequest, WorkerCommand, WorkerMessage, client_message,
@@ -27,7 +27,8 @@ use super::{
     Timing,
     access::{Access, Pass, Role, UnixMillis},
     convert,
-    driver::{Input, not_its_own},
+    driver::{Arrival, Input, not_its_own},
+    enrolment::{Admitted, Enrolment, Joining, Offer},
     stream::{self, OUTGOING_QUEUE, Opened},
 };
 use crate::{
@@ -42,6 +43,7 @@ pub(super) struct Service(pub(super) Arc<Shared>);
 /// What the services know.
 pub(super) struct Shared {
     pub(super) access: Arc<Access>,
+    pub(super) enrolment: Arc<Enrolment>,
     pub(super) timing: Timing,
     pub(super) lease_expiry: Duration,
     /// Checks lease tokens.
@@ -84,6 +86,23 @@ impl Shared {
             let reserved = !roles.contains(&Role::Client);
             let full = |e: Full| refusal::status(&Error::new(ErrorCode::Limit, e.to_string()));
             control::admit(&request, reserved).map_err(full)?;
+            Ok(request)
+        }
+    }
+
+    /// As [`guard`](Self::guard), for workers: one that is enrolled has shown its right in
+    /// the handshake, and needs no token.
+    pub(super) fn guard_workers(
+        self: &Arc<Self>,
+    ) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
+        let (shared, others) = (self.clone(), self.guard(&[Role::Worker]));
+        move |request| {
+            let shown = control::certificate(&request);
+            if !shown.is_some_and(|shown| shared.enrolment.knows(&shown)) {
+                return others(request);
+            }
+            let full = |e: Full| refusal::status(&Error::new(ErrorCode::Limit, e.to_string()));
+            control::admit(&request, true).map_err(full)?;
             Ok(request)
         }
     }
@@ -211,6 +230,18 @@ impl Shared {
         })
     }
 
+    /// Lets a worker join that proved who it is, on a thread that may wait for the disk.
+    async fn admit_worker(
+        &self,
+        joining: Joining,
+        pass: Result<Pass, Error>,
+    ) -> Result<Admitted, Error> {
+        let (access, enrolment) = (self.access.clone(), self.enrolment.clone());
+        let admit = move || enrolment.admit(joining, pass, &access);
+        let admitted = tokio::task::spawn_blocking(admit).await;
+        admitted.unwrap_or_else(|bug| Err(Error::new(ErrorCode::Internal, bug.to_string())))
+    }
+
     /// What a worker registers, and the answer to it.
     fn greet_worker(&self, message: WorkerMessage) -> Result<(Register, WorkerCommand), Error> {
         let Some(worker_message::Body::Register(register)) = message.body else {
@@ -238,8 +269,8 @@ impl Workers for Service {
         request: Request<Streaming<WorkerMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
         let shared = &self.0;
-        let pass = shared.admit(&[Role::Worker], &request)?;
-        let peer = control::peer(&request);
+        let (peer, shown) = (control::peer(&request), control::certificate(&request));
+        let pass = shared.access.check(&[Role::Worker], request.metadata());
         let mut incoming = request.into_inner();
         let first = stream::first(&mut incoming, shared.timing.hello).await?;
         let refused = |error| {
@@ -247,19 +278,35 @@ impl Workers for Service {
             shared.deny("worker refused", Role::Worker, peer, &error);
             refusal::status(&error)
         };
-        shared.access.may_open(&pass).map_err(refused)?;
         let (register, answer) = shared.greet_worker(first).map_err(refused)?;
-        let (worker, leaving) = (WorkerId(register.worker_id), register.leaving);
+        let proved = convert::prove(&register, shown.as_ref());
+        let leaving = register.leaving;
         let registered = convert::registration(register, peer.ip());
         let registering = registered.map_err(refused)?;
+        let (worker, certificate) = proved.map_err(refused)?;
+        let offer = Offer::of(&registering.registration.devices);
+        let offer = offer.map_err(|e| refused(Error::new(ErrorCode::Enrolment, e)))?;
+        let joining = Joining {
+            name: registering.registration.endpoint.name.clone(),
+            certificate,
+            offer,
+        };
+        let admitted = shared.admit_worker(joining, pass).await.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        let opened = Opened::new(peer, incoming, outgoing, answer);
-        let joined = Input::Join {
+        let arrival = Arrival {
             worker,
-            pass,
+            admitted,
             registering,
             leaving,
-            opened,
+            answer,
+        };
+        let joined = Input::Join {
+            arrival: Box::new(arrival),
+            opened: Opened {
+                incoming,
+                outgoing,
+                peer,
+            },
         };
         shared.tell_driver(joined).await?;
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))

@@ -6,13 +6,19 @@
 
 mod audit;
 mod credentials;
+mod enrolment;
 mod grants;
 mod leases;
 mod refusals;
 mod restart;
 mod tokens;
 
-use std::{fmt::Debug, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    sync::{LazyLock, Mutex},
+    time::Duration,
+};
 
 use prost::Message;
 use tensord_proto::{
@@ -26,7 +32,7 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_transport::{Secret, control, tls::Trust};
+use tensord_transport::{Identity, Secret, control, identity, tls::Trust};
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming, transport::Channel};
@@ -76,12 +82,15 @@ impl Rig {
         let now = std::time::SystemTime::now();
         options.term = state.raise_grant_term(now).unwrap();
         let secrets = state.pool_secrets().unwrap();
+        let enrolment = Enrolment::open(&state).unwrap();
         let access = Access::open(state, &secrets).unwrap();
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let (client_token, worker_token) =
             (secrets.client_token.clone(), secrets.worker_token.clone());
         let admin_token = secrets.admin_token.clone();
-        let scheduler = Scheduler::start(options, secrets, access).await.unwrap();
+        let scheduler = Scheduler::start(options, secrets, access, enrolment)
+            .await
+            .unwrap();
         Self {
             directory,
             scheduler,
@@ -166,16 +175,34 @@ impl Rig {
             .await
     }
 
-    /// Joins with any token and any first message.
+    /// Joins with any token and any first message, as the worker that registers.
     async fn join(
         &self,
+        token: &Secret,
+        first: worker_message::Body,
+    ) -> Result<TestWorker, Status> {
+        let own = match &first {
+            worker_message::Body::Register(register) => owner(&register.certificate_sha256),
+            _ => None,
+        };
+        self.join_as(own.unwrap_or_else(|| identity_of(0)), token, first)
+            .await
+    }
+
+    /// Joins with any certificate, token and first message.
+    async fn join_as(
+        &self,
+        own: Arc<Identity>,
         token: &Secret,
         first: worker_message::Body,
     ) -> Result<TestWorker, Status> {
         let (say, said) = mpsc::channel(16);
         say.try_send(WorkerMessage { body: Some(first) }).unwrap();
         let request = with_token(ReceiverStream::new(said), token);
-        let mut workers = WorkersClient::new(self.channel().await);
+        let port = self.scheduler.address().port();
+        let connecting = control::connect_as(own, "127.0.0.1", port, &self.trust);
+        let channel = within("connection", connecting).await.unwrap();
+        let mut workers = WorkersClient::new(channel);
         let answer = within("answer", workers.join(request)).await?;
         let mut hear = answer.into_inner();
         match within("command", hear.message())
@@ -249,6 +276,32 @@ fn with_token<T>(message: T, token: &Secret) -> Request<T> {
     request
 }
 
+static IDENTITIES: LazyLock<Mutex<HashMap<u64, Arc<Identity>>>> = LazyLock::new(Mutex::default);
+
+/// The certificate of the worker with this number, the same for all of a test's pools.
+fn identity_of(number: u64) -> Arc<Identity> {
+    let mut identities = IDENTITIES.lock().unwrap();
+    let made = || Arc::new(Identity::self_signed().unwrap());
+    identities.entry(number).or_insert_with(made).clone()
+}
+
+/// The one whose certificate this is.
+fn owner(fingerprint: &[u8]) -> Option<Arc<Identity>> {
+    let identities = IDENTITIES.lock().unwrap();
+    let mut all = identities.values();
+    all.find(|own| own.fingerprint().0 == fingerprint).cloned()
+}
+
+/// The random bytes of a start of the worker with this number.
+fn start(number: u64) -> [u8; identity::START_BYTES] {
+    [number as u8; identity::START_BYTES]
+}
+
+/// The id of the worker with this number.
+fn worker_id(number: u64) -> tensord_proto::ids::WorkerId {
+    identity::worker_id(&identity_of(number).fingerprint(), &start(number))
+}
+
 /// A worker with so many CPU devices of 1 GiB, listening on every address.
 fn register(id: u64, devices: usize) -> Register {
     let device = Device {
@@ -258,10 +311,11 @@ fn register(id: u64, devices: usize) -> Register {
     };
     Register {
         hello: Some(version::hello()),
-        worker_id: id,
+        worker_id: worker_id(id).0,
+        start: start(id).to_vec().into(),
         name: format!("w{id}"),
         address: format!("0.0.0.0:{}", 7000 + id),
-        certificate_sha256: vec![id as u8; 32].into(),
+        certificate_sha256: identity_of(id).fingerprint().0.to_vec().into(),
         devices: vec![device; devices],
         held: Vec::new(),
         ended: Vec::new(),

@@ -12,6 +12,8 @@
 //! | `grant-term` | the term that the latest scheduler numbered its grants by |
 //! | `client-token`, `worker-token`, `admin-token` | the tokens of the first start |
 //! | `tokens.json` | every token's hash, and what it is for |
+//! | `workers.json` | the workers that may join, and what they may offer |
+//! | `worker-NAME.pem` | the certificate and key of a worker on this host |
 //! | `pool-url` | where the pool is, without a token |
 //! | `gateway-token` | what stock Burn programs show to a gateway |
 //! | `audit.jsonl`, `audit.1.jsonl`, … | who came, got and went (`crate::audit`) |
@@ -42,6 +44,9 @@ pub(crate) const TOKEN_RULE: &str = "16 to 128 letters, digits and - . _ ~";
 
 /// Random bytes in a token made here: as hard to guess as any key.
 const TOKEN_BYTES: usize = 32;
+
+/// Longest name of a worker that a file can be named after.
+const LONGEST_STEM: usize = 200;
 
 /// Whether `text` will do as a token: safe in a URL and in a header, and not
 /// so short that it can be guessed.
@@ -197,6 +202,19 @@ impl StateDir {
         let term = next.max(seconds.map_or(0, |seconds| seconds.as_secs()));
         files::replace_private(&path, format!("{term}\n").as_bytes())?;
         Ok(term)
+    }
+
+    /// The certificate and key of this host's worker `name`, made if missing.
+    pub(crate) fn worker_identity(&self, name: &str) -> Result<Identity, StateError> {
+        let stem = match name.len() {
+            ..=LONGEST_STEM => name.to_owned(),
+            _ => blake3::hash(name.as_bytes()).to_hex().to_string(),
+        };
+        let (path, pem) = self.read_or_make(&format!("worker-{stem}.pem"), || {
+            let pem = IdentityPem::self_signed().map_err(|e| StateError::Key(e.to_string()))?;
+            Ok((pem.chain + &pem.key).into_bytes())
+        })?;
+        identity(&pem).map_err(|reason| StateError::Damaged { path, reason })
     }
 
     /// The value that the file `name` holds from its first change on.

@@ -249,3 +249,26 @@ fn administrators_of_this_host_need_no_url() {
     let kept = fs::read_to_string(directory.path().join("pool-url")).unwrap();
     assert!(!kept.contains("program"), "{kept}");
 }
+
+#[test]
+fn a_worker_keeps_its_key_under_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = |name: &str| {
+        let state = StateDir::open(directory.path()).unwrap();
+        state.worker_identity(name).unwrap().fingerprint()
+    };
+    let long = "n".repeat(253);
+    let names = ["gpu-1", "gpu-2", ".", "..", long.as_str()];
+    let first: Vec<_> = names.iter().map(|name| own(name)).collect();
+    let again: Vec<_> = names.iter().map(|name| own(name)).collect();
+    assert_eq!(first, again);
+    for (at, one) in first.iter().enumerate() {
+        assert!(!first[..at].contains(one), "{} is another's", names[at]);
+    }
+    let key = directory.path().join("worker-gpu-1.pem");
+    assert_eq!(mode(&key), 0o600);
+    std::fs::write(&key, "-----BEGIN").unwrap();
+    let state = StateDir::open(directory.path()).unwrap();
+    let damaged = state.worker_identity("gpu-1").unwrap_err();
+    assert!(matches!(damaged, StateError::Damaged { .. }), "{damaged}");
+}

@@ -81,18 +81,10 @@ fn row(token: &TokenInfo, now_ms: u64) -> [String; 7] {
         token.role.clone(),
         token.tenant.clone(),
         standing,
-        relative(token.created_ms, now_ms),
-        ends_ms.map_or("-".into(), |at| relative(at, now_ms)),
+        human::relative(token.created_ms, now_ms),
+        ends_ms.map_or("-".into(), |at| human::relative(at, now_ms)),
         uses,
     ]
-}
-
-/// A point in time as people say it.
-fn relative(at_ms: u64, now_ms: u64) -> String {
-    match at_ms.checked_sub(now_ms) {
-        Some(left) if left > 0 => format!("in {}", human::duration(left)),
-        _ => format!("{} ago", human::duration(now_ms.saturating_sub(at_ms))),
-    }
 }
 
 #[cfg(test)]

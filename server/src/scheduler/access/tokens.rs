@@ -368,7 +368,6 @@ impl Tokens {
     /// # Errors
     ///
     /// When it is not good for one at `now`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "workers do not enrol yet"))]
     pub(crate) fn use_up(&mut self, name: &str, now: UnixMillis) -> Result<(), TokenError> {
         let token = self.get_mut(name)?;
         if let Standing::Closing(why) | Standing::Ended(why) = token.standing(now) {

@@ -13,17 +13,28 @@ use super::{Driver, Input, MAX_STREAMS, Peer};
 use crate::{
     audit::{self, Entry},
     scheduler::{
-        access::{Pass, UnixMillis},
+        access::{DEFAULT_TENANT, Role, UnixMillis},
         convert,
+        enrolment::{self, Admitted},
         stream::{self, Open, Opened},
     },
 };
+
+/// A worker that wants to join: what it said was checked, and it is enrolled.
+pub(in crate::scheduler) struct Arrival {
+    pub(in crate::scheduler) worker: WorkerId,
+    pub(in crate::scheduler) admitted: Admitted,
+    pub(in crate::scheduler) registering: convert::Registering,
+    pub(in crate::scheduler) leaving: bool,
+    /// The answer to its registration.
+    pub(in crate::scheduler) answer: WorkerCommand,
+}
 
 /// A worker whose stream is up.
 pub(super) struct Member {
     open: Open<WorkerCommand>,
     name: String,
-    /// The name of the token it showed.
+    /// The name of the token that it enrolled with.
     token: Arc<str>,
     /// What it last said, in the order of its devices.
     usage: Vec<DeviceUsage>,
@@ -52,15 +63,15 @@ fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
 }
 
 impl Driver {
-    /// Takes in the stream of a worker, which begins with `registering`. One it had before ends.
-    pub(super) fn join(
-        &mut self,
-        worker: WorkerId,
-        pass: &Pass,
-        registering: convert::Registering,
-        leaving: bool,
-        opened: Opened<WorkerMessage, WorkerCommand>,
-    ) {
+    /// Takes in a worker's stream. One it had before ends.
+    pub(super) fn join(&mut self, arrival: Arrival, opened: Opened<WorkerMessage, WorkerCommand>) {
+        let Arrival {
+            worker,
+            admitted,
+            registering,
+            leaving,
+            answer,
+        } = arrival;
         let convert::Registering {
             registration,
             held,
@@ -74,23 +85,33 @@ impl Driver {
         let reader = self.readers.spawn(reading);
         self.read_by.insert(reader.id(), Peer::Worker(worker, id));
         let open = Open::new(id, opened.peer, opened.outgoing, reader);
-        if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_STREAMS {
-            let words =
-                format!("{MAX_STREAMS} workers have joined, which is the most there may be");
-            return open.end(Some(&Error::new(ErrorCode::Limit, words)));
+        let name = registration.endpoint.name.clone();
+        if let Err(error) = self.may_join(worker, &name, &admitted) {
+            warn!(%worker, "worker {name} was turned away: {error}");
+            let (peer, role) = (open.peer, Role::Worker.name());
+            self.audit.deny("worker refused", || {
+                let entry = Entry::new(audit::Event::Denied).role(role);
+                entry.address(peer).reason(&error)
+            });
+            return open.end(Some(&error));
         }
-        let endpoint = &registration.endpoint;
-        let (name, devices) = (endpoint.name.clone(), registration.devices.len());
-        let (address, held_count) = (&endpoint.address, held.len());
-        info!(%worker, %address, devices, held = held_count, leaving, "worker {name} joined");
-        let joined =
-            Entry::new(audit::Event::Admitted).token(&pass.token, pass.role.name(), &pass.tenant);
+        // There is room: nothing was sent yet.
+        let _ = open.send(answer);
+        let (address, devices) = (&registration.endpoint.address, registration.devices.len());
+        let (held_count, is_new) = (held.len(), admitted.is_new);
+        info!(%worker, %address, devices, held = held_count, leaving, is_new, "worker {name} joined");
+        let joined = self.about_worker(audit::Event::Admitted, &admitted.token);
         let joined = joined.worker(worker, &name).address(open.peer);
+        let joined = match is_new {
+            true => joined.reason("enrolled"),
+            false => joined,
+        };
         self.audit.record(joined.devices(devices));
+        self.enrolment.set_live(&name, true);
         let member = Member {
             open,
             name,
-            token: pass.token.clone(),
+            token: admitted.token,
             usage: Vec::new(),
             out_of_service: out_of_service.clone(),
         };
@@ -108,6 +129,35 @@ impl Driver {
             leaving,
         };
         self.apply(event(worker, id, join));
+    }
+
+    /// Whether there is a place for a worker that was admitted a moment ago.
+    fn may_join(&self, worker: WorkerId, name: &str, admitted: &Admitted) -> Result<(), Error> {
+        let book = self.enrolment.book();
+        if book.get(name, &admitted.certificate).is_none() {
+            let words = enrolment::removed_words(name);
+            return Err(Error::new(ErrorCode::Enrolment, words));
+        }
+        let mut others = self.workers.iter().filter(|(id, _)| **id != worker);
+        if others.any(|(_, member)| member.name == name) {
+            let words = format!(
+                "worker {name:?} is in the pool already, as another process with the same key; give this one another --name, or try again in some seconds if that process has just ended"
+            );
+            return Err(Error::new(ErrorCode::Enrolment, words));
+        }
+        if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_STREAMS {
+            let words =
+                format!("{MAX_STREAMS} workers have joined, which is the most there may be");
+            return Err(Error::new(ErrorCode::Limit, words));
+        }
+        Ok(())
+    }
+
+    /// An entry about a worker that enrolled with the token of this name.
+    fn about_worker(&self, event: audit::Event, token: &str) -> Entry {
+        let tokens = self.access.tokens();
+        let tenant = tokens.get(token).map(|token| token.tenant.as_str());
+        Entry::new(event).token(token, Role::Worker.name(), tenant.unwrap_or(DEFAULT_TENANT))
     }
 
     pub(super) fn worker_said(&mut self, worker: WorkerId, id: StreamId, message: WorkerMessage) {
@@ -187,6 +237,7 @@ impl Driver {
             return None;
         }
         let Member { open, name, .. } = self.workers.remove(&worker)?;
+        self.enrolment.set_live(&name, false);
         let mut gone = Entry::new(audit::Event::Ended);
         match error {
             Some(error) => {
@@ -201,20 +252,30 @@ impl Driver {
         Some(event(worker, id, WorkerEvent::Gone))
     }
 
-    /// Ends the streams of every worker that showed the token of this name, with the
+    /// Ends the streams of every worker that enrolled with the token of this name, with the
     /// leases on it, and returns how many that were.
     pub(super) fn revoke_workers(&mut self, token: &str) -> u32 {
-        let members = self.workers.iter();
-        let members = members.filter(|(_, member)| &*member.token == token);
-        let revoked: Vec<_> = members.map(|(id, member)| (*id, member.open.id)).collect();
-        let words = format!("the token {token:?} that this worker showed was revoked");
+        let words = format!("the token {token:?} that this worker enrolled with was revoked");
         let error = Error::new(ErrorCode::Token, words);
-        for (worker, id) in &revoked {
+        self.end_workers(&error, |member| &*member.token == token)
+    }
+
+    /// Ends the stream of the worker of this name, with the leases on it. Whether there
+    /// was one.
+    pub(super) fn remove_worker(&mut self, name: &str) -> bool {
+        let error = Error::new(ErrorCode::Enrolment, enrolment::removed_words(name));
+        self.end_workers(&error, |member| member.name == name) > 0
+    }
+
+    fn end_workers(&mut self, error: &Error, which: impl Fn(&Member) -> bool) -> u32 {
+        let members = self.workers.iter().filter(|(_, member)| which(member));
+        let ended: Vec<_> = members.map(|(id, member)| (*id, member.open.id)).collect();
+        for (worker, id) in &ended {
             // Whoever has left is not waited for.
             self.apply(event(*worker, *id, WorkerEvent::Left));
-            self.worker_gone(*worker, *id, Some(&error));
+            self.worker_gone(*worker, *id, Some(error));
         }
-        u32::try_from(revoked.len()).unwrap_or(u32::MAX)
+        u32::try_from(ended.len()).unwrap_or(u32::MAX)
     }
 
     /// Has a worker know that a device was granted anew, so that no earlier grant opens a

@@ -58,7 +58,7 @@ async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
         .collect();
     let (client, worker) = (
         Value::from(credential(9).hash().client_id().to_string()),
-        Value::from("0000000000000007"),
+        Value::from(worker_id(7).to_string()),
     );
     let lease = Value::from(format!("{:016x}", lease.lease_id));
     let of = |event: &str| ("event", Value::from(event));

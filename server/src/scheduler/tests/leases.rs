@@ -24,8 +24,10 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
         endpoint.address, "127.0.0.1:7005",
         "the host it left open is the one it called from"
     );
-    assert_eq!((endpoint.worker_id, endpoint.name.as_str()), (5, "w5"));
-    assert_eq!(endpoint.certificate_sha256, vec![5; 32]);
+    let id = worker_id(5).0;
+    let certificate = identity_of(5).fingerprint().0.to_vec();
+    assert_eq!((endpoint.worker_id, endpoint.name.as_str()), (id, "w5"));
+    assert_eq!(endpoint.certificate_sha256, certificate);
 
     let claims = token::verify(&granted.token, &worker.registered.lease_key).unwrap();
     let hash = credential(1).hash();
@@ -39,11 +41,11 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
     let grant = claims.shares[0].grant;
     assert!(grant.unwrap().term > 0);
     let share = |device_index| LeaseShare {
-        worker_id: 5,
+        worker_id: id,
         device_index,
         worker: "w5".into(),
         address: "127.0.0.1:7005".into(),
-        certificate_sha256: vec![5; 32].into(),
+        certificate_sha256: certificate.clone().into(),
         grant,
     };
     assert_eq!(claims.shares, [share(0), share(1)]);
@@ -263,7 +265,8 @@ async fn a_worker_that_leaves_keeps_its_leases_until_it_says_that_it_left() {
     worker.leave().await;
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);
-    assert_eq!(error.message, "worker w1 (0000000000000001) left the pool");
+    let id = worker_id(1);
+    assert_eq!(error.message, format!("worker w1 ({id}) left the pool"));
 }
 
 #[tokio::test]

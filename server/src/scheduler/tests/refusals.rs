@@ -224,5 +224,6 @@ async fn a_silent_worker_is_cut_off_and_its_lease_ends() {
     assert_eq!(error.message, "nothing was heard for 80ms");
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);
-    assert_eq!(error.message, "worker w1 (0000000000000001) was lost");
+    let id = worker_id(1);
+    assert_eq!(error.message, format!("worker w1 ({id}) was lost"));
 }

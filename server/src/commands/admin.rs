@@ -1,0 +1,101 @@
+//! What commands of an administrator have in common: they ask a running scheduler once.
+
+use std::time::Duration;
+
+use tensord_proto::v1::admin_client::AdminClient;
+use tensord_transport::{PoolUrl, Secret, control, dial::DialError};
+use tokio::time::timeout;
+use tonic::{
+    Request, Response, Status,
+    metadata::{MetadataValue, errors::InvalidMetadataValue},
+    transport::Channel,
+};
+
+use crate::{config::AdminUrl, failure::Failure, refusal, state::StateDir};
+
+/// How long the scheduler may take to answer: it writes to its disk first.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why nothing was changed or listed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AdminError {
+    /// There is no URL, and no scheduler has run on this host's state.
+    #[error(
+        "no scheduler has run on {0}; run this on the scheduler's host, name its state directory with --state, or give a URL with an admin token in TENSORD_URL or with --url"
+    )]
+    NoScheduler(String),
+    /// The scheduler cannot be reached.
+    #[error("cannot reach the pool: {0}")]
+    Dial(#[from] DialError),
+    /// It refused.
+    #[error("the scheduler at {address} refused: {reason}")]
+    Refused {
+        /// Where it is.
+        address: String,
+        /// What it said.
+        reason: String,
+    },
+    /// It did not answer in time.
+    #[error(
+        "the scheduler at {address} did not answer within {DEADLINE:?}, so it may have done it or not; list what there is to find out"
+    )]
+    Silent {
+        /// Where it is.
+        address: String,
+    },
+    /// The token cannot be sent.
+    #[error("the pool URL's token has characters that no token has; copy the URL again")]
+    Token(#[from] InvalidMetadataValue),
+}
+
+/// The URL with an admin token.
+pub(super) fn url(admin: AdminUrl) -> Result<PoolUrl, Failure> {
+    match admin {
+        AdminUrl::Given(url) => Ok(url),
+        AdminUrl::Kept(state) => {
+            let url = StateDir::admin_url(&state.path)?;
+            Ok(url.ok_or(AdminError::NoScheduler(state.shown))?)
+        }
+    }
+}
+
+/// What comes of asking the scheduler at `url`, if it answers in time.
+pub(super) async fn in_time<T>(
+    url: &PoolUrl,
+    asking: impl Future<Output = Result<T, AdminError>>,
+) -> Result<T, AdminError> {
+    let address = || url.authority();
+    let asked = timeout(DEADLINE, asking).await;
+    asked.unwrap_or_else(|_| Err(AdminError::Silent { address: address() }))
+}
+
+/// A connection to the scheduler at `url`.
+pub(super) async fn connect(url: &PoolUrl) -> Result<AdminClient<Channel>, AdminError> {
+    let channel = control::connect(&url.host, url.port, &url.trust).await?;
+    Ok(AdminClient::new(channel))
+}
+
+/// A call that shows the token of `url`.
+pub(super) fn with_token<T>(message: T, url: &PoolUrl) -> Result<Request<T>, AdminError> {
+    let mut request = Request::new(message);
+    let token = url.token.as_ref().map_or("", Secret::reveal);
+    let mut value: MetadataValue<_> = format!("Bearer {token}").parse()?;
+    value.set_sensitive(true);
+    request.metadata_mut().insert("authorization", value);
+    Ok(request)
+}
+
+/// What the scheduler at `url` answered.
+pub(super) fn answer<T>(
+    url: &PoolUrl,
+    answer: Result<Response<T>, Status>,
+) -> Result<T, AdminError> {
+    answer.map(Response::into_inner).map_err(|status| {
+        let reason = match refusal::error(&status) {
+            Some(error) => error.message,
+            None => format!("{} ({})", status.message(), status.code()),
+        };
+        let address = url.authority();
+        AdminError::Refused { address, reason }
+    })
+}

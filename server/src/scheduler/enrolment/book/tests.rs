@@ -1,0 +1,269 @@
+use std::collections::HashSet;
+
+use proptest::{collection::vec, prelude::*};
+use tensord_scheduler::DeviceSpec;
+
+use super::*;
+
+const NOW: UnixMillis = UnixMillis(1_000_000_000);
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn key(n: u8) -> Fingerprint {
+    Fingerprint([n; 32])
+}
+
+/// A worker with so many devices of so many bytes.
+fn joining(name: &str, certificate: u8, count: usize, memory_bytes: u64) -> Joining {
+    let device = DeviceSpec {
+        kind: "flex".into(),
+        name: "CPU".into(),
+        memory_bytes,
+    };
+    Joining {
+        name: name.into(),
+        certificate: key(certificate),
+        offer: Offer::of(&vec![device; count]).unwrap(),
+    }
+}
+
+fn enrol(book: &mut Book, joining: Joining, now: UnixMillis) -> Result<(), EnrolError> {
+    book.enrol(joining, "worker", |_| false, now)
+}
+
+/// Worker `a` with key 1 and two devices of 8 bytes.
+fn book() -> Book {
+    let mut book = Book::default();
+    enrol(&mut book, joining("a", 1, 2, 8), NOW).unwrap();
+    book
+}
+
+#[test]
+fn a_worker_has_the_place_that_its_name_key_and_devices_give_it() {
+    let book = book();
+    let enrolled = Ok(Place::Enrolled { note: false });
+    let taken = Err(EnrolError::Taken("a".into()));
+    let renamed = Err(EnrolError::Renamed {
+        known: "a".into(),
+        name: "b".into(),
+    });
+    let more =
+        "it offers 3 flex devices of 8 B at most and has enrolled 2 flex devices of 8 B at most";
+    let larger =
+        "it offers 1 flex device of 9 B at most and has enrolled 2 flex devices of 8 B at most";
+    let table = [
+        (joining("a", 1, 2, 8), enrolled.clone()),
+        (joining("a", 1, 1, 4), enrolled.clone()),
+        (joining("a", 1, 0, 0), enrolled),
+        (joining("a", 1, 3, 8), Ok(Place::Beyond(more.into()))),
+        (joining("a", 1, 1, 9), Ok(Place::Beyond(larger.into()))),
+        (joining("a", 2, 2, 8), taken.clone()),
+        (joining("a", 2, 9, 9), taken),
+        (joining("b", 1, 2, 8), renamed),
+        (joining("b", 2, 9, 9), Ok(Place::New)),
+        (joining("", 2, 1, 1), Err(EnrolError::Name(String::new()))),
+        (joining("a b", 2, 1, 1), Err(EnrolError::Name("a b".into()))),
+    ];
+    for (joining, expected) in table {
+        assert_eq!(book.place(&joining, NOW), expected, "{joining:?}");
+    }
+}
+
+#[test]
+fn errors_say_what_to_do_in_one_line() {
+    let book = book();
+    let error = |joining: Joining| book.place(&joining, NOW).unwrap_err().to_string();
+    assert_eq!(
+        error(joining("a", 2, 1, 1)),
+        "the worker name \"a\" is enrolled with another key; give this worker another --name or the --state with that key, or free the name with `tensord worker remove a` on the scheduler's host"
+    );
+    assert_eq!(
+        error(joining("b", 1, 1, 1)),
+        "this worker's key is enrolled under the name \"a\", and it wants to join as \"b\"; give it that --name, or another --state"
+    );
+}
+
+#[test]
+fn what_is_enrolled_again_takes_the_place_of_what_was() {
+    let mut book = book();
+    book.enrol(joining("a", 1, 4, 2), "other", |_| false, NOW)
+        .unwrap();
+    assert_eq!(
+        book.place(&joining("a", 1, 4, 2), NOW),
+        Ok(Place::Enrolled { note: false })
+    );
+    assert!(matches!(
+        book.place(&joining("a", 1, 2, 8), NOW),
+        Ok(Place::Beyond(_))
+    ));
+    assert_eq!(book.get("a", &key(1)).unwrap().token, "other");
+    assert_eq!(book.get("a", &key(2)), None);
+}
+
+#[test]
+fn a_name_is_free_again_once_its_worker_is_removed_or_its_token_revoked() {
+    for remove in [(|book| book.remove("a")) as fn(&mut Book), |book| {
+        book.remove_token("worker")
+    }] {
+        let mut book = book();
+        book.enrol(joining("b", 2, 1, 1), "other", |_| false, NOW)
+            .unwrap();
+        remove(&mut book);
+        assert_eq!(book.place(&joining("a", 3, 1, 1), NOW), Ok(Place::New));
+        assert_eq!(book.name_of(&key(1)), None);
+        assert_eq!(book.name_of(&key(2)), Some("b"));
+    }
+}
+
+#[test]
+fn that_a_worker_was_seen_is_noted_once_a_day() {
+    let mut book = book();
+    let place = |book: &Book, at| book.place(&joining("a", 1, 1, 1), at);
+    let later = NOW.after(DAY);
+    assert_eq!(place(&book, later), Ok(Place::Enrolled { note: true }));
+    book.note("a", later);
+    assert_eq!(place(&book, later), Ok(Place::Enrolled { note: false }));
+    assert_eq!(book.get("a", &key(1)).unwrap().seen, later);
+}
+
+#[test]
+fn the_one_that_was_not_seen_for_longest_makes_room() {
+    let mut book = Book::default();
+    let of = |n: usize| {
+        let mut certificate = [0; 32];
+        certificate[..8].copy_from_slice(&(n as u64).to_le_bytes());
+        Joining {
+            certificate: Fingerprint(certificate),
+            ..joining(&format!("w{n}"), 0, 1, 1)
+        }
+    };
+    for n in 0..MAX_WORKERS {
+        enrol(&mut book, of(n), NOW.after(Duration::from_millis(n as u64))).unwrap();
+    }
+    let one_more = |book: &mut Book, now| {
+        let live = |name: &str| name == "w0";
+        book.enrol(of(MAX_WORKERS), "worker", live, now)
+    };
+    assert_eq!(
+        one_more(&mut book, NOW.after(29 * DAY)),
+        Err(EnrolError::Full)
+    );
+    assert_eq!(book.iter().count(), MAX_WORKERS);
+    assert_eq!(one_more(&mut book, NOW.after(31 * DAY)), Ok(()));
+    assert_eq!(book.iter().count(), MAX_WORKERS);
+    let names: HashSet<_> = book.iter().map(|(name, _)| name).collect();
+    assert!(names.contains("w0"), "it is in the pool");
+    assert!(!names.contains("w1"), "it is the oldest that is not");
+}
+
+#[test]
+fn a_book_is_the_same_when_it_was_written_down_and_fits_into_its_file() {
+    let text = serde_json::to_string(&book()).unwrap();
+    let read: Book = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        read.place(&joining("a", 1, 2, 8), NOW),
+        Ok(Place::Enrolled { note: false })
+    );
+    let kinds = (0..8).map(|n| DeviceSpec {
+        kind: format!("{n}{}", "x".repeat(31)),
+        name: String::new(),
+        memory_bytes: u64::MAX,
+    });
+    let mut largest = Book::default();
+    let worker = Joining {
+        name: "n".repeat(MAX_NAME_BYTES),
+        certificate: key(1),
+        offer: Offer::of(&kinds.collect::<Vec<_>>()).unwrap(),
+    };
+    let token = "t".repeat(64);
+    let late = UnixMillis(u64::MAX);
+    largest.enrol(worker, &token, |_| false, late).unwrap();
+    let bytes = serde_json::to_vec(&largest).unwrap().len() * MAX_WORKERS;
+    assert!(
+        bytes < 8 << 20,
+        "{bytes} bytes are more than are read again"
+    );
+}
+
+/// What may happen to a book. Names, keys and tokens are few, so that they meet.
+#[derive(Clone, Debug)]
+enum Step {
+    Join(u8, u8, usize, u64, u8),
+    Remove(u8),
+    Revoke(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let join = (0..4u8, 0..4u8, 0..3usize, 0..3u64, 0..2u8);
+    prop_oneof![
+        6 => join.prop_map(|(name, key, count, memory, token)| Step::Join(name, key, count, memory, token)),
+        1 => (0..4u8).prop_map(Step::Remove),
+        1 => (0..2u8).prop_map(Step::Revoke),
+    ]
+}
+
+/// Everything in it, to compare.
+fn content(book: &Book) -> String {
+    serde_json::to_string(book).unwrap()
+}
+
+proptest! {
+    /// A name belongs to one key until it is removed, a key to one name, and nobody gets in
+    /// with more than was enrolled.
+    #[test]
+    fn nobody_takes_what_is_anothers(steps in vec(step(), 0..60)) {
+        let mut book = Book::default();
+        for step in steps {
+            match step {
+                Step::Join(name, certificate, count, memory, token) => {
+                    let (name, token) = (format!("w{name}"), format!("t{token}"));
+                    let joining = joining(&name, certificate, count, memory);
+                    let owner = book.iter().find(|(known, _)| *known == name);
+                    let owner = owner.map(|(_, worker)| (worker.certificate(), worker.offer.clone()));
+                    let before = content(&book);
+                    let place = book.place(&joining, NOW);
+                    match (&place, owner) {
+                        (Ok(Place::New), owner) => {
+                            prop_assert!(owner.is_none() && book.name_of(&key(certificate)).is_none());
+                        }
+                        (Ok(Place::Enrolled { .. }), Some((owner, offer))) => {
+                            prop_assert_eq!(owner, key(certificate));
+                            prop_assert_eq!(joining.offer.beyond(&offer), None);
+                        }
+                        (Ok(Place::Beyond(_)), Some((owner, offer))) => {
+                            prop_assert_eq!(owner, key(certificate));
+                            prop_assert!(joining.offer.beyond(&offer).is_some());
+                        }
+                        (Ok(place), None) => prop_assert!(false, "{place:?} of a name that is free"),
+                        (Err(_), Some((owner, _))) => prop_assert!(owner != key(certificate)),
+                        (Err(_), None) => prop_assert!(book.name_of(&key(certificate)).is_some()),
+                    }
+                    let enrolled = book.enrol(joining.clone(), &token, |_| false, NOW);
+                    match place {
+                        Ok(_) => {
+                            prop_assert_eq!(enrolled, Ok(()));
+                            let after = book.place(&joining, NOW);
+                            prop_assert_eq!(after, Ok(Place::Enrolled { note: false }));
+                        }
+                        Err(e) => {
+                            prop_assert_eq!(enrolled, Err(e));
+                            prop_assert_eq!(content(&book), before);
+                        }
+                    }
+                }
+                Step::Remove(name) => {
+                    let name = format!("w{name}");
+                    book.remove(&name);
+                    prop_assert!(book.iter().all(|(known, _)| known != name));
+                }
+                Step::Revoke(token) => {
+                    let token = format!("t{token}");
+                    book.remove_token(&token);
+                    prop_assert!(book.iter().all(|(_, worker)| worker.token != token));
+                }
+            }
+            let keys: HashSet<_> = book.iter().map(|(_, worker)| worker.certificate()).collect();
+            prop_assert_eq!(keys.len(), book.iter().count());
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What a worker offers, as it is enrolled: the most of each kind of devices.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+use tensord_scheduler::DeviceSpec;
+
+use crate::human;
+
+/// Most kinds of devices of one worker, and the longest name of a kind: there are fewer
+/// kinds, of a few letters. The file of all workers has a bound through these.
+const MAX_KINDS: usize = 8;
+const MAX_KIND_BYTES: usize = 32;
+
+/// The most that a worker may offer, by kind of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Offer(BTreeMap<String, Most>);
+
+/// The most of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Most {
+    /// How many devices.
+    pub(crate) count: u32,
+    /// Memory of the largest one.
+    pub(crate) memory_bytes: u64,
+}
+
+impl Offer {
+    /// What a worker with these `devices` offers; an error names the rule it breaks.
+    pub(crate) fn of(devices: &[DeviceSpec]) -> Result<Self, String> {
+        let mut offer = BTreeMap::<String, Most>::new();
+        for device in devices {
+            let most = offer.entry(device.kind.clone()).or_default();
+            most.count = most.count.saturating_add(1);
+            most.memory_bytes = most.memory_bytes.max(device.memory_bytes);
+        }
+        if offer.len() > MAX_KINDS {
+            let kinds = offer.len();
+            return Err(format!(
+                "{kinds} kinds of devices are more than {MAX_KINDS}"
+            ));
+        }
+        match offer.keys().find(|kind| kind.len() > MAX_KIND_BYTES) {
+            Some(kind) => Err(format!(
+                "the kind {kind:?} is longer than {MAX_KIND_BYTES} bytes"
+            )),
+            None => Ok(Self(offer)),
+        }
+    }
+
+    /// The part of it that goes beyond `enrolled`, in words, if any does.
+    pub(crate) fn beyond(&self, enrolled: &Self) -> Option<String> {
+        let mut kinds = self.0.iter();
+        kinds.find_map(|(kind, most)| {
+            let known = enrolled.0.get(kind).copied().unwrap_or_default();
+            let is_within = most.count <= known.count && most.memory_bytes <= known.memory_bytes;
+            (!is_within).then(|| {
+                let (offered, enrolled) = (most.describe(kind), known.describe(kind));
+                format!("it offers {offered} and has enrolled {enrolled}")
+            })
+        })
+    }
+
+    /// Each kind and the most of it, in the order of kinds.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, Most)> {
+        self.0.iter().map(|(kind, most)| (kind.as_str(), *most))
+    }
+}
+
+impl Most {
+    fn describe(self, kind: &str) -> String {
+        match self.count {
+            0 => format!("no {kind} device"),
+            count => {
+                let devices = human::plural(count as usize, &format!("{kind} device"));
+                format!("{devices} of {} at most", human::bytes(self.memory_bytes))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = self.iter().map(|(kind, most)| most.describe(kind));
+        match kinds.collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => f.write_str("no device"),
+            kinds => f.write_str(&kinds),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(devices: &[(&str, u64)]) -> Offer {
+        let device = |&(kind, memory_bytes): &(&str, u64)| DeviceSpec {
+            kind: kind.into(),
+            name: "any".into(),
+            memory_bytes,
+        };
+        Offer::of(&devices.iter().map(device).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn an_offer_goes_beyond_another_in_number_memory_or_kind() {
+        let enrolled = offer(&[("cuda", 4 << 30), ("cuda", 8 << 30), ("flex", 1 << 30)]);
+        for within in [
+            &[][..],
+            &[("cuda", 8 << 30)],
+            &[("flex", 0)],
+            &[("cuda", 8 << 30), ("cuda", 8 << 30), ("flex", 1 << 30)],
+        ] {
+            assert_eq!(offer(within).beyond(&enrolled), None, "{within:?}");
+        }
+        for (beyond, expected) in [
+            (
+                &[("cuda", 1), ("cuda", 1), ("cuda", 1)][..],
+                "it offers 3 cuda devices of 1 B at most and has enrolled 2 cuda devices of 8.0 GiB at most",
+            ),
+            (
+                &[("flex", (1 << 30) + 1)],
+                "it offers 1 flex device of 1.0 GiB at most and has enrolled 1 flex device of 1.0 GiB at most",
+            ),
+            (
+                &[("rocm", 1 << 30)],
+                "it offers 1 rocm device of 1.0 GiB at most and has enrolled no rocm device",
+            ),
+        ] {
+            let told = offer(beyond).beyond(&enrolled);
+            assert_eq!(told.as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn what_is_kept_of_an_offer_is_bounded() {
+        let device = |kind: String| DeviceSpec {
+            kind,
+            name: "any".into(),
+            memory_bytes: 1,
+        };
+        let kinds: Vec<_> = (0..9).map(|n| device(format!("kind{n}"))).collect();
+        assert!(Offer::of(&kinds[..8]).is_ok());
+        let many = Offer::of(&kinds).unwrap_err();
+        assert_eq!(many, "9 kinds of devices are more than 8");
+        let long = Offer::of(&[device("x".repeat(33))]).unwrap_err();
+        assert!(long.contains("longer than 32 bytes"), "{long}");
+    }
+}

@@ -1,0 +1,308 @@
+//! Which workers may join, and what those do to others that may not.
+
+use tensord_proto::v1::{
+    CreateTokenRequest, EnrolledWorker, ListWorkersRequest, RemoveWorkerRequest,
+    RevokeTokenRequest, admin_client::AdminClient,
+};
+use tonic::Code;
+
+use super::*;
+
+impl Rig {
+    async fn workers(&self) -> Vec<EnrolledWorker> {
+        let mut admin = AdminClient::new(self.channel().await);
+        let list = admin.list_workers(with_token(ListWorkersRequest {}, &self.admin_token));
+        within("answer", list).await.unwrap().into_inner().workers
+    }
+
+    async fn remove(&self, name: &str) -> Result<bool, Status> {
+        let mut admin = AdminClient::new(self.channel().await);
+        let request = RemoveWorkerRequest { name: name.into() };
+        let remove = admin.remove_worker(with_token(request, &self.admin_token));
+        let removed = within("answer", remove).await?;
+        Ok(removed.into_inner().was_joined)
+    }
+
+    /// A token for so many workers, for so long.
+    async fn worker_token(&self, name: &str, uses: Option<u64>, life_ms: Option<u64>) -> Secret {
+        let request = CreateTokenRequest {
+            name: name.into(),
+            role: "worker".into(),
+            tenant: "default".into(),
+            life_ms,
+            uses,
+        };
+        let request = with_token(request, &self.admin_token);
+        let mut admin = AdminClient::new(self.channel().await);
+        let made = admin.create_token(request).await.unwrap();
+        Secret::new(made.into_inner().token)
+    }
+
+    async fn with_register(
+        &self,
+        token: &Secret,
+        register: Register,
+    ) -> Result<TestWorker, Status> {
+        self.join(token, worker_message::Body::Register(register))
+            .await
+    }
+}
+
+/// A token that is none.
+fn nothing() -> Secret {
+    Secret::new("0123456789abcdef0123")
+}
+
+/// The worker of this number under another name, or with another's id or certificate.
+fn posing(number: u64, change: impl FnOnce(&mut Register)) -> Register {
+    let mut register = register(number, 1);
+    change(&mut register);
+    register
+}
+
+/// A live worker with a lease, whose lease is still there at the end.
+struct Bystander {
+    _worker: TestWorker,
+    client: TestClient,
+    lease: Granted,
+}
+
+impl Bystander {
+    async fn join(rig: &Rig) -> Self {
+        let worker = rig.worker(1, 2).await;
+        let mut client = rig.client(1).await;
+        client.ask(1, 1).await;
+        let lease = client.granted().await;
+        Self {
+            _worker: worker,
+            client,
+            lease,
+        }
+    }
+
+    async fn remains(mut self, rig: &Rig) {
+        let status = rig.status().await;
+        let names: Vec<_> = status.workers.iter().map(|worker| &*worker.name).collect();
+        assert_eq!((names, status.leases), (vec!["w1"], 1));
+        // The other device is granted on the same worker, with its own certificate.
+        self.client.ask(2, 1).await;
+        let second = self.client.granted().await;
+        assert_ne!(second.lease_id, self.lease.lease_id);
+        let endpoint = second.devices[0].worker.clone().unwrap();
+        let own = identity_of(1).fingerprint().0.to_vec();
+        assert_eq!(endpoint.certificate_sha256, own);
+    }
+}
+
+#[tokio::test]
+async fn nobody_with_the_workers_token_takes_the_place_of_a_live_worker() {
+    let rig = Rig::start().await;
+    let bystander = Bystander::join(&rig).await;
+    let before = rig.workers().await;
+    let victim = register(1, 1);
+    let cases = [
+        (
+            posing(2, |rogue| rogue.name = victim.name.clone()),
+            "\"w1\" is enrolled with another key",
+        ),
+        (
+            posing(2, |rogue| rogue.worker_id = victim.worker_id),
+            "the worker's id is not its own",
+        ),
+        (
+            posing(2, |rogue| {
+                rogue.worker_id = victim.worker_id;
+                rogue.start = victim.start.clone();
+            }),
+            "the worker's id is not its own",
+        ),
+    ];
+    for (rogue, expected) in cases {
+        let (code, error) = error_of(rig.register(rogue).await);
+        assert_eq!(
+            (code, error.code()),
+            (Code::PermissionDenied, ErrorCode::Enrolment)
+        );
+        assert!(error.message.contains(expected), "{error}");
+    }
+    // All of the victim's registration, over a connection that proves another key: what a
+    // replay of the victim's first message comes to.
+    for rogue in [identity_of(2), identity_of(3)] {
+        let said = worker_message::Body::Register(victim.clone());
+        let (_, error) = error_of(rig.join_as(rogue, &rig.worker_token, said).await);
+        let expected = "the worker registers another certificate than it shows";
+        assert_eq!(
+            (error.code(), &*error.message),
+            (ErrorCode::Enrolment, expected)
+        );
+    }
+    assert_eq!(
+        rig.workers().await.len(),
+        before.len(),
+        "nobody was enrolled"
+    );
+    bystander.remains(&rig).await;
+}
+
+#[tokio::test]
+async fn whoever_shows_no_certificate_is_told_so() {
+    let rig = Rig::start().await;
+    let (say, said) = mpsc::channel(16);
+    let body = Some(worker_message::Body::Register(register(1, 1)));
+    say.try_send(WorkerMessage { body }).unwrap();
+    let request = with_token(ReceiverStream::new(said), &rig.worker_token);
+    let mut workers = WorkersClient::new(rig.channel().await);
+    let (_, error) = error_of(within("answer", workers.join(request)).await);
+    assert_eq!(error.code(), ErrorCode::Enrolment);
+    assert!(error.message.contains("this one shows none"), "{error}");
+}
+
+#[tokio::test]
+async fn a_worker_that_is_enrolled_needs_no_token_and_another_one_does() {
+    let rig = Rig::start().await;
+    let (_, error) = error_of(rig.with_register(&nothing(), register(1, 1)).await);
+    assert_eq!(error.code(), ErrorCode::Token);
+    rig.worker(1, 2).await.leave().await;
+    rig.with_register(&nothing(), register(1, 2)).await.unwrap();
+    // Also after a restart of the scheduler.
+    let rig = rig.restarted().await;
+    let back = rig.with_register(&nothing(), register(1, 1)).await.unwrap();
+    let (_, error) = error_of(rig.with_register(&nothing(), register(2, 1)).await);
+    assert_eq!(error.code(), ErrorCode::Token);
+    drop(back);
+}
+
+#[tokio::test]
+async fn a_worker_offers_no_more_than_it_enrolled_unless_its_token_is_good() {
+    let rig = Rig::start().await;
+    rig.worker(1, 2).await.leave().await;
+    let larger = posing(1, |worker| worker.devices[0].memory_bytes *= 2);
+    for (more, expected) in [
+        (
+            register(1, 3),
+            "it offers 3 flex devices of 1.0 GiB at most and has enrolled 2 flex devices of 1.0 GiB at most",
+        ),
+        (
+            larger,
+            "it offers 1 flex device of 2.0 GiB at most and has enrolled 2 flex devices of 1.0 GiB at most",
+        ),
+    ] {
+        let (_, error) = error_of(rig.with_register(&nothing(), more).await);
+        assert_eq!(error.code(), ErrorCode::Enrolment);
+        assert!(error.message.contains(expected), "{error}");
+    }
+    rig.worker(1, 3).await.leave().await;
+    let devices = rig.workers().await[0].devices.clone();
+    assert_eq!((devices[0].count, devices[0].memory_bytes), (3, 1 << 30));
+    rig.with_register(&nothing(), register(1, 3)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_token_enrols_so_many_workers_for_so_long() {
+    let rig = Rig::start().await;
+    let two = rig.worker_token("two", Some(2), None).await;
+    let _first = rig.with_register(&two, register(1, 1)).await.unwrap();
+    rig.with_register(&two, register(2, 1))
+        .await
+        .unwrap()
+        .leave()
+        .await;
+    // Neither a worker that is back nor one that is refused uses it up.
+    let taken = posing(3, |rogue| rogue.name = "w1".into());
+    error_of(rig.with_register(&two, taken).await);
+    rig.with_register(&two, register(2, 1)).await.unwrap();
+    let (_, error) = error_of(rig.with_register(&two, register(3, 1)).await);
+    assert_eq!(error.code(), ErrorCode::Token);
+    assert!(error.message.contains("as often as it may be"), "{error}");
+    let brief = rig.worker_token("brief", None, Some(0)).await;
+    let (_, error) = error_of(rig.with_register(&brief, register(3, 1)).await);
+    assert!(error.message.contains("has expired"), "{error}");
+    let names = rig.workers().await.into_iter().map(|worker| worker.name);
+    assert_eq!(names.collect::<Vec<_>>(), ["w1", "w2"]);
+}
+
+#[tokio::test]
+async fn many_at_once_use_a_token_as_often_as_it_may_be() {
+    let rig = Rig::start().await;
+    let three = rig.worker_token("three", Some(3), None).await;
+    let joins = (1..=8).map(|n| rig.with_register(&three, register(n, 1)));
+    let joined = futures::future::join_all(joins).await;
+    assert_eq!(joined.iter().filter(|joined| joined.is_ok()).count(), 3);
+    assert_eq!(rig.workers().await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_removed_goes_with_its_leases_and_may_enrol_again() {
+    let rig = Rig::start().await;
+    let mut worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.ask(1, 1).await;
+    let lease = client.granted().await;
+    assert!(rig.workers().await[0].joined);
+    assert!(rig.remove("w1").await.unwrap());
+    assert_eq!(
+        client.ended(lease.lease_id).await.code(),
+        ErrorCode::WorkerLost
+    );
+    let removed = loop {
+        match worker.hear().await {
+            Ok(_) => {}
+            Err(status) => break refusal::error(&status).unwrap(),
+        }
+    };
+    assert_eq!(removed.code(), ErrorCode::Enrolment);
+    assert!(removed.message.contains("\"w1\" was removed"), "{removed}");
+    assert_eq!(rig.workers().await, []);
+    let (_, error) = error_of(rig.with_register(&nothing(), register(1, 1)).await);
+    assert_eq!(error.code(), ErrorCode::Token);
+    // The name is free, also for another key.
+    let other = posing(2, |other| other.name = "w1".into());
+    rig.register(other).await.unwrap();
+    let (_, error) = error_of(rig.remove("w7").await);
+    assert!(
+        error.message.contains("there is no worker \"w7\""),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn workers_go_with_the_token_that_they_enrolled_with() {
+    let rig = Rig::start().await;
+    let token = rig.worker_token("rack", None, None).await;
+    let mut joined = rig.with_register(&token, register(1, 1)).await.unwrap();
+    rig.with_register(&token, register(2, 1))
+        .await
+        .unwrap()
+        .leave()
+        .await;
+    let _kept = rig.worker(3, 1).await;
+    let request = RevokeTokenRequest {
+        name: "rack".into(),
+        keep_leases: false,
+    };
+    let mut admin = AdminClient::new(rig.channel().await);
+    let revoked = admin
+        .revoke_token(with_token(request, &rig.admin_token))
+        .await;
+    assert_eq!(revoked.unwrap().into_inner().workers, 1);
+    while joined.hear().await.is_ok() {}
+    let names = rig.workers().await.into_iter().map(|worker| worker.name);
+    assert_eq!(names.collect::<Vec<_>>(), ["w3"]);
+    let (_, error) = error_of(rig.with_register(&nothing(), register(2, 1)).await);
+    assert_eq!(error.code(), ErrorCode::Token);
+}
+
+#[tokio::test]
+async fn a_second_process_with_a_live_workers_key_is_turned_away() {
+    let rig = Rig::start().await;
+    let bystander = Bystander::join(&rig).await;
+    let again = posing(1, |again| {
+        again.start = vec![9; identity::START_BYTES].into();
+        let own = identity_of(1).fingerprint();
+        again.worker_id = identity::worker_id(&own, &[9; identity::START_BYTES]).0;
+    });
+    let (_, error) = error_of(rig.register(again).await);
+    assert_eq!(error.code(), ErrorCode::Enrolment);
+    assert!(error.message.contains("in the pool already"), "{error}");
+    bystander.remains(&rig).await;
+}
