@@ -3,8 +3,9 @@
 //! Nothing here uses `tensord-client`: what honest code could not send, a test can.
 //! [`Attached`] is a stream to the scheduler, with any hello and any message on it.
 //! [`RawSession`] is one track of a session with a worker, with any opening, any ops and any
-//! frame. [`RawWorker`] is the other end of one: a worker, with a pool that leads programs
-//! to it. Unless a test says otherwise, all keep every rule: frames are numbered and
+//! frame. [`RawWorker`] registers at the scheduler as anybody, and dials other workers.
+//! [`RawPool`] leads programs to a worker of the test's own. Unless a test says otherwise,
+//! all keep every rule: frames are numbered and
 //! acknowledged, credit is respected, links beat. So a test breaks the one rule it is about.
 //!
 //! ```no_run
@@ -29,6 +30,7 @@
 //! - The lease ends when its [`Attached`] is dropped, after the scheduler's lease expiry.
 
 mod calls;
+mod pool;
 mod scheduler;
 mod session;
 mod worker;
@@ -43,9 +45,10 @@ use tokio::runtime::Runtime;
 
 pub use self::{
     calls::open_call,
+    pool::{RAW_WORKER, RawPool, Served},
     scheduler::{Attached, Target, authorised, channel, hello},
     session::{Broken, RawSession, carriers, type_of},
-    worker::{RAW_WORKER, RawWorker, Served},
+    worker::{RawWorker, Registered, join_over},
 };
 
 /// How long a raw client waits for an answer before the test fails: processes of a debug

@@ -71,6 +71,18 @@ impl Target {
         granted.devices.iter().map(target).collect()
     }
 
+    /// The fingerprint of the worker's certificate, as the lease has it.
+    ///
+    /// # Panics
+    ///
+    /// When the test has put other trust there.
+    pub fn certificate(&self) -> [u8; 32] {
+        match &self.trust {
+            Trust::Pin(Fingerprint(pin)) => *pin,
+            other => panic!("{other:?} is no pin"),
+        }
+    }
+
     /// What an honest client would open a new session with.
     pub fn open(&self) -> Open {
         Open {

@@ -1,250 +1,179 @@
-//! A pool whose one worker says anything to its programs.
+//! A worker that may say anything to a scheduler, and to other workers.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use burn_backend::{BoolStore, DType, DeviceSettings};
-use bytes::Bytes;
 use tensord_proto::{
-    codec::DeviceProfile,
     v1::{
-        self, Beat, ClientMessage, Granted, LeasedDevice, Open, Opened, PoolHello, PoolMessage,
-        StatusReply, StatusRequest, WorkerEndpoint, client_message,
-        frame::Body,
-        pool_message,
-        pool_server::{Pool, PoolServer},
+        Device, Error, Join, Register, WorkerCommand, WorkerMessage, frame::Body, worker_command,
+        worker_message, workers_client::WorkersClient,
     },
     version,
 };
 use tensord_transport::{
-    Identity, Link, Listener, control,
-    duplex::{self, Duplex},
+    Dialer, Identity, Link, PoolUrl, TransportChoice, control, duplex,
+    identity::{START_BYTES, worker_id},
 };
-use tokio::{
-    net::TcpListener,
-    sync::mpsc,
-    task::JoinSet,
-    time::{Instant, timeout, timeout_at},
-};
-use tonic::{Request, Response, Status, Streaming, service::Routes};
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
 
-/// What the worker is called.
-pub const RAW_WORKER: &str = "mallory";
+use super::{ANSWER_DEADLINE, Target, authorised};
 
-/// How often the pool and the worker beat.
-const BEAT: Duration = Duration::from_millis(500);
+/// Messages on the way to the scheduler.
+const QUEUE: usize = 16;
 
-/// Bytes that a program may be ahead.
-const WINDOW_BYTES: u64 = 32 << 20;
-
-/// A pool that grants one device to whoever asks, on a worker that does as the test says.
-/// Dropping it ends both.
+/// A worker with a key of its own, and what it will register: honest, unless a test
+/// changes it.
+#[derive(Clone, Debug)]
 pub struct RawWorker {
-    url: String,
-    _tasks: JoinSet<()>,
+    /// What it shows.
+    pub identity: Arc<Identity>,
+    /// Its first message to a scheduler.
+    pub register: Register,
 }
 
-/// One track of a program's session, at the worker.
-pub struct Served {
-    /// What the program opened it with; nothing was answered yet.
-    pub open: Open,
-    link: Link,
-    duplex: Duplex,
-    next_beat: Instant,
+/// A worker's stream to the scheduler. Dropping it ends the stream.
+pub struct Registered {
+    messages: mpsc::Sender<WorkerMessage>,
+    commands: Streaming<WorkerCommand>,
 }
 
 impl RawWorker {
-    /// Starts the pool; `serve` is called for each track of a session.
+    /// A worker with so many CPU devices of 1 MiB, at an address where nobody listens.
     ///
     /// # Panics
     ///
-    /// When the system has no sockets.
-    pub async fn start<S, F>(serve: S) -> Self
-    where
-        S: Fn(Served) -> F + Send + Sync + 'static,
-        F: Future<Output = ()> + Send + 'static,
-    {
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let identity = Identity::self_signed().expect("a certificate");
-        let listener = Listener::bind_tcp(any, &identity).await.expect("a port");
-        let endpoint = WorkerEndpoint {
-            worker_id: 1,
-            name: RAW_WORKER.into(),
-            address: listener.address().to_string(),
-            certificate_sha256: identity.fingerprint().0.to_vec().into(),
+    /// When the system gives no randomness.
+    pub fn new(name: &str, devices: usize) -> Self {
+        let identity = Identity::self_signed().expect("the system gives randomness");
+        let start: [u8; START_BYTES] = rand::random();
+        let device = Device {
+            kind: "flex".into(),
+            name: "CPU".into(),
+            memory_bytes: 1 << 20,
         };
-        let tcp = TcpListener::bind(any).await.expect("a port");
-        let port = tcp.local_addr().expect("it is bound").port();
-        let url = format!("tensord://x@127.0.0.1:{port}?ca={}", identity.fingerprint());
-        let server = control::server(tcp, &identity).expect("a usable certificate");
-        let mut tasks = JoinSet::new();
-        tasks.spawn(server.run(Routes::new(PoolServer::new(Grants(endpoint)))));
-        tasks.spawn(accept(listener, Arc::new(serve)));
-        Self { url, _tasks: tasks }
+        let register = Register {
+            hello: Some(version::hello()),
+            worker_id: worker_id(&identity.fingerprint(), &start).0,
+            start: start.to_vec().into(),
+            name: name.into(),
+            address: "127.0.0.1:9".into(),
+            certificate_sha256: identity.fingerprint().0.to_vec().into(),
+            devices: vec![device; devices],
+            ..Register::default()
+        };
+        Self {
+            identity: Arc::new(identity),
+            register,
+        }
     }
 
-    /// The URL for programs.
-    pub fn url(&self) -> &str {
-        &self.url
+    /// Registers at the scheduler of `url`, showing the token in it.
+    ///
+    /// # Errors
+    ///
+    /// What the scheduler answers instead.
+    ///
+    /// # Panics
+    ///
+    /// When the scheduler cannot be reached or does not answer.
+    pub async fn join(&self, url: &str) -> Result<Registered, Error> {
+        let url: PoolUrl = url.parse().expect("a pool URL");
+        let own = self.identity.clone();
+        let channel = control::connect_as(own, &url.host, url.port, &url.trust).await;
+        let channel = channel.expect("the scheduler is there");
+        let (messages, queued) = mpsc::channel(QUEUE);
+        let body = Some(worker_message::Body::Register(self.register.clone()));
+        let first = messages.try_send(WorkerMessage { body });
+        first.expect("the queue is empty");
+        let token = url.token.as_ref().map(|token| token.reveal());
+        let request = authorised(ReceiverStream::new(queued), token);
+        let joined = timeout(ANSWER_DEADLINE, async {
+            let mut commands = WorkersClient::new(channel)
+                .join(request)
+                .await?
+                .into_inner();
+            let first = commands.message().await?.and_then(|command| command.body);
+            Ok::<_, Status>((commands, first))
+        });
+        match joined.await.expect("the scheduler answers") {
+            Ok((commands, Some(worker_command::Body::Registered(_)))) => {
+                Ok(Registered { messages, commands })
+            }
+            Ok((_, other)) => panic!("not an answer: {other:?}"),
+            Err(status) => Err(error_of(&status)),
+        }
+    }
+
+    /// Dials the worker of `target` as another worker of its lease does, and says `join`.
+    ///
+    /// # Errors
+    ///
+    /// What the other worker answers instead of taking it in.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be reached or does not answer.
+    pub async fn dial(
+        &self,
+        carrier: TransportChoice,
+        target: &Target,
+        join: Join,
+    ) -> Result<Link, Error> {
+        let dialer = Dialer::new(carrier).with_identity(self.identity.clone());
+        join_over(dialer, target, join).await
     }
 }
 
-async fn accept<S, F>(mut listener: Listener, serve: Arc<S>)
-where
-    S: Fn(Served) -> F + Send + Sync + 'static,
-    F: Future<Output = ()> + Send + 'static,
-{
-    let mut links = JoinSet::new();
-    loop {
-        let mut link = listener.accept().await;
-        let serve = serve.clone();
-        links.spawn(async move {
-            let Ok(Some(first)) = link.receiver.recv().await else {
-                return;
-            };
-            let first = duplex::decode(first).expect("programs keep the rules");
-            let Some(Body::Open(open)) = first.body else {
-                panic!("not an opening: {first:?}");
-            };
-            if link.receiver.admit().is_ok() {
-                serve(Served {
-                    open,
-                    link,
-                    duplex: Duplex::new(usize::MAX, u64::MAX, WINDOW_BYTES),
-                    next_beat: Instant::now() + BEAT,
-                })
-                .await;
+impl Registered {
+    /// What the scheduler ends the stream with.
+    ///
+    /// # Panics
+    ///
+    /// When it does not end it.
+    pub async fn ended(mut self) -> Option<Error> {
+        let ended = timeout(ANSWER_DEADLINE, async {
+            loop {
+                match self.commands.message().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return None,
+                    Err(status) => return Some(error_of(&status)),
+                }
             }
         });
+        let ended = ended.await.expect("the scheduler ends the stream");
+        drop(self.messages);
+        ended
     }
 }
 
-impl Served {
-    /// What an honest worker would answer to the opening.
-    pub fn opened() -> Opened {
-        let dtypes = [DType::F32, DType::I32, DType::Bool(BoolStore::Native)];
-        let [float, int, bool] = dtypes;
-        let profile = DeviceProfile {
-            settings: DeviceSettings::with_dtypes(float, int, bool),
-            dtypes: dtypes.map(|dtype| (dtype, u8::MAX)).to_vec(),
-        };
-        Opened {
-            hello: Some(version::hello()),
-            protocol: version::PROTOCOL_MAX,
-            received: 0,
-            credit_bytes: WINDOW_BYTES,
-            settings: Some(v1::DeviceSettings {
-                encoded: profile.encode(),
-            }),
-            kept_bytes: 0,
-        }
-    }
-
-    /// Answers the opening. The program may be gone by then.
-    pub async fn greet(&mut self, answer: Body) {
-        self.send_bytes(duplex::encode(answer)).await;
-    }
-
-    /// Queues any body, numbered.
-    pub fn push(&mut self, body: Body) {
-        self.duplex.push(body);
-    }
-
-    /// Sends any bytes as a frame. The program may be gone by then.
-    pub async fn send_bytes(&mut self, frame: impl Into<Bytes>) {
-        let _ = self.link.sender.send(&[frame.into()]).await;
-    }
-
-    /// Sends what is queued, and returns the next body of the program; `None` when the
-    /// program has ended the link.
-    ///
-    /// # Panics
-    ///
-    /// When the program breaks a rule.
-    pub async fn next(&mut self) -> Option<Body> {
-        loop {
-            let frames = self.duplex.next_frames();
-            if !frames.is_empty() {
-                self.link.sender.send_all(&frames).await.ok()?;
-                continue;
-            }
-            match timeout_at(self.next_beat, self.link.receiver.recv()).await {
-                Ok(frame) => {
-                    let received = self.duplex.receive(frame.ok()??);
-                    let received = received.expect("programs keep the rules");
-                    let Some((body, bytes)) = received else {
-                        continue;
-                    };
-                    self.duplex.inbox().consume(bytes);
-                    if !matches!(body, Body::Ping(_)) {
-                        return Some(body);
-                    }
-                }
-                Err(_) => {
-                    self.next_beat = Instant::now() + BEAT;
-                    let beat = self.duplex.beat();
-                    self.send_bytes(beat).await;
-                }
-            }
-        }
+/// Dials the worker of `target` by any dialer, and says `join`.
+///
+/// # Errors
+///
+/// What the worker answers instead of taking it in.
+///
+/// # Panics
+///
+/// When it cannot be reached or does not answer.
+pub async fn join_over(dialer: Dialer, target: &Target, join: Join) -> Result<Link, Error> {
+    let link = dialer
+        .dial(&target.address, &target.trust, ANSWER_DEADLINE)
+        .await;
+    let mut link = link.expect("the worker is there");
+    let sent = link.sender.send(&[duplex::encode(Body::Join(join))]).await;
+    sent.expect("the worker reads");
+    let answer = timeout(ANSWER_DEADLINE, link.receiver.recv()).await;
+    let answer = answer.expect("the worker answers").expect("a frame");
+    let answer = duplex::decode(answer.expect("an answer")).expect("a frame of ours");
+    match answer.body {
+        Some(Body::Joined(_)) => Ok(link),
+        Some(Body::Rejected(rejected)) => Err(rejected.error.unwrap_or_default()),
+        other => panic!("not an answer: {other:?}"),
     }
 }
 
-/// Grants each request one device of this worker.
-struct Grants(WorkerEndpoint);
-
-#[tonic::async_trait]
-impl Pool for Grants {
-    type AttachStream = control::Answers<PoolMessage>;
-
-    async fn attach(
-        &self,
-        request: Request<Streaming<ClientMessage>>,
-    ) -> Result<Response<Self::AttachStream>, Status> {
-        let full = |full: tensord_transport::Full| Status::unavailable(full.to_string());
-        control::admit(&request, false).map_err(full)?;
-        let (say, said) = mpsc::channel(16);
-        tokio::spawn(grant(request.into_inner(), say, self.0.clone()));
-        Ok(Response::new(control::answers(said)))
-    }
-
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        Err(Status::unimplemented("this pool only grants"))
-    }
-}
-
-/// Answers a program until it goes.
-async fn grant(
-    mut asked: Streaming<ClientMessage>,
-    say: mpsc::Sender<PoolMessage>,
-    worker: WorkerEndpoint,
-) {
-    loop {
-        let body = match timeout(BEAT, asked.message()).await {
-            Err(_) => pool_message::Body::Beat(Beat {}),
-            Ok(Ok(Some(message))) => match message.body {
-                Some(client_message::Body::Hello(_)) => pool_message::Body::Hello(PoolHello {
-                    hello: Some(version::hello()),
-                    protocol: version::PROTOCOL_MAX,
-                    lease_expiry_ms: 30_000,
-                }),
-                Some(client_message::Body::Request(request)) => {
-                    pool_message::Body::Granted(Granted {
-                        request_id: request.request_id,
-                        lease_id: 1,
-                        token: Bytes::from_static(b"token"),
-                        devices: vec![LeasedDevice {
-                            device: Some(v1::Device::default()),
-                            worker: Some(worker.clone()),
-                            index: 0,
-                        }],
-                    })
-                }
-                _ => continue,
-            },
-            Ok(_) => return,
-        };
-        if say.send(PoolMessage { body: Some(body) }).await.is_err() {
-            return;
-        }
-    }
+fn error_of(status: &Status) -> Error {
+    use prost::Message;
+    Error::decode(status.details()).unwrap_or_default()
 }

@@ -5,6 +5,7 @@
 //! subject; what a process took during an attack must be given back after it
 //! (`Process::settled`).
 
+mod answers;
 mod connections;
 mod ends;
 mod leases;

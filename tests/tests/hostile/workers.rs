@@ -1,391 +1,274 @@
-//! Workers that keep no rule: what their programs put up with, and how they notice.
+//! Workers that are not who they say they are.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use burn::tensor::{Device, Tensor};
-use burn_backend::DType;
-use bytes::Bytes;
-use prost::Message;
-use tensord_client::{Lease, LeaseError, LeaseRequest, Pool};
+use tensord_client::LeaseRequest;
 use tensord_proto::{
-    v1::{
-        Chunk, Closed, DeviceSettings, Error, ErrorCode, Fault, Frame, Held, Hello, Opened, Ops,
-        Ping, Rejected, Synced, TensorValue, Value, Values, frame::Body, tensor_value, value,
-    },
+    v1::{Abort, ErrorCode, Join, Register, frame::Body},
     version,
 };
-use tensord_tests::raw::{self, RAW_WORKER, RawWorker, Served};
+use tensord_tests::{
+    cluster::{Cluster, Process, binary},
+    raw::{self, Attached, RawSession, RawWorker, Target, carriers, join_over},
+    training::{Mlp, losses},
+};
+use tensord_transport::{Dialer, duplex::Duplex, identity::worker_id};
+use tokio::time::timeout;
 
-/// Elements that are read: few, in the frame that answers.
-const FEW: usize = 2;
+/// Long enough for anything on a slow machine.
+const HANG: Duration = Duration::from_secs(30);
 
-/// Many, in a payload.
-const MANY: usize = 100_000;
+const STEPS: usize = 12;
 
-/// Text that no log and no error should have as it is.
-fn text() -> String {
-    "forged\nline\u{1b}[2J".repeat(50_000)
+/// Runs a command of an administrator on the scheduler's state, and returns what it prints.
+fn administer(cluster: &Cluster, args: &[&str]) -> String {
+    let mut command = Command::new(binary());
+    command.env_remove("TENSORD_URL").args(args);
+    let output = command.arg("--state").arg(cluster.path("state")).output();
+    let output = output.expect("the system starts processes");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    text
 }
 
-fn answer(request_id: u64, kind: (&[usize], DType), content: tensor_value::Content) -> Value {
-    let tensor = TensorValue {
-        r#type: Some(raw::type_of(kind.0, kind.1)),
-        content: Some(content),
+/// The URL in what `tensord token create` prints.
+fn url_in(text: &str) -> String {
+    text.split('\'').nth(1).expect("a URL").to_owned()
+}
+
+/// A device of the worker that is trained on, leased by a program of the test's own.
+async fn leased(cluster: &Cluster) -> (Attached, Target) {
+    let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+    let target = attached.lease(1).await.unwrap().remove(0);
+    (attached, target)
+}
+
+/// Trains on a device of the only worker, with `attack` in the middle: the losses are those
+/// of a training that nobody disturbs.
+fn training_beside(cluster: &Cluster, attack: impl FnOnce()) {
+    let pool = cluster.pool();
+    let run = |attack: &mut dyn FnMut(usize)| {
+        let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+        let losses = losses::<Mlp>(&lease.devices()[0], STEPS, attack).unwrap();
+        assert_eq!(lease.ended(), None);
+        losses
     };
-    Value {
-        request_id,
-        result: Some(value::Result::Tensor(tensor)),
-    }
-}
-
-fn values(values: Vec<Value>) -> Body {
-    Body::Values(Values { values })
-}
-
-/// What an honest worker would answer to a read of `FEW` ones.
-fn honest(request: u64) -> Value {
-    inline(request, &[FEW], DType::F32, &raw::bytes_of(&[1.0; FEW]))
-}
-
-fn inline(request: u64, shape: &[usize], dtype: DType, bytes: &[u8]) -> Value {
-    let bytes = Bytes::copy_from_slice(bytes);
-    answer(request, (shape, dtype), tensor_value::Content::Bytes(bytes))
-}
-
-fn payload(request: u64, number: u64) -> Value {
-    let content = tensor_value::Content::Payload(number);
-    answer(request, (&[MANY], DType::F32), content)
-}
-
-fn chunk(size_bytes: u64, bytes: usize) -> Body {
-    let bytes = vec![0; bytes].into();
-    Body::Chunk(Chunk { size_bytes, bytes })
-}
-
-/// A pool with a worker that answers the opening of each track with `greeting`, and each read
-/// with `answers`. On the track for bulk bytes it says `bulk`.
-fn worker(
-    greeting: impl Fn() -> Body + Send + Sync + 'static,
-    answers: impl Fn(&mut Served, u64) + Send + Sync + 'static,
-    bulk: impl Fn(&mut Served) + Send + Sync + 'static,
-) -> RawWorker {
-    let parts = Arc::new((greeting, answers, bulk));
-    raw::block(RawWorker::start(move |mut track: Served| {
-        let parts = parts.clone();
-        async move {
-            let (greeting, answers, bulk) = &*parts;
-            track.greet(greeting()).await;
-            if track.open.bulk {
-                bulk(&mut track);
-            }
-            while let Some(body) = track.next().await {
-                if let Body::Reads(reads) = body {
-                    answers(&mut track, reads.request_id);
-                }
-            }
+    let undisturbed = run(&mut |_| {});
+    let mut attack = Some(attack);
+    let disturbed = run(&mut |step| {
+        if step == STEPS / 2 {
+            attack.take().expect("one step is in the middle")();
         }
-    }))
-}
-
-fn opened() -> Body {
-    Body::Opened(Served::opened())
-}
-
-fn lease(worker: &RawWorker) -> (Pool, Result<Lease, LeaseError>) {
-    let pool = Pool::connect(worker.url()).expect("the pool is there");
-    let lease = pool.lease(LeaseRequest::devices(1));
-    (pool, lease)
-}
-
-fn read(device: &Device, elements: usize) -> Result<Vec<f32>, String> {
-    let data = Tensor::<1>::ones([elements], device).try_into_data();
-    let data = data.map_err(|e| e.to_string())?;
-    Ok(data.try_to_vec().expect("what was asked for"))
-}
-
-/// What Burn says before the error of a read.
-const HEADING: &str = "An error happened during execution\nCaused by:\n";
-
-/// Errors of peers are for people: short, and in one line.
-fn is_readable(error: &str) {
-    assert!(error.len() < 10_000, "{} bytes", error.len());
-    let error = error.strip_prefix(HEADING).unwrap_or(error);
-    assert!(!error.contains(['\n', '\u{1b}']), "{error:?}");
-}
-
-/// Reads until that fails, and checks that the failure names the worker and `rule`.
-fn breaks(rule: &str, elements: usize, worker: &RawWorker) {
-    let (_pool, lease) = lease(worker);
-    let lease = lease.unwrap_or_else(|e| panic!("{rule}: {e}"));
-    let device = &lease.devices()[0];
-    let error = (0..20).find_map(|_| read(device, elements).err());
-    let error = error.unwrap_or_else(|| panic!("{rule}: nothing failed"));
-    is_readable(&error);
-    let named = format!("worker {RAW_WORKER} at 127.0.0.1:");
-    assert!(error.contains(&named), "{rule}: {error}");
-    assert!(error.contains("broke the protocol"), "{rule}: {error}");
-    assert!(error.contains(rule), "{rule}: {error}");
-    let ended = lease.ended().expect("the session is over");
-    assert!(ended.contains(rule), "{rule}: {ended}");
+    });
+    assert_eq!(disturbed, undisturbed);
 }
 
 #[test]
-fn an_opening_that_breaks_a_rule_is_an_error_of_the_lease() {
-    let opened = |change: fn(&mut Opened)| {
-        move || {
-            let mut opened = Served::opened();
-            change(&mut opened);
-            Body::Opened(opened)
-        }
-    };
-    let settings = |encoded: Vec<u8>| {
-        let encoded = encoded.into();
-        Some(DeviceSettings { encoded })
-    };
-    type Case = (&'static str, Box<dyn Fn() -> Body + Send + Sync>);
-    let cases: Vec<Case> = vec![
-        ("it chose protocol 9", Box::new(opened(|o| o.protocol = 9))),
-        (
-            "frame 5 was acknowledged",
-            Box::new(opened(|o| o.received = 5)),
-        ),
-        (
-            "device profile",
-            Box::new(move || {
-                let settings = settings(vec![0xff; 100]);
-                let opened = Served::opened();
-                Body::Opened(Opened { settings, ..opened })
-            }),
-        ),
-        (
-            "more than 64",
-            Box::new(move || {
-                let honest = Served::opened().settings.unwrap_or_default();
-                let mut profile = tensord_proto::codec::DeviceProfile::decode(&honest.encoded)
-                    .expect("an honest profile");
-                profile.dtypes = vec![(DType::F32, 1); 100_000];
-                let settings = settings(profile.encode().to_vec());
-                let opened = Served::opened();
-                Body::Opened(Opened { settings, ..opened })
-            }),
-        ),
-        (
-            "no common protocol version",
-            Box::new(opened(|o| {
-                o.hello = Some(Hello {
-                    protocol_min: 90,
-                    protocol_max: 99,
-                    ir_version: text(),
-                    software: text(),
-                });
-            })),
-        ),
-        (
-            "it did not answer the opening",
-            Box::new(|| Body::Ping(Ping { sent: 0 })),
-        ),
-        (
-            "forged\\nline",
-            Box::new(|| {
-                let error = Some(Error::new(ErrorCode::Lease, text()));
-                Body::Rejected(Rejected { error })
-            }),
-        ),
-    ];
-    for (rule, greeting) in cases {
-        let worker = worker(greeting, |_, _| {}, |_| {});
-        let (_pool, lease) = lease(&worker);
-        let error = lease.err().unwrap_or_else(|| panic!("{rule}: no error"));
-        let error = error.to_string();
-        is_readable(&error);
-        assert!(
-            error.contains(rule) && error.contains(RAW_WORKER),
-            "{rule}: {error}"
-        );
-    }
-}
-
-#[test]
-fn an_answer_that_was_not_asked_for_ends_the_session_with_the_rule() {
-    type Case = (&'static str, fn(u64) -> Vec<Body>);
-    let cases: Vec<Case> = vec![
-        ("it answers read 77", |_| vec![values(vec![honest(77)])]),
-        ("has its answer", |r| {
-            vec![values(vec![honest(r), honest(r)])]
-        }),
-        ("it answers sync 9", |_| {
-            let (request_id, fault) = (9, None);
-            vec![Body::Synced(Synced { request_id, fault })]
-        }),
-        ("[3] of f32", |r| {
-            let bytes = raw::bytes_of(&[1.0; 3]);
-            vec![values(vec![inline(r, &[3], DType::F32, &bytes)])]
-        }),
-        ("of i64", |r| {
-            vec![values(vec![inline(r, &[FEW], DType::I64, &[0; 16])])]
-        }),
-        ("the answer to read", |r| {
-            vec![values(vec![inline(r, &[FEW], DType::F32, &[0; 4])])]
-        }),
-        ("is empty", |request_id| {
-            let result = None;
-            vec![values(vec![Value { request_id, result }])]
-        }),
-        ("tensor type", |request_id| {
-            let tensor = TensorValue::default();
-            let result = Some(value::Result::Tensor(tensor));
-            vec![values(vec![Value { request_id, result }])]
-        }),
-        ("no whole hashes", |_| {
-            let hashes = vec![1; 17].into();
-            vec![Body::Held(Held { hashes })]
-        }),
-        ("8192 are the limit", |_| {
-            let hashes = vec![1; 16 * 100_000].into();
-            vec![Body::Held(Held { hashes })]
-        }),
-        ("a second time", |_| vec![Body::Held(Held::default()); 2]),
-        ("workers do not send", |_| vec![Body::Ops(Ops::default())]),
-        ("workers do not send", |_| vec![chunk(1, 1)]),
-    ];
-    for (rule, bodies) in cases {
-        let answers = move |track: &mut Served, request: u64| {
-            bodies(request)
-                .into_iter()
-                .for_each(|body| track.push(body));
-        };
-        breaks(rule, FEW, &worker(opened, answers, |_| {}));
-    }
-}
-
-#[test]
-fn frames_beside_the_numbering_end_the_session_with_the_rule() {
-    type Case = (&'static str, fn(u64) -> Vec<u8>);
-    let cases: Vec<Case> = vec![
-        ("has no number", |r| raw::frame(0, values(vec![honest(r)]))),
-        ("was acknowledged", |_| {
-            let (ack, body) = (1 << 40, Some(Body::Ping(Ping { sent: 0 })));
-            let frame = Frame {
-                ack,
-                body,
-                ..Frame::default()
+fn nobody_with_the_workers_url_takes_the_place_of_a_live_worker() {
+    let cluster = Cluster::start(&["flex*2"]);
+    training_beside(&cluster, || {
+        raw::block(async {
+            let (_attached, victim) = leased(&cluster).await;
+            let join = async |change: &dyn Fn(&mut RawWorker)| {
+                let mut rogue = RawWorker::new("rogue", 1);
+                change(&mut rogue);
+                let error = rogue.join(cluster.worker_url()).await.map(|_| ());
+                let error = error.expect_err("it is turned away");
+                assert_eq!(error.code(), ErrorCode::Enrolment, "{error}");
+                error.message
             };
-            frame.encode_to_vec()
-        }),
-        ("is malformed", |_| vec![0xff; 100]),
-    ];
-    for (rule, frame) in cases {
-        let worker = raw::block(RawWorker::start(move |mut track: Served| async move {
-            track.greet(opened()).await;
-            while let Some(body) = track.next().await {
-                if let Body::Reads(reads) = body {
-                    track.send_bytes(frame(reads.request_id)).await;
-                }
-            }
+            let error = join(&|rogue| rogue.register.name = "worker-0".into()).await;
+            assert!(
+                error.contains("\"worker-0\" is enrolled with another key"),
+                "{error}"
+            );
+            let error = join(&|rogue| rogue.register.worker_id = victim.worker_id).await;
+            assert!(error.contains("the worker's id is not its own"), "{error}");
+            // What the victim says, said by somebody else: the certificate is the proof, and
+            // the connection that says it has another one.
+            let replayed = |rogue: &mut RawWorker| {
+                let pinned = victim.certificate();
+                rogue.register = Register {
+                    name: "worker-0".into(),
+                    worker_id: victim.worker_id,
+                    certificate_sha256: pinned.to_vec().into(),
+                    address: victim.address.clone(),
+                    ..rogue.register.clone()
+                };
+            };
+            let error = join(&replayed).await;
+            let expected = "the worker registers another certificate than it shows";
+            assert_eq!(error, expected);
+        });
+    });
+    let status = cluster.pool().status().unwrap();
+    let names: Vec<_> = status.workers.iter().map(|worker| &*worker.name).collect();
+    assert_eq!(names, ["worker-0"]);
+    let listed = administer(&cluster, &["worker", "list", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["workers"].as_array().unwrap().len(), 1, "{listed}");
+}
+
+#[test]
+fn a_rogue_that_enrols_under_a_name_of_its_own_gets_no_more_than_its_own_place() {
+    let cluster = Cluster::start(&["flex*2"]);
+    training_beside(&cluster, || {
+        raw::block(async {
+            let mut rogue = RawWorker::new("rogue", 1);
+            let first = rogue.join(cluster.worker_url()).await.unwrap();
+            // A second process with the same key, as if the first were gone.
+            let again: [u8; 16] = [7; 16];
+            let mut second = rogue.clone();
+            second.register.start = again.to_vec().into();
+            second.register.worker_id = worker_id(&rogue.identity.fingerprint(), &again).0;
+            let error = second.join(cluster.worker_url()).await.map(|_| ());
+            let error = error.expect_err("the first is there");
+            assert!(error.message.contains("in the pool already"), "{error}");
+            // With the programs' token it can do no more than with none.
+            let device = rogue.register.devices[0].clone();
+            rogue.register.devices.push(device);
+            let error = rogue.join(cluster.client_url()).await.map(|_| ());
+            let error = error.expect_err("it has enrolled one device");
+            assert!(
+                error.message.contains("has enrolled 1 flex device"),
+                "{error}"
+            );
+            // It is gone when an administrator says so, and its leases with it.
+            administer(&cluster, &["worker", "remove", "rogue"]);
+            let error = first.ended().await.expect("a reason");
+            assert!(error.message.contains("\"rogue\" was removed"), "{error}");
+            let error = rogue.join(cluster.client_url()).await.map(|_| ());
+            assert_eq!(error.expect_err("no token").code(), ErrorCode::Token);
+        });
+    });
+}
+
+#[test]
+fn a_token_enrols_as_many_workers_as_it_says() {
+    let cluster = Cluster::start(&[]);
+    let args = ["token", "create", "--role", "worker", "--uses", "1"];
+    let url = url_in(&administer(&cluster, &args));
+    let start = |name: &str, devices: &str| {
+        let state = cluster.path("hosts").join(name);
+        let args = ["worker", "--name", name, "--devices", devices];
+        let listen = ["--listen", "127.0.0.1:0"];
+        let args: Vec<_> = args.into_iter().chain(listen).collect();
+        let state = state.to_str().unwrap();
+        let env = [("TENSORD_URL", url.as_str()), ("TENSORD_STATE", state)];
+        Process::start(&args, &env, cluster.path(&format!("{name}.log")))
+    };
+    let turned_away = |mut process: Process, expected: &str| {
+        assert_eq!(process.exit_code(HANG), Some(1));
+        let log = process.log();
+        let error = log.lines().find(|line| line.starts_with("error: "));
+        assert!(error.is_some_and(|line| line.contains(expected)), "{log}");
+    };
+    let first = start("one", "flex");
+    cluster.wait_for_workers(1);
+    turned_away(start("two", "flex"), "as often as it may be");
+    // The first one needs the token no more, unless it is to offer more.
+    drop(first);
+    cluster.wait_for_workers(0);
+    turned_away(start("one", "flex*2"), "and has enrolled 1 flex device");
+    let _again = start("one", "flex");
+    cluster.wait_for_workers(1);
+}
+
+/// The devices of a gang of two workers, with a session on each that has a place in `cohort`.
+async fn gang(cluster: &Cluster, cohort: u64) -> (Attached, Vec<Target>, Vec<RawSession>) {
+    let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+    let targets = attached.lease(2).await.unwrap();
+    let mut sessions = Vec::new();
+    for target in &targets {
+        let mut open = target.open();
+        open.cohort = cohort;
+        sessions.push(RawSession::open_with(target, open).await.unwrap());
+    }
+    (attached, targets, sessions)
+}
+
+fn join(cohort: u64, from: &Target, to: &Target) -> Join {
+    Join {
+        hello: Some(version::hello()),
+        lease_token: to.token.clone(),
+        cohort,
+        from_worker_id: from.worker_id,
+        to_worker_id: to.worker_id,
+        credit_bytes: 1 << 20,
+        ..Join::default()
+    }
+}
+
+/// All workers and programs of a lease have its token, which says who its workers are.
+#[test]
+fn a_host_of_a_gang_cannot_pretend_to_be_another_worker_of_it() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    raw::block(async {
+        let (_attached, targets, _sessions) = gang(&cluster, 5).await;
+        let [one, two] = &targets[..] else {
+            panic!("a lease of two devices");
+        };
+        let rogue = RawWorker::new("rogue", 1);
+        for carrier in carriers() {
+            let posing = rogue.dial(carrier, two, join(5, one, two)).await;
+            let error = posing.map(|_| ()).expect_err("it is another");
+            assert_eq!(error.code(), ErrorCode::Protocol);
+            let expected = "of the lease: it shows the certificate sha256:";
+            assert!(error.message.contains(expected), "{error}");
+            // A program has no certificate to show.
+            let posing = join_over(Dialer::new(carrier), two, join(5, one, two)).await;
+            let error = posing.map(|_| ()).expect_err("it is a program");
+            assert!(error.message.contains("it shows no certificate"), "{error}");
+        }
+    });
+}
+
+/// The first worker of a lease is one of the test's own, which its host controls: what it
+/// says is listened to until it breaks a rule, and not any more then.
+#[test]
+fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
+    let cluster = Cluster::start(&["flex"]);
+    raw::block(async {
+        let rogue = RawWorker::new("rogue", 1);
+        let _registered = rogue.join(cluster.worker_url()).await.unwrap();
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let targets = attached.lease(2).await.unwrap();
+        let own = |target: &&Target| target.worker_id == rogue.register.worker_id;
+        let from = targets.iter().find(own).expect("a device of each");
+        let to = targets
+            .iter()
+            .find(|target| !own(target))
+            .expect("likewise");
+        let mut open = to.open();
+        open.cohort = 5;
+        let _session = RawSession::open_with(to, open).await.unwrap();
+        let carrier = carriers()[0];
+        let mut link = rogue.dial(carrier, to, join(5, from, to)).await.unwrap();
+        let mut duplex = Duplex::new(1 << 20, 1 << 20, 1 << 20);
+        // Of a group that there cannot be.
+        duplex.push(Body::Abort(Abort {
+            group: vec![9],
+            reason: String::new(),
         }));
-        breaks(rule, FEW, &worker);
-    }
-}
-
-#[test]
-fn payloads_have_no_more_bytes_than_reads_wait_for() {
-    let size = 4 * MANY as u64;
-    type Case = (&'static str, fn(u64) -> Vec<Value>, Vec<Body>);
-    let huge = format!("has {} bytes, where reads wait for", 1u64 << 44);
-    let cases: Vec<Case> = vec![
-        (huge.leak(), |_| vec![], vec![chunk(1 << 44, 10)]),
-        (
-            "where reads wait for",
-            |_| vec![],
-            vec![chunk(size, size as usize); 8],
-        ),
-        ("begins without a size", |_| vec![], vec![chunk(0, 10)]),
-        (
-            "over the end of its payload",
-            |_| vec![],
-            vec![chunk(10, 20)],
-        ),
-        (
-            "before the end of another",
-            |_| vec![],
-            vec![chunk(size, 10); 2],
-        ),
-        ("where 0 have come", |r| vec![payload(r, 1)], vec![]),
-        ("where 0 have come", |r| vec![payload(r, u64::MAX)], vec![]),
-        (
-            "has its answer",
-            |r| vec![payload(r, 0), payload(r, 0)],
-            vec![],
-        ),
-        (
-            "the answer to read",
-            |r| vec![payload(r, 0)],
-            vec![chunk(16, 16)],
-        ),
-    ];
-    for (rule, announced, bulk) in cases {
-        let answers = move |track: &mut Served, request: u64| match announced(request) {
-            none if none.is_empty() => {}
-            some => track.push(values(some)),
-        };
-        let says = move |track: &mut Served| bulk.iter().for_each(|body| track.push(body.clone()));
-        breaks(rule, MANY, &worker(opened, answers, says));
-    }
-}
-
-/// What a worker answers to reads.
-enum Phase {
-    Faults,
-    Honest,
-    Closes,
-}
-
-/// What a worker may say as often and as long as it likes, without an effect.
-#[test]
-fn huge_grants_and_texts_are_harmless() {
-    let greeting = || {
-        Body::Opened(Opened {
-            credit_bytes: u64::MAX,
-            kept_bytes: u64::MAX,
-            hello: Some(Hello {
-                software: text(),
-                ..version::hello()
-            }),
-            ..Served::opened()
-        })
-    };
-    let phase = Arc::new(Mutex::new(Phase::Faults));
-    let says = phase.clone();
-    let answers = move |track: &mut Served, request_id: u64| {
-        let value = match *says.lock().unwrap() {
-            Phase::Faults => Value {
-                request_id,
-                result: Some(value::Result::Fault(Fault {
-                    op_name: text(),
-                    worker: text(),
-                    reason: text(),
-                    ..Fault::default()
-                })),
-            },
-            Phase::Honest => honest(request_id),
-            Phase::Closes => {
-                let error = Some(Error::new(ErrorCode::Internal, text()));
-                return track.push(Body::Closed(Closed { error }));
+        let frame = duplex.next_to_send().unwrap();
+        link.sender.send(&frame).await.unwrap();
+        let over = timeout(HANG, async {
+            while let Ok(Some(_)) = link.receiver.recv().await {}
+        });
+        over.await.expect("the link ends");
+        let started = Instant::now();
+        let error = loop {
+            match rogue.dial(carrier, to, join(5, from, to)).await {
+                Err(error) => break error,
+                // The reader that ends the link also notes why, a moment before or after.
+                Ok(_) => assert!(started.elapsed() < HANG, "it may go on"),
             }
         };
-        track.push(values(vec![value]));
-    };
-    let worker = worker(greeting, answers, |_| {});
-    let (_pool, lease) = lease(&worker);
-    let lease = lease.unwrap();
-    let device = &lease.devices()[0];
-    let fault = read(device, FEW).unwrap_err();
-    is_readable(&fault);
-    assert!(fault.contains("forged\\nline"), "{fault}");
-    *phase.lock().unwrap() = Phase::Honest;
-    assert_eq!(read(device, FEW), Ok(vec![1.0; FEW]));
-    *phase.lock().unwrap() = Phase::Closes;
-    let closed = read(device, FEW).unwrap_err();
-    is_readable(&closed);
-    assert!(closed.contains("the worker ended the session"), "{closed}");
+        let expected = "worker rogue at 127.0.0.1:9 broke a rule between workers";
+        assert!(error.message.contains(expected), "{error}");
+    });
 }

@@ -1,0 +1,391 @@
+//! Workers that keep no rule: what their programs put up with, and how they notice.
+
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{Device, Tensor};
+use burn_backend::DType;
+use bytes::Bytes;
+use prost::Message;
+use tensord_client::{Lease, LeaseError, LeaseRequest, Pool};
+use tensord_proto::{
+    v1::{
+        Chunk, Closed, DeviceSettings, Error, ErrorCode, Fault, Frame, Held, Hello, Opened, Ops,
+        Ping, Rejected, Synced, TensorValue, Value, Values, frame::Body, tensor_value, value,
+    },
+    version,
+};
+use tensord_tests::raw::{self, RAW_WORKER, RawPool, Served};
+
+/// Elements that are read: few, in the frame that answers.
+const FEW: usize = 2;
+
+/// Many, in a payload.
+const MANY: usize = 100_000;
+
+/// Text that no log and no error should have as it is.
+fn text() -> String {
+    "forged\nline\u{1b}[2J".repeat(50_000)
+}
+
+fn answer(request_id: u64, kind: (&[usize], DType), content: tensor_value::Content) -> Value {
+    let tensor = TensorValue {
+        r#type: Some(raw::type_of(kind.0, kind.1)),
+        content: Some(content),
+    };
+    Value {
+        request_id,
+        result: Some(value::Result::Tensor(tensor)),
+    }
+}
+
+fn values(values: Vec<Value>) -> Body {
+    Body::Values(Values { values })
+}
+
+/// What an honest worker would answer to a read of `FEW` ones.
+fn honest(request: u64) -> Value {
+    inline(request, &[FEW], DType::F32, &raw::bytes_of(&[1.0; FEW]))
+}
+
+fn inline(request: u64, shape: &[usize], dtype: DType, bytes: &[u8]) -> Value {
+    let bytes = Bytes::copy_from_slice(bytes);
+    answer(request, (shape, dtype), tensor_value::Content::Bytes(bytes))
+}
+
+fn payload(request: u64, number: u64) -> Value {
+    let content = tensor_value::Content::Payload(number);
+    answer(request, (&[MANY], DType::F32), content)
+}
+
+fn chunk(size_bytes: u64, bytes: usize) -> Body {
+    let bytes = vec![0; bytes].into();
+    Body::Chunk(Chunk { size_bytes, bytes })
+}
+
+/// A pool with a worker that answers the opening of each track with `greeting`, and each read
+/// with `answers`. On the track for bulk bytes it says `bulk`.
+fn worker(
+    greeting: impl Fn() -> Body + Send + Sync + 'static,
+    answers: impl Fn(&mut Served, u64) + Send + Sync + 'static,
+    bulk: impl Fn(&mut Served) + Send + Sync + 'static,
+) -> RawPool {
+    let parts = Arc::new((greeting, answers, bulk));
+    raw::block(RawPool::start(move |mut track: Served| {
+        let parts = parts.clone();
+        async move {
+            let (greeting, answers, bulk) = &*parts;
+            track.greet(greeting()).await;
+            if track.open.bulk {
+                bulk(&mut track);
+            }
+            while let Some(body) = track.next().await {
+                if let Body::Reads(reads) = body {
+                    answers(&mut track, reads.request_id);
+                }
+            }
+        }
+    }))
+}
+
+fn opened() -> Body {
+    Body::Opened(Served::opened())
+}
+
+fn lease(worker: &RawPool) -> (Pool, Result<Lease, LeaseError>) {
+    let pool = Pool::connect(worker.url()).expect("the pool is there");
+    let lease = pool.lease(LeaseRequest::devices(1));
+    (pool, lease)
+}
+
+fn read(device: &Device, elements: usize) -> Result<Vec<f32>, String> {
+    let data = Tensor::<1>::ones([elements], device).try_into_data();
+    let data = data.map_err(|e| e.to_string())?;
+    Ok(data.try_to_vec().expect("what was asked for"))
+}
+
+/// What Burn says before the error of a read.
+const HEADING: &str = "An error happened during execution\nCaused by:\n";
+
+/// Errors of peers are for people: short, and in one line.
+fn is_readable(error: &str) {
+    assert!(error.len() < 10_000, "{} bytes", error.len());
+    let error = error.strip_prefix(HEADING).unwrap_or(error);
+    assert!(!error.contains(['\n', '\u{1b}']), "{error:?}");
+}
+
+/// Reads until that fails, and checks that the failure names the worker and `rule`.
+fn breaks(rule: &str, elements: usize, worker: &RawPool) {
+    let (_pool, lease) = lease(worker);
+    let lease = lease.unwrap_or_else(|e| panic!("{rule}: {e}"));
+    let device = &lease.devices()[0];
+    let error = (0..20).find_map(|_| read(device, elements).err());
+    let error = error.unwrap_or_else(|| panic!("{rule}: nothing failed"));
+    is_readable(&error);
+    let named = format!("worker {RAW_WORKER} at 127.0.0.1:");
+    assert!(error.contains(&named), "{rule}: {error}");
+    assert!(error.contains("broke the protocol"), "{rule}: {error}");
+    assert!(error.contains(rule), "{rule}: {error}");
+    let ended = lease.ended().expect("the session is over");
+    assert!(ended.contains(rule), "{rule}: {ended}");
+}
+
+#[test]
+fn an_opening_that_breaks_a_rule_is_an_error_of_the_lease() {
+    let opened = |change: fn(&mut Opened)| {
+        move || {
+            let mut opened = Served::opened();
+            change(&mut opened);
+            Body::Opened(opened)
+        }
+    };
+    let settings = |encoded: Vec<u8>| {
+        let encoded = encoded.into();
+        Some(DeviceSettings { encoded })
+    };
+    type Case = (&'static str, Box<dyn Fn() -> Body + Send + Sync>);
+    let cases: Vec<Case> = vec![
+        ("it chose protocol 9", Box::new(opened(|o| o.protocol = 9))),
+        (
+            "frame 5 was acknowledged",
+            Box::new(opened(|o| o.received = 5)),
+        ),
+        (
+            "device profile",
+            Box::new(move || {
+                let settings = settings(vec![0xff; 100]);
+                let opened = Served::opened();
+                Body::Opened(Opened { settings, ..opened })
+            }),
+        ),
+        (
+            "more than 64",
+            Box::new(move || {
+                let honest = Served::opened().settings.unwrap_or_default();
+                let mut profile = tensord_proto::codec::DeviceProfile::decode(&honest.encoded)
+                    .expect("an honest profile");
+                profile.dtypes = vec![(DType::F32, 1); 100_000];
+                let settings = settings(profile.encode().to_vec());
+                let opened = Served::opened();
+                Body::Opened(Opened { settings, ..opened })
+            }),
+        ),
+        (
+            "no common protocol version",
+            Box::new(opened(|o| {
+                o.hello = Some(Hello {
+                    protocol_min: 90,
+                    protocol_max: 99,
+                    ir_version: text(),
+                    software: text(),
+                });
+            })),
+        ),
+        (
+            "it did not answer the opening",
+            Box::new(|| Body::Ping(Ping { sent: 0 })),
+        ),
+        (
+            "forged\\nline",
+            Box::new(|| {
+                let error = Some(Error::new(ErrorCode::Lease, text()));
+                Body::Rejected(Rejected { error })
+            }),
+        ),
+    ];
+    for (rule, greeting) in cases {
+        let worker = worker(greeting, |_, _| {}, |_| {});
+        let (_pool, lease) = lease(&worker);
+        let error = lease.err().unwrap_or_else(|| panic!("{rule}: no error"));
+        let error = error.to_string();
+        is_readable(&error);
+        assert!(
+            error.contains(rule) && error.contains(RAW_WORKER),
+            "{rule}: {error}"
+        );
+    }
+}
+
+#[test]
+fn an_answer_that_was_not_asked_for_ends_the_session_with_the_rule() {
+    type Case = (&'static str, fn(u64) -> Vec<Body>);
+    let cases: Vec<Case> = vec![
+        ("it answers read 77", |_| vec![values(vec![honest(77)])]),
+        ("has its answer", |r| {
+            vec![values(vec![honest(r), honest(r)])]
+        }),
+        ("it answers sync 9", |_| {
+            let (request_id, fault) = (9, None);
+            vec![Body::Synced(Synced { request_id, fault })]
+        }),
+        ("[3] of f32", |r| {
+            let bytes = raw::bytes_of(&[1.0; 3]);
+            vec![values(vec![inline(r, &[3], DType::F32, &bytes)])]
+        }),
+        ("of i64", |r| {
+            vec![values(vec![inline(r, &[FEW], DType::I64, &[0; 16])])]
+        }),
+        ("the answer to read", |r| {
+            vec![values(vec![inline(r, &[FEW], DType::F32, &[0; 4])])]
+        }),
+        ("is empty", |request_id| {
+            let result = None;
+            vec![values(vec![Value { request_id, result }])]
+        }),
+        ("tensor type", |request_id| {
+            let tensor = TensorValue::default();
+            let result = Some(value::Result::Tensor(tensor));
+            vec![values(vec![Value { request_id, result }])]
+        }),
+        ("no whole hashes", |_| {
+            let hashes = vec![1; 17].into();
+            vec![Body::Held(Held { hashes })]
+        }),
+        ("8192 are the limit", |_| {
+            let hashes = vec![1; 16 * 100_000].into();
+            vec![Body::Held(Held { hashes })]
+        }),
+        ("a second time", |_| vec![Body::Held(Held::default()); 2]),
+        ("workers do not send", |_| vec![Body::Ops(Ops::default())]),
+        ("workers do not send", |_| vec![chunk(1, 1)]),
+    ];
+    for (rule, bodies) in cases {
+        let answers = move |track: &mut Served, request: u64| {
+            bodies(request)
+                .into_iter()
+                .for_each(|body| track.push(body));
+        };
+        breaks(rule, FEW, &worker(opened, answers, |_| {}));
+    }
+}
+
+#[test]
+fn frames_beside_the_numbering_end_the_session_with_the_rule() {
+    type Case = (&'static str, fn(u64) -> Vec<u8>);
+    let cases: Vec<Case> = vec![
+        ("has no number", |r| raw::frame(0, values(vec![honest(r)]))),
+        ("was acknowledged", |_| {
+            let (ack, body) = (1 << 40, Some(Body::Ping(Ping { sent: 0 })));
+            let frame = Frame {
+                ack,
+                body,
+                ..Frame::default()
+            };
+            frame.encode_to_vec()
+        }),
+        ("is malformed", |_| vec![0xff; 100]),
+    ];
+    for (rule, frame) in cases {
+        let worker = raw::block(RawPool::start(move |mut track: Served| async move {
+            track.greet(opened()).await;
+            while let Some(body) = track.next().await {
+                if let Body::Reads(reads) = body {
+                    track.send_bytes(frame(reads.request_id)).await;
+                }
+            }
+        }));
+        breaks(rule, FEW, &worker);
+    }
+}
+
+#[test]
+fn payloads_have_no_more_bytes_than_reads_wait_for() {
+    let size = 4 * MANY as u64;
+    type Case = (&'static str, fn(u64) -> Vec<Value>, Vec<Body>);
+    let huge = format!("has {} bytes, where reads wait for", 1u64 << 44);
+    let cases: Vec<Case> = vec![
+        (huge.leak(), |_| vec![], vec![chunk(1 << 44, 10)]),
+        (
+            "where reads wait for",
+            |_| vec![],
+            vec![chunk(size, size as usize); 8],
+        ),
+        ("begins without a size", |_| vec![], vec![chunk(0, 10)]),
+        (
+            "over the end of its payload",
+            |_| vec![],
+            vec![chunk(10, 20)],
+        ),
+        (
+            "before the end of another",
+            |_| vec![],
+            vec![chunk(size, 10); 2],
+        ),
+        ("where 0 have come", |r| vec![payload(r, 1)], vec![]),
+        ("where 0 have come", |r| vec![payload(r, u64::MAX)], vec![]),
+        (
+            "has its answer",
+            |r| vec![payload(r, 0), payload(r, 0)],
+            vec![],
+        ),
+        (
+            "the answer to read",
+            |r| vec![payload(r, 0)],
+            vec![chunk(16, 16)],
+        ),
+    ];
+    for (rule, announced, bulk) in cases {
+        let answers = move |track: &mut Served, request: u64| match announced(request) {
+            none if none.is_empty() => {}
+            some => track.push(values(some)),
+        };
+        let says = move |track: &mut Served| bulk.iter().for_each(|body| track.push(body.clone()));
+        breaks(rule, MANY, &worker(opened, answers, says));
+    }
+}
+
+/// What a worker answers to reads.
+enum Phase {
+    Faults,
+    Honest,
+    Closes,
+}
+
+/// What a worker may say as often and as long as it likes, without an effect.
+#[test]
+fn huge_grants_and_texts_are_harmless() {
+    let greeting = || {
+        Body::Opened(Opened {
+            credit_bytes: u64::MAX,
+            kept_bytes: u64::MAX,
+            hello: Some(Hello {
+                software: text(),
+                ..version::hello()
+            }),
+            ..Served::opened()
+        })
+    };
+    let phase = Arc::new(Mutex::new(Phase::Faults));
+    let says = phase.clone();
+    let answers = move |track: &mut Served, request_id: u64| {
+        let value = match *says.lock().unwrap() {
+            Phase::Faults => Value {
+                request_id,
+                result: Some(value::Result::Fault(Fault {
+                    op_name: text(),
+                    worker: text(),
+                    reason: text(),
+                    ..Fault::default()
+                })),
+            },
+            Phase::Honest => honest(request_id),
+            Phase::Closes => {
+                let error = Some(Error::new(ErrorCode::Internal, text()));
+                return track.push(Body::Closed(Closed { error }));
+            }
+        };
+        track.push(values(vec![value]));
+    };
+    let worker = worker(greeting, answers, |_| {});
+    let (_pool, lease) = lease(&worker);
+    let lease = lease.unwrap();
+    let device = &lease.devices()[0];
+    let fault = read(device, FEW).unwrap_err();
+    is_readable(&fault);
+    assert!(fault.contains("forged\\nline"), "{fault}");
+    *phase.lock().unwrap() = Phase::Honest;
+    assert_eq!(read(device, FEW), Ok(vec![1.0; FEW]));
+    *phase.lock().unwrap() = Phase::Closes;
+    let closed = read(device, FEW).unwrap_err();
+    is_readable(&closed);
+    assert!(closed.contains("the worker ended the session"), "{closed}");
+}
