@@ -5,8 +5,8 @@
 //! [`RawSession`] is one track of a session with a worker, with any opening, any ops and any
 //! frame. [`RawWorker`] registers at the scheduler as anybody, and dials other workers.
 //! [`RawPool`] leads programs to a worker of the test's own. Unless a test says otherwise,
-//! all keep every rule: frames are numbered and
-//! acknowledged, credit is respected, links beat. So a test breaks the one rule it is about.
+//! all keep every rule: frames are numbered and acknowledged, credit is respected, links
+//! beat. So a test breaks the one rule it is about.
 //!
 //! ```no_run
 //! use tensord_tests::{cluster::Cluster, raw::{self, Attached, RawSession}};

@@ -99,7 +99,7 @@ pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, Di
     connect_to(&at, host, &Terms::unnamed(trust)).await
 }
 
-/// As [`connect`], and shows `identity`, so that the server can tell who calls.
+/// As [`connect`], and shows `identity`, so that the server knows who calls.
 ///
 /// # Errors
 ///

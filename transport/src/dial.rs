@@ -141,7 +141,7 @@ impl Dialer {
         }
     }
 
-    /// Shows `identity` to whoever is dialled, who can then tell who dials.
+    /// Shows `identity` to whoever is dialled, who knows then who dials.
     pub fn with_identity(mut self, identity: Arc<Identity>) -> Self {
         self.identity = Some(identity);
         self

@@ -7,8 +7,8 @@
 //! whose fingerprint the scheduler vouches for in each lease.
 //!
 //! Who dials may show a certificate, too: workers do, to schedulers and to each other.
-//! The handshake proves that they have its key, and nothing else. Whose certificate it is
-//! is for those to say who know fingerprints.
+//! The handshake proves that they have its key, and nothing else. Callers compare the
+//! fingerprint with those that they know.
 
 mod fingerprint;
 mod shown;
@@ -73,7 +73,7 @@ pub enum TrustError {
     Identity(String),
 }
 
-/// What a side that dials asks of the other, and shows of itself.
+/// What a side that dials expects of the other, and shows of itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
     /// What the other side's certificate must be.

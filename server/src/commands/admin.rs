@@ -1,4 +1,4 @@
-//! What commands of an administrator have in common: they ask a running scheduler once.
+//! What commands of an administrator have in common: each makes one call to a running scheduler.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Which workers may join: those that enrolled, by proof of their keys.
 //!
-//! [`book`] decides; this writes down what changes, and asks for tokens where they are
+//! [`book`] decides; this writes down what changes, and checks tokens where they are
 //! needed. A worker proves its key in the TLS handshake, so that nothing it sends can be
 //! used by others, and its certificate is the one that leases pin.
 
@@ -95,7 +95,7 @@ impl Enrolment {
     ///
     /// # Errors
     ///
-    /// Says in one line what is wrong; nothing has changed then.
+    /// One line that names what is wrong; nothing has changed then.
     pub(super) fn admit(
         &self,
         joining: Joining,
@@ -216,7 +216,7 @@ impl Enrolment {
     }
 }
 
-/// What a worker hears that was removed.
+/// The error that a removed worker's stream ends with.
 pub(super) fn removed_words(name: &str) -> String {
     format!(
         "worker {name:?} was removed from the pool; it can enrol again with the URL of the `workers:` line that the scheduler prints"

@@ -1,4 +1,4 @@
-//! A worker that may say anything to a scheduler, and to other workers.
+//! A worker that can send anything to a scheduler, and to other workers.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ impl RawWorker {
         }
     }
 
-    /// Dials the worker of `target` as another worker of its lease does, and says `join`.
+    /// Dials the worker of `target` as another worker of its lease does, and sends `join` first.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl Registered {
     }
 }
 
-/// Dials the worker of `target` by any dialer, and says `join`.
+/// Dials the worker of `target` by any dialer, and sends `join` first.
 ///
 /// # Errors
 ///

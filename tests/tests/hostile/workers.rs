@@ -1,4 +1,4 @@
-//! Workers that are not who they say they are.
+//! Workers that claim to be others, and workers that break rules.
 
 use std::{
     process::Command,
@@ -88,8 +88,8 @@ fn nobody_with_the_workers_url_takes_the_place_of_a_live_worker() {
             );
             let error = join(&|rogue| rogue.register.worker_id = victim.worker_id).await;
             assert!(error.contains("the worker's id is not its own"), "{error}");
-            // What the victim says, said by somebody else: the certificate is the proof, and
-            // the connection that says it has another one.
+            // The victim's own registration, sent by somebody else: its certificate is in the
+            // message, and this connection proves another one.
             let replayed = |rogue: &mut RawWorker| {
                 let pinned = victim.certificate();
                 rogue.register = Register {
@@ -137,7 +137,7 @@ fn a_rogue_that_enrols_under_a_name_of_its_own_gets_no_more_than_its_own_place()
                 error.message.contains("has enrolled 1 flex device"),
                 "{error}"
             );
-            // It is gone when an administrator says so, and its leases with it.
+            // An administrator removes it, and its leases with it.
             administer(&cluster, &["worker", "remove", "rogue"]);
             let error = first.ended().await.expect("a reason");
             assert!(error.message.contains("\"rogue\" was removed"), "{error}");
@@ -203,7 +203,7 @@ fn join(cohort: u64, from: &Target, to: &Target) -> Join {
     }
 }
 
-/// All workers and programs of a lease have its token, which says who its workers are.
+/// All workers and programs of a lease have its token, so the token proves nothing.
 #[test]
 fn a_host_of_a_gang_cannot_pretend_to_be_another_worker_of_it() {
     let cluster = Cluster::start(&["flex", "flex"]);
@@ -227,8 +227,8 @@ fn a_host_of_a_gang_cannot_pretend_to_be_another_worker_of_it() {
     });
 }
 
-/// The first worker of a lease is one of the test's own, which its host controls: what it
-/// says is listened to until it breaks a rule, and not any more then.
+/// One worker of the lease is the test's own. The other one accepts its frames until one of
+/// them breaks a rule, and accepts no connection from then on.
 #[test]
 fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
     let cluster = Cluster::start(&["flex"]);

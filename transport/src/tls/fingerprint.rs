@@ -13,7 +13,7 @@ impl Fingerprint {
         Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 
-    /// Its first 8 hex digits: enough to tell a few certificates apart, and to trust none.
+    /// Its first 8 hex digits: enough to distinguish a few certificates, and too few to trust one by.
     pub fn short(&self) -> String {
         self.0[..4]
             .iter()

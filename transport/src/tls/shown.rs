@@ -42,7 +42,7 @@ impl ClientCertVerifier for AnyCertificate {
         intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, TlsError> {
-        // A certificate stands for itself; nobody here asks who signed it.
+        // A certificate stands for itself; who signed it does not matter.
         match intermediates {
             [] => Ok(ClientCertVerified::assertion()),
             _ => Err(CertificateError::UnknownIssuer.into()),

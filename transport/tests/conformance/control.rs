@@ -22,7 +22,7 @@ use crate::harness::*;
 pub(crate) struct TellsPeer;
 
 impl TellsPeer {
-    /// Serves it as `identity`, and says on which port.
+    /// Serves it as `identity`, and returns the port.
     pub(crate) async fn serve(identity: &Identity) -> (u16, tokio::task::JoinHandle<()>) {
         let tcp = TcpListener::bind(any_port()).await.unwrap();
         let port = tcp.local_addr().unwrap().port();

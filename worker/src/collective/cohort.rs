@@ -284,8 +284,8 @@ impl Cohort {
         self.act_all(acts);
     }
 
-    /// Another worker broke a `rule`. What it takes part in is over, and it is not listened
-    /// to any more: a frame that is left out would make the rest of what it says wrong.
+    /// Another worker broke a `rule`. Its groups and transfers end, and its link is not made
+    /// again: the frames after one that was left out would be misread.
     pub(crate) fn offended(&self, worker: WorkerId, rule: &str) {
         let Some(peer) = self.peer(worker) else {
             return;

@@ -158,9 +158,9 @@ pub(crate) fn accept(
     })
 }
 
-/// Whether who showed a certificate is the worker of `share`: the lease, which the
-/// scheduler signed, says which certificate that worker has. A token alone proves
-/// nothing, as all workers and programs of the lease have it.
+/// Checks that the certificate `shown` is that of the worker of `share`, as the scheduler
+/// signed it. The token alone proves nothing, as all workers and programs of the lease
+/// have it.
 fn prove(share: &LeaseShare, shown: Option<Fingerprint>) -> Result<(), String> {
     let name = &share.worker;
     match shown {

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// A worker that wants to join: what it said was checked, and it is enrolled.
+/// A worker that wants to join: its registration was checked, and it is enrolled.
 pub(in crate::scheduler) struct Arrival {
     pub(in crate::scheduler) worker: WorkerId,
     pub(in crate::scheduler) admitted: Admitted,

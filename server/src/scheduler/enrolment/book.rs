@@ -89,7 +89,7 @@ pub(crate) enum EnrolError {
     Renamed {
         /// Its name.
         known: String,
-        /// What it says.
+        /// The name that it registers.
         name: String,
     },
     /// There is no place.
