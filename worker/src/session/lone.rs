@@ -3,7 +3,7 @@
 //! The caller brings frames as a client's connection would, and gives the session its
 //! turns one op at a time. It learns of each op what became of it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use burn_backend::TensorData;
 use burn_flex::{Flex, FlexDevice};
@@ -23,6 +23,7 @@ use super::{
     uploads::Uploads,
 };
 use crate::{
+    at_hand::{AtHand, Signals},
     backend::BurnDevice,
     collective::{Arrived, Failure, Roster},
     custom::CustomOps,
@@ -89,10 +90,12 @@ impl LoneSession {
             place: 0,
             bucket_bytes: Arc::default(),
         };
+        // Nobody watches it: the caller has the thread.
+        let signals = Signals::new("lone".into(), Duration::MAX, Arc::default());
         let runner = Runner::new(
             device.open(),
             memory.open(),
-            "lone".into(),
+            AtHand::new(signals),
             seed,
             Uploads::new(KEPT_BYTES, Vec::new()),
             together,
