@@ -197,7 +197,7 @@ async fn a_device_is_not_free_before_its_worker_has_released_it() {
     client.release(&lease).await;
     assert_eq!(worker.told_to_end().await, lease.lease_id);
     let usage = DeviceUsage {
-        ops_executed: 9,
+        live_bytes: 9,
         ..DeviceUsage::default()
     };
     let heartbeat = Heartbeat {
@@ -215,8 +215,8 @@ async fn a_device_is_not_free_before_its_worker_has_released_it() {
         panic!("{status:?}");
     };
     assert!(!second.leased && second.ending && status.leases == 0);
-    // Whose ops they were is not known any more.
-    assert_eq!((first.ops_executed, second.ops_executed), (9, 0));
+    // Whose memory it was is not known any more.
+    assert_eq!((first.live_bytes, second.live_bytes), (9, 0));
     client.ask(3, 1).await;
     client.granted().await;
     worker.released(lease.lease_id, &[]).await;
