@@ -243,7 +243,7 @@ async fn a_frame_that_breaks_a_rule_ends_the_link_and_the_group() {
     let reason = first.failed().await;
     assert!(reason.contains("worker w2 at 127.0.0.1:"), "{reason}");
     assert!(reason.contains("broke a rule between workers"), "{reason}");
-    assert!(reason.contains("speaks for rank 9 of 2"), "{reason}");
+    assert!(reason.contains("announces rank 9 of 2"), "{reason}");
     // What comes later fails at once, with the same words, and nobody dials again.
     first.call(0, 2, 4);
     assert_eq!(first.failed().await, reason);

@@ -91,6 +91,7 @@ proptest! {
     ) {
         let lhs: Vec<usize> = batch.iter().zip(ones).map(|(&b, one)| if one { 1 } else { b })
             .chain([m, k]).collect();
+        let batch_sizes = batch.clone();
         let rhs: Vec<usize> = batch.into_iter().chain([k, n]).collect();
         let (lhs, rhs) = (tensor(&lhs), tensor(&rhs));
         let derived = MatmulOpIr::create(lhs.clone(), rhs.clone(), id).out.shape;
@@ -98,7 +99,11 @@ proptest! {
             let matmul = MatmulOpIr { lhs: lhs.clone(), rhs: rhs.clone(), out };
             OperationIr::Float(DType::F32, FloatOperationIr::Matmul(matmul))
         };
-        only(op, &derived, other);
+        // Flex multiplies an empty batch with one that is broadcast by memory that is not there.
+        match batch_sizes.iter().zip(ones).any(|(&size, one)| one && size == 0) {
+            true => drop(refused(&op(made(tensor(derived.as_slice()))))),
+            false => only(op, &derived, other),
+        }
     }
 
     #[test]
