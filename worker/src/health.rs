@@ -88,8 +88,8 @@ enum Stage {
     /// Nothing is known against it.
     #[default]
     Fit,
-    /// What it runs does not return.
-    Stuck,
+    /// What it runs does not return, as is known since then.
+    Stuck { since: Instant },
     /// A test op runs, for these leases among others.
     Probing(Vec<LeaseId>),
     /// The test op failed.
@@ -123,6 +123,14 @@ impl Health {
         self.out_of_service.as_deref()
     }
 
+    /// Since when what it runs has been known to take too long, while that goes on.
+    pub(crate) fn stuck_since(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Stuck { since } => Some(since),
+            Stage::Fit | Stage::Probing(_) | Stage::Unfit { .. } => None,
+        }
+    }
+
     /// Decides by what is seen at `now`.
     pub(crate) fn look(&mut self, now: Instant, seen: &Seen) -> Outcome {
         let before = self.out_of_service.clone();
@@ -133,8 +141,8 @@ impl Health {
             *quiet = (!is_left).then(|| quiet.unwrap_or(now));
         }
         if let Some(overdue) = &seen.overdue {
-            if !matches!(self.stage, Stage::Stuck) {
-                self.stage = Stage::Stuck;
+            if !matches!(self.stage, Stage::Stuck { .. }) {
+                self.stage = Stage::Stuck { since: now };
                 outcome.actions.push(Action::Retire);
             }
             self.out_of_service = Some(overdue.clone());
@@ -147,11 +155,11 @@ impl Health {
 
     fn go_on(&mut self, now: Instant, seen: &Seen, outcome: &mut Outcome) {
         match &mut self.stage {
-            Stage::Stuck if !seen.has_thread => {
+            Stage::Stuck { .. } if !seen.has_thread => {
                 outcome.actions.push(Action::Restart);
                 self.probe(now, seen, outcome);
             }
-            Stage::Stuck => {}
+            Stage::Stuck { .. } => {}
             Stage::Probing(leases) => {
                 let leases = std::mem::take(leases);
                 let answer = seen.answer.as_ref();

@@ -9,6 +9,7 @@
 //! - `executor`: a thread per device, shared fairly by sessions.
 //! - `admission`: which grant of a device is the current one.
 //! - `registry`, `connection`: who may open a session, and its wire.
+//! - `restart`: whether a device is lost until the process is started again.
 //! - `registration`: the worker's place in its pool.
 //! - `testing`: a session without a network, with the feature of that name.
 //!
@@ -29,12 +30,18 @@ mod memory;
 mod op_check;
 mod registration;
 mod registry;
+mod restart;
 mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unit;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rand::Rng;
 use tensord_proto::v1::{Error, ErrorCode};
@@ -58,6 +65,7 @@ pub use self::{
         discover, parse_devices,
     },
     registration::RefusedError,
+    restart::LostDevice,
 };
 use self::{
     devices::OpenedDevice,
@@ -129,6 +137,7 @@ pub struct Worker {
     registry: Arc<Registry>,
     standing: watch::Receiver<Standing>,
     leave: watch::Sender<Leave>,
+    lost: watch::Receiver<Option<LostDevice>>,
     _tasks: JoinSet<()>,
 }
 
@@ -183,13 +192,15 @@ impl Worker {
         tasks.spawn(registration.run());
         tasks.spawn(accept(listener, registry.clone()));
         tasks.spawn(sweep(registry.clone()));
-        tasks.spawn(tend(registry.clone()));
+        let (found, lost) = watch::channel(None);
+        tasks.spawn(tend(registry.clone(), found));
         info!(name = options.name, %address, certificate = %identity.fingerprint(), "worker listening");
         Ok(Self {
             address,
             registry,
             standing: stands,
             leave,
+            lost,
             _tasks: tasks,
         })
     }
@@ -252,6 +263,20 @@ impl Worker {
         std::future::pending().await
     }
 
+    /// Waits until a device of this worker is lost: an op has kept it for twice
+    /// [`WorkerOptions::op_timeout`], and no session uses another device. The device is back
+    /// when this process has ended and been started again, and not before.
+    pub async fn lost_device(&self) -> LostDevice {
+        let mut lost = self.lost.clone();
+        if let Ok(lost) = lost.wait_for(Option::is_some).await
+            && let Some(lost) = &*lost
+        {
+            return lost.clone();
+        }
+        // Nobody looks after the devices of a worker that ends.
+        std::future::pending().await
+    }
+
     /// Leaves the pool: nothing new comes, and sessions may end by themselves
     /// until `deadline` has passed; then they are ended.
     pub async fn drain(&self, deadline: Duration) {
@@ -305,10 +330,16 @@ async fn sweep(registry: Arc<Registry>) {
 }
 
 /// Looks after the devices, whenever there is something to see and from time to time.
-async fn tend(registry: Arc<Registry>) {
+async fn tend(registry: Arc<Registry>, lost: watch::Sender<Option<LostDevice>>) {
     loop {
         // The end of the time is as good as a reason to look.
         let _ = tokio::time::timeout(SWEEP, registry.wake()).await;
         registry.tend();
+        lost.send_if_modified(|lost| {
+            let found = registry.lost_device(Instant::now());
+            let is_new = *lost != found;
+            *lost = found;
+            is_new
+        });
     }
 }

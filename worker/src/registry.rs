@@ -28,6 +28,7 @@ use crate::{
     executor::Executor,
     locks::lock,
     memory::DeviceMemory,
+    restart::{DeviceUse, LostDevice, lost},
     session::{Grant, Session, Site, Track},
     unit::Unit,
 };
@@ -331,6 +332,31 @@ impl Registry {
                 self.reports.notify_one();
             }
         }
+    }
+
+    /// A device that is lost until this process starts again, if no session on another device
+    /// would end with the process.
+    pub(crate) fn lost_device(&self, now: Instant) -> Option<LostDevice> {
+        let first = self.units.first()?;
+        let stuck = self.units.iter().map(Unit::stuck_since);
+        let mut devices: Vec<_> = stuck
+            .map(|stuck_since| DeviceUse {
+                stuck_since,
+                has_sessions: false,
+            })
+            .collect();
+        // The usual case, in which no session has to be looked at.
+        if devices.iter().all(|device| device.stuck_since.is_none()) {
+            return None;
+        }
+        for session in self.sessions.iter().filter(|session| !session.has_ended()) {
+            devices[session.grant.device_index as usize].has_sessions = true;
+        }
+        let patience = first.site.signals.op_timeout;
+        let index = lost(&devices, now, patience)?;
+        let reason = self.units[index].out_of_service().unwrap_or_default();
+        let index = index as u32;
+        Some(LostDevice { index, reason })
     }
 
     /// A device was granted: whoever had it before has it no more.

@@ -133,6 +133,11 @@ impl Unit {
         lock(&self.health).out_of_service().map(Into::into)
     }
 
+    /// Since when an op has been known to take too long, while that goes on.
+    pub(crate) fn stuck_since(&self) -> Option<Instant> {
+        lock(&self.health).stuck_since()
+    }
+
     /// Looks after the device, on which `sessions` are, as far as they are not gone.
     pub(crate) fn tend(&self, now: Instant, sessions: &[&Arc<Session>]) -> Outcome {
         let overdue: Vec<_> = sessions.iter().filter_map(|s| s.overdue(now)).collect();

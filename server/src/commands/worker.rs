@@ -1,9 +1,9 @@
 //! `tensord worker`: this host's devices, for a pool elsewhere.
 
-use std::{io::Read, sync::Arc, time::Duration};
+use std::{io::Read, os::unix::process::CommandExt, process::Command, sync::Arc, time::Duration};
 
 use tensord_transport::{Identity, PoolUrl, identity::IdentityPem};
-use tensord_worker::{CustomOps, Worker, WorkerOptions};
+use tensord_worker::{CustomOps, LostDevice, Worker, WorkerOptions};
 use tracing::warn;
 
 use super::apart::{self, Apart};
@@ -23,9 +23,29 @@ pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
         () = shutdown.requested() => {}
         () = stdin_closes(), if config.until_stdin_closes => {}
         refused = host.failed() => return Err(refused.into()),
+        lost = host.lost_device() => {
+            warn!("{lost}; starting this worker again");
+            // No session is left that could go on, so there is nothing to wait for.
+            host.drain(Duration::ZERO).await;
+            return Err(start_again());
+        }
     }
     host.drain(config.drain).await;
     Ok(())
+}
+
+/// Replaces this process by a new start of the program, with the same process id, arguments,
+/// environment and stdin. All threads end, also those that an op keeps. Returns only if the
+/// system refuses.
+fn start_again() -> Failure {
+    let error = std::env::current_exe().map_or_else(
+        |e| e,
+        |program| {
+            let mut command = Command::new(program);
+            command.args(std::env::args_os().skip(1)).exec()
+        },
+    );
+    Failure::system("start this worker again")(error)
 }
 
 /// This host's devices: those that this process runs, and those apart.
@@ -76,6 +96,15 @@ impl Host {
     pub(super) async fn failed(&self) -> tensord_worker::RefusedError {
         match &self.own {
             Some(worker) => worker.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until a device of this process is lost, as [`Worker::lost_device`] does. A device
+    /// that has a process to itself is looked after there.
+    async fn lost_device(&self) -> LostDevice {
+        match &self.own {
+            Some(worker) => worker.lost_device().await,
             None => std::future::pending().await,
         }
     }
