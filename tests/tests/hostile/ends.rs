@@ -309,3 +309,39 @@ fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
     assert_eq!(innocent.ended(), None);
     cluster.wait("the device to be free", || is_free(&device(&pool, index)));
 }
+
+#[test]
+fn a_worker_whose_device_does_not_come_back_starts_again() {
+    /// Long beside the four seconds after which the worker gives the device up.
+    const OP: Duration = Duration::from_secs(15);
+
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex", &["--op-timeout", "2"]);
+    cluster.wait_for_workers(1);
+    let pool = cluster.pool();
+    let ended = raw::block(async {
+        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let target = attached.lease(1).await.unwrap().remove(0);
+        let mut session = RawSession::open(&target).await.unwrap();
+        let (matrix, size) = slow_matrix(&mut session, OP).await;
+        let out = session.new_id();
+        session.ops(&[matmul(matrix, out, size)]);
+        session.end().await
+    });
+    assert!(matches!(ended, Broken::Closed(_)), "{ended}");
+    let (id, words) = (cluster.workers[0].id(), "starting this worker again");
+    cluster.wait("the new start", || cluster.workers[0].log().contains(words));
+    cluster.wait("the worker to be back", || {
+        let workers = pool.status().unwrap().workers;
+        workers.first().is_some_and(|w| is_free(&w.devices[0]))
+    });
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let sum = Tensor::<1>::ones([4], &lease.devices()[0]).sum();
+    assert_eq!(sum.into_scalar::<f32>(), 4.0);
+    // The process is the same to whoever looks after it.
+    assert_eq!(cluster.workers[0].id(), id);
+    let mut worker = cluster.workers.remove(0);
+    drop(lease);
+    worker.signal("TERM");
+    assert_eq!(worker.exit_code(Duration::from_secs(10)), Some(0));
+}
