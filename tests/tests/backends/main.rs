@@ -5,4 +5,5 @@ mod custom_op;
 mod indices;
 mod isolation;
 mod leases;
+mod leftovers;
 mod suite;

@@ -1,0 +1,50 @@
+//! A worker with the custom op `unfilled`, which writes nothing to its output and so shows
+//! what the memory held before. `backends::leftovers` uses it.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use burn_ir::{BackendIr, CustomOpIr};
+use tensord_transport::Identity;
+use tensord_worker::{
+    CustomOps, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
+};
+
+#[derive(Clone)]
+struct Unfilled;
+
+impl PortableOp for Unfilled {
+    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, device: &B::Device) {
+        let out = &call.outputs[0];
+        let dtype = burn_backend::FloatDType::F32;
+        let unfilled = B::float_empty(out.shape.clone(), device, dtype);
+        tensors.register_float_tensor::<B>(&out.id, unfilled);
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let devices = std::env::args().nth(1).ok_or("usage: unfilled DEVICES")?;
+    let identity = Arc::new(Identity::self_signed()?);
+    let worker = Worker::start(WorkerOptions {
+        name: format!("unfilled-{}", identity.fingerprint().short()),
+        identity,
+        listen: ([127, 0, 0, 1], 0).into(),
+        advertise: None,
+        devices: parse_devices(&devices)?,
+        scheduler: std::env::var("TENSORD_URL")?.parse()?,
+        memory_bytes: None,
+        cache_bytes: 0,
+        collective_timeout: Duration::from_secs(30),
+        op_timeout: Duration::from_secs(60),
+        bucket_bytes: None,
+        kernel_cache: std::env::var_os("TENSORD_KERNELS").map(|dir| {
+            let dir = std::path::PathBuf::from(dir);
+            dir.join("kernels")
+        }),
+        custom_ops: CustomOps::new().portable("unfilled", Unfilled),
+    })
+    .await?;
+    worker.joined().await?;
+    println!("joined the pool");
+    Err(worker.failed().await.into())
+}
