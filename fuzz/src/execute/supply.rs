@@ -151,7 +151,9 @@ fn view(out: &TensorIr, numbers: &mut Numbers) -> Option<(Shape, View)> {
             View::Swap(axis, other)
         }
         1 => {
-            dims[axis] = dims[axis].saturating_add(3);
+            // Where another dim is 0, this one may have any size.
+            let whole = dims[axis].checked_add(3);
+            dims[axis] = whole.filter(|&dim| isize::try_from(dim).is_ok())?;
             View::Slice(axis)
         }
         2 => View::Flip(axis),
