@@ -136,7 +136,7 @@ fn race(
             for side in order(round) {
                 let build = &builds[side];
                 let title = format!("{}, round {round}/{rounds}, {}", job.title, build.name);
-                context.progress.tell(&title);
+                context.progress.update(&title);
                 rest(&pools);
                 let found = build.measure(context, job).with_context(|| title.clone())?;
                 context.progress.step();

@@ -64,7 +64,7 @@ impl Context {
     /// When one does not start.
     pub(crate) fn servers(&self) -> Result<&Servers> {
         if self.servers.get().is_none() {
-            self.progress.tell("starting the peers");
+            self.progress.update("starting the peers");
             // Nobody else can have set it in between: this is no `Sync`.
             let _ = self.servers.set(Servers::start()?);
         }

@@ -117,9 +117,9 @@ fn start_worker(
     without_settings(&mut command);
     let name = name(host);
     let listen = SocketAddr::new(network.listen_address(host), 0).to_string();
-    let told = network.told_address(host).to_string();
+    let message = network.told_address(host).to_string();
     command.args(["worker", "--devices", "flex", "--name", &name]);
-    command.args(["--listen", &listen, "--advertise", &told]);
+    command.args(["--listen", &listen, "--advertise", &message]);
     command.env("TENSORD_URL", url.reveal());
     if let Some(threads) = threads {
         command.env("RAYON_NUM_THREADS", threads.to_string());

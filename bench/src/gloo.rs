@@ -80,7 +80,7 @@ pub(crate) fn measure(
     for size in sizes {
         let mut samples = Vec::new();
         for run in 0..=runs {
-            context.progress.tell(&format!(
+            context.progress.update(&format!(
                 "allreduce {world} × {} MiB: {run}/{runs} Gloo",
                 size.mib
             ));

@@ -25,7 +25,7 @@ use crate::{
     inside::Facts,
     network,
     process::{announce, announced_within},
-    progress::{Progress, Said},
+    progress::{Progress, Update},
     trainer::{fresh_seeds, start_seeds_at},
 };
 
@@ -71,7 +71,7 @@ struct Task {
 
 /// What it tells.
 #[derive(Debug, Serialize, Deserialize)]
-enum Told {
+enum PartMessage {
     Doing(String),
     Note(String),
     Done(Value),
@@ -112,10 +112,10 @@ pub(crate) fn run_of<T: DeserializeOwned>(
     let part = Part::start(binary, context, bench, work, entrance, facts)?;
     loop {
         match announced_within(&part.process, silence)? {
-            Told::Doing(what) => context.progress.tell(&what),
-            Told::Note(text) => context.progress.print(&text),
-            Told::Done(found) => return Ok(serde_json::from_value(found)?),
-            Told::Failed(why) => bail!("{why}"),
+            PartMessage::Doing(what) => context.progress.update(&what),
+            PartMessage::Note(text) => context.progress.print(&text),
+            PartMessage::Done(found) => return Ok(serde_json::from_value(found)?),
+            PartMessage::Failed(why) => bail!("{why}"),
         }
     }
 }
@@ -132,9 +132,9 @@ pub(crate) fn background(context: &Context, bench: Bench, turn: &impl Serialize)
     let own = std::env::current_exe().context("cannot find this binary")?;
     let part = Part::start(&own, context, bench, work, &[], Facts::default())?;
     match announced_within(&part.process, silence)? {
-        Told::Doing(_) | Told::Note(_) => Ok(part),
-        Told::Done(found) => bail!("it ended at once: {found}"),
-        Told::Failed(why) => bail!("{why}"),
+        PartMessage::Doing(_) | PartMessage::Note(_) => Ok(part),
+        PartMessage::Done(found) => bail!("it ended at once: {found}"),
+        PartMessage::Failed(why) => bail!("{why}"),
     }
 }
 
@@ -185,25 +185,25 @@ impl Part {
 ///
 /// When it cannot tell.
 pub(crate) fn serve(bench: Bench, task: &Path) -> Result<()> {
-    let told = match found(bench, task).with_context(|| bench.name()) {
-        Ok(found) => Told::Done(found),
-        Err(error) => Told::Failed(format!("{error:#}")),
+    let message = match found(bench, task).with_context(|| bench.name()) {
+        Ok(found) => PartMessage::Done(found),
+        Err(error) => PartMessage::Failed(format!("{error:#}")),
     };
-    announce(&told)
+    announce(&message)
 }
 
 fn found(bench: Bench, task: &Path) -> Result<Value> {
     let task: Task = serde_json::from_slice(&std::fs::read(task)?)?;
     start_seeds_at(task.first_seed);
-    let telling = Progress::telling(|said| {
-        let told = match said {
-            Said::Doing(what) => Told::Doing(what.to_owned()),
-            Said::Note(text) => Told::Note(text.to_owned()),
+    let sending = Progress::sending(|update| {
+        let message = match update {
+            Update::Doing(what) => PartMessage::Doing(what.to_owned()),
+            Update::Note(text) => PartMessage::Note(text.to_owned()),
         };
         // Once the parent has ended this panics, and so ends all that was started.
-        announce(&told).expect("a line of text is JSON");
+        announce(&message).expect("a line of text is JSON");
     });
-    let context = Context::with_progress(task.runs, task.quick, telling)?;
+    let context = Context::with_progress(task.runs, task.quick, sending)?;
     if task.facts.namespaces {
         network::move_in()?;
     }
@@ -267,10 +267,10 @@ mod tests {
 
     #[test]
     fn what_earlier_builds_tell_is_understood() {
-        let told = |text: &str| serde_json::from_str::<Told>(text).unwrap();
-        assert!(matches!(told(r#"{"Doing":"a"}"#), Told::Doing(what) if what == "a"));
-        assert!(matches!(told(r#"{"Note":"a"}"#), Told::Note(text) if text == "a"));
-        assert!(matches!(told(r#"{"Done":1.5}"#), Told::Done(found) if found == 1.5));
-        assert!(matches!(told(r#"{"Failed":"a"}"#), Told::Failed(why) if why == "a"));
+        let message = |text: &str| serde_json::from_str::<PartMessage>(text).unwrap();
+        assert!(matches!(message(r#"{"Doing":"a"}"#), PartMessage::Doing(what) if what == "a"));
+        assert!(matches!(message(r#"{"Note":"a"}"#), PartMessage::Note(text) if text == "a"));
+        assert!(matches!(message(r#"{"Done":1.5}"#), PartMessage::Done(found) if found == 1.5));
+        assert!(matches!(message(r#"{"Failed":"a"}"#), PartMessage::Failed(why) if why == "a"));
     }
 }

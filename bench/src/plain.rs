@@ -31,7 +31,7 @@ use crate::process::{announce, serve as serve_in_process};
 
 /// Which way bytes go, seen from this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// To the other process.
     Up,
     /// From it.
@@ -91,12 +91,12 @@ pub(crate) fn serve(runtime: &Runtime) -> Result<()> {
 async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
     let mut payload = Vec::new();
     loop {
-        let Ok(way) = stream.read_u8().await else {
+        let Ok(direction) = stream.read_u8().await else {
             return Ok(());
         };
         let bytes = stream.read_u64().await?;
         ensure!(bytes <= MAX_BYTES, "{bytes} bytes are too many");
-        match way {
+        match direction {
             b'u' => {
                 receive(&mut stream, bytes).await?;
                 stream.write_u8(b'!').await?;
@@ -237,8 +237,8 @@ impl Socket<'_> {
     }
 }
 
-async fn ask(stream: &mut (impl AsyncWrite + Unpin), way: u8, bytes: usize) -> Result<()> {
-    let mut header = [way; 9];
+async fn ask(stream: &mut (impl AsyncWrite + Unpin), direction: u8, bytes: usize) -> Result<()> {
+    let mut header = [direction; 9];
     header[1..].copy_from_slice(&(bytes as u64).to_be_bytes());
     Ok(stream.write_all(&header).await?)
 }

@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is said.
-pub(crate) enum Said<'a> {
+pub(crate) enum Update<'a> {
     /// What is going on.
     Doing(&'a str),
     /// Something to print.
@@ -23,12 +23,12 @@ pub(crate) enum Said<'a> {
 }
 
 /// Tells another process.
-type Tell = Box<dyn Fn(Said<'_>)>;
+type UpdateSink = Box<dyn Fn(Update<'_>)>;
 
 /// The line. Clears itself when dropped.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    tell: Option<Tell>,
+    update: Option<UpdateSink>,
     begun: Instant,
     waiting: Cell<bool>,
 }
@@ -55,10 +55,10 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// Has `tell` say everything, at once.
-    pub(crate) fn telling(tell: impl Fn(Said<'_>) + 'static) -> Self {
+    /// Has `update` say everything, at once.
+    pub(crate) fn sending(update: impl Fn(Update<'_>) + 'static) -> Self {
         let mut progress = Self::start(false);
-        progress.tell = Some(Box::new(tell));
+        progress.update = Some(Box::new(update));
         progress
     }
 
@@ -75,16 +75,16 @@ impl Progress {
         }
         Self {
             bar,
-            tell: None,
+            update: None,
             begun: Instant::now(),
             waiting: Cell::new(wanted),
         }
     }
 
     /// Says what is going on.
-    pub(crate) fn tell(&self, what: &str) {
-        if let Some(tell) = &self.tell {
-            return tell(Said::Doing(what));
+    pub(crate) fn update(&self, what: &str) {
+        if let Some(update) = &self.update {
+            return update(Update::Doing(what));
         }
         if self.waiting.get() && self.begun.elapsed() > PATIENCE {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -95,8 +95,8 @@ impl Progress {
 
     /// Prints `text` to stdout without leaving half a line behind.
     pub(crate) fn print(&self, text: &str) {
-        if let Some(tell) = &self.tell {
-            return tell(Said::Note(text));
+        if let Some(update) = &self.update {
+            return update(Update::Note(text));
         }
         self.bar.suspend(|| println!("{text}"));
     }

@@ -67,7 +67,7 @@ pub(crate) fn race(
     for run in 0..=runs {
         for index in order(count, run) {
             let contender = &mut contenders[index];
-            progress.tell(&format!("{title}: {run}/{runs} {}", contender.label));
+            progress.update(&format!("{title}: {run}/{runs} {}", contender.label));
             let sample = (contender.measure)(run);
             let sample = sample.with_context(|| format!("{title}: {}", contender.label))?;
             if run > 0 {

@@ -129,10 +129,10 @@ impl Trainer {
     pub(crate) fn learn(&mut self, images: Tensor<3>, labels: Tensor<1, Int>) -> Result<Tensor<1>> {
         let network = self.network.take().context("a step failed before")?;
         let loss = self.criterion.forward(network.forward(images), labels);
-        let told = loss.clone().detach();
+        let message = loss.clone().detach();
         let gradients = GradientsParams::from_grads(loss.backward(), &network);
         self.network = Some(self.optimizer.step(LEARNING_RATE, network, gradients));
-        Ok(told)
+        Ok(message)
     }
 
     /// Puts a batch on the device.

@@ -24,7 +24,7 @@ use dashmap::DashMap;
 use std::sync::LazyLock;
 
 use crate::{
-    cohort::Seat,
+    cohort::CohortMember,
     session::{Answer, Capability, Session, closed},
 };
 
@@ -222,10 +222,10 @@ impl TensordClient {
     /// Records an all-reduce. On the wire a group's devices are named by their
     /// places in the lease, because device numbers are local to this process.
     fn all_reduce(&self, mut op: AllReduceOpIr) {
-        let mut places = Vec::with_capacity(op.device_ids.len());
+        let mut lease_ranks = Vec::with_capacity(op.device_ids.len());
         for id in &op.device_ids {
-            match self.place(*id) {
-                Ok(place) => places.push(place),
+            match self.lease_rank(*id) {
+                Ok(lease_rank) => lease_ranks.push(lease_rank),
                 Err(reason) => {
                     self.0.session.poison(op.out.id, &op.out, reason);
                     if op.tensor.status == TensorStatus::ReadWrite {
@@ -235,26 +235,27 @@ impl TensordClient {
                 }
             }
         }
-        places.sort_unstable();
-        let id = |place: &u32| DeviceIdIr {
+        lease_ranks.sort_unstable();
+        let id = |lease_rank: &u32| DeviceIdIr {
             type_id: 0,
-            index_id: *place as u16,
+            index_id: *lease_rank as u16,
         };
-        op.device_ids = places.iter().map(id).collect();
+        op.device_ids = lease_ranks.iter().map(id).collect();
         let op = DistributedOperationIr::AllReduce(op);
         self.0.session.record(OperationIr::Distributed(op));
-        let Seat { cohort, place } = &self.0.session.seat;
-        cohort.reached(&places, *place);
+        let CohortMember { cohort, lease_rank } = &self.0.session.cohort_member;
+        cohort.reached(&lease_ranks, *lease_rank);
     }
 
     /// The place in this client's lease of the device that Burn knows by `id`.
-    fn place(&self, id: DeviceIdIr) -> Result<u32, String> {
+    fn lease_rank(&self, id: DeviceIdIr) -> Result<u32, String> {
         let DeviceIdIr { type_id, index_id } = id;
         let session = SESSIONS.get(&index_id).filter(|_| type_id == DEVICE_TYPE);
-        let seat = session.map(|session| session.seat.clone());
-        let cohort = self.0.session.seat.cohort.id;
-        seat.filter(|seat| seat.cohort.id == cohort)
-            .map(|seat| seat.place)
+        let cohort_member = session.map(|session| session.cohort_member.clone());
+        let cohort = self.0.session.cohort_member.cohort.id;
+        cohort_member
+            .filter(|cohort_member| cohort_member.cohort.id == cohort)
+            .map(|cohort_member| cohort_member.lease_rank)
             .ok_or_else(|| {
                 format!(
                     "an all-reduce on device {} names device {index_id} (of type {type_id}), \
@@ -310,16 +311,19 @@ impl RouterChannel for TensordChannel {
         let source = tensor.client.clone();
         let target = get_client::<Self>(device);
         let tensor = tensor.into_ir();
-        let (from, to) = (&source.0.session.seat, &target.0.session.seat);
-        if from.cohort.id == to.cohort.id && from.place != to.place {
+        let (from, to) = (
+            &source.0.session.cohort_member,
+            &target.0.session.cohort_member,
+        );
+        if from.cohort.id == to.cohort.id && from.lease_rank != to.lease_rank {
             // The tensor goes from worker to worker, or stays within one.
             let capability: Capability = rand::random();
             let id = target.0.session.new_tensor();
-            source.0.session.offer(&tensor, &capability, to.place);
+            source.0.session.offer(&tensor, &capability, to.lease_rank);
             target
                 .0
                 .session
-                .take_offer(id, &tensor, &capability, from.place);
+                .take_offer(id, &tensor, &capability, from.lease_rank);
             return RouterTensor::new(id, tensor.shape, tensor.dtype, target);
         }
         // Between leases, the tensor has to pass through this process.

@@ -35,10 +35,10 @@ pub(crate) struct Cohort {
 
 /// A session's place in its cohort.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seat {
+pub(crate) struct CohortMember {
     pub(crate) cohort: Arc<Cohort>,
     /// The number of the session's device in the lease.
-    pub(crate) place: u32,
+    pub(crate) lease_rank: u32,
 }
 
 impl Cohort {
@@ -49,10 +49,10 @@ impl Cohort {
         })
     }
 
-    /// Records that the session at `place` has reached an all-reduce of `group`,
+    /// Records that the session at `lease_rank` has reached an all-reduce of `group`,
     /// whose places are in ascending order.
-    pub(crate) fn reached(&self, group: &[u32], place: u32) {
-        let Ok(rank) = group.binary_search(&place) else {
+    pub(crate) fn reached(&self, group: &[u32], lease_rank: u32) {
+        let Ok(rank) = group.binary_search(&lease_rank) else {
             return;
         };
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ pub(crate) async fn flush_those_behind(cohort: Arc<Cohort>, devices: Vec<Device>
         let behind = cohort.behind();
         let behind = behind
             .iter()
-            .filter_map(|place| devices.get(*place as usize));
+            .filter_map(|lease_rank| devices.get(*lease_rank as usize));
         let behind: Vec<Device> = behind.cloned().collect();
         // A flush waits for the thread that buffers the ops. It fails only if the
         // session is dead; reads report that.

@@ -161,12 +161,12 @@ pub fn into_data_async<const D: usize, K: Kind>(
 ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
     let device = tensor.device().without_autodiff();
     let reading = match leased(&device) {
-        Some(exchange) => Ok(exchange.ask(handle(tensor))),
+        Some(exchange) => Ok(exchange.request(handle(tensor))),
         None => Err(tensor.into_data_async()),
     };
     async move {
         match reading {
-            Ok(asked) => asked.answer().await,
+            Ok(requested) => requested.answer().await,
             Err(encoded) => encoded.await,
         }
     }

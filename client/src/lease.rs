@@ -135,13 +135,13 @@ pub struct Traffic {
 pub struct Lease {
     pub(crate) id: LeaseId,
     pub(crate) pool: Arc<Inner>,
-    pub(crate) held: Vec<Held>,
+    pub(crate) held: Vec<HeldDevice>,
     pub(crate) bridge: Option<Bridge>,
     pub(crate) watch: LeaseWatch,
 }
 
 /// One device of a lease.
-pub(crate) struct Held {
+pub(crate) struct HeldDevice {
     pub(crate) device: TensordDevice,
     pub(crate) session: Arc<Session>,
     pub(crate) description: LeasedDevice,

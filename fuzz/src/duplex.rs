@@ -143,7 +143,7 @@ impl Session {
     fn reconnect(&mut self) {
         let news = self.ends.each_mut().map(|end| {
             end.coming.clear();
-            end.duplex.inbox().tell()
+            end.duplex.inbox().acknowledge()
         });
         for (end, (received, credit)) in self.ends.iter_mut().zip(news.into_iter().rev()) {
             end.duplex

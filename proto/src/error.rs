@@ -45,7 +45,7 @@ impl FaultKind {
 impl Fault {
     /// The fault as it is told to others, with so many bytes of its reason at most: a
     /// backend may give the source of a whole kernel.
-    pub fn told(&self, reason_bytes: usize) -> Self {
+    pub fn bounded(&self, reason_bytes: usize) -> Self {
         let end = self.reason.floor_char_boundary(reason_bytes);
         Self {
             kind: self.kind,
@@ -83,8 +83,8 @@ mod tests {
             reason: "a€b".into(),
             ..Fault::default()
         };
-        let told = [1, 2, 3, 4, 9].map(|bytes| fault.told(bytes).reason);
-        assert_eq!(told, ["a", "a", "a", "a€", "a€b"]);
+        let bounded = [1, 2, 3, 4, 9].map(|bytes| fault.bounded(bytes).reason);
+        assert_eq!(bounded, ["a", "a", "a", "a€", "a€b"]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use crate::device::DeviceSpec;
-use crate::event::{DeviceGrant, Endpoint, Share};
+use crate::event::{DeviceGrant, DeviceRef, Endpoint};
 use crate::reason::{EndReason, RefuseReason};
 
 /// Something for the driver to do.
@@ -71,7 +71,7 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasedDevice {
     /// Which device of which worker.
-    pub share: Share,
+    pub share: DeviceRef,
     /// The number of this grant: higher than that of any grant of the device before.
     pub grant: GrantNumber,
     /// What it is.

@@ -22,11 +22,11 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::command::Command;
-use crate::event::{DeviceGrant, Event, GrantedShare, Share, StreamId};
+use crate::event::{DeviceGrant, DeviceRef, Event, GrantedShare, StreamId};
 use crate::lease::Leases;
 use crate::options::Options;
 use crate::pool::{Pool, Verdict};
-use crate::queue::{Queue, Waiting};
+use crate::queue::{Queue, QueuedRequest};
 use crate::reason::{EndReason, RefuseReason};
 use crate::snapshot::{LeaseSnapshot, Snapshot};
 use crate::time::Timestamp;
@@ -170,17 +170,17 @@ impl Engine {
             let grants = lease.grants_on(worker);
             self.pool.end(worker, id, &grants);
             if self.pool.is_connected(worker) {
-                self.tell_end(worker, id, grants);
+                self.send_end(worker, id, grants);
             }
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
-            self.tell_ended(owner, id, reason);
+            self.report_ended(owner, id, reason);
         }
     }
 
     /// Has a worker end a lease. What it is to be told of the same lease on this very
     /// occasion becomes one command.
-    fn tell_end(&mut self, worker: WorkerId, lease: LeaseId, grants: Vec<DeviceGrant>) {
+    fn send_end(&mut self, worker: WorkerId, lease: LeaseId, grants: Vec<DeviceGrant>) {
         let mut commands = self.commands.iter_mut();
         let known = commands.find_map(|command| match command {
             Command::EndLease {
@@ -207,7 +207,7 @@ impl Engine {
         }
     }
 
-    fn tell_ended(&mut self, client: ClientId, lease: LeaseId, reason: EndReason) {
+    fn report_ended(&mut self, client: ClientId, lease: LeaseId, reason: EndReason) {
         if self.clients.contains_key(&client) {
             self.commands.push(Command::LeaseEnded {
                 client,
@@ -252,7 +252,7 @@ impl Engine {
 
     /// Another lease that has this device by an earlier grant than `grant`. Only leases
     /// from before a restart can meet like this: the other one is over.
-    fn outranked(&self, share: Share, lease: LeaseId, grant: GrantNumber) -> Option<LeaseId> {
+    fn outranked(&self, share: DeviceRef, lease: LeaseId, grant: GrantNumber) -> Option<LeaseId> {
         let holder = self.pool.holder(share).filter(|holder| *holder != lease)?;
         let held_by = self.leases.get(holder)?.shares.get(&share)?;
         (self.pool.is_good(share, grant) && *held_by < grant).then_some(holder)
@@ -270,7 +270,7 @@ impl Engine {
             }
         }
         for (waiting, position) in self.queue.moved() {
-            let Waiting {
+            let QueuedRequest {
                 client, request, ..
             } = *waiting;
             self.commands.push(Command::Queued {
@@ -282,12 +282,12 @@ impl Engine {
     }
 
     /// Grants or refuses a request, or hands it back to wait.
-    fn resolve(&mut self, waiting: Waiting) -> Option<Waiting> {
+    fn resolve(&mut self, waiting: QueuedRequest) -> Option<QueuedRequest> {
         match self.pool.assess(&waiting.demand) {
             Verdict::Fits(shares) => self.grant(waiting, shares),
             Verdict::Busy => return Some(waiting),
             Verdict::Never => {
-                let Waiting {
+                let QueuedRequest {
                     client,
                     request,
                     demand,

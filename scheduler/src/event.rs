@@ -193,14 +193,14 @@ pub struct Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantedShare {
     /// The device.
-    pub share: Share,
+    pub share: DeviceRef,
     /// The grant's number.
     pub grant: GrantNumber,
 }
 
 /// One device of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Share {
+pub struct DeviceRef {
     /// The worker that offers it.
     pub worker: WorkerId,
     /// Its position in the worker's list.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
-use crate::event::{DeviceGrant, GrantedShare, Share};
+use crate::event::{DeviceGrant, DeviceRef, GrantedShare};
 use crate::time::Timestamp;
 
 /// A client's right to some devices.
@@ -22,7 +22,7 @@ pub(crate) struct Lease {
     pub(crate) owner: Option<ClientId>,
     /// Every device it has, those of workers that have yet to join included, and the grant
     /// by which it has it.
-    pub(crate) shares: BTreeMap<Share, GrantNumber>,
+    pub(crate) shares: BTreeMap<DeviceRef, GrantNumber>,
     /// When it ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
     /// When it ends unless its last worker has joined.
@@ -54,7 +54,7 @@ impl Lease {
     pub(crate) fn grants_on(&self, worker: WorkerId) -> Vec<DeviceGrant> {
         let shares = self.shares.iter();
         let shares = shares.filter(|(share, _)| share.worker == worker);
-        let grant = |(share, &grant): (&Share, _)| DeviceGrant {
+        let grant = |(share, &grant): (&DeviceRef, _)| DeviceGrant {
             index: share.index,
             grant,
         };

@@ -35,8 +35,8 @@ pub use command::{Command, LeasedDevice};
 pub use device::{Demand, DeviceSpec, Inventory};
 pub use engine::Engine;
 pub use event::{
-    Claim, ClientEvent, DeviceGrant, Endpoint, Event, GrantedShare, HeldDevice, Outages,
-    Registration, Share, StreamId, WorkerEvent,
+    Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedShare, HeldDevice, Outages,
+    Registration, StreamId, WorkerEvent,
 };
 pub use options::Options;
 pub use reason::{EndReason, RefuseReason};

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 
 use tensord_proto::ids::WorkerId;
 
-use crate::event::Share;
+use crate::event::DeviceRef;
 
 /// A worker with the free devices that would do.
 pub(crate) struct Candidate {
@@ -36,15 +36,15 @@ impl Candidate {
         (sum(taken), sum(left))
     }
 
-    fn shares(&self, n: usize) -> impl Iterator<Item = Share> {
+    fn shares(&self, n: usize) -> impl Iterator<Item = DeviceRef> {
         let worker = self.worker;
         let taken = self.devices.iter().take(n);
-        taken.map(move |&(_, index)| Share { worker, index })
+        taken.map(move |&(_, index)| DeviceRef { worker, index })
     }
 }
 
 /// Chooses `wanted` devices, sorted, or `None` if there are not so many.
-pub(crate) fn choose(mut candidates: Vec<Candidate>, mut wanted: usize) -> Option<Vec<Share>> {
+pub(crate) fn choose(mut candidates: Vec<Candidate>, mut wanted: usize) -> Option<Vec<DeviceRef>> {
     let mut chosen = Vec::new();
     // While no worker can do the rest alone, the one with the most devices
     // gives them all: no other choice ends with fewer workers.

@@ -15,7 +15,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
 use crate::device::{Demand, Inventory};
-use crate::event::{DeviceGrant, GrantedShare, Outages, Registration, Share, StreamId};
+use crate::event::{DeviceGrant, DeviceRef, GrantedShare, Outages, Registration, StreamId};
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
@@ -34,7 +34,7 @@ pub(crate) struct Pool {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Now, with these devices.
-    Fits(Vec<Share>),
+    Fits(Vec<DeviceRef>),
     /// Later, when devices are released or in service again, or a worker is back.
     Busy,
     /// Not with the workers there are.
@@ -132,19 +132,19 @@ impl Pool {
 /// Grants have numbers.
 impl Pool {
     /// Whether a grant of a device may be one that has not ended.
-    pub(crate) fn is_good(&self, share: Share, grant: GrantNumber) -> bool {
+    pub(crate) fn is_good(&self, share: DeviceRef, grant: GrantNumber) -> bool {
         let grants = self.grants(share);
         grants.is_some_and(|grants| grant > grants.ended)
     }
 
     /// Above every grant of the device that is known.
-    pub(crate) fn next_grant(&self, share: Share) -> GrantNumber {
+    pub(crate) fn next_grant(&self, share: DeviceRef) -> GrantNumber {
         let latest = self.grants(share).map_or(GrantNumber::ZERO, |g| g.latest);
         latest.next().unwrap_or(latest)
     }
 
     /// There is, or was, this grant of a device.
-    pub(crate) fn note_grant(&mut self, share: Share, grant: GrantNumber) {
+    pub(crate) fn note_grant(&mut self, share: DeviceRef, grant: GrantNumber) {
         let worker = self.workers.get_mut(&share.worker);
         let grants = worker.and_then(|worker| worker.grants.get_mut(share.index as usize));
         if let Some(grants) = grants {
@@ -165,7 +165,7 @@ impl Pool {
         }
     }
 
-    fn grants(&self, share: Share) -> Option<&Grants> {
+    fn grants(&self, share: DeviceRef) -> Option<&Grants> {
         self.get(share.worker)?.grants.get(share.index as usize)
     }
 }
@@ -176,7 +176,7 @@ impl Pool {
     /// nothing.
     pub(crate) fn take(
         &mut self,
-        share: Share,
+        share: DeviceRef,
         lease: LeaseId,
         grant: GrantNumber,
     ) -> Result<(), Unavailable> {
@@ -192,7 +192,7 @@ impl Pool {
     }
 
     /// The lease that has a device.
-    pub(crate) fn holder(&self, share: Share) -> Option<LeaseId> {
+    pub(crate) fn holder(&self, share: DeviceRef) -> Option<LeaseId> {
         *self.get(share.worker)?.leases.get(share.index as usize)?
     }
 

@@ -16,17 +16,17 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 use crate::device::Demand;
 
 /// A request that waits.
-pub(crate) struct Waiting {
+pub(crate) struct QueuedRequest {
     pub(crate) client: ClientId,
     pub(crate) request: RequestId,
     pub(crate) demand: Demand,
     /// The id of the lease it may become.
     pub(crate) lease: LeaseId,
     /// The position its client knows, 0 for none.
-    told: u32,
+    reported_position: u32,
 }
 
-impl Waiting {
+impl QueuedRequest {
     pub(crate) fn new(
         client: ClientId,
         request: RequestId,
@@ -38,7 +38,7 @@ impl Waiting {
             request,
             demand,
             lease,
-            told: 0,
+            reported_position: 0,
         }
     }
 
@@ -50,7 +50,7 @@ impl Waiting {
 /// Every request that waits. The engine keeps it within its bounds.
 #[derive(Default)]
 pub(crate) struct Queue {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<QueuedRequest>,
 }
 
 impl Queue {
@@ -76,7 +76,7 @@ impl Queue {
             .any(|waiting| waiting.is(client, request))
     }
 
-    pub(crate) fn push(&mut self, waiting: Waiting) {
+    pub(crate) fn push(&mut self, waiting: QueuedRequest) {
         self.waiting.push_back(waiting);
     }
 
@@ -92,18 +92,18 @@ impl Queue {
     }
 
     /// Takes all out, in order. What goes on waiting is to be pushed again.
-    pub(crate) fn take(&mut self) -> VecDeque<Waiting> {
+    pub(crate) fn take(&mut self) -> VecDeque<QueuedRequest> {
         std::mem::take(&mut self.waiting)
     }
 
     /// The requests whose position is not the one their client knows, with
     /// that position, which from here on is known.
-    pub(crate) fn moved(&mut self) -> impl Iterator<Item = (&Waiting, u32)> {
+    pub(crate) fn moved(&mut self) -> impl Iterator<Item = (&QueuedRequest, u32)> {
         (1..)
             .zip(&mut self.waiting)
             .filter_map(|(position, waiting)| {
-                let moved = waiting.told != position;
-                waiting.told = position;
+                let moved = waiting.reported_position != position;
+                waiting.reported_position = position;
                 moved.then_some((&*waiting, position))
             })
     }

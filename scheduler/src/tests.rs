@@ -24,9 +24,9 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use crate::{
-    Claim, ClientEvent, Command, Demand, DeviceGrant, DeviceSpec, EndReason, Endpoint, Engine,
-    Event, GrantedShare, HeldDevice, LeasedDevice, Options, Outages, RefuseReason, Registration,
-    Share, StreamId, Timestamp, WorkerEvent,
+    Claim, ClientEvent, Command, Demand, DeviceGrant, DeviceRef, DeviceSpec, EndReason, Endpoint,
+    Engine, Event, GrantedShare, HeldDevice, LeasedDevice, Options, Outages, RefuseReason,
+    Registration, StreamId, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, what happens then, and what comes of it.
@@ -140,8 +140,8 @@ fn endpoint(worker: u64) -> Endpoint {
     }
 }
 
-fn share(worker: u64, index: u32) -> Share {
-    Share {
+fn share(worker: u64, index: u32) -> DeviceRef {
+    DeviceRef {
         worker: WorkerId(worker),
         index,
     }

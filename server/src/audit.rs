@@ -280,7 +280,7 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
             }
         }
     };
-    let mut told = Instant::now();
+    let mut last_write = Instant::now();
     loop {
         let next = entries.recv_timeout(SECOND);
         if let Ok(entry) = &next {
@@ -288,10 +288,10 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
         }
         let over = matches!(next, Err(RecvTimeoutError::Disconnected));
         let now = Instant::now();
-        if !over && now < told + SECOND {
+        if !over && now < last_write + SECOND {
             continue;
         }
-        told = now;
+        last_write = now;
         // At the end, whatever was counted is told of.
         let until = if over { now + SECOND } else { now };
         let skipped = shared.denials().skipped(until);

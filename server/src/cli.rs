@@ -304,8 +304,8 @@ fn one_line(error: &clap::Error) -> String {
         words.join(" ")
     });
     let telling = |text: &String| !text.starts_with("Usage:") && !text.starts_with("For more");
-    let told: Vec<_> = paragraphs.filter(telling).collect();
-    told.join("; ")
+    let lines: Vec<_> = paragraphs.filter(telling).collect();
+    lines.join("; ")
 }
 
 #[cfg(test)]

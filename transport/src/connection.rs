@@ -21,7 +21,7 @@ use tokio::{
 use tonic::transport::server::Connected;
 
 use crate::{
-    admission::Full, allowance::Allowance, gate::Place, link::IDLE_TIMEOUT, tls::Fingerprint,
+    admission::Full, allowance::Allowance, gate::GateEntry, link::IDLE_TIMEOUT, tls::Fingerprint,
 };
 
 /// Bytes read at once of a peer that was not admitted.
@@ -48,7 +48,7 @@ pub(crate) struct Peer {
     /// The certificate whose key it proved to have.
     pub(crate) certificate: Option<Fingerprint>,
     /// On the accepting side.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<GateEntry>,
 }
 
 /// Who is at the other end of a connection, and how to be rid of them.
@@ -60,7 +60,7 @@ pub(crate) struct Caller {
     pub(crate) closer: Closer,
     allowance: Arc<Allowance>,
     /// On the accepting side.
-    place: Option<Arc<Place>>,
+    place: Option<Arc<GateEntry>>,
 }
 
 impl Caller {

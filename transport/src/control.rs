@@ -35,7 +35,7 @@ use crate::{
     admission::Full,
     connection::{Caller, Closer, Connection, Peer},
     dial::DialError,
-    gate::{Gate, Place},
+    gate::{Gate, GateEntry},
     identity::Identity,
     link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
     listen::BindError,
@@ -310,7 +310,7 @@ impl Server {
         let (grpc, connections) = mpsc::channel(ACCEPT_QUEUE);
         let incoming = ReceiverStream::new(connections).map(Ok::<_, io::Error>);
         let mut open = JoinSet::new();
-        let takers = Takers {
+        let handoff = Handoff {
             acceptor: self.acceptor,
             grpc,
             links: self.links,
@@ -318,7 +318,7 @@ impl Server {
         let accepting = async {
             tokio::select! {
                 () = closing => {}
-                () = accept(self.tcp, &self.gate, takers, &mut open) => {}
+                () = accept(self.tcp, &self.gate, handoff, &mut open) => {}
             }
         };
         let mut builder = tonic::transport::Server::builder();
@@ -346,7 +346,7 @@ impl Server {
 
 /// Where connections go once their handshake is done.
 #[derive(Clone)]
-struct Takers {
+struct Handoff {
     acceptor: TlsAcceptor,
     grpc: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
     links: Option<mpsc::Sender<Link>>,
@@ -354,7 +354,7 @@ struct Takers {
 
 /// Accepts connections for ever, a task in `open` for each until it is closed or
 /// a link.
-async fn accept(tcp: TcpListener, gate: &Arc<Gate>, takers: Takers, open: &mut JoinSet<()>) {
+async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut JoinSet<()>) {
     let (mut failing, mut ticks) = (false, Gate::ticks());
     loop {
         while open.try_join_next().is_some() {}
@@ -369,7 +369,7 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, takers: Takers, open: &mut J
             Ok((stream, peer)) => {
                 failing = false;
                 let place = gate.enter(peer.ip());
-                open.spawn(set_up(stream, peer, place, takers.clone()));
+                open.spawn(set_up(stream, peer, place, handoff.clone()));
             }
             // Out of file descriptors, most likely; they come back.
             Err(e) => {
@@ -383,13 +383,13 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, takers: Takers, open: &mut J
 }
 
 /// Waits for the connection's turn, and has it for as long as the connection is no link.
-async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: Place, takers: Takers) {
+async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: GateEntry, handoff: Handoff) {
     if !place.served().await {
         return;
     }
     let mut watch = place.watch();
     // On the heap, as most of those who wait under attack never come here.
-    let serving = Box::pin(serve(tcp, peer, place, takers));
+    let serving = Box::pin(serve(tcp, peer, place, handoff));
     tokio::select! {
         // First, as a link that it has handed on is closed there.
         biased;
@@ -398,12 +398,12 @@ async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: Place, takers: Take
     }
 }
 
-async fn serve(tcp: TcpStream, peer: SocketAddr, place: Place, takers: Takers) {
-    let Takers {
+async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Handoff) {
+    let Handoff {
         acceptor,
         grpc,
         links,
-    } = takers;
+    } = handoff;
     let handshake = async {
         tcp.set_nodelay(true)?;
         let mut stream = acceptor.accept(tcp).await?;

@@ -129,8 +129,8 @@ impl Duplex {
     /// The parts of the next frame to send, if there is one that may be sent.
     pub fn next_to_send(&mut self) -> Option<[Bytes; 3]> {
         let (seq, body) = self.outbox.next_to_send()?;
-        let news = self.inbox.tell_changes();
-        Some([header(seq, news), body.head, body.tail])
+        let ack = self.inbox.acknowledge_changes();
+        Some([header(seq, ack), body.head, body.tail])
     }
 
     /// The parts of the next frames to send, of about 64 KiB in all.
@@ -148,7 +148,7 @@ impl Duplex {
 
     /// A frame that only says how far this end got.
     pub fn beat(&mut self) -> Bytes {
-        let header = header(0, self.inbox.tell());
+        let header = header(0, self.inbox.acknowledge());
         let sent = self.outbox.sent();
         let ping = encode(frame::Body::Ping(Ping { sent }));
         [header, ping].concat().into()

@@ -161,7 +161,7 @@ impl Gate {
 
 /// A frame under way.
 #[derive(Debug)]
-struct Held {
+struct DelayedFrame {
     parts: Vec<Bytes>,
     due: Instant,
     _room: OwnedSemaphorePermit,
@@ -172,7 +172,7 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Sender {
     /// Bounded by `room`. `None` finishes.
-    line: mpsc::UnboundedSender<Option<Held>>,
+    line: mpsc::UnboundedSender<Option<DelayedFrame>>,
     room: Arc<Semaphore>,
     ended: watch::Receiver<Option<LinkError>>,
     task: JoinSet<()>,
@@ -223,7 +223,7 @@ impl Sender {
         if self.gate.drops() {
             return Ok(());
         }
-        let held = Held {
+        let held = DelayedFrame {
             parts: parts.to_vec(),
             due: Instant::now() + self.gate.delay(),
             _room: room.expect("the semaphore is never closed"),
@@ -264,7 +264,7 @@ impl Sender {
 
 /// Passes frames on until the link is finished, dropped or lost.
 async fn carry(
-    mut frames: mpsc::UnboundedReceiver<Option<Held>>,
+    mut frames: mpsc::UnboundedReceiver<Option<DelayedFrame>>,
     mut inner: LinkSender,
     mut gate: Gate,
 ) -> Result<(), LinkError> {

@@ -1,7 +1,7 @@
 //! Carries out what [`admission`](crate::admission) decides about the connections of one
 //! listener.
 //!
-//! A [`Place`] is a connection's entry. Its holder waits until it is served, closes the
+//! A [`GateEntry`] is a connection's entry. Its holder waits until it is served, closes the
 //! connection when it is expelled, and says when its peer was admitted. Dropping it is
 //! how the connection's end becomes known.
 
@@ -98,13 +98,13 @@ impl Gate {
     }
 
     /// Takes in a connection from `address`.
-    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
+    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> GateEntry {
         let (sender, stage) = watch::channel(Stage::Waiting);
         let mut table = self.table();
         let (id, actions) = table.admission.accepted(address.into(), Instant::now());
         table.stages.insert(id, sender);
         table.carry_out(actions);
-        Place {
+        GateEntry {
             gate: self.clone(),
             id,
             stage,
@@ -185,13 +185,13 @@ impl fmt::Debug for Gate {
 
 /// A connection's entry in a [`Gate`].
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct GateEntry {
     gate: Arc<Gate>,
     id: Id,
     stage: watch::Receiver<Stage>,
 }
 
-impl Place {
+impl GateEntry {
     /// Whether it is served now.
     pub(crate) fn is_served(&self) -> bool {
         *self.stage.borrow() == Stage::Served
@@ -224,7 +224,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for GateEntry {
     fn drop(&mut self) {
         let mut table = self.gate.table();
         table.stages.remove(&self.id);
@@ -233,7 +233,7 @@ impl Drop for Place {
     }
 }
 
-/// Watches a [`Place`].
+/// Watches a [`GateEntry`].
 #[derive(Debug)]
 pub(crate) struct Watch(watch::Receiver<Stage>);
 
@@ -342,7 +342,7 @@ mod tests {
     #[tokio::test]
     async fn who_waits_longest_is_expelled_when_there_is_no_place() {
         let gate = small();
-        let places: Vec<Place> = (0..3).map(|_| gate.enter(HERE)).collect();
+        let places: Vec<GateEntry> = (0..3).map(|_| gate.enter(HERE)).collect();
         let last = gate.enter(HERE);
         let mut places = places.into_iter();
         let (served, mut oldest) = (places.next().unwrap(), places.next().unwrap());

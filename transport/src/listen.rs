@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use crate::{
     Identity, Link,
-    gate::{Gate, Place},
+    gate::{Gate, GateEntry},
     grpc, quic,
 };
 
@@ -189,7 +189,7 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
     }
 }
 
-async fn set_up(incoming: quinn::Incoming, place: Place, accepted: mpsc::Sender<Link>) {
+async fn set_up(incoming: quinn::Incoming, place: GateEntry, accepted: mpsc::Sender<Link>) {
     let peer = incoming.remote_address();
     let mut watch = place.watch();
     let setup = async {

@@ -21,7 +21,7 @@ use crate::{
     admission::Full,
     dial::DialError,
     framing::{self, Incoming},
-    gate::Place,
+    gate::GateEntry,
     identity::Identity,
     link::{
         Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
@@ -157,7 +157,7 @@ pub(crate) fn accepted(
     connection: Connection,
     send: SendStream,
     recv: RecvStream,
-    place: Place,
+    place: GateEntry,
 ) -> (Link, Expel) {
     let link = link(connection, send, recv, Incoming::accepted(), Some(place));
     let ReceiverKind::Quic(receiver) = &link.receiver.0 else {
@@ -168,7 +168,7 @@ pub(crate) fn accepted(
 }
 
 /// Closes a link's connection, and keeps it open no longer than others do.
-pub(crate) struct Expel(Weak<Owner>);
+pub(crate) struct Expel(Weak<ConnectionOwner>);
 
 impl Expel {
     pub(crate) fn close(&self) {
@@ -184,10 +184,10 @@ fn link(
     send: SendStream,
     recv: RecvStream,
     incoming: Incoming,
-    place: Option<Place>,
+    place: Option<GateEntry>,
 ) -> Link {
     let (peer, certificate) = (connection.remote_address(), shown(&connection));
-    let owner = Arc::new(Owner { connection, place });
+    let owner = Arc::new(ConnectionOwner { connection, place });
     let sender = Sender {
         stream: send,
         begun: Vec::new(),
@@ -218,9 +218,9 @@ fn shown(connection: &Connection) -> Option<Fingerprint> {
 /// What the halves of a link share. quinn closes the connection when the last
 /// of its handles is dropped, so nothing else may keep one.
 #[derive(Debug)]
-struct Owner {
+struct ConnectionOwner {
     connection: Connection,
-    place: Option<Place>,
+    place: Option<GateEntry>,
 }
 
 #[derive(Debug)]
@@ -229,7 +229,7 @@ pub(crate) struct Sender {
     /// What is left of the latest frames, if their `send` was cancelled.
     begun: Vec<Bytes>,
     finished: bool,
-    owner: Arc<Owner>,
+    owner: Arc<ConnectionOwner>,
 }
 
 impl Sender {
@@ -278,7 +278,7 @@ impl Drop for Sender {
 pub(crate) struct Receiver {
     stream: RecvStream,
     incoming: Incoming,
-    owner: Arc<Owner>,
+    owner: Arc<ConnectionOwner>,
 }
 
 impl Receiver {

@@ -186,25 +186,25 @@ mod tests {
     }
 
     #[test]
-    fn telling_is_due_before_the_sender_runs_out_of_anything() {
+    fn an_ack_is_due_before_the_sender_runs_out_of_anything() {
         let mut inbox = Inbox::new(400);
-        assert!(!inbox.is_telling_due() && !inbox.has_news());
+        assert!(!inbox.is_ack_due() && !inbox.has_pending_ack());
         // Of room to keep bodies: what was received is not consumed yet.
         inbox.accept(1, 99).unwrap();
-        assert!(!inbox.is_telling_due() && inbox.has_news());
+        assert!(!inbox.is_ack_due() && inbox.has_pending_ack());
         inbox.accept(2, 1).unwrap();
-        assert!(inbox.is_telling_due());
-        assert_eq!(inbox.tell(), (2, 400));
-        assert!(!inbox.is_telling_due() && !inbox.has_news());
+        assert!(inbox.is_ack_due());
+        assert_eq!(inbox.acknowledge(), (2, 400));
+        assert!(!inbox.is_ack_due() && !inbox.has_pending_ack());
         // Of credit.
         inbox.consume(100);
-        assert!(inbox.is_telling_due());
-        assert_eq!(inbox.tell_changes(), (0, 500));
-        assert_eq!(inbox.tell_changes(), (0, 0));
-        assert_eq!(inbox.tell(), (2, 500));
+        assert!(inbox.is_ack_due());
+        assert_eq!(inbox.acknowledge_changes(), (0, 500));
+        assert_eq!(inbox.acknowledge_changes(), (0, 0));
+        assert_eq!(inbox.acknowledge(), (2, 500));
         // Of empty bodies.
         (3..=66).for_each(|seq| assert_eq!(inbox.accept(seq, 0), Ok(true)));
-        assert!(inbox.is_telling_due());
+        assert!(inbox.is_ack_due());
     }
 
     #[derive(Debug, Clone)]
@@ -261,17 +261,17 @@ mod tests {
                     }
                 }
                 Step::Tell => {
-                    let news = self.inbox.tell();
-                    self.back.push_back(news);
+                    let ack = self.inbox.acknowledge();
+                    self.back.push_back(ack);
                 }
                 Step::TellChanges => {
-                    let news = self.inbox.tell_changes();
-                    self.back.push_back(news);
+                    let ack = self.inbox.acknowledge_changes();
+                    self.back.push_back(ack);
                 }
                 Step::Cut => {
                     self.forward.clear();
                     self.back.clear();
-                    let (received, credit) = self.inbox.tell();
+                    let (received, credit) = self.inbox.acknowledge();
                     self.outbox.rewind(received).unwrap();
                     self.outbox.grant(credit);
                 }

@@ -32,7 +32,7 @@ use crate::{
     control,
     dial::DialError,
     framing::{self, Incoming},
-    gate::Place,
+    gate::GateEntry,
     link::{
         self, Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender,
         ReceiverKind, SenderKind,
@@ -60,7 +60,7 @@ fn on_stream(
     mut stream: TlsStream<TcpStream>,
     peer: SocketAddr,
     incoming: Incoming,
-    place: Option<Place>,
+    place: Option<GateEntry>,
 ) -> io::Result<Link> {
     match &mut stream {
         TlsStream::Client(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
@@ -69,7 +69,7 @@ fn on_stream(
     let certificate = shown(stream.get_ref().1.peer_certificates());
     let socket = SockRef::from(stream.get_ref().0);
     notice_dead_peers(&socket);
-    let owner = Arc::new(Owner {
+    let owner = Arc::new(ConnectionOwner {
         socket: socket.try_clone()?,
         unread: Mutex::default(),
         place,
@@ -101,7 +101,7 @@ fn on_stream(
 pub(crate) async fn accept(
     stream: server::TlsStream<TcpStream>,
     peer: SocketAddr,
-    place: Place,
+    place: GateEntry,
     deadline: Duration,
     accepted: mpsc::Sender<Link>,
 ) {
@@ -151,15 +151,15 @@ impl Sender {
 
 /// What the halves of a link share.
 #[derive(Debug)]
-struct Owner {
+struct ConnectionOwner {
     /// A second handle, to close the connection whatever the halves do.
     socket: Socket,
     /// The reading half, once its receiver was dropped.
     unread: Mutex<Option<ReadHalf<TlsStream<TcpStream>>>>,
-    place: Option<Place>,
+    place: Option<GateEntry>,
 }
 
-impl Owner {
+impl ConnectionOwner {
     fn close(&self) {
         // An error means that it is closed.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
@@ -176,7 +176,7 @@ pub(crate) struct Sender {
     /// What is left of the latest frames, if their `send` was cancelled.
     begun: Vec<Bytes>,
     finished: bool,
-    owner: Arc<Owner>,
+    owner: Arc<ConnectionOwner>,
 }
 
 impl Sender {
@@ -257,7 +257,7 @@ pub(crate) struct Receiver {
     /// Taken when dropped.
     stream: Option<ReadHalf<TlsStream<TcpStream>>>,
     incoming: Incoming,
-    owner: Arc<Owner>,
+    owner: Arc<ConnectionOwner>,
 }
 
 impl Receiver {

@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 use crate::{
     collective,
     registry::{Attached, Registry},
-    session::{Outgoing, Session, Track},
+    session::{NextFrames, Session, Track},
 };
 
 /// How long a client may take for its first frame.
@@ -33,7 +33,7 @@ const LINGER: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How long news (an ack, credit) may wait for a frame to ride on.
-const NEWS_DELAY: Duration = Duration::from_millis(20);
+const ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Serves one connection until it ends.
 pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
@@ -162,21 +162,21 @@ async fn write(
 ) -> String {
     loop {
         let wait = match session.next_to_send(track, connection) {
-            Outgoing::Frames(frames) => {
+            NextFrames::Frames(frames) => {
                 if let Err(e) = sender.send_all(&frames).await {
                     return e.to_string();
                 }
                 continue;
             }
-            Outgoing::Done => {
+            NextFrames::Done => {
                 sender.finish().await;
                 return "the session ended".into();
             }
-            Outgoing::Replaced => return "replaced by a later one".into(),
-            Outgoing::News => NEWS_DELAY,
-            Outgoing::Nothing => BEAT,
+            NextFrames::Replaced => return "replaced by a later one".into(),
+            NextFrames::PendingAck => ACK_DELAY,
+            NextFrames::Nothing => BEAT,
         };
-        if timeout(wait, session.news(track)).await.is_err()
+        if timeout(wait, session.writer_woken(track)).await.is_err()
             && let Some(beat) = session.beat(track, connection)
             && let Err(e) = sender.send(&beat).await
         {

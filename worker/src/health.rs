@@ -1,7 +1,7 @@
 //! Whether a device may be leased: the decisions about one device, from what is seen of
 //! it and the time.
 //!
-//! A pure state machine, which [`Unit`](crate::unit::Unit) feeds and obeys:
+//! A pure state machine, which [`DeviceSlot`](crate::device_slot::DeviceSlot) feeds and obeys:
 //!
 //! - A device is *released* from a lease that has ended once no session of it is left,
 //!   its memory is back, and a test op has given the right result since.

@@ -22,6 +22,7 @@ mod blobs;
 mod collective;
 mod connection;
 pub mod custom;
+mod device_slot;
 mod devices;
 mod executor;
 mod health;
@@ -34,7 +35,6 @@ mod restart;
 mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod unit;
 
 use std::{
     net::SocketAddr,
@@ -69,7 +69,7 @@ pub use self::{
 };
 use self::{
     devices::OpenedDevice,
-    registration::{GOODBYE, Introduction, Leave, Registration, Standing},
+    registration::{GOODBYE, Introduction, Leave, Registration, SchedulerState},
     registry::Registry,
 };
 
@@ -135,7 +135,7 @@ pub enum StartError {
 pub struct Worker {
     address: SocketAddr,
     registry: Arc<Registry>,
-    standing: watch::Receiver<Standing>,
+    standing: watch::Receiver<SchedulerState>,
     leave: watch::Sender<Leave>,
     lost: watch::Receiver<Option<LostDevice>>,
     _tasks: JoinSet<()>,
@@ -163,7 +163,7 @@ impl Worker {
             devices: opened.iter().map(OpenedDevice::description).collect(),
         };
         let id = worker_id(&identity.fingerprint(), &start);
-        let together = collective::Settings {
+        let membership = collective::Settings {
             deadline: options.collective_timeout,
             bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),
             runtime: Handle::current(),
@@ -174,12 +174,12 @@ impl Worker {
             &options.name,
             opened,
             options.cache_bytes,
-            together,
+            membership,
             options.op_timeout,
             &Handle::current(),
         )?;
         let registry = Arc::new(registry);
-        let (standing, stands) = watch::channel(Standing::Joining);
+        let (standing, stands) = watch::channel(SchedulerState::Joining);
         let (leave, leaves) = watch::channel(Leave::No);
         let registration = Registration {
             scheduler: options.scheduler,
@@ -242,10 +242,10 @@ impl Worker {
     pub async fn joined(&self) -> Result<(), RefusedError> {
         let mut standing = self.standing.clone();
         let stands = standing
-            .wait_for(|standing| *standing != Standing::Joining)
+            .wait_for(|standing| *standing != SchedulerState::Joining)
             .await;
         match stands.as_deref() {
-            Ok(Standing::Refused(refused)) => Err(refused.clone()),
+            Ok(SchedulerState::Refused(refused)) => Err(refused.clone()),
             _ => Ok(()),
         }
     }
@@ -253,9 +253,9 @@ impl Worker {
     /// Ends when the scheduler refuses the worker, which it does not get over.
     pub async fn failed(&self) -> RefusedError {
         let mut standing = self.standing.clone();
-        let refused = |standing: &Standing| matches!(standing, Standing::Refused(_));
+        let refused = |standing: &SchedulerState| matches!(standing, SchedulerState::Refused(_));
         if let Ok(standing) = standing.wait_for(refused).await
-            && let Standing::Refused(refused) = &*standing
+            && let SchedulerState::Refused(refused) = &*standing
         {
             return refused.clone();
         }
@@ -294,7 +294,9 @@ impl Worker {
         }
         self.leave.send_replace(Leave::Now);
         let mut standing = self.standing.clone();
-        let over = |standing: &Standing| !matches!(standing, Standing::Joining | Standing::Joined);
+        let over = |standing: &SchedulerState| {
+            !matches!(standing, SchedulerState::Joining | SchedulerState::Joined)
+        };
         // A scheduler that is gone is not waited for.
         let _ = tokio::time::timeout(2 * GOODBYE, standing.wait_for(over)).await;
     }

@@ -26,7 +26,7 @@ pub(crate) struct SessionMemory {
 /// There is not enough left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutOfMemory {
-    pub(crate) asked_bytes: u64,
+    pub(crate) requested_bytes: u64,
     pub(crate) free_bytes: u64,
 }
 
@@ -67,7 +67,7 @@ impl SessionMemory {
                 Ok(())
             }
             Err(live) => Err(OutOfMemory {
-                asked_bytes: bytes,
+                requested_bytes: bytes,
                 free_bytes: capacity.saturating_sub(live),
             }),
         }
@@ -127,12 +127,12 @@ pub(crate) fn human(bytes: u64) -> String {
         return format!("{bytes} B");
     }
     let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
+    let mut device_slot = 0;
+    while value >= 1024.0 && device_slot + 1 < UNITS.len() {
         value /= 1024.0;
-        unit += 1;
+        device_slot += 1;
     }
-    format!("{value:.1} {}", UNITS[unit])
+    format!("{value:.1} {}", UNITS[device_slot])
 }
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             b.take(50),
             Err(OutOfMemory {
-                asked_bytes: 50,
+                requested_bytes: 50,
                 free_bytes: 40
             })
         );
@@ -179,7 +179,7 @@ mod tests {
         let mut account = device.open();
         account.take_beyond(150);
         let full = OutOfMemory {
-            asked_bytes: 1,
+            requested_bytes: 1,
             free_bytes: 0,
         };
         assert_eq!(account.take(1), Err(full));

@@ -70,7 +70,7 @@ pub(crate) struct Introduction {
 
 /// How the worker stands with its scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum SchedulerState {
     Joining,
     Joined,
     Refused(RefusedError),
@@ -93,7 +93,7 @@ pub(crate) struct Registration {
     pub(crate) scheduler: PoolUrl,
     pub(crate) introduction: Introduction,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) standing: watch::Sender<Standing>,
+    pub(crate) standing: watch::Sender<SchedulerState>,
     pub(crate) leave: watch::Receiver<Leave>,
 }
 
@@ -111,16 +111,16 @@ impl Registration {
         loop {
             let ended = self.stay().await;
             self.registry.cut_off();
-            let was_joined = *self.standing.borrow() == Standing::Joined;
+            let was_joined = *self.standing.borrow() == SchedulerState::Joined;
             let scheduler = self.scheduler.authority();
             match ended {
                 Ended::Left => {
-                    self.standing.send_replace(Standing::Left);
+                    self.standing.send_replace(SchedulerState::Left);
                     return;
                 }
                 Ended::Refused(reason) => {
                     let refused = RefusedError { scheduler, reason };
-                    self.standing.send_replace(Standing::Refused(refused));
+                    self.standing.send_replace(SchedulerState::Refused(refused));
                     return;
                 }
                 Ended::Lost(reason) => {
@@ -130,13 +130,13 @@ impl Registration {
                             "no scheduler at {scheduler} ({reason}); trying again until it is back"
                         );
                     }
-                    self.standing.send_replace(Standing::Joining);
+                    self.standing.send_replace(SchedulerState::Joining);
                 }
             }
             let pause = RETRY[failures.min(RETRY.len() - 1)];
             let left = reached(&mut self.leave, Leave::Now);
             if timeout(pause, left).await.is_ok() {
-                self.standing.send_replace(Standing::Left);
+                self.standing.send_replace(SchedulerState::Left);
                 return;
             }
         }
@@ -159,7 +159,7 @@ impl Registration {
         self.registry.set_lease_key(registered.lease_key.to_vec());
         self.registry.set_time(registered.time_ms);
         info!("joined the pool at {}", self.scheduler.authority());
-        self.standing.send_replace(Standing::Joined);
+        self.standing.send_replace(SchedulerState::Joined);
         let period = match registered.heartbeat_ms {
             0 => HEARTBEAT,
             ms => Duration::from_millis(ms.into()),
@@ -173,14 +173,14 @@ impl Registration {
         }
     }
 
-    /// Beats and obeys until the scheduler is gone. `has_told` says whether the
+    /// Beats and obeys until the scheduler is gone. `has_sent_leaving` says whether the
     /// scheduler knows that the worker is leaving.
     async fn serve(
         &self,
         messages: &mpsc::Sender<WorkerMessage>,
         commands: &mut Streaming<WorkerCommand>,
         period: Duration,
-        mut has_told: bool,
+        mut has_sent_leaving: bool,
     ) -> Ended {
         let mut leave = self.leave.clone();
         let mut beat = interval_at(Instant::now() + period, period);
@@ -205,12 +205,12 @@ impl Registration {
                         return ended;
                     }
                 }
-                () = reached(&mut leave, Leave::Soon), if !has_told => {
+                () = reached(&mut leave, Leave::Soon), if !has_sent_leaving => {
                     let leaving = messages.send(message(Body::Leaving(Leaving {})));
                     if timeout(DEADLINE, leaving).await.is_err() {
                         return Ended::Lost(format!("it reads nothing for {DEADLINE:?}"));
                     }
-                    has_told = true;
+                    has_sent_leaving = true;
                 }
             }
         }

@@ -23,14 +23,14 @@ use crate::{
     admission::{Admission, Claim, Refusal},
     at_hand::Signals,
     blobs::BlobStore,
-    collective::{self, Accepted, Cohort, Roster, Settings},
+    collective::{self, Accepted, Cohort, LeaseMembers, Settings},
+    device_slot::DeviceSlot,
     devices::OpenedDevice,
     executor::Executor,
     locks::lock,
     memory::DeviceMemory,
     restart::{DeviceUse, LostDevice, lost},
-    session::{Grant, Session, Site, Track},
-    unit::Unit,
+    session::{DeviceContext, Grant, Session, Track},
 };
 
 /// Sessions a lease may have on one device: programs hold one, a gateway a few.
@@ -42,11 +42,11 @@ const DETACHED_LIFE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Registry {
     pub(crate) worker_id: WorkerId,
-    units: Vec<Unit>,
+    device_slots: Vec<DeviceSlot>,
     sessions: DashMap<SessionId, Arc<Session>>,
     /// Held by their sessions.
     cohorts: DashMap<(LeaseId, u64), Weak<Cohort>>,
-    together: Settings,
+    membership: Settings,
     /// Which lease may use which device. Held for moments.
     admission: Mutex<Admission>,
     /// Woken when a device is worth a look.
@@ -73,7 +73,7 @@ impl Registry {
         name: &str,
         devices: Vec<OpenedDevice>,
         cache_bytes: u64,
-        together: Settings,
+        membership: Settings,
         op_timeout: Duration,
         runtime: &Handle,
     ) -> std::io::Result<Self> {
@@ -83,9 +83,9 @@ impl Registry {
         // what is left of those that ended.
         let blobs = BlobStore::new(cache_bytes / 2);
         let kept_bytes = cache_bytes / 2 / devices.len().max(1) as u64;
-        let unit = |(index, opened): (usize, OpenedDevice)| {
+        let device_slot = |(index, opened): (usize, OpenedDevice)| {
             let executor = Executor::start(index)?;
-            let site = Site {
+            let device_context = DeviceContext {
                 memory: DeviceMemory::new(opened.found.memory_bytes),
                 queue: executor.queue().clone(),
                 signals: Signals::new(worker.clone(), op_timeout, wake.clone()),
@@ -95,17 +95,17 @@ impl Registry {
                 kept_bytes,
                 device: opened.device,
             };
-            Ok(Unit::new(index as u32, executor, site))
+            Ok(DeviceSlot::new(index as u32, executor, device_context))
         };
         let admission = Mutex::new(Admission::new(devices.len()));
-        let units = devices.into_iter().enumerate().map(unit);
+        let device_slots = devices.into_iter().enumerate().map(device_slot);
         Ok(Self {
             worker_id,
             admission,
-            units: units.collect::<std::io::Result<_>>()?,
+            device_slots: device_slots.collect::<std::io::Result<_>>()?,
             sessions: DashMap::new(),
             cohorts: DashMap::new(),
-            together,
+            membership,
             wake,
             released: Mutex::default(),
             reports: Notify::new(),
@@ -132,15 +132,15 @@ impl Registry {
         let resumed = session.attach(track, open.received);
         let (connection, received, credit_bytes) =
             resumed.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
-        let unit = &self.units[open.device_index as usize];
-        let encoded = unit.profile.encode();
+        let device_slot = &self.device_slots[open.device_index as usize];
+        let encoded = device_slot.profile.encode();
         let opened = Opened {
             hello: Some(ours),
             protocol,
             received,
             credit_bytes,
             settings: Some(v1::DeviceSettings { encoded }),
-            kept_bytes: unit.site.kept_bytes,
+            kept_bytes: device_slot.device_context.kept_bytes,
         };
         Ok(Attached {
             session,
@@ -188,7 +188,7 @@ impl Registry {
             share.worker_id == self.worker_id.0 && share.device_index == open.device_index
         };
         let share = claims.shares.iter().find(|share| ours(share));
-        match share.filter(|share| (share.device_index as usize) < self.units.len()) {
+        match share.filter(|share| (share.device_index as usize) < self.device_slots.len()) {
             Some(share) => Ok((claim(LeaseId(claims.lease_id), share), claims)),
             None => {
                 let reason = format!("the lease does not cover device {} here", open.device_index);
@@ -263,8 +263,9 @@ impl Registry {
                 return Err(Error::new(ErrorCode::Session, "the session id is taken"));
             }
             Entry::Vacant(entry) => {
-                let unit = &self.units[index as usize];
-                unit.open(lease)
+                let device_slot = &self.device_slots[index as usize];
+                device_slot
+                    .open(lease)
                     .map_err(|reason| Error::new(ErrorCode::Limit, reason))?;
                 let grant = Grant {
                     lease,
@@ -272,7 +273,13 @@ impl Registry {
                     device_index: index,
                 };
                 let cohort = self.cohort(lease, open, claims);
-                let session = Session::new(id, grant, open.seed, unit.site.clone(), cohort)?;
+                let session = Session::new(
+                    id,
+                    grant,
+                    open.seed,
+                    device_slot.device_context.clone(),
+                    cohort,
+                )?;
                 info!(session = %id, %lease, device = index, "session opened");
                 entry.insert(session).clone()
             }
@@ -286,10 +293,16 @@ impl Registry {
         if let Some(cohort) = known.upgrade() {
             return cohort;
         }
-        let roster = Roster::new(claims.shares, self.worker_id);
+        let lease_members = LeaseMembers::new(claims.shares, self.worker_id);
         // Not a part of the frame it came in, which it would keep alive.
         let token = Bytes::copy_from_slice(&open.lease_token);
-        let cohort = Cohort::new(open.cohort, lease, roster, token, self.together.clone());
+        let cohort = Cohort::new(
+            open.cohort,
+            lease,
+            lease_members,
+            token,
+            self.membership.clone(),
+        );
         *known = Arc::downgrade(&cohort);
         cohort
     }
@@ -306,9 +319,9 @@ impl Registry {
         let mut sessions = self.all();
         sessions.retain(|s| s.grant.lease == lease && !s.is_gone());
         sessions.iter().for_each(|s| s.end(error()));
-        for (index, unit) in (0..).zip(&self.units) {
+        for (index, device_slot) in (0..).zip(&self.device_slots) {
             let is_here = |s: &Arc<Session>| s.grant.device_index == index;
-            unit.end_lease(lease, sessions.iter().any(is_here));
+            device_slot.end_lease(lease, sessions.iter().any(is_here));
         }
         self.wake.notify_one();
     }
@@ -323,12 +336,12 @@ impl Registry {
         let mut sessions = self.all();
         sessions.retain(|session| !session.is_gone());
         let now = Instant::now();
-        for (index, unit) in (0..).zip(&self.units) {
+        for (index, device_slot) in (0..).zip(&self.device_slots) {
             let here = sessions.iter().filter(|s| s.grant.device_index == index);
-            let outcome = unit.tend(now, &here.collect::<Vec<_>>());
-            let is_news = outcome.has_changed || !outcome.released.is_empty();
+            let outcome = device_slot.tend(now, &here.collect::<Vec<_>>());
+            let is_reportable = outcome.has_changed || !outcome.released.is_empty();
             lock(&self.released).extend(outcome.released);
-            if is_news {
+            if is_reportable {
                 self.reports.notify_one();
             }
         }
@@ -337,8 +350,8 @@ impl Registry {
     /// A device that is lost until this process starts again, if no session on another device
     /// would end with the process.
     pub(crate) fn lost_device(&self, now: Instant) -> Option<LostDevice> {
-        let first = self.units.first()?;
-        let stuck = self.units.iter().map(Unit::stuck_since);
+        let first = self.device_slots.first()?;
+        let stuck = self.device_slots.iter().map(DeviceSlot::stuck_since);
         let mut devices: Vec<_> = stuck
             .map(|stuck_since| DeviceUse {
                 stuck_since,
@@ -352,9 +365,11 @@ impl Registry {
         for session in self.sessions.iter().filter(|session| !session.has_ended()) {
             devices[session.grant.device_index as usize].has_sessions = true;
         }
-        let patience = first.site.signals.op_timeout;
+        let patience = first.device_context.signals.op_timeout;
         let index = lost(&devices, now, patience)?;
-        let reason = self.units[index].out_of_service().unwrap_or_default();
+        let reason = self.device_slots[index]
+            .out_of_service()
+            .unwrap_or_default();
         let index = index as u32;
         Some(LostDevice { index, reason })
     }
@@ -433,7 +448,9 @@ impl Registry {
 
     /// Has the devices looked at in the background, for later [`usage`](Self::usage).
     pub(crate) fn look_at_memory(&self) {
-        self.units.iter().for_each(Unit::look_at_memory);
+        self.device_slots
+            .iter()
+            .for_each(DeviceSlot::look_at_memory);
     }
 }
 

@@ -64,7 +64,7 @@ struct Part {
 ///
 /// When a worker, the network or Gloo fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    context.progress.tell("allreduce");
+    context.progress.update("allreduce");
     let inside = Inside::find(Bench::Allreduce, context);
     let gloo = gloo::available();
     let mut runs: Vec<Run> = Vec::new();
@@ -123,7 +123,7 @@ fn measure_sizes(
     let world = part.world;
     context
         .progress
-        .tell(&format!("allreduce: starting {world} workers"));
+        .update(&format!("allreduce: starting {world} workers"));
     let fleet = Fleet::start(network, world, None)?;
     let runs = sizes.iter().map(|&size| {
         let (seconds, sent) = measure_size(context, &fleet, size)?;

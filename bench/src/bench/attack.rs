@@ -153,7 +153,7 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
         Turn::Neighbour(address, model) => neighbour(context, address, *model),
         Turn::Attack(url) => {
             hostile::attack(context.runtime(), url, || {
-                context.progress.tell("attacking");
+                context.progress.update("attacking");
             })?;
             Ok(Value::Null)
         }
@@ -204,7 +204,7 @@ fn neighbour(context: &Context, address: &Address, model: Model) -> Result<Value
     let mut trainer = Trainer::new(model, &peer.device, Upload::Helper);
     let batches: Vec<_> = (0..8).map(|seed| Batch::noise(BATCH, seed)).collect();
     trainer.steps(batches.clone())?;
-    context.progress.tell("training");
+    context.progress.update("training");
     loop {
         trainer.steps(batches.clone())?;
     }

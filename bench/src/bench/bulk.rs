@@ -22,7 +22,7 @@ use crate::{
     context::Context,
     data::{self, Upload},
     peer::{Kind, Peer},
-    plain::{Server, Socket, Way},
+    plain::{Direction, Server, Socket},
     race::{Contender, Results},
     report::{Report, add_findings, table},
 };
@@ -49,8 +49,8 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let mut sizes = Vec::new();
     for &mib in context.pick::<&[usize]>(&[1, 16, 64, 256], &[1]) {
         let mut json = json!({ "mib": mib });
-        for (way, name) in [(Way::Up, "up"), (Way::Down, "down")] {
-            let found = measure(context, &server, mib, way)?;
+        for (direction, name) in [(Direction::Up, "up"), (Direction::Down, "down")] {
+            let found = measure(context, &server, mib, direction)?;
             add_findings(&mut rows, &[&mib.to_string(), name], &found);
             json[name] = Value::from(found.to_json());
         }
@@ -62,11 +62,16 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-fn measure(context: &Context, server: &Server, mib: usize, way: Way) -> Result<Results> {
+fn measure(
+    context: &Context,
+    server: &Server,
+    mib: usize,
+    direction: Direction,
+) -> Result<Results> {
     let at_least = |total: usize| (total / (mib * MIB)).max(1);
-    let warm = match way {
-        Way::Up => context.pick(WARM_BYTES, 0),
-        Way::Down => 0,
+    let warm = match direction {
+        Direction::Up => context.pick(WARM_BYTES, 0),
+        Direction::Down => 0,
     };
     let size = Size {
         bytes: mib * MIB,
@@ -78,17 +83,17 @@ fn measure(context: &Context, server: &Server, mib: usize, way: Way) -> Result<R
         server.tls(context.runtime())?,
     );
     let mut contenders = vec![
-        socket("tcp_gbs", "TCP", tcp, size, way),
-        socket("tls_gbs", "TLS over TCP", tls, size, way),
+        socket("tcp_gbs", "TCP", tcp, size, direction),
+        socket("tls_gbs", "TLS over TCP", tls, size, direction),
     ];
     let peers = context.peers()?.iter();
     for peer in peers.filter(|peer| peer.kind != Kind::Local) {
-        contenders.push(tensors(peer, size, way, Upload::Helper));
+        contenders.push(tensors(peer, size, direction, Upload::Helper));
         if peer.kind == Kind::Tensord {
-            contenders.push(tensors(peer, size, way, Upload::Plain));
+            contenders.push(tensors(peer, size, direction, Upload::Plain));
         }
     }
-    context.race(&format!("bulk {mib} MiB {way:?}"), contenders)
+    context.race(&format!("bulk {mib} MiB {direction:?}"), contenders)
 }
 
 /// What a sample moves.
@@ -121,22 +126,22 @@ fn socket<'a>(
     label: &str,
     mut socket: Socket<'a>,
     size: Size,
-    way: Way,
+    direction: Direction,
 ) -> Contender<'a> {
     let payload = vec![7; size.bytes];
     Contender::new(key, label, move |run| {
         let begun = Instant::now();
         for _ in 0..size.count(run) {
-            match way {
-                Way::Up => socket.up(&payload)?,
-                Way::Down => socket.down(size.bytes)?,
+            match direction {
+                Direction::Up => socket.up(&payload)?,
+                Direction::Down => socket.down(size.bytes)?,
             }
         }
         Ok(size.gbs(begun))
     })
 }
 
-fn tensors<'a>(peer: &'a Peer, size: Size, way: Way, upload: Upload) -> Contender<'a> {
+fn tensors<'a>(peer: &'a Peer, size: Size, direction: Direction, upload: Upload) -> Contender<'a> {
     let (infix, note) = match upload {
         Upload::Helper => ("", ""),
         Upload::Plain => ("_plain", ", plain from_data and into_data"),
@@ -146,8 +151,8 @@ fn tensors<'a>(peer: &'a Peer, size: Size, way: Way, upload: Upload) -> Contende
     let mut content = Content::new(size.bytes / 4);
     let mut on_device: Option<Tensor<1>> = None;
     let place = move |data| -> Tensor<1> { data::from_data(data, &peer.device, upload) };
-    Contender::new(key, label, move |run| match way {
-        Way::Up => {
+    Contender::new(key, label, move |run| match direction {
+        Direction::Up => {
             if run == 0 {
                 for _ in 0..size.warm_count {
                     place(content.fresh());
@@ -163,7 +168,7 @@ fn tensors<'a>(peer: &'a Peer, size: Size, way: Way, upload: Upload) -> Contende
             }
             Ok(size.gbs(begun))
         }
-        Way::Down => {
+        Direction::Down => {
             let tensor = on_device.get_or_insert_with(|| place(content.fresh()));
             // Results of their own, read for the last time, as a program reads them.
             let tensors: Vec<_> = (0..size.count).map(|_| tensor.clone() + 1.0).collect();

@@ -69,7 +69,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     for (model, name) in MODELS.map(Model::name).into_iter().enumerate() {
         let worlds = context.pick::<&[usize]>(&WORLDS, &WORLDS[..2]).iter();
         let worlds = worlds.map(|&world| {
-            context.progress.tell(&format!("ddp {name} on {world}"));
+            context.progress.update(&format!("ddp {name} on {world}"));
             inside.run(context, &Part::Training { model, world })
         });
         models.push(Found {

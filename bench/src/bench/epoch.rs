@@ -27,7 +27,7 @@ const EPOCHS: usize = 3;
 ///
 /// When a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    context.progress.tell("epoch");
+    context.progress.update("epoch");
     let items = context.pick(2048, 2 * BATCH);
     let peers = context.peers()?;
     let ours = peers.get(Kind::Tensord);

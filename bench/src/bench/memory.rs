@@ -51,7 +51,7 @@ struct Found {
 ///
 /// When the pool or the client fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    context.progress.tell("memory");
+    context.progress.update("memory");
     let (ops, mib) = context.pick((1_000_000, 10 << 10), (2_000, 64));
     let pool = LocalPool::start("flex")?;
     let worker = || resident_bytes(pool.process_id()).map(|(now, _)| now);
@@ -115,7 +115,7 @@ pub(super) fn stream(context: &Context, stream: &Stream) -> Result<Value> {
             let sent = upload * UPLOAD_MIB;
             context
                 .progress
-                .tell(&format!("memory: {sent} MiB uploaded"));
+                .update(&format!("memory: {sent} MiB uploaded"));
         }
         let values = vec![upload as f32; UPLOAD_MIB * MIB / 4];
         let count = values.len();

@@ -98,7 +98,7 @@ fn calibrate(context: &Context) -> Result<usize> {
 fn measure(context: &Context, rtt_ms: u64, batch: usize) -> Result<Results> {
     context
         .progress
-        .tell(&format!("rtt {rtt_ms} ms: starting the peers"));
+        .update(&format!("rtt {rtt_ms} ms: starting the peers"));
     let delay = Duration::from_micros(rtt_ms * 1000 / 2);
     let far = FarPool::start(delay)?;
     let remote = CountedRemote::start_delayed(delay)?;

@@ -28,7 +28,7 @@ const MIB: usize = 1 << 20;
 ///
 /// When a worker fails, or bytes are lost.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    context.progress.tell("transfer");
+    context.progress.update("transfer");
     let mib = context.pick(256, 4);
     let network = Network::Plain;
     let fleet = Fleet::start(&network, 2, None)?;

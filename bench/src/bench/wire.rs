@@ -51,7 +51,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         ],
     );
     for model in Model::ALL {
-        context.progress.tell(&format!("wire {}", model.name()));
+        context.progress.update(&format!("wire {}", model.name()));
         let steps = steps(context, model);
         let peers = context.peers()?;
         let ours = |kind, upload| tensord(peers.get(kind), model, steps, upload);

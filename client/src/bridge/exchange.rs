@@ -72,7 +72,7 @@ pub(super) struct Tickets {
     last: u64,
     uploads: HashMap<u64, (TensorData, Instant)>,
     /// By ticket of a read op: where to send the values of its inputs.
-    pub(super) asked: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
+    pub(super) requested: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
     pub(super) reads: Reads,
     /// Bytes in `uploads`.
     waiting_bytes: usize,
@@ -95,7 +95,7 @@ impl Tickets {
     /// The newest ticket, if any ticket is older than [`PATIENCE`].
     fn overdue(&self) -> Option<u64> {
         let uploads = self.uploads.values().map(|(_, since)| since);
-        let mut waiting = uploads.chain(self.asked.values().map(|(_, since)| since));
+        let mut waiting = uploads.chain(self.requested.values().map(|(_, since)| since));
         waiting
             .any(|since| since.elapsed() >= PATIENCE)
             .then_some(self.last)
@@ -194,7 +194,7 @@ impl Exchange {
         for ticket in old {
             tickets.remove(ticket);
         }
-        tickets.asked.retain(|&ticket, _| ticket > last);
+        tickets.requested.retain(|&ticket, _| ticket > last);
         drop(tickets);
         self.room.notify_all();
     }

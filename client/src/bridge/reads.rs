@@ -7,7 +7,7 @@
 //! within [`GATHER`], a thread of the runtime sends them. The worker's answers go from
 //! the session straight to the readers.
 //!
-//! The tensor itself stays alive in [`Held`] meanwhile; otherwise its drop could be
+//! The tensor itself stays alive in [`RequestedTensor`] meanwhile; otherwise its drop could be
 //! registered before the read. And it is dropped on the thread that requested the
 //! read. Burn counts a tensor's handles, and dropping the last one registers a drop.
 //! An op that another thread has just begun no longer counts as a handle, but is
@@ -67,13 +67,13 @@ struct Read {
 }
 
 /// A read that was requested.
-pub(crate) struct Asked {
+pub(crate) struct PendingRead {
     answered: oneshot::Receiver<Result<TensorData, ExecutionError>>,
-    held: Option<Held>,
+    held: Option<RequestedTensor>,
 }
 
 /// Keeps the tensor of a pending read alive.
-struct Held {
+struct RequestedTensor {
     /// `None` once [`Drop`] has passed it on.
     tensor: Option<FloatTensor<Remote>>,
     exchange: Weak<Exchange>,
@@ -82,7 +82,7 @@ struct Held {
     answered: bool,
 }
 
-impl Asked {
+impl PendingRead {
     pub(crate) async fn answer(mut self) -> Result<TensorData, ExecutionError> {
         if let Some(held) = &self.held {
             held.send();
@@ -95,7 +95,7 @@ impl Asked {
     }
 }
 
-impl Held {
+impl RequestedTensor {
     /// Sends all queued reads, if this one may be among them.
     fn send(&self) {
         let Some(exchange) = self.exchange.upgrade() else {
@@ -107,7 +107,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for RequestedTensor {
     fn drop(&mut self) {
         // Without the bridge there is no read to cancel.
         let Some(exchange) = self.exchange.upgrade() else {
@@ -134,14 +134,14 @@ fn unanswered() -> ExecutionError {
 impl Exchange {
     /// Reads a tensor and waits for its value.
     pub(crate) fn read(&self, tensor: FloatTensor<Remote>) -> Result<TensorData, ExecutionError> {
-        let asked = self.ask_now(tensor);
+        let requested = self.request_now(tensor);
         self.flush()?;
-        wait(asked.answer())
+        wait(requested.answer())
     }
 
     /// Requests a tensor. The read is sent when its answer is awaited, or within
     /// [`GATHER`].
-    pub(crate) fn ask(self: &Arc<Self>, tensor: FloatTensor<Remote>) -> Asked {
+    pub(crate) fn request(self: &Arc<Self>, tensor: FloatTensor<Remote>) -> PendingRead {
         let me = thread::current().id();
         let (mine, full) = {
             let left = &mut self.lock().reads.left;
@@ -150,17 +150,17 @@ impl Exchange {
         };
         // Outside the lock: this registers drops with Burn's client, which may block.
         drop(mine);
-        let asked = match full {
-            true => self.ask_now(tensor),
+        let requested = match full {
+            true => self.request_now(tensor),
             false => self.leave(tensor, me),
         };
         // After the read was queued: a timer that finds no reads ends.
         self.send_soon();
-        asked
+        requested
     }
 
     /// Queues a read; gives all of them to Burn's client if there are enough.
-    fn leave(self: &Arc<Self>, tensor: FloatTensor<Remote>, by: ThreadId) -> Asked {
+    fn leave(self: &Arc<Self>, tensor: FloatTensor<Remote>, by: ThreadId) -> PendingRead {
         let (answer, answered) = oneshot::channel();
         // `into_ir` of a clone does not release the tensor.
         let ir = tensor.clone().into_ir();
@@ -175,26 +175,26 @@ impl Exchange {
             (reads.number, reads.unsent.len() >= WAITING_READS)
         };
         if full {
-            self.give(None);
+            self.deliver(None);
         }
-        let held = Held {
+        let held = RequestedTensor {
             tensor: Some(tensor),
             exchange: Arc::downgrade(self),
             number,
             by,
             answered: false,
         };
-        Asked {
+        PendingRead {
             answered,
             held: Some(held),
         }
     }
 
     /// Gives Burn's client this read and all queued ones.
-    fn ask_now(&self, tensor: FloatTensor<Remote>) -> Asked {
+    fn request_now(&self, tensor: FloatTensor<Remote>) -> PendingRead {
         let (answer, answered) = oneshot::channel();
-        self.give(Some((tensor, answer)));
-        Asked {
+        self.deliver(Some((tensor, answer)));
+        PendingRead {
             answered,
             held: None,
         }
@@ -206,7 +206,7 @@ impl Exchange {
     }
 
     /// Gives Burn's client one op for all queued reads and `more`.
-    fn give(&self, more: Option<(FloatTensor<Remote>, Answer<TensorData>)>) {
+    fn deliver(&self, more: Option<(FloatTensor<Remote>, Answer<TensorData>)>) {
         let _giving = self.giving();
         let unsent = std::mem::take(&mut self.lock().reads.unsent);
         let unsent = unsent.into_iter().map(|read| (read.tensor, read.answer));
@@ -218,7 +218,7 @@ impl Exchange {
         let ticket = {
             let mut tickets = self.lock();
             let ticket = tickets.next();
-            tickets.asked.insert(ticket, (answers, Instant::now()));
+            tickets.requested.insert(ticket, (answers, Instant::now()));
             ticket
         };
         self.burn().client.register(CustomOpIr {
@@ -245,7 +245,7 @@ impl Exchange {
 
     /// Has Burn's client send all queued reads.
     fn send(&self) {
-        self.give(None);
+        self.deliver(None);
         if self.flush().is_err() {
             // The readers get an error, as this drops their answers.
             self.give_up_all();
@@ -289,8 +289,8 @@ impl Reads {
 }
 
 impl Tickets {
-    fn take_asked(&mut self, ticket: &ScalarIr) -> Option<Vec<Answer<TensorData>>> {
-        let (answers, _) = self.asked.remove(&ticket.elem::<u64>())?;
+    fn take_requested(&mut self, ticket: &ScalarIr) -> Option<Vec<Answer<TensorData>>> {
+        let (answers, _) = self.requested.remove(&ticket.elem::<u64>())?;
         Some(answers)
     }
 }
@@ -305,7 +305,7 @@ pub(super) fn read(
     device: TensordDevice,
 ) {
     let ticket = ir.scalars.first();
-    let answers = ticket.and_then(|ticket| exchange.lock().take_asked(ticket));
+    let answers = ticket.and_then(|ticket| exchange.lock().take_requested(ticket));
     let mut answers = answers.into_iter().flatten();
     let mut reads = Vec::with_capacity(ir.inputs.len());
     for tensor in &ir.inputs {

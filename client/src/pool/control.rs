@@ -46,10 +46,10 @@ const RETRY: Duration = Duration::from_millis(500);
 const QUEUE: usize = 64;
 
 /// What the rest of the client asks.
-pub(crate) enum Ask {
+pub(crate) enum ControlRequest {
     Lease {
         request: LeaseRequest,
-        tell: blocking::Sender<Told>,
+        events: blocking::Sender<RequestEvent>,
     },
     Cancel(RequestId),
     Release(LeaseId),
@@ -58,7 +58,7 @@ pub(crate) enum Ask {
 }
 
 /// What becomes of a request.
-pub(crate) enum Told {
+pub(crate) enum RequestEvent {
     Queued(u32),
     Granted(Granted, LeaseWatch),
     Refused(Error),
@@ -100,12 +100,12 @@ impl LeaseWatch {
     }
 }
 
-struct Waiting {
+struct PendingRequest {
     request: LeaseRequest,
-    tell: blocking::Sender<Told>,
+    events: blocking::Sender<RequestEvent>,
 }
 
-struct Holding {
+struct HeldLease {
     token: Bytes,
     watch: LeaseWatch,
     /// It goes back as soon as there is a stream. Until then it stays among what
@@ -118,14 +118,14 @@ pub(crate) struct Control {
     url: PoolUrl,
     /// What this client's id is made of.
     credential: ClientCredential,
-    asked: mpsc::Receiver<Ask>,
-    waiting: HashMap<RequestId, Waiting>,
-    holding: HashMap<LeaseId, Holding>,
+    requests: mpsc::Receiver<ControlRequest>,
+    waiting: HashMap<RequestId, PendingRequest>,
+    holding: HashMap<LeaseId, HeldLease>,
 }
 
 struct Stream {
-    say: mpsc::Sender<ClientMessage>,
-    hear: Streaming<PoolMessage>,
+    outbound: mpsc::Sender<ClientMessage>,
+    inbound: Streaming<PoolMessage>,
 }
 
 /// Why a stream is no longer used.
@@ -138,12 +138,12 @@ impl Control {
     pub(crate) fn new(
         url: PoolUrl,
         credential: ClientCredential,
-        asked: mpsc::Receiver<Ask>,
+        requests: mpsc::Receiver<ControlRequest>,
     ) -> Self {
         Self {
             url,
             credential,
-            asked,
+            requests,
             waiting: HashMap::new(),
             holding: HashMap::new(),
         }
@@ -195,7 +195,7 @@ impl Control {
     async fn try_attach(&self) -> Result<Stream, ConnectError> {
         let pool = self.url.authority();
         let mut client = connect(&self.url).await?;
-        let (say, said) = mpsc::channel(QUEUE + self.waiting.len());
+        let (outbound, messages) = mpsc::channel(QUEUE + self.waiting.len());
         let hello = client_message::Body::Hello(ClientHello {
             hello: Some(version::hello()),
             client_id: self.credential.hash().client_id().0,
@@ -207,16 +207,16 @@ impl Control {
                 .collect(),
         });
         // Nothing is in the queue yet.
-        let _ = say.try_send(message(hello));
+        let _ = outbound.try_send(message(hello));
         for waiting in self.waiting.values() {
-            let _ = say.try_send(message(client_message::Body::Request(
+            let _ = outbound.try_send(message(client_message::Body::Request(
                 waiting.request.clone(),
             )));
         }
-        let request = authorised(ReceiverStream::new(said), &self.url)?;
+        let request = authorised(ReceiverStream::new(messages), &self.url)?;
         let refused = |status: tonic::Status| ConnectError::from_status(&pool, &status);
-        let mut hear = client.attach(request).await.map_err(refused)?.into_inner();
-        let first = hear
+        let mut inbound = client.attach(request).await.map_err(refused)?.into_inner();
+        let first = inbound
             .message()
             .await
             .map_err(refused)?
@@ -231,7 +231,7 @@ impl Control {
                 reason: e.message,
             }
         })?;
-        Ok(Stream { say, hear })
+        Ok(Stream { outbound, inbound })
     }
 
     /// What to say of leases that go back.
@@ -246,20 +246,20 @@ impl Control {
     async fn serve(&mut self, mut stream: Stream) -> Ended {
         loop {
             for body in self.released() {
-                if stream.say.send(message(body)).await.is_err() {
+                if stream.outbound.send(message(body)).await.is_err() {
                     return Ended::Lost("the stream ended".into());
                 }
             }
             tokio::select! {
-                heard = timeout(SILENCE, stream.hear.message()) => match heard {
-                    Ok(Ok(Some(heard))) => self.told(heard),
+                received = timeout(SILENCE, stream.inbound.message()) => match received {
+                    Ok(Ok(Some(received))) => self.on_message(received),
                     Ok(Ok(None)) => return Ended::Lost("it closed the connection".into()),
                     Ok(Err(status)) => return Ended::Lost(foreign(status.message(), MESSAGE_CHARS).to_string()),
                     Err(_) => return Ended::Lost(format!("silent for {SILENCE:?}")),
                 },
-                ask = self.asked.recv() => match self.asked(ask) {
+                request_control = self.requests.recv() => match self.requests(request_control) {
                     Ok(Some(body)) => {
-                        if stream.say.send(message(body)).await.is_err() {
+                        if stream.outbound.send(message(body)).await.is_err() {
                             return Ended::Lost("the stream ended".into());
                         }
                     }
@@ -275,30 +275,30 @@ impl Control {
         }
     }
 
-    /// Takes note of `ask`; what is to be said of it, or who wants to leave.
-    fn asked(
+    /// Takes note of `request_control`; what is to be said of it, or who wants to leave.
+    fn requests(
         &mut self,
-        ask: Option<Ask>,
+        request_control: Option<ControlRequest>,
     ) -> Result<Option<client_message::Body>, Option<blocking::SyncSender<()>>> {
-        Ok(match ask {
+        Ok(match request_control {
             None => return Err(None),
-            Some(Ask::Leave(left)) => return Err(Some(left)),
-            Some(Ask::Lease { request, tell }) => {
+            Some(ControlRequest::Leave(left)) => return Err(Some(left)),
+            Some(ControlRequest::Lease { request, events }) => {
                 let id = RequestId(request.request_id);
                 self.waiting.insert(
                     id,
-                    Waiting {
+                    PendingRequest {
                         request: request.clone(),
-                        tell,
+                        events,
                     },
                 );
                 Some(client_message::Body::Request(request))
             }
-            Some(Ask::Cancel(RequestId(request_id))) => {
+            Some(ControlRequest::Cancel(RequestId(request_id))) => {
                 self.waiting.remove(&RequestId(request_id));
                 Some(client_message::Body::Cancel(CancelRequest { request_id }))
             }
-            Some(Ask::Release(lease)) => {
+            Some(ControlRequest::Release(lease)) => {
                 // One that is not among them has ended already.
                 if let Some(holding) = self.holding.get_mut(&lease) {
                     holding.released = true;
@@ -315,8 +315,8 @@ impl Control {
         loop {
             tokio::select! {
                 () = &mut pause => return false,
-                ask = self.asked.recv() => {
-                    if let Err(left) = self.asked(ask) {
+                request_control = self.requests.recv() => {
+                    if let Err(left) = self.requests(request_control) {
                         let _ = left.map(|left| left.send(()));
                         return true;
                     }
@@ -326,11 +326,11 @@ impl Control {
     }
 
     /// Passes on what the pool says.
-    fn told(&mut self, message: PoolMessage) {
+    fn on_message(&mut self, message: PoolMessage) {
         match message.body {
             Some(pool_message::Body::Queued(queued)) => {
                 if let Some(waiting) = self.waiting.get(&RequestId(queued.request_id)) {
-                    let _ = waiting.tell.send(Told::Queued(queued.position));
+                    let _ = waiting.events.send(RequestEvent::Queued(queued.position));
                 }
             }
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
@@ -338,7 +338,7 @@ impl Control {
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(waiting) = self.waiting.remove(&RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
-                    let _ = waiting.tell.send(Told::Refused(error));
+                    let _ = waiting.events.send(RequestEvent::Refused(error));
                 }
             }
             Some(pool_message::Body::Ended(ended)) => {
@@ -366,11 +366,11 @@ impl Control {
         let token = granted.token.clone();
         let watch = LeaseWatch::default();
         let waiting = self.waiting.remove(&RequestId(granted.request_id));
-        let told = Told::Granted(granted, watch.clone());
-        let taken = waiting.is_some_and(|waiting| waiting.tell.send(told).is_ok());
+        let on_message = RequestEvent::Granted(granted, watch.clone());
+        let taken = waiting.is_some_and(|waiting| waiting.events.send(on_message).is_ok());
         // If it was cancelled as it was granted, it goes back.
         let released = !taken;
-        let holding = Holding {
+        let holding = HeldLease {
             token,
             watch,
             released,
@@ -381,9 +381,9 @@ impl Control {
 
 /// Ends the stream in an orderly way, so that what was said before is heard.
 async fn leave(stream: Stream) {
-    drop(stream.say);
-    let mut hear = stream.hear;
-    while let Ok(Some(_)) = hear.message().await {}
+    drop(stream.outbound);
+    let mut inbound = stream.inbound;
+    while let Ok(Some(_)) = inbound.message().await {}
 }
 
 async fn connect(url: &PoolUrl) -> Result<PoolClient<Channel>, ConnectError> {

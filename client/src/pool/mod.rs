@@ -25,13 +25,13 @@ use tokio::{
 };
 
 pub(crate) use self::control::LeaseWatch;
-use self::control::{Ask, Control, Told};
+use self::control::{Control, ControlRequest, RequestEvent};
 use crate::{
     backend::{TensordClient, TensordDevice},
     bridge::Bridge,
-    cohort::{Cohort, Seat},
+    cohort::{Cohort, CohortMember},
     error::{ConnectError, LeaseError},
-    lease::{Held, Lease, LeaseRequest},
+    lease::{HeldDevice, Lease, LeaseRequest},
     session::{Session, Target, drive},
 };
 
@@ -64,7 +64,7 @@ pub struct Pool(Arc<Inner>);
 pub(crate) struct Inner {
     url: PoolUrl,
     dialer: Dialer,
-    ask: mpsc::Sender<Ask>,
+    request_control: mpsc::Sender<ControlRequest>,
     next_request: std::sync::atomic::AtomicU64,
     handle: Handle,
     /// Taken when dropped.
@@ -109,9 +109,9 @@ impl Pool {
             .thread_name("tensord-io")
             .enable_all()
             .build()?;
-        let (ask, asked) = mpsc::channel(ASK_QUEUE);
+        let (request_control, requests) = mpsc::channel(ASK_QUEUE);
         let credential = ClientCredential::new(rand::random());
-        let control = Control::new(url.clone(), credential, asked);
+        let control = Control::new(url.clone(), credential, requests);
         let (connected, connects) = blocking::sync_channel(1);
         runtime.spawn(control.run(connected));
         let mut dialer = Dialer::new(url.transport);
@@ -123,7 +123,7 @@ impl Pool {
         let inner = Inner {
             url,
             dialer,
-            ask,
+            request_control,
             next_request: 1.into(),
             handle,
             runtime,
@@ -150,17 +150,19 @@ impl Pool {
     ///
     /// When it does not answer.
     pub fn status(&self) -> Result<v1::StatusReply, ConnectError> {
-        let (tell, told) = blocking::sync_channel(1);
+        let (events, on_message) = blocking::sync_channel(1);
         let url = self.0.url.clone();
         self.0.handle.spawn(async move {
             // Nobody listens any more once the deadline has passed.
-            let _ = tell.send(control::status(&url).await);
+            let _ = events.send(control::status(&url).await);
         });
-        told.recv_timeout(CONNECT_DEADLINE).unwrap_or_else(|_| {
-            let pool = self.0.url.authority();
-            let reason = format!("no status within {CONNECT_DEADLINE:?}");
-            Err(ConnectError::Broken { pool, reason })
-        })
+        on_message
+            .recv_timeout(CONNECT_DEADLINE)
+            .unwrap_or_else(|_| {
+                let pool = self.0.url.authority();
+                let reason = format!("no status within {CONNECT_DEADLINE:?}");
+                Err(ConnectError::Broken { pool, reason })
+            })
     }
 
     /// Leases devices, waiting in the pool's queue while they are taken.
@@ -171,15 +173,15 @@ impl Pool {
     pub fn lease(&self, request: LeaseRequest) -> Result<Lease, LeaseError> {
         let mut on_queued = request.on_queued;
         let id = self.0.new_request();
-        let (tell, told) = blocking::channel();
-        self.0.ask(Ask::Lease {
+        let (events, on_message) = blocking::channel();
+        self.0.request_control(ControlRequest::Lease {
             request: v1::LeaseRequest {
                 request_id: id.0,
                 devices: request.devices,
                 kind: request.kind,
                 memory_bytes: request.memory_bytes,
             },
-            tell,
+            events,
         })?;
         let begun = Instant::now();
         let mut position = 0;
@@ -188,21 +190,21 @@ impl Pool {
                 .timeout
                 .map(|timeout| timeout.saturating_sub(begun.elapsed()));
             // Without a timeout the pool decides: it grants, refuses or is gone.
-            let told = match left {
-                Some(left) => told.recv_timeout(left),
-                None => told
+            let on_message = match left {
+                Some(left) => on_message.recv_timeout(left),
+                None => on_message
                     .recv()
                     .map_err(|_| blocking::RecvTimeoutError::Disconnected),
             };
-            match told {
-                Ok(Told::Queued(at)) => {
+            match on_message {
+                Ok(RequestEvent::Queued(at)) => {
                     position = at;
                     if let Some(on_queued) = &mut on_queued {
                         on_queued(at);
                     }
                 }
-                Ok(Told::Granted(granted, watch)) => return self.open(&granted, watch),
-                Ok(Told::Refused(error)) => {
+                Ok(RequestEvent::Granted(granted, watch)) => return self.open(&granted, watch),
+                Ok(RequestEvent::Refused(error)) => {
                     let code = error.code();
                     return Err(LeaseError::Refused {
                         code,
@@ -210,7 +212,7 @@ impl Pool {
                     });
                 }
                 Err(blocking::RecvTimeoutError::Timeout) => {
-                    self.0.ask(Ask::Cancel(id))?;
+                    self.0.request_control(ControlRequest::Cancel(id))?;
                     let waited = begun.elapsed();
                     return Err(LeaseError::TimedOut { waited, position });
                 }
@@ -231,12 +233,12 @@ impl Pool {
         };
         let mut openings = Vec::new();
         let cohort = Cohort::new(rand::rng().next_u64());
-        for (place, leased) in (0..).zip(&granted.devices) {
-            let seat = Seat {
+        for (lease_rank, leased) in (0..).zip(&granted.devices) {
+            let cohort_member = CohortMember {
                 cohort: cohort.clone(),
-                place,
+                lease_rank,
             };
-            let (held, opening) = self.0.open_session(leased, granted, seat)?;
+            let (held, opening) = self.0.open_session(leased, granted, cohort_member)?;
             lease.watch.add(&held.session);
             lease.held.push(held);
             openings.push(opening);
@@ -265,16 +267,16 @@ impl Inner {
         RequestId(self.next_request.fetch_add(1, order))
     }
 
-    fn ask(&self, ask: Ask) -> Result<(), LeaseError> {
+    fn request_control(&self, request_control: ControlRequest) -> Result<(), LeaseError> {
         // The control task takes these as they come; a full queue means that
         // this process asks for dozens of leases at once.
-        let mut ask = ask;
+        let mut request_control = request_control;
         for _ in 0..1000 {
-            match self.ask.try_send(ask) {
+            match self.request_control.try_send(request_control) {
                 Ok(()) => return Ok(()),
                 Err(mpsc::error::TrySendError::Closed(_)) => return Err(LeaseError::Closed),
                 Err(mpsc::error::TrySendError::Full(back)) => {
-                    ask = back;
+                    request_control = back;
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -286,8 +288,8 @@ impl Inner {
         &self,
         leased: &v1::LeasedDevice,
         granted: &v1::Granted,
-        seat: Seat,
-    ) -> Result<(Held, Opening), LeaseError> {
+        cohort_member: CohortMember,
+    ) -> Result<(HeldDevice, Opening), LeaseError> {
         let worker = leased.worker.clone().unwrap_or_default();
         let unusable = |reason: &str| LeaseError::Worker {
             worker: worker.name.clone(),
@@ -295,7 +297,7 @@ impl Inner {
         };
         let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
             .map_err(|_| unusable("the pool sent no fingerprint of its certificate"))?;
-        let session = Session::new(SessionId(rand::rng().next_u64()), seat);
+        let session = Session::new(SessionId(rand::rng().next_u64()), cohort_member);
         let device = TensordDevice::register(session.clone())
             .ok_or_else(|| unusable("this process has leased 65,536 devices; restart it"))?;
         let target = Target {
@@ -308,16 +310,16 @@ impl Inner {
             seed: rand::rng().next_u64(),
         };
         let (opened, opens) = oneshot::channel();
-        let (tell, opening) = blocking::sync_channel(1);
+        let (events, opening) = blocking::sync_channel(1);
         self.handle.spawn(drive(session.clone(), target, opened));
         self.handle.spawn(async move {
             let opened = opens
                 .await
                 .unwrap_or_else(|_| Err("the client is shutting down".into()));
-            let _ = tell.send(opened);
+            let _ = events.send(opened);
         });
         let registration = TensordClient::register(device);
-        let held = Held {
+        let held = HeldDevice {
             device,
             session,
             description: leased.into(),
@@ -329,15 +331,15 @@ impl Inner {
     /// Gives a lease back. Best effort: the pool takes it back by itself when
     /// this process is gone.
     pub(crate) fn release(&self, lease: LeaseId) {
-        let _ = self.ask(Ask::Release(lease));
+        let _ = self.request_control(ControlRequest::Release(lease));
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let (tell, told) = blocking::sync_channel(1);
-        if self.ask(Ask::Leave(tell)).is_ok() {
-            let _ = told.recv_timeout(GOODBYE);
+        let (events, on_message) = blocking::sync_channel(1);
+        if self.request_control(ControlRequest::Leave(events)).is_ok() {
+            let _ = on_message.recv_timeout(GOODBYE);
         }
         let runtime = self
             .runtime

@@ -14,7 +14,7 @@ pub(super) const MIN_BYTES: usize = 128;
 
 /// Where an upload is, or goes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum UploadSource {
     /// The worker has it in this slot.
     Slot(u32),
     /// The worker has it from an earlier session.
@@ -80,7 +80,7 @@ impl Blobs {
         }
         self.held = (0..)
             .zip(hashes)
-            .map(|(place, &hash)| (hash, place))
+            .map(|(lease_rank, &hash)| (hash, lease_rank))
             .collect();
         Ok(())
     }
@@ -93,16 +93,16 @@ impl Blobs {
 
     /// Where the upload with this hash and size is. What is to be sent counts as
     /// kept from now on.
-    pub(super) fn place(&mut self, hash: Hash, size: usize) -> Place {
+    pub(super) fn lease_rank(&mut self, hash: Hash, size: usize) -> UploadSource {
         if let Some((slot, _)) = self.slots.get(&hash) {
-            return Place::Slot(*slot);
+            return UploadSource::Slot(*slot);
         }
-        if let Some(&place) = self.held.get(&hash) {
-            return Place::Held(place);
+        if let Some(&lease_rank) = self.held.get(&hash) {
+            return UploadSource::Held(lease_rank);
         }
         let cost = kept_cost(size);
         if cost > self.budget_bytes {
-            return Place::New {
+            return UploadSource::New {
                 keep: None,
                 forget: Vec::new(),
             };
@@ -119,7 +119,7 @@ impl Blobs {
         self.free.extend(&forget);
         self.slots.put(hash, (slot, cost));
         self.used_bytes += cost;
-        Place::New {
+        UploadSource::New {
             keep: Some(slot),
             forget,
         }
@@ -134,8 +134,8 @@ mod tests {
         [n; HASH_BYTES]
     }
 
-    fn kept(slot: u32) -> Place {
-        Place::New {
+    fn kept(slot: u32) -> UploadSource {
+        UploadSource::New {
             keep: Some(slot),
             forget: Vec::new(),
         }
@@ -145,13 +145,13 @@ mod tests {
     fn nothing_is_sent_twice_while_it_is_kept() {
         let mut blobs = Blobs::default();
         blobs.set_budget(2 * kept_cost(1000));
-        assert_eq!(blobs.place(named(1), 1000), kept(0));
-        assert_eq!(blobs.place(named(2), 1000), kept(1));
-        assert_eq!(blobs.place(named(1), 1000), Place::Slot(0));
+        assert_eq!(blobs.lease_rank(named(1), 1000), kept(0));
+        assert_eq!(blobs.lease_rank(named(2), 1000), kept(1));
+        assert_eq!(blobs.lease_rank(named(1), 1000), UploadSource::Slot(0));
         // 2 was used longest ago.
-        assert_eq!(blobs.place(named(3), 1000), kept(1));
-        assert_eq!(blobs.place(named(1), 1000), Place::Slot(0));
-        assert_eq!(blobs.place(named(2), 1000), kept(1));
+        assert_eq!(blobs.lease_rank(named(3), 1000), kept(1));
+        assert_eq!(blobs.lease_rank(named(1), 1000), UploadSource::Slot(0));
+        assert_eq!(blobs.lease_rank(named(2), 1000), kept(1));
     }
 
     #[test]
@@ -159,33 +159,33 @@ mod tests {
         let mut blobs = Blobs::default();
         blobs.set_budget(3 * kept_cost(1000));
         for n in 0..3 {
-            assert_eq!(blobs.place(named(n), 1000), kept(u32::from(n)));
+            assert_eq!(blobs.lease_rank(named(n), 1000), kept(u32::from(n)));
         }
-        let placed = blobs.place(named(9), 2500);
+        let placed = blobs.lease_rank(named(9), 2500);
         let forget = vec![0, 1];
         assert_eq!(
             placed,
-            Place::New {
+            UploadSource::New {
                 keep: Some(2),
                 forget
             }
         );
-        assert_eq!(blobs.place(named(4), 0), kept(1));
+        assert_eq!(blobs.lease_rank(named(4), 0), kept(1));
     }
 
     #[test]
     fn what_is_too_large_is_sent_each_time_and_what_is_held_never() {
         let mut blobs = Blobs::default();
-        let sent = Place::New {
+        let sent = UploadSource::New {
             keep: None,
             forget: Vec::new(),
         };
         assert!(!blobs.wants(1000));
-        assert_eq!(blobs.place(named(1), 1000), sent);
+        assert_eq!(blobs.lease_rank(named(1), 1000), sent);
         blobs.set_held(&[named(5), named(1)].concat()).unwrap();
         assert!(blobs.wants(1000) && !blobs.wants(MIN_BYTES - 1));
-        assert_eq!(blobs.place(named(1), 1000), Place::Held(1));
-        assert_eq!(blobs.place(named(2), 1000), sent);
+        assert_eq!(blobs.lease_rank(named(1), 1000), UploadSource::Held(1));
+        assert_eq!(blobs.lease_rank(named(2), 1000), sent);
     }
     #[test]
     fn a_list_of_kept_uploads_is_whole_short_and_said_once() {

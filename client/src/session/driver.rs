@@ -22,9 +22,9 @@ use tracing::{debug, info, warn};
 
 use super::{
     Session, Track,
-    lending::Lent,
+    direct_send::LentSender,
     values::Delivery,
-    wire::{Ended, Outgoing},
+    wire::{Ended, NextFrames},
 };
 
 /// How long one try to connect may take.
@@ -52,7 +52,7 @@ const GATHER: Duration = Duration::from_millis(1);
 const GATHER_MOST: Duration = Duration::from_millis(4);
 
 /// How long news (an ack) may wait for a frame to ride on.
-const NEWS_DELAY: Duration = Duration::from_millis(20);
+const ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Frames that are taken before what they bring is handed out, at most.
 const ROW: usize = 256;
@@ -117,15 +117,15 @@ async fn keep_connected(
     track: Track,
     mut opened: Option<oneshot::Sender<Result<(), String>>>,
 ) {
-    let mut heard = Instant::now();
+    let mut last_received = Instant::now();
     let mut resume = false;
     while track == Track::Ops || !session.is_over() {
         // A try must not outlast the time in which a worker is given up.
-        let until = heard + GIVE_UP;
+        let until = last_received + GIVE_UP;
         let connected = timeout_at(until, connect(session, target, track, resume)).await;
         let ended = match connected.unwrap_or_else(|_| Err(Ended::Lost("no answer".into()))) {
             Ok(link) => {
-                heard = Instant::now();
+                last_received = Instant::now();
                 let (worker, carrier) = (&target.worker, link.carrier);
                 if resume {
                     info!(session = %session.id, ?track, worker, "resumed over {carrier}");
@@ -137,7 +137,7 @@ async fn keep_connected(
                     // Whoever leased may have given up; then the session is closed soon.
                     let _ = opened.send(Ok(()));
                 }
-                pump(session, track, link, &mut heard).await
+                pump(session, track, link, &mut last_received).await
             }
             Err(ended) => ended,
         };
@@ -147,7 +147,7 @@ async fn keep_connected(
                 "worker {} at {} broke the protocol: {rule}",
                 target.worker, target.address
             ),
-            Ended::Lost(reason) if heard.elapsed() < GIVE_UP && !session.is_over() => {
+            Ended::Lost(reason) if last_received.elapsed() < GIVE_UP && !session.is_over() => {
                 debug!(session = %session.id, ?track, worker = target.worker, "no connection: {reason}");
                 sleep(RETRY).await;
                 continue;
@@ -192,7 +192,7 @@ async fn connect(
         received: session.received(track),
         seed: target.seed,
         bulk: track == Track::Bulk,
-        cohort: session.seat.cohort.id,
+        cohort: session.cohort_member.cohort.id,
     });
     link.sender
         .send(&[duplex::encode(open)])
@@ -212,12 +212,12 @@ async fn connect(
     Ok(link)
 }
 
-async fn pump(session: &Session, track: Track, link: Link, heard: &mut Instant) -> Ended {
+async fn pump(session: &Session, track: Track, link: Link, last_received: &mut Instant) -> Ended {
     let Link {
         sender, receiver, ..
     } = link;
     tokio::select! {
-        ended = read(session, track, receiver, heard) => ended,
+        ended = read(session, track, receiver, last_received) => ended,
         Err(ended) = write(session, track, sender) => ended,
     }
 }
@@ -226,7 +226,7 @@ async fn read(
     session: &Session,
     track: Track,
     mut receiver: LinkReceiver,
-    heard: &mut Instant,
+    last_received: &mut Instant,
 ) -> Ended {
     let mut deliveries = Vec::new();
     loop {
@@ -244,7 +244,7 @@ async fn read(
                 Err(e @ LinkError::TooLarge(_)) => break Some(Ended::Broke(e.to_string())),
                 Err(e) => break Some(Ended::Lost(e.to_string())),
             };
-            *heard = Instant::now();
+            *last_received = Instant::now();
             if let Err(ended) = take(session, track, frame, &mut deliveries) {
                 break Some(ended);
             }
@@ -287,22 +287,22 @@ async fn write(
     loop {
         let patient = gathered_at.is_none_or(|until| Instant::now() < until);
         let wait = match session.next_to_send(track, patient, rested) {
-            Outgoing::Frames(frames) => {
+            NextFrames::Frames(frames) => {
                 send(session, &mut sender, &frames).await?;
                 (gathered_at, rested) = (None, false);
                 continue;
             }
-            Outgoing::Few(before) => {
+            NextFrames::Few(before) => {
                 let gather = GATHER_MOST.min(GATHER * (1 << before.min(8)));
                 let until = *gathered_at.get_or_insert_with(|| Instant::now() + gather);
                 (sender, _) = wait_until(session, track, sender, until).await?;
                 continue;
             }
-            Outgoing::Nothing if rested => BEAT,
+            NextFrames::Nothing if rested => BEAT,
             // What comes meanwhile need not wake it for an ack: it will look by itself,
             // and most answers are soon followed by the next request.
-            Outgoing::News | Outgoing::Nothing => NEWS_DELAY,
-            Outgoing::Goodbye => {
+            NextFrames::PendingAck | NextFrames::Nothing => ACK_DELAY,
+            NextFrames::Goodbye => {
                 sleep(GOODBYE).await;
                 return Err(Ended::Over("closed".into()));
             }
@@ -314,7 +314,7 @@ async fn write(
         if woken {
             continue;
         }
-        let beats = rested || session.has_news(track);
+        let beats = rested || session.has_pending_ack(track);
         rested = true;
         if beats {
             send(session, &mut sender, &[session.beat(track)]).await?;
@@ -330,9 +330,9 @@ async fn wait_until(
     sender: LinkSender,
     until: Instant,
 ) -> Result<(LinkSender, bool), Ended> {
-    let lent = Lent::new(session, track, sender);
+    let lent_sender = LentSender::new(session, track, sender);
     let woken = timeout_at(until, session.wake_of(track).notified()).await;
-    let mut sender = lent.back();
+    let mut sender = lent_sender.back();
     // What they could not send at once.
     send(session, &mut sender, &[]).await?;
     Ok((sender, woken.is_ok()))

@@ -5,12 +5,12 @@
 //! behind that the outbox is full. One task ([`driver`]) owns the connection. It
 //! takes the list whenever it is ready to send and makes frames of it, which are
 //! small while the worker keeps up, and large when there is much to say. Who asks
-//! something while it waits does that in its place ([`lending`]).
+//! something while it waits does that in its place ([`direct_send`]).
 
 mod blobs;
+mod direct_send;
 mod driver;
-mod lending;
-mod recording;
+mod op_buffer;
 #[cfg(test)]
 mod tests;
 mod uploads;
@@ -39,10 +39,10 @@ use tokio::sync::{Notify, oneshot};
 pub(crate) use self::driver::{Target, drive};
 use self::{
     blobs::Blobs,
-    recording::{Item, Recorded, Recording},
+    op_buffer::{FrameEncoder, Item, OpBuffer},
     values::Values,
 };
-use crate::cohort::Seat;
+use crate::cohort::CohortMember;
 
 /// What is kept until the worker confirms it, ops counted by what they take of
 /// the credit; a program that is further ahead waits in the op it records.
@@ -85,12 +85,12 @@ enum Track {
 
 pub(crate) struct Session {
     pub(crate) id: SessionId,
-    pub(crate) seat: Seat,
+    pub(crate) cohort_member: CohortMember,
     state: Mutex<State>,
     /// Of whoever has the sender: the driver, or a borrower.
-    recording: Mutex<Recording>,
+    op_encoder: Mutex<FrameEncoder>,
     /// The driver's sender, while it waits.
-    lent: Mutex<Option<LinkSender>>,
+    lent_sender: Mutex<Option<LinkSender>>,
     /// Signals that the outbox has room again.
     room: Condvar,
     /// Wakes the driver of each track.
@@ -104,7 +104,7 @@ struct State {
     duplex: Duplex,
     bulk: Duplex,
     /// What was recorded and is not encoded yet.
-    recorded: Recorded,
+    op_buffer: OpBuffer,
     /// Something in it is not to wait for more.
     urgent: bool,
     /// How often few ops were sent, as no more came in time, since something was urgent.
@@ -113,7 +113,7 @@ struct State {
     next_request: u64,
     values: Values,
     syncs: HashMap<u64, Answer<()>>,
-    driver: Waiting,
+    driver: DriverState,
     /// There are, or will be, bulk bytes.
     has_bulk: bool,
     profile: Option<DeviceProfile>,
@@ -123,7 +123,7 @@ struct State {
 
 /// What the driver waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Waiting {
+enum DriverState {
     /// It does not: it will look at the state by itself.
     #[default]
     No,
@@ -154,28 +154,28 @@ impl End {
 }
 
 impl Session {
-    pub(crate) fn new(id: SessionId, seat: Seat) -> Arc<Self> {
+    pub(crate) fn new(id: SessionId, cohort_member: CohortMember) -> Arc<Self> {
         Arc::new(Self {
             id,
-            seat,
+            cohort_member,
             state: Mutex::new(State {
                 // The worker says what it lets us send when it opens the session.
                 duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
-                recorded: Recorded::default(),
+                op_buffer: OpBuffer::default(),
                 urgent: false,
                 sent_few: 0,
                 blobs: Blobs::default(),
                 next_request: 1,
                 values: Values::default(),
                 syncs: HashMap::new(),
-                driver: Waiting::No,
+                driver: DriverState::No,
                 has_bulk: false,
                 profile: None,
                 end: None,
             }),
-            recording: Mutex::default(),
-            lent: Mutex::default(),
+            op_encoder: Mutex::default(),
+            lent_sender: Mutex::default(),
             room: Condvar::new(),
             wake: Notify::new(),
             wake_bulk: Notify::new(),
@@ -207,14 +207,14 @@ impl Session {
             OperationIr::Distributed(DistributedOperationIr::SyncCollective)
         );
         if state.end.is_none() {
-            state.recorded.op(op);
+            state.op_buffer.op(op);
             self.appended(state);
         }
     }
 
     fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, item: Item) {
         if state.end.is_none() {
-            state.recorded.push(item);
+            state.op_buffer.push(item);
             self.appended(state);
         }
     }
@@ -226,7 +226,7 @@ impl Session {
         }
         match state.driver {
             // More ops come in a moment, and one wake does for all of them.
-            Waiting::ForMore if state.has_few() => {}
+            DriverState::ForMore if state.has_few() => {}
             _ => self.wake(state),
         }
     }
@@ -319,12 +319,12 @@ impl Session {
                 }
                 tensors.push(encode_tensor(&tensor));
             }
-            state.say(Body::Reads(Reads {
+            state.queue_frame(Body::Reads(Reads {
                 request_id,
                 tensors,
             }));
         }
-        self.speak(state);
+        self.send_now(state);
     }
 
     /// Asks to hear when everything recorded is done.
@@ -338,8 +338,8 @@ impl Session {
             None => {
                 let request_id = state.request();
                 state.syncs.insert(request_id, answer);
-                state.say(Body::Sync(Sync { request_id }));
-                self.speak(state);
+                state.queue_frame(Body::Sync(Sync { request_id }));
+                self.send_now(state);
             }
         }
         answered
@@ -405,7 +405,7 @@ impl Session {
 
     fn push(&self, body: Body) {
         let mut state = self.lock();
-        state.say(body);
+        state.queue_frame(body);
         self.wake(state);
     }
 
@@ -455,29 +455,29 @@ impl State {
 
     /// Whether the driver waits, which whoever asks puts an end to.
     fn driver_waits(&mut self) -> bool {
-        std::mem::take(&mut self.driver) != Waiting::No
+        std::mem::take(&mut self.driver) != DriverState::No
     }
 
     /// Whether a program is too far ahead.
     fn is_full(&self) -> bool {
-        self.recorded.len() >= RECORDED_ITEMS
+        self.op_buffer.len() >= RECORDED_ITEMS
             || self.duplex.outbox().is_full()
             || self.bulk.outbox().is_full()
     }
 
     /// Whether there is little to send, to which more may come.
     fn has_few(&self) -> bool {
-        !self.urgent && (1..EAGER_OPS).contains(&self.recorded.len())
+        !self.urgent && (1..EAGER_OPS).contains(&self.op_buffer.len())
     }
 
     /// Queues `body` behind the ops recorded so far.
-    fn say(&mut self, body: Body) {
-        self.queue(Item::Said(body));
+    fn queue_frame(&mut self, body: Body) {
+        self.queue(Item::Frame(body));
     }
 
     fn queue(&mut self, item: Item) {
         if self.end.is_none() {
-            self.recorded.push(item);
+            self.op_buffer.push(item);
             self.urgent = true;
         }
     }
@@ -485,7 +485,7 @@ impl State {
 
 /// A session that was closed before it began, for a device without a lease.
 pub(crate) fn closed() -> Arc<Session> {
-    let session = Session::new(SessionId(0), Seat::default());
+    let session = Session::new(SessionId(0), CohortMember::default());
     session.end(End::Closed);
     session
 }

@@ -13,11 +13,11 @@ use tensord_proto::{
 
 use tensord_transport::{Dialer, Identity, Link, Listener, TransportChoice, tls::Trust};
 
-use super::{lending::Lent, wire::Outgoing, *};
+use super::{direct_send::LentSender, wire::NextFrames, *};
 
 /// A session whose worker lets it send all, and that worker's end.
 fn pair() -> (Arc<Session>, Duplex) {
-    let session = Session::new(SessionId(7), Seat::default());
+    let session = Session::new(SessionId(7), CohortMember::default());
     session.lock().duplex.rewind(0, u64::MAX).unwrap();
     (session, Duplex::new(1 << 20, u64::MAX, 1 << 30))
 }
@@ -44,16 +44,16 @@ fn record(session: &Session, count: usize) {
 /// What the driver finds, in a word, and what it sends to `worker`.
 fn look(session: &Session, worker: &mut Duplex, patient: bool, rested: bool) -> String {
     match session.next_to_send(Track::Ops, patient, rested) {
-        Outgoing::Frames(frames) => {
+        NextFrames::Frames(frames) => {
             for parts in &frames {
                 worker.receive(parts.concat().into()).unwrap();
             }
             format!("{} frames", frames.len())
         }
-        Outgoing::Few(before) => format!("few after {before}"),
-        Outgoing::News => "news".into(),
-        Outgoing::Nothing => "nothing".into(),
-        Outgoing::Goodbye => "goodbye".into(),
+        NextFrames::Few(before) => format!("few after {before}"),
+        NextFrames::PendingAck => "news".into(),
+        NextFrames::Nothing => "nothing".into(),
+        NextFrames::Goodbye => "goodbye".into(),
     }
 }
 
@@ -115,7 +115,7 @@ fn an_answer_wakes_a_driver_only_for_an_ack_that_it_would_not_see() {
         assert_eq!(look(&session, &mut worker, true, false), "1 frames");
         assert_eq!(look(&session, &mut worker, true, rested), "nothing");
         answer(&session, &mut worker, number);
-        let woken = session.lock().driver == Waiting::No;
+        let woken = session.lock().driver == DriverState::No;
         assert_eq!(woken, rested, "read {number}");
         // The ack rides on the next read's frame, or goes alone.
         assert_eq!(look(&session, &mut worker, true, rested), "news");
@@ -179,7 +179,7 @@ async fn a_question_is_sent_by_who_asks_while_the_driver_waits() {
     let (near, mut far) = link(TransportChoice::Tcp).await;
     // The driver looks, finds nothing and waits.
     assert_eq!(look(&session, &mut worker, true, false), "nothing");
-    let lent = Lent::new(&session, Track::Ops, near.sender);
+    let lent_sender = LentSender::new(&session, Track::Ops, near.sender);
     for _ in 0..3 {
         ask(&session).await;
         assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
@@ -189,18 +189,18 @@ async fn a_question_is_sent_by_who_asks_while_the_driver_waits() {
     record(&session, 2);
     assert!(was_woken(&session));
     ask(&session).await;
-    let sender = lent.back();
+    let sender = lent_sender.back();
     assert_eq!(look(&session, &mut worker, true, false), "2 frames");
     // Gathering more ops it waits as well, and a question takes them along.
     record(&session, 2);
     assert_eq!(look(&session, &mut worker, true, false), "few after 0");
-    let lent = Lent::new(&session, Track::Ops, sender);
+    let lent_sender = LentSender::new(&session, Track::Ops, sender);
     ask(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Ops(_)));
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     assert!(!was_woken(&session));
     // As it ends, nobody may use its link any more.
-    drop(lent);
+    drop(lent_sender);
     assert!(far.receiver.recv().await.is_err());
     ask(&session).await;
     assert!(was_woken(&session));
@@ -212,14 +212,14 @@ async fn the_driver_of_bulk_bytes_keeps_its_sender_and_touches_no_other() {
     let (ops, mut far) = link(TransportChoice::Tcp).await;
     let (bulk, _far_bulk) = link(TransportChoice::Tcp).await;
     assert_eq!(look(&session, &mut worker, true, false), "nothing");
-    let lent = Lent::new(&session, Track::Ops, ops.sender);
-    let kept = Lent::new(&session, Track::Bulk, bulk.sender);
+    let lent_sender = LentSender::new(&session, Track::Ops, ops.sender);
+    let kept = LentSender::new(&session, Track::Bulk, bulk.sender);
     ask(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     drop(kept.back());
     ask(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
-    drop(lent.back());
+    drop(lent_sender.back());
 }
 
 #[tokio::test]
@@ -227,10 +227,10 @@ async fn where_sending_may_wait_the_driver_does_it() {
     let (session, mut worker) = pair();
     let (near, _far) = link(TransportChoice::Quic).await;
     assert_eq!(look(&session, &mut worker, true, false), "nothing");
-    let lent = Lent::new(&session, Track::Ops, near.sender);
+    let lent_sender = LentSender::new(&session, Track::Ops, near.sender);
     ask(&session).await;
     assert!(was_woken(&session));
-    drop(lent.back());
+    drop(lent_sender.back());
     assert_eq!(look(&session, &mut worker, true, false), "1 frames");
 }
 
@@ -246,10 +246,10 @@ async fn what_the_system_does_not_take_at_once_is_the_drivers() {
         filled += 1;
     }
     assert_eq!(look(&session, &mut worker, true, false), "nothing");
-    let lent = Lent::new(&session, Track::Ops, sender);
+    let lent_sender = LentSender::new(&session, Track::Ops, sender);
     ask(&session).await;
     assert!(was_woken(&session));
-    let mut sender = lent.back();
+    let mut sender = lent_sender.back();
     let sending = async { sender.send_all(&[]).await.unwrap() };
     let taking = async {
         for _ in 0..filled {

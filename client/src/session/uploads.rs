@@ -12,7 +12,7 @@ use tensord_proto::{
     v1::frame::Body,
 };
 
-use super::{Session, State, blobs::Place, recording::Item};
+use super::{Session, State, blobs::UploadSource, op_buffer::Item};
 
 impl Session {
     /// Makes a tensor of `data`.
@@ -25,24 +25,24 @@ impl Session {
         if state.end.is_some() {
             return;
         }
-        let place = match hash {
-            Some(hash) => state.blobs.place(hash, bytes.len()),
-            None => Place::New {
+        let lease_rank = match hash {
+            Some(hash) => state.blobs.lease_rank(hash, bytes.len()),
+            None => UploadSource::New {
                 keep: None,
                 forget: Vec::new(),
             },
         };
-        let entries = self.send(&mut state, place, bytes);
+        let entries = self.send(&mut state, lease_rank, bytes);
         self.append(state, Item::Upload(out, entries));
     }
 
     /// Says where the bytes of an upload are, and sends them if they are new.
-    fn send(&self, state: &mut State, place: Place, bytes: Bytes) -> Vec<Entry> {
+    fn send(&self, state: &mut State, lease_rank: UploadSource, bytes: Bytes) -> Vec<Entry> {
         let mut entries = Vec::new();
-        let content = match place {
-            Place::Slot(slot) => Content::Slot(slot),
-            Place::Held(place) => Content::Held(place),
-            Place::New { keep, forget } => {
+        let content = match lease_rank {
+            UploadSource::Slot(slot) => Content::Slot(slot),
+            UploadSource::Held(lease_rank) => Content::Held(lease_rank),
+            UploadSource::New { keep, forget } => {
                 entries.extend(forget.into_iter().map(Entry::Forget));
                 let counter = &self.counters.tensors_up;
                 counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);

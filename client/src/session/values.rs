@@ -40,9 +40,9 @@ pub(super) type Broken = String;
 /// the reads that wait for one.
 #[derive(Default)]
 pub(super) struct Values {
-    reads: HashMap<u64, Asked>,
+    reads: HashMap<u64, PendingRead>,
     /// Bytes of the reads that no answer has come to.
-    asked_bytes: usize,
+    pending_bytes: usize,
     /// Reads whose payload is still to come, by its number.
     announced: HashMap<u64, u64>,
     /// Payloads whose value was not announced yet, by number.
@@ -54,7 +54,7 @@ pub(super) struct Values {
 }
 
 /// A read, and who waits for it.
-struct Asked {
+struct PendingRead {
     answer: Answer<TensorData>,
     shape: Shape,
     dtype: DType,
@@ -73,33 +73,33 @@ impl Values {
     ) -> bool {
         let size = tensor.dtype.size();
         let bytes = tensor.shape.num_elements().saturating_mul(size);
-        let asked = Asked {
+        let pending = PendingRead {
             answer,
             shape: tensor.shape.clone(),
             dtype: tensor.dtype,
             bytes,
             announced: None,
         };
-        self.asked_bytes = self.asked_bytes.saturating_add(bytes);
-        self.reads.insert(request, asked);
+        self.pending_bytes = self.pending_bytes.saturating_add(bytes);
+        self.reads.insert(request, pending);
         bytes > INLINE_BYTES
     }
 
     pub(super) fn into_answers(self) -> impl Iterator<Item = Answer<TensorData>> {
-        self.reads.into_values().map(|asked| asked.answer)
+        self.reads.into_values().map(|pending| pending.answer)
     }
 
     pub(super) fn value(&mut self, value: Value) -> Result<Option<Delivery>, Broken> {
         let request = value.request_id;
         let waiting = self.reads.len() as u64;
-        let asked = self.reads.get_mut(&request);
-        let asked = asked.filter(|asked| asked.announced.is_none());
-        let asked = asked.ok_or_else(|| unasked("read", request))?;
+        let pending = self.reads.get_mut(&request);
+        let pending = pending.filter(|pending| pending.announced.is_none());
+        let pending = pending.ok_or_else(|| unexpected("read", request))?;
         let (content, shape, dtype) = match value.result {
             Some(value::Result::Tensor(tensor)) => {
                 let kind = decode_type(tensor.r#type.as_ref());
                 let (shape, dtype, _) = kind.map_err(|e| e.to_string())?;
-                asked.check(request, &shape, dtype)?;
+                pending.check(request, &shape, dtype)?;
                 (tensor.content, shape, dtype)
             }
             Some(value::Result::Fault(fault)) => {
@@ -127,8 +127,8 @@ impl Values {
                     ));
                 }
                 None => {
-                    asked.announced = Some((shape, dtype));
-                    self.asked_bytes = self.asked_bytes.saturating_sub(asked.bytes);
+                    pending.announced = Some((shape, dtype));
+                    self.pending_bytes = self.pending_bytes.saturating_sub(pending.bytes);
                     self.announced.insert(number, request);
                     return Ok(None);
                 }
@@ -158,8 +158,8 @@ impl Values {
             return Ok(None);
         };
         let announced = self.reads.get(&request);
-        let announced = announced.and_then(|asked| asked.announced.clone());
-        let (shape, dtype) = announced.ok_or_else(|| unasked("read", request))?;
+        let announced = announced.and_then(|pending| pending.announced.clone());
+        let (shape, dtype) = announced.ok_or_else(|| unexpected("read", request))?;
         self.whole(request, shape, dtype, bytes)
     }
 
@@ -168,8 +168,8 @@ impl Values {
         let announced = self.announced.get(&self.payloads);
         let announced = announced.and_then(|request| self.reads.get(request));
         let most = match announced {
-            Some(asked) => asked.bytes,
-            None => self.asked_bytes.saturating_sub(self.arrived_bytes),
+            Some(pending) => pending.bytes,
+            None => self.pending_bytes.saturating_sub(self.arrived_bytes),
         };
         match usize::try_from(size).is_ok_and(|size| size <= most) {
             true => Ok(()),
@@ -197,15 +197,15 @@ impl Values {
         request: u64,
         result: Result<TensorData, ExecutionError>,
     ) -> Option<Delivery> {
-        let asked = self.reads.remove(&request)?;
-        if asked.announced.is_none() {
-            self.asked_bytes = self.asked_bytes.saturating_sub(asked.bytes);
+        let pending = self.reads.remove(&request)?;
+        if pending.announced.is_none() {
+            self.pending_bytes = self.pending_bytes.saturating_sub(pending.bytes);
         }
-        Some(Delivery::Value(asked.answer, result))
+        Some(Delivery::Value(pending.answer, result))
     }
 }
 
-impl Asked {
+impl PendingRead {
     /// Whether a value of this type is what was asked for. A device may have bools and
     /// `flex32` in another form than the program.
     fn check(&self, request: u64, shape: &Shape, dtype: DType) -> Result<(), Broken> {
@@ -227,7 +227,7 @@ impl Asked {
 }
 
 /// What an answer is that nobody waits for.
-fn unasked(what: &str, request: u64) -> Broken {
+fn unexpected(what: &str, request: u64) -> Broken {
     format!("it answers {what} {request}, which was not asked or has its answer")
 }
 
@@ -235,7 +235,7 @@ impl State {
     pub(super) fn synced(&mut self, synced: Synced) -> Result<Delivery, Broken> {
         let request = synced.request_id;
         let answer = self.syncs.remove(&request);
-        let answer = answer.ok_or_else(|| unasked("sync", request))?;
+        let answer = answer.ok_or_else(|| unexpected("sync", request))?;
         let result = match synced.fault {
             None => Ok(()),
             Some(fault) => Err(ExecutionError::with_context(fault.to_string())),

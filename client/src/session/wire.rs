@@ -10,7 +10,7 @@ use tensord_proto::{
 };
 use tokio::sync::Notify;
 
-use super::{EAGER_OPS, Session, State, Track, Waiting, values::Delivery};
+use super::{DriverState, EAGER_OPS, Session, State, Track, values::Delivery};
 
 /// Why a connection ended.
 pub(super) enum Ended {
@@ -23,13 +23,13 @@ pub(super) enum Ended {
 }
 
 /// What the driver finds when it asks for the next frames.
-pub(super) enum Outgoing {
+pub(super) enum NextFrames {
     Frames(Vec<[Bytes; 3]>),
     /// Some ops, to which more may come, and how often such were sent since something
     /// was urgent.
     Few(u32),
     /// Nothing now; the worker was not told everything, though.
-    News,
+    PendingAck,
     Nothing,
     /// The session is over and everything was sent.
     Goodbye,
@@ -76,42 +76,45 @@ impl Session {
 
     /// What to send next; few ops are held back if the driver is `patient`. If it has
     /// `rested`, it is going to sleep until it is woken.
-    pub(super) fn next_to_send(&self, track: Track, patient: bool, rested: bool) -> Outgoing {
+    pub(super) fn next_to_send(&self, track: Track, patient: bool, rested: bool) -> NextFrames {
         let mut state = self.lock();
         let frames = state.track(track).next_frames();
         if !frames.is_empty() {
-            return Outgoing::Frames(frames);
+            return NextFrames::Frames(frames);
         }
         let mut few = false;
         if track == Track::Ops {
             few = patient && state.has_few();
-            if !few && !state.recorded.is_empty() && !state.duplex.outbox().is_full() {
+            if !few && !state.op_buffer.is_empty() && !state.duplex.outbox().is_full() {
                 drop(state);
                 self.encode();
                 return self.next_to_send(track, patient, rested);
             }
         }
         if state.end.is_some() {
-            return Outgoing::Goodbye;
+            return NextFrames::Goodbye;
         }
         if few {
-            state.driver = Waiting::ForMore;
-            return Outgoing::Few(state.sent_few);
+            state.driver = DriverState::ForMore;
+            return NextFrames::Few(state.sent_few);
         }
         let duplex = state.track(track);
-        let (due, news) = (duplex.inbox().is_telling_due(), duplex.inbox().has_news());
+        let (due, ack) = (
+            duplex.inbox().is_ack_due(),
+            duplex.inbox().has_pending_ack(),
+        );
         if due {
-            return Outgoing::Frames(vec![[duplex.beat(), Bytes::new(), Bytes::new()]]);
+            return NextFrames::Frames(vec![[duplex.beat(), Bytes::new(), Bytes::new()]]);
         }
         if track == Track::Ops {
-            state.driver = match rested && !news {
-                true => Waiting::ForAny,
-                false => Waiting::ForWork,
+            state.driver = match rested && !ack {
+                true => DriverState::ForAny,
+                false => DriverState::ForWork,
             };
         }
-        match news {
-            true => Outgoing::News,
-            false => Outgoing::Nothing,
+        match ack {
+            true => NextFrames::PendingAck,
+            false => NextFrames::Nothing,
         }
     }
 
@@ -119,27 +122,27 @@ impl Session {
     fn encode(&self) {
         // Taken before the state, by whoever has the sender: what is recorded meanwhile
         // comes after.
-        let mut recording = self
-            .recording
+        let mut op_encoder = self
+            .op_encoder
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
         match std::mem::take(&mut state.urgent) {
             true => state.sent_few = 0,
-            false if state.recorded.len() < EAGER_OPS => state.sent_few += 1,
+            false if state.op_buffer.len() < EAGER_OPS => state.sent_few += 1,
             false => {}
         }
-        recording.take(&mut state.recorded);
+        op_encoder.take(&mut state.op_buffer);
         drop(state);
         self.room.notify_all();
-        let bodies = recording.encode();
+        let bodies = op_encoder.encode();
         let mut state = self.lock();
         bodies.into_iter().for_each(|body| state.duplex.push(body));
     }
 
     /// Whether the worker was not told everything.
-    pub(super) fn has_news(&self, track: Track) -> bool {
-        self.lock().track(track).inbox().has_news()
+    pub(super) fn has_pending_ack(&self, track: Track) -> bool {
+        self.lock().track(track).inbox().has_pending_ack()
     }
 
     pub(super) fn beat(&self, track: Track) -> [Bytes; 3] {
@@ -170,10 +173,10 @@ impl Session {
             duplex.inbox().consume(*bytes);
         }
         // There may be room or credit for what waits, or an ack to send.
-        let due = freed || duplex.outbox().has_unsent() || duplex.inbox().is_telling_due();
+        let due = freed || duplex.outbox().has_unsent() || duplex.inbox().is_ack_due();
         match track {
             Track::Ops => {
-                let wanted = due || state.driver == Waiting::ForAny;
+                let wanted = due || state.driver == DriverState::ForAny;
                 if wanted && state.driver_waits() {
                     self.wake.notify_one();
                 }

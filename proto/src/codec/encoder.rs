@@ -153,7 +153,7 @@ impl OpEncoder {
         }
         let Some(number) = self.finder.number(&self.flat.bytes, &self.model.templates) else {
             self.surprises += 1;
-            return self.say_new(out);
+            return self.write_new(out);
         };
         if let Some(at) = self.find_exact(number) {
             self.move_to(at, out);
@@ -162,9 +162,9 @@ impl OpEncoder {
         match self.find_similar(number) {
             Some((at, changes)) => {
                 self.move_to(at, out);
-                self.say_patch(changes, out);
+                self.write_patch(changes, out);
             }
-            None => self.say_known(number, out),
+            None => self.write_known(number, out),
         }
         self.surprises += 1;
     }
@@ -199,7 +199,7 @@ impl OpEncoder {
     }
 
     /// Says the op at the cursor again but for `changes` to `self.values`.
-    fn say_patch(&mut self, changes: u64, out: &mut Vec<u8>) {
+    fn write_patch(&mut self, changes: u64, out: &mut Vec<u8>) {
         let past = self
             .model
             .history
@@ -223,14 +223,14 @@ impl OpEncoder {
     }
 
     /// Says an op of a template that came before, but not here.
-    fn say_known(&mut self, number: u32, out: &mut Vec<u8>) {
+    fn write_known(&mut self, number: u32, out: &mut Vec<u8>) {
         put_head(out, RecordKind::Known, number.into());
         self.put_values(out);
         self.push(Some(number));
     }
 
     /// Says an op of a new template.
-    fn say_new(&mut self, out: &mut Vec<u8>) {
+    fn write_new(&mut self, out: &mut Vec<u8>) {
         let Flat { bytes, holes, .. } = &self.flat;
         put_head(out, RecordKind::New, bytes.len() as u64);
         out.extend(bytes);

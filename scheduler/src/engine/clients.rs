@@ -6,9 +6,9 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use super::Engine;
 use crate::command::Command;
-use crate::event::{Claim, ClientEvent, GrantedShare, Share, StreamId};
+use crate::event::{Claim, ClientEvent, DeviceRef, GrantedShare, StreamId};
 use crate::lease::Lease;
-use crate::queue::Waiting;
+use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
 
 impl Engine {
@@ -22,7 +22,7 @@ impl Engine {
                 demand,
                 lease,
             } => {
-                self.request(Waiting::new(client, request, demand, lease));
+                self.request(QueuedRequest::new(client, request, demand, lease));
             }
             ClientEvent::Cancel { request } => self.cancel(client, request),
             ClientEvent::Release { lease } => self.release(client, lease),
@@ -84,21 +84,21 @@ impl Engine {
                 self.leases.insert(id, Lease::owned(client, &shares));
                 self.reserve(id);
             }
-            Some(_) | None => self.tell_ended(client, id, EndReason::Unknown),
+            Some(_) | None => self.report_ended(client, id, EndReason::Unknown),
         }
     }
 
     /// Grants or refuses the request, or lets it wait if there is room. To ask
     /// again for what waits already changes nothing.
-    fn request(&mut self, asked: Waiting) {
-        let (client, request) = (asked.client, asked.request);
+    fn request(&mut self, queued: QueuedRequest) {
+        let (client, request) = (queued.client, queued.request);
         if self.queue.contains(client, request) {
             return;
         }
-        if asked.demand.devices == 0 {
+        if queued.demand.devices == 0 {
             return self.refuse(client, request, RefuseReason::NoDevices);
         }
-        let Some(waiting) = self.resolve(asked) else {
+        let Some(waiting) = self.resolve(queued) else {
             return;
         };
         let max = self.options.max_waiting_per_client;
@@ -124,12 +124,12 @@ impl Engine {
         if owner == Some(client) {
             self.end_lease(lease, None);
         } else {
-            self.tell_ended(client, lease, EndReason::Unknown);
+            self.report_ended(client, lease, EndReason::Unknown);
         }
     }
 
-    pub(super) fn grant(&mut self, granted: Waiting, shares: Vec<Share>) {
-        let Waiting {
+    pub(super) fn grant(&mut self, granted: QueuedRequest, shares: Vec<DeviceRef>) {
+        let QueuedRequest {
             client,
             request,
             lease,
@@ -156,7 +156,7 @@ impl Engine {
     /// Gives free devices the number of their next grant: the next of this engine, or if
     /// their worker knows of a later grant, as when the state of an earlier scheduler was
     /// lost, one above that. What a worker reports numbers no other worker's devices.
-    fn number(&mut self, shares: Vec<Share>) -> Vec<GrantedShare> {
+    fn number(&mut self, shares: Vec<DeviceRef>) -> Vec<GrantedShare> {
         self.granted = self.granted.next().unwrap_or(self.granted);
         let number = |share| GrantedShare {
             share,

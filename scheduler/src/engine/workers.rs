@@ -6,7 +6,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use crate::event::{
-    DeviceGrant, GrantedShare, HeldDevice, Registration, Share, StreamId, WorkerEvent,
+    DeviceGrant, DeviceRef, GrantedShare, HeldDevice, Registration, StreamId, WorkerEvent,
 };
 use crate::lease::Lease;
 use crate::reason::EndReason;
@@ -69,7 +69,7 @@ impl Engine {
             self.pool.note_ending(worker, lease, grant);
         }
         for (lease, grants) in self.pool.ending(worker) {
-            self.tell_end(worker, lease, grants);
+            self.send_end(worker, lease, grants);
         }
     }
 
@@ -104,7 +104,7 @@ impl Engine {
             ..
         } in held
         {
-            let share = Share { worker, index };
+            let share = DeviceRef { worker, index };
             self.pool.note_grant(share, grant);
             held_by_lease
                 .entry(lease)
@@ -149,7 +149,7 @@ impl Engine {
                 for &grant in &grants {
                     self.pool.note_ending(worker, id, grant);
                 }
-                return self.tell_end(worker, id, grants);
+                return self.send_end(worker, id, grants);
             }
         }
         self.reserve(id);

@@ -255,7 +255,7 @@ impl World {
     }
 
     /// Devices that a lease could have now.
-    fn free(&self) -> BTreeSet<Share> {
+    fn free(&self) -> BTreeSet<DeviceRef> {
         let workers = self.engine.snapshot().workers;
         let workers = workers
             .into_iter()
@@ -265,7 +265,7 @@ impl World {
                 let free = (0..).zip(worker.devices).filter(|(_, device)| {
                     !device.leased && !device.ending && device.out_of_service.is_none()
                 });
-                free.map(move |(index, _)| Share {
+                free.map(move |(index, _)| DeviceRef {
                     worker: worker.worker,
                     index,
                 })
@@ -284,7 +284,7 @@ impl World {
         devices.filter(|device| does(device, demand)).count() >= demand.devices as usize
     }
 
-    fn device(&self, share: Share) -> &DeviceSpec {
+    fn device(&self, share: DeviceRef) -> &DeviceSpec {
         let worker = self
             .workers
             .iter()
@@ -294,13 +294,13 @@ impl World {
     }
 
     /// Tries every set of workers.
-    fn fewest_workers(&self, free: &BTreeSet<Share>, demand: &Demand) -> Option<u32> {
+    fn fewest_workers(&self, free: &BTreeSet<DeviceRef>, demand: &Demand) -> Option<u32> {
         let fit: Vec<_> = free
             .iter()
             .filter(|share| does(self.device(**share), demand))
             .collect();
         let enough = |set: &u32| {
-            let in_set = |share: &&&Share| set >> share.worker.0 & 1 == 1;
+            let in_set = |share: &&&DeviceRef| set >> share.worker.0 & 1 == 1;
             fit.iter().filter(in_set).count() >= demand.devices as usize
         };
         let sets = 0..1_u32 << self.workers.len();

@@ -24,9 +24,9 @@ pub(super) struct World {
     /// The term of the engine.
     pub(super) term: u64,
     /// Every grant there ever was.
-    pub(super) grants: BTreeMap<(LeaseId, Share), GrantNumber>,
+    pub(super) grants: BTreeMap<(LeaseId, DeviceRef), GrantNumber>,
     /// The latest grant of each device.
-    latest: BTreeMap<Share, GrantNumber>,
+    latest: BTreeMap<DeviceRef, GrantNumber>,
 }
 
 /// A worker process, and what the scheduler should know of it.
@@ -74,7 +74,7 @@ pub(super) struct SimClient {
     /// The leases it believes it has.
     pub(super) leases: BTreeSet<LeaseId>,
     /// Every token it ever got.
-    pub(super) tokens: BTreeMap<LeaseId, Vec<Share>>,
+    pub(super) tokens: BTreeMap<LeaseId, Vec<DeviceRef>>,
 }
 
 pub(super) struct Waiting {
@@ -88,7 +88,7 @@ pub(super) struct Waiting {
 #[derive(Clone)]
 pub(super) struct SimLease {
     pub(super) client: usize,
-    pub(super) shares: Vec<Share>,
+    pub(super) shares: Vec<DeviceRef>,
     pub(super) absent_since: Option<u64>,
 }
 
@@ -256,7 +256,7 @@ impl World {
     }
 
     /// Each grant of a device has a higher number than all before it, over restarts too.
-    fn note_grant(&mut self, lease: LeaseId, share: Share, grant: GrantNumber) {
+    fn note_grant(&mut self, lease: LeaseId, share: DeviceRef, grant: GrantNumber) {
         let before = self.latest.insert(share, grant).unwrap_or_default();
         assert!(grant > before, "{share:?}: {grant} after {before}");
         assert_eq!(grant.term, self.term);

@@ -8,9 +8,9 @@ pub(crate) use self::demo::DemoError;
 pub(crate) use self::{admin::AdminError, gateway::GatewayError};
 
 mod admin;
-mod apart;
 #[cfg(feature = "demo")]
 mod demo;
+mod device_processes;
 mod devices;
 mod gateway;
 mod scheduler;

@@ -19,7 +19,7 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
     } = config;
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let mut pool = LocalPool::start(&config).await?;
-    let node = told_from_outside(node, config.host_name.as_deref());
+    let node = with_settings_from_outside(node, config.host_name.as_deref());
     let host = Host::start(node, pool.urls.own_worker.clone(), drain, false).await?;
     tokio::select! {
         joined = host.joined() => joined?,
@@ -39,7 +39,7 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
 
 /// The scheduler sees its own process's worker come from loopback, so the host
 /// under which others reach it must be said.
-fn told_from_outside(node: NodeConfig, host_name: Option<&str>) -> NodeConfig {
+fn with_settings_from_outside(node: NodeConfig, host_name: Option<&str>) -> NodeConfig {
     let listening = node.listen.ip();
     let reachable = || {
         listening

@@ -6,7 +6,7 @@ use tensord_transport::{Identity, PoolUrl, identity::IdentityPem};
 use tensord_worker::{CustomOps, LostDevice, Worker, WorkerOptions};
 use tracing::warn;
 
-use super::apart::{self, Apart};
+use super::device_processes::{self, DeviceProcesses};
 use crate::{
     config::{NodeConfig, WorkerConfig},
     failure::Failure,
@@ -51,7 +51,7 @@ fn start_again() -> Failure {
 /// This host's devices: those that this process runs, and those apart.
 pub(super) struct Host {
     own: Option<Worker>,
-    apart: Apart,
+    device_processes: DeviceProcesses,
 }
 
 impl Host {
@@ -69,11 +69,12 @@ impl Host {
     ) -> Result<Self, Failure> {
         let asked = node.clone();
         let (node, identity) = identify(node)?;
-        let parts = tokio::task::spawn_blocking(move || apart::part(&asked, alone));
+        let parts = tokio::task::spawn_blocking(move || device_processes::part(&asked, alone));
         let parts = parts.await.map_err(std::io::Error::other);
-        let [devices, apart] = parts.map_err(Failure::system("look for devices"))?;
-        let apart = Apart::start(&apart, &node, &scheduler, drain);
-        let apart = apart.map_err(Failure::system("watch processes of devices"))?;
+        let [devices, device_processes] = parts.map_err(Failure::system("look for devices"))?;
+        let device_processes = DeviceProcesses::start(&device_processes, &node, &scheduler, drain);
+        let device_processes =
+            device_processes.map_err(Failure::system("watch processes of devices"))?;
         let own = match devices.is_empty() {
             true => None,
             false => {
@@ -81,7 +82,10 @@ impl Host {
                 Some(Worker::start(options(node, identity, scheduler)).await?)
             }
         };
-        Ok(Self { own, apart })
+        Ok(Self {
+            own,
+            device_processes,
+        })
     }
 
     /// Waits until this process's own worker has joined its pool, if it has one.
@@ -111,13 +115,16 @@ impl Host {
 
     /// Leaves the pool in order.
     pub(super) async fn drain(self, deadline: Duration) {
-        let Self { own, apart } = self;
-        let apart = tokio::task::spawn_blocking(move || drop(apart));
+        let Self {
+            own,
+            device_processes,
+        } = self;
+        let device_processes = tokio::task::spawn_blocking(move || drop(device_processes));
         if let Some(worker) = own {
             worker.drain(deadline).await;
         }
         // It has no reason to panic, and nothing more could be done.
-        let _ = apart.await;
+        let _ = device_processes.await;
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Pace {
     /// How many devices there are.
     devices: usize,
     /// What users pull.
-    asked: Interrupter,
+    requested: Interrupter,
     /// What Burn looks at.
     training: Interrupter,
     steps: Mutex<Steps>,
@@ -54,11 +54,11 @@ struct Steps {
 }
 
 impl Pace {
-    /// A pace for `devices` devices that stops `training` when `asked` says so.
-    pub(super) fn new(devices: usize, asked: Interrupter, training: Interrupter) -> Arc<Self> {
+    /// A pace for `devices` devices that stops `training` when `requested` says so.
+    pub(super) fn new(devices: usize, requested: Interrupter, training: Interrupter) -> Arc<Self> {
         Arc::new(Self {
             devices,
-            asked,
+            requested,
             training,
             steps: Mutex::default(),
             met: Condvar::new(),
@@ -88,13 +88,13 @@ impl Pace {
     /// Whether a device may begin `step`. A step that one device has begun is begun by all.
     fn allows(&self, step: usize) -> bool {
         let mut steps = self.lock();
-        if steps.last.is_none() && self.asked.should_stop() {
+        if steps.last.is_none() && self.requested.should_stop() {
             steps.last = Some(steps.begun);
         }
         if steps.last.is_some_and(|last| step > last) {
             // Whoever asks for a later step has taken the last one, for which it needed every
             // other device: none of them can still stop before it.
-            self.training.stop(self.asked.get_message().as_deref());
+            self.training.stop(self.requested.get_message().as_deref());
             return false;
         }
         steps.begun = steps.begun.max(step);
@@ -186,15 +186,15 @@ mod tests {
     /// The loaders of two devices, for epochs of three steps of two items, and the interrupters
     /// of users and of Burn. Steps begin when `meeting` devices have come.
     fn loaders(meeting: usize) -> (Vec<Loader>, [Interrupter; 2]) {
-        let (asked, training) = (Interrupter::new(), Interrupter::new());
+        let (requested, training) = (Interrupter::new(), Interrupter::new());
         let loader = DataLoaderBuilder::new(Plain)
             .batch_size(2)
             .set_device(Device::flex())
             .build(InMemDataset::new((0..12).collect()));
-        let pace = Pace::new(meeting, asked.clone(), training.clone());
+        let pace = Pace::new(meeting, requested.clone(), training.clone());
         let loader = PacedLoader::wrap(loader, &pace);
         let loaders = split_dataloader(loader, &[Device::flex(), Device::flex()]);
-        (loaders, [asked, training])
+        (loaders, [requested, training])
     }
 
     fn next(epoch: &mut Box<dyn DataLoaderIterator<Vec<usize>> + '_>) -> Option<Vec<usize>> {
@@ -214,12 +214,12 @@ mod tests {
 
     #[test]
     fn a_step_that_one_device_has_begun_is_the_last_of_all() {
-        let (loaders, [asked, training]) = loaders(1);
+        let (loaders, [requested, training]) = loaders(1);
         let [mut ahead, mut behind] = [loaders[0].iter(), loaders[1].iter()];
         assert_eq!(next(&mut ahead), Some(vec![0, 1]));
         assert_eq!(next(&mut behind), Some(vec![6, 7]));
         assert_eq!(next(&mut ahead), Some(vec![2, 3]));
-        asked.stop(Some("enough"));
+        requested.stop(Some("enough"));
         assert_eq!(next(&mut behind), Some(vec![8, 9]));
         assert!(!training.should_stop(), "before all have taken the step");
         assert_eq!(next(&mut ahead), None);
@@ -230,11 +230,11 @@ mod tests {
 
     #[test]
     fn a_device_waits_for_the_others_before_each_step() {
-        let (loaders, [asked, training]) = loaders(2);
+        let (loaders, [requested, training]) = loaders(2);
         let taken = [AtomicUsize::new(0), AtomicUsize::new(0)];
         std::thread::scope(|scope| {
             for (mine, loader) in loaders.iter().enumerate() {
-                let (taken, asked) = (&taken, &asked);
+                let (taken, requested) = (&taken, &requested);
                 scope.spawn(move || {
                     for _ in (0..2).flat_map(|_| loader.iter()) {
                         // Whoever is behind has at least the step before this one.
@@ -242,7 +242,7 @@ mod tests {
                         let other = taken[1 - mine].load(Ordering::SeqCst);
                         assert!(other + 1 >= own, "{own} steps, the other {other}");
                         if own == 4 && mine == 1 {
-                            asked.stop(None);
+                            requested.stop(None);
                         }
                     }
                 });
@@ -256,11 +256,11 @@ mod tests {
 
     #[test]
     fn a_stop_between_two_epochs_leaves_the_second_without_a_step() {
-        let (loaders, [asked, training]) = loaders(1);
+        let (loaders, [requested, training]) = loaders(1);
         for loader in &loaders {
             assert_eq!(loader.iter().count(), 3);
         }
-        asked.stop(None);
+        requested.stop(None);
         for loader in &loaders {
             assert_eq!(loader.iter().count(), 0);
         }

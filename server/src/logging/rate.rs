@@ -37,7 +37,7 @@ impl Shared {
     }
 
     /// Tells of what was skipped, once a second while there is something.
-    fn tell(&self) {
+    fn run(&self) {
         loop {
             let limiter = self.limiter();
             let waiting = self.skipped.wait_while(limiter, |limiter| !limiter.owes());
@@ -59,10 +59,10 @@ impl Rated {
     /// of the counts for as long as the process lives.
     pub(super) fn start() -> Self {
         let shared = Arc::<Shared>::default();
-        let telling = shared.clone();
+        let limiter = shared.clone();
         let thread = thread::Builder::new().name("tensord-log".into());
         // Without the thread lines are still bounded, and the counts go untold.
-        let _ = thread.spawn(move || telling.tell());
+        let _ = thread.spawn(move || limiter.run());
         Self(shared)
     }
 }

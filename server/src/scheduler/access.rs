@@ -17,7 +17,7 @@ use self::tokens::Why;
 pub(crate) use self::{
     role::Role,
     time::UnixMillis,
-    tokens::{DEFAULT_TENANT, NewToken, Standing, Token, TokenError, Tokens},
+    tokens::{DEFAULT_TENANT, NewToken, Token, TokenError, TokenState, Tokens},
 };
 use crate::state::{self, Ledger, PoolSecrets, StateDir, StateError};
 
@@ -124,7 +124,7 @@ impl Access {
         };
         let hash = blake3::hash(token);
         let tokens = self.tokens.read();
-        let Some((token, standing)) = tokens.find(hash, UnixMillis::now()) else {
+        let Some((token, state_at)) = tokens.find(hash, UnixMillis::now()) else {
             return refuse(format!(
                 "the token is not one of this pool; use the URL {source}"
             ));
@@ -136,7 +136,7 @@ impl Access {
                 wanted.holder(),
             ));
         }
-        if let Standing::Ended(why) = standing {
+        if let TokenState::Ended(why) = state_at {
             return refuse(ended(&token.name, why));
         }
         Ok(Pass {
@@ -155,8 +155,8 @@ impl Access {
     pub(super) fn may_open(&self, pass: &Pass) -> Result<(), Error> {
         let tokens = self.tokens.read();
         match tokens.find(pass.hash, UnixMillis::now()) {
-            Some((_, Standing::Good)) => Ok(()),
-            Some((token, Standing::Closing(why) | Standing::Ended(why))) => {
+            Some((_, TokenState::Good)) => Ok(()),
+            Some((token, TokenState::Closing(why) | TokenState::Ended(why))) => {
                 refuse(ended(&token.name, why))
             }
             None => refuse(ended(&pass.token, Why::Rotated)),
@@ -197,7 +197,7 @@ impl Access {
         };
         let tokens = self.tokens.read();
         match tokens.find(hash(string), UnixMillis::now()) {
-            Some((_, Standing::Good)) => Some(string.clone()),
+            Some((_, TokenState::Good)) => Some(string.clone()),
             _ => None,
         }
     }

@@ -2,23 +2,23 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The address under which clients reach a worker that says it is at `said`
+/// The address under which clients reach a worker that says it is at `given`
 /// and whose call came from `peer`. A worker that listens on every address
 /// knows none of them, but the scheduler sees the one it came from.
 ///
 /// # Errors
 ///
-/// What is wrong with `said`.
-pub(super) fn reachable(said: &str, peer: IpAddr) -> Result<String, String> {
-    let wrong = |rule: &str| Err(format!("the worker's address {said:?} {rule}"));
-    if let Ok(address) = said.parse::<SocketAddr>() {
+/// What is wrong with `given`.
+pub(super) fn reachable(given: &str, peer: IpAddr) -> Result<String, String> {
+    let wrong = |rule: &str| Err(format!("the worker's address {given:?} {rule}"));
+    if let Ok(address) = given.parse::<SocketAddr>() {
         return match (address.ip().is_unspecified(), address.port()) {
             (_, 0) => wrong("has no port"),
             (true, port) => Ok(SocketAddr::new(peer.to_canonical(), port).to_string()),
-            (false, _) => Ok(said.into()),
+            (false, _) => Ok(given.into()),
         };
     }
-    let Some((host, port)) = said.rsplit_once(':') else {
+    let Some((host, port)) = given.rsplit_once(':') else {
         return wrong("is not host:port");
     };
     let Some(port) = port.parse().ok().filter(|&port: &u16| port != 0) else {
@@ -27,7 +27,7 @@ pub(super) fn reachable(said: &str, peer: IpAddr) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match host {
         "" => Ok(SocketAddr::new(peer.to_canonical(), port).to_string()),
-        host if host.len() <= 253 && host.chars().all(allowed) => Ok(said.into()),
+        host if host.len() <= 253 && host.chars().all(allowed) => Ok(given.into()),
         _ => wrong("names no host"),
     }
 }
@@ -48,11 +48,11 @@ mod tests {
             ("gpu-1.example:7462", "10.0.0.5", "gpu-1.example:7462"),
             ("[fd00::9]:7462", "10.0.0.5", "[fd00::9]:7462"),
         ];
-        for (said, peer, expected) in cases {
+        for (given, peer, expected) in cases {
             assert_eq!(
-                reachable(said, peer.parse().unwrap()).as_deref(),
+                reachable(given, peer.parse().unwrap()).as_deref(),
                 Ok(expected),
-                "{said}"
+                "{given}"
             );
         }
     }
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn what_nobody_can_dial_is_refused() {
         let peer = "10.0.0.5".parse().unwrap();
-        for said in [
+        for given in [
             "",
             "gpu-1",
             "gpu-1:",
@@ -70,9 +70,9 @@ mod tests {
             "a b:1",
             "\u{1b}:1",
         ] {
-            let error = reachable(said, peer).unwrap_err();
+            let error = reachable(given, peer).unwrap_err();
             assert!(
-                error.starts_with(&format!("the worker's address {said:?} ")),
+                error.starts_with(&format!("the worker's address {given:?} ")),
                 "{error}"
             );
         }

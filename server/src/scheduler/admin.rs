@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use super::{
-    access::{Access, ChangeError, NewToken, Role, Standing, Token, TokenError, UnixMillis},
+    access::{Access, ChangeError, NewToken, Role, Token, TokenError, TokenState, UnixMillis},
     driver::Input,
     service::Service,
 };
@@ -103,7 +103,9 @@ impl Admin for Service {
         }
         let (reply, replied) = oneshot::channel();
         let token = token.name;
-        self.0.tell_driver(Input::Revoke { token, reply }).await?;
+        self.0
+            .send_to_driver(Input::Revoke { token, reply })
+            .await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         replied.await.map(Response::new).map_err(gone)
     }
@@ -151,7 +153,7 @@ impl Admin for Service {
         let by = format!("removed by {}", pass.token);
         self.0.audit.record(removed.reason(by));
         let (reply, replied) = oneshot::channel();
-        self.0.tell_driver(Input::Remove { name, reply }).await?;
+        self.0.send_to_driver(Input::Remove { name, reply }).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         let was_joined = replied.await.map_err(gone)?;
         Ok(Response::new(RemovedWorker { was_joined }))
@@ -200,10 +202,10 @@ fn made_token((token, string): &(Token, Secret)) -> MadeToken {
 
 fn info_of(token: &Token, now: UnixMillis) -> TokenInfo {
     let rotates = token.rotating_until(now);
-    let standing = match token.standing(now) {
-        Standing::Good if rotates.is_some() => "rotating",
-        Standing::Good => "good",
-        Standing::Closing(why) | Standing::Ended(why) => why.name(),
+    let standing = match token.state_at(now) {
+        TokenState::Good if rotates.is_some() => "rotating",
+        TokenState::Good => "good",
+        TokenState::Closing(why) | TokenState::Ended(why) => why.name(),
     };
     TokenInfo {
         name: token.name.clone(),

@@ -17,8 +17,8 @@ use tensord_proto::{
     },
 };
 use tensord_scheduler::{
-    Claim, ClientEvent, Demand, DeviceGrant, DeviceSpec, EndReason, Endpoint, GrantedShare,
-    HeldDevice, LeasedDevice, Outages, RefuseReason, Registration, Share, WorkerEvent,
+    Claim, ClientEvent, Demand, DeviceGrant, DeviceRef, DeviceSpec, EndReason, Endpoint,
+    GrantedShare, HeldDevice, LeasedDevice, Outages, RefuseReason, Registration, WorkerEvent,
 };
 use tensord_transport::{identity, tls::Fingerprint, token};
 
@@ -158,7 +158,7 @@ pub(super) fn released(released: v1::Released) -> WorkerEvent {
 
 /// What a client holds, as its tokens tell.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct ClaimedLeases {
     /// The leases that the tokens prove.
     pub(super) claims: Vec<Claim>,
     /// The leases named by tokens that prove nothing: signed with another key,
@@ -174,13 +174,13 @@ pub(super) fn held(
     tenant: &str,
     tokens: &[impl AsRef<[u8]>],
     lease_key: &[u8],
-) -> Result<Held, Error> {
+) -> Result<ClaimedLeases, Error> {
     let is_its_own = |claims: &LeaseClaims| {
         claims.client_id == client.0
             && claims.tenant == tenant
             && CredentialHash::read(&claims.credential_hash) == Some(credential)
     };
-    let mut held = Held::default();
+    let mut held = ClaimedLeases::default();
     for token in tokens.iter().map(AsRef::as_ref) {
         match token::verify(token, lease_key) {
             Ok(claims) if is_its_own(&claims) => held.claims.push(claim(&claims)),
@@ -202,7 +202,7 @@ fn lease_named(token: &[u8]) -> Option<LeaseId> {
 
 fn claim(claims: &LeaseClaims) -> Claim {
     let share = |share: &v1::LeaseShare| GrantedShare {
-        share: Share {
+        share: DeviceRef {
             worker: WorkerId(share.worker_id),
             index: share.device_index,
         },

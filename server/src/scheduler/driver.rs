@@ -67,7 +67,7 @@ pub(super) enum Input {
         client: ClientId,
         credential: CredentialHash,
         pass: Pass,
-        held: convert::Held,
+        held: convert::ClaimedLeases,
         opened: Opened<ClientMessage, PoolMessage>,
         /// Whether it may attach; nothing has changed if not.
         decided: oneshot::Sender<Result<(), Error>>,
@@ -203,7 +203,7 @@ impl Driver {
                 Next::Deadline => self.apply(Event::Tick),
             }
         }
-        self.say_farewell().await;
+        self.send_leave().await;
     }
 
     fn take(&mut self, input: Input) {
@@ -228,9 +228,13 @@ impl Driver {
                     let _ = decided.send(Err(error));
                 }
             },
-            Input::FromClient(client, stream, message) => self.client_said(client, stream, message),
+            Input::FromClient(client, stream, message) => {
+                self.on_client_message(client, stream, message)
+            }
             Input::Join { arrival, opened } => self.join(*arrival, opened),
-            Input::FromWorker(worker, stream, message) => self.worker_said(worker, stream, message),
+            Input::FromWorker(worker, stream, message) => {
+                self.on_worker_message(worker, stream, message)
+            }
             Input::Status(pass, reply) => {
                 // An error means that whoever asked is gone.
                 let _ = reply.send(self.status(&pass));
@@ -265,7 +269,7 @@ impl Driver {
 
     /// Ends every stream, and waits until its peer's connection has taken the
     /// last message or [`FAREWELL`] is over.
-    async fn say_farewell(mut self) {
+    async fn send_leave(mut self) {
         let error = Error::new(ErrorCode::Draining, "the scheduler is shutting down");
         let clients = self.clients.drain();
         let clients = clients.map(|(_, open)| open.farewell(&error));
@@ -317,28 +321,28 @@ impl Driver {
                 client,
                 request,
                 position,
-            } => self.tell_queued(client, request, position),
+            } => self.send_queued(client, request, position),
             Command::Granted {
                 client,
                 request,
                 lease,
                 devices,
-            } => self.tell_granted(client, request, lease, devices),
+            } => self.send_granted(client, request, lease, devices),
             Command::Refused {
                 client,
                 request,
                 reason,
-            } => self.tell_refused(client, request, &reason),
+            } => self.send_refused(client, request, &reason),
             Command::LeaseEnded {
                 client,
                 lease,
                 reason,
-            } => self.tell_lease_ended(client, lease, &reason),
+            } => self.send_lease_ended(client, lease, &reason),
             Command::EndLease {
                 worker,
                 lease,
                 grants,
-            } => self.tell_end_lease(worker, lease, &grants),
+            } => self.send_end_lease(worker, lease, &grants),
         }
     }
 

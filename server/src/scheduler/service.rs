@@ -107,7 +107,7 @@ impl Shared {
         }
     }
 
-    pub(super) async fn tell_driver(&self, input: Input) -> Result<(), Status> {
+    pub(super) async fn send_to_driver(&self, input: Input) -> Result<(), Status> {
         let words = "the scheduler is shutting down";
         let gone = |_| refusal::status(&Error::new(ErrorCode::Draining, words));
         self.driver.send(input).await.map_err(gone)
@@ -155,7 +155,7 @@ impl Pool for Service {
             opened: Opened::new(peer, incoming, outgoing, greeted.answer),
             decided,
         };
-        shared.tell_driver(attach).await?;
+        shared.send_to_driver(attach).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         decision.await.map_err(gone)?.map_err(refused)?;
         Ok(Response::new(stream::with_beats(
@@ -172,7 +172,7 @@ impl Pool for Service {
         let may = self.0.access.may_open(&pass);
         may.map_err(|error| refusal::status(&error))?;
         let (reply, replied) = oneshot::channel();
-        self.0.tell_driver(Input::Status(pass, reply)).await?;
+        self.0.send_to_driver(Input::Status(pass, reply)).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         replied.await.map(Response::new).map_err(gone)
     }
@@ -181,7 +181,7 @@ impl Pool for Service {
 /// A client whose hello was checked.
 struct Greeted {
     credential: CredentialHash,
-    held: convert::Held,
+    held: convert::ClaimedLeases,
     answer: PoolMessage,
 }
 
@@ -308,7 +308,7 @@ impl Workers for Service {
                 peer,
             },
         };
-        shared.tell_driver(joined).await?;
+        shared.send_to_driver(joined).await?;
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 }

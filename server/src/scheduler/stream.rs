@@ -22,12 +22,12 @@ use crate::refusal;
 pub(super) const OUTGOING_QUEUE: usize = 1024;
 
 /// Where messages to a peer go.
-pub(super) type Outgoing<M> = mpsc::Sender<Result<M, Status>>;
+pub(super) type MessageSender<M> = mpsc::Sender<Result<M, Status>>;
 
 /// A stream whose peer has said who it is.
 pub(super) struct Opened<In, Out> {
     pub(super) incoming: Streaming<In>,
-    pub(super) outgoing: Outgoing<Out>,
+    pub(super) outgoing: MessageSender<Out>,
     /// Where it comes from.
     pub(super) peer: SocketAddr,
 }
@@ -37,7 +37,7 @@ impl<In, Out> Opened<In, Out> {
     pub(super) fn new(
         peer: SocketAddr,
         incoming: Streaming<In>,
-        outgoing: Outgoing<Out>,
+        outgoing: MessageSender<Out>,
         answer: Out,
     ) -> Self {
         // There is room: nothing was sent yet.
@@ -55,7 +55,7 @@ pub(super) struct Open<Out> {
     pub(super) id: StreamId,
     /// Where it comes from.
     pub(super) peer: SocketAddr,
-    outgoing: Outgoing<Out>,
+    outgoing: MessageSender<Out>,
     reader: AbortHandle,
 }
 
@@ -63,7 +63,7 @@ impl<Out> Open<Out> {
     pub(super) fn new(
         id: StreamId,
         peer: SocketAddr,
-        outgoing: Outgoing<Out>,
+        outgoing: MessageSender<Out>,
         reader: AbortHandle,
     ) -> Self {
         Self {

@@ -420,7 +420,7 @@ impl RawSession {
 
     /// Tells the worker what was received, when that is due.
     async fn beat(&mut self) -> Result<(), Broken> {
-        let due = self.duplex.inbox().is_telling_due();
+        let due = self.duplex.inbox().is_ack_due();
         if due || Instant::now() >= self.next_beat {
             self.next_beat = Instant::now() + BEAT;
             let beat = self.duplex.beat().to_vec();

@@ -26,7 +26,7 @@ use crate::{
 const SEND_QUEUE: usize = 4;
 
 /// A sender, and the stream to give to HTTP/2.
-pub(super) fn channel(closer: Closer) -> (Sender, Outgoing) {
+pub(super) fn channel(closer: Closer) -> (Sender, SendBody) {
     let (packets, outgoing) = mpsc::channel(SEND_QUEUE);
     let (emptying, emptied) = oneshot::channel();
     let finished = Finished::default();
@@ -39,7 +39,7 @@ pub(super) fn channel(closer: Closer) -> (Sender, Outgoing) {
         emptied,
         guard,
     };
-    let outgoing = Outgoing {
+    let outgoing = SendBody {
         packets: outgoing,
         finished,
         _emptying: emptying,
@@ -107,14 +107,14 @@ impl Drop for Guard {
 
 /// What HTTP/2 takes packets from. It ends when the sender finished, and never
 /// when it was dropped: the peer must not take that for the end.
-pub(super) struct Outgoing {
+pub(super) struct SendBody {
     packets: mpsc::Receiver<Packet>,
     finished: Finished,
     /// Dropped with the stream, once HTTP/2 has taken it all or given it up.
     _emptying: oneshot::Sender<()>,
 }
 
-impl Stream for Outgoing {
+impl Stream for SendBody {
     type Item = Packet;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Packet>> {

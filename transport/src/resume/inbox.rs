@@ -13,12 +13,12 @@ pub struct Inbox {
     consumed_bytes: u64,
     window_bytes: u64,
     /// What the sender was last told, to know when it needs to hear more.
-    told: News,
+    acknowledged: Progress,
 }
 
 /// How far a receiving side got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct News {
+struct Progress {
     received: u64,
     received_bytes: u64,
     credit: u64,
@@ -33,7 +33,7 @@ impl Inbox {
             received_bytes: 0,
             consumed_bytes: 0,
             window_bytes,
-            told: News {
+            acknowledged: Progress {
                 received: 0,
                 received_bytes: 0,
                 credit: window_bytes,
@@ -98,16 +98,16 @@ impl Inbox {
     }
 
     /// The ack and credit to put on an outgoing frame.
-    pub fn tell(&mut self) -> (u64, u64) {
-        self.told = self.news();
-        (self.told.received, self.told.credit)
+    pub fn acknowledge(&mut self) -> (u64, u64) {
+        self.acknowledged = self.progress();
+        (self.acknowledged.received, self.acknowledged.credit)
     }
 
-    /// As [`tell`](Self::tell), with 0 for what the sender was told before: an ack or a
+    /// As [`acknowledge`](Self::acknowledge), with 0 for what the sender was told before: an ack or a
     /// credit of 0 says nothing new.
-    pub fn tell_changes(&mut self) -> (u64, u64) {
-        let before = self.told;
-        let (received, credit) = self.tell();
+    pub fn acknowledge_changes(&mut self) -> (u64, u64) {
+        let before = self.acknowledged;
+        let (received, credit) = self.acknowledge();
         let changed = |now, before| if now == before { 0 } else { now };
         (
             changed(received, before.received),
@@ -117,21 +117,21 @@ impl Inbox {
 
     /// Whether the sender should hear from us even if there is nothing else to
     /// say: it may be about to run out of credit or of room to keep bodies.
-    pub fn is_telling_due(&self) -> bool {
-        let (now, told) = (self.news(), self.told);
+    pub fn is_ack_due(&self) -> bool {
+        let (now, acknowledged) = (self.progress(), self.acknowledged);
         let due_bytes = self.window_bytes / 4;
-        now.credit - told.credit >= due_bytes
-            || now.received_bytes - told.received_bytes >= due_bytes
-            || now.received - told.received >= DUE_FRAMES
+        now.credit - acknowledged.credit >= due_bytes
+            || now.received_bytes - acknowledged.received_bytes >= due_bytes
+            || now.received - acknowledged.received >= DUE_FRAMES
     }
 
     /// Whether there is anything the sender was not told.
-    pub fn has_news(&self) -> bool {
-        self.told != self.news()
+    pub fn has_pending_ack(&self) -> bool {
+        self.acknowledged != self.progress()
     }
 
-    fn news(&self) -> News {
-        News {
+    fn progress(&self) -> Progress {
+        Progress {
             received: self.received,
             received_bytes: self.received_bytes,
             credit: self.credit(),

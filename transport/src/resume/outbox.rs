@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{Body, ResumeError};
 
 #[derive(Debug)]
-struct Kept {
+struct SentFrame {
     body: Body,
     /// Sum of all bodies' bytes up to and including this one.
     end: u64,
@@ -14,7 +14,7 @@ struct Kept {
 /// The sending side's memory: what was said and not yet acknowledged.
 #[derive(Debug)]
 pub struct Outbox {
-    kept: VecDeque<Kept>,
+    kept: VecDeque<SentFrame>,
     /// Number of the last body acknowledged; `kept[0]` has the next number.
     acked: u64,
     /// How many of `kept` were handed to the current connection.
@@ -83,7 +83,7 @@ impl Outbox {
         let cost = body.cost();
         self.end += cost as u64;
         self.kept_bytes += cost;
-        self.kept.push_back(Kept {
+        self.kept.push_back(SentFrame {
             body,
             end: self.end,
         });
@@ -103,7 +103,7 @@ impl Outbox {
     /// The next body to hand to the connection, if there is one and the peer's
     /// credit covers it.
     pub fn next_to_send(&mut self) -> Option<(u64, Body)> {
-        let may_go = |kept: &&Kept| kept.end <= self.credit && !self.abandoned;
+        let may_go = |kept: &&SentFrame| kept.end <= self.credit && !self.abandoned;
         let kept = self.kept.get(self.sent).filter(may_go)?;
         self.sent += 1;
         let number = self.acked + self.sent as u64;

@@ -26,7 +26,7 @@ impl SessionBackend for Cube {
     // `compilation.check_mode` of CubeCL 0.11.3 is read by nothing.
     const TRUSTS_INDICES: bool = true;
 
-    fn lend(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
+    fn borrow_value(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
         None
     }
 

@@ -23,12 +23,12 @@ impl SessionBackend for Flex {
         ops.flex.clone()
     }
 
-    fn lend(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
+    fn borrow_value(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
         let tensor = whole(handle)?;
         let shape = tensor.shape();
         let dtype = FlexTensor::dtype(&tensor);
         // Flex copies what it means to change while somebody else holds it.
-        let lent = bytes::Bytes::from_owner(Lent(tensor.data_arc()));
+        let lent = bytes::Bytes::from_owner(BorrowedBytes(tensor.data_arc()));
         let lent = Bytes::from_shared(lent, AllocationProperty::Native);
         TensorData::try_from_bytes(lent, shape, dtype).ok()
     }
@@ -70,9 +70,9 @@ fn storage(handle: <Flex as BackendIr>::Handle) -> Option<StorageInfo> {
 }
 
 /// Holds a tensor's memory.
-struct Lent(Arc<Bytes>);
+struct BorrowedBytes(Arc<Bytes>);
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for BorrowedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
@@ -93,7 +93,7 @@ mod tests {
     fn a_tensor_that_is_lent_does_not_change() {
         let tensor = Flex::float_from_data(data(), &FlexDevice);
         let memory = tensor.bytes().as_ptr();
-        let lent = Flex::lend(Flex::float_tensor_handle(tensor.clone())).unwrap();
+        let lent = Flex::borrow_value(Flex::float_tensor_handle(tensor.clone())).unwrap();
         assert_eq!(lent.as_bytes().as_ptr(), memory);
         let changed = Flex::float_mul_scalar(tensor, 2.0f32.into());
         assert_eq!(lent, data());
@@ -123,8 +123,8 @@ mod tests {
     fn a_view_is_not_lent() {
         let tensor = Flex::float_from_data(data(), &FlexDevice);
         let turned = Flex::float_transpose(tensor.clone());
-        assert!(Flex::lend(Flex::float_tensor_handle(turned)).is_none());
+        assert!(Flex::borrow_value(Flex::float_tensor_handle(turned)).is_none());
         let row = Flex::float_slice(tensor, &[burn_std::Slice::from(0..1)]);
-        assert!(Flex::lend(Flex::float_tensor_handle(row)).is_none());
+        assert!(Flex::borrow_value(Flex::float_tensor_handle(row)).is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! The seam to Burn's backends: everything above it is the same for a CPU and
 //! for any GPU.
 //!
-//! An [`Engine`] is one session's set of tensors on one device. Calls may
+//! An [`TensorStore`] is one session's set of tensors on one device. Calls may
 //! panic, as backends do on ops they cannot carry out; the executor catches.
 
 mod bounds;
@@ -43,7 +43,7 @@ pub(crate) struct StorageInfo {
 }
 
 /// One session's tensors on one device.
-pub(crate) trait Engine: Send {
+pub(crate) trait TensorStore: Send {
     /// Why a custom op cannot be carried out, if it is not there.
     fn lacks(&self, custom_op: &str) -> Option<String>;
     /// Carries out an op.
@@ -88,18 +88,18 @@ pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String>
         status,
         dtype: DType::F32,
     };
-    let mut engine = device.open();
-    engine.upload(TensorId::new(1), TensorData::from(FIRST));
-    engine.upload(TensorId::new(2), TensorData::from(SECOND));
+    let mut tensors_ = device.open();
+    tensors_.upload(TensorId::new(1), TensorData::from(FIRST));
+    tensors_.upload(TensorId::new(2), TensorData::from(SECOND));
     let add = NumericOperationIr::Add(BinaryOpIr {
         lhs: tensor(1, TensorStatus::ReadWrite),
         rhs: tensor(2, TensorStatus::ReadWrite),
         out: tensor(3, TensorStatus::NotInit),
     });
-    engine.execute(Box::new(OperationIr::NumericFloat(DType::F32, add)));
-    let read = engine.read(tensor(3, TensorStatus::ReadWrite));
+    tensors_.execute(Box::new(OperationIr::NumericFloat(DType::F32, add)));
+    let read = tensors_.read(tensor(3, TensorStatus::ReadWrite));
     let read = runtime.block_on(read).map_err(|e| e.reason().to_owned())?;
-    engine.sync().map_err(|e| e.reason().to_owned())?;
+    tensors_.sync().map_err(|e| e.reason().to_owned())?;
     match read == TensorData::from(SUM) {
         true => Ok(()),
         false => Err(format!("{FIRST:?} + {SECOND:?} came to {read}")),
@@ -115,7 +115,7 @@ pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
 
 /// A device that sessions can be opened on.
 pub(crate) trait Device: Send + Sync {
-    fn open(&self) -> Box<dyn Engine>;
+    fn open(&self) -> Box<dyn TensorStore>;
     fn profile(&self) -> DeviceProfile;
     /// Bytes that the backend holds of the device's memory for all its sessions,
     /// where it counts them. May wait for the device.
@@ -126,7 +126,7 @@ pub(crate) trait Device: Send + Sync {
 pub(crate) trait SessionBackend: BackendIr {
     /// The value of a tensor in its own memory, where the host can read that. It
     /// stays as it is, whatever becomes of the tensor.
-    fn lend(handle: Self::Handle) -> Option<TensorData>;
+    fn borrow_value(handle: Self::Handle) -> Option<TensorData>;
 
     /// The worker's own ops for this backend.
     fn custom_ops(ops: &CustomOps) -> Handlers<Self>
@@ -175,9 +175,9 @@ impl<B: SessionBackend> BurnDevice<B> {
 }
 
 impl<B: SessionBackend> Device for BurnDevice<B> {
-    fn open(&self) -> Box<dyn Engine> {
+    fn open(&self) -> Box<dyn TensorStore> {
         let device = self.device.clone();
-        Box::new(BurnEngine::<B> {
+        Box::new(BurnTensors::<B> {
             interpreter: Some(TensorInterpreter::with_custom_ops(
                 device.clone(),
                 self.custom_ops.clone(),
@@ -229,7 +229,7 @@ const DTYPES: [DType; 16] = [
 static GENERATOR: Mutex<()> = Mutex::new(());
 
 /// One stream of the device for each session: what one waits for, the others do not.
-struct BurnEngine<B: SessionBackend> {
+struct BurnTensors<B: SessionBackend> {
     /// Taken when the session is over.
     interpreter: Option<TensorInterpreter<B>>,
     custom_names: Arc<[String]>,
@@ -237,7 +237,7 @@ struct BurnEngine<B: SessionBackend> {
     stream: Stream,
 }
 
-impl<B: SessionBackend> BurnEngine<B> {
+impl<B: SessionBackend> BurnTensors<B> {
     fn run<T>(&mut self, call: impl FnOnce(&mut TensorInterpreter<B>) -> T) -> T {
         let interpreter = self.interpreter.as_mut().expect("the session is on");
         self.stream.enter(|| call(interpreter))
@@ -283,7 +283,7 @@ impl<B: SessionBackend> BurnEngine<B> {
             return false;
         }
         let shared = as_shared(out);
-        let lent = self.run(|interpreter| B::lend(interpreter.get_tensor_handle(&shared)));
+        let lent = self.run(|interpreter| B::borrow_value(interpreter.get_tensor_handle(&shared)));
         let Some((bytes, shape, _)) = lent.map(TensorData::into_parts) else {
             return false;
         };
@@ -339,7 +339,7 @@ impl<B: SessionBackend> BurnEngine<B> {
     }
 }
 
-impl<B: SessionBackend> Engine for BurnEngine<B> {
+impl<B: SessionBackend> TensorStore for BurnTensors<B> {
     fn lacks(&self, custom_op: &str) -> Option<String> {
         if self.custom_names.iter().any(|name| name == custom_op) {
             return None;
@@ -407,7 +407,7 @@ impl<B: SessionBackend> Engine for BurnEngine<B> {
 
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         let shared = as_shared(&tensor);
-        let lent = self.run(|interpreter| B::lend(interpreter.get_tensor_handle(&shared)));
+        let lent = self.run(|interpreter| B::borrow_value(interpreter.get_tensor_handle(&shared)));
         if let Some(data) = lent {
             if tensor.status == TensorStatus::ReadWrite {
                 self.forget(tensor);
@@ -505,7 +505,7 @@ fn as_shared(tensor: &TensorIr) -> TensorIr {
     }
 }
 
-impl<B: SessionBackend> Drop for BurnEngine<B> {
+impl<B: SessionBackend> Drop for BurnTensors<B> {
     /// Gives the session's memory back to the device: backends keep it by stream.
     fn drop(&mut self) {
         let interpreter = self.interpreter.take();

@@ -20,7 +20,7 @@
 //!
 //! [`Sliced`](super::sliced::Sliced) works everywhere. An algorithm for devices that
 //! reach each other by a vendor's library (NCCL) would be added beside it, where
-//! `cell` opens groups.
+//! `group` opens groups.
 
 use std::{
     sync::Arc,
@@ -38,22 +38,22 @@ pub(crate) trait Algorithm: Send {
     fn arrive(&mut self, rank: usize, ticket: u64, arrival: Arrival, bytes: Bytes, now: Instant);
 
     /// Another worker has announced that its `rank` has reached its next all-reduce.
-    fn heard(
+    fn on_arrival(
         &mut self,
-        node: usize,
+        worker_index: usize,
         rank: usize,
         arrival: Arrival,
         now: Instant,
     ) -> Result<(), Broke>;
 
     /// Another worker has sent bytes of a slice.
-    fn piece(&mut self, node: usize, piece: Piece, now: Instant) -> Result<(), Broke>;
+    fn piece(&mut self, worker_index: usize, piece: Piece, now: Instant) -> Result<(), Broke>;
 
     /// Ends the group: every open call fails with `reason`, and so do all later ones.
     fn abort(&mut self, reason: &str);
 
     /// Another worker has ended the group.
-    fn aborted(&mut self, node: usize, reason: &str);
+    fn aborted(&mut self, worker_index: usize, reason: &str);
 
     /// Ends the group if others have kept local ranks waiting for `deadline`. From the
     /// `silent` workers not even heartbeats have been received.
@@ -64,16 +64,16 @@ pub(crate) trait Algorithm: Send {
     /// not known to do that.
     fn set_ring_bytes(&mut self, slice_bytes: Option<u64>);
 
-    /// Whether a message for `node` is pending.
-    fn has_news(&self, node: usize) -> bool;
+    /// Whether a message for `worker_index` is pending.
+    fn has_message(&self, worker_index: usize) -> bool;
 
-    /// Takes the next message for `node`.
-    fn next(&mut self, node: usize) -> Option<Say>;
+    /// Takes the next message for `worker_index`.
+    fn next(&mut self, worker_index: usize) -> Option<GroupMessage>;
 
-    /// How many bytes more than the other workers on average `node` was sent in the
+    /// How many bytes more than the other workers on average `worker_index` was sent in the
     /// current exchange, so that links can make all of them end together. `None` if the
     /// other workers are sent nothing in it.
-    fn lead_bytes(&self, node: usize) -> Option<i64>;
+    fn lead_bytes(&self, worker_index: usize) -> Option<i64>;
 
     /// Takes the calls of local ranks that ended since the last time this was called.
     fn take_done(&mut self) -> Vec<Done>;
@@ -114,7 +114,7 @@ pub(crate) struct Done {
 
 /// A message to another worker of the group.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Say {
+pub(crate) enum GroupMessage {
     Arrivals(Vec<(usize, Arrival)>),
     Piece(Piece),
     Abort(Arc<str>),
@@ -142,7 +142,7 @@ impl Broke {
 #[derive(Debug, Clone)]
 pub(crate) struct Rank {
     /// The number of its worker among the workers of the group.
-    pub(crate) node: usize,
+    pub(crate) worker_index: usize,
     /// A description of its device and worker, for messages.
-    pub(crate) place: String,
+    pub(crate) lease_rank: String,
 }

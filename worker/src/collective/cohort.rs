@@ -26,11 +26,11 @@ use tracing::{debug, warn};
 
 use super::{
     algorithm::{Algorithm, Arrival, Broke, Failure, Piece},
-    cell::{Cell, Changed, decode},
+    group::{Changed, Group, decode},
     link,
-    members::{Members, Roster},
+    members::{LeaseMembers, Members},
     meter::Egress,
-    peer::{Peer, Speaker},
+    peer::{FrameSource, Peer},
     transfer::{Act, Capability, Offer, Part, Take, Transfers, Value},
 };
 use crate::locks::lock;
@@ -86,12 +86,12 @@ pub(crate) struct Settings {
 pub(crate) struct Cohort {
     pub(crate) id: u64,
     pub(crate) lease: LeaseId,
-    roster: Arc<Roster>,
+    lease_members: Arc<LeaseMembers>,
     /// Shown to the other workers.
     lease_token: Bytes,
     settings: Settings,
     members: Mutex<HashMap<u32, Weak<dyn Member>>>,
-    groups: Mutex<HashMap<Members, Arc<Cell>>>,
+    groups: Mutex<HashMap<Members, Arc<Group>>>,
     transfers: Mutex<Transfers>,
     peers: Vec<Arc<Peer>>,
     /// What is sent to all of them.
@@ -105,7 +105,7 @@ pub(crate) struct Cohort {
 
 /// A rule that another worker broke; the link to it is of no more use.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HeardError {
+pub(crate) enum PeerFrameError {
     #[error(transparent)]
     Broke(#[from] Broke),
     #[error(transparent)]
@@ -118,20 +118,20 @@ impl Cohort {
     pub(crate) fn new(
         id: u64,
         lease: LeaseId,
-        roster: Roster,
+        lease_members: LeaseMembers,
         lease_token: Bytes,
         settings: Settings,
     ) -> Arc<Self> {
         let egress = Arc::default();
-        let links = roster.others().count();
-        let peers = roster.others().cloned();
+        let links = lease_members.others().count();
+        let peers = lease_members.others().cloned();
         let peers = peers.map(|share| Arc::new(Peer::new(share, links, Arc::clone(&egress))));
         Arc::new(Self {
             id,
             lease,
             peers: peers.collect(),
             egress,
-            roster: Arc::new(roster),
+            lease_members: Arc::new(lease_members),
             lease_token,
             bucket_bytes: Arc::new(settings.bucket_bytes.unwrap_or(FIRST_BUCKET).into()),
             settings,
@@ -144,13 +144,14 @@ impl Cohort {
     }
 
     /// The devices of the lease.
-    pub(crate) fn roster(&self) -> &Arc<Roster> {
-        &self.roster
+    pub(crate) fn lease_members(&self) -> &Arc<LeaseMembers> {
+        &self.lease_members
     }
 
     /// The place of a device of this worker.
-    pub(crate) fn place(&self, device_index: u32) -> Option<u32> {
-        self.roster.place(self.roster.me(), device_index)
+    pub(crate) fn lease_rank(&self, device_index: u32) -> Option<u32> {
+        self.lease_members
+            .lease_rank(self.lease_members.me(), device_index)
     }
 
     /// Bytes of all-reduces from which on sessions should not hold them back.
@@ -186,77 +187,80 @@ impl Cohort {
         self.alive.subscribe()
     }
 
-    /// The session at `place` of this worker takes part from now on. False: there
+    /// The session at `lease_rank` of this worker takes part from now on. False: there
     /// is one already.
-    pub(crate) fn enter(&self, place: u32, member: Weak<dyn Member>) -> bool {
+    pub(crate) fn enter(&self, lease_rank: u32, member: Weak<dyn Member>) -> bool {
         let mut members = lock(&self.members);
-        if members.get(&place).is_some_and(|m| m.strong_count() > 0) {
+        if members
+            .get(&lease_rank)
+            .is_some_and(|m| m.strong_count() > 0)
+        {
             return false;
         }
-        members.insert(place, member);
+        members.insert(lease_rank, member);
         true
     }
 
-    /// The session at `place` is over, for `reason`.
-    pub(crate) fn leave(&self, place: u32, reason: &str) {
-        lock(&self.members).remove(&place);
-        let cells: Vec<Arc<Cell>> = lock(&self.groups).values().cloned().collect();
-        for cell in cells {
-            let Some(rank) = cell.members().rank(place) else {
+    /// The session at `lease_rank` is over, for `reason`.
+    pub(crate) fn leave(&self, lease_rank: u32, reason: &str) {
+        lock(&self.members).remove(&lease_rank);
+        let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
+        for group in groups {
+            let Some(rank) = group.members().rank(lease_rank) else {
                 continue;
             };
-            let what = self.roster.describe(place);
+            let what = self.lease_members.describe(lease_rank);
             let reason = format!("the session of rank {rank} ({what}) is over: {reason}");
-            let ((), changed) = cell.change(|group| group.abort(&reason));
-            self.act(&cell, changed);
+            let ((), changed) = group.change(|group| group.abort(&reason));
+            self.act(&group, changed);
         }
         let fault = Fault {
             kind: FaultKind::Peer.into(),
             op_name: "Offer".into(),
             worker: self
-                .roster
-                .share(place)
+                .lease_members
+                .share(lease_rank)
                 .map_or_else(String::new, |s| s.worker.clone()),
             reason: format!("the session that the tensor is on is over: {reason}"),
             ..Fault::default()
         };
-        let acts = lock(&self.transfers).leave(place, &Arc::new(fault));
+        let acts = lock(&self.transfers).leave(lease_rank, &Arc::new(fault));
         self.act_all(acts);
     }
 
-    /// The session at `place` has come to some all-reduces, in this order.
-    pub(crate) fn call(self: &Arc<Self>, place: u32, calls: Vec<Call>) {
+    /// The session at `lease_rank` has come to some all-reduces, in this order.
+    pub(crate) fn call(self: &Arc<Self>, lease_rank: u32, calls: Vec<Call>) {
         let now = Instant::now();
         let mut calls = calls.into_iter().peekable();
         while let Some(call) = calls.next() {
             let members = call.members.clone();
-            let Some(rank) = members.rank(place) else {
+            let Some(rank) = members.rank(lease_rank) else {
                 continue;
             };
-            let Some(cell) = self.cell(&members) else {
+            let Some(group) = self.group(&members) else {
                 let why = format!("the lease has {MAX_GROUPS} groups already, the limit");
                 self.deliver(
-                    place,
+                    lease_rank,
                     call.ticket,
                     Err(Failure::New(FaultKind::OutOfMemory, why)),
                 );
                 continue;
             };
-            self.want(&cell);
-            let ((), changed) = cell.change(|group| {
+            self.want(&group);
+            let ((), changed) = group.change(|group| {
                 let mut next = Some(call);
                 while let Some(call) = next {
                     group.arrive(rank, call.ticket, call.arrival, call.bytes, now);
                     next = calls.next_if(|call| call.members == members);
                 }
             });
-            self.act(&cell, changed);
+            self.act(&group, changed);
         }
     }
 
     /// The session at `offer.from` offers a value.
     pub(crate) fn offer(self: &Arc<Self>, capability: Capability, offer: Offer) {
-        if let Some(worker) = self.roster.worker(offer.to) {
+        if let Some(worker) = self.lease_members.worker(offer.to) {
             self.want_worker(worker);
         }
         let act = lock(&self.transfers).offer(capability, offer);
@@ -265,13 +269,13 @@ impl Cohort {
 
     /// The session at `take.to` takes a value.
     pub(crate) fn take(self: &Arc<Self>, capability: Capability, take: Take) {
-        if let Some(worker) = self.roster.worker(take.from) {
+        if let Some(worker) = self.lease_members.worker(take.from) {
             self.want_worker(worker);
         }
         let from = take.from;
-        let act = lock(&self.transfers).take(capability, take, &self.roster);
+        let act = lock(&self.transfers).take(capability, take, &self.lease_members);
         self.act_all(act);
-        if let Some(peer) = self.roster.worker(from).and_then(|w| self.peer(w))
+        if let Some(peer) = self.lease_members.worker(from).and_then(|w| self.peer(w))
             && let Some(offence) = peer.offence()
         {
             self.lose(peer, &offence);
@@ -280,7 +284,7 @@ impl Cohort {
 
     /// Ends the transfers from another worker.
     fn lose(&self, peer: &Peer, why: &str) {
-        let acts = lock(&self.transfers).lose(peer.worker, why, &self.roster);
+        let acts = lock(&self.transfers).lose(peer.worker, why, &self.lease_members);
         self.act_all(acts);
     }
 
@@ -296,20 +300,20 @@ impl Cohort {
             return;
         }
         warn!(lease = %self.lease, "{offence}");
-        let cells: Vec<Arc<Cell>> = lock(&self.groups).values().cloned().collect();
-        for cell in cells {
-            self.exclude(&cell);
+        let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
+        for group in groups {
+            self.exclude(&group);
         }
         self.lose(peer, &offence);
     }
 
     /// Ends a group that has a worker which broke a rule.
-    fn exclude(&self, cell: &Arc<Cell>) {
-        let is_of = |peer: &&Arc<Peer>| cell.node(peer.worker).is_some();
+    fn exclude(&self, group: &Arc<Group>) {
+        let is_of = |peer: &&Arc<Peer>| group.worker_index(peer.worker).is_some();
         let offence = self.peers.iter().filter(is_of).find_map(|p| p.offence());
         if let Some(offence) = offence {
-            let ((), changed) = cell.change(|group| group.abort(&offence));
-            self.act(cell, changed);
+            let ((), changed) = group.change(|group| group.abort(&offence));
+            self.act(group, changed);
         }
     }
 
@@ -319,64 +323,80 @@ impl Cohort {
     }
 
     /// Another worker says something.
-    pub(crate) fn heard(self: &Arc<Self>, worker: WorkerId, body: Body) -> Result<(), HeardError> {
+    pub(crate) fn on_frame(
+        self: &Arc<Self>,
+        worker: WorkerId,
+        body: Body,
+    ) -> Result<(), PeerFrameError> {
         match body {
             Body::Ping(_) => Ok(()),
             Body::Arrivals(arrivals) => {
                 let decoded = arrivals.arrivals.into_iter().map(decode);
                 let decoded: Vec<_> = decoded.collect::<Result<_, _>>()?;
-                self.heard_in_group(arrivals.group, worker, |group, node, now| {
+                self.on_group_frame(arrivals.group, worker, |group, worker_index, now| {
                     let mut arrivals = decoded.into_iter();
-                    arrivals.try_for_each(|(rank, a)| group.heard(node, rank, a, now))
+                    arrivals.try_for_each(|(rank, a)| group.on_arrival(worker_index, rank, a, now))
                 })
             }
             Body::Piece(v1::Piece { group, kind, bytes }) => {
-                let unknown = |_| HeardError::Rule(format!("a piece of the unknown kind {kind}"));
+                let unknown =
+                    |_| PeerFrameError::Rule(format!("a piece of the unknown kind {kind}"));
                 let kind = PieceKind::try_from(kind).map_err(unknown)?;
                 let piece = Piece { kind, bytes };
-                self.heard_in_group(group, worker, |group, node, now| {
-                    group.piece(node, piece, now)
+                self.on_group_frame(group, worker, |group, worker_index, now| {
+                    group.piece(worker_index, piece, now)
                 })
             }
-            Body::Abort(abort) => self.heard_in_group(abort.group, worker, |group, node, _| {
-                group.aborted(node, &abort.reason);
-                Ok(())
-            }),
-            Body::Fetch(fetch) => self.heard_fetch(worker, &fetch),
-            Body::Fetched(fetched) => self.heard_fetched(worker, fetched),
-            _ => Err(HeardError::Rule(
+            Body::Abort(abort) => {
+                self.on_group_frame(abort.group, worker, |group, worker_index, _| {
+                    group.aborted(worker_index, &abort.reason);
+                    Ok(())
+                })
+            }
+            Body::Fetch(fetch) => self.on_fetch(worker, &fetch),
+            Body::Fetched(fetched) => self.on_fetched(worker, fetched),
+            _ => Err(PeerFrameError::Rule(
                 "a frame that workers do not send each other".into(),
             )),
         }
     }
 
-    fn heard_in_group(
+    fn on_group_frame(
         self: &Arc<Self>,
-        places: Vec<u32>,
+        lease_ranks: Vec<u32>,
         worker: WorkerId,
         change: impl FnOnce(&mut dyn Algorithm, usize, Instant) -> Result<(), Broke>,
-    ) -> Result<(), HeardError> {
-        let members = Members::new(places, &self.roster).map_err(HeardError::Rule)?;
-        let many = || HeardError::Rule(format!("more than {MAX_GROUPS} groups"));
-        let cell = self.cell(&members).ok_or_else(many)?;
-        let stranger = || HeardError::Rule("a group that it or this worker is not of".into());
-        let node = cell.node(worker).ok_or_else(stranger)?;
-        cell.node(self.roster.me()).ok_or_else(stranger)?;
-        let (changed, what) = cell.change(|group| change(group, node, Instant::now()));
-        self.act(&cell, what);
+    ) -> Result<(), PeerFrameError> {
+        let members =
+            Members::new(lease_ranks, &self.lease_members).map_err(PeerFrameError::Rule)?;
+        let many = || PeerFrameError::Rule(format!("more than {MAX_GROUPS} groups"));
+        let group = self.group(&members).ok_or_else(many)?;
+        let stranger = || PeerFrameError::Rule("a group that it or this worker is not of".into());
+        let worker_index = group.worker_index(worker).ok_or_else(stranger)?;
+        group
+            .worker_index(self.lease_members.me())
+            .ok_or_else(stranger)?;
+        let (changed, what) = group.change(|group| change(group, worker_index, Instant::now()));
+        self.act(&group, what);
         Ok(changed?)
     }
 
-    fn heard_fetch(&self, worker: WorkerId, fetch: &v1::Fetch) -> Result<(), HeardError> {
+    fn on_fetch(&self, worker: WorkerId, fetch: &v1::Fetch) -> Result<(), PeerFrameError> {
         let capability = capability(&fetch.capability)?;
         let mut transfers = lock(&self.transfers);
-        let act = transfers.fetch(worker, capability, fetch.from, fetch.to, &self.roster)?;
+        let act = transfers.fetch(
+            worker,
+            capability,
+            fetch.from,
+            fetch.to,
+            &self.lease_members,
+        )?;
         drop(transfers);
         self.act_all(act);
         Ok(())
     }
 
-    fn heard_fetched(&self, worker: WorkerId, fetched: v1::Fetched) -> Result<(), HeardError> {
+    fn on_fetched(&self, worker: WorkerId, fetched: v1::Fetched) -> Result<(), PeerFrameError> {
         let capability = capability(&fetched.capability)?;
         let part = match (fetched.fault, fetched.r#type) {
             (Some(fault), _) => Part::Fault(Arc::new(fault)),
@@ -386,7 +406,7 @@ impl Cohort {
             }
             (None, None) => Part::Bytes(None, fetched.bytes),
         };
-        let act = lock(&self.transfers).fetched(worker, capability, part, &self.roster)?;
+        let act = lock(&self.transfers).fetched(worker, capability, part, &self.lease_members)?;
         self.act_all(act);
         Ok(())
     }
@@ -403,14 +423,17 @@ impl Cohort {
             .filter(is_silent)
             .map(|p| p.worker)
             .collect();
-        let cells: Vec<Arc<Cell>> = lock(&self.groups).values().cloned().collect();
-        for cell in cells {
-            let silent: Vec<usize> = silent.iter().filter_map(|w| cell.node(*w)).collect();
-            let ((), changed) = cell.change(|group| {
+        let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
+        for group in groups {
+            let silent: Vec<usize> = silent
+                .iter()
+                .filter_map(|w| group.worker_index(*w))
+                .collect();
+            let ((), changed) = group.change(|group| {
                 group.set_ring_bytes(ring_bytes);
                 group.tick(now, deadline, &silent);
             });
-            self.act(&cell, changed);
+            self.act(&group, changed);
         }
         for peer in &self.peers {
             let missing = peer.missing();
@@ -423,24 +446,24 @@ impl Cohort {
     }
 
     /// The group of `members`, which is made when it is first named.
-    fn cell(&self, members: &Members) -> Option<Arc<Cell>> {
+    fn group(&self, members: &Members) -> Option<Arc<Group>> {
         let mut groups = lock(&self.groups);
-        if let Some(cell) = groups.get(members) {
-            return Some(cell.clone());
+        if let Some(group) = groups.get(members) {
+            return Some(group.clone());
         }
         if groups.len() >= MAX_GROUPS {
             return None;
         }
-        let cell = Arc::new(Cell::new(members.clone(), &self.roster));
-        groups.insert(members.clone(), cell.clone());
+        let group = Arc::new(Group::new(members.clone(), &self.lease_members));
+        groups.insert(members.clone(), group.clone());
         drop(groups);
-        self.exclude(&cell);
-        Some(cell)
+        self.exclude(&group);
+        Some(group)
     }
 
-    fn want(self: &Arc<Self>, cell: &Cell) {
-        for place in cell.members().places() {
-            if let Some(worker) = self.roster.worker(*place) {
+    fn want(self: &Arc<Self>, group: &Group) {
+        for lease_rank in group.members().lease_ranks() {
+            if let Some(worker) = self.lease_members.worker(*lease_rank) {
                 self.want_worker(worker);
             }
         }
@@ -450,7 +473,7 @@ impl Cohort {
     fn want_worker(self: &Arc<Self>, worker: WorkerId) {
         if let Some(peer) = self.peer(worker)
             && peer.want()
-            && self.roster.dials(worker)
+            && self.lease_members.dials(worker)
         {
             let identity = self.settings.identity.clone();
             let dialling = link::dial(Arc::downgrade(self), peer.clone(), identity);
@@ -459,20 +482,20 @@ impl Cohort {
     }
 
     /// Does what came of a change of a group.
-    fn act(&self, cell: &Arc<Cell>, changed: Changed) {
-        for node in changed.news_for {
-            if let Some(peer) = self.peer(cell.worker(node)) {
-                peer.say(Speaker::Group(cell.clone(), node));
+    fn act(&self, group: &Arc<Group>, changed: Changed) {
+        for worker_index in changed.with_messages {
+            if let Some(peer) = self.peer(group.worker(worker_index)) {
+                peer.add_source(FrameSource::Group(group.clone(), worker_index));
             }
         }
         for done in changed.done {
             if let Err(Failure::New(FaultKind::Peer, reason)) = &done.result
-                && cell.is_news()
+                && group.announce_end()
             {
                 warn!(lease = %self.lease, "a group is over: {reason}");
             }
-            let place = cell.members().places()[done.rank];
-            self.deliver(place, done.ticket, done.result.map(Arrived::Reduced));
+            let lease_rank = group.members().lease_ranks()[done.rank];
+            self.deliver(lease_rank, done.ticket, done.result.map(Arrived::Reduced));
         }
     }
 
@@ -496,13 +519,13 @@ impl Cohort {
                         from,
                         to,
                     });
-                    self.say(worker, Speaker::Once(fetch));
+                    self.send(worker, FrameSource::Once(fetch));
                 }
                 Act::Send {
                     worker,
                     capability,
                     value: Ok(value),
-                } => self.say(worker, Speaker::value(capability, value)),
+                } => self.send(worker, FrameSource::value(capability, value)),
                 Act::Send {
                     worker,
                     capability,
@@ -513,29 +536,31 @@ impl Cohort {
                         fault: Some(Fault::clone(&fault)),
                         ..v1::Fetched::default()
                     });
-                    self.say(worker, Speaker::Once(fetched));
+                    self.send(worker, FrameSource::Once(fetched));
                 }
             }
         }
     }
 
-    fn say(&self, worker: WorkerId, speaker: Speaker) {
+    fn send(&self, worker: WorkerId, source: FrameSource) {
         if let Some(peer) = self.peer(worker) {
-            peer.say(speaker);
+            peer.add_source(source);
         }
     }
 
-    fn deliver(&self, place: u32, ticket: u64, outcome: Outcome) {
-        let member = lock(&self.members).get(&place).and_then(Weak::upgrade);
+    fn deliver(&self, lease_rank: u32, ticket: u64, outcome: Outcome) {
+        let member = lock(&self.members).get(&lease_rank).and_then(Weak::upgrade);
         match member {
             Some(member) => member.deliver(ticket, outcome),
-            None => debug!(lease = %self.lease, place, "an outcome for a session that is over"),
+            None => {
+                debug!(lease = %self.lease, lease_rank, "an outcome for a session that is over")
+            }
         }
     }
 }
 
-fn capability(bytes: &[u8]) -> Result<Capability, HeardError> {
+fn capability(bytes: &[u8]) -> Result<Capability, PeerFrameError> {
     let size = bytes.len();
-    let wrong = |_| HeardError::Rule(format!("a capability of {size} bytes, not 16"));
+    let wrong = |_| PeerFrameError::Rule(format!("a capability of {size} bytes, not 16"));
     bytes.try_into().map_err(wrong)
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use proptest::{prelude::*, test_runner::TestRunner};
 use tensord_proto::v1::{Fault, FaultKind, PieceKind};
 
-use super::algorithm::{Algorithm, Arrival, Failure, Piece, Rank, Say};
+use super::algorithm::{Algorithm, Arrival, Failure, GroupMessage, Piece, Rank};
 
 /// Makes an algorithm's state machine for one worker.
 pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
@@ -36,7 +36,7 @@ type Sum = Result<Vec<f32>, Failure>;
 /// A group spread over workers, with one state machine for each worker.
 struct World {
     groups: Vec<Box<dyn Algorithm>>,
-    nodes: Vec<usize>,
+    workers_: Vec<usize>,
     now: Instant,
     /// Bytes sent by each worker.
     sent: Vec<usize>,
@@ -45,21 +45,21 @@ struct World {
 }
 
 impl World {
-    /// A group with one rank for each entry of `nodes`, on the worker of that number.
-    fn new(make: Make, nodes: &[usize]) -> Self {
-        let rank = |&node: &usize| Rank {
-            node,
-            place: format!("device 0 of worker w{node}"),
+    /// A group with one rank for each entry of `workers_`, on the worker of that number.
+    fn new(make: Make, workers_: &[usize]) -> Self {
+        let rank = |&worker_index: &usize| Rank {
+            worker_index,
+            lease_rank: format!("device 0 of worker w{worker_index}"),
         };
-        let ranks: Vec<Rank> = nodes.iter().map(rank).collect();
-        let workers = nodes.iter().max().unwrap() + 1;
+        let ranks: Vec<Rank> = workers_.iter().map(rank).collect();
+        let workers = workers_.iter().max().unwrap() + 1;
         let group = |me| make(ranks.clone(), me);
         Self {
             groups: (0..workers).map(group).collect(),
-            nodes: nodes.to_vec(),
+            workers_: workers_.to_vec(),
             now: Instant::now(),
             sent: vec![0; workers],
-            done: vec![Vec::new(); nodes.len()],
+            done: vec![Vec::new(); workers_.len()],
         }
     }
 
@@ -76,25 +76,25 @@ impl World {
 
     fn arrive_as(&mut self, rank: usize, ticket: u64, arrival: Arrival, values: &[f32]) {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let node = self.nodes[rank];
-        self.groups[node].arrive(rank, ticket, arrival, bytes, self.now);
+        let worker_index = self.workers_[rank];
+        self.groups[worker_index].arrive(rank, ticket, arrival, bytes, self.now);
     }
 
     /// Delivers one message of `from` to `to`, if there is one.
     fn carry(&mut self, from: usize, to: usize) -> bool {
-        let Some(say) = self.groups[from].next(to) else {
+        let Some(message) = self.groups[from].next(to) else {
             return false;
         };
         let (group, now) = (&mut self.groups[to], self.now);
-        match say {
-            Say::Arrivals(arrivals) => arrivals
+        match message {
+            GroupMessage::Arrivals(arrivals) => arrivals
                 .into_iter()
-                .for_each(|(rank, arrival)| group.heard(from, rank, arrival, now).unwrap()),
-            Say::Piece(piece) => {
+                .for_each(|(rank, arrival)| group.on_arrival(from, rank, arrival, now).unwrap()),
+            GroupMessage::Piece(piece) => {
                 self.sent[from] += piece.bytes.len();
                 group.piece(from, piece, now).unwrap();
             }
-            Say::Abort(reason) => group.aborted(from, &reason),
+            GroupMessage::Abort(reason) => group.aborted(from, &reason),
         }
         true
     }
@@ -152,14 +152,14 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     );
     let config = ProptestConfig::with_cases(128);
     let mut runner = TestRunner::new(config);
-    let ran = runner.run(&worlds, |(nodes, sizes, turns)| {
+    let ran = runner.run(&worlds, |(workers_, sizes, turns)| {
         let bits = |done: Vec<(u64, Sum)>| {
             let sums = done.into_iter().map(|(_, sum)| sum.unwrap());
             let bits = sums.map(|sum| sum.into_iter().map(f32::to_bits).collect());
             bits.collect::<Vec<Vec<u32>>>()
         };
-        let in_turn = bits(in_any_order(make, nodes.clone(), &sizes, &[]));
-        prop_assert_eq!(bits(in_any_order(make, nodes, &sizes, &turns)), in_turn);
+        let in_turn = bits(in_any_order(make, workers_.clone(), &sizes, &[]));
+        prop_assert_eq!(bits(in_any_order(make, workers_, &sizes, &turns)), in_turn);
         Ok(())
     });
     ran.unwrap();
@@ -168,21 +168,21 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
 /// The results of the first rank.
 fn in_any_order(
     make: Make,
-    mut nodes: Vec<usize>,
+    mut workers_: Vec<usize>,
     sizes: &[usize],
     turns: &[(u16, u16)],
 ) -> Vec<(u64, Sum)> {
     // Workers are numbered by their first ranks.
     let mut order: Vec<usize> = Vec::new();
-    for node in &mut nodes {
-        let at = order.iter().position(|n| n == node);
-        *node = at.unwrap_or_else(|| {
-            order.push(*node);
+    for worker_index in &mut workers_ {
+        let at = order.iter().position(|n| n == worker_index);
+        *worker_index = at.unwrap_or_else(|| {
+            order.push(*worker_index);
             order.len() - 1
         });
     }
-    let ranks = nodes.len();
-    let mut world = World::new(make, &nodes);
+    let ranks = workers_.len();
+    let mut world = World::new(make, &workers_);
     let mut next = vec![0; ranks];
     let mut arrive = |world: &mut World, rank: usize| {
         let call = next[rank];
@@ -226,13 +226,14 @@ fn value(rank: usize, call: usize, i: usize) -> f32 {
 fn are_sums(world: &World, sizes: &[usize]) {
     let workers = world.groups.len();
     for (call, size) in sizes.iter().enumerate() {
-        let part = |node: usize, i: usize| {
-            let here = (0..world.nodes.len()).filter(|rank| world.nodes[*rank] == node);
+        let part = |worker_index: usize, i: usize| {
+            let here =
+                (0..world.workers_.len()).filter(|rank| world.workers_[*rank] == worker_index);
             here.map(|rank| value(rank, call, i)).reduce(|a, b| a + b)
         };
         let sum_from = |first: usize, i: usize| {
-            let order = (0..workers).map(|place| (first + place) % workers);
-            let parts = order.map(|node| part(node, i).expect("each has ranks"));
+            let order = (0..workers).map(|lease_rank| (first + lease_rank) % workers);
+            let parts = order.map(|worker_index| part(worker_index, i).expect("each has ranks"));
             parts.reduce(|a, b| a + b).expect("there are some")
         };
         let result = &world.done[0][call];
@@ -291,10 +292,10 @@ fn half_types_are_rounded_once(make: Make) {
 
 fn as_many_bytes_are_sent_as_in_a_ring(make: Make) {
     for workers in [2, 3, 4, 8] {
-        let nodes: Vec<usize> = (0..workers).collect();
-        let mut world = World::new(make, &nodes);
+        let workers_: Vec<usize> = (0..workers).collect();
+        let mut world = World::new(make, &workers_);
         let size = 4 * 30_000;
-        for rank in nodes {
+        for rank in workers_ {
             world.arrive(rank, 1, &vec![1.0; size / 4]);
         }
         world.carry_all();
@@ -384,7 +385,7 @@ fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
     world.carry_all();
     let (now, third) = (world.now, 2);
     world.groups[third].tick(now + deadline - Duration::from_secs(1), deadline, &[]);
-    assert!(!world.groups[third].has_news(0));
+    assert!(!world.groups[third].has_message(0));
     world.groups[third].tick(now + deadline, deadline, &[]);
     world.carry_all();
     let expected = "rank 1 (device 0 of worker w0) did not come to all-reduce 1 of the group \
@@ -467,7 +468,7 @@ fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
     };
     let (group, now) = (&mut world.groups[0], world.now);
     for rank in [0, 2] {
-        let broke = group.heard(1, rank, arrival.clone(), now).unwrap_err();
+        let broke = group.on_arrival(1, rank, arrival.clone(), now).unwrap_err();
         assert!(broke.to_string().contains("announces rank"), "{broke}");
     }
     let piece = |bytes| Piece {

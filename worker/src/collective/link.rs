@@ -19,7 +19,7 @@ use tracing::{debug, info};
 
 use super::{
     cohort::Cohort,
-    peer::{Outgoing, Peer},
+    peer::{NextFrame, Peer},
 };
 
 /// How long one try to connect may take.
@@ -37,7 +37,7 @@ const SILENCE: Duration = Duration::from_secs(4);
 const BEAT: Duration = Duration::from_secs(1);
 
 /// How long news (an ack, credit) may wait for a frame to ride on.
-const NEWS_DELAY: Duration = Duration::from_millis(20);
+const ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Frames between two looks at what may be in flight.
 const LOOK_FRAMES: usize = 2;
@@ -86,12 +86,12 @@ async fn connect(
     let pin = pin.map_err(|_| "the lease has no fingerprint of its certificate".to_owned())?;
     let join = {
         let cohort = cohort.upgrade().ok_or("the lease is over")?;
-        let (received, credit_bytes) = peer.tell();
+        let (received, credit_bytes) = peer.acknowledge();
         Join {
             hello: Some(version::hello()),
             lease_token: cohort.lease_token(),
             cohort: cohort.id,
-            from_worker_id: cohort.roster().me().0,
+            from_worker_id: cohort.lease_members().me().0,
             to_worker_id: peer.worker.0,
             received,
             credit_bytes,
@@ -103,14 +103,14 @@ async fn connect(
         .await;
     let mut link = link.map_err(|e| e.to_string())?;
     let joining = duplex::encode(Body::Join(join));
-    let asked = Instant::now();
+    let sent_at = Instant::now();
     let sent = link.sender.send(&[joining]).await;
     sent.map_err(|e| e.to_string())?;
     let answer = timeout(DIAL_DEADLINE, link.receiver.recv()).await;
     let answer = answer
         .map_err(|_| "no answer")?
         .map_err(|e| e.to_string())?;
-    peer.answered(asked.elapsed());
+    peer.answered(sent_at.elapsed());
     let answer = duplex::decode(answer.ok_or("closed before an answer")?);
     match answer.map_err(|e| e.to_string())?.body {
         Some(Body::Joined(joined)) => {
@@ -239,7 +239,7 @@ async fn read(
         let (Some(body), Some(lease)) = (body, cohort.upgrade()) else {
             continue;
         };
-        if let Err(e) = lease.heard(peer.worker, body) {
+        if let Err(e) = lease.on_frame(peer.worker, body) {
             return offend(cohort, peer, &e);
         }
     }
@@ -264,7 +264,7 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
     let (mut frames, mut bound) = (0usize, None);
     loop {
         let wait = match peer.next_to_send(connection) {
-            Outgoing::Frame(parts) => {
+            NextFrame::Frame(parts) => {
                 frames = frames.wrapping_add(1);
                 if frames.is_multiple_of(LOOK_FRAMES)
                     && let Some(bytes) = peer.flight_bytes()
@@ -278,11 +278,11 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
                 }
                 continue;
             }
-            Outgoing::Replaced => return "replaced by a later one".into(),
-            Outgoing::News => NEWS_DELAY,
-            Outgoing::Nothing => BEAT,
+            NextFrame::Replaced => return "replaced by a later one".into(),
+            NextFrame::PendingAck => ACK_DELAY,
+            NextFrame::Nothing => BEAT,
         };
-        if timeout(wait, peer.news.notified()).await.is_err()
+        if timeout(wait, peer.wake_writer.notified()).await.is_err()
             && let Some(beat) = peer.beat(connection)
             && let Err(e) = sender.send(&beat).await
         {

@@ -7,12 +7,12 @@ use tensord_proto::{ids::WorkerId, v1};
 /// The devices of a lease, in the order of its shares. A device's *place* is its
 /// number in this order.
 #[derive(Debug)]
-pub(crate) struct Roster {
+pub(crate) struct LeaseMembers {
     shares: Vec<v1::LeaseShare>,
     me: WorkerId,
 }
 
-impl Roster {
+impl LeaseMembers {
     pub(crate) fn new(shares: Vec<v1::LeaseShare>, me: WorkerId) -> Self {
         Self { shares, me }
     }
@@ -27,18 +27,19 @@ impl Roster {
         self.shares.len()
     }
 
-    /// The share at `place`.
-    pub(crate) fn share(&self, place: u32) -> Option<&v1::LeaseShare> {
-        self.shares.get(place as usize)
+    /// The share at `lease_rank`.
+    pub(crate) fn share(&self, lease_rank: u32) -> Option<&v1::LeaseShare> {
+        self.shares.get(lease_rank as usize)
     }
 
-    /// The worker at `place`.
-    pub(crate) fn worker(&self, place: u32) -> Option<WorkerId> {
-        self.share(place).map(|share| WorkerId(share.worker_id))
+    /// The worker at `lease_rank`.
+    pub(crate) fn worker(&self, lease_rank: u32) -> Option<WorkerId> {
+        self.share(lease_rank)
+            .map(|share| WorkerId(share.worker_id))
     }
 
     /// The place of a device of `worker`.
-    pub(crate) fn place(&self, worker: WorkerId, device_index: u32) -> Option<u32> {
+    pub(crate) fn lease_rank(&self, worker: WorkerId, device_index: u32) -> Option<u32> {
         let is_it = |s: &v1::LeaseShare| (s.worker_id, s.device_index) == (worker.0, device_index);
         self.shares.iter().position(is_it).map(|at| at as u32)
     }
@@ -60,10 +61,10 @@ impl Roster {
     }
 
     /// Describes a device in a message.
-    pub(crate) fn describe(&self, place: u32) -> String {
-        match self.share(place) {
+    pub(crate) fn describe(&self, lease_rank: u32) -> String {
+        match self.share(lease_rank) {
             Some(share) => format!("device {} of worker {}", share.device_index, share.worker),
-            None => format!("place {place} of the lease"),
+            None => format!("place {lease_rank} of the lease"),
         }
     }
 }
@@ -74,41 +75,49 @@ impl Roster {
 pub(crate) struct Members(Arc<[u32]>);
 
 impl Members {
-    /// A group of the devices at `places`, in any order.
+    /// A group of the devices at `lease_ranks`, in any order.
     ///
     /// # Errors
     ///
     /// A message for the program that says what is wrong with the group.
-    pub(crate) fn new(mut places: Vec<u32>, roster: &Roster) -> Result<Self, String> {
-        places.sort_unstable();
-        if places.is_empty() {
+    pub(crate) fn new(
+        mut lease_ranks: Vec<u32>,
+        lease_members: &LeaseMembers,
+    ) -> Result<Self, String> {
+        lease_ranks.sort_unstable();
+        if lease_ranks.is_empty() {
             return Err("the group has no devices".into());
         }
-        if let Some(twice) = places.windows(2).find(|pair| pair[0] == pair[1]) {
-            let rank = places.iter().position(|place| *place == twice[0]);
-            let (rank, what) = (rank.unwrap_or_default(), roster.describe(twice[0]));
+        if let Some(twice) = lease_ranks.windows(2).find(|pair| pair[0] == pair[1]) {
+            let rank = lease_ranks
+                .iter()
+                .position(|lease_rank| *lease_rank == twice[0]);
+            let (rank, what) = (rank.unwrap_or_default(), lease_members.describe(twice[0]));
             let again = rank + 1;
             return Err(format!(
                 "ranks {rank} and {again} of the group are both {what}"
             ));
         }
-        if let Some(place) = places.iter().find(|place| **place as usize >= roster.len()) {
-            let devices = roster.len();
+        if let Some(lease_rank) = lease_ranks
+            .iter()
+            .find(|lease_rank| **lease_rank as usize >= lease_members.len())
+        {
+            let devices = lease_members.len();
             return Err(format!(
-                "the group has a device {place}, and the lease has {devices}"
+                "the group has a device {lease_rank}, and the lease has {devices}"
             ));
         }
-        Ok(Self(places.into()))
+        Ok(Self(lease_ranks.into()))
     }
 
     /// The places, ascending.
-    pub(crate) fn places(&self) -> &[u32] {
+    pub(crate) fn lease_ranks(&self) -> &[u32] {
         &self.0
     }
 
-    /// The rank of the device at `place`.
-    pub(crate) fn rank(&self, place: u32) -> Option<usize> {
-        self.0.binary_search(&place).ok()
+    /// The rank of the device at `lease_rank`.
+    pub(crate) fn rank(&self, lease_rank: u32) -> Option<usize> {
+        self.0.binary_search(&lease_rank).ok()
     }
 }
 
@@ -116,7 +125,7 @@ impl Members {
 mod tests {
     use super::*;
 
-    fn roster(me: u64) -> Roster {
+    fn lease_members(me: u64) -> LeaseMembers {
         let share = |(worker_id, device_index)| v1::LeaseShare {
             worker_id,
             device_index,
@@ -124,24 +133,27 @@ mod tests {
             ..v1::LeaseShare::default()
         };
         let shares = [(7, 0), (9, 0), (7, 2), (8, 1)];
-        Roster::new(shares.map(share).to_vec(), WorkerId(me))
+        LeaseMembers::new(shares.map(share).to_vec(), WorkerId(me))
     }
 
     #[test]
     fn the_first_in_the_lease_dials() {
-        assert!(roster(7).dials(WorkerId(9)) && roster(9).dials(WorkerId(8)));
-        assert!(!roster(9).dials(WorkerId(7)) && !roster(8).dials(WorkerId(9)));
-        let others: Vec<_> = roster(9).others().map(|share| share.worker_id).collect();
+        assert!(lease_members(7).dials(WorkerId(9)) && lease_members(9).dials(WorkerId(8)));
+        assert!(!lease_members(9).dials(WorkerId(7)) && !lease_members(8).dials(WorkerId(9)));
+        let others: Vec<_> = lease_members(9)
+            .others()
+            .map(|share| share.worker_id)
+            .collect();
         assert_eq!(others, [7, 8]);
-        assert_eq!(roster(9).place(WorkerId(7), 2), Some(2));
+        assert_eq!(lease_members(9).lease_rank(WorkerId(7), 2), Some(2));
     }
 
     #[test]
     fn a_group_is_the_same_in_any_order_and_bad_ones_are_named() {
-        let group = |places: &[u32]| Members::new(places.to_vec(), &roster(7));
+        let group = |lease_ranks: &[u32]| Members::new(lease_ranks.to_vec(), &lease_members(7));
         assert_eq!(group(&[3, 0]), group(&[0, 3]));
         assert_eq!(group(&[3, 0]).unwrap().rank(3), Some(1));
-        let wrong = |places: &[u32]| group(places).unwrap_err();
+        let wrong = |lease_ranks: &[u32]| group(lease_ranks).unwrap_err();
         assert!(wrong(&[]).contains("no devices"));
         let twice = wrong(&[2, 0, 2]);
         assert_eq!(

@@ -7,17 +7,17 @@
 //! - `transfer`: moves values between sessions, as a pure state machine.
 //! - `cohort`: the sessions that were opened together; executes what the state
 //!   machines decide.
-//! - `cell`, `peer`, `link`: a group behind its lock, the other workers, and the tasks
+//! - `group`, `peer`, `link`: a group behind its lock, the other workers, and the tasks
 //!   that exchange frames with them; `meter` measures what a link carries.
 //!
 //! The module sees sessions as [`Member`]s and does not know devices or ops: values
 //! are plain bytes here.
 
 mod algorithm;
-mod cell;
 mod cohort;
 #[cfg(test)]
 mod conformance;
+mod group;
 mod link;
 mod members;
 mod meter;
@@ -30,6 +30,6 @@ pub(crate) use self::{
     algorithm::{Arrival, Failure},
     cohort::{Arrived, Call, Cohort, Member, Outcome, Settings},
     link::{Accepted, accept, serve},
-    members::{Members, Roster},
+    members::{LeaseMembers, Members},
     transfer::{Capability, Offer, Take, Value},
 };

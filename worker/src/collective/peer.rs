@@ -28,7 +28,7 @@ use tensord_transport::{
 use tokio::sync::Notify;
 
 use super::{
-    cell::Cell,
+    group::Group,
     meter::{Egress, Meter},
     transfer::{Capability, Value},
 };
@@ -50,7 +50,7 @@ pub(crate) struct Peer {
     links: usize,
     wire: Mutex<Wire>,
     /// Wakes the writer.
-    pub(crate) news: Notify,
+    pub(crate) wake_writer: Notify,
     wanted: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ struct Wire {
     connection: u64,
     /// Since when there is none, and somebody wants one.
     missing: Option<Instant>,
-    speakers: VecDeque<Speaker>,
+    sources: VecDeque<FrameSource>,
     /// The rule that the other worker broke, in words: it gets no connection any more.
     offence: Option<Arc<str>>,
     meter: Meter,
@@ -72,24 +72,24 @@ struct Wire {
     /// sent something.
     lead_bytes: Option<i64>,
     /// When the other worker was last heard of.
-    heard: Option<Instant>,
+    last_received: Option<Instant>,
 }
 
 /// Somebody with something to say.
-pub(crate) enum Speaker {
+pub(crate) enum FrameSource {
     /// One frame.
     Once(Body),
     /// A group, to its worker of this number.
-    Group(Arc<Cell>, usize),
+    Group(Arc<Group>, usize),
     /// A value that was fetched: what is left of it.
     Value(Capability, Option<v1::TensorType>, VecDeque<Bytes>),
 }
 
 /// What the writer finds when it asks for the next frame.
-pub(crate) enum Outgoing {
+pub(crate) enum NextFrame {
     Frame([Bytes; 3]),
     /// Nothing now; the peer was not told everything, though.
-    News,
+    PendingAck,
     Nothing,
     /// A later connection took over.
     Replaced,
@@ -105,15 +105,15 @@ impl Peer {
                 duplex: Duplex::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES),
                 connection: 0,
                 missing: None,
-                speakers: VecDeque::new(),
+                sources: VecDeque::new(),
                 offence: None,
                 meter: Meter::default(),
                 is_busy: false,
                 egress,
                 lead_bytes: Some(0),
-                heard: None,
+                last_received: None,
             }),
-            news: Notify::new(),
+            wake_writer: Notify::new(),
             wanted: AtomicBool::new(false),
         }
     }
@@ -139,12 +139,12 @@ impl Peer {
         self.wire().missing
     }
 
-    /// Lets `speaker` speak when it is its turn.
-    pub(crate) fn say(&self, speaker: Speaker) {
+    /// Lets `source` speak when it is its turn.
+    pub(crate) fn add_source(&self, source: FrameSource) {
         let mut wire = self.wire();
         if wire.offence.is_none() {
-            wire.speakers.push_back(speaker);
-            self.news.notify_one();
+            wire.sources.push_back(source);
+            self.wake_writer.notify_one();
         }
     }
 
@@ -155,7 +155,7 @@ impl Peer {
             return false;
         }
         wire.offence = Some(offence);
-        wire.speakers.clear();
+        wire.sources.clear();
         true
     }
 
@@ -165,8 +165,8 @@ impl Peer {
     }
 
     /// What this side received and grants, for the other to go on from there.
-    pub(crate) fn tell(&self) -> (u64, u64) {
-        self.wire().duplex.inbox().tell()
+    pub(crate) fn acknowledge(&self) -> (u64, u64) {
+        self.wire().duplex.inbox().acknowledge()
     }
 
     /// A connection takes over, on which the other side says that it received
@@ -183,8 +183,8 @@ impl Peer {
         wire.settle(before);
         wire.connection += 1;
         wire.missing = None;
-        self.news.notify_one();
-        let (received, credit) = wire.duplex.inbox().tell();
+        self.wake_writer.notify_one();
+        let (received, credit) = wire.duplex.inbox().acknowledge();
         Ok((wire.connection, received, credit))
     }
 
@@ -207,7 +207,7 @@ impl Peer {
         if wire.connection != connection {
             return Ok(None);
         }
-        wire.heard = Some(Instant::now());
+        wire.last_received = Some(Instant::now());
         let before = wire.duplex.outbox().kept_bytes();
         let received = wire.duplex.receive(frame)?;
         wire.settle(before);
@@ -216,19 +216,19 @@ impl Peer {
             wire.duplex.inbox().consume(*bytes);
         }
         // An ack or credit may let the writer go on.
-        self.news.notify_one();
+        self.wake_writer.notify_one();
         Ok(Some(received.map(|(body, _)| body)))
     }
 
     /// What to send next.
-    pub(crate) fn next_to_send(&self, connection: u64) -> Outgoing {
+    pub(crate) fn next_to_send(&self, connection: u64) -> NextFrame {
         let mut wire = self.wire();
         if wire.connection != connection {
-            return Outgoing::Replaced;
+            return NextFrame::Replaced;
         }
         loop {
             if let Some(parts) = wire.duplex.next_to_send() {
-                return Outgoing::Frame(parts);
+                return NextFrame::Frame(parts);
             }
             // What is there and may not be sent waits for credit.
             if wire.duplex.outbox().is_full() || wire.duplex.outbox().has_unsent() {
@@ -239,15 +239,15 @@ impl Peer {
             if first_flight.is_some_and(|most| wire.duplex.outbox().kept_bytes() >= most) {
                 break;
             }
-            match wire.speakers.pop_front() {
-                Some(speaker) => wire.hear(speaker),
+            match wire.sources.pop_front() {
+                Some(source) => wire.enqueue(source),
                 None => break,
             }
         }
         match wire.duplex.inbox() {
-            inbox if inbox.is_telling_due() => Outgoing::Frame(beat(&mut wire.duplex)),
-            inbox if inbox.has_news() => Outgoing::News,
-            _ => Outgoing::Nothing,
+            inbox if inbox.is_ack_due() => NextFrame::Frame(beat(&mut wire.duplex)),
+            inbox if inbox.has_pending_ack() => NextFrame::PendingAck,
+            _ => NextFrame::Nothing,
         }
     }
 
@@ -272,8 +272,9 @@ impl Peer {
 
     /// Whether nothing was heard of the other worker for a `time`.
     pub(crate) fn is_silent(&self, now: Instant, time: Duration) -> bool {
-        let heard = self.wire().heard;
-        heard.is_none_or(|heard| now.saturating_duration_since(heard) >= time)
+        let last_received = self.wire().last_received;
+        last_received
+            .is_none_or(|last_received| now.saturating_duration_since(last_received) >= time)
     }
 
     /// Bytes that fill the link for a round trip, once that is known.
@@ -314,22 +315,23 @@ impl Wire {
         }
     }
 
-    /// Queues the next frame of `speaker`, which goes to the end if it has more.
-    fn hear(&mut self, speaker: Speaker) {
+    /// Queues the next frame of `source`, which goes to the end if it has more.
+    fn enqueue(&mut self, source: FrameSource) {
         let before = self.duplex.outbox().kept_bytes();
-        match speaker {
-            Speaker::Once(body) => self.duplex.push(body),
-            Speaker::Group(cell, node) => {
-                let (body, more, lead_bytes) = cell.next(node);
+        match source {
+            FrameSource::Once(body) => self.duplex.push(body),
+            FrameSource::Group(group, worker_index) => {
+                let (body, more, lead_bytes) = group.next(worker_index);
                 self.lead_bytes = lead_bytes;
                 if let Some(body) = body {
                     self.duplex.push(body);
                 }
                 if more {
-                    self.speakers.push_back(Speaker::Group(cell, node));
+                    self.sources
+                        .push_back(FrameSource::Group(group, worker_index));
                 }
             }
-            Speaker::Value(capability, kind, mut chunks) => {
+            FrameSource::Value(capability, kind, mut chunks) => {
                 self.duplex.push(Body::Fetched(v1::Fetched {
                     capability: capability.to_vec().into(),
                     r#type: kind,
@@ -337,8 +339,8 @@ impl Wire {
                     bytes: chunks.pop_front().unwrap_or_default(),
                 }));
                 if !chunks.is_empty() {
-                    self.speakers
-                        .push_back(Speaker::Value(capability, None, chunks));
+                    self.sources
+                        .push_back(FrameSource::Value(capability, None, chunks));
                 }
             }
         }
@@ -346,7 +348,7 @@ impl Wire {
     }
 }
 
-impl Speaker {
+impl FrameSource {
     /// Sends a value that was fetched.
     pub(crate) fn value(capability: Capability, value: Value) -> Self {
         let kind = encode_type(&value.shape, value.dtype);

@@ -22,9 +22,9 @@ mod buffers;
 mod calls;
 mod direct;
 mod layout;
-mod outgoing;
 mod queue;
 mod ring;
+mod send_queues;
 
 use std::{
     collections::VecDeque,
@@ -38,13 +38,13 @@ use tensord_proto::v1::{FaultKind, PieceKind};
 use self::{
     agree::{Agreed, agree},
     buffers::Buffers,
-    calls::{Calls, Running, Way, end},
+    calls::{Calls, Route, Running, end},
     direct::Direct,
-    outgoing::Outgoing,
     ring::Ring,
+    send_queues::SendQueues,
 };
 use super::{
-    algorithm::{Algorithm, Arrival, Broke, Done, Failure, Piece, Rank, Say},
+    algorithm::{Algorithm, Arrival, Broke, Done, Failure, GroupMessage, Piece, Rank},
     reduce::{Element, reduce},
 };
 
@@ -66,7 +66,7 @@ pub(crate) struct Sliced {
     arrived: Vec<u64>,
     /// This worker's number, and the number of workers.
     me: usize,
-    nodes: usize,
+    workers_: usize,
     calls: Calls,
     direct: Direct,
     ring: Ring,
@@ -75,7 +75,7 @@ pub(crate) struct Sliced {
     /// By worker: pending messages other than pieces.
     arrivals: Vec<VecDeque<(usize, Arrival)>>,
     aborts: Vec<Option<Arc<str>>>,
-    outgoing: Outgoing,
+    send_queues: SendQueues,
     /// When a call was last decided or a piece last received.
     progress: Option<Instant>,
     broken: Option<Arc<str>>,
@@ -86,19 +86,23 @@ pub(crate) struct Sliced {
 impl Sliced {
     /// A group of `ranks`, of which those on node `me` are local.
     pub(crate) fn new(ranks: Vec<Rank>, me: usize) -> Self {
-        let nodes = ranks.iter().map(|rank| rank.node + 1).max().unwrap_or(1);
+        let workers_ = ranks
+            .iter()
+            .map(|rank| rank.worker_index + 1)
+            .max()
+            .unwrap_or(1);
         Self {
             arrived: vec![0; ranks.len()],
             ranks,
             me,
-            nodes,
+            workers_,
             calls: Calls::default(),
-            direct: Direct::new(me, nodes),
-            ring: Ring::new(me, nodes),
+            direct: Direct::new(me, workers_),
+            ring: Ring::new(me, workers_),
             ring_bytes: None,
-            arrivals: vec![VecDeque::new(); nodes],
-            aborts: vec![None; nodes],
-            outgoing: Outgoing::new(nodes),
+            arrivals: vec![VecDeque::new(); workers_],
+            aborts: vec![None; workers_],
+            send_queues: SendQueues::new(workers_),
             progress: None,
             broken: None,
             done: Vec::new(),
@@ -120,7 +124,7 @@ impl Sliced {
         }
         let first = self.calls.first();
         let number = first + 1;
-        let (late, are_at_fault) = match call.way() {
+        let (late, are_at_fault) = match call.route() {
             None => {
                 let ranks = (0..self.ranks.len()).filter(|rank| call.arrivals[*rank].is_none());
                 let ranks = self.name(ranks);
@@ -130,15 +134,16 @@ impl Sliced {
             }
             // In a ring each worker waits for the one before it, but only one of these
             // is at fault.
-            Some(Way::Ring) if silent.is_empty() => (vec![self.ring.previous()], false),
-            Some(Way::Ring) => (silent.to_vec(), true),
+            Some(Route::Ring) if silent.is_empty() => (vec![self.ring.previous()], false),
+            Some(Route::Ring) => (silent.to_vec(), true),
             Some(_) => self.direct.late(first),
         };
         let patience = match are_at_fault {
             true => deadline,
             false => deadline + SECOND_HAND,
         };
-        let ranks = (0..self.ranks.len()).filter(|rank| late.contains(&self.ranks[*rank].node));
+        let ranks =
+            (0..self.ranks.len()).filter(|rank| late.contains(&self.ranks[*rank].worker_index));
         let ranks = self.name(ranks);
         (waited >= patience).then(|| {
             format!("{ranks} sent nothing of all-reduce {number} of the group for {patience:?}")
@@ -146,7 +151,7 @@ impl Sliced {
     }
 
     fn name(&self, ranks: impl Iterator<Item = usize>) -> String {
-        let name = |rank: usize| format!("rank {rank} ({})", self.ranks[rank].place);
+        let name = |rank: usize| format!("rank {rank} ({})", self.ranks[rank].lease_rank);
         ranks.map(name).collect::<Vec<_>>().join(", ")
     }
 
@@ -163,8 +168,8 @@ impl Sliced {
         while self.decide() {
             self.progress = Some(now);
         }
-        self.direct.advance(&mut self.calls, &mut self.outgoing);
-        self.ring.advance(&mut self.calls, &mut self.outgoing);
+        self.direct.advance(&mut self.calls, &mut self.send_queues);
+        self.ring.advance(&mut self.calls, &mut self.send_queues);
         self.finish();
     }
 
@@ -183,29 +188,29 @@ impl Sliced {
             }
         };
         let Agreed { element, size, .. } = agreed;
-        let way = way(&agreed, self.nodes);
+        let route = route(&agreed, self.workers_);
         let divisor = agreed.mean.then_some(self.ranks.len() as u32);
         call.local.sort_unstable_by_key(|(rank, ..)| *rank);
         let parts: Vec<&[u8]> = call.local.iter().map(|(_, _, bytes)| &bytes[..]).collect();
         let own = match &parts[..] {
-            _ if way == Way::Home => reduce(element, &parts, divisor).into(),
+            _ if route == Route::Local => reduce(element, &parts, divisor).into(),
             [_] => call.local[0].2.clone(),
             parts => reduce(element, parts, None).into(),
         };
-        let result = match way {
-            Way::Home => Vec::new(),
-            Way::Direct | Way::Ring => self.buffers.take(size),
+        let result = match route {
+            Route::Local => Vec::new(),
+            Route::Direct | Route::Ring => self.buffers.take(size),
         };
         let running = call.run(Running {
             number,
-            way,
+            route,
             element,
             divisor,
             own,
             result,
         });
-        if way == Way::Direct {
-            self.direct.begin(running, &mut self.outgoing);
+        if route == Route::Direct {
+            self.direct.begin(running, &mut self.send_queues);
         }
         true
     }
@@ -219,9 +224,9 @@ impl Sliced {
             let (Some(running), local) = call.into_parts() else {
                 continue;
             };
-            let result = match running.way {
-                Way::Home => running.own,
-                Way::Direct | Way::Ring => self.buffers.lend(running.result),
+            let result = match running.route {
+                Route::Local => running.own,
+                Route::Direct | Route::Ring => self.buffers.wrap(running.result),
             };
             end(&mut self.done, local, &Ok(result));
         }
@@ -231,13 +236,13 @@ impl Sliced {
 /// How the slices of a call travel between so many workers: round a ring if all workers
 /// would use one for slices of this size. Half types never do, as a ring would round
 /// them at each step.
-fn way(agreed: &Agreed, nodes: usize) -> Way {
+fn route(agreed: &Agreed, workers_: usize) -> Route {
     let is_whole = matches!(agreed.element, Element::F32 | Element::F64);
-    let slice_bytes = (agreed.size / nodes) as u64;
+    let slice_bytes = (agreed.size / workers_) as u64;
     match agreed.ring_bytes {
-        _ if nodes == 1 => Way::Home,
-        Some(least) if nodes > 2 && is_whole && slice_bytes >= least => Way::Ring,
-        _ => Way::Direct,
+        _ if workers_ == 1 => Route::Local,
+        Some(least) if workers_ > 2 && is_whole && slice_bytes >= least => Route::Ring,
+        _ => Route::Direct,
     }
 }
 
@@ -255,25 +260,29 @@ impl Algorithm for Sliced {
             return end(&mut self.done, vec![(rank, ticket, bytes)], &Err(failure));
         }
         arrival.ring_bytes = self.ring_bytes;
-        for node in (0..self.nodes).filter(|node| *node != self.me) {
-            self.arrivals[node].push_back((rank, arrival.clone()));
+        for worker_index in (0..self.workers_).filter(|worker_index| *worker_index != self.me) {
+            self.arrivals[worker_index].push_back((rank, arrival.clone()));
         }
         let number = self.note(rank, arrival);
         self.calls.note_local(number, rank, ticket, bytes, now);
         self.advance(now);
     }
 
-    fn heard(
+    fn on_arrival(
         &mut self,
-        node: usize,
+        worker_index: usize,
         rank: usize,
         arrival: Arrival,
         now: Instant,
     ) -> Result<(), Broke> {
-        if self.ranks.get(rank).is_none_or(|rank| rank.node != node) {
+        if self
+            .ranks
+            .get(rank)
+            .is_none_or(|rank| rank.worker_index != worker_index)
+        {
             let ranks = self.ranks.len();
             return Err(Broke::new(format!(
-                "worker {node} announces rank {rank} of {ranks}, which is not its rank"
+                "worker {worker_index} announces rank {rank} of {ranks}, which is not its rank"
             )));
         }
         if self.broken.is_some() {
@@ -288,25 +297,25 @@ impl Algorithm for Sliced {
         Ok(())
     }
 
-    fn piece(&mut self, node: usize, piece: Piece, now: Instant) -> Result<(), Broke> {
+    fn piece(&mut self, worker_index: usize, piece: Piece, now: Instant) -> Result<(), Broke> {
         if self.broken.is_some() {
             return Ok(());
         }
         let unused = match piece.kind {
-            PieceKind::Part => self.direct.take(node, false, piece.bytes),
-            PieceKind::Sum => self.direct.take(node, true, piece.bytes),
-            PieceKind::Ring if node == self.ring.previous() => self.ring.take(piece.bytes),
+            PieceKind::Part => self.direct.take(worker_index, false, piece.bytes),
+            PieceKind::Sum => self.direct.take(worker_index, true, piece.bytes),
+            PieceKind::Ring if worker_index == self.ring.previous() => self.ring.take(piece.bytes),
             PieceKind::Ring => {
                 let (me, previous) = (self.me, self.ring.previous());
                 let rule = format!(
-                    "worker {node} sends a ring piece to worker {me}, but worker {previous} is \
+                    "worker {worker_index} sends a ring piece to worker {me}, but worker {previous} is \
                      before it in the ring"
                 );
                 return Err(Broke::new(rule));
             }
         };
         if unused > self.calls.open_bytes() {
-            let rule = format!("worker {node} sends more bytes than the open calls have");
+            let rule = format!("worker {worker_index} sends more bytes than the open calls have");
             return Err(Broke::new(rule));
         }
         self.progress = Some(now);
@@ -324,18 +333,18 @@ impl Algorithm for Sliced {
             let (_, local) = call.into_parts();
             end(&mut self.done, local, &failure);
         }
-        self.direct = Direct::new(self.me, self.nodes);
-        self.ring = Ring::new(self.me, self.nodes);
-        self.outgoing.clear();
+        self.direct = Direct::new(self.me, self.workers_);
+        self.ring = Ring::new(self.me, self.workers_);
+        self.send_queues.clear();
         self.arrivals.iter_mut().for_each(VecDeque::clear);
         self.aborts.fill(Some(reason.clone()));
         self.broken = Some(reason);
     }
 
-    fn aborted(&mut self, node: usize, reason: &str) {
+    fn aborted(&mut self, worker_index: usize, reason: &str) {
         self.abort(reason);
-        // No need to send the abort back to `node`.
-        self.aborts[node] = None;
+        // No need to send the abort back to `worker_index`.
+        self.aborts[worker_index] = None;
     }
 
     fn tick(&mut self, now: Instant, deadline: Duration, silent: &[usize]) {
@@ -348,24 +357,26 @@ impl Algorithm for Sliced {
         self.ring_bytes = slice_bytes;
     }
 
-    fn has_news(&self, node: usize) -> bool {
-        self.aborts[node].is_some() || !self.arrivals[node].is_empty() || self.outgoing.has(node)
+    fn has_message(&self, worker_index: usize) -> bool {
+        self.aborts[worker_index].is_some()
+            || !self.arrivals[worker_index].is_empty()
+            || self.send_queues.has(worker_index)
     }
 
-    fn next(&mut self, node: usize) -> Option<Say> {
-        if let Some(reason) = self.aborts[node].take() {
-            return Some(Say::Abort(reason));
+    fn next(&mut self, worker_index: usize) -> Option<GroupMessage> {
+        if let Some(reason) = self.aborts[worker_index].take() {
+            return Some(GroupMessage::Abort(reason));
         }
-        let arrivals = &mut self.arrivals[node];
+        let arrivals = &mut self.arrivals[worker_index];
         if !arrivals.is_empty() {
             let count = arrivals.len().min(ARRIVALS_PER_FRAME);
-            return Some(Say::Arrivals(arrivals.drain(..count).collect()));
+            return Some(GroupMessage::Arrivals(arrivals.drain(..count).collect()));
         }
-        self.outgoing.next(node).map(Say::Piece)
+        self.send_queues.next(worker_index).map(GroupMessage::Piece)
     }
 
-    fn lead_bytes(&self, node: usize) -> Option<i64> {
-        self.outgoing.lead_bytes(node)
+    fn lead_bytes(&self, worker_index: usize) -> Option<i64> {
+        self.send_queues.lead_bytes(worker_index)
     }
 
     fn take_done(&mut self) -> Vec<Done> {
@@ -379,10 +390,10 @@ mod tests {
 
     use super::{super::conformance, *};
 
-    fn rank(node: usize) -> Rank {
+    fn rank(worker_index: usize) -> Rank {
         Rank {
-            node,
-            place: String::new(),
+            worker_index,
+            lease_rank: String::new(),
         }
     }
 
@@ -409,12 +420,12 @@ mod tests {
             ring_bytes,
         };
         let f32 = |ring_bytes| agreed(Element::F32, ring_bytes);
-        assert_eq!(way(&f32(Some(1000)), 3), Way::Ring);
-        assert_eq!(way(&f32(Some(1001)), 3), Way::Direct);
-        assert_eq!(way(&f32(None), 3), Way::Direct);
-        assert_eq!(way(&f32(Some(0)), 2), Way::Direct);
-        assert_eq!(way(&f32(Some(0)), 1), Way::Home);
-        assert_eq!(way(&agreed(Element::Bf16, Some(0)), 3), Way::Direct);
+        assert_eq!(route(&f32(Some(1000)), 3), Route::Ring);
+        assert_eq!(route(&f32(Some(1001)), 3), Route::Direct);
+        assert_eq!(route(&f32(None), 3), Route::Direct);
+        assert_eq!(route(&f32(Some(0)), 2), Route::Direct);
+        assert_eq!(route(&f32(Some(0)), 1), Route::Local);
+        assert_eq!(route(&agreed(Element::Bf16, Some(0)), 3), Route::Direct);
     }
 
     #[test]

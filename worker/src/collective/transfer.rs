@@ -19,7 +19,7 @@ use tensord_proto::{
 
 use super::{
     algorithm::{Broke, Failure},
-    members::Roster,
+    members::LeaseMembers,
 };
 use crate::memory::SessionMemory;
 
@@ -137,9 +137,9 @@ impl Transfers {
         &mut self,
         capability: Capability,
         take: Take,
-        roster: &Roster,
+        lease_members: &LeaseMembers,
     ) -> Option<Act> {
-        let worker = roster.worker(take.from);
+        let worker = lease_members.worker(take.from);
         let failed =
             |take: Take, kind, why: String| Some(deliver(take, Err(Failure::New(kind, why))));
         let Some(worker) = worker.filter(|_| take.from != take.to) else {
@@ -155,7 +155,7 @@ impl Transfers {
             return failed(take, FaultKind::OutOfMemory, why);
         }
         let (from, to) = (take.from, take.to);
-        let act = if worker == roster.me() {
+        let act = if worker == lease_members.me() {
             let fits = |offer: &Offer| (offer.from, offer.to) == (from, to);
             if self.offers.get(&capability).is_some_and(fits) {
                 let offer = self.offers.remove(&capability)?;
@@ -183,9 +183,11 @@ impl Transfers {
         capability: Capability,
         from: u32,
         to: u32,
-        roster: &Roster,
+        lease_members: &LeaseMembers,
     ) -> Result<Option<Act>, Broke> {
-        if roster.worker(from) != Some(roster.me()) || roster.worker(to) != Some(worker) {
+        if lease_members.worker(from) != Some(lease_members.me())
+            || lease_members.worker(to) != Some(worker)
+        {
             return Err(Broke::new(format!(
                 "worker {worker} fetches from place {from} for place {to}"
             )));
@@ -217,9 +219,9 @@ impl Transfers {
         worker: WorkerId,
         capability: Capability,
         part: Part,
-        roster: &Roster,
+        lease_members: &LeaseMembers,
     ) -> Result<Option<Act>, Broke> {
-        let expected = |t: &&mut Taking| roster.worker(t.take.from) == Some(worker);
+        let expected = |t: &&mut Taking| lease_members.worker(t.take.from) == Some(worker);
         // It is no error if no session waits for the value any more.
         let Some(taking) = self.takes.get_mut(&capability).filter(expected) else {
             return Ok(None);
@@ -261,14 +263,14 @@ impl Transfers {
         Ok(self.end(&capability, Ok(value)))
     }
 
-    /// The session at `place` of this worker has ended: the takes and fetches that wait
+    /// The session at `lease_rank` of this worker has ended: the takes and fetches that wait
     /// for it fail with `why`.
-    pub(crate) fn leave(&mut self, place: u32, why: &Arc<Fault>) -> Vec<Act> {
-        self.offers.retain(|_, offer| offer.from != place);
-        self.takes.retain(|_, taking| taking.take.to != place);
-        let from = |taking: &Taking| taking.take.from == place;
+    pub(crate) fn leave(&mut self, lease_rank: u32, why: &Arc<Fault>) -> Vec<Act> {
+        self.offers.retain(|_, offer| offer.from != lease_rank);
+        self.takes.retain(|_, taking| taking.take.to != lease_rank);
+        let from = |taking: &Taking| taking.take.from == lease_rank;
         let mut acts = self.fail(from, || Failure::Inherited(why.clone()));
-        let fetches = self.fetches.extract_if(|_, fetch| fetch.from == place);
+        let fetches = self.fetches.extract_if(|_, fetch| fetch.from == lease_rank);
         acts.extend(fetches.map(|(capability, fetch)| Act::Send {
             worker: fetch.worker,
             capability,
@@ -278,9 +280,14 @@ impl Transfers {
     }
 
     /// Fails the takes from sessions of `worker`, which is unreachable.
-    pub(crate) fn lose(&mut self, worker: WorkerId, why: &str, roster: &Roster) -> Vec<Act> {
+    pub(crate) fn lose(
+        &mut self,
+        worker: WorkerId,
+        why: &str,
+        lease_members: &LeaseMembers,
+    ) -> Vec<Act> {
         self.fetches.retain(|_, fetch| fetch.worker != worker);
-        let from = |taking: &Taking| roster.worker(taking.take.from) == Some(worker);
+        let from = |taking: &Taking| lease_members.worker(taking.take.from) == Some(worker);
         self.fail(from, || Failure::New(FaultKind::Peer, why.to_owned()))
     }
 
@@ -343,12 +350,12 @@ mod tests {
     const OTHER: WorkerId = WorkerId(2);
 
     /// Places 0 and 1 on this worker, 2 on another.
-    fn roster() -> Roster {
+    fn lease_members() -> LeaseMembers {
         let share = |worker_id| LeaseShare {
             worker_id,
             ..LeaseShare::default()
         };
-        Roster::new([1, 1, 2].map(share).to_vec(), WorkerId(1))
+        LeaseMembers::new([1, 1, 2].map(share).to_vec(), WorkerId(1))
     }
 
     fn value() -> Value {
@@ -390,19 +397,19 @@ mod tests {
         let mut transfers = Transfers::default();
         assert_eq!(transfers.offer(KEY, offer(0, 1)), None);
         assert_eq!(
-            transfers.take(KEY, take(0, 1), &roster()),
+            transfers.take(KEY, take(0, 1), &lease_members()),
             Some(delivered(1))
         );
         // The same with the take first.
-        assert_eq!(transfers.take(KEY, take(0, 1), &roster()), None);
+        assert_eq!(transfers.take(KEY, take(0, 1), &lease_members()), None);
         assert_eq!(transfers.offer(KEY, offer(0, 1)), Some(delivered(1)));
-        assert_eq!(transfers.take(KEY, take(0, 1), &roster()), None);
+        assert_eq!(transfers.take(KEY, take(0, 1), &lease_members()), None);
     }
 
     #[test]
     fn another_worker_is_asked_and_answers_in_parts() {
-        let (mut transfers, roster) = (Transfers::default(), roster());
-        let act = transfers.take(KEY, take(2, 1), &roster);
+        let (mut transfers, lease_members) = (Transfers::default(), lease_members());
+        let act = transfers.take(KEY, take(2, 1), &lease_members);
         let fetch = Act::Fetch {
             worker: OTHER,
             capability: KEY,
@@ -414,30 +421,32 @@ mod tests {
         let parts = [(kind, &b"ab"[..]), (None, b"cd")];
         let acts = parts.map(|(kind, bytes)| {
             let part = Part::Bytes(kind, Bytes::from_static(bytes));
-            transfers.fetched(OTHER, KEY, part, &roster).unwrap()
+            transfers.fetched(OTHER, KEY, part, &lease_members).unwrap()
         });
         assert_eq!(acts, [None, Some(delivered(1))]);
     }
 
     #[test]
     fn another_worker_gets_what_is_offered_to_it_and_nothing_else() {
-        let (mut transfers, roster) = (Transfers::default(), roster());
+        let (mut transfers, lease_members) = (Transfers::default(), lease_members());
         let sent = |value| Act::Send {
             worker: OTHER,
             capability: KEY,
             value,
         };
-        assert_eq!(transfers.fetch(OTHER, KEY, 0, 2, &roster), Ok(None));
+        assert_eq!(transfers.fetch(OTHER, KEY, 0, 2, &lease_members), Ok(None));
         assert_eq!(transfers.offer(KEY, offer(0, 2)), Some(sent(Ok(value()))));
         transfers.offer(KEY, offer(0, 1));
         let Ok(Some(Act::Send {
             value: Err(fault), ..
-        })) = transfers.fetch(OTHER, KEY, 0, 2, &roster)
+        })) = transfers.fetch(OTHER, KEY, 0, 2, &lease_members)
         else {
             panic!("it is offered to a session of this worker");
         };
         assert!(fault.reason.contains("offered to another device"));
-        let broke = transfers.fetch(OTHER, KEY, 2, 0, &roster).unwrap_err();
+        let broke = transfers
+            .fetch(OTHER, KEY, 2, 0, &lease_members)
+            .unwrap_err();
         assert!(
             broke
                 .to_string()
@@ -447,17 +456,19 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_session_that_ends_or_a_worker_that_is_lost_hears_why() {
-        let (mut transfers, roster) = (Transfers::default(), roster());
-        transfers.take(KEY, take(0, 1), &roster);
-        transfers.fetch(OTHER, [2; 16], 0, 2, &roster).unwrap();
+        let (mut transfers, lease_members) = (Transfers::default(), lease_members());
+        transfers.take(KEY, take(0, 1), &lease_members);
+        transfers
+            .fetch(OTHER, [2; 16], 0, 2, &lease_members)
+            .unwrap();
         let why = Arc::new(Fault {
             reason: "over".into(),
             ..Fault::default()
         });
         let acts = transfers.leave(0, &why);
         assert_eq!(acts.len(), 2, "{acts:?}");
-        transfers.take(KEY, take(2, 1), &roster);
-        let acts = transfers.lose(OTHER, "gone", &roster);
+        transfers.take(KEY, take(2, 1), &lease_members);
+        let acts = transfers.lose(OTHER, "gone", &lease_members);
         let Act::Deliver { outcome, .. } = &acts[0] else {
             panic!("{acts:?}");
         };
@@ -468,7 +479,7 @@ mod tests {
 
     #[test]
     fn bad_takes_and_parts_are_refused() {
-        let (mut transfers, roster) = (Transfers::default(), roster());
+        let (mut transfers, lease_members) = (Transfers::default(), lease_members());
         let failure = |act: Option<Act>| match act {
             Some(Act::Deliver {
                 outcome: Err(Failure::New(kind, why)),
@@ -476,16 +487,16 @@ mod tests {
             }) => (kind, why),
             act => panic!("{act:?}"),
         };
-        let (kind, why) = failure(transfers.take(KEY, take(7, 1), &roster));
+        let (kind, why) = failure(transfers.take(KEY, take(7, 1), &lease_members));
         assert_eq!(kind, FaultKind::Mismatch);
         assert!(why.contains("place 7"), "{why}");
-        transfers.take(KEY, take(2, 1), &roster);
-        let (_, why) = failure(transfers.take(KEY, take(2, 1), &roster));
+        transfers.take(KEY, take(2, 1), &lease_members);
+        let (_, why) = failure(transfers.take(KEY, take(2, 1), &lease_members));
         assert!(why.contains("in use"), "{why}");
         let mut part = |kind, bytes: &'static [u8]| {
             let part = Part::Bytes(kind, Bytes::from_static(bytes));
             transfers
-                .fetched(OTHER, KEY, part, &roster)
+                .fetched(OTHER, KEY, part, &lease_members)
                 .unwrap_err()
                 .to_string()
         };

@@ -108,8 +108,8 @@ fn listed(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candidate>,
 
 /// The version of NVIDIA's driver, as Linux tells it.
 fn cuda_driver() -> String {
-    let told = std::fs::read_to_string("/sys/module/nvidia/version");
-    told.map_or("NVIDIA".into(), |version| {
+    let version_file = std::fs::read_to_string("/sys/module/nvidia/version");
+    version_file.map_or("NVIDIA".into(), |version| {
         format!("NVIDIA {}", version.trim())
     })
 }

@@ -193,10 +193,10 @@ fn arg_reduce(op: &ReduceDimOpIr, kind: Kind, len: usize) -> Checked {
 
 /// A reduction keeps `len` of an axis.
 pub(super) fn keeps(op: &ReduceDimOpIr, len: usize) -> Result<(), Broken> {
-    let said = op.accumulator_len;
+    let declared = op.accumulator_len;
     must!(
-        said == len,
-        "a reduction to {said} of an axis, which keeps {len}"
+        declared == len,
+        "a reduction to {declared} of an axis, which keeps {len}"
     );
     but_axis(&op.out, &op.input, op.axis, len)
 }

@@ -13,7 +13,7 @@ use tensord_proto::{
 };
 
 use super::Registry;
-use crate::{locks::lock, unit::Unit};
+use crate::{device_slot::DeviceSlot, locks::lock};
 
 impl Registry {
     /// What leases hold here, and what is left of those that have ended.
@@ -22,10 +22,12 @@ impl Registry {
         sessions.retain(|session| !session.is_gone());
         let left = sessions.iter();
         let left = left.map(|s| (s.grant.lease, s.grant.device_index));
-        let ending = (0..).zip(&self.units).flat_map(|(index, unit)| {
-            let ending = unit.ending().into_iter();
-            ending.map(move |lease| (lease, index))
-        });
+        let ending = (0..)
+            .zip(&self.device_slots)
+            .flat_map(|(index, device_slot)| {
+                let ending = device_slot.ending().into_iter();
+                ending.map(move |lease| (lease, index))
+            });
         let left: BTreeSet<_> = left.chain(ending).collect();
         let admission = lock(&self.admission);
         let held: BTreeMap<_, _> = admission
@@ -63,21 +65,21 @@ impl Registry {
 
     /// The devices that are not free of a lease that was ended.
     pub(crate) fn busy_with(&self, lease: LeaseId) -> Vec<u32> {
-        let units = (0..).zip(&self.units);
-        let busy = units.filter(|(_, unit)| unit.is_ending(lease));
+        let device_slots = (0..).zip(&self.device_slots);
+        let busy = device_slots.filter(|(_, device_slot)| device_slot.is_ending(lease));
         busy.map(|(index, _)| index).collect()
     }
 
     /// The devices that cannot be used at the moment.
     pub(crate) fn out_of_service(&self) -> Vec<OutOfService> {
-        let out = |(device_index, unit): (u32, &Unit)| {
-            let reason = unit.out_of_service()?;
+        let out = |(device_index, device_slot): (u32, &DeviceSlot)| {
+            let reason = device_slot.out_of_service()?;
             Some(OutOfService {
                 device_index,
                 reason,
             })
         };
-        (0..).zip(&self.units).filter_map(out).collect()
+        (0..).zip(&self.device_slots).filter_map(out).collect()
     }
 
     /// Waits until the scheduler is to be told of a change, and gives the leases that
@@ -90,13 +92,13 @@ impl Registry {
     /// Use of each device, in order.
     pub(crate) fn usage(&self) -> Vec<DeviceUsage> {
         let mut usage: Vec<DeviceUsage> = self
-            .units
+            .device_slots
             .iter()
-            .map(|unit| DeviceUsage {
+            .map(|device_slot| DeviceUsage {
                 sessions: 0,
-                live_bytes: unit.site.memory.live_bytes(),
-                reserved_bytes: unit.reserved_bytes(),
-                ops_executed: unit.site.ops.load(Ordering::Relaxed),
+                live_bytes: device_slot.device_context.memory.live_bytes(),
+                reserved_bytes: device_slot.reserved_bytes(),
+                ops_executed: device_slot.device_context.ops.load(Ordering::Relaxed),
             })
             .collect();
         for session in self.sessions.iter().filter(|session| !session.is_gone()) {

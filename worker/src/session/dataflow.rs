@@ -27,7 +27,7 @@ use tensord_proto::{
 pub(crate) use self::account::{NAME_BYTES, Storage};
 use self::{
     account::{Account, Holding},
-    storages::{Inputs, Look, Shares},
+    storages::{Aliasing, Inputs, StorageLookup},
 };
 use crate::{
     memory::{OutOfMemory, SessionMemory, human},
@@ -87,7 +87,7 @@ pub(crate) struct Dataflow {
     /// What it makes, and what was taken for each.
     made: Vec<(TensorIr, Holding)>,
     /// Whether what it makes may use the storages of its inputs, and then these.
-    shares: Shares,
+    shares: Aliasing,
     sources: Vec<TensorIr>,
 }
 
@@ -117,7 +117,7 @@ impl Dataflow {
             account: Account::new(memory),
             consumed: Vec::new(),
             made: Vec::new(),
-            shares: Shares::No,
+            shares: Aliasing::No,
             sources: Vec::new(),
         }
     }
@@ -211,7 +211,7 @@ impl Dataflow {
         // First, as a drop that is refused goes on: an op that was refused before it has
         // left here what it would have made.
         self.made.clear();
-        self.shares = Shares::No;
+        self.shares = Aliasing::No;
         let inputs = self.note_consumed(op)?;
         let (mut sum, mut least) = (0u64, u64::MAX);
         for out in op.outputs() {
@@ -268,8 +268,8 @@ impl Dataflow {
 
     /// The op that was begun ran: what it consumed is gone, what it made is there.
     /// `look` says which storage a tensor uses, if the backend can tell.
-    pub(crate) fn finish(&mut self, look: Look<'_>) {
-        if self.shares != Shares::No {
+    pub(crate) fn finish(&mut self, look: StorageLookup<'_>) {
+        if self.shares != Aliasing::No {
             self.settle_storages(look);
         }
         let mut consumed = self.consume();
@@ -444,9 +444,9 @@ fn check_dtype(dtype: DType) -> Result<(), Refusal> {
 }
 
 pub(crate) fn out_of_memory(e: OutOfMemory) -> Refusal {
-    let (asked, free) = (human(e.asked_bytes), human(e.free_bytes));
+    let (requested, free) = (human(e.requested_bytes), human(e.free_bytes));
     Refusal::New(
         FaultKind::OutOfMemory,
-        format!("{asked} asked, {free} free"),
+        format!("{requested} asked, {free} free"),
     )
 }

@@ -34,25 +34,25 @@ impl Session {
 
     /// Ends the session without waiting for what its device is at.
     fn expel(self: &Arc<Self>, reason: &str) {
-        if self.told_end.load(Ordering::Acquire) {
+        if self.end_announced.load(Ordering::Acquire) {
             return;
         }
         let error = Error::new(ErrorCode::Limit, reason);
         self.end(error.clone());
-        self.cohort.leave(self.place, reason);
-        self.said_all(error);
+        self.cohort.leave(self.lease_rank, reason);
+        self.send_end(error);
     }
 
     /// Waits for an answer of the device. If it does not come in time, the session ends,
     /// and its device counts as busy until it comes.
     pub(super) async fn in_time<T>(self: &Arc<Self>, answer: impl Future<Output = T>) -> T {
         let mut answer = pin!(answer);
-        if let Ok(answer) = timeout(self.site.signals.op_timeout, &mut answer).await {
+        if let Ok(answer) = timeout(self.device_context.signals.op_timeout, &mut answer).await {
             return answer;
         }
         let late = self.at_hand.late();
         self.expel(&self.at_hand.late_read().to_string());
-        self.site.signals.wake();
+        self.device_context.signals.wake();
         let answer = answer.await;
         drop(late);
         answer

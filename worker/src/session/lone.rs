@@ -18,14 +18,14 @@ use tensord_transport::duplex::Duplex;
 
 use super::{
     OUTBOX_BYTES, WINDOW_BYTES,
-    intake::{Item, item},
-    runner::{Reply, Request, Runner, Seen, Step, Together, Work},
+    inbound::{Item, item},
+    runner::{LeaseMembership, Reply, Request, Runner, Seen, Step, Work},
     uploads::Uploads,
 };
 use crate::{
     at_hand::{AtHand, Signals},
     backend::BurnDevice,
-    collective::{Arrived, Failure, Roster},
+    collective::{Arrived, Failure, LeaseMembers},
     custom::CustomOps,
     memory::DeviceMemory,
 };
@@ -85,9 +85,9 @@ impl LoneSession {
             worker: "lone".into(),
             ..v1::LeaseShare::default()
         };
-        let together = Together {
-            roster: Arc::new(Roster::new(vec![share], WorkerId(1))),
-            place: 0,
+        let membership = LeaseMembership {
+            lease_members: Arc::new(LeaseMembers::new(vec![share], WorkerId(1))),
+            lease_rank: 0,
             bucket_bytes: Arc::default(),
         };
         // Nobody watches it: the caller has the thread.
@@ -98,7 +98,7 @@ impl LoneSession {
             AtHand::new(signals),
             seed,
             Uploads::new(KEPT_BYTES, Vec::new()),
-            together,
+            membership,
         );
         Self {
             wire: Duplex::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES),
@@ -380,10 +380,13 @@ mod tests {
             assert_eq!(report.became, Became::Executed, "{report:?}");
             assert_eq!(report.differs, None, "{report:?}");
         }
-        let place = session.read(typed(2, [1], DType::U8)).unwrap();
-        assert_eq!((place.dtype(), place.as_bytes()), (DType::U8, &[2][..]));
-        let place = session.read(typed(3, [1], DType::I32)).unwrap();
-        assert_eq!(place.as_bytes(), 2i32.to_le_bytes());
+        let lease_rank = session.read(typed(2, [1], DType::U8)).unwrap();
+        assert_eq!(
+            (lease_rank.dtype(), lease_rank.as_bytes()),
+            (DType::U8, &[2][..])
+        );
+        let lease_rank = session.read(typed(3, [1], DType::I32)).unwrap();
+        assert_eq!(lease_rank.as_bytes(), 2i32.to_le_bytes());
         assert_eq!(session.close(), 0);
     }
 }

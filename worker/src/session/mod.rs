@@ -7,20 +7,20 @@
 //! Reads that are no work worth the name the reader carries out itself.
 //! Connections come and go; a session outlives them.
 
-mod asking;
 mod dataflow;
 mod end;
-mod intake;
+mod inbound;
 #[cfg(feature = "testing")]
 pub(crate) mod lone;
-mod outgo;
+mod outbound;
+mod peer_requests;
 mod runner;
 #[cfg(test)]
 mod tests;
 mod turn;
 mod uploads;
 
-pub(crate) use self::{outgo::Outgoing, turn::Turn};
+pub(crate) use self::{outbound::NextFrames, turn::Turn};
 
 use std::{
     collections::VecDeque,
@@ -45,9 +45,9 @@ use tensord_transport::{
 use tokio::{runtime::Handle, sync::Notify};
 
 use self::{
-    asking::Asking,
-    intake::{Item, Payloads},
-    runner::{Reply, Runner, Together},
+    inbound::{Item, Payloads},
+    peer_requests::PeerRequests,
+    runner::{LeaseMembership, Reply, Runner},
     uploads::{Payload, Uploads},
 };
 use crate::{
@@ -75,7 +75,7 @@ const LATER_BYTES: usize = OUTBOX_BYTES;
 
 /// What a session needs of its device.
 #[derive(Clone)]
-pub(crate) struct Site {
+pub(crate) struct DeviceContext {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) queue: Arc<RunQueue>,
@@ -110,10 +110,10 @@ pub(crate) enum Track {
 pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) grant: Grant,
-    site: Site,
+    device_context: DeviceContext,
     /// The sessions of the lease, and this one's place among them.
     cohort: Arc<Cohort>,
-    place: u32,
+    lease_rank: u32,
     wires: [Mutex<Wire>; 2],
     /// Held by the reader of each track.
     readers: [Mutex<()>; 2],
@@ -121,16 +121,16 @@ pub(crate) struct Session {
     todo: Mutex<Todo>,
     /// `None` once the session ended.
     runner: Mutex<Option<Runner>>,
-    asking: Mutex<Asking>,
+    peer_requests: Mutex<PeerRequests>,
     /// `todo.end` is set, for a look without the lock.
     ending: AtomicBool,
     /// The client was told that it has ended, or is about to be.
-    told_end: AtomicBool,
+    end_announced: AtomicBool,
     /// Its state is gone, and its memory back.
     gone: AtomicBool,
     at_hand: Arc<AtHand>,
     /// Wakes the writer of each track.
-    news: [Notify; 2],
+    writer_woken: [Notify; 2],
 }
 
 struct Wire {
@@ -201,23 +201,23 @@ impl Session {
         id: SessionId,
         grant: Grant,
         seed: u64,
-        site: Site,
+        device_context: DeviceContext,
         cohort: Arc<Cohort>,
     ) -> Result<Arc<Self>, Error> {
         let taken = || Error::new(ErrorCode::Session, "its place in the lease is taken");
-        let place = cohort.place(grant.device_index).ok_or_else(taken)?;
-        let held = site.blobs.held(&grant.tenant);
+        let lease_rank = cohort.lease_rank(grant.device_index).ok_or_else(taken)?;
+        let held = device_context.blobs.held(&grant.tenant);
         let (hashes, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
-        let at_hand = AtHand::new(site.signals.clone());
+        let at_hand = AtHand::new(device_context.signals.clone());
         let runner = Runner::new(
-            site.device.open(),
-            site.memory.open(),
+            device_context.device.open(),
+            device_context.memory.open(),
             at_hand.clone(),
             seed,
-            Uploads::new(site.kept_bytes, held),
-            Together {
-                roster: cohort.roster().clone(),
-                place,
+            Uploads::new(device_context.kept_bytes, held),
+            LeaseMembership {
+                lease_members: cohort.lease_members().clone(),
+                lease_rank,
                 bucket_bytes: cohort.bucket_bytes(),
             },
         );
@@ -240,22 +240,25 @@ impl Session {
             id,
             grant,
             cohort,
-            place,
+            lease_rank,
             wires: [Mutex::new(ops), Mutex::new(wire())],
             readers: Default::default(),
-            payloads: Mutex::new(Payloads::new(site.memory.clone(), site.kept_bytes)),
+            payloads: Mutex::new(Payloads::new(
+                device_context.memory.clone(),
+                device_context.kept_bytes,
+            )),
             todo: Mutex::default(),
             runner: Mutex::new(Some(runner)),
-            asking: Mutex::default(),
+            peer_requests: Mutex::default(),
             ending: AtomicBool::new(false),
-            told_end: AtomicBool::new(false),
+            end_announced: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             at_hand,
-            news: Default::default(),
-            site,
+            writer_woken: Default::default(),
+            device_context,
         });
         let member: Weak<dyn Member> = Arc::downgrade(&session) as _;
-        match session.cohort.enter(place, member) {
+        match session.cohort.enter(lease_rank, member) {
             true => Ok(session),
             false => Err(taken()),
         }
@@ -265,8 +268,8 @@ impl Session {
         lock(&self.wires[track as usize])
     }
 
-    fn news_of(&self, track: Track) -> &Notify {
-        &self.news[track as usize]
+    fn writer_wake(&self, track: Track) -> &Notify {
+        &self.writer_woken[track as usize]
     }
 
     /// A connection takes a track over. The client received everything up to
@@ -283,8 +286,8 @@ impl Session {
         wire.duplex.rewind(received, u64::MAX)?;
         wire.connection += 1;
         wire.detached = None;
-        self.news_of(track).notify_one();
-        let (received, credit) = wire.duplex.inbox().tell();
+        self.writer_wake(track).notify_one();
+        let (received, credit) = wire.duplex.inbox().acknowledge();
         Ok((wire.connection, received, credit))
     }
 
@@ -307,7 +310,7 @@ impl Session {
         track: Track,
         connection: u64,
         frame: Bytes,
-    ) -> Result<bool, IntakeError> {
+    ) -> Result<bool, InboundError> {
         // Stays locked until the work is queued: a later connection's reader must
         // not get in between.
         let _reader = lock(&self.readers[track as usize]);
@@ -334,7 +337,7 @@ impl Session {
         }
         match track {
             Track::Ops => {
-                if let Some(item) = intake::item(body, bytes)? {
+                if let Some(item) = inbound::item(body, bytes)? {
                     self.enqueue(item);
                 }
             }
@@ -371,9 +374,9 @@ impl Session {
         todo.items.push_back(item);
         drop(todo);
         if at_once {
-            give_turn(&self.site.queue, self.clone());
+            give_turn(&self.device_context.queue, self.clone());
         } else if due {
-            self.site.queue.push(self.clone());
+            self.device_context.queue.push(self.clone());
         }
     }
 
@@ -398,7 +401,7 @@ impl Session {
         // The executor begins with this lock.
         drop(todo);
         if due {
-            self.site.queue.push(self.clone());
+            self.device_context.queue.push(self.clone());
         }
     }
 
@@ -427,8 +430,8 @@ impl Session {
     fn consumed(&self, track: Track, bytes: usize) {
         let mut wire = self.wire(track);
         wire.duplex.inbox().consume(bytes);
-        if wire.duplex.inbox().is_telling_due() {
-            self.news_of(track).notify_one();
+        if wire.duplex.inbox().is_ack_due() {
+            self.writer_wake(track).notify_one();
         }
     }
 }
@@ -455,7 +458,7 @@ impl Member for Session {
 
 /// Why a frame could not be taken: the client broke a rule, the session ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum IntakeError {
+pub(crate) enum InboundError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error(transparent)]
@@ -466,7 +469,7 @@ pub(crate) enum IntakeError {
     Order(String),
 }
 
-impl IntakeError {
+impl InboundError {
     /// Whether the connection lost something, which the next makes good.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Frame(e) if e.is_loss())

@@ -1,8 +1,8 @@
 //! Carries out one session's work, in order, one piece at a time.
 //!
-//! - `schedule`: what is carried out when; `aside` has what waits. Work is decoded
+//! - `schedule`: what is carried out when; `deferred` has what waits. Work is decoded
 //!   some way ahead.
-//! - `together`: all-reduces and transfers. An all-reduce ahead whose tensor is there
+//! - `membership`: all-reduces and transfers. An all-reduce ahead whose tensor is there
 //!   begins at once, and goes on while the ops before it are carried out.
 //! - `reading`: values, and what holds their memory until they are sent.
 //! - `upload`: tensors of bytes that the client has.
@@ -11,12 +11,12 @@
 //! go wrong with an op ends here as a [`Fault`]: a refusal of the dataflow table, an
 //! error or a panic of the backend. Only bytes that are no ops at all end the session.
 
-mod aside;
+mod collective_requests;
+mod deferred;
 mod reading;
 mod schedule;
 #[cfg(test)]
 mod tests;
-mod together;
 mod upload;
 #[cfg(feature = "testing")]
 mod witness;
@@ -42,13 +42,13 @@ use tensord_proto::{
 #[cfg(feature = "testing")]
 pub(crate) use self::witness::Seen;
 use self::{
-    aside::Aside,
+    collective_requests::{Awaited, Started},
+    deferred::Deferred,
     schedule::Plan,
-    together::{Awaited, Started},
 };
 pub(crate) use self::{
+    collective_requests::{LeaseMembership, Request},
     schedule::Step,
-    together::{Request, Together},
 };
 use super::{
     dataflow::{Dataflow, Refusal},
@@ -56,7 +56,7 @@ use super::{
 };
 use crate::{
     at_hand::AtHand,
-    backend::{Engine, panic_words as panic_text},
+    backend::{TensorStore, panic_words as panic_text},
     collective::Capability,
     memory::SessionMemory,
     op_check,
@@ -117,7 +117,7 @@ pub(crate) enum Reply {
         /// Bytes of host memory that the value takes once it is there.
         bytes: usize,
         read: DynFut<Result<TensorData, ExecutionError>>,
-        about: Blame,
+        about: FaultContext,
     },
     Synced {
         request: u64,
@@ -127,13 +127,13 @@ pub(crate) enum Reply {
 
 /// Who to name when an op turns out to have failed.
 #[derive(Debug, Clone)]
-pub(crate) struct Blame {
+pub(crate) struct FaultContext {
     op_number: u64,
     op_name: OpName,
     at_hand: Arc<AtHand>,
 }
 
-impl Blame {
+impl FaultContext {
     pub(crate) fn fault(&self, kind: FaultKind, reason: impl Into<String>) -> Arc<Fault> {
         if matches!(kind, FaultKind::Backend | FaultKind::Panic) {
             self.at_hand.signals.note_failure();
@@ -152,7 +152,7 @@ impl Blame {
 }
 
 pub(crate) struct Runner {
-    engine: Box<dyn Engine>,
+    backend: Box<dyn TensorStore>,
     flow: Dataflow,
     decoder: OpDecoder,
     /// Told of each op.
@@ -162,11 +162,11 @@ pub(crate) struct Runner {
     /// Ops among it.
     planned_ops: usize,
     /// Work that waits for values.
-    aside: Aside,
+    deferred: Deferred,
     uploads: Uploads,
     /// An upload that waits for its payload, to be kept in a slot if there is one.
     awaiting: Option<(TensorIr, Option<u32>)>,
-    together: Together,
+    membership: LeaseMembership,
     /// All-reduces among the work that were not begun, in order, by their groups.
     reduces: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
     /// Those that were, and have not had their turn, by their output.
@@ -197,24 +197,24 @@ pub(crate) struct Runner {
 
 impl Runner {
     pub(crate) fn new(
-        engine: Box<dyn Engine>,
+        backend: Box<dyn TensorStore>,
         memory: SessionMemory,
         at_hand: Arc<AtHand>,
         seed: u64,
         uploads: Uploads,
-        together: Together,
+        membership: LeaseMembership,
     ) -> Self {
         Self {
-            engine,
+            backend,
             flow: Dataflow::new(memory),
             decoder: OpDecoder::default(),
             at_hand,
             plans: VecDeque::new(),
             planned_ops: 0,
-            aside: Aside::default(),
+            deferred: Deferred::default(),
             uploads,
             awaiting: None,
-            together,
+            membership,
             reduces: HashMap::new(),
             started: HashMap::new(),
             awaited: HashMap::new(),
@@ -262,8 +262,8 @@ impl Runner {
         None
     }
 
-    fn blame(&self, op_name: impl Into<OpName>) -> Blame {
-        Blame {
+    fn fault_context(&self, op_name: impl Into<OpName>) -> FaultContext {
+        FaultContext {
             op_number: self.op_number,
             op_name: op_name.into(),
             at_hand: self.at_hand.clone(),
@@ -274,7 +274,7 @@ impl Runner {
         match refusal {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => {
-                let fault = self.blame(op_name).fault(kind, reason);
+                let fault = self.fault_context(op_name).fault(kind, reason);
                 self.note_fault(&fault);
                 fault
             }
@@ -314,19 +314,19 @@ impl Runner {
             }
             self.saw_refused(&refusal);
         }
-        let (engine, seed) = (&mut self.engine, mix(self.seed, self.draws));
+        let (backend, seed) = (&mut self.backend, mix(self.seed, self.draws));
         let (name, draws) = (OpName::of(&op), draws(&op));
         self.at_hand.begin(self.op_number, name);
         fill(&mut op);
         let ran = catch_unwind(AssertUnwindSafe(|| match draws {
-            true => engine.execute_seeded(op, seed),
-            false => engine.execute(op),
+            true => backend.execute_seeded(op, seed),
+            false => backend.execute(op),
         }));
         self.draws += u64::from(draws);
         drop(scratch);
         match ran {
             Ok(()) => {
-                self.flow.finish(&mut |tensor| self.engine.storage(tensor));
+                self.flow.finish(&mut |tensor| self.backend.storage(tensor));
                 self.saw_ran();
             }
             Err(panic) => {
@@ -335,7 +335,7 @@ impl Runner {
                 let fault = self.fault_of(refusal, name);
                 // It may have come after some outputs were made.
                 for tensor in self.flow.fail(&fault) {
-                    self.engine.forget(tensor);
+                    self.backend.forget(tensor);
                 }
             }
         }
@@ -353,7 +353,7 @@ impl Runner {
     /// Why the device could not even try `op`, if so.
     fn unsupported(&self, op: &OperationIr) -> Option<String> {
         match op {
-            OperationIr::Custom(call) => self.engine.lacks(&call.id),
+            OperationIr::Custom(call) => self.backend.lacks(&call.id),
             _ => None,
         }
     }
@@ -363,26 +363,26 @@ impl Runner {
         self.saw_refused(&refusal);
         let fault = self.fault_of(refusal, OpName::of(op));
         for tensor in self.flow.poison(op, &fault) {
-            self.engine.forget(tensor);
+            self.backend.forget(tensor);
         }
     }
 
     fn alias(&mut self, id: TensorId, source: TensorId) {
-        let engine = &mut self.engine;
-        let aliased = self.flow.alias(id, source, &mut |t| engine.storage(t));
+        let backend = &mut self.backend;
+        let aliased = self.flow.alias(id, source, &mut |t| backend.storage(t));
         if let Err(refusal) = aliased {
             let fault = self.fault_of(refusal, "Alias");
             self.flow.insert_poisoned(id, fault);
         } else {
-            self.engine.alias(id, source);
+            self.backend.alias(id, source);
         }
     }
 
     fn sync(&mut self, request: u64) -> Reply {
-        let about = self.blame("Sync");
+        let about = self.fault_context("Sync");
         self.at_hand.begin(self.op_number, "Sync".into());
-        let engine = &mut self.engine;
-        let synced = catch_unwind(AssertUnwindSafe(|| engine.sync()));
+        let backend = &mut self.backend;
+        let synced = catch_unwind(AssertUnwindSafe(|| backend.sync()));
         let fault = self.unreported.pop_front().or_else(|| match synced {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(about.fault(FaultKind::Backend, e.reason())),

@@ -2,9 +2,9 @@
 //! network.
 
 mod bench;
+mod collective_requests;
 mod later;
 mod overdue;
-mod together;
 
 use burn_backend::{DType, Shape};
 use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
@@ -126,7 +126,7 @@ fn a_lost_answer_is_given_again() {
     bench.read(9, &tensor(1, TensorStatus::ReadOnly));
     bench.carry(usize::MAX).unwrap();
     bench.run();
-    while let Outgoing::Frames(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
+    while let NextFrames::Frames(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
     bench.connect();
     bench.hear();
     assert_eq!(bench.values(), [(9, Ok(vec![1.0, 2.0]))]);
@@ -157,7 +157,8 @@ fn answers_in_a_row_are_sent_together_and_none_waits_for_ops() {
     bench.carry(usize::MAX).unwrap();
     bench.run();
     assert!(bench.was_told());
-    let Outgoing::Frames(frames) = bench.session.next_to_send(Track::Ops, bench.connection) else {
+    let NextFrames::Frames(frames) = bench.session.next_to_send(Track::Ops, bench.connection)
+    else {
         panic!("nothing was said");
     };
     assert_eq!(frames.len(), 1);
@@ -173,7 +174,7 @@ fn a_replaced_connection_has_no_say() {
     assert!(!bench.session.receive(Track::Ops, old, late).unwrap());
     assert!(matches!(
         bench.session.next_to_send(Track::Ops, old),
-        Outgoing::Replaced
+        NextFrames::Replaced
     ));
     // What it told would count as told.
     assert_eq!(bench.session.beat(Track::Ops, old), None);

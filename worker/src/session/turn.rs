@@ -12,7 +12,7 @@ use tracing::{debug, info};
 
 use super::{
     Session, Track,
-    intake::Item,
+    inbound::Item,
     lock,
     runner::{Runner, Step, Work},
     uploads::Payload,
@@ -49,7 +49,7 @@ impl Session {
         };
         let before = runner.ops_seen();
         // There are answers that the writer was not told of.
-        let mut said = false;
+        let mut queued = false;
         self.feed(runner);
         let turn = loop {
             if self.ending.load(Ordering::Acquire) {
@@ -59,9 +59,9 @@ impl Session {
                 if self.is_blocked() {
                     break Some(Turn::Over);
                 }
-            } else if std::mem::take(&mut said) {
+            } else if std::mem::take(&mut queued) {
                 // Answers in a row go out together, and none waits for an op.
-                self.tell();
+                self.wake_writer();
             }
             self.at_hand.step();
             match self.step(runner) {
@@ -70,7 +70,7 @@ impl Session {
                     let is_over = self.ending.load(Ordering::Acquire);
                     if let Some(reply) = reply.filter(|_| !is_over) {
                         self.reply(reply);
-                        said = true;
+                        queued = true;
                     }
                     if credit > 0 {
                         self.consumed(Track::Ops, credit);
@@ -93,12 +93,12 @@ impl Session {
                 break Some(Turn::Again);
             }
         };
-        if said {
-            self.tell();
+        if queued {
+            self.wake_writer();
         }
         self.ask(runner, true);
         let ops = runner.ops_seen() - before;
-        self.site.ops.fetch_add(ops, Ordering::Relaxed);
+        self.device_context.ops.fetch_add(ops, Ordering::Relaxed);
         turn.unwrap_or_else(|| {
             let runner = guard.take();
             self.finish(runner);
@@ -193,22 +193,22 @@ impl Session {
             todo.end.clone().unwrap_or_default()
         };
         self.at_hand.step();
-        self.cohort.leave(self.place, &error.message);
+        self.cohort.leave(self.lease_rank, &error.message);
         self.close(runner);
         // Nothing more of them comes.
         lock(&self.payloads).clear();
-        self.said_all(error);
+        self.send_end(error);
         self.gone.store(true, Ordering::Release);
-        self.site.signals.wake();
+        self.device_context.signals.wake();
     }
 
     /// Lets go of everything but what is kept for later sessions.
     fn close(&self, runner: Option<Runner>) {
         if let Some(runner) = runner {
-            let (blobs, tenant) = (self.site.blobs.clone(), self.grant.tenant.clone());
+            let (blobs, tenant) = (self.device_context.blobs.clone(), self.grant.tenant.clone());
             let kept = runner.into_kept();
             // Takes a while, and the device is somebody else's by then.
-            self.site
+            self.device_context
                 .runtime
                 .spawn_blocking(move || blobs.keep(&tenant, kept));
         }
@@ -216,18 +216,18 @@ impl Session {
 
     /// Tells the client that the session is over, unless it was told, and lets the
     /// connections end.
-    pub(super) fn said_all(&self, error: Error) {
-        if self.told_end.swap(true, Ordering::AcqRel) {
+    pub(super) fn send_end(&self, error: Error) {
+        if self.end_announced.swap(true, Ordering::AcqRel) {
             return;
         }
         info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
         let closed = frame::Body::Closed(Closed { error: Some(error) });
-        self.wire(Track::Ops).say(closed);
+        self.wire(Track::Ops).queue(closed);
         // Nobody waits for a value any more, and what they hold is another's by now.
         self.wire(Track::Bulk).duplex.abandon();
         for track in [Track::Bulk, Track::Ops] {
             self.wire(track).closing = true;
-            self.news_of(track).notify_one();
+            self.writer_wake(track).notify_one();
         }
     }
 

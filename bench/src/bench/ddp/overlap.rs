@@ -69,7 +69,7 @@ pub(super) struct Found {
 ///
 /// When a worker or the network fails.
 pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
-    context.progress.tell("ddp overlap: starting workers");
+    context.progress.update("ddp overlap: starting workers");
     let dir = tempfile::tempdir()?;
     let network = Network::shaped(facts, WORLD, SHAPE, &dir)?;
     let fleet = Fleet::start(&network, WORLD, Some(threads()))?;

@@ -89,9 +89,9 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
     // Burn 0.22.1 mixes up two steps when a device begins one before another has
     // ended the one before, and hangs.
     let together = Arc::new(Barrier::new(world));
-    let (tell, told) = channel();
+    let (update, message) = channel();
     for (rank, device) in devices.into_iter().enumerate() {
-        let (network, batches, tell) = (network.clone(), batches.clone(), tell.clone());
+        let (network, batches, update) = (network.clone(), batches.clone(), update.clone());
         let together = together.clone();
         let epochs = course.epochs;
         thread::spawn(move || {
@@ -102,16 +102,16 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
                 train_rank(network, &device, &shards, epochs, &together)
             });
             // Nobody listens any more once another rank has failed.
-            let _ = tell.send(ranked.with_context(|| format!("rank {rank}")));
+            let _ = update.send(ranked.with_context(|| format!("rank {rank}")));
         });
     }
-    drop(tell);
+    drop(update);
     let until = Instant::now() + DEADLINE;
     let mut ranks = Vec::new();
     while ranks.len() < world {
         // Ranks wait for each other: one that fails leaves the others hanging.
         let left = until.saturating_duration_since(Instant::now());
-        match told.recv_timeout(left) {
+        match message.recv_timeout(left) {
             Ok(ranked) => ranks.push(ranked?),
             Err(RecvTimeoutError::Timeout) => bail!("the training did not end in {DEADLINE:?}"),
             Err(RecvTimeoutError::Disconnected) => bail!("a rank panicked"),

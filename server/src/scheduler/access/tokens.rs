@@ -91,7 +91,7 @@ pub(crate) struct NewToken {
 
 /// How far a token is good at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum TokenState {
     /// For everything.
     Good,
     /// It opens nothing new; what it opened goes on.
@@ -152,18 +152,18 @@ pub(crate) enum TokenError {
 
 impl Token {
     /// How far it is good at `now`.
-    pub(crate) fn standing(&self, now: UnixMillis) -> Standing {
+    pub(crate) fn state_at(&self, now: UnixMillis) -> TokenState {
         let is_over = |at: UnixMillis| at <= now;
         match self.revoked {
             Some(Revoked {
                 keep_leases: true, ..
-            }) => Standing::Closing(Why::Revoked),
-            Some(_) => Standing::Ended(Why::Revoked),
-            None if self.expires.is_some_and(is_over) => Standing::Closing(Why::Expired),
+            }) => TokenState::Closing(Why::Revoked),
+            Some(_) => TokenState::Ended(Why::Revoked),
+            None if self.expires.is_some_and(is_over) => TokenState::Closing(Why::Expired),
             None if self.uses.is_some_and(|uses| self.used >= uses) => {
-                Standing::Closing(Why::UsedUp)
+                TokenState::Closing(Why::UsedUp)
             }
-            None => Standing::Good,
+            None => TokenState::Good,
         }
     }
 
@@ -192,7 +192,7 @@ impl Tokens {
 
     /// The token that `hash` is of, and how far it is good at `now`. One that two
     /// entries share is none: which of the two its holder is to be is not known.
-    pub(crate) fn find(&self, hash: blake3::Hash, now: UnixMillis) -> Option<(&Token, Standing)> {
+    pub(crate) fn find(&self, hash: blake3::Hash, now: UnixMillis) -> Option<(&Token, TokenState)> {
         let mut found = None;
         let mut count = 0;
         // All are compared, whichever fits.
@@ -205,13 +205,13 @@ impl Tokens {
             }
         }
         let (token, secret) = found.filter(|_| count == 1)?;
-        let standing = match token.standing(now) {
-            Standing::Good if secret.until.is_some_and(|until| until <= now) => {
-                Standing::Closing(Why::Rotated)
+        let state_at = match token.state_at(now) {
+            TokenState::Good if secret.until.is_some_and(|until| until <= now) => {
+                TokenState::Closing(Why::Rotated)
             }
-            standing => standing,
+            state_at => state_at,
         };
-        Some((token, standing))
+        Some((token, state_at))
     }
 
     /// Adds a token whose string has this `hash`.
@@ -318,7 +318,7 @@ impl Tokens {
         now: UnixMillis,
     ) -> Result<&Token, TokenError> {
         let token = self.get_mut(name)?;
-        if let Standing::Closing(why) | Standing::Ended(why) = token.standing(now) {
+        if let TokenState::Closing(why) | TokenState::Ended(why) = token.state_at(now) {
             let name = name.into();
             return Err(TokenError::Ended { name, why });
         }
@@ -348,7 +348,7 @@ impl Tokens {
         now: UnixMillis,
     ) -> Result<&Token, TokenError> {
         let is_good =
-            |token: &Token| token.role == Role::Admin && token.standing(now) == Standing::Good;
+            |token: &Token| token.role == Role::Admin && token.state_at(now) == TokenState::Good;
         let others = self.iter().filter(|token| token.name != name);
         let is_last = !others.into_iter().any(is_good);
         let token = self.get_mut(name)?;
@@ -370,7 +370,7 @@ impl Tokens {
     /// When it is not good for one at `now`.
     pub(crate) fn use_up(&mut self, name: &str, now: UnixMillis) -> Result<(), TokenError> {
         let token = self.get_mut(name)?;
-        if let Standing::Closing(why) | Standing::Ended(why) = token.standing(now) {
+        if let TokenState::Closing(why) | TokenState::Ended(why) = token.state_at(now) {
             let name = name.into();
             return Err(TokenError::Ended { name, why });
         }
@@ -420,17 +420,17 @@ mod tests {
         tokens
     }
 
-    fn standing(tokens: &Tokens, token: &str, at: u64) -> Option<Standing> {
+    fn state_at(tokens: &Tokens, token: &str, at: u64) -> Option<TokenState> {
         let found = tokens.find(hash(token), UnixMillis(at));
-        found.map(|(_, standing)| standing)
+        found.map(|(_, state_at)| state_at)
     }
 
     #[test]
     fn a_token_is_found_by_its_whole_string_alone() {
         let tokens = with("a", Role::Client, "token-of-a");
-        assert_eq!(standing(&tokens, "token-of-a", 0), Some(Standing::Good));
+        assert_eq!(state_at(&tokens, "token-of-a", 0), Some(TokenState::Good));
         for other in ["", "token-of-", "token-of-a ", "token-of-b"] {
-            assert_eq!(standing(&tokens, other, 0), None, "{other:?}");
+            assert_eq!(state_at(&tokens, other, 0), None, "{other:?}");
         }
     }
 
@@ -440,7 +440,7 @@ mod tests {
         tokens
             .create(new("b", Role::Worker), hash("same"), NOW)
             .unwrap();
-        assert_eq!(standing(&tokens, "same", 0), None);
+        assert_eq!(state_at(&tokens, "same", 0), None);
     }
 
     #[test]
@@ -451,10 +451,10 @@ mod tests {
             ..new("short", Role::Client)
         };
         tokens.create(short, hash("s"), NOW).unwrap();
-        assert_eq!(standing(&tokens, "s", 1_000_999), Some(Standing::Good));
+        assert_eq!(state_at(&tokens, "s", 1_000_999), Some(TokenState::Good));
         assert_eq!(
-            standing(&tokens, "s", 1_001_000),
-            Some(Standing::Closing(Why::Expired))
+            state_at(&tokens, "s", 1_001_000),
+            Some(TokenState::Closing(Why::Expired))
         );
     }
 
@@ -463,8 +463,11 @@ mod tests {
         let mut tokens = with("a", Role::Client, "1");
         let grace = Duration::from_secs(10);
         tokens.rotate("a", hash("2"), grace, NOW).unwrap();
-        let all = |tokens: &Tokens, at| ["1", "2", "3"].map(|token| standing(tokens, token, at));
-        let (good, gone) = (Some(Standing::Good), Some(Standing::Closing(Why::Rotated)));
+        let all = |tokens: &Tokens, at| ["1", "2", "3"].map(|token| state_at(tokens, token, at));
+        let (good, gone) = (
+            Some(TokenState::Good),
+            Some(TokenState::Closing(Why::Rotated)),
+        );
         assert_eq!(all(&tokens, 1_009_999), [good, good, None]);
         assert_eq!(all(&tokens, 1_010_000), [gone, good, None]);
         // A second time within the grace of the first.
@@ -485,16 +488,16 @@ mod tests {
         let mut tokens = with("a", Role::Client, "1");
         tokens.revoke("a", true, NOW).unwrap();
         assert_eq!(
-            standing(&tokens, "1", 0),
-            Some(Standing::Closing(Why::Revoked))
+            state_at(&tokens, "1", 0),
+            Some(TokenState::Closing(Why::Revoked))
         );
         tokens.revoke("a", false, NOW).unwrap();
         tokens.revoke("a", true, NOW).unwrap();
-        let ended = Some(Standing::Ended(Why::Revoked));
-        assert_eq!(standing(&tokens, "1", 0), ended);
+        let ended = Some(TokenState::Ended(Why::Revoked));
+        assert_eq!(state_at(&tokens, "1", 0), ended);
         let changed = tokens.adopt(new("a", Role::Client), hash("2"), NOW);
         assert_eq!(changed, Ok(false), "a file does not bring it back");
-        assert_eq!(standing(&tokens, "2", 0), None);
+        assert_eq!(state_at(&tokens, "2", 0), None);
         let taken = tokens.create(new("a", Role::Client), hash("3"), NOW);
         assert_eq!(taken.unwrap_err(), TokenError::Taken("a".into()));
         let ended = tokens.rotate("a", hash("3"), Duration::ZERO, NOW);
@@ -514,8 +517,8 @@ mod tests {
             tokens.adopt(new("a", Role::Client), hash("2"), NOW),
             Ok(true)
         );
-        assert_eq!(standing(&tokens, "1", 0), None);
-        assert_eq!(standing(&tokens, "2", 0), Some(Standing::Good));
+        assert_eq!(state_at(&tokens, "1", 0), None);
+        assert_eq!(state_at(&tokens, "2", 0), Some(TokenState::Good));
     }
 
     #[test]
@@ -535,8 +538,8 @@ mod tests {
         let used_up = tokens.use_up("w", NOW).unwrap_err().to_string();
         assert!(used_up.contains("as often as it may be"), "{used_up}");
         assert_eq!(
-            standing(&tokens, "w", 0),
-            Some(Standing::Closing(Why::UsedUp))
+            state_at(&tokens, "w", 0),
+            Some(TokenState::Closing(Why::UsedUp))
         );
     }
 
@@ -568,7 +571,7 @@ mod tests {
         assert!(one_more(&mut tokens).unwrap_err().contains("revoke some"));
         tokens.revoke("7", false, NOW).unwrap();
         one_more(&mut tokens).unwrap();
-        assert_eq!(standing(&tokens, "7", 0), None, "it is forgotten");
+        assert_eq!(state_at(&tokens, "7", 0), None, "it is forgotten");
         for name in ["a b", "a\n", &"x".repeat(65)] {
             let mut empty = Tokens::default();
             let refused = empty.create(new(name, Role::Client), hash("1"), NOW);
@@ -599,6 +602,6 @@ mod tests {
         );
         let read: Tokens = serde_json::from_str(&text).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), text);
-        assert_eq!(standing(&read, "2", 0), Some(Standing::Good));
+        assert_eq!(state_at(&read, "2", 0), Some(TokenState::Good));
     }
 }

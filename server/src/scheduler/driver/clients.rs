@@ -43,7 +43,7 @@ impl Driver {
     pub(super) fn attach(
         &mut self,
         client: ClientId,
-        held: convert::Held,
+        held: convert::ClaimedLeases,
         opened: Opened<ClientMessage, PoolMessage>,
     ) {
         let id = self.new_stream();
@@ -58,7 +58,7 @@ impl Driver {
             self.holders.detach(client, Instant::now());
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
-        let convert::Held { claims, void } = held;
+        let convert::ClaimedLeases { claims, void } = held;
         debug!(%client, leases = claims.len(), "attached");
         if let Some(replaced) = self.clients.insert(client, open) {
             let words = "another stream of the same client took the place of this one";
@@ -68,27 +68,32 @@ impl Driver {
         self.audit.record(admitted);
         self.apply(event(client, id, ClientEvent::Attach { claims }));
         for lease in void {
-            if let Some(gone) = self.tell_lease_ended(client, lease, &EndReason::Unknown) {
+            if let Some(gone) = self.send_lease_ended(client, lease, &EndReason::Unknown) {
                 self.apply(gone);
             }
         }
         self.renew_all_of(client);
     }
 
-    pub(super) fn client_said(&mut self, client: ClientId, id: StreamId, message: ClientMessage) {
+    pub(super) fn on_client_message(
+        &mut self,
+        client: ClientId,
+        id: StreamId,
+        message: ClientMessage,
+    ) {
         if self.clients.get(&client).is_none_or(|open| open.id != id) {
             return; // It was cut off with this on the way.
         }
         let lease = self.new_lease();
         match convert::client_event(message, lease) {
             Ok(ClientEvent::Request { request, .. }) if self.closed_to(client).is_some() => {
-                if let Some(gone) = self.tell_closed(client, request) {
+                if let Some(gone) = self.send_closed(client, request) {
                     self.apply(gone);
                 }
             }
-            Ok(said) => {
-                debug!(%client, "said {said:?}");
-                self.apply(event(client, id, said));
+            Ok(message) => {
+                debug!(%client, "said {message:?}");
+                self.apply(event(client, id, message));
             }
             Err(error) => self.client_gone(client, id, Some(&error)),
         }
@@ -154,30 +159,30 @@ impl Driver {
     }
 
     /// Refuses a request of a client that is granted nothing at this moment.
-    fn tell_closed(&mut self, client: ClientId, request: RequestId) -> Option<Event> {
+    fn send_closed(&mut self, client: ClientId, request: RequestId) -> Option<Event> {
         let error = self.closed_to(client)?;
-        self.tell(client, convert::refused(request, error))
+        self.send(client, convert::refused(request, error))
     }
 
     /// Queues a message to a client. One that does not read is cut off.
-    pub(super) fn tell(&mut self, client: ClientId, message: PoolMessage) -> Option<Event> {
+    pub(super) fn send(&mut self, client: ClientId, message: PoolMessage) -> Option<Event> {
         let open = self.clients.get(&client)?;
         let (id, sent) = (open.id, open.send(message));
         self.cut_off_client(client, id, Some(&sent.err()?))
     }
 
-    pub(super) fn tell_queued(
+    pub(super) fn send_queued(
         &mut self,
         client: ClientId,
         request: RequestId,
         position: u32,
     ) -> Option<Event> {
-        self.tell(client, convert::queued(request, position))
+        self.send(client, convert::queued(request, position))
     }
 
     /// Hands a lease to its client, or back to the engine if there are to be
     /// no more.
-    pub(super) fn tell_granted(
+    pub(super) fn send_granted(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -186,7 +191,7 @@ impl Driver {
     ) -> Option<Event> {
         if self.closed_to(client).is_some() {
             let id = self.clients.get(&client)?.id;
-            let gone = self.tell_closed(client, request);
+            let gone = self.send_closed(client, request);
             return gone.or(Some(event(client, id, ClientEvent::Release { lease })));
         }
         info!(%client, %lease, devices = devices.len(), "lease granted");
@@ -197,10 +202,10 @@ impl Driver {
             .iter()
             .for_each(|device| self.announce_grant(device));
         let token = self.sign(client, lease, &devices)?;
-        self.tell(client, convert::granted(request, lease, devices, token))
+        self.send(client, convert::granted(request, lease, devices, token))
     }
 
-    pub(super) fn tell_refused(
+    pub(super) fn send_refused(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -211,13 +216,13 @@ impl Driver {
             self.about_client(audit::Event::Denied, client)
                 .reason(reason)
         });
-        self.tell(
+        self.send(
             client,
             convert::refused(request, convert::refuse_error(reason)),
         )
     }
 
-    pub(super) fn tell_lease_ended(
+    pub(super) fn send_lease_ended(
         &mut self,
         client: ClientId,
         lease: LeaseId,
@@ -226,6 +231,6 @@ impl Driver {
         info!(%client, %lease, "lease ended: {reason}");
         let ended = self.about_client(audit::Event::Ended, client);
         self.audit.record(ended.lease(lease).reason(reason));
-        self.tell(client, convert::lease_ended(lease, reason))
+        self.send(client, convert::lease_ended(lease, reason))
     }
 }

@@ -61,7 +61,7 @@ impl Driver {
         let Some(token) = self.sign(client, lease, &devices) else {
             return;
         };
-        if let Some(gone) = self.tell(client, convert::renewed(lease, token)) {
+        if let Some(gone) = self.send(client, convert::renewed(lease, token)) {
             self.apply(gone);
         }
     }

@@ -160,12 +160,17 @@ impl Driver {
         Entry::new(event).token(token, Role::Worker.name(), tenant.unwrap_or(DEFAULT_TENANT))
     }
 
-    pub(super) fn worker_said(&mut self, worker: WorkerId, id: StreamId, message: WorkerMessage) {
+    pub(super) fn on_worker_message(
+        &mut self,
+        worker: WorkerId,
+        id: StreamId,
+        message: WorkerMessage,
+    ) {
         let member = self.workers.get_mut(&worker);
         let Some(member) = member.filter(|member| member.open.id == id) else {
             return; // It was cut off with this on the way.
         };
-        let said = match message.body {
+        let message = match message.body {
             Some(Body::Heartbeat(heartbeat)) => {
                 member.usage = heartbeat.usage;
                 if let Err(error) = member.open.send(convert::time(UnixMillis::now())) {
@@ -193,7 +198,7 @@ impl Driver {
                 return self.worker_gone(worker, id, Some(&error));
             }
         };
-        self.apply(event(worker, id, said));
+        self.apply(event(worker, id, message));
     }
 
     /// Notes which devices a worker cannot offer, if they are others than before.
@@ -287,7 +292,7 @@ impl Driver {
     }
 
     /// Has a worker end a lease's sessions. One that does not read is cut off.
-    pub(super) fn tell_end_lease(
+    pub(super) fn send_end_lease(
         &mut self,
         worker: WorkerId,
         lease: LeaseId,

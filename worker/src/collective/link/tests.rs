@@ -12,7 +12,9 @@ use tensord_proto::{
 use tensord_transport::Listener;
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
-use super::super::{Arrival, Arrived, Call, Failure, Member, Members, Outcome, Roster, Settings};
+use super::super::{
+    Arrival, Arrived, Call, Failure, LeaseMembers, Member, Members, Outcome, Settings,
+};
 use super::*;
 
 /// A session that only listens.
@@ -30,19 +32,19 @@ struct Worker {
     heard: mpsc::UnboundedReceiver<(u64, Outcome)>,
 }
 
-/// The worker of the lease with this id, with the session at `place`.
-fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, place: u32) -> Worker {
+/// The worker of the lease with this id, with the session at `lease_rank`.
+fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u32) -> Worker {
     let settings = Settings {
         deadline: Duration::from_secs(20),
         bucket_bytes: None,
         runtime: Handle::current(),
         identity,
     };
-    let roster = Roster::new(shares.to_vec(), WorkerId(id));
-    let cohort = Cohort::new(1, LeaseId(1), roster, Bytes::new(), settings);
+    let lease_members = LeaseMembers::new(shares.to_vec(), WorkerId(id));
+    let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);
     let (tell, heard) = mpsc::unbounded_channel();
     let ear: Arc<dyn Member> = Arc::new(Ear(tell));
-    assert!(cohort.enter(place, Arc::downgrade(&ear)));
+    assert!(cohort.enter(lease_rank, Arc::downgrade(&ear)));
     Worker {
         cohort,
         _ear: ear,
@@ -51,10 +53,10 @@ fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, place: u32) -
 }
 
 impl Worker {
-    fn call(&self, place: u32, ticket: u64, size: usize) {
-        let value = (ticket as f32 + place as f32).to_le_bytes();
+    fn call(&self, lease_rank: u32, ticket: u64, size: usize) {
+        let value = (ticket as f32 + lease_rank as f32).to_le_bytes();
         let call = Call {
-            members: Members::new(vec![0, 1], self.cohort.roster()).unwrap(),
+            members: Members::new(vec![0, 1], self.cohort.lease_members()).unwrap(),
             ticket,
             arrival: Arrival {
                 shape: Shape::new([size]),
@@ -65,7 +67,7 @@ impl Worker {
             },
             bytes: value.repeat(size).into(),
         };
-        self.cohort.call(place, vec![call]);
+        self.cohort.call(lease_rank, vec![call]);
     }
 
     async fn next(&mut self) -> (u64, Bytes) {

@@ -40,7 +40,7 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
     };
     if let Some(at) = rest.iter().position(is_other) {
         let other = at + 1;
-        let (one, two) = (&ranks[0].place, &ranks[other].place);
+        let (one, two) = (&ranks[0].lease_rank, &ranks[other].lease_rank);
         return mismatch(format!(
             "rank 0 ({one}) brings {}, rank {other} ({two}) {}",
             kind(first),
@@ -68,6 +68,6 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
 
 /// The largest of the arrivals' bounds, if all of them have one.
 fn ring_bytes(arrivals: &[&Arrival]) -> Option<u64> {
-    let mut said = arrivals.iter().map(|arrival| arrival.ring_bytes);
-    said.try_fold(0, |most, bytes| bytes.map(|bytes| most.max(bytes)))
+    let mut sizes = arrivals.iter().map(|arrival| arrival.ring_bytes);
+    sizes.try_fold(0, |most, bytes| bytes.map(|bytes| most.max(bytes)))
 }

@@ -30,28 +30,28 @@ impl Buffers {
 
     /// Makes a buffer readable as `Bytes`. The group gets the buffer back when the last
     /// reference to them is dropped.
-    pub(super) fn lend(&self, bytes: Vec<u8>) -> Bytes {
+    pub(super) fn wrap(&self, bytes: Vec<u8>) -> Bytes {
         if bytes.len() < LEAST_BYTES {
             return bytes.into();
         }
         let home = Arc::downgrade(&self.0);
-        Bytes::from_owner(Lent { bytes, home })
+        Bytes::from_owner(PooledBuffer { bytes, home })
     }
 }
 
 /// A buffer that returns to its group when it is dropped.
-struct Lent {
+struct PooledBuffer {
     bytes: Vec<u8>,
     home: Weak<Mutex<Vec<Vec<u8>>>>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let Some(home) = self.home.upgrade() else {
             return;
@@ -74,14 +74,14 @@ mod tests {
         let at = |buffer: &Vec<u8>| buffer.as_ptr() as usize;
         let first = buffers.take(LEAST_BYTES);
         let memory = at(&first);
-        let lent = buffers.lend(first);
+        let lent = buffers.wrap(first);
         let part = lent.slice(5..9);
         drop(lent);
         let other = buffers.take(LEAST_BYTES);
         assert_ne!(at(&other), memory, "a part of the first is read");
         drop(part);
         assert_eq!(at(&buffers.take(LEAST_BYTES)), memory);
-        drop(buffers.lend(vec![1; LEAST_BYTES]));
+        drop(buffers.wrap(vec![1; LEAST_BYTES]));
         assert_eq!(buffers.take(LEAST_BYTES + 1).len(), LEAST_BYTES + 1);
     }
 
@@ -89,13 +89,13 @@ mod tests {
     fn what_is_kept_is_bounded_and_goes_with_the_group() {
         let buffers = Buffers::default();
         let lent: Vec<_> = (0..3)
-            .map(|_| buffers.lend(vec![1; KEPT_BYTES / 2]))
+            .map(|_| buffers.wrap(vec![1; KEPT_BYTES / 2]))
             .collect();
         drop(lent);
         assert_eq!(buffers.0.lock().unwrap().len(), 2);
-        drop(buffers.lend(vec![1; LEAST_BYTES - 1]));
+        drop(buffers.wrap(vec![1; LEAST_BYTES - 1]));
         assert_eq!(buffers.0.lock().unwrap().len(), 2);
-        let lent = buffers.lend(vec![1; LEAST_BYTES]);
+        let lent = buffers.wrap(vec![1; LEAST_BYTES]);
         drop(buffers);
         drop(lent);
     }

@@ -41,7 +41,7 @@ pub(super) struct Call {
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) number: u64,
-    pub(super) way: Way,
+    pub(super) route: Route,
     pub(super) element: Element,
     pub(super) divisor: Option<u32>,
     /// This worker's contribution: the sum of its ranks' tensors.
@@ -52,18 +52,18 @@ pub(super) struct Running {
 
 /// How slices travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Route {
     /// They do not: there is only one worker.
-    Home,
+    Local,
     Direct,
     Ring,
 }
 
 impl Running {
-    /// The bytes that `node` of `nodes` reduces.
-    pub(super) fn slice(&self, node: usize, nodes: usize) -> Range<usize> {
+    /// The bytes that `worker_index` of `workers_` reduces.
+    pub(super) fn slice(&self, worker_index: usize, workers_: usize) -> Range<usize> {
         let (size, element) = (self.own.len(), self.element.bytes());
-        layout::slice(size, element, self.number, nodes, node)
+        layout::slice(size, element, self.number, workers_, worker_index)
     }
 
     /// The sum of `parts`. If this is the last addition, divides for a mean.
@@ -161,8 +161,8 @@ impl Call {
     }
 
     /// How the call's slices travel, if it runs.
-    pub(super) fn way(&self) -> Option<Way> {
-        self.running.as_ref().map(|running| running.way)
+    pub(super) fn route(&self) -> Option<Route> {
+        self.running.as_ref().map(|running| running.route)
     }
 
     /// The running part, if the call runs, and its local ranks.

@@ -10,9 +10,9 @@ use bytes::Bytes;
 use tensord_proto::v1::PieceKind;
 
 use super::{
-    calls::{Calls, Running, Way},
-    outgoing::{Outgoing, PIECE_BYTES},
+    calls::{Calls, Route, Running},
     queue::ByteQueue,
+    send_queues::{PIECE_BYTES, SendQueues},
 };
 
 /// What the worker `me` has received from other workers.
@@ -40,28 +40,28 @@ struct Peer {
 }
 
 impl Direct {
-    pub(super) fn new(me: usize, nodes: usize) -> Self {
+    pub(super) fn new(me: usize, workers_: usize) -> Self {
         Self {
             me,
-            peers: (0..nodes).map(|_| Peer::default()).collect(),
+            peers: (0..workers_).map(|_| Peer::default()).collect(),
             reducing: 0,
             reduced: 0,
         }
     }
 
     /// Begins a call: queues this worker's parts for the other workers.
-    pub(super) fn begin(&self, running: &Running, outgoing: &mut Outgoing) {
-        let nodes = self.peers.len();
-        for node in others(self.me, nodes) {
-            let part = running.own.slice(running.slice(node, nodes));
-            outgoing.push(node, PieceKind::Part, part);
+    pub(super) fn begin(&self, running: &Running, send_queues: &mut SendQueues) {
+        let workers_ = self.peers.len();
+        for worker_index in others(self.me, workers_) {
+            let part = running.own.slice(running.slice(worker_index, workers_));
+            send_queues.push(worker_index, PieceKind::Part, part);
         }
     }
 
-    /// Queues what `node` has sent: sums, or parts. Returns how many bytes of this kind
+    /// Queues what `worker_index` has sent: sums, or parts. Returns how many bytes of this kind
     /// are queued.
-    pub(super) fn take(&mut self, node: usize, are_sums: bool, bytes: Bytes) -> usize {
-        let peer = &mut self.peers[node];
+    pub(super) fn take(&mut self, worker_index: usize, are_sums: bool, bytes: Bytes) -> usize {
+        let peer = &mut self.peers[worker_index];
         let queue = match are_sums {
             true => &mut peer.sums,
             false => &mut peer.parts,
@@ -71,14 +71,15 @@ impl Direct {
     }
 
     /// Advances the calls as far as the received bytes allow.
-    pub(super) fn advance(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
-        self.reduce_own(calls, outgoing);
+    pub(super) fn advance(&mut self, calls: &mut Calls, send_queues: &mut SendQueues) {
+        self.reduce_own(calls, send_queues);
         self.gather(calls);
     }
 
     /// All direct calls before this number are over.
     pub(super) fn over(&self) -> u64 {
-        let gathering = others(self.me, self.peers.len()).map(|node| self.peers[node].gathering);
+        let gathering = others(self.me, self.peers.len())
+            .map(|worker_index| self.peers[worker_index].gathering);
         gathering.fold(self.reducing, u64::min)
     }
 
@@ -87,22 +88,22 @@ impl Direct {
     /// and only it knows whose.
     pub(super) fn late(&self, first: u64) -> (Vec<usize>, bool) {
         let is_reducing = self.reducing == first;
-        let is_late = |node: &usize| match is_reducing {
-            true => self.peers[*node].parts.len() == 0,
-            false => self.peers[*node].gathering == first,
+        let is_late = |worker_index: &usize| match is_reducing {
+            true => self.peers[*worker_index].parts.len() == 0,
+            false => self.peers[*worker_index].gathering == first,
         };
         let late = others(self.me, self.peers.len()).filter(is_late);
         (late.collect(), is_reducing)
     }
 
     /// Reduces this worker's slices as far as parts from all workers have been received.
-    fn reduce_own(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
-        let nodes = self.peers.len();
+    fn reduce_own(&mut self, calls: &mut Calls, send_queues: &mut SendQueues) {
+        let workers_ = self.peers.len();
         while self.reducing < calls.decided() {
             if let Some(running) = calls.running(self.reducing)
-                && running.way == Way::Direct
+                && running.route == Route::Direct
             {
-                let slice = running.slice(self.me, nodes);
+                let slice = running.slice(self.me, workers_);
                 while self.reduced < slice.len() {
                     let left = slice.start + self.reduced..slice.end;
                     let Some(sum) = self.sum(running, left.clone()) else {
@@ -110,8 +111,8 @@ impl Direct {
                     };
                     self.reduced += sum.len();
                     running.put(left.start, &sum);
-                    for node in others(self.me, nodes) {
-                        outgoing.push(node, PieceKind::Sum, sum.clone());
+                    for worker_index in others(self.me, workers_) {
+                        send_queues.push(worker_index, PieceKind::Sum, sum.clone());
                     }
                 }
             }
@@ -122,40 +123,40 @@ impl Direct {
 
     /// The next bytes of the sum, for the `left` range of this worker's slice.
     fn sum(&mut self, running: &Running, left: std::ops::Range<usize>) -> Option<Bytes> {
-        let (me, nodes) = (self.me, self.peers.len());
+        let (me, workers_) = (self.me, self.peers.len());
         let element = running.element.bytes();
         let mut count = left.len().min(PIECE_BYTES);
-        for node in others(me, nodes) {
-            count = count.min(self.peers[node].parts.front(element).len());
+        for worker_index in others(me, workers_) {
+            count = count.min(self.peers[worker_index].parts.front(element).len());
         }
         let count = count / element * element;
         if count == 0 {
             return None;
         }
         let own = &running.own[left.start..left.start + count];
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(nodes);
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(workers_);
         parts.push(own);
         let (before, after) = self.peers.split_at_mut(me);
         for peer in after.iter_mut().skip(1).chain(before) {
             parts.push(&peer.parts.front(element)[..count]);
         }
         let sum = running.sum(&parts, true);
-        for node in others(me, nodes) {
-            self.peers[node].parts.advance(count);
+        for worker_index in others(me, workers_) {
+            self.peers[worker_index].parts.advance(count);
         }
         Some(sum)
     }
 
     /// Copies slices that other workers have reduced into the results.
     fn gather(&mut self, calls: &mut Calls) {
-        let nodes = self.peers.len();
-        for node in others(self.me, nodes) {
-            let peer = &mut self.peers[node];
+        let workers_ = self.peers.len();
+        for worker_index in others(self.me, workers_) {
+            let peer = &mut self.peers[worker_index];
             while peer.gathering < calls.decided() {
                 if let Some(running) = calls.running(peer.gathering)
-                    && running.way == Way::Direct
+                    && running.route == Route::Direct
                 {
-                    let slice = running.slice(node, nodes);
+                    let slice = running.slice(worker_index, workers_);
                     while peer.gathered < slice.len() && peer.sums.len() > 0 {
                         let sums = peer.sums.take(slice.len() - peer.gathered);
                         running.put(slice.start + peer.gathered, &sums);
@@ -172,6 +173,6 @@ impl Direct {
     }
 }
 
-fn others(me: usize, nodes: usize) -> impl Iterator<Item = usize> {
-    (0..nodes).filter(move |node| *node != me)
+fn others(me: usize, workers_: usize) -> impl Iterator<Item = usize> {
+    (0..workers_).filter(move |worker_index| *worker_index != me)
 }

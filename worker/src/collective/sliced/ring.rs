@@ -18,16 +18,16 @@ use bytes::Bytes;
 use tensord_proto::v1::PieceKind;
 
 use super::{
-    calls::{Calls, Running, Way},
-    outgoing::{Outgoing, PIECE_BYTES},
+    calls::{Calls, Route, Running},
     queue::ByteQueue,
+    send_queues::{PIECE_BYTES, SendQueues},
 };
 
 /// What has been received from the worker before `me` in the ring.
 #[derive(Debug)]
 pub(super) struct Ring {
     me: usize,
-    nodes: usize,
+    workers_: usize,
     incoming: ByteQueue,
     /// The first call that is not over in this ring, whether this worker's slice of it was
     /// queued, how many of its slices were received, and how many bytes of the next one.
@@ -38,10 +38,10 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(me: usize, nodes: usize) -> Self {
+    pub(super) fn new(me: usize, workers_: usize) -> Self {
         Self {
             me,
-            nodes,
+            workers_,
             incoming: ByteQueue::default(),
             call: 0,
             has_begun: false,
@@ -52,12 +52,12 @@ impl Ring {
 
     /// The worker that sends to this one.
     pub(super) fn previous(&self) -> usize {
-        (self.me + self.nodes - 1) % self.nodes
+        (self.me + self.workers_ - 1) % self.workers_
     }
 
     /// The worker that this one sends to.
     fn next(&self) -> usize {
-        (self.me + 1) % self.nodes
+        (self.me + 1) % self.workers_
     }
 
     /// Queues what the worker before has sent. Returns how many bytes are queued.
@@ -72,11 +72,11 @@ impl Ring {
     }
 
     /// Advances the calls as far as the received bytes allow.
-    pub(super) fn advance(&mut self, calls: &mut Calls, outgoing: &mut Outgoing) {
+    pub(super) fn advance(&mut self, calls: &mut Calls, send_queues: &mut SendQueues) {
         while self.call < calls.decided() {
             if let Some(running) = calls.running(self.call)
-                && running.way == Way::Ring
-                && !self.pass(running, outgoing)
+                && running.route == Route::Ring
+                && !self.pass(running, send_queues)
             {
                 return;
             }
@@ -86,18 +86,18 @@ impl Ring {
 
     /// Adds to the received slices of a call and passes them on. Returns whether the call
     /// is over.
-    fn pass(&mut self, running: &mut Running, outgoing: &mut Outgoing) -> bool {
+    fn pass(&mut self, running: &mut Running, send_queues: &mut SendQueues) -> bool {
         if !std::mem::replace(&mut self.has_begun, true) {
             // This follows the last slice of the previous call, as one stream carries
             // both.
-            let own = running.own.slice(running.slice(self.me, self.nodes));
-            outgoing.push(self.next(), PieceKind::Ring, own);
+            let own = running.own.slice(running.slice(self.me, self.workers_));
+            send_queues.push(self.next(), PieceKind::Ring, own);
         }
-        let all = 2 * (self.nodes - 1);
+        let all = 2 * (self.workers_ - 1);
         while self.slices < all {
             // Slices come in the order in which the worker before sends them.
-            let whose = (self.previous() + 2 * self.nodes - self.slices) % self.nodes;
-            let slice = running.slice(whose, self.nodes);
+            let whose = (self.previous() + 2 * self.workers_ - self.slices) % self.workers_;
+            let slice = running.slice(whose, self.workers_);
             while self.bytes < slice.len() {
                 let at = slice.start + self.bytes;
                 let Some(bytes) = self.next_bytes(running, at, slice.end) else {
@@ -105,11 +105,11 @@ impl Ring {
                 };
                 self.bytes += bytes.len();
                 // All parts are in these bytes: the last was added here or before.
-                if self.slices + 2 >= self.nodes {
+                if self.slices + 2 >= self.workers_ {
                     running.put(at, &bytes);
                 }
                 if self.slices + 1 < all {
-                    outgoing.push(self.next(), PieceKind::Ring, bytes);
+                    send_queues.push(self.next(), PieceKind::Ring, bytes);
                 }
             }
             self.bytes = 0;
@@ -129,10 +129,10 @@ impl Ring {
             return None;
         }
         let bytes = self.incoming.take(count);
-        if self.slices + 1 >= self.nodes {
+        if self.slices + 1 >= self.workers_ {
             return Some(bytes);
         }
         let own = &running.own[at..at + count];
-        Some(running.sum(&[&bytes, own], self.slices + 2 == self.nodes))
+        Some(running.sum(&[&bytes, own], self.slices + 2 == self.workers_))
     }
 }

@@ -88,10 +88,10 @@ fn named(device_type: DeviceType, index: usize) -> WgpuDeviceKind {
 
 fn driver(info: &AdapterInfo) -> String {
     let words = [info.driver.as_str(), info.driver_info.as_str()];
-    let told: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
-    match told.is_empty() {
+    let parts: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
+    match parts.is_empty() {
         true => format!("{:?}", info.backend),
-        false => told.join(" "),
+        false => parts.join(" "),
     }
 }
 

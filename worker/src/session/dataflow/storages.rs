@@ -22,7 +22,7 @@ use super::{
 use crate::backend::StorageInfo;
 
 /// Says which storage a tensor uses, if the backend can tell.
-pub(crate) type Look<'a> = &'a mut dyn FnMut(&TensorIr) -> Option<StorageInfo>;
+pub(crate) type StorageLookup<'a> = &'a mut dyn FnMut(&TensorIr) -> Option<StorageInfo>;
 
 /// Tensors of an op that are searched for the storage of an output. Views have one
 /// input; beyond it an output is charged for a storage of its own.
@@ -34,7 +34,7 @@ const LOOK_BYTES: u64 = 64 << 10;
 
 /// Whether an op's outputs may use the storages of its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shares {
+pub(super) enum Aliasing {
     /// Each has one of its own, of its size.
     No,
     /// An input that it consumes may be reused, and may be larger, or used by others.
@@ -70,8 +70,8 @@ impl Dataflow {
     pub(super) fn note_sources(&mut self, op: &OperationIr, inputs: &Inputs, least_bytes: u64) {
         let is_much_smaller = inputs.largest_bytes >= least_bytes.saturating_add(LOOK_BYTES);
         self.shares = match may_view(op) {
-            true => Shares::View,
-            false if inputs.irregular || is_much_smaller => Shares::InPlace,
+            true => Aliasing::View,
+            false if inputs.irregular || is_much_smaller => Aliasing::InPlace,
             false => return,
         };
         self.sources.clear();
@@ -80,7 +80,7 @@ impl Dataflow {
 
     /// Counts the storages that the outputs of the op at hand use in the place of what
     /// was taken for them.
-    pub(super) fn settle_storages(&mut self, look: Look<'_>) {
+    pub(super) fn settle_storages(&mut self, look: StorageLookup<'_>) {
         for at in 0..self.made.len() {
             let Some(info) = look(&self.made[at].0) else {
                 self.keep_source(at);
@@ -103,7 +103,7 @@ impl Dataflow {
     fn storage_among_sources(
         &mut self,
         info: &StorageInfo,
-        look: Look<'_>,
+        look: StorageLookup<'_>,
     ) -> Option<Arc<Storage>> {
         let consumed = &self.consumed;
         self.sources.iter().find_map(|source| {
@@ -123,7 +123,7 @@ impl Dataflow {
         &mut self,
         at: usize,
         info: &StorageInfo,
-        look: Look<'_>,
+        look: StorageLookup<'_>,
     ) -> Option<Arc<Storage>> {
         if !info.is_shared {
             return None;
@@ -145,7 +145,7 @@ impl Dataflow {
             let in_place = is_last_use
                 && kept.is_shared()
                 && out_bytes <= tensor_bytes(&source.shape, source.dtype);
-            if self.shares == Shares::View || in_place {
+            if self.shares == Aliasing::View || in_place {
                 return self.account.view_of(holding, kept, is_last_use);
             }
         }
@@ -157,7 +157,7 @@ impl Dataflow {
         &mut self,
         id: TensorId,
         source: TensorId,
-        look: Look<'_>,
+        look: StorageLookup<'_>,
     ) -> Result<(), Refusal> {
         match self.tensors.get(&source) {
             Some(Slot::Live { .. }) => {}
@@ -194,7 +194,7 @@ impl Dataflow {
 
     /// The storage of a tensor with a value, for an answer that uses it: charged until
     /// the answer is gone, too. `look` is as for [`finish`](Self::finish).
-    pub(crate) fn hold(&mut self, id: TensorId, look: Look<'_>) -> Option<Arc<Storage>> {
+    pub(crate) fn hold(&mut self, id: TensorId, look: StorageLookup<'_>) -> Option<Arc<Storage>> {
         let Some(Slot::Live {
             shape,
             dtype,
@@ -215,7 +215,7 @@ fn storage_id(
     shape: &Shape,
     dtype: DType,
     holding: &Holding,
-    look: Look<'_>,
+    look: StorageLookup<'_>,
 ) -> usize {
     if holding.is_shared() {
         return 0;

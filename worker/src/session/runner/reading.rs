@@ -23,7 +23,7 @@ use tensord_proto::{
 
 use super::{
     super::dataflow::{Refusal, Storage},
-    Blame, Reply, Runner, panic_text,
+    FaultContext, Reply, Runner, panic_text,
 };
 use crate::memory::SessionMemory;
 
@@ -40,7 +40,7 @@ pub(super) enum Begun {
 
 /// What an answer holds of the session's memory.
 #[expect(dead_code, reason = "held for what happens when it is dropped")]
-pub(super) enum Held {
+pub(super) enum AnswerMemory {
     /// The storage that it shares with a tensor.
     Storage(Arc<Storage>),
     /// What was taken for a copy.
@@ -50,7 +50,7 @@ pub(super) enum Held {
 /// The bytes of an answer with what they hold.
 struct Charged {
     bytes: bytes::Bytes,
-    _held: Held,
+    _held: AnswerMemory,
 }
 
 impl AsRef<[u8]> for Charged {
@@ -65,7 +65,7 @@ impl Runner {
             request,
             result: Err(fault),
         };
-        let about = self.blame("Read");
+        let about = self.fault_context("Read");
         if let Err(refusal) = self.flow.check(&tensor) {
             self.flow.release(&tensor);
             return failed(self.refused(refusal, &about));
@@ -77,7 +77,7 @@ impl Runner {
             Ok(held) => self.begin_read(tensor, held, &about),
             Err(refusal) => {
                 if tensor.status == TensorStatus::ReadWrite {
-                    self.engine.forget(tensor);
+                    self.backend.forget(tensor);
                 }
                 return failed(self.refused(refusal, &about));
             }
@@ -98,7 +98,7 @@ impl Runner {
         }
     }
 
-    fn refused(&mut self, refusal: Refusal, about: &Blame) -> Arc<Fault> {
+    fn refused(&mut self, refusal: Refusal, about: &FaultContext) -> Arc<Fault> {
         let fault = match refusal {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => about.fault(kind, reason),
@@ -110,13 +110,13 @@ impl Runner {
     pub(super) fn begin_read(
         &mut self,
         tensor: TensorIr,
-        held: Option<Held>,
-        about: &Blame,
+        held: Option<AnswerMemory>,
+        about: &FaultContext,
     ) -> Result<Begun, Arc<Fault>> {
         self.at_hand.begin(self.op_number, "Read".into());
-        let engine = &mut self.engine;
+        let backend = &mut self.backend;
         let started = catch_unwind(AssertUnwindSafe(|| {
-            let mut read = engine.read(tensor);
+            let mut read = backend.read(tensor);
             match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(value) => Begun::Value(value),
                 Poll::Pending => Begun::Later(read),
@@ -131,35 +131,35 @@ impl Runner {
 
     /// What the value of `tensor` holds until it is sent. Small ones are copied into the
     /// frame that answers, which is bounded with all answers.
-    pub(super) fn hold(&mut self, tensor: &TensorIr) -> Result<Option<Held>, Refusal> {
+    pub(super) fn hold(&mut self, tensor: &TensorIr) -> Result<Option<AnswerMemory>, Refusal> {
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
-        if bytes <= INLINE_BYTES || !self.engine.is_in_host_memory() {
+        if bytes <= INLINE_BYTES || !self.backend.is_in_host_memory() {
             return Ok(None);
         }
-        let engine = &mut self.engine;
-        if engine.is_at_hand(tensor) {
-            let storage = self.flow.hold(tensor.id, &mut |t| engine.storage(t));
-            return Ok(storage.map(Held::Storage));
+        let backend = &mut self.backend;
+        if backend.is_at_hand(tensor) {
+            let storage = self.flow.hold(tensor.id, &mut |t| backend.storage(t));
+            return Ok(storage.map(AnswerMemory::Storage));
         }
         let copy = self.flow.reserve(bytes as u64)?;
-        Ok(Some(Held::Copy(copy)))
+        Ok(Some(AnswerMemory::Copy(copy)))
     }
 
     /// Whether there is nothing to do before `tensors` are read, and to read them is
     /// nothing either.
     pub(crate) fn has_at_hand(&mut self, tensors: &[TensorIr]) -> bool {
-        let rests = self.plans.is_empty() && self.aside.is_empty() && self.awaited.is_empty();
+        let rests = self.plans.is_empty() && self.deferred.is_empty() && self.awaited.is_empty();
         let bytes = tensors.iter().try_fold(0usize, |sum, tensor| {
             sum.checked_add(tensor_bytes(&tensor.shape, tensor.dtype)?)
         });
-        let (flow, engine) = (&self.flow, &mut self.engine);
-        let is_at_hand = |tensor: &TensorIr| flow.is_live(tensor.id) && engine.is_at_hand(tensor);
+        let (flow, backend) = (&self.flow, &mut self.backend);
+        let is_at_hand = |tensor: &TensorIr| flow.is_live(tensor.id) && backend.is_at_hand(tensor);
         rests && bytes.is_some_and(|bytes| bytes <= AT_HAND_BYTES) && tensors.iter().all(is_at_hand)
     }
 }
 
 /// The value with what it holds.
-fn charged(data: TensorData, held: Option<Held>) -> TensorData {
+fn charged(data: TensorData, held: Option<AnswerMemory>) -> TensorData {
     let Some(held) = held else {
         return data;
     };

@@ -17,7 +17,7 @@ use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr, TensorSta
 use bytes::Bytes;
 use tensord_proto::codec::CodecError;
 
-use super::{Reply, Runner, Work, together};
+use super::{Reply, Runner, Work, collective_requests};
 
 /// Ops that are decoded ahead, about: several steps of a small model, or the
 /// backward pass of a large one, at some hundred bytes each.
@@ -51,12 +51,12 @@ pub(super) enum Plan {
 
 /// A piece of work that is its turn, or was and is put aside.
 pub(super) struct Task {
-    what: What,
+    what: TaskKind,
     /// Its number among the session's ops, or that of the op before it.
     number: u64,
 }
 
-enum What {
+enum TaskKind {
     Op(Box<OperationIr>),
     Other(Work),
 }
@@ -66,23 +66,23 @@ impl Task {
     pub(super) fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
         let mut one = |tensor: &TensorIr| visit(tensor.id, takes_away(tensor));
         match &self.what {
-            What::Op(op) => match &**op {
+            TaskKind::Op(op) => match &**op {
                 OperationIr::Drop(tensor) => visit(tensor.id, true),
                 op => op.inputs().for_each(one),
             },
-            What::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => one(tensor),
-            What::Other(Work::Alias { source, .. }) => visit(*source, false),
-            What::Other(_) => {}
+            TaskKind::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => one(tensor),
+            TaskKind::Other(Work::Alias { source, .. }) => visit(*source, false),
+            TaskKind::Other(_) => {}
         }
     }
 
     /// Visits the tensors that it makes.
     pub(super) fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
         match &self.what {
-            What::Op(op) => op.outputs().for_each(|out| visit(out.id)),
-            What::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
-            What::Other(Work::Take { out, .. }) => visit(out.id),
-            What::Other(_) => {}
+            TaskKind::Op(op) => op.outputs().for_each(|out| visit(out.id)),
+            TaskKind::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
+            TaskKind::Other(Work::Take { out, .. }) => visit(out.id),
+            TaskKind::Other(_) => {}
         }
     }
 }
@@ -142,8 +142,8 @@ impl Runner {
 
     /// Whether the next step may have something to tell the client.
     pub(crate) fn replies_next(&self) -> bool {
-        match self.aside.peek_ready() {
-            Some(task) => matches!(task.what, What::Other(_)),
+        match self.deferred.peek_ready() {
+            Some(task) => matches!(task.what, TaskKind::Other(_)),
             None => matches!(self.plans.front(), Some((Plan::Other(_), _))),
         }
     }
@@ -156,7 +156,7 @@ impl Runner {
         if let Some(step) = self.go_on() {
             return Ok(step);
         }
-        if self.aside.len() >= ASIDE || self.awaits_too_much() {
+        if self.deferred.len() >= ASIDE || self.awaits_too_much() {
             self.urgent = true;
             return Ok(Step::NeedsArrival);
         }
@@ -188,11 +188,11 @@ impl Runner {
                     Work::Poison { .. } | Work::Alias { .. } | Work::Take { .. }
                 );
                 self.ops_seen += u64::from(is_op);
-                let (what, number) = (What::Other(work), self.ops_seen);
+                let (what, number) = (TaskKind::Other(work), self.ops_seen);
                 Ok(self.turn_of(Task { what, number }, credit))
             }
             // What it left behind is done first.
-            Plan::Close if self.aside.is_empty() => Ok(Step::Closed),
+            Plan::Close if self.deferred.is_empty() => Ok(Step::Closed),
             Plan::Close => Ok(Step::NeedsArrival),
         }
     }
@@ -212,13 +212,13 @@ impl Runner {
                 self.op_number = number;
                 self.init(init.out.clone())?
             }
-            _ if self.aside.is_empty() && !is_all_reduce(&op) && !self.flow.must_wait(&op) => {
+            _ if self.deferred.is_empty() && !is_all_reduce(&op) && !self.flow.must_wait(&op) => {
                 self.op_number = number;
                 self.run_op(op);
                 Step::Ran(0, None)
             }
             _ => {
-                let what = What::Op(op);
+                let what = TaskKind::Op(op);
                 return Ok(self.turn_of(Task { what, number }, 0));
             }
         };
@@ -228,38 +228,38 @@ impl Runner {
 
     /// Goes on with what was put aside and waits for nothing any more.
     fn go_on(&mut self) -> Option<Step> {
-        if self.aside.is_empty() {
+        if self.deferred.is_empty() {
             return None;
         }
-        if let Some((number, task)) = self.aside.next_ready() {
+        if let Some((number, task)) = self.deferred.next_ready() {
             if self.must_wait(&task) {
                 let (behind, flow) = (self.goes_behind(&task), &self.flow);
                 let on_the_way = |id| flow.is_pending(id);
-                self.aside.put_back(number, task, behind, on_the_way);
+                self.deferred.put_back(number, task, behind, on_the_way);
                 return Some(Step::Ran(0, None));
             }
             let reply = self.carry_out_task(task);
-            self.aside.done(number);
+            self.deferred.done(number);
             return Some(Step::Ran(0, reply));
         }
         let awaited = &self.awaited;
-        let is_over = |op_number| !together::awaits_from_before(awaited, op_number);
-        let (op_number, request) = self.aside.next_sync(is_over)?;
+        let is_over = |op_number| !collective_requests::awaits_from_before(awaited, op_number);
+        let (op_number, request) = self.deferred.next_sync(is_over)?;
         self.op_number = op_number;
         Some(Step::Ran(0, Some(self.sync(request))))
     }
 
     /// Carries `task` out, or puts it aside.
     fn turn_of(&mut self, task: Task, credit: usize) -> Step {
-        if let What::Other(Work::Sync { request }) = task.what {
+        if let TaskKind::Other(Work::Sync { request }) = task.what {
             self.urgent = true;
-            self.aside.put_sync(task.number, request);
+            self.deferred.put_sync(task.number, request);
             return Step::Ran(credit, None);
         }
-        if self.aside.holds_up(&task) || self.must_wait(&task) {
+        if self.deferred.must_follow(&task) || self.must_wait(&task) {
             self.urgent = true;
             let (behind, flow) = (self.goes_behind(&task), &self.flow);
-            self.aside.put(task, behind, |id| flow.is_pending(id));
+            self.deferred.put(task, behind, |id| flow.is_pending(id));
             return Step::Ran(credit, None);
         }
         let reply = self.carry_out_task(task);
@@ -269,11 +269,11 @@ impl Runner {
     fn carry_out_task(&mut self, task: Task) -> Option<Reply> {
         self.op_number = task.number;
         let reply = match task.what {
-            What::Op(op) => {
+            TaskKind::Op(op) => {
                 self.run_op(op);
                 None
             }
-            What::Other(work) => self.carry_out(work),
+            TaskKind::Other(work) => self.carry_out(work),
         };
         self.begin_early();
         reply
@@ -282,20 +282,22 @@ impl Runner {
     /// Whether `task` needs a value that is on the way, or another to begin first.
     fn must_wait(&self, task: &Task) -> bool {
         match &task.what {
-            What::Op(op) => self.flow.must_wait(op) || self.goes_behind(task).is_some(),
-            What::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => {
+            TaskKind::Op(op) => self.flow.must_wait(op) || self.goes_behind(task).is_some(),
+            TaskKind::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => {
                 self.flow.is_pending(tensor.id)
             }
-            What::Other(Work::Alias { source, .. }) => self.flow.is_pending(*source),
-            What::Other(_) => false,
+            TaskKind::Other(Work::Alias { source, .. }) => self.flow.is_pending(*source),
+            TaskKind::Other(_) => false,
         }
     }
 
     /// The tensor of the all-reduce that begins before this one.
     fn goes_behind(&self, task: &Task) -> Option<TensorId> {
         match &task.what {
-            What::Op(op) => together::all_reduce(op).and_then(|op| self.one_before(op)),
-            What::Other(_) => None,
+            TaskKind::Op(op) => {
+                collective_requests::all_reduce(op).and_then(|op| self.one_before(op))
+            }
+            TaskKind::Other(_) => None,
         }
     }
 }

@@ -15,7 +15,7 @@ use tensord_proto::{bulk::INLINE_BYTES, codec::tensor_bytes, ids::WorkerId, v1};
 
 use super::{super::dataflow::NAME_BYTES, *};
 use crate::{
-    at_hand::Signals, backend::BurnDevice, collective::Roster, custom::CustomOps,
+    at_hand::Signals, backend::BurnDevice, collective::LeaseMembers, custom::CustomOps,
     memory::DeviceMemory,
 };
 
@@ -98,20 +98,20 @@ struct Program {
 impl Program {
     fn new() -> Self {
         let device = DeviceMemory::new(CAPACITY);
-        let engine = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).open();
+        let backend = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).open();
         let share = v1::LeaseShare {
             worker_id: 1,
             ..v1::LeaseShare::default()
         };
-        let together = Together {
-            roster: Roster::new(vec![share], WorkerId(1)).into(),
-            place: 0,
+        let membership = LeaseMembership {
+            lease_members: LeaseMembers::new(vec![share], WorkerId(1)).into(),
+            lease_rank: 0,
             bucket_bytes: Arc::default(),
         };
         let uploads = Uploads::new(0, Vec::new());
         let signals = Signals::new("here".into(), Duration::from_secs(60), Arc::default());
         let hand = AtHand::new(signals);
-        let runner = Runner::new(engine, device.open(), hand, 1, uploads, together);
+        let runner = Runner::new(backend, device.open(), hand, 1, uploads, membership);
         Self {
             runner,
             device,
@@ -337,8 +337,8 @@ impl Program {
     fn read(&mut self, at: usize, last: bool) -> Option<()> {
         let tensor = self.pick(at, last)?;
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap();
-        let is_whole = self.runner.engine.is_at_hand(&tensor);
-        let storage = self.runner.engine.storage(&tensor).unwrap();
+        let is_whole = self.runner.backend.is_at_hand(&tensor);
+        let storage = self.runner.backend.storage(&tensor).unwrap();
         let Reply::Value { result, .. } = self.runner.read(1, tensor) else {
             panic!("Flex has its values at hand");
         };
@@ -366,7 +366,7 @@ impl Program {
         let names = (self.live.len() + self.poisoned.len()) as u64;
         let mut storages = HashMap::new();
         for tensor in &self.live {
-            let storage = self.runner.engine.storage(tensor).unwrap();
+            let storage = self.runner.backend.storage(tensor).unwrap();
             storages.insert(storage.id, storage.bytes);
         }
         let mut copies = 0;

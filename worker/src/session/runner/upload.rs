@@ -64,8 +64,8 @@ impl Runner {
         self.flow.name_new(out.id, &mut memory)?;
         let data = source.into_data(out)?;
         self.at_hand.begin(self.op_number, "Upload".into());
-        let engine = &mut self.engine;
-        catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))
+        let backend = &mut self.backend;
+        catch_unwind(AssertUnwindSafe(|| backend.upload(out.id, data)))
             .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))?;
         self.flow
             .insert(out.id, out.shape.clone(), out.dtype, memory);

@@ -48,7 +48,7 @@ impl Runner {
     /// value and the backend can say.
     pub(crate) fn made(&mut self, tensor: &TensorIr) -> Option<(Shape, DType)> {
         match self.flow.is_live(tensor.id) {
-            true => self.engine.made(tensor),
+            true => self.backend.made(tensor),
             false => None,
         }
     }

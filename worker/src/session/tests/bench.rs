@@ -24,7 +24,7 @@ use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
     at_hand::Signals,
     backend::BurnDevice,
-    collective::{Roster, Settings},
+    collective::{LeaseMembers, Settings},
     custom::CustomOps,
 };
 
@@ -74,7 +74,7 @@ impl Bench {
             .build()
             .unwrap();
         let memory = DeviceMemory::new(CAPACITY);
-        let site = Site {
+        let device_context = DeviceContext {
             device,
             memory: memory.clone(),
             queue: queue.clone(),
@@ -102,9 +102,9 @@ impl Bench {
             worker: "bench".into(),
             ..v1::LeaseShare::default()
         };
-        let roster = Roster::new(vec![share(0), share(1)], WorkerId(1));
-        let cohort = Cohort::new(1, LeaseId(1), roster, Bytes::new(), settings);
-        let session = Session::new(SessionId(1), grant, 7, site, cohort).unwrap();
+        let lease_members = LeaseMembers::new(vec![share(0), share(1)], WorkerId(1));
+        let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);
+        let session = Session::new(SessionId(1), grant, 7, device_context, cohort).unwrap();
         let mut bench = Self {
             session,
             queue,
@@ -165,7 +165,7 @@ impl Bench {
     }
 
     /// Carries frames from the client, at most `count`.
-    pub(super) fn carry(&mut self, count: usize) -> Result<(), IntakeError> {
+    pub(super) fn carry(&mut self, count: usize) -> Result<(), InboundError> {
         for _ in 0..count {
             let Some(parts) = self.client.next_to_send() else {
                 break;
@@ -216,7 +216,7 @@ impl Bench {
     /// Whether the writer was told since this was asked last.
     pub(super) fn was_told(&self) -> bool {
         let mut context = Context::from_waker(Waker::noop());
-        let told = pin!(self.session.news(Track::Ops)).poll(&mut context);
+        let told = pin!(self.session.writer_woken(Track::Ops)).poll(&mut context);
         told.is_ready()
     }
 
@@ -226,7 +226,7 @@ impl Bench {
             (Track::Ops, self.connection, &mut self.client),
             (Track::Bulk, self.bulk_connection, &mut self.bulk),
         ] {
-            while let Outgoing::Frames(frames) = self.session.next_to_send(track, connection) {
+            while let NextFrames::Frames(frames) = self.session.next_to_send(track, connection) {
                 for parts in frames {
                     let heard = client.receive(parts.concat().into()).unwrap();
                     self.answers.extend(heard.map(|(body, _)| body));

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::{
-    backend::{BurnDevice, Engine, StorageInfo},
+    backend::{BurnDevice, StorageInfo, TensorStore},
     custom::CustomOps,
 };
 
@@ -17,7 +17,7 @@ use crate::{
 struct Slow(Arc<Mutex<VecDeque<oneshot::Sender<()>>>>);
 
 impl Device for Slow {
-    fn open(&self) -> Box<dyn Engine> {
+    fn open(&self) -> Box<dyn TensorStore> {
         Box::new(Self(self.0.clone()))
     }
 
@@ -30,7 +30,7 @@ impl Device for Slow {
     }
 }
 
-impl Engine for Slow {
+impl TensorStore for Slow {
     fn lacks(&self, _custom_op: &str) -> Option<String> {
         None
     }

@@ -9,7 +9,7 @@ use tensord_proto::codec::DeviceProfile;
 
 use super::{bench::OP_TIMEOUT, later::asked, *};
 use crate::{
-    backend::{BurnDevice, Engine, StorageInfo},
+    backend::{BurnDevice, StorageInfo, TensorStore},
     custom::CustomOps,
 };
 
@@ -18,7 +18,7 @@ use crate::{
 struct Stuck(Arc<Mutex<()>>);
 
 impl Device for Stuck {
-    fn open(&self) -> Box<dyn Engine> {
+    fn open(&self) -> Box<dyn TensorStore> {
         Box::new(Self(self.0.clone()))
     }
 
@@ -31,7 +31,7 @@ impl Device for Stuck {
     }
 }
 
-impl Engine for Stuck {
+impl TensorStore for Stuck {
     fn lacks(&self, _custom_op: &str) -> Option<String> {
         None
     }

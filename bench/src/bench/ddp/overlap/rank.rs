@@ -55,14 +55,14 @@ impl Rank {
     /// Starts the `rank`-th of `devices`, with a replica of `deep`.
     pub(super) fn start(deep: Deep, rank: usize, devices: &[Device]) -> Self {
         let (turns, taken) = sync_channel::<Turn>(1);
-        let (tell, done) = sync_channel(1);
+        let (update, done) = sync_channel(1);
         let (device, devices) = (devices[rank].clone(), devices.to_vec());
         thread::spawn(move || {
             let mut replica = Replica::new(&deep, device, devices);
             drop(deep);
             // Ends with its handle.
             for turn in taken {
-                if tell.send(replica.step(turn)).is_err() {
+                if update.send(replica.step(turn)).is_err() {
                     return;
                 }
             }

@@ -12,8 +12,8 @@ use tensord_proto::{
 };
 
 use super::{
-    algorithm::{Algorithm, Arrival, Done, Piece, Rank, Say},
-    members::{Members, Roster},
+    algorithm::{Algorithm, Arrival, Done, GroupMessage, Piece, Rank},
+    members::{LeaseMembers, Members},
     sliced::Sliced,
 };
 use crate::locks::lock;
@@ -22,12 +22,12 @@ use crate::locks::lock;
 const REASON_BYTES: usize = 4 << 10;
 
 /// A group at this worker.
-pub(crate) struct Cell {
+pub(crate) struct Group {
     members: Members,
     /// The workers of the group, by number.
-    nodes: Vec<WorkerId>,
+    workers_: Vec<WorkerId>,
     state: Mutex<State>,
-    told: AtomicBool,
+    end_announced: AtomicBool,
 }
 
 struct State {
@@ -41,34 +41,43 @@ struct State {
 pub(crate) struct Changed {
     pub(crate) done: Vec<Done>,
     /// Workers for which messages are pending, and whose links were not notified yet.
-    pub(crate) news_for: Vec<usize>,
+    pub(crate) with_messages: Vec<usize>,
 }
 
-impl Cell {
+impl Group {
     /// The group of `members`.
-    pub(crate) fn new(members: Members, roster: &Roster) -> Self {
-        let mut nodes: Vec<WorkerId> = Vec::new();
+    pub(crate) fn new(members: Members, lease_members: &LeaseMembers) -> Self {
+        let mut workers_: Vec<WorkerId> = Vec::new();
         let mut ranks = Vec::new();
-        for place in members.places() {
-            let worker = roster.worker(*place).unwrap_or(roster.me());
-            let known = nodes.iter().position(|node| *node == worker);
-            let node = known.unwrap_or_else(|| {
-                nodes.push(worker);
-                nodes.len() - 1
+        for lease_rank in members.lease_ranks() {
+            let worker = lease_members
+                .worker(*lease_rank)
+                .unwrap_or(lease_members.me());
+            let known = workers_
+                .iter()
+                .position(|worker_index| *worker_index == worker);
+            let worker_index = known.unwrap_or_else(|| {
+                workers_.push(worker);
+                workers_.len() - 1
             });
-            let place = roster.describe(*place);
-            ranks.push(Rank { node, place });
+            let lease_rank = lease_members.describe(*lease_rank);
+            ranks.push(Rank {
+                worker_index,
+                lease_rank,
+            });
         }
-        let me = nodes.iter().position(|node| *node == roster.me());
+        let me = workers_
+            .iter()
+            .position(|worker_index| *worker_index == lease_members.me());
         let state = State {
-            announced: vec![false; nodes.len()],
+            announced: vec![false; workers_.len()],
             group: open(ranks, me.unwrap_or_default()),
         };
         Self {
             members,
-            nodes,
+            workers_,
             state: Mutex::new(state),
-            told: AtomicBool::new(false),
+            end_announced: AtomicBool::new(false),
         }
     }
 
@@ -76,18 +85,20 @@ impl Cell {
         &self.members
     }
 
-    /// The worker with this number in the group; [`node`](Self::node) is the inverse.
-    pub(crate) fn worker(&self, node: usize) -> WorkerId {
-        self.nodes[node]
+    /// The worker with this number in the group; [`worker_index`](Self::worker_index) is the inverse.
+    pub(crate) fn worker(&self, worker_index: usize) -> WorkerId {
+        self.workers_[worker_index]
     }
 
-    pub(crate) fn node(&self, worker: WorkerId) -> Option<usize> {
-        self.nodes.iter().position(|node| *node == worker)
+    pub(crate) fn worker_index(&self, worker: WorkerId) -> Option<usize> {
+        self.workers_
+            .iter()
+            .position(|worker_index| *worker_index == worker)
     }
 
     /// Whether the end of the group still has to be reported. Returns true once.
-    pub(crate) fn is_news(&self) -> bool {
-        !self.told.swap(true, Ordering::Relaxed)
+    pub(crate) fn announce_end(&self) -> bool {
+        !self.end_announced.swap(true, Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -99,31 +110,40 @@ impl Cell {
         let mut state = self.state();
         let State { group, announced } = &mut *state;
         let changed = change(&mut **group);
-        let mut news_for = Vec::new();
-        for (node, announced) in announced.iter_mut().enumerate() {
-            if !*announced && group.has_news(node) {
+        let mut with_messages = Vec::new();
+        for (worker_index, announced) in announced.iter_mut().enumerate() {
+            if !*announced && group.has_message(worker_index) {
                 *announced = true;
-                news_for.push(node);
+                with_messages.push(worker_index);
             }
         }
         let done = group.take_done();
-        (changed, Changed { done, news_for })
+        (
+            changed,
+            Changed {
+                done,
+                with_messages,
+            },
+        )
     }
 
-    /// The next message for `node`, whether more are pending, and the
-    /// [lead](Algorithm::lead_bytes) of `node` after it.
-    pub(crate) fn next(&self, node: usize) -> (Option<Body>, bool, Option<i64>) {
+    /// The next message for `worker_index`, whether more are pending, and the
+    /// [lead](Algorithm::lead_bytes) of `worker_index` after it.
+    pub(crate) fn next(&self, worker_index: usize) -> (Option<Body>, bool, Option<i64>) {
         let mut state = self.state();
-        let said = state.group.next(node).map(|say| self.body(say));
-        let more = state.group.has_news(node);
-        state.announced[node] = more;
-        (said, more, state.group.lead_bytes(node))
+        let message = state
+            .group
+            .next(worker_index)
+            .map(|message| self.body(message));
+        let more = state.group.has_message(worker_index);
+        state.announced[worker_index] = more;
+        (message, more, state.group.lead_bytes(worker_index))
     }
 
-    fn body(&self, say: Say) -> Body {
-        let group = self.members.places().to_vec();
-        match say {
-            Say::Arrivals(arrivals) => {
+    fn body(&self, message: GroupMessage) -> Body {
+        let group = self.members.lease_ranks().to_vec();
+        match message {
+            GroupMessage::Arrivals(arrivals) => {
                 let arrivals = arrivals.into_iter();
                 let arrivals = arrivals.map(|(rank, arrival)| encode(rank, arrival));
                 Body::Arrivals(v1::Arrivals {
@@ -131,12 +151,12 @@ impl Cell {
                     arrivals: arrivals.collect(),
                 })
             }
-            Say::Piece(Piece { kind, bytes }) => Body::Piece(v1::Piece {
+            GroupMessage::Piece(Piece { kind, bytes }) => Body::Piece(v1::Piece {
                 group,
                 kind: kind.into(),
                 bytes,
             }),
-            Say::Abort(reason) => Body::Abort(v1::Abort {
+            GroupMessage::Abort(reason) => Body::Abort(v1::Abort {
                 group,
                 reason: reason.to_string(),
             }),
@@ -156,7 +176,7 @@ fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
         r#type: Some(encode_type(&arrival.shape, arrival.dtype)),
         mean: arrival.mean,
         ring_bytes: arrival.ring_bytes,
-        fault: arrival.fault.map(|fault| fault.told(REASON_BYTES)),
+        fault: arrival.fault.map(|fault| fault.bounded(REASON_BYTES)),
     }
 }
 

@@ -10,7 +10,7 @@ use burn_std::future::DynFut;
 use super::*;
 use crate::{
     at_hand::Signals,
-    backend::{BurnDevice, Engine, StorageInfo},
+    backend::{BurnDevice, StorageInfo, TensorStore},
     blobs::BlobStore,
     custom::CustomOps,
     memory::DeviceMemory,
@@ -34,7 +34,7 @@ enum Mode {
 struct Moody(Arc<Mutex<Mode>>);
 
 impl Device for Moody {
-    fn open(&self) -> Box<dyn Engine> {
+    fn open(&self) -> Box<dyn TensorStore> {
         Box::new(self.clone())
     }
 
@@ -47,7 +47,7 @@ impl Device for Moody {
     }
 }
 
-impl Engine for Moody {
+impl TensorStore for Moody {
     fn lacks(&self, _custom_op: &str) -> Option<String> {
         None
     }
@@ -99,10 +99,10 @@ fn flex() -> Arc<dyn Device> {
     BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new())
 }
 
-fn unit(device: Arc<dyn Device>) -> Unit {
+fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {
     let executor = Executor::start(0).unwrap();
     let limit = Duration::from_secs(60);
-    let site = Site {
+    let device_context = DeviceContext {
         device,
         memory: DeviceMemory::new(1 << 20),
         queue: executor.queue().clone(),
@@ -112,14 +112,14 @@ fn unit(device: Arc<dyn Device>) -> Unit {
         blobs: BlobStore::new(0),
         kept_bytes: 0,
     };
-    Unit::new(3, executor, site)
+    DeviceSlot::new(3, executor, device_context)
 }
 
 /// Tends to the unit at `now` until it has released the lease or is out of service.
-async fn settled(unit: &Unit, now: Instant) -> Vec<LeaseId> {
+async fn settled(device_slot: &DeviceSlot, now: Instant) -> Vec<LeaseId> {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
-        let outcome = unit.tend(now, &[]);
+        let outcome = device_slot.tend(now, &[]);
         if outcome.has_changed || !outcome.released.is_empty() {
             return outcome.released;
         }
@@ -130,13 +130,13 @@ async fn settled(unit: &Unit, now: Instant) -> Vec<LeaseId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flex_passes_the_test_op_and_is_released() {
-    let unit = unit(flex());
-    unit.open(LEASE).unwrap();
-    unit.end_lease(LEASE, false);
-    assert!(unit.is_ending(LEASE));
-    assert_eq!(settled(&unit, Instant::now()).await, [LEASE]);
-    assert!(!unit.is_ending(LEASE) && unit.out_of_service().is_none());
-    assert_eq!(unit.site.memory.live_bytes(), 0);
+    let device_slot = device_slot(flex());
+    device_slot.open(LEASE).unwrap();
+    device_slot.end_lease(LEASE, false);
+    assert!(device_slot.is_ending(LEASE));
+    assert_eq!(settled(&device_slot, Instant::now()).await, [LEASE]);
+    assert!(!device_slot.is_ending(LEASE) && device_slot.out_of_service().is_none());
+    assert_eq!(device_slot.device_context.memory.live_bytes(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,59 +148,59 @@ async fn a_device_that_fails_is_out_of_service_until_it_works_again() {
     ];
     for (mode, words) in cases {
         let device = Moody::default();
-        let unit = unit(Arc::new(device.clone()));
+        let device_slot = device_slot(Arc::new(device.clone()));
         let now = Instant::now();
-        unit.open(LEASE).unwrap();
+        device_slot.open(LEASE).unwrap();
         *lock(&device.0) = mode;
-        unit.end_lease(LEASE, false);
-        assert_eq!(settled(&unit, now).await, []);
-        let reason = unit.out_of_service().expect("it is out of service");
+        device_slot.end_lease(LEASE, false);
+        assert_eq!(settled(&device_slot, now).await, []);
+        let reason = device_slot.out_of_service().expect("it is out of service");
         assert!(reason.contains(words), "{mode:?}: {reason}");
         assert_eq!(
-            unit.open(LeaseId(8)),
+            device_slot.open(LeaseId(8)),
             Err(format!(
                 "device 3 of this worker is out of service: {reason}"
             ))
         );
-        assert!(unit.is_ending(LEASE), "{mode:?}: it is not released");
+        assert!(device_slot.is_ending(LEASE), "{mode:?}: it is not released");
         *lock(&device.0) = Mode::Right;
         let later = now + Duration::from_secs(10);
-        assert_eq!(settled(&unit, later).await, [LEASE]);
-        assert_eq!(unit.out_of_service(), None);
-        unit.open(LeaseId(8)).unwrap();
+        assert_eq!(settled(&device_slot, later).await, [LEASE]);
+        assert_eq!(device_slot.out_of_service(), None);
+        device_slot.open(LeaseId(8)).unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_fails_in_the_middle_of_a_lease_is_noticed() {
     let device = Moody::default();
-    let unit = unit(Arc::new(device.clone()));
-    unit.open(LEASE).unwrap();
+    let device_slot = device_slot(Arc::new(device.clone()));
+    device_slot.open(LEASE).unwrap();
     *lock(&device.0) = Mode::Dead;
-    unit.site.signals.note_failure();
-    assert_eq!(settled(&unit, Instant::now()).await, []);
-    assert!(unit.out_of_service().is_some());
+    device_slot.device_context.signals.note_failure();
+    assert_eq!(settled(&device_slot, Instant::now()).await, []);
+    assert!(device_slot.out_of_service().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_thread_does_what_the_retired_one_left() {
-    let unit = unit(flex());
+    let device_slot = device_slot(flex());
     let (block, blocked) = std::sync::mpsc::channel::<()>();
     let (done, is_done) = std::sync::mpsc::channel();
-    let queue = &unit.site.queue;
+    let queue = &device_slot.device_context.queue;
     queue.push_task(Box::new(move || {
         // An error is as good: the test is over.
         let _ = blocked.recv();
     }));
-    unit.executor.retire();
+    device_slot.executor.retire();
     queue.push_task(Box::new(move || done.send(()).unwrap()));
-    assert!(unit.executor.has_thread());
+    assert!(device_slot.executor.has_thread());
     drop(block);
     let until = Instant::now() + Duration::from_secs(20);
-    while unit.executor.has_thread() && Instant::now() < until {
+    while device_slot.executor.has_thread() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(!unit.executor.has_thread() && is_done.try_recv().is_err());
-    unit.executor.restart().unwrap();
+    assert!(!device_slot.executor.has_thread() && is_done.try_recv().is_err());
+    device_slot.executor.restart().unwrap();
     is_done.recv_timeout(Duration::from_secs(20)).unwrap();
 }

@@ -21,14 +21,14 @@ use crate::{
     executor::Executor,
     health::{Action, Health, Outcome, Seen},
     locks::lock,
-    session::{Session, Site},
+    session::{DeviceContext, Session},
 };
 
 /// A device with its executor.
-pub(crate) struct Unit {
+pub(crate) struct DeviceSlot {
     index: u32,
     executor: Executor,
-    pub(crate) site: Site,
+    pub(crate) device_context: DeviceContext,
     pub(crate) profile: DeviceProfile,
     reserved: Arc<Reserved>,
     health: Mutex<Health>,
@@ -59,13 +59,13 @@ impl Reserved {
     }
 }
 
-impl Unit {
-    pub(crate) fn new(index: u32, executor: Executor, site: Site) -> Self {
+impl DeviceSlot {
+    pub(crate) fn new(index: u32, executor: Executor, device_context: DeviceContext) -> Self {
         Self {
             index,
             executor,
-            profile: site.device.profile(),
-            site,
+            profile: device_context.device.profile(),
+            device_context,
             reserved: Arc::default(),
             health: Mutex::default(),
             counted: Mutex::default(),
@@ -80,9 +80,9 @@ impl Unit {
 
     /// Has the device looked at in the background.
     pub(crate) fn look_at_memory(&self) {
-        let (reserved, device) = (self.reserved.clone(), self.site.device.clone());
+        let (reserved, device) = (self.reserved.clone(), self.device_context.device.clone());
         let look = move || reserved.look(&*device);
-        self.site.runtime.spawn_blocking(look);
+        self.device_context.runtime.spawn_blocking(look);
     }
 
     /// Notes that a session of `lease` opens.
@@ -109,7 +109,7 @@ impl Unit {
     /// the device now is not to learn of it.
     fn count_for(&self, lease: LeaseId) {
         if lock(&self.counted).replace(lease) != Some(lease) {
-            self.site.ops.store(0, Ordering::Relaxed);
+            self.device_context.ops.store(0, Ordering::Relaxed);
         }
     }
 
@@ -144,9 +144,9 @@ impl Unit {
         let leases = sessions.iter().map(|session| session.grant.lease);
         let seen = Seen {
             sessions: leases.collect::<BTreeSet<_>>(),
-            live_bytes: self.site.memory.live_bytes(),
+            live_bytes: self.device_context.memory.live_bytes(),
             overdue: overdue.into_iter().next(),
-            has_failed: self.site.signals.take_failure(),
+            has_failed: self.device_context.signals.take_failure(),
             has_thread: self.executor.has_thread(),
             answer: lock(&self.answer).clone(),
         };
@@ -182,9 +182,12 @@ impl Unit {
 
     /// Has the executor run a test op, behind all that it has to do.
     fn probe(&self, number: u64) {
-        let (device, runtime) = (self.site.device.clone(), self.site.runtime.clone());
-        let (answer, signals) = (self.answer.clone(), self.site.signals.clone());
-        self.site.queue.push_task(Box::new(move || {
+        let (device, runtime) = (
+            self.device_context.device.clone(),
+            self.device_context.runtime.clone(),
+        );
+        let (answer, signals) = (self.answer.clone(), self.device_context.signals.clone());
+        self.device_context.queue.push_task(Box::new(move || {
             let result = test(&*device, &runtime);
             *lock(&answer) = Some((number, result));
             signals.wake();

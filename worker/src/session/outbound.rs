@@ -23,11 +23,11 @@ const VALUES_PER_FRAME: usize = 256;
 const VALUE_BYTES: usize = 48 << 10;
 
 /// What the writer finds when it asks for the next frames.
-pub(crate) enum Outgoing {
+pub(crate) enum NextFrames {
     /// The parts of frames.
     Frames(Vec<[Bytes; 3]>),
     /// Nothing now; the peer was not told everything, though.
-    News,
+    PendingAck,
     /// Nothing at all.
     Nothing,
     /// The session ended and everything was said and confirmed.
@@ -37,13 +37,13 @@ pub(crate) enum Outgoing {
 }
 
 impl Session {
-    /// Queues an answer; it is sent once the writer is [told](Self::tell).
+    /// Queues an answer; it is sent once the writer is [told](Self::wake_writer).
     pub(super) fn reply(self: &Arc<Self>, reply: Reply) {
         match reply {
-            Reply::Value { request, result } => self.say_value(request, result),
+            Reply::Value { request, result } => self.queue_value(request, result),
             Reply::Synced { request, fault } => {
-                let fault = fault.map(|fault| fault.told(REASON_BYTES));
-                self.say(Body::Synced(Synced {
+                let fault = fault.map(|fault| fault.bounded(REASON_BYTES));
+                self.queue(Body::Synced(Synced {
                     request_id: request,
                     fault,
                 }));
@@ -57,12 +57,12 @@ impl Session {
                 lock(&self.todo).later.begin(bytes);
                 let session = self.clone();
                 // Ends with the device's answer; the session may be gone by then.
-                self.site.runtime.spawn(async move {
+                self.device_context.runtime.spawn(async move {
                     let read = session.in_time(read).await;
                     let result = read.map_err(|e| about.fault(FaultKind::Backend, e.reason()));
                     if !session.has_ended() {
-                        session.say_value(request, result);
-                        session.tell();
+                        session.queue_value(request, result);
+                        session.wake_writer();
                     }
                     lock(&session.todo).later.end(bytes);
                     session.unblock();
@@ -71,14 +71,14 @@ impl Session {
         }
     }
 
-    fn say_value(&self, request_id: u64, result: Result<TensorData, Arc<Fault>>) {
+    fn queue_value(&self, request_id: u64, result: Result<TensorData, Arc<Fault>>) {
         let result = match result {
             Ok(data) => value::Result::Tensor(self.tensor_value(data)),
-            Err(fault) => value::Result::Fault(fault.told(REASON_BYTES)),
+            Err(fault) => value::Result::Fault(fault.bounded(REASON_BYTES)),
         };
         let result = Some(result);
         self.wire(Track::Ops)
-            .say_value(Value { request_id, result });
+            .queue_value(Value { request_id, result });
     }
 
     /// A tensor's value; a large one's bytes go ahead on the track for them, in
@@ -95,7 +95,7 @@ impl Session {
                 if !wire.closing {
                     chunks(bytes).for_each(|chunk| wire.duplex.push(Body::Chunk(chunk)));
                 }
-                self.news_of(Track::Bulk).notify_one();
+                self.writer_wake(Track::Bulk).notify_one();
                 tensor_value::Content::Payload(number)
             }
         };
@@ -105,34 +105,34 @@ impl Session {
         }
     }
 
-    fn say(&self, body: Body) {
-        self.wire(Track::Ops).say(body);
+    fn queue(&self, body: Body) {
+        self.wire(Track::Ops).queue(body);
     }
 
     /// Has the writer send what was said.
-    pub(super) fn tell(&self) {
-        self.news_of(Track::Ops).notify_one();
+    pub(super) fn wake_writer(&self) {
+        self.writer_wake(Track::Ops).notify_one();
     }
 
     /// What `connection`'s writer is to send next.
-    pub(crate) fn next_to_send(&self, track: Track, connection: u64) -> Outgoing {
+    pub(crate) fn next_to_send(&self, track: Track, connection: u64) -> NextFrames {
         let mut wire = self.wire(track);
         if wire.connection != connection {
-            return Outgoing::Replaced;
+            return NextFrames::Replaced;
         }
-        wire.say_values();
+        wire.flush_values();
         let frames = wire.duplex.next_frames();
         if !frames.is_empty() {
-            return Outgoing::Frames(frames);
+            return NextFrames::Frames(frames);
         }
         // Of values, nobody waits for one any more.
         if wire.closing && (track == Track::Bulk || wire.duplex.outbox().is_empty()) {
-            return Outgoing::Done;
+            return NextFrames::Done;
         }
         match wire.duplex.inbox() {
-            inbox if inbox.is_telling_due() => Outgoing::Frames(vec![beat(&mut wire.duplex)]),
-            inbox if inbox.has_news() => Outgoing::News,
-            _ => Outgoing::Nothing,
+            inbox if inbox.is_ack_due() => NextFrames::Frames(vec![beat(&mut wire.duplex)]),
+            inbox if inbox.has_pending_ack() => NextFrames::PendingAck,
+            _ => NextFrames::Nothing,
         }
     }
 
@@ -144,25 +144,25 @@ impl Session {
     }
 
     /// Ends when there may be something to send.
-    pub(crate) async fn news(&self, track: Track) {
-        self.news_of(track).notified().await;
+    pub(crate) async fn writer_woken(&self, track: Track) {
+        self.writer_wake(track).notified().await;
     }
 }
 
 impl Wire {
     /// Says a value, with those that are said next if nothing goes out before.
-    fn say_value(&mut self, value: Value) {
+    fn queue_value(&mut self, value: Value) {
         if self.closing {
             return;
         }
         self.value_bytes += value.encoded_len();
         self.values.push(value);
         if self.values.len() >= VALUES_PER_FRAME || self.value_bytes >= VALUE_BYTES {
-            self.say_values();
+            self.flush_values();
         }
     }
 
-    fn say_values(&mut self) {
+    fn flush_values(&mut self) {
         self.value_bytes = 0;
         if !self.values.is_empty() {
             let values = take(&mut self.values);
@@ -170,9 +170,9 @@ impl Wire {
         }
     }
 
-    pub(super) fn say(&mut self, body: Body) {
+    pub(super) fn queue(&mut self, body: Body) {
         if !self.closing {
-            self.say_values();
+            self.flush_values();
             self.duplex.push(body);
         }
     }

@@ -17,7 +17,7 @@ use super::{
 /// What waits to be passed on. As much as a runner has on the way at most, which is
 /// bounded there.
 #[derive(Default)]
-pub(super) struct Asking {
+pub(super) struct PeerRequests {
     waiting: VecDeque<Request>,
     /// Somebody passes on, and will look here again before it stops.
     busy: bool,
@@ -32,9 +32,9 @@ impl Session {
             return;
         }
         {
-            let mut asking = lock(&self.asking);
-            asking.waiting.extend(requests);
-            if std::mem::replace(&mut asking.busy, true) {
+            let mut peer_requests = lock(&self.peer_requests);
+            peer_requests.waiting.extend(requests);
+            if std::mem::replace(&mut peer_requests.busy, true) {
                 return;
             }
         }
@@ -46,8 +46,8 @@ impl Session {
         loop {
             let (mut ready, mut later) = (Vec::new(), None);
             {
-                let mut asking = lock(&self.asking);
-                while let Some(request) = asking.waiting.pop_front() {
+                let mut peer_requests = lock(&self.peer_requests);
+                while let Some(request) = peer_requests.waiting.pop_front() {
                     match request {
                         Request::Later(request) => {
                             later = Some(request);
@@ -57,14 +57,14 @@ impl Session {
                     }
                 }
                 if ready.is_empty() && later.is_none() {
-                    asking.busy = false;
+                    peer_requests.busy = false;
                     return;
                 }
             }
             self.pass(ready);
             if let Some(later) = later {
                 let session = self.clone();
-                self.site.runtime.spawn(async move {
+                self.device_context.runtime.spawn(async move {
                     let request = session.in_time(later).await;
                     session.pass(vec![request]);
                     session.pass_on();
@@ -89,7 +89,7 @@ impl Session {
             }
         }
         if !calls.is_empty() {
-            self.cohort.call(self.place, calls);
+            self.cohort.call(self.lease_rank, calls);
         }
     }
 }

@@ -23,13 +23,13 @@ const CUT_BYTES: usize = 48 << 10;
 /// Nearly all are ops. They have a list of their own because one is over 600 bytes: it
 /// is moved there, and encoded where it lies.
 #[derive(Debug, Default)]
-pub(super) struct Recorded {
+pub(super) struct OpBuffer {
     ops: Vec<OperationIr>,
     /// All else, with the number of ops before it.
     others: Vec<(usize, Item)>,
 }
 
-impl Recorded {
+impl OpBuffer {
     pub(super) fn op(&mut self, op: OperationIr) {
         self.ops.push(op);
     }
@@ -53,7 +53,7 @@ pub(super) enum Item {
     /// A tensor of bytes from here, and where they are.
     Upload(TensorIr, Vec<Entry>),
     /// A body of its own.
-    Said(Body),
+    Frame(Body),
     /// A body of its own that makes a tensor.
     Made(TensorId, Body),
 }
@@ -61,20 +61,20 @@ pub(super) enum Item {
 /// Encodes what a session recorded. Frames are encoded once, in order: the encoder
 /// remembers what it said.
 #[derive(Default)]
-pub(super) struct Recording {
+pub(super) struct FrameEncoder {
     /// What is at hand; empty in between, and kept for its memory.
-    taken: Recorded,
+    taken: OpBuffer,
     encoder: OpEncoder,
     ops: Vec<u8>,
     contents: Vec<u8>,
     count: u32,
 }
 
-impl Recording {
-    /// Takes what is in `recorded`, and leaves nothing in it.
-    pub(super) fn take(&mut self, recorded: &mut Recorded) {
+impl FrameEncoder {
+    /// Takes what is in `op_buffer`, and leaves nothing in it.
+    pub(super) fn take(&mut self, op_buffer: &mut OpBuffer) {
         assert!(self.taken.is_empty(), "what was taken was not encoded");
-        std::mem::swap(&mut self.taken, recorded);
+        std::mem::swap(&mut self.taken, op_buffer);
     }
 
     /// Makes bodies of what was taken.
@@ -106,7 +106,7 @@ impl Recording {
                 }
                 self.op(&OperationIr::Init(InitOperationIr { out }), bodies);
             }
-            Item::Said(body) => {
+            Item::Frame(body) => {
                 self.cut(bodies);
                 bodies.push(body);
             }

@@ -16,7 +16,7 @@ use tensord_proto::{
 };
 
 use super::{
-    IntakeError,
+    InboundError,
     dataflow::{Refusal, out_of_memory},
     runner::Work,
     uploads::Payload,
@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// Bytes of a client's fault that are kept: of its reason, and of a name in it.
-const TOLD_REASON_BYTES: usize = 1 << 10;
-const TOLD_NAME_BYTES: usize = 128;
+const CLIENT_REASON_BYTES: usize = 1 << 10;
+const CLIENT_NAME_BYTES: usize = 128;
 
 /// What the executor gets.
 pub(crate) enum Item {
@@ -41,7 +41,7 @@ pub(crate) enum Item {
 }
 
 /// Makes work of a body on the track for ops, which took `bytes` of credit.
-pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, IntakeError> {
+pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundError> {
     let work = match body {
         Body::Ops(ops) => Work::Ops {
             count: ops.count,
@@ -51,7 +51,7 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, IntakeError
         Body::Reads(reads) => {
             let count = reads.tensors.len();
             if !(1..=MAX_READS_PER_FRAME).contains(&count) {
-                return Err(IntakeError::Order(format!(
+                return Err(InboundError::Order(format!(
                     "{count} reads in a frame, not 1 to {MAX_READS_PER_FRAME}"
                 )));
             }
@@ -103,21 +103,21 @@ fn bounded(fault: Fault) -> Fault {
         }
     };
     Fault {
-        op_name: cut(fault.op_name, TOLD_NAME_BYTES),
-        worker: cut(fault.worker, TOLD_NAME_BYTES),
-        reason: cut(fault.reason, TOLD_REASON_BYTES),
+        op_name: cut(fault.op_name, CLIENT_NAME_BYTES),
+        worker: cut(fault.worker, CLIENT_NAME_BYTES),
+        reason: cut(fault.reason, CLIENT_REASON_BYTES),
         ..fault
     }
 }
 
-fn capability(bytes: &[u8]) -> Result<Capability, IntakeError> {
+fn capability(bytes: &[u8]) -> Result<Capability, InboundError> {
     let size = bytes.len();
-    let wrong = |_| IntakeError::Order(format!("a capability of {size} bytes, not 16"));
+    let wrong = |_| InboundError::Order(format!("a capability of {size} bytes, not 16"));
     bytes.try_into().map_err(wrong)
 }
 
-fn unexpected() -> IntakeError {
-    IntakeError::Order("a frame that clients do not send on this track".into())
+fn unexpected() -> InboundError {
+    InboundError::Order("a frame that clients do not send on this track".into())
 }
 
 /// Gathers the payloads of the track for bulk bytes.
@@ -143,7 +143,7 @@ impl Payloads {
     }
 
     /// Takes the next body of the track.
-    pub(crate) fn take(&mut self, body: Body) -> Result<Option<Payload>, IntakeError> {
+    pub(crate) fn take(&mut self, body: Body) -> Result<Option<Payload>, InboundError> {
         let chunk = match body {
             Body::Chunk(chunk) => chunk,
             Body::Ping(_) => return Ok(None),
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn of_a_fault_from_the_client_what_is_kept_is_bounded() {
-        let told = |size: usize| {
+        let kept_bytes_of = |size: usize| {
             let fault = Fault {
                 op_number: 7,
                 op_name: "n".repeat(size),
@@ -227,7 +227,7 @@ mod tests {
                 _ => panic!("a fault is work"),
             }
         };
-        let (short, long) = (told(100), told(100_000));
+        let (short, long) = (kept_bytes_of(100), kept_bytes_of(100_000));
         assert_eq!((short.op_name.len(), short.reason.len()), (100, 300));
         assert_eq!(long.op_number, 7);
         assert!(long.op_name.len() < 160 && long.worker.len() < 160);

@@ -13,7 +13,7 @@ pub(super) const PIECE_BYTES: usize = 256 << 10;
 
 /// The pieces queued for each worker of a group.
 #[derive(Debug)]
-pub(super) struct Outgoing(Vec<Peer>);
+pub(super) struct SendQueues(Vec<Peer>);
 
 #[derive(Debug, Default)]
 struct Peer {
@@ -24,24 +24,24 @@ struct Peer {
     in_ring: bool,
 }
 
-impl Outgoing {
-    pub(super) fn new(nodes: usize) -> Self {
-        Self((0..nodes).map(|_| Peer::default()).collect())
+impl SendQueues {
+    pub(super) fn new(workers_: usize) -> Self {
+        Self((0..workers_).map(|_| Peer::default()).collect())
     }
 
-    pub(super) fn push(&mut self, node: usize, kind: PieceKind, bytes: Bytes) {
+    pub(super) fn push(&mut self, worker_index: usize, kind: PieceKind, bytes: Bytes) {
         if !bytes.is_empty() {
-            self.0[node].pieces.push_back(Piece { kind, bytes });
+            self.0[worker_index].pieces.push_back(Piece { kind, bytes });
         }
     }
 
-    pub(super) fn has(&self, node: usize) -> bool {
-        !self.0[node].pieces.is_empty()
+    pub(super) fn has(&self, worker_index: usize) -> bool {
+        !self.0[worker_index].pieces.is_empty()
     }
 
-    /// Takes the next piece for `node`. Small pieces of one kind are joined.
-    pub(super) fn next(&mut self, node: usize) -> Option<Piece> {
-        let peer = &mut self.0[node];
+    /// Takes the next piece for `worker_index`. Small pieces of one kind are joined.
+    pub(super) fn next(&mut self, worker_index: usize) -> Option<Piece> {
+        let peer = &mut self.0[worker_index];
         let Piece { kind, mut bytes } = peer.pieces.pop_front()?;
         if bytes.len() > PIECE_BYTES {
             let bytes = bytes.split_off(PIECE_BYTES);
@@ -67,14 +67,14 @@ impl Outgoing {
         Some(Piece { kind, bytes })
     }
 
-    /// How many bytes more than the other workers on average `node` was sent in the
+    /// How many bytes more than the other workers on average `worker_index` was sent in the
     /// current exchange. `None` if its last piece went round a ring, where the others
     /// are sent nothing.
-    pub(super) fn lead_bytes(&self, node: usize) -> Option<i64> {
+    pub(super) fn lead_bytes(&self, worker_index: usize) -> Option<i64> {
         let sent = |peer: &Peer| peer.sent_bytes as i64;
         let others = self.0.len().max(2) as i64 - 1;
         let mean = self.0.iter().map(sent).sum::<i64>() / others;
-        let peer = &self.0[node];
+        let peer = &self.0[worker_index];
         (!peer.in_ring).then(|| sent(peer) - mean)
     }
 
@@ -89,30 +89,33 @@ mod tests {
 
     #[test]
     fn who_was_sent_more_than_the_others_leads() {
-        let mut outgoing = Outgoing::new(3);
-        for node in [1, 2] {
-            outgoing.push(node, PieceKind::Part, vec![0; PIECE_BYTES].into());
+        let mut send_queues = SendQueues::new(3);
+        for worker_index in [1, 2] {
+            send_queues.push(worker_index, PieceKind::Part, vec![0; PIECE_BYTES].into());
         }
-        outgoing.next(1);
+        send_queues.next(1);
         let piece = PIECE_BYTES as i64;
         assert_eq!(
-            [1, 2].map(|node| outgoing.lead_bytes(node)),
+            [1, 2].map(|worker_index| send_queues.lead_bytes(worker_index)),
             [Some(piece / 2), Some(-piece / 2)]
         );
         // All queues are empty after this, so the counts start again.
-        outgoing.next(2);
-        assert_eq!([1, 2].map(|node| outgoing.lead_bytes(node)), [Some(0); 2]);
-        outgoing.push(1, PieceKind::Ring, vec![0; PIECE_BYTES].into());
-        outgoing.next(1);
+        send_queues.next(2);
         assert_eq!(
-            [1, 2].map(|node| outgoing.lead_bytes(node)),
+            [1, 2].map(|worker_index| send_queues.lead_bytes(worker_index)),
+            [Some(0); 2]
+        );
+        send_queues.push(1, PieceKind::Ring, vec![0; PIECE_BYTES].into());
+        send_queues.next(1);
+        assert_eq!(
+            [1, 2].map(|worker_index| send_queues.lead_bytes(worker_index)),
             [None, Some(0)]
         );
     }
 
     #[test]
     fn bytes_go_out_in_order_in_pieces_of_one_kind() {
-        let mut outgoing = Outgoing::new(2);
+        let mut send_queues = SendQueues::new(2);
         let large = vec![1; PIECE_BYTES + 5];
         for (kind, bytes) in [
             (PieceKind::Part, vec![0; 3]),
@@ -121,10 +124,10 @@ mod tests {
             (PieceKind::Sum, vec![2; 4]),
             (PieceKind::Ring, large.clone()),
         ] {
-            outgoing.push(1, kind, bytes.into());
+            send_queues.push(1, kind, bytes.into());
         }
         let mut next = || {
-            let piece = outgoing.next(1)?;
+            let piece = send_queues.next(1)?;
             Some((piece.kind, piece.bytes.to_vec()))
         };
         assert_eq!(next(), Some((PieceKind::Part, vec![0, 0, 0, 1, 1])));

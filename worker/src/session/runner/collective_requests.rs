@@ -33,11 +33,11 @@ use tensord_proto::{
 
 use super::{
     super::dataflow::{NAME_BYTES, Refusal},
-    Blame, Runner, panic_text,
+    FaultContext, Runner, panic_text,
     reading::Begun,
 };
 use crate::collective::{
-    Arrival, Arrived, Call, Capability, Failure, Members, Offer, Outcome, Roster, Take, Value,
+    Arrival, Arrived, Call, Capability, Failure, LeaseMembers, Members, Offer, Outcome, Take, Value,
 };
 use crate::op_check;
 
@@ -46,15 +46,15 @@ const MAX_AWAITED: usize = 1 << 15;
 
 /// A session's place among those of its lease.
 #[derive(Debug, Clone)]
-pub(crate) struct Together {
-    pub(crate) roster: Arc<Roster>,
-    pub(crate) place: u32,
+pub(crate) struct LeaseMembership {
+    pub(crate) lease_members: Arc<LeaseMembers>,
+    pub(crate) lease_rank: u32,
     /// Bytes of all-reduces from which on they are not held back.
     pub(crate) bucket_bytes: Arc<AtomicUsize>,
 }
 
 /// What a read came to.
-fn valued(data: Result<TensorData, ExecutionError>, about: &Blame) -> Read {
+fn valued(data: Result<TensorData, ExecutionError>, about: &FaultContext) -> Read {
     let data = data.map_err(|e| about.fault(FaultKind::Backend, e.reason()))?;
     Ok(Value {
         shape: data.shape().clone(),
@@ -92,7 +92,7 @@ pub(super) struct Awaited {
     out: Option<(TensorId, u64)>,
     /// What came before then.
     early: Option<Outcome>,
-    about: Blame,
+    about: FaultContext,
 }
 
 /// The all-reduce that `op` is, if it is one.
@@ -112,7 +112,7 @@ pub(super) fn awaits_from_before(awaited: &HashMap<u64, Awaited>, number: u64) -
 impl Runner {
     /// What to ask others for: all there is, or what is not held back.
     pub(crate) fn take_requests(&mut self, all: bool) -> Vec<Request> {
-        let bucket_bytes = || self.together.bucket_bytes.load(Ordering::Relaxed);
+        let bucket_bytes = || self.membership.bucket_bytes.load(Ordering::Relaxed);
         let is_small = self.bucket_bytes == 0 || self.bucket_bytes < bucket_bytes();
         if !all && !self.urgent && is_small {
             return Vec::new();
@@ -168,13 +168,17 @@ impl Runner {
     }
 
     fn members(&self, op: &AllReduceOpIr) -> Result<Members, String> {
-        let Together { roster, place, .. } = &self.together;
-        let places = op.device_ids.iter().map(|id| u32::from(id.index_id));
-        let members = Members::new(places.collect(), roster)?;
-        match members.rank(*place) {
+        let LeaseMembership {
+            lease_members,
+            lease_rank,
+            ..
+        } = &self.membership;
+        let lease_ranks = op.device_ids.iter().map(|id| u32::from(id.index_id));
+        let members = Members::new(lease_ranks.collect(), lease_members)?;
+        match members.rank(*lease_rank) {
             Some(_) => Ok(members),
             None => {
-                let here = roster.describe(*place);
+                let here = lease_members.describe(*lease_rank);
                 Err(format!(
                     "the tensor is on {here}, which is not of the group"
                 ))
@@ -185,7 +189,7 @@ impl Runner {
     /// Brings the tensor to the group, or the reason why there is none: the other
     /// ranks must hear of it, or they would wait.
     fn call(&mut self, op: &AllReduceOpIr, members: Members) -> u64 {
-        let about = self.blame("Distributed.AllReduce");
+        let about = self.fault_context("Distributed.AllReduce");
         let read = self.flow.check(&op.tensor).map(|()| false);
         let read = read.map_err(|refusal| match refusal {
             Refusal::Inherited(fault) => fault,
@@ -223,7 +227,7 @@ impl Runner {
         &mut self,
         tensor: &TensorIr,
         checked: Result<bool, Arc<Fault>>,
-        about: Blame,
+        about: FaultContext,
         request: impl FnOnce(Read) -> Request + Send + 'static,
     ) {
         let request = match checked {
@@ -239,7 +243,7 @@ impl Runner {
         self.requests.push(request);
     }
 
-    fn ticket(&mut self, out: Option<TensorId>, about: Blame) -> u64 {
+    fn ticket(&mut self, out: Option<TensorId>, about: FaultContext) -> u64 {
         self.tickets += 1;
         let early = None;
         let out = out.map(|id| (id, self.op_number));
@@ -254,7 +258,7 @@ impl Runner {
         &mut self,
         tensor: &TensorIr,
         has_place: bool,
-        about: &Blame,
+        about: &FaultContext,
     ) -> Result<Begun, Arc<Fault>> {
         let held = match has_place {
             true => None,
@@ -297,10 +301,10 @@ impl Runner {
             return self.refuse(op, refusal);
         }
         for consumed in self.flow.defer(ticket) {
-            self.engine.forget(consumed);
+            self.backend.forget(consumed);
         }
         self.saw_ran();
-        let about = self.blame("Distributed.AllReduce");
+        let about = self.fault_context("Distributed.AllReduce");
         if let Some(awaited) = self.awaited.get_mut(&ticket) {
             awaited.out = Some((reduce.out.id, self.op_number));
             awaited.about = about;
@@ -336,11 +340,11 @@ impl Runner {
             let settled = arrived.map_err(|refusal| self.blamed(&about, refusal));
             self.flow.settle(id, settled);
         }
-        self.aside.settled(id);
+        self.deferred.settled(id);
         self.begin_early();
     }
 
-    fn blamed(&mut self, about: &Blame, refusal: Refusal) -> Arc<Fault> {
+    fn blamed(&mut self, about: &FaultContext, refusal: Refusal) -> Arc<Fault> {
         match refusal {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => {
@@ -368,14 +372,14 @@ impl Runner {
         let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);
         let data = TensorData::try_from_bytes(bytes, shape, dtype);
         let data = data.map_err(|e| mismatch(e.to_string()))?;
-        let engine = &mut self.engine;
-        catch_unwind(AssertUnwindSafe(|| engine.upload(out.id, data)))
+        let backend = &mut self.backend;
+        catch_unwind(AssertUnwindSafe(|| backend.upload(out.id, data)))
             .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))
     }
 
     /// Offers a tensor's value to another session.
     pub(super) fn offer(&mut self, tensor: &TensorIr, capability: Capability, to: u32) {
-        let about = self.blame("Offer");
+        let about = self.fault_context("Offer");
         let checked = self
             .flow
             .check(tensor)
@@ -391,7 +395,7 @@ impl Runner {
             Err(fault) => (Err(fault), None),
         };
         let forget = tensor.status == TensorStatus::ReadWrite && checked.is_ok();
-        let from = self.together.place;
+        let from = self.membership.lease_rank;
         self.ask_with(tensor, checked, about, move |value| {
             let offer = Offer {
                 from,
@@ -403,19 +407,19 @@ impl Runner {
         });
         self.flow.release(tensor);
         if forget {
-            self.engine.forget(tensor.clone());
+            self.backend.forget(tensor.clone());
         }
         self.urgent = true;
     }
 
     /// Makes a tensor of what another session offers.
     pub(super) fn take(&mut self, out: &TensorIr, capability: Capability, from: u32) {
-        let about = self.blame("Take");
+        let about = self.fault_context("Take");
         let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
         let sound = op_check::check_tensor(out).map_err(Refusal::from);
-        let place = sound.and_then(|()| self.flow.check_new(out.id));
+        let lease_rank = sound.and_then(|()| self.flow.check_new(out.id));
         let named = (size as u64).saturating_add(NAME_BYTES);
-        let memory = place.and_then(|()| self.flow.reserve(named));
+        let memory = lease_rank.and_then(|()| self.flow.reserve(named));
         let memory = match memory {
             Ok(memory) => memory,
             Err(refusal) => {
@@ -425,7 +429,7 @@ impl Runner {
         };
         let ticket = self.ticket(Some(out.id), about);
         self.flow.expect(out, ticket, memory);
-        let to = self.together.place;
+        let to = self.membership.lease_rank;
         let take = Take {
             from,
             to,

@@ -28,7 +28,7 @@ impl Other {
     fn call(&self, bench: &Bench, ticket: u64, values: &[f32]) {
         let cohort = &bench.session.cohort;
         let call = Call {
-            members: Members::new(vec![0, 1], cohort.roster()).unwrap(),
+            members: Members::new(vec![0, 1], cohort.lease_members()).unwrap(),
             ticket,
             arrival: Arrival {
                 shape: Shape::new([values.len()]),
@@ -56,16 +56,16 @@ impl Other {
     }
 }
 
-fn all_reduce(input: TensorIr, out: u64, places: &[u16]) -> OperationIr {
-    let id = |place: &u16| DeviceIdIr {
+fn all_reduce(input: TensorIr, out: u64, lease_ranks: &[u16]) -> OperationIr {
+    let id = |lease_rank: &u16| DeviceIdIr {
         type_id: 0,
-        index_id: *place,
+        index_id: *lease_rank,
     };
     OperationIr::Distributed(DistributedOperationIr::AllReduce(AllReduceOpIr {
         tensor: input,
         out: tensor(out, TensorStatus::NotInit),
         op: ReduceOperation::Sum,
-        device_ids: places.iter().map(id).collect(),
+        device_ids: lease_ranks.iter().map(id).collect(),
     }))
 }
 

@@ -13,41 +13,43 @@ use std::sync::{MutexGuard, PoisonError};
 
 use tensord_transport::LinkSender;
 
-use super::{Session, State, Track, Waiting, wire::Outgoing};
+use super::{DriverState, Session, State, Track, wire::NextFrames};
 
 /// How often a borrower looks for more to say: once for ops and what was asked after
 /// them, and a few times more for what others said meanwhile.
-const LOOKS: usize = 4;
+const MAX_PASSES: usize = 4;
 
 impl Session {
-    fn lent(&self) -> MutexGuard<'_, Option<LinkSender>> {
+    fn lent_sender(&self) -> MutexGuard<'_, Option<LinkSender>> {
         // A panic in a borrower was over a link that the driver will find broken.
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lent_sender
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says at once what is recorded, if the driver waits; if it does not, it will see by
     /// itself.
-    pub(super) fn speak(&self, mut state: MutexGuard<'_, State>) {
+    pub(super) fn send_now(&self, mut state: MutexGuard<'_, State>) {
         let waiting = std::mem::take(&mut state.driver);
         // The driver begins with this lock.
         drop(state);
-        if waiting != Waiting::No && !self.say_now(waiting == Waiting::ForAny) {
+        if waiting != DriverState::No && !self.send_pending(waiting == DriverState::ForAny) {
             self.wake.notify_one();
         }
     }
 
     /// Takes the part of the driver, which `rested` if it waits for acks as well: whether
     /// it may wait on.
-    fn say_now(&self, rested: bool) -> bool {
-        let mut lent = self.lent();
-        let Some(sender) = lent.as_mut() else {
+    fn send_pending(&self, rested: bool) -> bool {
+        let mut lent_sender = self.lent_sender();
+        let Some(sender) = lent_sender.as_mut() else {
             return false;
         };
-        for look in 0..LOOKS {
+        for pass in 0..MAX_PASSES {
             // What others have recorded meanwhile is not urgent.
-            let patient = look > 0;
+            let patient = pass > 0;
             match self.next_to_send(Track::Ops, patient, rested) {
-                Outgoing::Frames(frames) => {
+                NextFrames::Frames(frames) => {
                     self.count_up(&frames);
                     // After an error the driver meets the same.
                     if !matches!(sender.send_now(&frames), Ok(true)) {
@@ -55,10 +57,10 @@ impl Session {
                     }
                 }
                 // The driver waits again, as it did.
-                Outgoing::Nothing => return true,
+                NextFrames::Nothing => return true,
                 // It will see to an ack by itself, unless it sleeps.
-                Outgoing::News => return !rested,
-                Outgoing::Few(_) | Outgoing::Goodbye => return false,
+                NextFrames::PendingAck => return !rested,
+                NextFrames::Few(_) | NextFrames::Goodbye => return false,
             }
         }
         false
@@ -66,40 +68,42 @@ impl Session {
 }
 
 /// The driver's sender, which others may use until it is taken [`back`](Self::back).
-pub(super) struct Lent<'a>(Place<'a>);
+pub(super) struct LentSender<'a>(SenderSlot<'a>);
 
-enum Place<'a> {
+enum SenderSlot<'a> {
     /// In the session, for whoever asks something.
-    Lent(&'a Session),
+    LentSender(&'a Session),
     /// It is of no use to others.
     Kept(LinkSender),
     /// The driver has it again.
     Back,
 }
 
-impl<'a> Lent<'a> {
+impl<'a> LentSender<'a> {
     pub(super) fn new(session: &'a Session, track: Track, sender: LinkSender) -> Self {
         if track != Track::Ops || !sender.sends_now() {
-            return Self(Place::Kept(sender));
+            return Self(SenderSlot::Kept(sender));
         }
-        *session.lent() = Some(sender);
-        Self(Place::Lent(session))
+        *session.lent_sender() = Some(sender);
+        Self(SenderSlot::LentSender(session))
     }
 
     pub(super) fn back(mut self) -> LinkSender {
-        match std::mem::replace(&mut self.0, Place::Back) {
-            Place::Lent(session) => session.lent().take().expect("nobody else takes it"),
-            Place::Kept(sender) => sender,
-            Place::Back => unreachable!("it can be taken once"),
+        match std::mem::replace(&mut self.0, SenderSlot::Back) {
+            SenderSlot::LentSender(session) => {
+                session.lent_sender().take().expect("nobody else takes it")
+            }
+            SenderSlot::Kept(sender) => sender,
+            SenderSlot::Back => unreachable!("it can be taken once"),
         }
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for LentSender<'_> {
     /// The driver has gone while it waited: its link has ended.
     fn drop(&mut self) {
-        if let Place::Lent(session) = self.0 {
-            drop(session.lent().take());
+        if let SenderSlot::LentSender(session) = self.0 {
+            drop(session.lent_sender().take());
         }
     }
 }

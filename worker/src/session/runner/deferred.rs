@@ -13,9 +13,9 @@ use super::schedule::Task;
 
 /// Work that waits.
 #[derive(Default)]
-pub(super) struct Aside {
+pub(super) struct Deferred {
     /// By number, in the order it came.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, DeferredTask>,
     next: u64,
     /// Those that wait for nothing any more.
     ready: BTreeSet<u64>,
@@ -29,7 +29,7 @@ pub(super) struct Aside {
     syncs: VecDeque<(u64, u64, u64)>,
 }
 
-struct Waiting {
+struct DeferredTask {
     /// `None` while it is being looked at.
     task: Option<Task>,
     made: Vec<TensorId>,
@@ -40,7 +40,7 @@ struct Waiting {
     others: Vec<u64>,
 }
 
-impl Aside {
+impl Deferred {
     pub(super) fn len(&self) -> usize {
         self.waiting.len() + self.syncs.len()
     }
@@ -51,7 +51,7 @@ impl Aside {
 
     /// Whether `task` uses what waits to be made, or takes away what is still to be
     /// used.
-    pub(super) fn holds_up(&self, task: &Task) -> bool {
+    pub(super) fn must_follow(&self, task: &Task) -> bool {
         if self.waiting.is_empty() {
             return false;
         }
@@ -77,7 +77,7 @@ impl Aside {
         task.visit_used(&mut |id, _| used.push(id));
         self.waiting.insert(
             number,
-            Waiting {
+            DeferredTask {
                 task: None,
                 made: Vec::new(),
                 used: Vec::new(),

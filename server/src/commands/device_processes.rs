@@ -35,7 +35,7 @@ const STEADY: Duration = Duration::from_secs(60);
 const MARGIN: Duration = Duration::from_secs(4);
 
 /// Workers of single devices. Dropping it ends them, and waits until they have ended.
-pub(super) struct Apart(Vec<Watched>);
+pub(super) struct DeviceProcesses(Vec<Watched>);
 
 struct Watched {
     /// Dropped to stop the child.
@@ -59,13 +59,13 @@ pub(super) fn part(node: &NodeConfig, alone: bool) -> [Vec<DeviceSelection>; 2] 
     if alone && devices.len() == 1 {
         return [devices, Vec::new()];
     }
-    let (apart, own) = devices
+    let (device_processes, own) = devices
         .into_iter()
         .partition(DeviceSelection::has_graphics_driver);
-    [own, apart]
+    [own, device_processes]
 }
 
-impl Apart {
+impl DeviceProcesses {
     /// Starts a worker process for each of `devices`.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Apart {
         scheduler: &PoolUrl,
         drain: Duration,
     ) -> io::Result<Self> {
-        let mut apart = Self(Vec::new());
+        let mut device_processes = Self(Vec::new());
         for (number, device) in (1..).zip(devices) {
             let (stop, stopped) = mpsc::channel();
             let task = Task {
@@ -87,16 +87,16 @@ impl Apart {
                 drain,
             };
             let thread = std::thread::Builder::new().name(format!("watch {device}"));
-            apart.0.push(Watched {
+            device_processes.0.push(Watched {
                 stop: Some(stop),
                 thread: Some(thread.spawn(move || task.watch(&stopped))?),
             });
         }
-        Ok(apart)
+        Ok(device_processes)
     }
 }
 
-impl Drop for Apart {
+impl Drop for DeviceProcesses {
     fn drop(&mut self) {
         // All at once, so that they end side by side.
         self.0.iter_mut().for_each(|watched| watched.stop = None);
