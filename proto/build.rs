@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rpc = std::env::var_os("CARGO_FEATURE_RPC").is_some();
     tonic_prost_build::configure()
         .bytes(".")
-        // It has a secret; `src/credential.rs` prints it without.
+        // It has a secret; `src/credential.rs` implements a `Debug` that omits it.
         .skip_debug(["tensord.v1.ClientHello"])
         .build_client(rpc)
         .build_server(rpc)

@@ -1,20 +1,20 @@
-//! Memory for tensor bytes that come from elsewhere.
+//! Memory for tensor bytes that are received or copied.
 //!
-//! Burn goes by the alignment that memory was asked for, not by its address: it copies
-//! whatever comes in a `Vec<u8>`. So memory is asked for in larger units.
+//! Burn considers the alignment with which memory was allocated, not its address: it
+//! copies everything in a `Vec<u8>`. So memory is allocated in larger units.
 
 use burn_backend::Bytes;
 
-/// As strictly aligned as any of Burn's bytes (`MAX_ALIGN` in CubeCL).
+/// A unit aligned at least as strictly as any of Burn's bytes (`MAX_ALIGN` in CubeCL).
 type Unit = u128;
 
-/// Empty bytes with memory for `size_bytes`.
+/// Returns empty bytes with capacity for `size_bytes`.
 pub fn room(size_bytes: usize) -> Bytes {
     let room = Vec::<Unit>::with_capacity(size_bytes.div_ceil(size_of::<Unit>()));
     Bytes::from_elems(room)
 }
 
-/// A copy of `bytes`.
+/// Returns a copy of `bytes`.
 pub fn copy(bytes: &[u8]) -> Bytes {
     let mut copy = room(bytes.len());
     copy.extend_from_byte_slice(bytes);

@@ -1,21 +1,21 @@
-//! Tensor bytes on the wire: in the frame that announces them where they are
-//! few, else as a *payload*, in chunks that share their memory, on the session's
-//! track for bulk bytes.
+//! Tensor bytes on the wire: a few bytes go in the frame that announces them. More bytes
+//! go as a *payload* on the session's track for bulk bytes, in chunks that share the
+//! payload's memory.
 
 use bytes::Bytes;
 
 use crate::{CHUNK_BYTES, aligned, v1::Chunk};
 
-/// Tensors up to this size go in the frame that announces them: a copy of so
-/// few bytes costs less than a frame.
+/// Size up to which tensors go in the frame that announces them: copying so few bytes
+/// costs less than a frame.
 pub const INLINE_BYTES: usize = 16 << 10;
 
-/// Burn's bytes as ours, without a copy.
+/// Converts Burn's bytes to [`Bytes`] without a copy.
 pub fn shared(bytes: burn_backend::Bytes) -> Bytes {
     Bytes::from_owner(Shared(bytes))
 }
 
-/// The chunks of a payload.
+/// Returns the chunks of a payload.
 pub fn chunks(payload: Bytes) -> impl Iterator<Item = Chunk> {
     (0..payload.len()).step_by(CHUNK_BYTES).map(move |start| {
         let end = payload.len().min(start + CHUNK_BYTES);
@@ -29,35 +29,36 @@ pub fn chunks(payload: Bytes) -> impl Iterator<Item = Chunk> {
 /// A rule of payloads that the peer broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
-    /// The first chunk of a payload names no size.
+    /// The first chunk of a payload has no size.
     #[error("a payload begins without a size")]
     NoSize,
-    /// A chunk names a size within a payload.
+    /// A chunk within a payload has a size.
     #[error("a payload of {size} bytes begins {left} bytes before the end of another")]
     Begun {
-        /// Of the second.
+        /// Size of the second payload in bytes.
         size: u64,
-        /// Of the first.
+        /// Bytes missing of the first payload.
         left: u64,
     },
     /// A chunk has more bytes than its payload has left.
     #[error("a chunk goes {excess} bytes over the end of its payload")]
     TooLong {
-        /// By how much.
+        /// Number of bytes beyond the end.
         excess: u64,
     },
 }
 
-/// What a chunk came to.
+/// Result of adding a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Gathered<T> {
-    /// More must come.
+    /// The payload is not complete yet.
     More,
-    /// The payload is whole.
+    /// The payload is complete.
     Whole(T, burn_backend::Bytes),
 }
 
-/// Gathers a payload from its chunks. `T` is what its receiver knows of it.
+/// Assembles a payload from its chunks. `T` is what the receiver records about the
+/// payload.
 #[derive(Debug)]
 pub struct Gathering<T> {
     payload: Option<Payload<T>>,
@@ -67,7 +68,7 @@ pub struct Gathering<T> {
 struct Payload<T> {
     note: T,
     left: u64,
-    /// `None`: there is no room for them.
+    /// `None` if there is no room for the bytes.
     bytes: Option<burn_backend::Bytes>,
 }
 
@@ -78,12 +79,12 @@ impl<T> Default for Gathering<T> {
 }
 
 impl<T> Gathering<T> {
-    /// Takes the next chunk. `begin` hears the size of a payload that begins, and
-    /// decides what to note of it and whether to keep its bytes.
+    /// Adds the next chunk. When a payload begins, `begin` is called with its size in
+    /// bytes. It returns a note about the payload, and whether to keep its bytes.
     ///
     /// # Errors
     ///
-    /// When the chunk does not fit what came before it.
+    /// When the chunk does not fit the chunks before it.
     pub fn take(
         &mut self,
         chunk: &Chunk,
@@ -125,7 +126,7 @@ impl<T> Gathering<T> {
     }
 }
 
-/// Lets Burn's bytes be the owner of ours.
+/// Makes Burn's bytes the owner of a [`Bytes`].
 struct Shared(burn_backend::Bytes);
 
 impl AsRef<[u8]> for Shared {
@@ -153,7 +154,7 @@ mod tests {
             }
             let (note, bytes) = whole.expect("all of it was taken");
             assert_eq!((note, &*bytes), (size as u64, &payload[..]));
-            // Or Burn would copy it.
+            // Burn would copy bytes of another alignment.
             assert_eq!(bytes.align(), aligned::room(0).align());
         }
     }

@@ -1,21 +1,21 @@
 //! Where the bytes of uploads are.
 //!
-//! An upload is an `Init` op in the stream of ops, which costs nothing in a loop
-//! that uploads the like each time round. Beside the ops of a frame goes a list
-//! that says for each upload among them, in order, where its bytes are: right
-//! there, in the next payload on the track for bulk bytes, or with the worker
-//! already. The sender decides what the worker keeps, and where: a *slot* is a
-//! place for one upload, and keeping another in it drops the first. So no
-//! question goes back and forth, and both ends know the same.
+//! An upload is an `Init` op in the op stream, which costs nothing in a loop that makes
+//! similar uploads in each iteration. The frame also has a list that gives, for each
+//! upload among its ops, in order, where the upload's bytes are: in the list itself, in
+//! the next payload on the track for bulk bytes, or already with the worker. The sender
+//! decides what the worker keeps, and where: a *slot* holds one upload, and keeping
+//! another one in the slot drops the first. So no negotiation is needed, and both ends
+//! have the same state.
 //!
 //! Each entry is a varint, a number with the kind in its low bits:
 //!
-//! | kind | what | the number |
+//! | kind | meaning | the number |
 //! | --- | --- | --- |
-//! | 0 | the bytes follow, as many as the tensor has | 0, or the slot to keep them in, plus 1 |
+//! | 0 | the tensor's bytes follow | 0, or the slot to keep them in, plus 1 |
 //! | 1 | the next payload | the same |
-//! | 2 | what is in a slot | the slot |
-//! | 3 | what the worker kept of an earlier session | its place in `Held` |
+//! | 2 | the upload in a slot | the slot |
+//! | 3 | an upload that the worker kept of an earlier session | its index in `Held` |
 //! | 4 | no upload: a slot is no longer needed | the slot |
 
 use bytes::{Buf, Bytes};
@@ -23,19 +23,19 @@ use prost::encoding::{decode_varint, encode_varint};
 
 use crate::codec::CodecError;
 
-/// Slots of a session.
+/// Number of slots of a session.
 pub const MAX_SLOTS: u32 = 1 << 17;
 
-/// Most uploads of earlier sessions that a worker tells of.
+/// Maximum number of uploads of earlier sessions that a worker lists in `Held`.
 pub const MAX_HELD: usize = 1 << 13;
 
-/// Bytes of a hash in `Held`.
+/// Bytes of one hash in `Held`.
 pub const HASH_BYTES: usize = 16;
 
-/// A BLAKE3 hash, cut to 128 bits: what both ends know an upload by.
+/// A BLAKE3 hash, truncated to 128 bits, by which both ends identify an upload.
 pub type Hash = [u8; HASH_BYTES];
 
-/// The hash of an upload's bytes.
+/// Returns the hash of an upload's bytes.
 pub fn hash(bytes: &[u8]) -> Hash {
     *blake3::hash(bytes)
         .as_bytes()
@@ -43,8 +43,8 @@ pub fn hash(bytes: &[u8]) -> Hash {
         .expect("a hash is longer")
 }
 
-/// What an upload of `size` bytes takes of the bytes that a worker keeps for a
-/// session: something on top, for what it takes to remember it.
+/// Returns how much of a session's limit for kept bytes an upload of `size` bytes takes:
+/// its bytes and an overhead for bookkeeping.
 pub fn kept_cost(size: usize) -> u64 {
     size as u64 + 64
 }
@@ -52,30 +52,30 @@ pub fn kept_cost(size: usize) -> u64 {
 /// Where the bytes of an upload are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// Here.
+    /// In the list itself.
     Inline {
         /// The bytes.
         bytes: Bytes,
-        /// Where to keep them, too.
+        /// Slot to keep the bytes in.
         keep: Option<u32>,
     },
     /// In the next payload.
     Payload {
-        /// Where to keep it, too.
+        /// Slot to keep the payload in.
         keep: Option<u32>,
     },
     /// In a slot.
     Slot(u32),
-    /// With what the worker kept of earlier sessions.
+    /// Among the uploads kept of earlier sessions, at this index of `Held`.
     Held(u32),
 }
 
 /// An entry of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// Of an upload.
+    /// An upload.
     Upload(Content),
-    /// A slot is free.
+    /// A slot that is no longer needed.
     Forget(u32),
 }
 
@@ -102,7 +102,7 @@ pub fn put(out: &mut Vec<u8>, entry: &Entry) {
     }
 }
 
-/// Reads a frame's list.
+/// Decodes a frame's list.
 #[derive(Debug, Default)]
 pub struct Contents {
     left: Bytes,
@@ -110,7 +110,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Reads from the start of `list`.
+    /// Creates a decoder at the start of `list`.
     pub fn new(list: Bytes) -> Self {
         Self {
             size: list.len(),
@@ -118,21 +118,22 @@ impl Contents {
         }
     }
 
-    /// An error about the place it stands at.
+    /// Creates an error at the current position.
     pub fn error(&self, rule: impl Into<String>) -> CodecError {
         CodecError::new("contents", self.size - self.left.len(), rule)
     }
 
-    /// Whether all was read.
+    /// Returns whether the whole list was read.
     pub fn is_empty(&self) -> bool {
         self.left.is_empty()
     }
 
-    /// The next entry; if it is an upload's, then of a tensor of `size` bytes.
+    /// Returns the next entry. If the entry is an upload, its tensor must have `size`
+    /// bytes.
     ///
     /// # Errors
     ///
-    /// When the list ends, or the entry breaks a rule; the error names the place.
+    /// When the list ends, or the entry breaks a rule; the error names the position.
     pub fn next(&mut self, size: usize) -> Result<Entry, CodecError> {
         let offset = self.size - self.left.len();
         let error = |rule: String| CodecError::new("contents", offset, rule);

@@ -1,10 +1,11 @@
-//! What binds a client's id to the client: a secret that it makes itself.
+//! The credential that binds a client's id to the client: a secret that the client
+//! generates.
 //!
 //! A client shows its credential to the scheduler alone, over TLS, each time it attaches.
-//! Its id is a part of the credential's hash, so nobody can attach with the id of another
-//! client without its credential, whatever the scheduler remembers. The whole hash is in
-//! the signed claims of each lease, which proves to a scheduler that restarted whose the
-//! lease is.
+//! Its id is a part of the credential's hash, so nobody can attach with another client's
+//! id without the credential, whatever state the scheduler has. The whole hash is in the
+//! signed claims of each lease. It proves the owner of the lease to a scheduler that has
+//! restarted.
 
 use std::fmt;
 
@@ -12,7 +13,7 @@ use bytes::Bytes;
 
 use crate::{ids::ClientId, v1::ClientHello};
 
-/// Separates these hashes from all others.
+/// Separates these hashes from hashes made for other purposes.
 const CONTEXT: &str = "tensord 2026 client credential";
 
 /// A client's secret. It prints as `***`.
@@ -20,25 +21,26 @@ const CONTEXT: &str = "tensord 2026 client credential";
 pub struct ClientCredential([u8; Self::BYTES]);
 
 impl ClientCredential {
-    /// Its length.
+    /// Length of a credential in bytes.
     pub const BYTES: usize = 32;
 
-    /// The credential of these bytes, which must be random and used by one client alone.
+    /// Creates a credential from `bytes`, which must be random and used by one client
+    /// alone.
     pub fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The credential that a hello shows; `None` if it has another length.
+    /// Reads the credential in a hello; `None` if it has another length.
     pub fn shown(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// The secret itself, to be shown to the scheduler.
+    /// Returns the secret itself, to be shown to the scheduler.
     pub fn reveal(&self) -> Bytes {
         Bytes::copy_from_slice(&self.0)
     }
 
-    /// What others may know of it.
+    /// Returns the hash, which others may know.
     pub fn hash(&self) -> CredentialHash {
         CredentialHash(blake3::Hash::from_bytes(blake3::derive_key(
             CONTEXT, &self.0,
@@ -52,23 +54,23 @@ impl fmt::Debug for ClientCredential {
     }
 }
 
-/// The hash of a credential. Two are compared in constant time.
+/// The hash of a credential. Hashes are compared in constant time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CredentialHash(blake3::Hash);
 
 impl CredentialHash {
-    /// The hash in a message; `None` if it has another length.
+    /// Reads the hash in a message; `None` if it has another length.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let bytes = <[u8; 32]>::try_from(bytes).ok()?;
         Some(Self(blake3::Hash::from_bytes(bytes)))
     }
 
-    /// The hash as it goes into a message.
+    /// Returns the hash in the form for a message.
     pub fn to_bytes(self) -> Bytes {
         Bytes::copy_from_slice(self.0.as_bytes())
     }
 
-    /// The id of the client that has the credential: the hash's first eight bytes.
+    /// Returns the id of the client with this credential: the hash's first eight bytes.
     pub fn client_id(self) -> ClientId {
         let (first, _) = self.0.as_bytes().split_first_chunk().expect("32 bytes");
         ClientId(u64::from_le_bytes(*first))

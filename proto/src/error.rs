@@ -1,4 +1,4 @@
-//! Conveniences on the generated [`Error`] and [`Fault`].
+//! Methods and traits for the generated [`Error`] and [`Fault`].
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Error {
-    /// An error with `code` that says `message`.
+    /// Creates an error with `code` and `message`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self {
             code: code.into(),
@@ -17,7 +17,7 @@ impl Error {
     }
 }
 
-/// Shows the message, which may be a peer's, as such text may be shown.
+/// Prints the message, which may be a peer's, in a form that is safe to show.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", foreign(&self.message, MESSAGE_CHARS))
@@ -27,7 +27,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl FaultKind {
-    /// What happened, in words.
+    /// Returns the kind in words.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Unspecified => "failed",
@@ -43,8 +43,8 @@ impl FaultKind {
 }
 
 impl Fault {
-    /// The fault as it is told to others, with so many bytes of its reason at most: a
-    /// backend may give the source of a whole kernel.
+    /// Returns the fault in the form that is sent to peers, with at most `reason_bytes`
+    /// of its reason: a backend may put the source of a whole kernel there.
     pub fn bounded(&self, reason_bytes: usize) -> Self {
         let end = self.reason.floor_char_boundary(reason_bytes);
         Self {

@@ -1,28 +1,28 @@
-//! Which of two grants of a device is the later one.
+//! Numbers of grants, which show the later of two grants of a device.
 //!
-//! A scheduler numbers its grants by its *term*, which it raises and writes down at every
-//! start, and a count. So a grant has a higher number than every grant of the same device
-//! before it, also over restarts, and a worker needs one number for each device to know
-//! which lease tokens are of the past.
+//! A scheduler numbers its grants by its *term*, which it raises and stores at every
+//! start, and a count. So a grant has a higher number than every earlier grant of the
+//! same device, also across restarts. A worker needs only one number for each device to
+//! recognise outdated lease tokens.
 
 use std::fmt;
 
 use crate::v1;
 
-/// The number of a grant of a device. [`ZERO`](Self::ZERO) is no grant.
+/// The number of a grant of a device. [`ZERO`](Self::ZERO) means no grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantNumber {
-    /// The term of the scheduler that gave it, from 1.
+    /// Term of the scheduler that made the grant, from 1.
     pub term: u64,
-    /// Its place among the grants of that term, from 1.
+    /// Position among the grants of that term, from 1.
     pub count: u64,
 }
 
 impl GrantNumber {
-    /// Below every grant.
+    /// Lower than every grant.
     pub const ZERO: Self = Self { term: 0, count: 0 };
 
-    /// The number after this one; `None` after the highest.
+    /// Returns the number after this one; `None` after the highest.
     pub fn next(self) -> Option<Self> {
         let Self { term, count } = self;
         match count.checked_add(1) {
@@ -31,7 +31,7 @@ impl GrantNumber {
         }
     }
 
-    /// The number before this one; [`ZERO`](Self::ZERO) before the lowest.
+    /// Returns the number before this one; [`ZERO`](Self::ZERO) before the lowest.
     pub fn previous(self) -> Self {
         let Self { term, count } = self;
         match (count.checked_sub(1), term.checked_sub(1)) {
@@ -69,7 +69,7 @@ impl From<GrantNumber> for v1::GrantNumber {
     }
 }
 
-/// The number in a message; one that is missing is no grant.
+/// Returns the number in a message; [`GrantNumber::ZERO`] if it is missing.
 pub fn number(grant: Option<v1::GrantNumber>) -> GrantNumber {
     grant.map_or(GrantNumber::ZERO, Into::into)
 }

@@ -1,9 +1,8 @@
-//! Ids, as distinct types so that one cannot stand in for another.
+//! Ids, as distinct types so that one cannot be used in place of another.
 //!
-//! All are 64 random bits chosen by whoever creates the thing (the client for
-//! itself and its sessions, the worker for itself, the scheduler for leases),
-//! so that no two processes need to agree on a counter. They print as 16 hex
-//! digits, the form used in logs and errors.
+//! All have 64 bits. Session and lease ids are random, and the ids of clients and workers
+//! are hashes of random bytes, so no two processes need to agree on a counter. Ids print
+//! as 16 hex digits, the form used in logs and errors.
 
 use std::fmt;
 
@@ -28,7 +27,7 @@ macro_rules! id {
 }
 
 id!(
-    /// A client process, kept over reconnects.
+    /// A client process; the same after a reconnect.
     ClientId
 );
 id!(
@@ -36,7 +35,7 @@ id!(
     WorkerId
 );
 id!(
-    /// A lease, for the life of the pool.
+    /// A lease, unique in the pool.
     LeaseId
 );
 id!(

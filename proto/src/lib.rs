@@ -1,18 +1,18 @@
-//! What tensord's processes say to each other.
+//! The messages between tensord's processes.
 //!
-//! Everything that crosses a process boundary is defined here and nowhere
-//! else: the messages (`proto/tensord/v1/*.proto`), ids, error codes, version
-//! rules and the op codec. Clients, workers and the scheduler know of each
-//! other only through this crate; it knows none of them, no runtime, no I/O.
+//! Everything that crosses a process boundary is defined here and nowhere else: the
+//! messages (`proto/tensord/v1/*.proto`), ids, error codes, version rules and the op
+//! codec. Clients, workers and the scheduler share only this crate; it depends on none of
+//! them, on no runtime and on no I/O.
 //!
 //! - [`v1`]: the generated messages; with the feature `rpc`, the gRPC services.
-//! - [`credential`]: what a client's id is bound to.
+//! - [`credential`]: the secret from which a client's id is derived.
 //! - [`grant`]: which grant of a device is the current one.
 //! - [`ids`]: typed ids.
-//! - [`text`]: a peer's text, safe to show.
-//! - [`version`]: what "compatible" means.
-//! - `aligned` (feature `ir`): memory that Burn takes as it is.
-//! - `bulk` (feature `ir`): tensor bytes divided for the wire.
+//! - [`text`]: a peer's text, made safe to show.
+//! - [`version`]: which versions are compatible.
+//! - `aligned` (feature `ir`): memory that Burn uses without a copy.
+//! - `bulk` (feature `ir`): tensor bytes split for the wire.
 //! - `content` (feature `ir`): where the bytes of uploads are.
 //! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
 
@@ -32,21 +32,20 @@ pub mod codec;
 #[cfg(feature = "ir")]
 pub mod content;
 
-/// The generated messages of `tensord.v1`. Their documentation stands in the
-/// `.proto` files.
+/// The generated messages of `tensord.v1`. They are documented in the `.proto` files.
 #[allow(missing_docs, clippy::all, unreachable_pub)]
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/tensord.v1.rs"));
 }
 
-/// Largest frame on a link, in bytes, header included. Both ends enforce it, so
-/// a peer can make the other hold no more than this before it is understood.
+/// Largest frame on a link, in bytes, header included. Both ends enforce it, so a peer
+/// can make the other end buffer no more than this before the frame is decoded.
 pub const MAX_FRAME_BYTES: usize = 4 << 20;
 
-/// Reads in one frame, at most: each has a place in the other end's memory.
+/// Maximum number of reads in one frame: each takes memory at the other end.
 pub const MAX_READS_PER_FRAME: usize = 256;
 
-/// Tensor bytes in one frame; larger tensors go in several. Small enough that a
-/// processor's cache has what came when it is put where it belongs, and that a read reply
-/// or an ack is never stuck for long behind an upload.
+/// Tensor bytes in one frame; larger tensors are split. Small enough that the bytes are
+/// still in the processor's cache when they are copied to their tensor, and that an
+/// upload never delays a read reply or an acknowledgement for long.
 pub const CHUNK_BYTES: usize = 256 << 10;

@@ -1,32 +1,33 @@
-//! Text of a peer, for logs, errors and terminals.
+//! Makes a peer's text safe for logs, errors and terminals.
 //!
-//! A peer may put anything in a name or a reason: line breaks that forge lines of a log,
-//! escape sequences that a terminal obeys, marks that turn the direction of writing, or
-//! megabytes. Whatever shows such text shows it by way of [`foreign`].
+//! A peer may put anything in a name or a reason: line breaks that forge log lines,
+//! escape sequences that a terminal executes, marks that change the direction of writing,
+//! or megabytes. All code that shows such text must use [`foreign`].
 
 use std::fmt::{self, Write};
 
-/// Characters shown of a name or a version.
+/// Maximum number of characters shown of a name or a version.
 pub const NAME_CHARS: usize = 200;
 
-/// Characters shown of a message that explains something.
+/// Maximum number of characters shown of an explanation.
 pub const MESSAGE_CHARS: usize = 2000;
 
-/// `text` as it may be shown: control characters escaped, and no more than `chars` of it.
+/// Returns `text` in a form that is safe to show: control characters escaped, at most
+/// `chars` characters.
 pub fn foreign(text: &str, chars: usize) -> impl fmt::Display {
     fmt::from_fn(move |f| Escaping::new(f, chars).write_str(text))
 }
 
-/// Whether a character could change what stands around it.
+/// Returns whether a character could change how the text around it is shown.
 fn is_active(c: char) -> bool {
-    // Marks of direction, line and paragraph separators, and characters without width,
-    // beside what Unicode has as control characters.
+    // Marks of direction, line and paragraph separators, and characters without width, in
+    // addition to Unicode's control characters.
     let is_mark = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     c.is_control() || is_mark
 }
 
-/// Passes text on with control characters escaped, until enough characters were passed.
-/// The first that is too much leaves a mark; what follows is dropped.
+/// Writes text with control characters escaped, up to a number of characters. The first
+/// character over the limit is replaced by `…`; the rest is dropped.
 pub struct Escaping<'a, W: ?Sized> {
     to: &'a mut W,
     left: usize,
@@ -34,7 +35,7 @@ pub struct Escaping<'a, W: ?Sized> {
 }
 
 impl<'a, W: Write + ?Sized> Escaping<'a, W> {
-    /// Passes `chars` characters on to `to`.
+    /// Creates a writer that passes at most `chars` characters on to `to`.
     pub fn new(to: &'a mut W, chars: usize) -> Self {
         Self {
             to,

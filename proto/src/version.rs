@@ -1,23 +1,23 @@
-//! Which versions can talk to each other.
+//! Which versions are compatible.
 //!
-//! Two numbers matter. The *protocol* version covers the messages; each side
-//! states a range and the highest common one is used. The *IR* version covers
-//! the ops themselves, whose encoding is Burn's own and changes with every
-//! release, so both ends must have the very same.
+//! Two numbers matter. The *protocol* version covers the messages: each side states a
+//! range, and the highest common version is used. The *IR* version covers the ops
+//! themselves. Their encoding is Burn's own and changes with every release, so both ends
+//! must have the same one.
 
 use crate::{
     text::{NAME_CHARS, foreign},
     v1::{Error, ErrorCode, Hello},
 };
 
-/// The lowest protocol version this build speaks.
+/// The lowest protocol version that this build supports.
 pub const PROTOCOL_MIN: u32 = 5;
-/// The highest protocol version this build speaks.
+/// The highest protocol version that this build supports.
 pub const PROTOCOL_MAX: u32 = 5;
-/// The IR this build speaks.
+/// The IR version of this build.
 pub const IR_VERSION: &str = "burn-ir 0.22.1";
 
-/// The hello of this build.
+/// Returns the hello of this build.
 pub fn hello() -> Hello {
     Hello {
         protocol_min: PROTOCOL_MIN,
@@ -27,8 +27,8 @@ pub fn hello() -> Hello {
     }
 }
 
-/// The protocol version to use with a peer that said `theirs`, where `ours` is
-/// this side's hello.
+/// Returns the protocol version to use with a peer whose hello is `theirs`, where `ours`
+/// is this side's hello.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ pub fn negotiate(ours: &Hello, theirs: &Hello) -> Result<u32, Error> {
     Ok(protocol)
 }
 
-/// The numbers in a version string, for comparing which is older.
+/// Returns the numbers in a version string, for comparing which is older.
 fn numbers(version: &str) -> Vec<u64> {
     version
         .split(|c: char| !c.is_ascii_digit())

@@ -1,4 +1,4 @@
-//! Bytes to ops: carries out what the encoder said, and trusts none of it.
+//! Decodes ops from bytes that it does not trust.
 
 use burn_ir::{OperationIr, TensorId};
 
@@ -11,19 +11,20 @@ use super::{
     wire::{Reader, RecordKind, ones, unzigzag},
 };
 
-/// Ops that room is made for before any was seen. A frame of a few bytes may
-/// say that it holds very many.
+/// Number of ops for which memory is reserved before any was decoded. A frame of a few
+/// bytes may claim to hold very many.
 const FIRST_OPS: usize = 1 << 10;
 
-/// The ops of a frame, in order. One is over 600 bytes and goes through several hands:
-/// boxed, only a pointer does, and its memory is what an earlier op has just freed.
+/// The ops of a frame, in order. An op has over 600 bytes and is moved several times.
+/// Boxed, only a pointer is moved, and its memory is often that of an op just freed.
 pub type DecodedOps = Vec<Box<OperationIr>>;
 
 /// Decodes a session's ops, in order.
 #[derive(Debug, Default)]
 pub struct OpDecoder {
     model: Model,
-    /// The values of the op at hand, kept for its allocation, as the next two.
+    /// The values of the current op; this field and the next two are kept for their
+    /// allocations.
     values: Vec<Value>,
     holes: Vec<Hole>,
     plain: Vec<u8>,
@@ -34,17 +35,17 @@ struct Frame<'a> {
     reader: Reader<'a>,
     count: usize,
     ops: DecodedOps,
-    /// Bytes that its ops took so far, as postcard writes them.
+    /// Size of the ops decoded so far, in bytes, as postcard writes them.
     plain_bytes: usize,
 }
 
 impl OpDecoder {
-    /// The ops of one frame that says it holds `count` of them.
+    /// Decodes the ops of one frame that claims to hold `count` ops.
     ///
     /// # Errors
     ///
-    /// When the bytes are no such ops. The session cannot go on after that: the
-    /// two ends no longer agree on what was said.
+    /// When the bytes are not such ops. The session cannot go on after that, as the state
+    /// of the two ends may differ.
     pub fn decode(&mut self, frame: &[u8], count: u32) -> Result<DecodedOps, CodecError> {
         if count > MAX_OPS_PER_FRAME {
             let rule = format!("{count} ops in one frame, more than {MAX_OPS_PER_FRAME}");
@@ -69,8 +70,8 @@ impl OpDecoder {
         }
     }
 
-    /// Takes note of a tensor that no op made, such as an upload, in its place
-    /// in the stream. The encoder must have noted it in the same place.
+    /// Records a tensor that no op made, such as an upload. The encoder must have
+    /// recorded it at the same point of the stream.
     pub fn note_tensor(&mut self, id: TensorId) {
         self.model.note(id.value());
     }
@@ -106,7 +107,8 @@ impl OpDecoder {
         }
     }
 
-    /// The op at the cursor again, but for the values whose bits are set.
+    /// Decodes the op at the cursor again, except for the values whose bits are set in
+    /// `changed`.
     fn again(&mut self, frame: &mut Frame<'_>, changed: u64) -> Result<(), CodecError> {
         let model = &mut self.model;
         let kept = model.history.get(model.cursor);
@@ -158,12 +160,12 @@ impl OpDecoder {
 }
 
 impl Frame<'_> {
-    /// Reads where the holes of a template of `len` bytes are.
+    /// Reads the holes of a template of `len` bytes.
     fn holes(&mut self, len: usize, holes: &mut Vec<Hole>) -> Result<(), CodecError> {
         let count = self.reader.varint()?;
         holes.clear();
         let mut at = 0;
-        // What there is to read bounds how many there can be.
+        // The bytes that are left limit the number of holes.
         for _ in 0..count {
             let hole = self.reader.varint()?;
             let kind = HoleKind::from_number(hole & 3)
@@ -189,7 +191,7 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// Makes the op of a template and its values.
+    /// Creates the op of a template and its values.
     fn op(
         &mut self,
         template: Template<'_>,

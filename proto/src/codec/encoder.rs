@@ -1,10 +1,10 @@
-//! Ops to bytes: says of each op only what the decoder does not expect.
+//! Encodes ops to bytes, writing of each op only what the decoder does not predict.
 //!
-//! Most ops are what the cursor predicts, and only make the run at hand longer.
-//! A surprise ends the run. The first one is taken for an exception, such as a
-//! changed scalar or an op more or less, and the place in the loop is kept. If
-//! the next op is a surprise too, the program is doing something else now, and
-//! the encoder looks for where it did that before.
+//! Most ops are what the cursor predicts, and only extend the current run. An op that
+//! differs ends the run. The first such op is treated as an exception, such as a changed
+//! scalar or an op added or left out, and the position in the loop is kept. If the next
+//! op differs too, the program has moved on to something else, and the encoder searches
+//! the history for an earlier occurrence.
 
 use std::iter;
 
@@ -20,39 +20,39 @@ use super::{
     wire::{HEAD_BITS, RecordKind, ones, put_head, put_varint, zigzag},
 };
 
-/// Where to look for an op near the place it was expected at: so many ops
-/// earlier (the order changed) or later (some were left out).
+/// How far from its expected position an op is searched for: this many ops earlier (the
+/// order changed) or later (some ops were left out).
 const NEAR: (u64, u64) = (4, 8);
 
 /// Encodes a session's ops, in order.
 ///
-/// Ops are appended to a frame by [`encode`](Self::encode); the frame is whole
-/// after [`finish`](Self::finish), and the next op begins the next one.
+/// [`encode`](Self::encode) appends ops to a frame. The frame is complete after
+/// [`finish`](Self::finish), and the next op begins the next frame.
 #[derive(Debug, Default)]
 pub struct OpEncoder {
     model: Model,
     finder: Finder,
-    /// The op at hand.
+    /// The current op.
     flat: Flat,
-    /// What it is expected to hold, or what was said of it.
+    /// The predicted values of the current op, or its values as they were written.
     values: Vec<Value>,
-    /// Ops that came as predicted and were not yet said.
+    /// Number of ops that came as predicted and were not written yet.
     run: u64,
-    /// Ops since the last that came as predicted.
+    /// Number of ops since the last one that came as predicted.
     surprises: u32,
-    /// What the cursor was before the first of them.
+    /// The cursor before the first of these ops.
     anchor: u64,
     frame_ops: u32,
     frame_plain_bytes: usize,
 }
 
 impl OpEncoder {
-    /// Encodes `op` into the frame that `out` ends with. Some of it is only
-    /// written by [`finish`](Self::finish).
+    /// Encodes `op` into the frame at the end of `out`. Some of it is only written by
+    /// [`finish`](Self::finish).
     ///
     /// # Panics
     ///
-    /// Never for ops that Burn builds: all of the IR's types serialize.
+    /// Never for ops that Burn builds: all types of the IR serialize.
     pub fn encode(&mut self, op: &OperationIr, out: &mut Vec<u8>) {
         self.flat
             .take(op)
@@ -66,24 +66,26 @@ impl OpEncoder {
         self.surprise(out);
     }
 
-    /// Completes the frame in `out`: to be called when it is cut.
+    /// Completes the frame in `out`. Must be called when the frame is cut.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         self.end_run(out);
         self.frame_ops = 0;
         self.frame_plain_bytes = 0;
     }
 
-    /// Whether the frame must be cut, as a decoder takes no more in one.
+    /// Returns whether the frame must be cut, as a decoder accepts no more ops in one
+    /// frame.
     pub fn is_full(&self) -> bool {
-        // The last op may have been large: half of what a decoder takes is left to it.
+        // The op that fills the frame may be large: half of the decoder's limit is left
+        // for it.
         self.frame_ops >= MAX_OPS_PER_FRAME
             || self.frame_plain_bytes >= MAX_PLAIN_BYTES_PER_FRAME / 2
     }
 
-    /// Takes note of a tensor that no op made, such as an upload: between two
-    /// frames, and in the same place on the decoder.
+    /// Records a tensor that no op made, such as an upload. Must be called between two
+    /// frames, and at the same point of the stream on the decoder.
     ///
-    /// Optional, as long as both ends agree: ids are shorter for it.
+    /// Optional, as long as both ends agree: it makes ids shorter.
     pub fn note_tensor(&mut self, id: TensorId) {
         assert_eq!(self.frame_ops, 0, "a tensor noted within a frame");
         self.model.note(id.value());
@@ -94,9 +96,9 @@ impl OpEncoder {
         &self.model
     }
 
-    /// Which values of the op at hand differ from the prediction of past op `at`,
-    /// or `None` if that one had another template. Leaves the prediction in
-    /// `self.values`.
+    /// Returns which values of the current op differ from the prediction of past op `at`,
+    /// as a set of bits, or `None` if the past op had another template. Leaves the
+    /// prediction in `self.values`.
     fn changes(&mut self, at: u64) -> Option<u64> {
         let past = self.model.history.get(at)?;
         let template = self.model.templates.get(past.template)?;
@@ -120,7 +122,8 @@ impl OpEncoder {
         Some(changes)
     }
 
-    /// The op at hand is the one at the cursor, as predicted in `self.values`.
+    /// Adds the current op to the run: it is the op at the cursor, as predicted in
+    /// `self.values`.
     fn expected(&mut self) {
         let past = self
             .model
@@ -146,7 +149,7 @@ impl OpEncoder {
         }
     }
 
-    /// Says an op that is not the one at the cursor.
+    /// Writes an op that is not the one at the cursor.
     fn surprise(&mut self, out: &mut Vec<u8>) {
         if self.surprises == 0 {
             self.anchor = self.model.cursor;
@@ -169,14 +172,15 @@ impl OpEncoder {
         self.surprises += 1;
     }
 
-    /// A past op that predicts the op at hand. Leaves the prediction in `self.values`.
+    /// Returns a past op that predicts the current op. Leaves the prediction in
+    /// `self.values`.
     fn find_exact(&mut self, number: u32) -> Option<u64> {
         let near = self.anchor.saturating_sub(NEAR.0)..=self.anchor + NEAR.1;
         near.chain(self.elsewhere(number))
             .find(|&at| self.changes(at) == Some(0))
     }
 
-    /// A past op with the template of the op at hand, and the values that differ.
+    /// Returns a past op with the template of the current op, and the values that differ.
     /// Leaves the prediction in `self.values`.
     fn find_similar(&mut self, number: u32) -> Option<(u64, u64)> {
         let here = iter::once(self.model.cursor);
@@ -184,7 +188,8 @@ impl OpEncoder {
             .find_map(|at| Some((at, self.changes(at)?)))
     }
 
-    /// Where else in the history to look, unless it is too early to leave the loop.
+    /// Returns other positions in the history to try; none while it is too early to leave
+    /// the loop.
     fn elsewhere(&self, number: u32) -> impl Iterator<Item = u64> + use<> {
         let places = (self.surprises > 0).then(|| self.finder.places(number));
         places.into_iter().flatten()
@@ -198,7 +203,7 @@ impl OpEncoder {
         }
     }
 
-    /// Says the op at the cursor again but for `changes` to `self.values`.
+    /// Writes the op at the cursor again, with `changes` to `self.values`.
     fn write_patch(&mut self, changes: u64, out: &mut Vec<u8>) {
         let past = self
             .model
@@ -208,8 +213,8 @@ impl OpEncoder {
         put_head(out, RecordKind::Patch, changes);
         for i in ones(changes) {
             let (value, new) = (&mut self.values[i], self.flat.values[i]);
-            // The same tensor as then, though more were made since: it lives on,
-            // and its id predicts better than its distance.
+            // The same tensor as before, though more were made since: it outlives the
+            // loop, so its id predicts better than its distance.
             let lives_on = value.resolve(past.counter) == new;
             *value = if lives_on {
                 new
@@ -222,14 +227,15 @@ impl OpEncoder {
         self.push(Some(past.template));
     }
 
-    /// Says an op of a template that came before, but not here.
+    /// Writes an op of a template that occurred before, but not at a position that was
+    /// tried.
     fn write_known(&mut self, number: u32, out: &mut Vec<u8>) {
         put_head(out, RecordKind::Known, number.into());
         self.put_values(out);
         self.push(Some(number));
     }
 
-    /// Says an op of a new template.
+    /// Writes an op of a new template.
     fn write_new(&mut self, out: &mut Vec<u8>) {
         let Flat { bytes, holes, .. } = &self.flat;
         put_head(out, RecordKind::New, bytes.len() as u64);
@@ -251,7 +257,7 @@ impl OpEncoder {
         self.push(number);
     }
 
-    /// Says all values of the op at hand, and leaves in `self.values` how.
+    /// Writes all values of the current op, and leaves them in `self.values` as written.
     fn put_values(&mut self, out: &mut Vec<u8>) {
         let counter = self.model.counter;
         let values = self.flat.values.iter();

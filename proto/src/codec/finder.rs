@@ -1,5 +1,5 @@
-//! Where in the history an op like this one came before. The encoder's alone:
-//! it says what it found, so the decoder need not know how.
+//! Finds positions in the history where an op like the current one occurred. Only the
+//! encoder has it: the encoder writes what it found, so the decoder need not know how.
 
 use std::{
     collections::HashMap,
@@ -8,46 +8,47 @@ use std::{
 
 use super::template::Dictionary;
 
-/// Places remembered by context, a power of two.
+/// Number of contexts remembered, a power of two.
 const CONTEXTS: usize = 1 << 12;
 
-/// Finds places in the history to go on from.
+/// Finds positions in the history from which to continue.
 ///
-/// What it says is a guess, to be checked: hashes may meet, and the history may
-/// have forgotten the place.
+/// Each result is a guess that must be checked: hashes may collide, and the history may
+/// have forgotten the position.
 #[derive(Debug, Default)]
 pub(super) struct Finder {
-    /// Templates by the hash of their bytes.
+    /// Numbers of templates, by the hash of their bytes.
     numbers: HashMap<u64, u32>,
-    /// Where each template came last.
+    /// Latest position of each template.
     latest: Vec<u64>,
-    /// Where an op came last after the same two others, by the hash of the three.
+    /// Latest position of an op after the same two ops, by the hash of the three
+    /// templates.
     contexts: Vec<u64>,
     /// The templates of the last two ops.
     before: [u32; 2],
 }
 
 impl Finder {
-    /// The number of the template with these bytes, if it is in `dictionary`.
+    /// Returns the number of the template with these bytes, if it is in `dictionary`.
     pub(super) fn number(&self, bytes: &[u8], dictionary: &Dictionary) -> Option<u32> {
         let &number = self.numbers.get(&hash(bytes))?;
         let is_it = dictionary.get(number).is_some_and(|t| t.bytes == bytes);
         is_it.then_some(number)
     }
 
-    /// Places where a template came before, the likeliest first.
+    /// Returns positions where a template occurred before, the likeliest first.
     pub(super) fn places(&self, template: u32) -> impl Iterator<Item = u64> + use<> {
         let context = self.contexts.get(self.context(template)).copied();
         let latest = self.latest.get(template as usize).copied();
         context.into_iter().chain(latest)
     }
 
-    /// Takes note of a template's number.
+    /// Records a template's number.
     pub(super) fn define(&mut self, bytes: &[u8], number: u32) {
         self.numbers.insert(hash(bytes), number);
     }
 
-    /// Takes note that op number `at` is of `template`.
+    /// Records that op number `at` has `template`.
     pub(super) fn note(&mut self, template: u32, at: u64) {
         let (index, context) = (template as usize, self.context(template));
         if self.latest.len() <= index {

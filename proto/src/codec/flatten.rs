@@ -1,13 +1,13 @@
-//! Takes an op apart: what is the same each time round, and what is not.
+//! Splits an op into what stays the same in each iteration of a loop and what changes.
 //!
-//! [`Flat`] serializes an op as postcard would, but leaves holes where tensor
-//! ids, scalars and the bounds of slices stand, and keeps those in a list. What
-//! is between the holes is the op's *template*. One pass, for any op, and no
-//! allocation once the buffers have grown.
+//! [`Flat`] serializes an op as postcard would, but leaves holes at tensor ids, scalars
+//! and the bounds of slices, and keeps these values in a list. The bytes between the
+//! holes are the op's *template*. It takes one pass for any op, and no allocation once
+//! the buffers have grown.
 //!
-//! Two ops with the same template bytes have their holes in the same places: a
-//! reader of the bytes learns from what stands before a place what comes there.
-//! So the bytes alone are enough to compare templates by.
+//! Two ops with the same template bytes have their holes at the same positions: the bytes
+//! before a position determine what follows there. So comparing the bytes is enough to
+//! compare templates.
 
 use burn_ir::OperationIr;
 use postcard::Error;
@@ -19,21 +19,21 @@ use super::{
     wire::{put_varint, zigzag},
 };
 
-/// An op taken apart.
+/// An op split into its template and values.
 #[derive(Debug, Default)]
 pub(super) struct Flat {
     /// The template's bytes.
     pub(super) bytes: Vec<u8>,
     /// Its holes.
     pub(super) holes: Vec<Hole>,
-    /// What fills them; ids as they are.
+    /// The values that fill the holes; ids are absolute.
     pub(super) values: Vec<Value>,
-    /// What the numbers that come now are, if they belong in a hole.
+    /// Kind of hole for the numbers serialized next, if they belong in one.
     within: Option<HoleKind>,
 }
 
 impl Flat {
-    /// Takes `op` apart, in place of what was here.
+    /// Splits `op`, replacing the previous contents.
     pub(super) fn take(&mut self, op: &OperationIr) -> Result<(), Error> {
         self.bytes.clear();
         self.holes.clear();
@@ -42,7 +42,7 @@ impl Flat {
         op.serialize(self)
     }
 
-    /// No more bytes than this are in the op as postcard writes it.
+    /// Returns an upper limit on the op's size in bytes as postcard writes it.
     pub(super) fn plain_bytes(&self) -> usize {
         self.bytes.len() + 11 * self.holes.len()
     }
@@ -58,12 +58,12 @@ impl Flat {
     }
 }
 
-/// The names Burn's IR gives to what goes into holes.
+/// Names in Burn's IR of the types whose numbers go into holes.
 const ID: &str = "TensorId";
 const SCALAR: &str = "ScalarIr";
 const SLICE: &str = "Slice";
 
-/// Methods that only write their number.
+/// Generates methods that only write their number.
 macro_rules! numbers {
     ($($method:ident: $type:ty => |$flat:ident, $n:ident| $write:expr;)*) => {
         $(fn $method(self, $n: $type) -> Result<(), Error> {
@@ -247,7 +247,7 @@ impl Serializer for &mut Flat {
     }
 }
 
-/// Compounds whose parts are written one after the other.
+/// Implements compounds whose parts are written one after the other.
 macro_rules! compound {
     ($($trait:ident: $method:ident($($key:ident)?);)*) => {
         $(impl ser::$trait for &mut Flat {

@@ -1,32 +1,31 @@
-//! The last ops that went by, as both ends remember them.
+//! The last ops of a stream, as both ends remember them.
 //!
-//! Two rings of fixed capacity, one of ops and one of the values in their
-//! holes. Ops are numbered from the beginning; one is forgotten when either ring
-//! has come round to it.
+//! Two rings of fixed capacity, one of ops and one of the values in their holes. Ops are
+//! numbered from the beginning; an op is forgotten when either ring overwrites it.
 
 use super::value::Value;
 
-/// Ops remembered: a training step of a deep model is some thousands.
+/// Number of ops remembered: a training step of a deep model has some thousands.
 const OPS: usize = 1 << 15;
-/// Values remembered; an op has three or four.
+/// Number of values remembered; an op has three or four.
 const VALUES: usize = 1 << 17;
 
-/// An op that went by.
+/// A past op.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Past {
     /// The number of its template.
     pub(super) template: u32,
     /// The id counter before it.
     pub(super) counter: u64,
-    /// The numbers of its values.
+    /// Number of its first value; the others follow.
     values: u64,
     len: u32,
 }
 
-/// The template of an op whose template is not kept.
+/// Marks a past op whose template is not kept.
 const UNKNOWN: u32 = u32::MAX;
 
-/// The last ops that went by.
+/// The last ops of a stream.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct History {
     ops: Ring<Past, OPS>,
@@ -34,27 +33,27 @@ pub(super) struct History {
 }
 
 impl History {
-    /// The number of the op that comes next.
+    /// Returns the number of the next op.
     pub(super) fn end(&self) -> u64 {
         self.ops.end
     }
 
-    /// Op number `at`, if it is still remembered and its template is kept.
+    /// Returns op number `at`, if it is still remembered and its template is kept.
     pub(super) fn get(&self, at: u64) -> Option<Past> {
         let past = self.ops.get(at)?;
         let is_whole = past.values + VALUES as u64 >= self.values.end;
         (past.template != UNKNOWN && is_whole).then_some(past)
     }
 
-    /// The values of an op that [`get`](Self::get) gave just now.
+    /// Returns the values of an op that [`get`](Self::get) has just returned.
     pub(super) fn values(&self, past: Past) -> impl Iterator<Item = Value> {
         (past.values..past.values + u64::from(past.len))
             .map(|at| self.values.slots[at as usize % VALUES])
     }
 
-    /// Remembers an op; `template` is `None` if that is not kept.
+    /// Adds an op; `template` is `None` if its template is not kept.
     pub(super) fn push(&mut self, template: Option<u32>, counter: u64, values: &[Value]) {
-        // What cannot be looked up again need not take room.
+        // An op without a template cannot be looked up, so its values are not kept.
         let values = if template.is_some() { values } else { &[] };
         self.ops.push(Past {
             template: template.unwrap_or(UNKNOWN),
@@ -73,7 +72,7 @@ impl History {
     }
 }
 
-/// A ring of the last `N` of a sequence; takes memory as it fills.
+/// A ring of the last `N` items of a sequence. Its memory grows as it fills.
 #[derive(Debug, PartialEq)]
 struct Ring<T, const N: usize> {
     slots: Vec<T>,

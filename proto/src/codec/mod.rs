@@ -1,27 +1,27 @@
-//! Ops and tensor types to bytes and back.
+//! Converts ops and tensor types to bytes and back.
 //!
-//! One [`OpEncoder`] and one [`OpDecoder`] belong to each session and see the
-//! same ops in the same order, so that the encoding may refer to what came
-//! before. Frames are the unit: a frame is encoded once, decoded once, and a
-//! replay sends the very bytes again.
+//! One [`OpEncoder`] and one [`OpDecoder`] belong to each session. They process the same
+//! ops in the same order, so the encoding may refer to earlier ops. Frames are the unit:
+//! a frame is encoded once and decoded once, and a retransmission sends the very same
+//! bytes.
 //!
-//! A program that trains a model says the same thing over and over, so a step
-//! that is like the last costs some tens of bytes:
+//! A program that trains a model repeats the same ops again and again, so a step that is
+//! like the last one costs some tens of bytes:
 //!
-//! - `flatten` splits an op into its *template* (kind, shapes, dtypes,
-//!   attributes) and the *values* in its holes (tensor ids, scalars, indices);
+//! - `flatten` splits an op into its *template* (kind, shapes, dtypes, attributes) and
+//!   the *values* in its holes (tensor ids, scalars, indices);
 //! - `template` numbers the templates, so that each crosses the wire once;
-//! - `value` puts ids in a form that is the same each time round a loop;
-//! - `history` keeps the last ops, and `model`, which both ends have, predicts
-//!   from them what comes next;
-//! - `encoder` says what the model did not foresee, with the help of `finder`,
-//!   which looks for the place where a loop was left;
-//! - `wire` has the grammar of what is said, and `decoder` carries it out;
-//! - `name` says what ops are called.
+//! - `value` converts ids to a form that is the same in each iteration of a loop;
+//! - `history` keeps the last ops, and `model`, of which both ends have one, predicts
+//!   from them the next op;
+//! - `encoder` writes what the model did not predict. It uses `finder`, which finds the
+//!   op in the history from which to continue;
+//! - `wire` has the grammar of the encoding, and `decoder` decodes it;
+//! - `name` returns the names of ops.
 //!
-//! Tensor types and device profiles are postcard over Burn's own types. What
-//! arrives is not trusted: every length is checked against the bytes that are
-//! there, and what breaks a rule is a [`CodecError`] that names the place.
+//! Tensor types and device profiles are postcard over Burn's own types. Received bytes
+//! are not trusted: every length is checked against the bytes that are there, and the
+//! breach of a rule is a [`CodecError`] that names the position.
 
 mod decoder;
 mod encoder;
@@ -49,14 +49,14 @@ pub use self::{
 };
 use crate::v1;
 
-/// Most ops a single frame may carry.
+/// Maximum number of ops in one frame.
 pub const MAX_OPS_PER_FRAME: u32 = 1 << 16;
 
-/// Most bytes the ops of a frame may take once they are spelt out. A frame of a
+/// Maximum size in bytes of a frame's ops once they are written out in full. A frame of a
 /// few bytes can stand for very many ops.
 pub const MAX_PLAIN_BYTES_PER_FRAME: usize = 8 << 20;
 
-/// Most dimensions a tensor may have.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 32;
 
 /// Why bytes could not be decoded.
@@ -65,7 +65,7 @@ pub const MAX_RANK: usize = 32;
 pub struct CodecError {
     /// What was being decoded.
     pub what: &'static str,
-    /// Where in it the decoder stood.
+    /// Byte offset in it at which decoding failed.
     pub offset: usize,
     /// The rule that was broken.
     pub rule: String,
@@ -86,11 +86,11 @@ pub fn encode_type(shape: &Shape, dtype: DType) -> v1::TensorType {
     }
 }
 
-/// Decodes the type of a tensor and the bytes its data takes.
+/// Decodes the type of a tensor; also returns the size of the tensor's data in bytes.
 ///
 /// # Errors
 ///
-/// When the type is missing, no such dtype exists, the shape has more than
+/// When the type is missing, its dtype does not exist, or its shape has more than
 /// [`MAX_RANK`] dimensions or more bytes than can be addressed.
 pub fn decode_type(kind: Option<&v1::TensorType>) -> Result<(Shape, DType, usize), CodecError> {
     let error = |rule: String| CodecError::new("tensor type", 0, rule);
@@ -118,7 +118,7 @@ pub fn decode_type(kind: Option<&v1::TensorType>) -> Result<(Shape, DType, usize
     Ok((shape, dtype, bytes))
 }
 
-/// Bytes that a tensor's data takes, or `None` where that overflows.
+/// Returns the size of a tensor's data in bytes, or `None` if it overflows.
 pub fn tensor_bytes(shape: &Shape, dtype: DType) -> Option<usize> {
     shape
         .iter()
@@ -135,20 +135,21 @@ pub fn encode_tensor(tensor: &TensorIr) -> Bytes {
 ///
 /// # Errors
 ///
-/// When the bytes are no such thing.
+/// When the bytes are not a tensor reference.
 pub fn decode_tensor(bytes: &[u8]) -> Result<TensorIr, CodecError> {
     decode("tensor", bytes)
 }
 
-/// Dtypes that a profile tells of, at most: some more than there are.
+/// Maximum number of dtypes in a profile: somewhat more than exist.
 const MAX_DTYPES: usize = 64;
 
-/// What a client must know of a device before it can build ops for it.
+/// What a client must know of a device to build ops for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfile {
-    /// The dtypes it prefers.
+    /// The dtypes that the device prefers.
     pub settings: burn_backend::DeviceSettings,
-    /// What it can do with each dtype, as the bits of a `DTypeUsageSet`.
+    /// The operations that the device supports for each dtype, as the bits of a
+    /// `DTypeUsageSet`.
     pub dtypes: Vec<(DType, u8)>,
 }
 
@@ -162,7 +163,7 @@ impl DeviceProfile {
     ///
     /// # Errors
     ///
-    /// When the bytes are no such thing.
+    /// When the bytes are not a profile.
     pub fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
         let profile: Self = decode("device profile", bytes)?;
         match profile.dtypes.len() {
@@ -189,8 +190,8 @@ fn decode<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, Co
     }
 }
 
-/// A value off the front of `bytes`, and how many it took; or where there turned
-/// out to be none, and why.
+/// Decodes a value from the front of `bytes`, and returns it with the number of bytes it
+/// took. The error has the offset at which decoding failed.
 fn take<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), (usize, postcard::Error)> {
     let mut reader = postcard::Deserializer::from_bytes(bytes);
     let value = T::deserialize(&mut reader);

@@ -1,7 +1,7 @@
-//! What both ends of an op stream know of it, kept in step.
+//! The state that both ends of an op stream keep in step.
 //!
-//! Encoder and decoder each have a [`Model`] and do the same to it in the same
-//! order, record by record, so what one predicts the other predicts too.
+//! Encoder and decoder each have a [`Model`] and change it in the same way in the same
+//! order, record by record, so both make the same predictions.
 
 use super::{
     history::{History, Past},
@@ -9,12 +9,12 @@ use super::{
     value::Value,
 };
 
-/// What both ends know of a stream.
+/// The state that both ends have of a stream.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Model {
-    /// One more than the highest tensor id seen: the next new tensor's, usually.
+    /// One more than the highest tensor id seen: usually the id of the next new tensor.
     pub(super) counter: u64,
-    /// The number of the past op that is expected to come again next.
+    /// The number of the past op that is expected to repeat next.
     pub(super) cursor: u64,
     pub(super) templates: Dictionary,
     pub(super) history: History,
@@ -22,13 +22,14 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// The values to expect if `past` comes again.
+    /// Returns the values to expect if `past` repeats.
     pub(super) fn predict(&self, past: Past) -> impl Iterator<Item = Value> {
         let values = self.history.values(past);
         values.map(|value| self.successors.of(value))
     }
 
-    /// Takes in that where `past` came before, it came with these values now.
+    /// Records that `past` repeated with `values`, of which those with a bit in `changed`
+    /// are new.
     pub(super) fn learn(&mut self, past: Past, values: &[Value], changed: u64) {
         for (i, old) in self
             .history
@@ -42,7 +43,7 @@ impl Model {
         }
     }
 
-    /// Takes in an op; ids among `values` in the form to be remembered.
+    /// Records an op; ids among `values` are in the form to be remembered.
     pub(super) fn push(&mut self, template: Option<u32>, values: &[Value]) {
         let counter = self.counter;
         self.history.push(template, counter, values);
@@ -52,15 +53,15 @@ impl Model {
         }
     }
 
-    /// Takes in a tensor id, made by an op or otherwise.
+    /// Records a tensor id, whether an op made the tensor or not.
     pub(super) fn note(&mut self, id: u64) {
         self.counter = self.counter.max(id.saturating_add(1));
     }
 
-    /// Keeps a new template and gives its number, unless it is too large.
+    /// Keeps a new template and returns its number, or `None` if it is too large.
     ///
-    /// When there is no more room, everything said of earlier templates is
-    /// forgotten first. True: it was.
+    /// When there is no more room, all templates and past ops are forgotten first; the
+    /// returned flag is then `true`.
     pub(super) fn define(&mut self, template: Template<'_>) -> (Option<u32>, bool) {
         if !template.is_kept() {
             return (None, false);
@@ -76,11 +77,11 @@ impl Model {
     }
 }
 
-/// Values that took the place of others.
+/// Values that replaced other values.
 ///
-/// What changes from step to step, such as an optimiser's bias correction,
-/// changes alike for every parameter. A table of a fixed size, with room for two
-/// values that fall into the same place: the older goes when a third one comes.
+/// Values that change from step to step, such as an optimiser's bias correction, change
+/// in the same way for every parameter. The table has a fixed size, with room for two
+/// values with the same hash: a third one replaces the older of the two.
 #[derive(Debug, PartialEq)]
 struct Successors(Box<[[(Value, Value); 2]; 1 << SUCCESSOR_BITS]>);
 
@@ -94,7 +95,8 @@ impl Default for Successors {
 }
 
 impl Successors {
-    /// Fibonacci hashing: the multiplier is 2^64 over the golden ratio.
+    /// Returns the row of a value, by Fibonacci hashing: the multiplier is 2^64 over the
+    /// golden ratio.
     fn place(value: Value) -> usize {
         let bits = value.bits.wrapping_add(value.form as u64);
         (bits.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SUCCESSOR_BITS)) as usize

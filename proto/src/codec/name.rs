@@ -1,5 +1,5 @@
-//! What ops are called: by the names that Burn's IR gives to their kinds, which are
-//! asked of its serialization, so that nobody keeps a list of some two hundred.
+//! Names of ops, as Burn's IR gives them to their kinds. They are taken from its
+//! serialization, so that no list of some two hundred names is needed.
 
 use std::fmt;
 
@@ -9,19 +9,20 @@ use serde::{
     ser::{Impossible, SerializeTupleVariant},
 };
 
-/// The name of an op for people, such as `NumericFloat.Add`. Costs nothing to keep.
+/// The name of an op for people, such as `NumericFloat.Add`. It is cheap to copy and
+/// keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpName {
-    /// What kind of tensor it is on, mostly, or all there is to say.
+    /// The outer variant, mostly the kind of tensor, or the whole name.
     family: &'static str,
     op: Option<&'static str>,
 }
 
 impl OpName {
-    /// The name of `op`.
+    /// Returns the name of `op`.
     pub fn of(op: &OperationIr) -> Self {
         let mut names = Names::default();
-        // The error is how it is cut short.
+        // The serialization is ended early with an error.
         let _ = op.serialize(&mut names);
         Self {
             family: names.outer.unwrap_or("op"),
@@ -31,7 +32,7 @@ impl OpName {
 }
 
 impl From<&'static str> for OpName {
-    /// The name of something that is no op of the IR.
+    /// Creates a name for something that is not an op of the IR.
     fn from(family: &'static str) -> Self {
         Self { family, op: None }
     }
@@ -47,7 +48,7 @@ impl fmt::Display for OpName {
     }
 }
 
-/// Takes note of the variant it is given, and of the one within that, and of no more.
+/// A serializer that records the variant it is given and the variant within that one.
 #[derive(Default)]
 struct Names {
     outer: Option<&'static str>,
@@ -58,7 +59,7 @@ type Done = Result<(), fmt::Error>;
 type Never = Impossible<(), fmt::Error>;
 
 impl Names {
-    /// Whether it is the outer one.
+    /// Records a variant, and returns whether it is the outer one.
     fn note(&mut self, variant: &'static str) -> bool {
         let is_outer = self.outer.is_none();
         match is_outer {
@@ -69,7 +70,7 @@ impl Names {
     }
 }
 
-/// Methods for what has no name.
+/// Generates methods for values without a name.
 macro_rules! nameless {
     ($($method:ident: $type:ty;)*) => {
         $(fn $method(self, _: $type) -> Done {
@@ -190,7 +191,7 @@ impl SerializeTupleVariant for &mut Names {
     type Ok = ();
     type Error = fmt::Error;
 
-    /// The op comes after its dtype, so the last one counts.
+    /// The op follows its dtype, so the last field decides.
     fn serialize_field<T: Serialize + ?Sized>(&mut self, value: &T) -> Done {
         value.serialize(&mut **self)
     }

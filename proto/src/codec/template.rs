@@ -1,30 +1,30 @@
-//! Templates: what an op is made of besides its ids, scalars and indices.
+//! Templates: an op without its ids, scalars and indices.
 //!
-//! Both ends number the templates in the order in which they first came. What
-//! may be kept is bounded: an op that is very large is never kept, and when the
-//! dictionary is full it starts anew, which costs a loop one more learning.
+//! Both ends number templates in the order of their first occurrence. Memory is bounded:
+//! a very large op is never kept, and a full dictionary is cleared, after which a loop
+//! must be learnt once more.
 
 use super::value::{HoleKind, Value};
 
-/// Most templates kept.
+/// Maximum number of templates kept.
 const MAX_TEMPLATES: usize = 1 << 14;
-/// Most bytes of templates kept.
+/// Maximum number of bytes of templates kept.
 const MAX_BYTES: usize = 1 << 20;
-/// Most holes of templates kept.
+/// Maximum number of holes of templates kept.
 const MAX_HOLES: usize = 1 << 17;
-/// A template that is larger than this is not kept.
+/// Maximum size in bytes of a template that is kept.
 const MAX_TEMPLATE_BYTES: usize = 8 << 10;
-/// A template with more holes than this is not kept.
+/// Maximum number of holes of a template that is kept.
 const MAX_TEMPLATE_HOLES: usize = 1 << 10;
 
-/// Where a value goes in a template's bytes.
+/// Position of a value in a template's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hole {
     pub(super) at: u32,
     pub(super) kind: HoleKind,
 }
 
-/// A template, wherever it is kept.
+/// A borrowed template.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Template<'a> {
     pub(super) bytes: &'a [u8],
@@ -32,12 +32,12 @@ pub(super) struct Template<'a> {
 }
 
 impl Template<'_> {
-    /// Whether a dictionary keeps templates of this size.
+    /// Returns whether a dictionary keeps templates of this size.
     pub(super) fn is_kept(&self) -> bool {
         self.bytes.len() <= MAX_TEMPLATE_BYTES && self.holes.len() <= MAX_TEMPLATE_HOLES
     }
 
-    /// Writes the op, as postcard spells it, with `values` in the holes.
+    /// Writes the op in postcard form, with `values` in the holes.
     pub(super) fn fill(&self, values: impl Iterator<Item = Value>, out: &mut Vec<u8>) {
         out.clear();
         let mut from = 0;
@@ -51,7 +51,7 @@ impl Template<'_> {
     }
 }
 
-/// The templates that were kept, by number.
+/// The templates that are kept, by number.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Dictionary {
     bytes: Vec<u8>,
@@ -74,14 +74,14 @@ impl Dictionary {
         })
     }
 
-    /// Whether one more `template` can be kept.
+    /// Returns whether `template` can be added.
     pub(super) fn has_room(&self, template: Template<'_>) -> bool {
         self.ends.len() < MAX_TEMPLATES
             && self.bytes.len() + template.bytes.len() <= MAX_BYTES
             && self.holes.len() + template.holes.len() <= MAX_HOLES
     }
 
-    /// Keeps `template`; the number it then has.
+    /// Adds `template` and returns its number.
     pub(super) fn push(&mut self, template: Template<'_>) -> u32 {
         self.bytes.extend(template.bytes);
         self.holes.extend(template.holes);

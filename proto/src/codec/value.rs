@@ -1,15 +1,15 @@
-//! What fills a hole of a template: a tensor id, a scalar, or an index.
+//! Values that fill the holes of a template: tensor ids, scalars and indices.
 //!
-//! An id is kept in the form that is likely to hold for the next op of its
-//! kind: for what the loop makes, the distance from the id counter, which is the
-//! same each time round; for what outlives the loop, the id itself.
+//! An id is kept in the form that is likely to hold for the next op of the same kind. For
+//! a tensor made in the loop, this is the distance from the id counter, which is the same
+//! in each iteration; for a tensor that outlives the loop, the id itself.
 
 use super::{
     CodecError,
     wire::{Reader, put_marked, put_varint, unzigzag, zigzag},
 };
 
-/// What a template's hole takes.
+/// What kind of value a template's hole takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HoleKind {
     /// A tensor id.
@@ -28,12 +28,12 @@ impl HoleKind {
     }
 }
 
-/// How a value's bits are meant.
+/// How a value's bits are to be interpreted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// An id, as the id counter less this.
+    /// An id, as its distance below the id counter.
     Relative,
-    /// An id as it is.
+    /// An id itself.
     Absolute,
     Float,
     Int,
@@ -42,7 +42,7 @@ pub(super) enum Form {
     Index,
 }
 
-/// What fills a hole.
+/// A value that fills a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Value {
     pub(super) form: Form,
@@ -50,14 +50,14 @@ pub(super) struct Value {
 }
 
 impl Value {
-    /// Neither a scalar nor an index: for where there is none.
+    /// Neither a scalar nor an index: marks an empty entry.
     pub(super) const NONE: Self = Self::new(Form::Absolute, 0);
 
     pub(super) const fn new(form: Form, bits: u64) -> Self {
         Self { form, bits }
     }
 
-    /// The value with its id, if it is one, as it is.
+    /// Returns the value; an id in absolute form.
     pub(super) fn resolve(self, counter: u64) -> Self {
         match self.form {
             Form::Relative => Self::new(Form::Absolute, counter.wrapping_sub(self.bits)),
@@ -65,7 +65,8 @@ impl Value {
         }
     }
 
-    /// Undoes [`resolve`](Self::resolve): an id as its distance.
+    /// Reverses [`resolve`](Self::resolve): returns an id as its distance from the
+    /// counter.
     pub(super) fn relative(self, counter: u64) -> Self {
         match self.form {
             Form::Absolute => Self::new(Form::Relative, counter.wrapping_sub(self.bits)),
@@ -77,7 +78,7 @@ impl Value {
         matches!(self.form, Form::Relative | Form::Absolute)
     }
 
-    /// Writes the value for the other end.
+    /// Writes the value in its wire form.
     pub(super) fn put(self, out: &mut Vec<u8>) {
         let signed = zigzag(self.bits as i64);
         match self.form {
@@ -106,7 +107,7 @@ impl Value {
         }
     }
 
-    /// Reads what [`put`](Self::put) wrote.
+    /// Reads a value that [`put`](Self::put) wrote.
     pub(super) fn read(kind: HoleKind, reader: &mut Reader<'_>) -> Result<Self, CodecError> {
         let value = match kind {
             HoleKind::Id => match reader.marked()? {
@@ -129,8 +130,8 @@ impl Value {
         Ok(value)
     }
 
-    /// Writes the value, resolved, as postcard writes it within an op: a scalar
-    /// with the number of its variant in `burn_ir::ScalarIr`.
+    /// Writes the resolved value as postcard writes it within an op: a scalar with the
+    /// number of its variant in `burn_ir::ScalarIr`.
     pub(super) fn put_plain(self, out: &mut Vec<u8>) {
         let signed = zigzag(self.bits as i64);
         match self.form {

@@ -1,47 +1,47 @@
-//! The bytes of an op stream: its grammar, and the reading and writing of it.
+//! The bytes of an op stream: their grammar, and functions to read and write them.
 //!
-//! Numbers are LEB128 varints; `±` marks a signed one, zigzag first. Everything
-//! is read against the model both ends keep (`model`): a cursor into the ops
-//! that went by, and a dictionary of templates (`template`).
+//! Numbers are LEB128 varints; `±` marks a signed one, which is zigzag-encoded first.
+//! Everything is decoded against the model that both ends keep (`model`): a cursor into
+//! the past ops, and a dictionary of templates (`template`).
 //!
 //! ```text
 //! frame    = record*                     until the frame's count of ops is full
 //! record   = varint(n << 3 | kind), then by kind:
-//!   0 RUN    n ≥ 1 ops are those at the cursor and after it, as predicted
-//!   1 MOVE   the cursor moves by ±n, to an op that is remembered; makes no op
+//!   0 RUN    n ≥ 1 ops equal those at the cursor and after it, as predicted
+//!   1 MOVE   the cursor moves by ±n, to an op that is remembered; adds no op
 //!   2 PATCH  the op at the cursor, but where bit i of n is set, value i is new:
 //!            value{ones in n}
 //!   3 KNOWN  an op of template n:        value{holes}
-//!   4 NEW    an op of a template seen for the first time, n bytes long:
+//!   4 NEW    an op of a new template, which is n bytes long:
 //!            byte{n} holes:varint hole{holes} value{holes}
 //! hole     = varint(gap << 2 | kind)     gap: template bytes since the last hole
 //!                                        kind: 0 id, 1 scalar, 2 index
 //! value    = by the kind of its hole:
 //!   id       varint(±back << 1 | 0)      back = the id counter − id
-//!            varint(id << 1 | 1)         or the id as it is
+//!            varint(id << 1 | 1)         or the id itself
 //!   scalar   0 f64:8 bytes | 1 f64 that is an f32:4 bytes | 2 ±i64 | 3 u64
 //!            | 4 false | 5 true          a byte for the variant, then its value
 //!   index    ±i64
 //! ```
 //!
-//! What is *predicted* of the op at the cursor is its template and its values:
-//! ids in the form in which they were said then, other values replaced by their
-//! successor where one is known. A PATCH makes the new scalars and indices the
-//! successors of those that the op at the cursor had.
+//! The *prediction* for the op at the cursor is its template and its values: ids in the
+//! form in which they were encoded, other values replaced by their successor where one is
+//! known. A PATCH makes the new scalars and indices the successors of those that the op at
+//! the cursor had.
 //!
-//! Each op, however it was said, then becomes the newest of the history, the
-//! cursor steps on by one, and the id counter is moved past the op's ids. The
-//! template of a NEW takes the next number, unless it is too large to keep; if
-//! the dictionary is full, everything but the id counter is forgotten first.
+//! Each op, however it was encoded, then becomes the newest op of the history, the cursor
+//! advances by one, and the id counter is moved past the op's ids. The template of a NEW
+//! takes the next number, unless it is too large to keep; if the dictionary is full,
+//! everything but the id counter is forgotten first.
 
 use std::iter;
 
 use super::CodecError;
 
-/// Most bytes of a varint: 65 bits of an id with its mark.
+/// Maximum length of a varint in bytes: an id with its mark has 65 bits.
 const MAX_VARINT_BYTES: usize = 10;
 
-/// What a record is, the low bits of its head.
+/// Kind of a record, in the low bits of its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecordKind {
     Run,
@@ -61,7 +61,7 @@ const RECORD_KINDS: [RecordKind; 5] = [
 
 const KIND_BITS: u32 = 3;
 
-/// Widest number a record's head can carry.
+/// Width in bits of the largest number that a record's head can carry.
 pub(super) const HEAD_BITS: u32 = u64::BITS - KIND_BITS;
 
 /// Writes the head of a record.
@@ -70,7 +70,7 @@ pub(super) fn put_head(out: &mut Vec<u8>, kind: RecordKind, n: u64) {
     put_varint(out, n << KIND_BITS | kind as u64);
 }
 
-/// Writes a number, seven bits a byte, low ones first.
+/// Writes a number, seven bits per byte, low bits first.
 pub(super) fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -79,7 +79,7 @@ pub(super) fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-/// Writes a number and one more bit below it.
+/// Writes a number with one more bit below it.
 pub(super) fn put_marked(out: &mut Vec<u8>, n: u64, mark: bool) {
     let marked = u128::from(n) << 1 | u128::from(mark);
     if marked < 0x80 {
@@ -89,7 +89,7 @@ pub(super) fn put_marked(out: &mut Vec<u8>, n: u64, mark: bool) {
     put_varint(out, (marked >> 7) as u64);
 }
 
-/// Folds the sign into the lowest bit, so that small numbers of either sign are short.
+/// Moves the sign into the lowest bit, so that small numbers of either sign are short.
 pub(super) fn zigzag(n: i64) -> u64 {
     (n << 1 ^ n >> 63) as u64
 }
@@ -99,14 +99,14 @@ pub(super) fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
-/// The places of the bits that are set, the lowest first.
+/// Returns the positions of the bits that are set, the lowest first.
 pub(super) fn ones(bits: u64) -> impl Iterator<Item = usize> {
     let rest = iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)));
     rest.take_while(|&bits| bits != 0)
         .map(|bits| bits.trailing_zeros() as usize)
 }
 
-/// Reads a frame, and knows where it stands in it.
+/// Reads a frame and tracks its position in it.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
@@ -118,12 +118,12 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Bytes not yet read.
+    /// Returns the number of bytes not read yet.
     pub(super) fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// The breach of `rule` at the place reached.
+    /// Returns an error for the breach of `rule` at the current position.
     pub(super) fn error(&self, rule: impl Into<String>) -> CodecError {
         CodecError::new("ops", self.at, rule)
     }
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         u64::try_from(n).map_err(|_| self.error("a number beyond 64 bits"))
     }
 
-    /// A number and the bit below it.
+    /// Reads a number and the bit below it.
     pub(super) fn marked(&mut self) -> Result<(u64, bool), CodecError> {
         let n = self.wide()?;
         match u64::try_from(n >> 1) {

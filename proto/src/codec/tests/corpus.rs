@@ -1,4 +1,4 @@
-//! Short streams that use all of the grammar, for tests that want very many.
+//! Short streams that use all of the grammar, for tests that need very many.
 
 use burn_backend::Slice;
 use burn_ir::{
@@ -10,18 +10,18 @@ use super::{kinds::any_op, *};
 /// A stream: its frames, each with its count of ops.
 pub(super) type Stream = Vec<(Vec<u8>, u32)>;
 
-/// The op that takes the place of an upload.
+/// Returns the op that stands for an upload.
 pub(super) fn init(id: u64) -> OperationIr {
     OperationIr::Init(InitOperationIr { out: tensor(id) })
 }
 
-/// Streams of a few frames, always the same.
+/// Returns streams of a few frames, always the same ones.
 pub(super) fn streams(count: usize) -> Vec<Stream> {
     let mut numbers = Numbers(11);
     (0..count).map(|_| stream(&mut numbers)).collect()
 }
 
-/// A loop that goes round a few times, a frame each, with exceptions.
+/// Returns a loop of a few iterations, one frame each, with exceptions.
 fn stream(numbers: &mut Numbers) -> Stream {
     let body: Vec<_> = (0..2 + numbers.below(3)).map(|_| line(numbers)).collect();
     let mut pair = Pair::default();
@@ -64,7 +64,7 @@ fn line(numbers: &mut Numbers) -> OperationIr {
     }
 }
 
-/// What `op` is so many rounds later: new ids, scalars and bounds.
+/// Returns `op` as it is `rounds` iterations later: with new ids, scalars and bounds.
 fn later(op: &OperationIr, rounds: u64) -> OperationIr {
     struct Later(u64);
     impl IrVisitorMut for Later {

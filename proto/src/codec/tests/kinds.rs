@@ -1,4 +1,4 @@
-//! Every kind of op that Burn's IR has.
+//! Every kind of op in Burn's IR.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use burn_ir::{
 
 use super::{super::flatten::Flat, super::template::Template, *};
 
-/// An op read from random bytes, small ones for the most part so that they are
-/// valid: `None` if they are none. It may be of any kind there is.
+/// Reads an op of any kind from random bytes, mostly small ones so that they are valid;
+/// `None` if they are not.
 pub(super) fn any_op(numbers: &mut Numbers) -> Option<OperationIr> {
     let mut bytes = [0; 160];
     for byte in &mut bytes {
@@ -27,7 +27,7 @@ pub(super) fn any_op(numbers: &mut Numbers) -> Option<OperationIr> {
     Some(op)
 }
 
-/// Ops with what is rare in random bytes.
+/// Ops with features that are rare in random bytes.
 fn odd_ops() -> Vec<OperationIr> {
     let float = |op| OperationIr::NumericFloat(DType::F32, op);
     let pad = PadOpIr {

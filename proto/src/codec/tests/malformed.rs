@@ -1,7 +1,7 @@
-//! Bytes that no encoder wrote: each rule that they can break, by hand, and
-//! millions of valid streams that were spoilt.
+//! Bytes that no encoder wrote: each rule that they can break, by hand, and millions of
+//! mutated valid streams.
 //!
-//! The spoilt ones are made from a fixed seed, so a failure comes again.
+//! The mutated streams are made from a fixed seed, so a failure can be reproduced.
 
 use std::collections::BTreeSet;
 
@@ -13,16 +13,16 @@ use super::{
     *,
 };
 
-/// A frame that breaks a rule: its name, the frame, the count of ops it claims,
-/// and where it breaks it. Digits of a rule are `#`.
+/// A frame that breaks a rule: the rule, the frame, the count of ops it claims, and the
+/// offset of the breach. Digits of a rule are `#`.
 type Breach = (&'static str, Vec<u8>, u32, usize);
 
-/// A frame of bytes for a fresh decoder.
+/// A frame of raw bytes for a fresh decoder.
 fn bytes(rule: &'static str, frame: &[u8], offset: usize) -> Breach {
     (rule, frame.to_vec(), 1, offset)
 }
 
-/// A frame with one valid op, and then `records`.
+/// A frame with one valid op, followed by `records`.
 fn after_an_op(rule: &'static str, records: &[u8], count: u32, at: usize) -> Breach {
     let mut frame = Pair::default().encode(&[drop_of(1)]);
     let offset = frame.len() + at;
@@ -40,12 +40,12 @@ fn template(rule: &'static str, template: &[u8]) -> Breach {
     (rule, frame, 1, offset)
 }
 
-/// A record's head, as short as that.
+/// A record's head of one byte.
 const fn head(kind: RecordKind, n: u8) -> u8 {
     n << 3 | kind as u8
 }
 
-/// Every rule there is, at least once.
+/// Breaches of every rule, at least one each.
 fn breaches() -> Vec<Breach> {
     use RecordKind::*;
     let (wide, beyond) = ([0xff; 11], [[0xff; 9].as_slice(), &[0x7f]].concat());
@@ -89,7 +89,7 @@ fn breaches() -> Vec<Breach> {
 
 const MISPLACED: &str = "the cursor is at no op that is remembered";
 
-/// A few bytes that ask for very many: a run of large ops.
+/// A few bytes that stand for very many: a run of large ops.
 fn too_many_plain_bytes() -> Breach {
     let inputs: Vec<_> = (0..900).map(tensor).collect();
     let large = burn_ir::CustomOpIr::new("large", &inputs, &[]);
@@ -102,14 +102,14 @@ fn too_many_plain_bytes() -> Breach {
 
 const TOO_LARGE: &str = "ops of more than # bytes in one frame";
 
-/// A rule without what is particular to a breach of it.
+/// Returns a rule without the details of one breach of it.
 fn rule(error: &CodecError) -> String {
     let mut rule = String::new();
     for c in error.rule.chars() {
         match c {
             '0'..='9' if rule.ends_with('#') => {}
             '0'..='9' => rule.push('#'),
-            // What follows is of another library's making.
+            // The rest comes from another library.
             ':' => break,
             c => rule.push(c),
         }
@@ -147,7 +147,7 @@ fn a_wrong_count_is_an_error_with_its_place() {
     assert_eq!(long.offset, bytes.len());
 }
 
-/// Decodes until something is wrong, as a session does; the error then.
+/// Decodes until an error, as a session does, and returns the error.
 fn decode_all(stream: &Stream) -> Option<CodecError> {
     let mut decoder = OpDecoder::default();
     for (frame, count) in stream {
@@ -178,8 +178,8 @@ fn millions_of_spoilt_streams_never_panic() {
             None => bearable += 1,
         }
     }
-    // They got far: many are streams all the same, and the others break every
-    // rule but one, which takes larger ops than there are here.
+    // The mutations reach far into the decoder: many streams stay valid, and the others
+    // break every rule but one, which needs larger ops than the corpus has.
     println!("{bearable} of {STREAMS} streams were valid all the same");
     assert!(
         (STREAMS / 50..STREAMS / 2).contains(&bearable),
@@ -195,7 +195,7 @@ fn millions_of_spoilt_streams_never_panic() {
 
 #[test]
 fn spoilt_steady_steps_never_panic() {
-    // Short frames late in a stream: each spoilt byte is a record of a run.
+    // Short frames late in a stream: each mutated byte is a record of a run.
     let mut pair = Pair::default();
     let mut program = Program::new();
     for _ in 0..4 {
@@ -209,8 +209,8 @@ fn spoilt_steady_steps_never_panic() {
     for _ in 0..20_000 {
         let mut spoilt = frame.clone();
         spoil(&mut spoilt, &mut numbers);
-        // A decoder that has seen nonsense goes on here, which no session does:
-        // it must bear that, too.
+        // This decoder goes on after an error, which no session does: it must withstand
+        // that, too.
         let count = program.ops.len() + numbers.below(3) - 1;
         let _ = pair.decoder.decode(&spoilt, count as u32);
     }

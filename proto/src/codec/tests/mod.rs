@@ -1,5 +1,5 @@
-//! What the codec promises, from the outside: an op stream survives the round
-//! trip whatever is in it, costs little, and no bytes can harm the decoder.
+//! Guarantees of the codec, tested from outside: an op stream survives the round trip
+//! whatever it contains, costs little, and no bytes can harm the decoder.
 
 mod corpus;
 mod kinds;
@@ -45,7 +45,7 @@ fn some_ops() -> Vec<OperationIr> {
     ]
 }
 
-/// Two ends of a stream.
+/// The two ends of a stream.
 #[derive(Default)]
 struct Pair {
     encoder: OpEncoder,
@@ -61,7 +61,7 @@ impl Pair {
         frame
     }
 
-    /// Sends a frame of `ops` across; its size.
+    /// Sends a frame of `ops` across and returns its size.
     fn send(&mut self, ops: &[OperationIr]) -> usize {
         let frame = self.encode(ops);
         let decoded = self.decoder.decode(&frame, ops.len() as u32).unwrap();
@@ -83,8 +83,8 @@ impl Pair {
     }
 }
 
-/// A generator of numbers for loops that proptest would be too slow for:
-/// SplitMix64 (Steele, Lea and Flood, 2014).
+/// A random number generator for loops that are too long for proptest: SplitMix64
+/// (Steele, Lea and Flood, 2014).
 struct Numbers(u64);
 
 impl Numbers {

@@ -1,9 +1,8 @@
-//! Ways to spoil a stream.
+//! Mutations of a stream.
 
 use super::{super::wire, Numbers, corpus::Stream};
 
-/// Spoils a stream, at one place for the most part. `other` is a valid stream
-/// to take parts from.
+/// Mutates a stream, mostly at one place. `other` is a valid stream to take parts from.
 pub(super) fn mutate(stream: &mut Stream, other: &Stream, numbers: &mut Numbers) {
     loop {
         let at = numbers.below(stream.len());
@@ -20,7 +19,7 @@ pub(super) fn mutate(stream: &mut Stream, other: &Stream, numbers: &mut Numbers)
     }
 }
 
-/// Spoils the bytes of a frame at one place.
+/// Mutates the bytes of a frame at one place.
 pub(super) fn spoil(frame: &mut Vec<u8>, numbers: &mut Numbers) {
     if frame.is_empty() {
         frame.push(0);
@@ -43,15 +42,15 @@ fn count(count: &mut u32, numbers: &mut Numbers) {
     };
 }
 
-/// The beginning of one frame and the end of another.
+/// Joins the beginning of one frame with the end of another.
 fn splice(frame: &mut Vec<u8>, other: &Stream, numbers: &mut Numbers) {
     let (tail, _) = &other[numbers.below(other.len())];
     frame.truncate(numbers.below(frame.len() + 1));
     frame.extend(&tail[numbers.below(tail.len() + 1)..]);
 }
 
-/// Another byte: one bit of it, a step in its number or in what is above its
-/// lowest three bits, or anything.
+/// Returns another byte: with one bit flipped, a step up or down in its number or above
+/// its lowest three bits, or random.
 fn changed(byte: u8, numbers: &mut Numbers) -> u8 {
     match numbers.below(3) {
         0 => byte ^ 1 << numbers.below(8),
@@ -65,7 +64,7 @@ fn remove(frame: &mut Vec<u8>, at: usize, numbers: &mut Numbers) {
     frame.drain(at..end);
 }
 
-/// A byte becomes a number of many more.
+/// Replaces a byte by a number of many bytes.
 fn blow_up(frame: &mut Vec<u8>, at: usize, numbers: &mut Numbers) {
     let fill = [0xff, 0x80, frame[at] | 0x80][numbers.below(3)];
     let last = numbers.next() as u8 >> numbers.below(8);
@@ -73,14 +72,14 @@ fn blow_up(frame: &mut Vec<u8>, at: usize, numbers: &mut Numbers) {
     frame.splice(at..=at, number);
 }
 
-/// A part comes several times: a record, if it happens to be one.
+/// Repeats a part several times: a record, if it happens to be one.
 fn repeat(frame: &mut Vec<u8>, at: usize, numbers: &mut Numbers) {
     let end = frame.len().min(at + 1 + numbers.below(6));
     let part = frame[at..end].repeat(1 + numbers.below(4));
     frame.splice(at..at, part);
 }
 
-/// A run, or a move and a run, where there was none.
+/// Inserts a run, or a move and a run.
 fn insert_run(frame: &mut Vec<u8>, at: usize, numbers: &mut Numbers) {
     let mut records = Vec::new();
     if numbers.below(2) == 0 {

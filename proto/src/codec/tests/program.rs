@@ -1,4 +1,4 @@
-//! A program to test with: it trains an MLP with Adam.
+//! A test program: it trains an MLP with Adam.
 
 use burn_ir::{
     ActivationOperationIr, BaseOperationIr, DimOpIr, MatmulOpIr, ReduceDimOpIr, ScalarIr,
@@ -7,13 +7,13 @@ use burn_ir::{
 
 use super::*;
 
-/// Writes down the ops of a training program, step by step.
+/// Records the ops of a training program, step by step.
 #[derive(Default)]
 pub(super) struct Program {
     next: u64,
     steps: i32,
     layers: Vec<Layer>,
-    /// A tensor that is made once and used in every step.
+    /// A tensor that is created once and used in every step.
     mask: Option<TensorIr>,
     pub(super) ops: Vec<OperationIr>,
 }
@@ -24,7 +24,7 @@ struct Layer {
     bias: Param,
 }
 
-/// A parameter and Adam's two moments of it.
+/// A parameter and its two moments of Adam.
 #[derive(Clone)]
 struct Param([TensorIr; 3]);
 
@@ -48,7 +48,7 @@ impl Program {
         TensorIr::uninit(TensorId::new(self.next), Shape::new(shape), DType::F32)
     }
 
-    /// A tensor that was made before.
+    /// Returns a tensor that was created before.
     fn made(&mut self, shape: [usize; 2]) -> TensorIr {
         TensorIr {
             status: TensorStatus::ReadOnly,
@@ -60,7 +60,7 @@ impl Program {
         Param([(); 3].map(|()| self.made(shape)))
     }
 
-    /// Records the op that `build` makes of a new tensor, and gives that.
+    /// Records the op that `build` returns for a new tensor, and returns the tensor.
     fn out(&mut self, shape: [usize; 2], build: impl FnOnce(TensorIr) -> OperationIr) -> TensorIr {
         let mut out = self.tensor(shape);
         self.ops.push(build(out.clone()));
@@ -126,7 +126,7 @@ impl Program {
         self.ops.extend(tensors.into_iter().map(OperationIr::Drop));
     }
 
-    /// One step; the id of the batch that it uploads.
+    /// Records one step; returns the id of the batch that it uploads.
     pub(super) fn step(&mut self) -> u64 {
         self.ops.clear();
         self.steps += 1;

@@ -1,11 +1,11 @@
-//! What a training step costs.
+//! The cost of a training step.
 
 use std::time::{Duration, Instant};
 
 use super::{corpus::init, program::Program, *};
 
-/// Sends `steps` steps, each a frame; the bytes each took. `upload` says where a
-/// step's batch comes from: its id, and the step's ops.
+/// Sends `steps` steps, each as a frame, and returns the bytes that each took. `upload`
+/// adds the upload of a step's batch, given its id and the step's ops.
 fn costs(
     steps: usize,
     upload: impl Fn(&mut Pair, u64, &mut Vec<OperationIr>),
@@ -22,7 +22,7 @@ fn costs(
     (program.ops.len(), costs)
 }
 
-/// A batch that came before the frame.
+/// Uploads a batch before the frame.
 fn noted(pair: &mut Pair, batch: u64, _: &mut Vec<OperationIr>) {
     pair.note(batch);
 }
@@ -58,9 +58,9 @@ fn a_loop_of_uploads_is_a_run() {
         ops.collect::<Vec<_>>()
     };
     let costs: Vec<_> = (0..20).map(|round| pair.send(&frame(round))).collect();
-    // The first teaches the two templates, and the next where the loop begins.
+    // The first frame teaches the two templates, the next one where the loop begins.
     assert!(costs[2..].iter().all(|&cost| cost <= 2), "{costs:?}");
-    // Many rounds in a frame are still one record.
+    // Many iterations in a frame are still one record.
     let many: Vec<_> = (20..2_020).flat_map(frame).collect();
     assert!(pair.send(&many) <= 4);
     pair.assert_in_step();
@@ -86,7 +86,7 @@ fn an_exception_costs_little() {
     pair.assert_in_step();
 }
 
-/// Not a test: prints what an op costs in time. For the release profile.
+/// Not a test: prints the time that an op takes. For the release profile.
 #[test]
 #[ignore = "a measurement"]
 fn timing() {

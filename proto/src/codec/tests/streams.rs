@@ -1,11 +1,11 @@
-//! Streams of ops made up at random: loops, exceptions, frames cut anywhere.
+//! Random streams of ops: loops, exceptions, frames cut anywhere.
 
 use burn_ir::{ScalarIr, ScalarOpIr};
 use proptest::{collection::vec, prelude::*};
 
 use super::{corpus::init, *};
 
-/// An op of a loop's body: what it reads is given by how long ago that was made.
+/// An op of a loop's body. Each input is given by how long ago it was made.
 #[derive(Debug, Clone)]
 enum Line {
     Add(u64, u64),
@@ -55,7 +55,7 @@ fn scale(id: u64, by: f64, out: u64) -> OperationIr {
     )
 }
 
-/// Sends what a program does, frame by frame.
+/// Sends the ops of a program, frame by frame.
 struct Sender {
     pair: Pair,
     next: u64,
@@ -67,7 +67,7 @@ impl Sender {
         let id = |back: u64| self.next.saturating_sub(back + 1);
         let op = match *line {
             Line::Add(lhs, rhs) => add(id(lhs), id(rhs), self.next),
-            // Changes with the round, alike for all, as a schedule does.
+            // Changes with each iteration, in the same way for all, as a schedule does.
             Line::Scale(input, by) => scale(id(input), by.powi(round as i32), self.next),
             Line::Drop(input) => return self.pending.push(drop_of(id(input))),
             Line::Constant(constant) => add(constant, id(0), self.next),
@@ -147,7 +147,7 @@ fn a_full_dictionary_starts_anew() {
         pair.send(&ops);
     }
     pair.assert_in_step();
-    // And goes on learning.
+    // The encoder goes on learning.
     let again: Vec<_> = (39_900..40_000).map(of_width).collect();
     assert!(pair.send(&again) < 10);
 }
@@ -184,7 +184,7 @@ fn a_change_to_an_op_of_very_many_values_is_said() {
 fn a_history_that_wraps_around_stays_in_step() {
     let mut pair = Pair::default();
     let mut next = 2;
-    // Longer than the history: each time round, what was learned is gone.
+    // Longer than the history: in each iteration, what was learnt before is gone.
     for _ in 0..3 {
         for first in (0..40_000u64).step_by(500) {
             let ops: Vec<_> = (first..first + 500)
