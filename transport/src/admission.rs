@@ -1,24 +1,25 @@
-//! Which connections are served, which wait, and which are closed: a pure state machine.
+//! Decides which connections are served, which wait, and which are closed: a pure state
+//! machine.
 //!
-//! A peer is a stranger until it has shown that it may call. Strangers have places of
-//! their own, so that they take none of those who were admitted. Few of them are served
-//! at once, from one address and in all, as a TLS handshake takes processor time and a
-//! connection takes memory; the rest wait, and cost a socket each.
+//! A peer is a *stranger* until it has proved that it may call. Strangers have places of
+//! their own, so they cannot take the places of admitted peers. A TLS handshake takes
+//! processor time and a connection takes memory, so few strangers are served at once, per
+//! address and in total; the rest wait, and cost one socket each.
 //!
-//! While strangers wait, those that are served have a short turn, and the newest of those
-//! that wait is served first: under attack an honest peer has just come, and the ones
-//! that have waited for long are not in a hurry. In the order of arrival, it would have
-//! to outlast everybody who came to stay. Between addresses, the one that has the fewest
-//! served goes first, and when there is no place left to wait, the one that has the most
-//! waiting loses its oldest.
+//! While strangers wait, each stranger that is served has only a short turn, and the
+//! newest waiting one is served next. Under attack an honest peer has just come, while
+//! connections that have waited for long are mostly the attacker's; served in order of
+//! arrival, an honest peer would have to outlast all of them. Between addresses, the one
+//! with the fewest strangers served goes first. When there is no place left to wait, the
+//! address with the most waiting strangers loses its oldest.
 //!
-//! A quarter of an address's places is for peers that have just come. Without it every
-//! place that falls free goes to one that has waited, which connects again when it is
-//! closed: connections would arrive as fast as places fall free, and in such a queue the
-//! newest may still wait for seconds. With it, what connects again is less than there is
-//! room for, and a new peer finds a place at once.
+//! A quarter of an address's places is kept for peers that have just come. Without it
+//! every free place would go to a peer that has waited, which connects again when it is
+//! closed: connections would arrive as fast as places become free, and in such a queue
+//! even the newest may wait for seconds. With it, peers that connect again cannot fill
+//! all places, and a new peer is served at once.
 //!
-//! Time comes with each event. [`gate`](crate::gate) carries out what is decided.
+//! Time comes with each event. [`gate`](crate::gate) carries out the decisions.
 
 use std::{
     cmp::Reverse,
@@ -27,20 +28,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How many of what there may be, and for how long.
+/// Limits on numbers of connections and on their times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Strangers, served or not.
+    /// Number of strangers, served or waiting.
     pub(crate) strangers: usize,
-    /// Strangers that are served at once.
+    /// Number of strangers served at once.
     pub(crate) served: usize,
-    /// Of these, from one address.
+    /// Number of strangers served at once from one address.
     pub(crate) served_per_address: usize,
-    /// Peers that were admitted.
+    /// Number of admitted peers.
     pub(crate) admitted: usize,
-    /// Of these, places that are kept for peers with a reserved place.
+    /// How many of the `admitted` places are kept for peers with a reserved place.
     pub(crate) reserved: usize,
-    /// How long a stranger that waits counts as one that has just come.
+    /// How long a waiting stranger counts as one that has just come.
     pub(crate) fresh: Duration,
     /// How long a stranger is served while others wait.
     pub(crate) turn: Duration,
@@ -48,12 +49,12 @@ pub(crate) struct Limits {
     pub(crate) patience: Duration,
 }
 
-/// A connection.
+/// Id of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id(u64);
 
-/// What counts as one address: an IPv4 address, or an IPv6 network of 64 bits, which a
-/// single host may have.
+/// What counts as one address: an IPv4 address, or an IPv6 /64 network, as one host may
+/// have all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Source(u128);
 
@@ -66,20 +67,20 @@ impl From<IpAddr> for Source {
     }
 }
 
-/// What is to be done.
+/// What the owner of the connections must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Begin with the connection's handshake.
+    /// Begin the connection's handshake.
     Serve(Id),
     /// Close the connection.
     Close(Id),
 }
 
-/// Every place for peers that were admitted is taken.
+/// All places for admitted peers are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{limit} connections of admitted peers are open, which is the most there may be")]
 pub struct Full {
-    /// How many there are.
+    /// The number of these places.
     pub limit: usize,
 }
 
@@ -97,7 +98,7 @@ struct Crowd {
     waiting: BTreeSet<Id>,
 }
 
-/// See the module's documentation.
+/// The state machine; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Admission {
     limits: Limits,
@@ -106,14 +107,14 @@ pub(crate) struct Admission {
     crowds: HashMap<Source, Crowd>,
     /// Strangers that are served, the oldest first.
     served: VecDeque<Id>,
-    /// Addresses from which somebody waits: those with the fewest served first, and of
-    /// these the one from which the newest came.
+    /// Addresses with waiting strangers, ordered by the number served, fewest first, then
+    /// by the newest waiting stranger, newest first.
     eager: BTreeSet<(usize, Reverse<Id>, Source)>,
-    /// The same addresses, by how many wait.
+    /// The same addresses, ordered by the number waiting.
     heavy: BTreeSet<(usize, Source)>,
     waiting: usize,
     admitted: usize,
-    /// Of these, those without a reserved place.
+    /// Number of admitted peers without a reserved place.
     unreserved: usize,
     ticked: Option<Instant>,
 }
@@ -135,14 +136,14 @@ impl Admission {
         }
     }
 
-    /// A connection was accepted. It is served when an action says so.
+    /// Adds an accepted connection. It is served when an action names it.
     pub(crate) fn accepted(&mut self, source: Source, now: Instant) -> (Id, Vec<Action>) {
         let id = Id(self.next);
         self.next += 1;
         let mut actions = Vec::new();
         if self.served.len() + self.waiting >= self.limits.strangers {
             let Some(victim) = self.most_patient() else {
-                // All are served, so this one has nowhere to wait.
+                // All places are taken by strangers that are served, so it cannot wait.
                 return (id, vec![Action::Close(id)]);
             };
             self.remove(victim);
@@ -158,12 +159,12 @@ impl Admission {
         (id, actions)
     }
 
-    /// A peer has shown that it may call. The second time, and of a connection that is
-    /// closed, this changes nothing.
+    /// Admits a stranger that is being served. Has no effect on any other connection,
+    /// such as one that was admitted before or is closed.
     ///
     /// # Errors
     ///
-    /// When there is no place for it; it stays a stranger.
+    /// When no place is free for the peer, which then stays a stranger.
     pub(crate) fn admit(
         &mut self,
         id: Id,
@@ -191,7 +192,7 @@ impl Admission {
         Ok(actions)
     }
 
-    /// A connection is closed, by whichever side.
+    /// Removes a connection that either side has closed.
     pub(crate) fn closed(&mut self, id: Id, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         self.remove(id);
@@ -199,7 +200,8 @@ impl Admission {
         actions
     }
 
-    /// Time has passed. To be called now and then while there are strangers.
+    /// Ends the turns that are over at `now`. Must be called regularly while there are
+    /// strangers.
     pub(crate) fn tick(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         while let Some(id) = self.overdue(now) {
@@ -218,9 +220,9 @@ impl Admission {
         actions
     }
 
-    /// How many turns may end now: as many as keep those that are served changing evenly,
-    /// so that whoever comes finds a place at the next tick. Those that came together would
-    /// go together otherwise, again and again.
+    /// Returns how many turns may end now: the share of the served strangers that keeps
+    /// turns ending evenly, so that a new peer finds a place at the next tick. Otherwise
+    /// strangers that came together would leave together, again and again.
     fn turns_over(&mut self, now: Instant) -> usize {
         let before = self.ticked.replace(now).unwrap_or(now);
         let (passed, turn) = (now.saturating_duration_since(before), self.limits.turn);
@@ -228,16 +230,16 @@ impl Admission {
             return self.served.len();
         }
         let share = passed.as_secs_f64() / turn.as_secs_f64();
-        // Some 512 at most, so nothing is lost or cut off.
+        // At most 512 strangers are served, so the conversions lose nothing.
         ((self.served.len() as f64 * share).ceil() as usize).max(1)
     }
 
-    /// Strangers that are served, and that wait.
+    /// Returns the numbers of strangers that are served and that wait.
     pub(crate) fn strangers(&self) -> (usize, usize) {
         (self.served.len(), self.waiting)
     }
 
-    /// Serves who waits, as long as there are places.
+    /// Serves waiting strangers while places are free.
     fn fill(&mut self, now: Instant, actions: &mut Vec<Action>) {
         while self.served.len() < self.limits.served
             && let Some((id, source)) = self.next_served(now)
@@ -254,10 +256,10 @@ impl Admission {
         }
     }
 
-    /// The stranger that gets the next place, if its address has one for it.
+    /// Returns the stranger that gets the next place, if its address has one for it.
     fn next_served(&self, now: Instant) -> Option<(Id, Source)> {
-        // Few addresses are looked at: those that are passed over have most of the places
-        // of an address each, and there are no more than `served` places.
+        // The search is short: each address that is passed over has most of an address's
+        // places, and there are only `served` places in total.
         let mut eager = self.eager.iter();
         let fits = |&&(served, Reverse(newest), _): &&(usize, Reverse<Id>, Source)| {
             served < self.places(newest, now)
@@ -266,7 +268,8 @@ impl Admission {
         Some((id, source))
     }
 
-    /// How many places of its address a stranger that waits may count on.
+    /// Returns how many places of its address a waiting stranger may use: three quarters,
+    /// once it has waited for `fresh`.
     fn places(&self, waiting: Id, now: Instant) -> usize {
         let limit = self.limits.served_per_address;
         match self.peers.get(&waiting) {
@@ -286,14 +289,14 @@ impl Admission {
         }
     }
 
-    /// A stranger that was served for longer than anybody is.
+    /// Returns the oldest served stranger if it has been served for `patience`.
     fn overdue(&self, now: Instant) -> Option<Id> {
         let id = *self.served.front()?;
         let (_, since) = self.since(id)?;
         (now.saturating_duration_since(since) >= self.limits.patience).then_some(id)
     }
 
-    /// A stranger whose turn is over while others wait for its place.
+    /// Returns a stranger whose turn is over and whose place another one waits for.
     fn gives_way(&self, now: Instant) -> Option<Id> {
         let &(fewest, Reverse(newest), _) = self.eager.first()?;
         let place_of_own = fewest < self.places(newest, now);
@@ -304,7 +307,8 @@ impl Admission {
                 return None;
             }
             let crowd = self.crowds.get(&source)?;
-            // Its own address waits for it; or all do, and it has more than its share.
+            // Either its own address waits for the place, or all places are taken and its
+            // address has no fewer than the address that is next.
             let newest = crowd.waiting.last();
             let own = newest.is_some_and(|newest| crowd.served >= self.places(*newest, now));
             (own || crowded && crowd.served >= fewest).then_some((crowd.served, Reverse(id)))
@@ -313,7 +317,8 @@ impl Admission {
         heaviest.map(|(_, Reverse(id))| id)
     }
 
-    /// The stranger that has waited longest, of those from the address with the most.
+    /// Returns the longest-waiting stranger of the address with the most waiting
+    /// strangers.
     fn most_patient(&self) -> Option<Id> {
         let (_, source) = self.heavy.last()?;
         self.crowds.get(source)?.waiting.first().copied()
@@ -341,7 +346,7 @@ impl Admission {
         }
     }
 
-    /// Changes what is known of an address, and keeps the orders of addresses right.
+    /// Updates what is known of an address, and both orderings of addresses.
     fn change(&mut self, source: Source, change: impl FnOnce(&mut Crowd)) {
         let crowd = self.crowds.entry(source).or_default();
         if let Some(&newest) = crowd.waiting.last() {

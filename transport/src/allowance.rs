@@ -1,8 +1,8 @@
-//! The bytes that a connection may bring before its peer has been admitted.
+//! A limit on the bytes that a connection may deliver before its peer is admitted.
 //!
 //! The HTTP/2 stack reads whatever a peer sends, within windows that are set once for the
-//! whole connection. So the bound is put below the stack: once the allowance is spent, the
-//! connection has nothing more to read until the peer is admitted.
+//! whole connection. So the limit is applied below the stack: once the allowance is used
+//! up, reads are pending until the peer is admitted.
 
 use std::{
     sync::{
@@ -12,11 +12,12 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-/// Bytes taken from a peer that was not admitted yet. A call's headers and a first frame,
+/// Bytes accepted from a peer that is not admitted. A call's headers and a first frame,
 /// with the lease token of several hundred devices, fit.
 pub(crate) const ALLOWANCE_BYTES: usize = 64 << 10;
 
-/// Whether a connection's bound was lifted, and who waits for that. Lifted once, for good.
+/// Whether a connection's limit was lifted, and the task that waits for that. The limit
+/// is lifted once, for good.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance {
     lifted: AtomicBool,
@@ -24,7 +25,7 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// An allowance without a bound, for the side that dialled.
+    /// Creates an allowance without a limit, for the side that dialled.
     pub(crate) fn unbounded() -> Self {
         Self {
             lifted: AtomicBool::new(true),
@@ -32,7 +33,7 @@ impl Allowance {
         }
     }
 
-    /// Lifts the bound, and wakes the task that waits for that.
+    /// Lifts the limit, and wakes the waiting task.
     pub(crate) fn lift(&self) {
         self.lifted.store(true, Ordering::Release);
         let waiting = self.waiting().take();
@@ -41,13 +42,14 @@ impl Allowance {
         }
     }
 
-    /// Whether the bound was lifted.
+    /// Returns whether the limit was lifted.
     pub(crate) fn is_lifted(&self) -> bool {
         self.lifted.load(Ordering::Acquire)
     }
 
-    /// Bytes that may be read of a connection that has brought `read` so far; `None` is no
-    /// bound. Pending while there are none, until the bound is lifted.
+    /// Returns how many bytes may be read from a connection that has delivered `read` so
+    /// far; `None` means no limit. Pending once the allowance is used up, until the limit
+    /// is lifted.
     pub(crate) fn poll_room(&self, cx: &mut Context<'_>, read: usize) -> Poll<Option<usize>> {
         if self.is_lifted() {
             return Poll::Ready(None);
@@ -57,7 +59,7 @@ impl Allowance {
             return Poll::Ready(Some(room));
         }
         *self.waiting() = Some(cx.waker().clone());
-        // It may have been lifted before the waker was there.
+        // The limit may have been lifted before the waker was stored.
         match self.is_lifted() {
             true => Poll::Ready(None),
             false => Poll::Pending,

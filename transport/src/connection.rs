@@ -1,8 +1,8 @@
 //! A TLS stream that can be closed from elsewhere.
 //!
-//! The HTTP/2 stack owns its streams and the tasks that drive them. A link
-//! that is given up, or a server that stops, needs to end them at once and not
-//! when the stack finds the time, which is never while the peer does not read.
+//! The HTTP/2 stack owns its streams and the tasks that drive them. A link that is
+//! dropped, or a server that stops, must end them at once. The stack itself would end
+//! them later, and never while the peer does not read.
 
 use std::{
     fmt, io,
@@ -24,51 +24,52 @@ use crate::{
     admission::Full, allowance::Allowance, gate::GateEntry, link::IDLE_TIMEOUT, tls::Fingerprint,
 };
 
-/// Bytes read at once of a peer that was not admitted.
+/// Maximum number of bytes in one read from a peer that is not admitted.
 const SCRATCH_BYTES: usize = 4 << 10;
 
-/// A TLS stream, the bytes read ahead of it, and its end.
+/// A TLS stream, the bytes read ahead of it, and the means to close it.
 pub(crate) struct Connection<S> {
     stream: S,
-    /// Bytes read ahead of the stack, given out first.
+    /// Bytes read before the stack took over, returned first.
     ahead: Bytes,
-    /// What came before the peer was admitted.
+    /// Number of bytes received before the peer was admitted.
     unadmitted_bytes: usize,
     caller: Caller,
     orders: mpsc::Receiver<()>,
     closed: bool,
-    /// Runs from the end of what is written until the peer closes, too.
+    /// Deadline for the peer to close the connection, set once this side has shut down
+    /// its writes.
     linger: Option<Pin<Box<Sleep>>>,
 }
 
-/// What is known of the other end of a connection when its handshake is over.
+/// What is known of a connection's peer after the handshake.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
-    /// The certificate whose key it proved to have.
+    /// The certificate whose private key the peer proved to have.
     pub(crate) certificate: Option<Fingerprint>,
-    /// On the accepting side.
+    /// Set on the accepting side.
     pub(crate) place: Option<GateEntry>,
 }
 
-/// Who is at the other end of a connection, and how to be rid of them.
+/// A connection's peer, with the means to admit it and to close the connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(crate) peer: SocketAddr,
-    /// The certificate whose key they proved to have.
+    /// The certificate whose private key the peer proved to have.
     pub(crate) certificate: Option<Fingerprint>,
     pub(crate) closer: Closer,
     allowance: Arc<Allowance>,
-    /// On the accepting side.
+    /// Set on the accepting side.
     place: Option<Arc<GateEntry>>,
 }
 
 impl Caller {
-    /// Takes from here on what the peer sends, as it has shown that it may call.
+    /// Admits the peer: from now on everything that it sends is read.
     ///
     /// # Errors
     ///
-    /// When there is no place for it.
+    /// When no place is free for the peer.
     pub(crate) fn admit(&self, reserved: bool) -> Result<(), Full> {
         if let Some(place) = &self.place {
             place.admit(reserved)?;
@@ -77,7 +78,7 @@ impl Caller {
         Ok(())
     }
 
-    /// What the peer may send until it is admitted.
+    /// Returns the limit on what the peer may send before it is admitted.
     pub(crate) fn allowance(&self) -> Arc<Allowance> {
         self.allowance.clone()
     }
@@ -88,13 +89,13 @@ impl Caller {
 pub(crate) struct Closer(mpsc::Sender<()>);
 
 impl Closer {
-    /// Closes the connection at once; what was not sent yet is lost.
+    /// Closes the connection at once; bytes not sent yet are lost.
     pub(crate) fn close(&self) {
-        // Full or closed: somebody did it before.
+        // A full or closed channel means that the connection was closed before.
         let _ = self.0.try_send(());
     }
 
-    /// Ends when the connection is closed, by whichever side.
+    /// Waits until either side has closed the connection.
     pub(crate) async fn closed(&self) {
         self.0.closed().await;
     }
@@ -107,8 +108,9 @@ impl fmt::Debug for Closer {
 }
 
 impl<S> Connection<S> {
-    /// A stream to `peer`, of which `ahead` was read already. If it has a place, little is
-    /// read of its stream until it is admitted.
+    /// Creates a connection to `peer` on `stream`, from which `ahead` was read already.
+    /// If `peer` has a place, only a limited number of bytes is read until it is
+    /// admitted.
     pub(crate) fn new(stream: S, ahead: Bytes, peer: Peer) -> Self {
         let (closer, orders) = mpsc::channel(1);
         let Peer {
@@ -146,8 +148,8 @@ impl<S> Connection<S> {
         self.caller.closer.clone()
     }
 
-    /// An error once the connection was closed. Every call of the stack passes
-    /// here, as it may wait to read or to write.
+    /// Returns an error once the connection was closed. Every call of the stack checks
+    /// this, as the stack may be waiting to read or to write.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         self.closed |= self.orders.poll_recv(cx).is_ready();
         if self.closed {
@@ -159,7 +161,7 @@ impl<S> Connection<S> {
         Ok(())
     }
 
-    /// Reads `room` bytes at most.
+    /// Reads at most `room` bytes.
     fn poll_read_some(
         &mut self,
         cx: &mut Context<'_>,
@@ -178,7 +180,7 @@ impl<S> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads until the peer closes.
+    /// Reads and discards bytes until the peer closes the connection.
     fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()>
     where
         S: AsyncRead + Unpin,
@@ -244,8 +246,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Connection<S> {
             ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
             self.linger = Some(Box::pin(sleep(IDLE_TIMEOUT)));
         }
-        // A socket that is closed with bytes unread is reset, and the peer then
-        // loses what it had not read itself.
+        // If a socket is closed with unread bytes, the connection is reset, and the peer
+        // loses what it has not read yet.
         let over = self
             .linger
             .as_mut()

@@ -1,8 +1,8 @@
 //! gRPC over our own TLS: the control plane, and the carrier of gRPC links.
 //!
-//! tonic is handed connections whose TLS handshake is already done. That is
-//! what lets a client tell "nothing listens" from "wrong certificate", and a
-//! server bound and time out handshakes.
+//! tonic receives connections whose TLS handshake is already done. That way a client can
+//! distinguish "nothing listens" from "wrong certificate", and a server can limit
+//! handshakes and set a deadline for them.
 
 use std::{
     future, io,
@@ -43,63 +43,66 @@ use crate::{
     tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, Terms, Trust},
 };
 
-/// How long a peer may take for its TLS handshake and the HTTP/2 preface.
+/// Time limit for a peer's TLS handshake and HTTP/2 preface.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(4);
 
-/// How long a connection to a server may take before another is tried beside it: several
+/// How long a connection attempt runs before another one starts in parallel: several
 /// times what a handshake takes across an ocean.
 const REDIAL: Duration = Duration::from_millis(750);
 
-/// Connections that are tried beside each other, at most.
+/// Maximum number of parallel connection attempts.
 const MAX_DIALS: usize = 5;
 
 /// Pause after a connection that could not be accepted.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// Handshakes done and not yet taken by the server.
+/// Queue length for connections whose handshake is done and that tonic has not taken yet.
 const ACCEPT_QUEUE: usize = 16;
 
-/// What every HTTP/2 client says first (RFC 9113, 3.4).
+/// Length of the connection preface that every HTTP/2 client sends first (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// How long an HTTP/2 peer may leave a probe unanswered.
+/// How long an HTTP/2 peer may take to answer a keep-alive ping.
 const PROBE_DEADLINE: Duration = IDLE_TIMEOUT.saturating_sub(KEEP_ALIVE);
 
 /// HTTP/2 flow control windows of links, as large as QUIC's.
 const WINDOW_BYTES: u32 = 16 << 20;
 
-/// Windows of a server of calls, of a stream and of a connection: what a peer may have
-/// this side keep. No message of the control plane is larger than the first.
+/// Flow-control windows of a server of calls, per stream and per connection: how many
+/// bytes a peer can make this side buffer. No control message is larger than the stream's
+/// window.
 const CALL_WINDOW_BYTES: u32 = 256 << 10;
 const CALLS_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Calls at once on one connection of a server of calls. A client has a stream open and
-/// asks for the status beside it.
+/// Maximum number of concurrent calls on one connection of a server of calls. A client
+/// has one stream open and sends status requests as well.
 const MAX_CALLS: u32 = 16;
 
-/// The headers of one call: a token and what gRPC adds.
+/// Limit on the headers of one call: a token and the headers of gRPC itself.
 const HEADER_BYTES: u32 = 4 << 10;
 
-/// How long a call may take to be answered. Streams are answered with their first message.
+/// Time limit for the response to a call. The response to a streaming call begins after
+/// the client's first message.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Connects to a gRPC server at `host:port` that `trust` accepts. A channel is
-/// one connection: when it is lost, calls fail and the caller connects again.
+/// Connects to the gRPC server at `host:port` if `trust` accepts its certificate. A
+/// channel is one connection: when it is lost, calls fail and the caller must connect
+/// again.
 ///
-/// A server under attack lets connections wait, and serves the newest first. So a
-/// connection that takes long is tried again beside the first, and whichever is served
-/// first is used.
+/// A server under attack makes connections wait, and serves the newest first. So when an
+/// attempt takes long, another one starts in parallel, and the first to succeed is used.
 ///
 /// # Errors
 ///
-/// Says apart: nothing there, another certificate, unusable trust settings.
-/// Sets no deadline: the caller does.
+/// Distinguishes an unreachable server, an unexpected certificate and unusable trust
+/// settings. There is no deadline: the caller must set one.
 pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
     let at = crate::dial::authority(host, port);
     connect_to(&at, host, &Terms::unnamed(trust)).await
 }
 
-/// As [`connect`], and shows `identity`, so that the server knows who calls.
+/// Connects as [`connect`] does, and shows `identity`, by which the server identifies the
+/// caller.
 ///
 /// # Errors
 ///
@@ -118,7 +121,8 @@ pub async fn connect_as(
     connect_to(&at, host, &terms).await
 }
 
-/// Connects to `at`, an address of `host`, by the first of some tries that is served.
+/// Connects to `at`, an address of `host`, by up to [`MAX_DIALS`] parallel attempts. The
+/// first to succeed wins.
 async fn connect_to(at: &str, host: &str, terms: &Terms) -> Result<Channel, DialError> {
     let mut dials = vec![Box::pin(connect_closable(at, host, terms))];
     let mut redial = interval_at(Instant::now() + REDIAL, REDIAL);
@@ -142,14 +146,14 @@ async fn connect_to(at: &str, host: &str, terms: &Terms) -> Result<Channel, Dial
         };
         match dialled {
             Ok((channel, _)) => return Ok(channel),
-            // Another one may still be served.
+            // Another attempt may still succeed.
             Err(e) if !dials.is_empty() && !e.is_final() => debug!("{e}"),
             Err(e) => return Err(e),
         }
     }
 }
 
-/// As [`connect`], without a second try: one connection, however long it takes.
+/// Connects as [`connect`] does, but with a single attempt, however long it takes.
 ///
 /// # Errors
 ///
@@ -160,8 +164,8 @@ pub async fn connect_once(host: &str, port: u16, trust: &Trust) -> Result<Channe
     Ok(channel)
 }
 
-/// Connects to `at`, an address of `host`, and returns also who is there, with the means
-/// to end the connection whatever its calls do.
+/// Connects to `at`, an address of `host`. Also returns the peer's [`Caller`], whose
+/// closer ends the connection whatever its calls do.
 pub(crate) async fn connect_closable(
     at: &str,
     host: &str,
@@ -175,7 +179,7 @@ pub(crate) async fn connect_closable(
         let lost = || io::Error::new(io::ErrorKind::NotConnected, "the connection was lost");
         future::ready(stream.ok_or_else(lost))
     });
-    // The scheme only names the pseudo-header; the bytes are inside TLS already.
+    // The scheme only sets the pseudo-header; the bytes are already inside TLS.
     let channel = Endpoint::from_static("http://tensord")
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(PROBE_DEADLINE)
@@ -205,7 +209,7 @@ async fn handshake(
     Ok(Connection::new(stream, Bytes::new(), peer))
 }
 
-/// A TLS stream to `at`, an address of `host`, for the protocol `alpn`.
+/// Opens a TLS stream to `at`, an address of `host`, for the ALPN protocol `alpn`.
 pub(crate) async fn connect_tls(
     at: &str,
     host: &str,
@@ -216,7 +220,7 @@ pub(crate) async fn connect_tls(
     let unreachable = |e: io::Error| DialError::unreachable(at, &e);
     let tcp = TcpStream::connect(at).await;
     let tcp = tcp.map_err(unreachable)?;
-    // Frames are written whole; waiting to fill packets only adds latency.
+    // Frames are written whole; Nagle's algorithm would only add latency.
     tcp.set_nodelay(true).map_err(unreachable)?;
     let name = ServerName::try_from(tls::server_name(host).to_owned()).expect("a usable name");
     TlsConnector::from(Arc::new(config))
@@ -228,23 +232,24 @@ pub(crate) async fn connect_tls(
         })
 }
 
-/// A gRPC server about to run.
+/// A gRPC server that is ready to run.
 pub struct Server {
     tcp: TcpListener,
     acceptor: TlsAcceptor,
     calls: Calls,
-    /// Where connections go that come for frames, not for gRPC.
+    /// Queue for the links of connections that negotiated frames instead of gRPC.
     links: Option<mpsc::Sender<Link>>,
     gate: Arc<Gate>,
 }
 
-/// What a server takes of one connection.
+/// Limits on the calls of one connection.
 struct Calls {
-    /// At once.
+    /// Maximum number of concurrent calls.
     most: u32,
-    /// Not read yet, of one call and of all.
+    /// Flow-control windows, per call and per connection: bytes received and not read
+    /// yet.
     windows_bytes: (u32, u32),
-    /// How long one may take to be answered.
+    /// Time limit for the response to a call.
     deadline: Option<Duration>,
 }
 
@@ -262,8 +267,8 @@ pub fn server(tcp: TcpListener, identity: &Identity) -> Result<Server, BindError
     serve_on(tcp, identity, &[ALPN_GRPC], calls, None, Gate::new())
 }
 
-/// Prepares a server of links: a call is one, with no other on its connection, and
-/// so is a connection that comes for frames, which goes to `links`.
+/// Prepares a server of links. A gRPC link is one call, the only one on its connection. A
+/// connection that negotiated frames is a link as well, and goes to `links`.
 pub(crate) fn link_server(
     tcp: TcpListener,
     identity: &Identity,
@@ -273,7 +278,7 @@ pub(crate) fn link_server(
     let calls = Calls {
         most: 1,
         windows_bytes: (WINDOW_BYTES, WINDOW_BYTES),
-        // Whoever takes links may be behind.
+        // The code that accepts links may be behind.
         deadline: None,
     };
     let alpn = [ALPN_GRPC, ALPN_FRAMES];
@@ -304,8 +309,9 @@ impl Server {
         self.run_until(routes, future::pending()).await;
     }
 
-    /// Serves `routes`; once `closing` ends, no connections come any more, and
-    /// the future ends with the last of them. Dropping it closes them all.
+    /// Serves `routes`. Once `closing` ends, the server accepts no more connections, and
+    /// the future ends with the last open one. Dropping the future closes all
+    /// connections.
     pub(crate) async fn run_until(self, routes: Routes, closing: impl Future<Output = ()>) {
         let (grpc, connections) = mpsc::channel(ACCEPT_QUEUE);
         let incoming = ReceiverStream::new(connections).map(Ok::<_, io::Error>);
@@ -334,8 +340,9 @@ impl Server {
             .max_concurrent_streams(self.calls.most)
             .http2_max_header_list_size(HEADER_BYTES)
             .add_routes(routes)
-            // The end of `incoming` is the signal; with none, the connections
-            // would not be told.
+            // The end of `incoming` starts the graceful shutdown. Without a shutdown
+            // future, tonic would not notify the connections of it, so it gets one that
+            // never completes.
             .serve_with_incoming_shutdown(incoming, future::pending());
         let (served, ()) = tokio::join!(serving, accepting);
         if let Err(e) = served {
@@ -344,7 +351,7 @@ impl Server {
     }
 }
 
-/// Where connections go once their handshake is done.
+/// Where to send connections once their handshake is done.
 #[derive(Clone)]
 struct Handoff {
     acceptor: TlsAcceptor,
@@ -352,8 +359,8 @@ struct Handoff {
     links: Option<mpsc::Sender<Link>>,
 }
 
-/// Accepts connections for ever, a task in `open` for each until it is closed or
-/// a link.
+/// Accepts connections forever. Each has a task in `open`, which ends when the connection
+/// is closed.
 async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut JoinSet<()>) {
     let (mut failing, mut ticks) = (false, Gate::ticks());
     loop {
@@ -371,7 +378,7 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut
                 let place = gate.enter(peer.ip());
                 open.spawn(set_up(stream, peer, place, handoff.clone()));
             }
-            // Out of file descriptors, most likely; they come back.
+            // Most likely out of file descriptors, which is temporary.
             Err(e) => {
                 if !std::mem::replace(&mut failing, true) {
                     warn!("accepting connections fails, and is tried again: {e}");
@@ -382,16 +389,17 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut
     }
 }
 
-/// Waits for the connection's turn, and has it for as long as the connection is no link.
+/// Waits until the gate serves the connection, then runs it until it ends or is expelled.
 async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: GateEntry, handoff: Handoff) {
     if !place.served().await {
         return;
     }
     let mut watch = place.watch();
-    // On the heap, as most of those who wait under attack never come here.
+    // Boxed, because under attack most tasks never get here and should stay small.
     let serving = Box::pin(serve(tcp, peer, place, handoff));
     tokio::select! {
-        // First, as a link that it has handed on is closed there.
+        // Polled first: `serve` must see the expulsion of a link that it has handed on,
+        // and close it.
         biased;
         () = serving => {}
         true = watch.expelled() => debug!(%peer, "showed no right to call in time"),
@@ -410,7 +418,7 @@ async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Hand
         if stream.get_ref().1.alpn_protocol() == Some(ALPN_FRAMES) {
             return Ok((stream, None));
         }
-        // The HTTP/2 stack would wait for this without a deadline.
+        // The HTTP/2 stack would wait for the preface without a deadline.
         let mut preface = [0; PREFACE_BYTES];
         stream.read_exact(&mut preface).await?;
         io::Result::Ok((stream, Some(Bytes::copy_from_slice(&preface))))
@@ -427,7 +435,7 @@ async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Hand
             let guard = CloseOnDrop(connection.closer());
             // An error means that the server is gone.
             let _ = grpc.send(connection).await;
-            // So that the server may end.
+            // The server can only end when all these senders are dropped.
             drop((grpc, links));
             guard.0.closed().await;
         }
@@ -442,7 +450,7 @@ async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Hand
     }
 }
 
-/// tonic leaves connections to tasks of its own; this ends them with ours.
+/// Closes the connection when this task is dropped: tonic serves it in a task of its own.
 struct CloseOnDrop(Closer);
 
 impl Drop for CloseOnDrop {
@@ -451,36 +459,37 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// The stream of answers of a streaming call.
+/// The response stream of a streaming call.
 pub type Answers<T> = tonic::codegen::BoxStream<T>;
 
-/// Answers a streaming call with what arrives in `messages`.
+/// Returns a response stream of what arrives in `messages`.
 pub fn answers<T: Send + 'static>(messages: mpsc::Receiver<T>) -> Answers<T> {
     Box::pin(ReceiverStream::new(messages).map(Ok::<T, Status>))
 }
 
-/// The address `request` came from.
+/// Returns the address that `request` came from.
 pub fn peer<T>(request: &Request<T>) -> SocketAddr {
     caller(request).peer
 }
 
-/// The certificate whose key the peer of `request` proved to have, if it showed one.
+/// Returns the fingerprint of the certificate whose private key the peer of `request`
+/// proved to have, if it showed one.
 pub fn certificate<T>(request: &Request<T>) -> Option<Fingerprint> {
     caller(request).certificate
 }
 
-/// Notes that the peer of `request` may call: from here on its connection is not bound to
-/// the few bytes that a stranger's is, nor to the few seconds. A peer with a `reserved`
-/// place has one where others find none.
+/// Admits the peer of `request`: its connection is no longer subject to a stranger's
+/// limits on bytes and time. A peer with a `reserved` place is admitted even when the
+/// other places are taken.
 ///
 /// # Errors
 ///
-/// When there is no place for it.
+/// When no place is free for the peer.
 pub fn admit<T>(request: &Request<T>, reserved: bool) -> Result<(), Full> {
     caller(request).admit(reserved)
 }
 
-/// Who `request` came from.
+/// Returns the peer that `request` came from.
 pub(crate) fn caller<T>(request: &Request<T>) -> &Caller {
     let caller = request.extensions().get::<Caller>();
     caller.expect("every connection of this server carries its caller")

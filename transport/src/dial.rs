@@ -22,61 +22,61 @@ use crate::{
     tls::{Terms, Trust, TrustError},
 };
 
-/// What `auto` tries, in order. A frame over TCP takes the least time of both ends,
-/// gRPC passes where nothing but HTTP/2 does, and QUIC where TCP does not.
+/// Carriers in the order in which `auto` tries them. A frame over TCP costs both ends the
+/// least time, gRPC passes where only HTTP/2 does, and QUIC passes where TCP does not.
 const PREFERENCE: [Carrier; 3] = [Carrier::Tcp, Carrier::Grpc, Carrier::Quic];
 
-/// How long `auto` waits for a carrier before it also tries the next. What is blocked is
-/// mostly dropped in silence. If it is only TCP's first packet that was lost, the next
-/// follows after a second.
+/// How long `auto` waits for a carrier before it also tries the next. A firewall mostly
+/// drops packets silently. If only TCP's first packet was lost, TCP sends it again after
+/// a second.
 const HEAD_START: Duration = Duration::from_millis(1300);
 
-/// How long a name's first address is tried before the second.
+/// How long one address of a name is tried before the next one is tried as well.
 const ADDRESS_HEAD_START: Duration = Duration::from_millis(600);
 
-/// How long what got through instead of the first of [`PREFERENCE`] is tried before it.
+/// How long a fallback carrier is tried before TCP.
 const LEARNT_LIFE: Duration = Duration::from_secs(300);
 
 /// Why a process could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// Nothing answers there.
+    /// Nothing answers at the address.
     #[error(
         "nothing answers at {address} ({reason}); check the address and that tensord runs there"
     )]
     Unreachable {
-        /// Where.
+        /// The address.
         address: String,
-        /// What the system said.
+        /// The underlying error.
         reason: String,
     },
-    /// Whoever answers there is not who was expected.
+    /// The process at the address shows an unexpected certificate.
     #[error(
         "{address} shows a certificate that does not match {expected}; take a fresh URL from the host, or someone is in between"
     )]
     Certificate {
-        /// Where.
+        /// The address.
         address: String,
-        /// What was expected.
+        /// The certificate that was expected.
         expected: String,
     },
     /// The trust settings of this side are unusable.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// No answer in time.
+    /// No answer within the deadline.
     #[error(
         "{address} did not answer within {deadline:?}; check the address, and firewalls on the way"
     )]
     Deadline {
-        /// Where.
+        /// The address.
         address: String,
-        /// The time it had.
+        /// The deadline.
         deadline: Duration,
     },
 }
 
 impl DialError {
-    /// Whether another try, of the same settings, would end the same way.
+    /// Returns whether another attempt with the same settings would end the same way.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Self::Certificate { .. } | Self::Trust(_))
     }
@@ -85,7 +85,7 @@ impl DialError {
         let mut text = reason.to_string();
         let mut cause = reason.source();
         while let Some(error) = cause {
-            // tonic and hyper repeat themselves on the way up.
+            // tonic and hyper repeat the text of the inner error in the outer one.
             let inner = error.to_string();
             if !text.contains(&inner) {
                 text = format!("{text}: {inner}");
@@ -111,7 +111,7 @@ impl DialError {
     }
 }
 
-/// `host:port`, with brackets where the host is an IPv6 address.
+/// Returns `host:port`, with brackets if the host is an IPv6 address.
 pub(crate) fn authority(host: &str, port: u16) -> String {
     if host.contains(':') {
         format!("[{host}]:{port}")
@@ -120,20 +120,21 @@ pub(crate) fn authority(host: &str, port: u16) -> String {
     }
 }
 
-/// Dials links. Cheap to clone; clones share what was learnt of the network.
+/// Dials links. Cheap to clone; clones share what they learnt about the network.
 #[derive(Debug, Clone, Default)]
 pub struct Dialer {
     choice: TransportChoice,
     faults: Option<FaultSwitch>,
-    /// What to show whoever is dialled.
+    /// The certificate to show to peers.
     identity: Option<Arc<Identity>>,
-    /// Where not the first of [`PREFERENCE`] got through but this, and when: worth
-    /// saying once, and trying first for a while.
+    /// Fallback carrier per address where the first of [`PREFERENCE`] did not get
+    /// through, and when the preferred order was last tried. It is logged once, and tried
+    /// first for [`LEARNT_LIFE`].
     learnt: Arc<Mutex<HashMap<SocketAddr, (Carrier, Instant)>>>,
 }
 
 impl Dialer {
-    /// A dialer that uses what `choice` allows.
+    /// Creates a dialer that uses the carriers that `choice` allows.
     pub fn new(choice: TransportChoice) -> Self {
         Self {
             choice,
@@ -141,7 +142,7 @@ impl Dialer {
         }
     }
 
-    /// Shows `identity` to whoever is dialled, who knows then who dials.
+    /// Shows `identity` to peers, which identify this process by it.
     pub fn with_identity(mut self, identity: Arc<Identity>) -> Self {
         self.identity = Some(identity);
         self
@@ -153,11 +154,12 @@ impl Dialer {
         self
     }
 
-    /// Opens a link to `address` within `deadline`, to whom `trust` accepts.
+    /// Opens a link to `address` within `deadline`, if `trust` accepts the peer's
+    /// certificate.
     ///
     /// # Errors
     ///
-    /// See [`DialError`]; each says what to do.
+    /// See [`DialError`]; each message names a remedy.
     pub async fn dial(
         &self,
         address: &str,
@@ -181,9 +183,9 @@ impl Dialer {
         })
     }
 
-    /// Opens a link for bulk bytes: over TCP, which carries several times what
-    /// the others do where the network is fast, unless this dialer was told to use
-    /// QUIC; and over whatever else there is where TCP does not get through.
+    /// Opens a link for bulk bytes. A dialer that was set to gRPC uses `auto` here, as
+    /// TCP carries several times what the other carriers do where the network is fast.
+    /// All other settings apply as in [`dial`](Self::dial).
     ///
     /// # Errors
     ///
@@ -205,8 +207,8 @@ impl Dialer {
         dialer.dial(address, trust, deadline).await
     }
 
-    /// Tries the addresses behind a name in turn, the next one when the one
-    /// before failed or was silent for a while; the first link wins.
+    /// Tries the addresses of a name in turn, the next one when the one before has failed
+    /// or was silent for [`ADDRESS_HEAD_START`]. The first link wins.
     async fn dial_any(&self, address: &str, terms: &Terms) -> Result<Link, DialError> {
         let unreachable = |e: io::Error| DialError::unreachable(address, &e);
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
@@ -253,7 +255,7 @@ impl Dialer {
         let mut failure = None;
         for carrier in self.order(at) {
             if carrier == Carrier::Grpc && failure.is_none() && !attempts.is_empty() {
-                // Where TCP is silent, this would be, too.
+                // gRPC runs over TCP, which is silent.
                 continue;
             }
             let (host, terms) = (host.to_owned(), terms.clone());
@@ -263,7 +265,7 @@ impl Dialer {
                 return self.learn(at, decided);
             }
         }
-        // If none has failed, it is a long way.
+        // No attempt has failed yet, so the path may just be slow.
         if failure.is_none()
             && let Some(decided) = decision(&mut attempts, &mut failure, at).await
         {
@@ -272,7 +274,7 @@ impl Dialer {
         Err(failure.expect("all have failed, or one had before"))
     }
 
-    /// In which order carriers are tried.
+    /// Returns the order in which to try carriers.
     fn order(&self, at: SocketAddr) -> [Carrier; 3] {
         let learnt = self.learnt().get(&at).copied();
         let learnt = learnt.filter(|(_, since)| since.elapsed() < LEARNT_LIFE);
@@ -281,7 +283,7 @@ impl Dialer {
         order
     }
 
-    /// Takes note of what carries a link to `at`.
+    /// Records the carrier of a link to `at`.
     fn learn(&self, at: SocketAddr, dialled: Result<Link, DialError>) -> Result<Link, DialError> {
         let link = dialled?;
         let (first, carrier) = (PREFERENCE[0], link.carrier);
@@ -295,7 +297,7 @@ impl Dialer {
         if before.is_none() {
             warn!("frames over {first} to {at} do not get through; using {carrier} instead");
         }
-        // Since when counts from the last time that the others were tried.
+        // The time is that of the last attempt in the preferred order.
         if before.is_none_or(|(_, since)| since.elapsed() >= LEARNT_LIFE) {
             learnt.insert(at, (carrier, Instant::now()));
         }
@@ -307,8 +309,9 @@ impl Dialer {
     }
 }
 
-/// The first of `attempts` to reach `at` that decides the matter, if not all of them
-/// fail; the first `failure` is noted. May be cancelled.
+/// Returns the first of `attempts` to reach `at` that succeeds or fails for good; `None`
+/// if all of them find `at` unreachable. The first such error is kept in `failure`.
+/// Cancel safe.
 async fn decision(
     attempts: &mut JoinSet<Result<Link, DialError>>,
     failure: &mut Option<DialError>,
@@ -324,7 +327,7 @@ async fn decision(
     }
 }
 
-/// What came of an attempt to reach `at` that had a task of its own.
+/// Returns the result of an attempt to reach `at` that ran in its own task.
 fn ended(
     attempt: Result<Result<Link, DialError>, JoinError>,
     at: impl fmt::Display,

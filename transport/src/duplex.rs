@@ -1,8 +1,8 @@
-//! Both directions of a session over whatever link there is at the moment.
+//! Both directions of a session over its current link.
 //!
-//! Joins an [`Outbox`] and an [`Inbox`] with the encoding of frames, for the
-//! client's and the worker's end alike. Still without I/O: it turns bodies into
-//! the byte parts of frames and back.
+//! Combines an [`Outbox`] and an [`Inbox`] with the encoding of frames, for the client's
+//! and the worker's end alike. It does no I/O: it converts between bodies and the byte
+//! parts of frames.
 
 use bytes::{Bytes, BytesMut};
 use prost::{
@@ -13,49 +13,49 @@ use tensord_proto::v1::{Frame, Ping, frame};
 
 use crate::resume::{Body, Inbox, Outbox, ResumeError};
 
-/// What a frame takes of the credit on top of its body: about the memory that
-/// even an empty one costs its receiver while it waits to be acted on. Without
-/// it, frames of a few bytes could pile up by the million.
+/// Credit that a frame takes on top of its body: about the memory that even an empty
+/// frame costs its receiver until it is processed. Without it, frames of a few bytes
+/// could pile up by the million.
 const FRAME_COST_BYTES: usize = 256;
 
-/// What an op takes of the credit: with a window of 32 MiB, a program can be a
-/// quarter of a million ops ahead, which is most of a second of a fast worker.
+/// Credit that an op takes. With a window of 32 MiB, a program can be a quarter of a
+/// million ops ahead, which is most of a second's work for a fast worker.
 const OP_COST_BYTES: usize = 128;
 
-/// Frames are taken for sending until they have so many bytes: what a carrier
-/// sends in one go, and hardly more than one frame where frames are large.
+/// Size from which on a batch of frames is complete: what a carrier sends in one write,
+/// and hardly more than one frame where frames are large.
 const SEND_BYTES: usize = 64 << 10;
 
-/// The fields of a frame whose messages have bulk bytes.
+/// Field numbers in a frame of the messages that have bulk bytes.
 const CHUNK_FIELD: u32 = 50;
 const PIECE_FIELD: u32 = 61;
 const FETCHED_FIELD: u32 = 64;
 
-/// Why a frame could not be taken.
+/// Why a frame was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The bytes are no frame.
+    /// The bytes are not a frame.
     #[error("a frame of {size} bytes is malformed: {reason}")]
     Malformed {
-        /// Its size.
+        /// Size of the frame in bytes.
         size: usize,
-        /// What the decoder said.
+        /// The decoder's error.
         reason: String,
     },
-    /// It breaks the numbering.
+    /// The frame breaks the numbering.
     #[error(transparent)]
     Numbering(#[from] ResumeError),
-    /// It has no number, and its body takes credit.
+    /// The frame has no number, and its body takes credit.
     #[error("a frame of {size} bytes has no number, which only a ping may do without")]
     Unnumbered {
-        /// Its size.
+        /// Size of the frame in bytes.
         size: usize,
     },
 }
 
 impl FrameError {
-    /// Whether the link lost something, which another connection makes good. The
-    /// peer did nothing wrong.
+    /// Returns whether the link lost a frame, which a new connection repairs. The peer
+    /// did nothing wrong.
     pub fn is_loss(&self) -> bool {
         matches!(self, Self::Numbering(ResumeError::Gap { .. }))
     }
@@ -92,7 +92,7 @@ pub struct Duplex {
 }
 
 impl Duplex {
-    /// Keeps about `capacity_bytes` of what the peer has not acknowledged, may
+    /// Creates an end that keeps about `capacity_bytes` of unacknowledged bodies, may
     /// send `credit` bytes at first, and lets the peer send `window_bytes`.
     pub fn new(capacity_bytes: usize, credit: u64, window_bytes: u64) -> Self {
         Self {
@@ -101,12 +101,12 @@ impl Duplex {
         }
     }
 
-    /// What waits to be sent or acknowledged.
+    /// Returns the outbox: the bodies that wait to be sent or acknowledged.
     pub fn outbox(&self) -> &Outbox {
         &self.outbox
     }
 
-    /// What was received.
+    /// Returns the inbox: how much was received and granted.
     pub fn inbox(&mut self) -> &mut Inbox {
         &mut self.inbox
     }
@@ -121,19 +121,20 @@ impl Duplex {
         self.outbox.push(body);
     }
 
-    /// Lets go of all that was not acknowledged: nothing more is sent.
+    /// Drops all unacknowledged bodies; nothing more is sent.
     pub fn abandon(&mut self) {
         self.outbox.abandon();
     }
 
-    /// The parts of the next frame to send, if there is one that may be sent.
+    /// Returns the parts of the next frame to send, if there is one and the credit covers
+    /// it.
     pub fn next_to_send(&mut self) -> Option<[Bytes; 3]> {
         let (seq, body) = self.outbox.next_to_send()?;
         let ack = self.inbox.acknowledge_changes();
         Some([header(seq, ack), body.head, body.tail])
     }
 
-    /// The parts of the next frames to send, of about 64 KiB in all.
+    /// Returns the parts of the next frames to send, about 64 KiB in all.
     pub fn next_frames(&mut self) -> Vec<[Bytes; 3]> {
         let mut frames = Vec::new();
         let mut size = 0;
@@ -146,7 +147,8 @@ impl Duplex {
         frames
     }
 
-    /// A frame that only says how far this end got.
+    /// Returns a ping frame, which carries the acknowledgement, the credit, and the
+    /// number of the last frame sent.
     pub fn beat(&mut self) -> Bytes {
         let header = header(0, self.inbox.acknowledge());
         let sent = self.outbox.sent();
@@ -154,13 +156,13 @@ impl Duplex {
         [header, ping].concat().into()
     }
 
-    /// Takes a frame from the peer. Returns its body if it is to be acted on,
-    /// and the bytes to [consume](Inbox::consume) once that is done.
+    /// Processes a frame from the peer. Returns its body if it is new, and the number of
+    /// bytes to [consume](Inbox::consume) once the body has been acted on.
     ///
     /// # Errors
     ///
-    /// When the frame is malformed or breaks the numbering; the session cannot
-    /// go on after that.
+    /// When the frame is malformed or breaks the numbering; the session cannot go on
+    /// after that, except after a [loss](FrameError::is_loss).
     pub fn receive(&mut self, bytes: Bytes) -> Result<Option<(frame::Body, usize)>, FrameError> {
         let size = bytes.len();
         let frame = decode(bytes)?;
@@ -173,7 +175,7 @@ impl Duplex {
             self.inbox.expect(ping.sent)?;
         }
         if frame.seq == 0 {
-            // Anything else would be no part of what credit bounds.
+            // Any other body would escape the limit that credit sets.
             return match body {
                 frame::Body::Ping(_) => Ok(Some((body, 0))),
                 _ => Err(FrameError::Unnumbered { size }),
@@ -191,19 +193,19 @@ impl Duplex {
         Ok(new.then_some((body, bytes)))
     }
 
-    /// A new connection on which the peer says that it received everything up
-    /// to `received` and grants `credit` bytes in all.
+    /// Resumes on a new connection, whose peer has received everything up to `received`
+    /// and grants `credit` bytes in all.
     ///
     /// # Errors
     ///
-    /// When that cannot be.
+    /// When `received` contradicts what was sent and acknowledged.
     pub fn rewind(&mut self, received: u64, credit: u64) -> Result<(), ResumeError> {
         self.outbox.grant(credit);
         self.outbox.rewind(received)
     }
 }
 
-/// The first part of a frame.
+/// Encodes the first part of a frame: everything but its body.
 fn header(seq: u64, (ack, credit_bytes): (u64, u64)) -> Bytes {
     Frame {
         seq,
@@ -215,9 +217,9 @@ fn header(seq: u64, (ack, credit_bytes): (u64, u64)) -> Bytes {
     .into()
 }
 
-/// What `body` takes of the credit beside its bytes. A run of ops is a few bytes
-/// however many they are, as is a read, and must not let a program run ahead without a
-/// bound.
+/// Returns the credit that `body` takes on top of its bytes. A run of ops is only a few
+/// bytes, however many ops it has, and so are reads; without this cost a program could
+/// run ahead without limit.
 fn extra_cost(body: &frame::Body) -> usize {
     let count = match body {
         frame::Body::Ops(ops) => ops.count as usize,
@@ -229,7 +231,7 @@ fn extra_cost(body: &frame::Body) -> usize {
         .saturating_add(FRAME_COST_BYTES)
 }
 
-/// Encodes a body; bulk bytes are not copied.
+/// Encodes a body without copying its bulk bytes.
 fn encode_body(body: frame::Body) -> Body {
     use std::mem::take;
     match body {
@@ -249,7 +251,7 @@ fn encode_body(body: frame::Body) -> Body {
     }
 }
 
-/// The field of a frame with `message`, and with `bulk` as the message's field
+/// Encodes `message` as the field `field` of a frame, with `bulk` as the message's field
 /// `bulk_field`, after all others.
 fn with_bulk(field: u32, message: &impl Message, bulk_field: u32, bulk: Bytes) -> Body {
     let bulk_len = bulk.len() as u64;
@@ -375,7 +377,7 @@ mod tests {
             let (taken, _) = b.receive(frame.clone()).unwrap().unwrap();
             assert_eq!(taken, body(n as u8));
         }
-        // The connection is lost within a row: what follows is said again.
+        // The connection is lost within a batch: the frames from there on are sent again.
         let received = b.inbox().received();
         a.rewind(received, 1 << 20).unwrap();
         assert_eq!(take(&mut a), first[7..]);

@@ -1,8 +1,7 @@
 //! A link that fails on command, for tests.
 //!
-//! A [`FaultSwitch`] stands between a process and its links. Tests turn it
-//! while the process runs, so that failures come at chosen moments instead of
-//! by chance.
+//! A [`FaultSwitch`] sits between a process and its links. Tests switch it while the
+//! process runs, so that failures happen at chosen moments instead of by chance.
 
 use std::{
     sync::{
@@ -23,24 +22,23 @@ use crate::link::{
     self, IDLE_TIMEOUT, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind, SenderKind,
 };
 
-/// Bytes that a switch holds for a link, as a network would.
+/// Bytes that a switch holds in flight for a link, as a network would.
 const LINE_BYTES: usize = 8 << 20;
 
-/// What a frame counts for on top of its own bytes, so that empty ones are
-/// bounded, too.
+/// Bytes that a frame counts on top of its own, so that empty frames are limited, too.
 const FRAME_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Healthy,
-    /// Both halves look alive; nothing passes.
+    /// Both halves look alive, but nothing passes.
     HalfOpen,
 }
 
 #[derive(Debug)]
 struct Shared {
     mode: watch::Sender<Mode>,
-    /// Links opened before the latest cut are dead.
+    /// Number of cuts. Links opened before the latest cut are dead.
     cuts: watch::Sender<u64>,
     drop_next: AtomicU64,
     delay_us: AtomicU64,
@@ -64,14 +62,14 @@ impl Default for FaultSwitch {
 }
 
 impl FaultSwitch {
-    /// Ends every link open now; new ones work.
+    /// Ends every open link; new ones work.
     pub fn cut(&self) {
         self.0.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Lets nothing pass, with no error, until [`heal`](Self::heal). As on a
-    /// network that stands still, nothing is lost by it: what was sent by then
-    /// is on its way, and when enough is, sending waits.
+    /// Lets nothing pass, without an error, until [`heal`](Self::heal). Nothing is lost,
+    /// as on a network that stalls: frames sent so far stay in flight, and when the line
+    /// is full, sending waits.
     pub fn half_open(&self) {
         self.0.mode.send_replace(Mode::HalfOpen);
     }
@@ -81,24 +79,24 @@ impl FaultSwitch {
         self.0.mode.send_replace(Mode::Healthy);
     }
 
-    /// Loses the next `frames` that are sent.
+    /// Drops the next `frames` frames that are sent.
     pub fn drop_next(&self, frames: u64) {
         self.0.drop_next.store(frames, Ordering::Relaxed);
     }
 
-    /// Makes every frame sent from now on arrive `delay` later; frames overlap,
-    /// as they do on a long way, and keep their order.
+    /// Delays every frame sent from now on by `delay`. Frames overlap, as on a long
+    /// network path, and keep their order.
     pub fn delay(&self, delay: Duration) {
         let us = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
         self.0.delay_us.store(us, Ordering::Relaxed);
     }
 
-    /// Links wrapped so far.
+    /// Returns the number of links wrapped so far.
     pub fn links(&self) -> u64 {
         self.0.links.load(Ordering::Relaxed)
     }
 
-    /// Puts `link` under this switch.
+    /// Puts `link` under the control of this switch.
     pub fn wrap(&self, link: Link) -> Link {
         self.0.links.fetch_add(1, Ordering::Relaxed);
         let gate = || Gate {
@@ -130,17 +128,17 @@ struct Gate {
 }
 
 impl Gate {
-    /// Ends with an error once the link is cut; else never.
+    /// Waits until the link is cut, and returns the error.
     async fn cut(&mut self) -> LinkError {
         let born = self.born;
-        // An error would mean that the switch is gone; this half holds it.
+        // Never an error: this half keeps the channel's sender.
         let _ = self.cuts.wait_for(|cuts| *cuts > born).await;
         LinkError::lost("cut on command")
     }
 
-    /// Ends when the switch is, or already was, in `mode`.
+    /// Waits until the switch is in `mode`.
     async fn mode(&mut self, mode: Mode) {
-        // An error would mean that the switch is gone; this half holds it.
+        // Never an error: this half keeps the channel's sender.
         let _ = self.mode.wait_for(|now| *now == mode).await;
     }
 
@@ -148,7 +146,7 @@ impl Gate {
         Duration::from_micros(self.shared.delay_us.load(Ordering::Relaxed))
     }
 
-    /// Whether to lose the frame at hand.
+    /// Returns whether to drop the current frame, and counts it if so.
     fn drops(&self) -> bool {
         let take = |left: u64| left.checked_sub(1);
         let order = Ordering::Relaxed;
@@ -159,7 +157,7 @@ impl Gate {
     }
 }
 
-/// A frame under way.
+/// A frame in flight.
 #[derive(Debug)]
 struct DelayedFrame {
     parts: Vec<Bytes>,
@@ -167,18 +165,18 @@ struct DelayedFrame {
     _room: OwnedSemaphorePermit,
 }
 
-/// Sends into a line, a task that has the real sender and lets frames through
-/// when the switch does.
+/// Sends into a line: a task that has the real sender and passes frames on when the
+/// switch lets it.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    /// Bounded by `room`. `None` finishes.
+    /// Limited by `room`. `None` finishes the link.
     line: mpsc::UnboundedSender<Option<DelayedFrame>>,
     room: Arc<Semaphore>,
     ended: watch::Receiver<Option<LinkError>>,
     task: JoinSet<()>,
     gate: Gate,
     sends_now: bool,
-    /// What was sent at once had no place on the line.
+    /// Whether a frame of `send_now` was lost because the line was full.
     overran: bool,
 }
 
@@ -204,7 +202,7 @@ impl Sender {
         }
     }
 
-    /// As the link it wraps.
+    /// Returns whether the wrapped link sends without waiting.
     pub(crate) fn sends_now(&self) -> bool {
         self.sends_now
     }
@@ -232,13 +230,14 @@ impl Sender {
         sent.map_err(|_| LinkError::lost("the link ended"))
     }
 
-    /// A switch keeps nothing that has no place on its line: the link has failed then.
+    /// Sends frames without waiting. A frame that does not fit the line is lost, and the
+    /// link has failed.
     pub(crate) fn send_now<'a>(
         &mut self,
         mut frames: impl Iterator<Item = &'a [Bytes]>,
     ) -> Result<(), LinkError> {
         frames.try_for_each(|parts| {
-            // A task that has run for long would be told to wait.
+            // A task that has used up its cooperative budget would get `Pending`.
             link::now(unconstrained(self.send(parts))).unwrap_or_else(|| {
                 self.overran = true;
                 self.check()
@@ -246,7 +245,7 @@ impl Sender {
         })
     }
 
-    /// Whether nothing was lost for want of a place.
+    /// Returns an error if a frame was lost because the line was full.
     pub(crate) fn check(&self) -> Result<(), LinkError> {
         match self.overran {
             true => Err(LinkError::lost("the line was full")),
@@ -255,7 +254,7 @@ impl Sender {
     }
 
     pub(crate) async fn finish(mut self) {
-        // Where the line has ended already, there is no more to do.
+        // If the line has ended already, there is no more to do.
         let _ = self.line.send(None);
         let _ = timeout(IDLE_TIMEOUT, self.task.join_next()).await;
         self.task.detach_all();
@@ -296,7 +295,7 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// As the link it wraps.
+    /// Admits the peer on the wrapped link.
     pub(crate) fn admit(&mut self) -> Result<(), LinkError> {
         self.inner.admit()
     }

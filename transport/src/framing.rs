@@ -1,30 +1,32 @@
-//! Frames on a byte stream, of QUIC or TLS: a length (4 bytes, little endian) and that many
-//! bytes.
+//! Frames on a byte stream of QUIC or TLS: a length (4 bytes, little endian) and that
+//! many bytes.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut, buf::Limit};
 use tensord_proto::MAX_FRAME_BYTES;
 
 use crate::link::{self, FIRST_FRAME_BYTES, LinkError};
 
-/// Parts below this size are copied together: what a stream does for each piece
-/// that it is given costs more.
+/// Parts smaller than this are copied together: a copy costs less than a stream's work
+/// for a separate piece.
 const COPIED_BYTES: usize = 1024;
 
-/// From this size on a frame that is not there as a whole gets memory of its own.
+/// Size from which on a frame that has not arrived as a whole gets an allocation of its
+/// own.
 const LARGE_BYTES: usize = 16 << 10;
 
-/// Up to this size the memory of a frame is kept for the next.
+/// Size up to which a frame's allocation is kept for the next frame.
 const KEPT_BYTES: usize = 512 << 10;
 
-/// Bytes that are asked of a stream at once for frames whose size is not known, and
-/// the fewest: a TLS record has 16 KiB. What comes of a large frame is copied.
+/// Buffer reserved for reads while no frame's size is known, and the least that a read
+/// gets, as a TLS record has up to 16 KiB. The part of a large frame that is read there
+/// is copied.
 const READ_BYTES: usize = 64 << 10;
 const LEAST_READ_BYTES: usize = 16 << 10;
 
-/// The same for a peer that was not admitted: what most such peers need.
+/// The same for a peer that is not admitted: what most such peers need.
 const UNADMITTED_READ_BYTES: usize = 2 << 10;
 
-/// Queues frames, given in parts, for their stream.
+/// Queues frames, given in parts, for a stream.
 pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item = &'a [Bytes]>) {
     let mut copied = BytesMut::new();
     for parts in frames {
@@ -47,25 +49,27 @@ pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item 
     }
 }
 
-/// Takes frames off a stream, whose bytes come in pieces of any size.
+/// Decodes frames from a stream, whose bytes arrive in pieces of any size.
 ///
-/// Large frames get memory of their own: what a frame holds in memory is then at most twice
-/// itself, and its bytes are put there at once. Of a row of them that are let go one by
-/// one, all are put in the same place, which the processor's cache still has.
+/// A large frame gets an allocation of its own: it then holds at most twice its size in
+/// memory, and its bytes are written there directly. If large frames are dropped one by
+/// one, each reuses the memory of the one before, which is still in the processor's
+/// cache.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// The largest frame.
+    /// Largest accepted frame, in bytes.
     limit: usize,
-    /// Bytes of frames that are small, or have only begun.
+    /// Bytes of frames that are small or have only begun.
     buffer: BytesMut,
-    /// A large frame with what came of it, and its size.
+    /// The part of a large frame that has arrived, and the frame's size.
     large: Option<(BytesMut, usize)>,
-    /// The end of the memory of the last large frame, and the size of all of it.
+    /// The end of the last large frame's allocation, and the size of the whole
+    /// allocation.
     last: (BytesMut, usize),
 }
 
 impl Incoming {
-    /// Frames of a peer that this side dialled.
+    /// Creates a decoder for a peer that this side dialled.
     pub(crate) fn dialled() -> Self {
         Self {
             limit: MAX_FRAME_BYTES,
@@ -75,7 +79,7 @@ impl Incoming {
         }
     }
 
-    /// Frames of a peer that is not admitted yet.
+    /// Creates a decoder for a peer that is not admitted yet.
     pub(crate) fn accepted() -> Self {
         Self {
             limit: FIRST_FRAME_BYTES,
@@ -83,12 +87,12 @@ impl Incoming {
         }
     }
 
-    /// Takes frames of any size from here on.
+    /// Accepts frames of up to [`MAX_FRAME_BYTES`] from now on.
     pub(crate) fn admit(&mut self) {
         self.limit = MAX_FRAME_BYTES;
     }
 
-    /// Takes the next frame, if it is there as a whole.
+    /// Returns the next frame, if it has arrived as a whole.
     pub(crate) fn take(&mut self) -> Result<Option<Bytes>, LinkError> {
         if let Some((mut frame, _)) = self.large.take_if(|(frame, size)| frame.len() == *size) {
             let whole = frame.split().freeze();
@@ -115,7 +119,7 @@ impl Incoming {
         Ok(None)
     }
 
-    /// Memory for a large frame: that of the last, if nobody has it any more.
+    /// Returns memory for a large frame: the last one's, if it is unused and fits.
     fn memory(&mut self, size: usize) -> BytesMut {
         let (mut memory, all) = std::mem::take(&mut self.last);
         let fits = (size..=size * 2).contains(&all);
@@ -127,8 +131,8 @@ impl Incoming {
         BytesMut::with_capacity(size)
     }
 
-    /// Where the next bytes of the stream are to be put: after [`take`](Self::take) found
-    /// no frame.
+    /// Returns the buffer for the next bytes of the stream. Must be called after
+    /// [`take`](Self::take) found no frame.
     pub(crate) fn room(&mut self) -> Limit<&mut BytesMut> {
         match &mut self.large {
             Some((frame, size)) => {
@@ -149,7 +153,7 @@ impl Incoming {
         }
     }
 
-    /// Puts bytes that came.
+    /// Adds bytes that have arrived.
     pub(crate) fn put(&mut self, mut bytes: &[u8]) {
         if let Some((frame, size)) = &mut self.large {
             let (these, rest) = bytes.split_at(bytes.len().min(*size - frame.len()));
@@ -159,7 +163,7 @@ impl Incoming {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Whether the stream is between frames.
+    /// Returns whether the stream is between frames.
     pub(crate) fn is_between(&self) -> bool {
         self.large.is_none() && self.buffer.is_empty()
     }
@@ -189,7 +193,7 @@ mod tests {
         incoming.put(&length(FIRST_FRAME_BYTES + 1));
         let refused = Err(LinkError::FirstTooLarge(FIRST_FRAME_BYTES + 1));
         assert_eq!(incoming.take(), refused);
-        // Little memory is given to who has said little.
+        // A peer that has sent little is given little memory.
         assert!(Incoming::accepted().room().remaining_mut() <= 2 * UNADMITTED_READ_BYTES);
         incoming.admit();
         assert_eq!(incoming.take(), Ok(None), "its length is fine now");
@@ -233,7 +237,7 @@ mod tests {
         drop(first);
         let second = frame(60_000, 2);
         assert_eq!(second.as_ptr(), place);
-        // Somebody has it, and what is far smaller would hold all of it.
+        // The memory is in use, and a far smaller frame would keep all of it.
         let third = frame(60_000, 3);
         assert!(third.as_ptr() != place && second == vec![2; 60_000]);
         drop(third);
@@ -252,7 +256,7 @@ mod tests {
                 (0..size).map(|at| (at / 7 + number) as u8).collect()
             };
             let frames: Vec<_> = sizes.into_iter().enumerate().map(frame).collect();
-            // In three parts each, as frames come.
+            // In three parts each, as the callers send frames.
             let parts = frames.iter().map(|frame| {
                 let whole = Bytes::from(frame.clone());
                 let (a, b) = (whole.len() / 5, whole.len() / 4);

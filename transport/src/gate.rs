@@ -1,9 +1,9 @@
-//! Carries out what [`admission`](crate::admission) decides about the connections of one
+//! Carries out the decisions of [`admission`](crate::admission) on the connections of one
 //! listener.
 //!
-//! A [`GateEntry`] is a connection's entry. Its holder waits until it is served, closes the
-//! connection when it is expelled, and says when its peer was admitted. Dropping it is
-//! how the connection's end becomes known.
+//! A [`GateEntry`] stands for a connection. Its holder waits until the connection is
+//! served, closes it when it is expelled, and admits its peer. Dropping the entry reports
+//! that the connection has ended.
 
 use std::{
     collections::HashMap,
@@ -21,50 +21,51 @@ use tracing::warn;
 
 use crate::admission::{Action, Admission, Full, Id, Limits};
 
-/// Strangers at most, where descriptors allow it. One that waits takes a socket and about
-/// a kilobyte.
+/// Maximum number of strangers, where the descriptor limit allows it. A waiting stranger
+/// takes a socket and about a kilobyte.
 const STRANGERS: usize = 16_384;
 
-/// Descriptors that are left to everything else.
+/// File descriptors left to everything else.
 const OTHER_DESCRIPTORS: usize = 256;
 
-/// What a process may have open where the system does not say.
+/// Assumed descriptor limit of a process where the system does not report one.
 const USUAL_DESCRIPTORS: usize = 1024;
 
-/// Strangers served at once: some 60 KiB each, so 30 MiB.
+/// Number of strangers served at once: about 60 KiB each, so 30 MiB.
 const SERVED: usize = 512;
 
-/// Of these, from one address, which may be that of a whole office. Under attack from
-/// there, 340 of them a second have their turn.
+/// Number of strangers served at once from one address, which may be that of a whole
+/// office. Under attack from there, 340 strangers a second have their turn.
 const SERVED_PER_ADDRESS: usize = 256;
 
-/// Peers that were admitted, as many as the scheduler keeps streams of clients and of
-/// workers; a quarter of the places are for workers alone.
+/// Number of admitted peers: as many as the streams of clients and workers that the
+/// scheduler keeps. A quarter of the places is for workers alone.
 const ADMITTED: usize = 4096;
 const RESERVED: usize = ADMITTED / 4;
 
-/// A stranger that has waited for longer has no part in the places for those that have
-/// just come: several ticks, so that an honest peer which finds none is served first.
+/// How long a waiting stranger may use the places kept for those that have just come:
+/// several ticks, so that an honest peer that finds no free place is still served first.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// A handshake and a call take four round trips: enough time for them across an ocean, and
-/// short enough that under attack whoever comes has a place at once.
+/// How long a stranger is served while others wait. A handshake and a call take four
+/// round trips: this is enough for them across an ocean, and short enough that under
+/// attack a new peer is served at once.
 const TURN: Duration = Duration::from_millis(750);
 
-/// How long a peer may take from the start of its handshake to its first good call.
+/// Time limit from the start of a peer's handshake to its first authorized call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks at who has been served for too long.
+/// Interval between checks for strangers that were served for too long.
 const TICK: Duration = Duration::from_millis(50);
 
-/// From as many strangers on, addresses are to be proven where a carrier can have them
-/// proven.
+/// Number of strangers from which on carriers that can validate a peer's address must do
+/// so.
 const BUSY: usize = 32;
 
-/// Between two lines in the log on connections that were closed for want of a place.
+/// Minimum interval between two log lines about expelled connections.
 const REPORT: Duration = Duration::from_secs(10);
 
-/// The connections of one listener.
+/// Admission control for the connections of one listener.
 pub(crate) struct Gate(Mutex<Table>);
 
 struct Table {
@@ -74,7 +75,7 @@ struct Table {
     reported: Option<Instant>,
 }
 
-/// How a connection stands.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Waiting,
@@ -83,7 +84,7 @@ enum Stage {
 }
 
 impl Gate {
-    /// A gate with the bounds that this process can afford.
+    /// Creates a gate with limits that fit this process's descriptor limit.
     pub(crate) fn new() -> Arc<Self> {
         Self::with_limits(limits(descriptors()))
     }
@@ -97,7 +98,7 @@ impl Gate {
         })))
     }
 
-    /// Takes in a connection from `address`.
+    /// Adds a connection from `address`.
     pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> GateEntry {
         let (sender, stage) = watch::channel(Stage::Waiting);
         let mut table = self.table();
@@ -111,26 +112,26 @@ impl Gate {
         }
     }
 
-    /// Whether there are many strangers.
+    /// Returns whether there are at least [`BUSY`] strangers.
     pub(crate) fn is_busy(&self) -> bool {
         let (served, waiting) = self.table().admission.strangers();
         served + waiting >= BUSY
     }
 
-    /// What [`tick`](Self::tick) is to be called by. Whoever accepts connections polls it
-    /// while there are strangers.
+    /// Returns a timer for [`tick`](Self::tick). The task that accepts connections must
+    /// poll it while there are strangers.
     pub(crate) fn ticks() -> Interval {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks
     }
 
-    /// Whether there is somebody for whom time passes.
+    /// Returns whether there are strangers, for whom [`tick`](Self::tick) must be called.
     pub(crate) fn has_strangers(&self) -> bool {
         self.table().admission.strangers() != (0, 0)
     }
 
-    /// Time has passed.
+    /// Expels the strangers whose time is over.
     pub(crate) fn tick(&self) {
         let mut table = self.table();
         let actions = table.admission.tick(Instant::now());
@@ -162,7 +163,7 @@ impl Table {
         }
     }
 
-    /// Says now and then how many connections were closed.
+    /// Logs how many connections were expelled, at most once every [`REPORT`].
     fn report(&mut self) {
         let due = |reported: Instant| reported.elapsed() >= REPORT;
         if self.expelled > 0 && self.reported.is_none_or(due) {
@@ -192,30 +193,31 @@ pub(crate) struct GateEntry {
 }
 
 impl GateEntry {
-    /// Whether it is served now.
+    /// Returns whether the connection is served now.
     pub(crate) fn is_served(&self) -> bool {
         *self.stage.borrow() == Stage::Served
     }
 
-    /// Waits for its turn. False: the connection is to be closed.
+    /// Waits until the connection is served. Returns `false` if it must be closed
+    /// instead.
     pub(crate) async fn served(&mut self) -> bool {
         let over = |stage: &Stage| *stage != Stage::Waiting;
-        // The sender is dropped only after it has said what is to be done.
+        // The sender is dropped only after it has sent the final stage.
         let stage = self.stage.wait_for(over).await;
         stage.is_ok_and(|stage| *stage == Stage::Served)
     }
 
-    /// Who watches the place while somebody else holds it.
+    /// Returns a watch on this entry that does not keep the place.
     pub(crate) fn watch(&self) -> Watch {
         Watch(self.stage.clone())
     }
 
-    /// Notes that the peer may call. A peer with a `reserved` place has one where others
-    /// find none. The second time changes nothing.
+    /// Admits the peer. A peer with a `reserved` place is admitted even when the other
+    /// places are taken. A second call has no effect.
     ///
     /// # Errors
     ///
-    /// When there is no place for it.
+    /// When no place is free for the peer.
     pub(crate) fn admit(&self, reserved: bool) -> Result<(), Full> {
         let mut table = self.gate.table();
         let actions = table.admission.admit(self.id, reserved, Instant::now())?;
@@ -238,7 +240,8 @@ impl Drop for GateEntry {
 pub(crate) struct Watch(watch::Receiver<Stage>);
 
 impl Watch {
-    /// Ends when the connection is to be closed, and with `false` when its place is gone.
+    /// Waits until the connection must be closed. Returns `false` if the entry was
+    /// dropped instead.
     pub(crate) async fn expelled(&mut self) -> bool {
         let expelled = |stage: &Stage| *stage == Stage::Expelled;
         self.0.wait_for(expelled).await.is_ok()
@@ -260,9 +263,9 @@ fn limits(descriptors: usize) -> Limits {
     }
 }
 
-/// Descriptors that this process may have open.
+/// Returns how many file descriptors this process may have open.
 fn descriptors() -> usize {
-    // Linux says so; elsewhere there is no way without unsafe code.
+    // Linux reports it here; elsewhere there is no way without unsafe code.
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     soft_limit(&limits).unwrap_or(USUAL_DESCRIPTORS)
 }
@@ -323,7 +326,7 @@ mod tests {
         let mut second = gate.enter(HERE);
         assert!(!second.is_served());
         let mut watch = first.watch();
-        // The first has had its turn, as turns are of no length.
+        // The first stranger's turn is over, as turns have no length here.
         gate.tick();
         assert!(watch.expelled().await);
         assert!(second.served().await);

@@ -1,8 +1,8 @@
-//! The gRPC carrier: the `Data.Connect` stream, a frame a packet.
+//! The gRPC carrier: the `Data.Connect` stream, one frame per packet.
 //!
-//! Each link is a call on a connection of its own, so that giving a link up
-//! can close the connection: HTTP/2 has no other way to tell the peer that a
-//! stream ended early which hyper does not take for its proper end.
+//! Each link is a call on a connection of its own, so that dropping a link can close the
+//! connection. HTTP/2 has no other way to tear a stream down early that hyper on the
+//! other side does not take for its proper end.
 
 mod first;
 mod receive;
@@ -40,10 +40,10 @@ use crate::{
 pub(crate) use receive::Receiver;
 pub(crate) use send::Sender;
 
-/// A packet's own bytes on top of its frame.
+/// Maximum size of a packet's own bytes on top of its frame.
 const PACKET_OVERHEAD: usize = 16;
 
-/// Dials `address`, where `host` is.
+/// Dials `address`, an address of `host`.
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
@@ -55,8 +55,8 @@ pub(crate) async fn dial(
     let mut client =
         DataClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
     let (sender, outgoing) = send::channel(closer.clone());
-    // The answer's headers come once the peer has seen a frame, and the link
-    // is used before. The task ends with the headers or the connection.
+    // The response headers arrive once the peer has received a frame, but the link is
+    // used before that. The task ends with the headers or the connection.
     let (answer, answered) = oneshot::channel();
     tokio::spawn(async move {
         let response = client.connect(outgoing).await;
@@ -66,10 +66,9 @@ pub(crate) async fn dial(
     Ok(link(sender, receiver, address, certificate))
 }
 
-/// Serves `Data.Connect` on `tcp`: every stream becomes a link in `accepted`, and
-/// so does a connection that comes for frames alone.
-/// When nobody takes them any more, it goes on for the links that were taken,
-/// and ends with the last.
+/// Serves `Data.Connect` on `tcp`. Every stream becomes a link in `accepted`, and so does
+/// every connection that negotiated frames. When the receiver of `accepted` is dropped,
+/// the future goes on for the links already taken, and ends with the last of them.
 pub(crate) fn serve_links(
     tcp: TcpListener,
     identity: &Identity,

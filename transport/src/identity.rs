@@ -8,14 +8,15 @@ use tensord_proto::ids::WorkerId;
 
 use crate::tls::{Fingerprint, POOL_NAME};
 
-/// Hashed along, so that a hash for anything else is no worker's id.
+/// Hashed with the rest, so that a hash made for another purpose is not a worker's id.
 const WORKER_CONTEXT: &[u8] = b"tensord worker v1\0";
 
-/// Random bytes of a worker's start.
+/// Number of random bytes that identify one start of a worker.
 pub const START_BYTES: usize = 16;
 
-/// The id of a worker that shows the certificate, at one of its starts. Another worker
-/// cannot have it, as it cannot show the certificate, nor can an earlier start.
+/// Returns the id of a worker with this certificate, for one of its starts. Neither
+/// another worker, which cannot show the certificate, nor an earlier start can have the
+/// same id.
 pub fn worker_id(certificate: &Fingerprint, start: &[u8; START_BYTES]) -> WorkerId {
     let hashed = [WORKER_CONTEXT, &certificate.0, start].concat();
     let digest = ring::digest::digest(&ring::digest::SHA256, &hashed);
@@ -53,7 +54,7 @@ impl From<rcgen::Error> for IdentityError {
 }
 
 impl Identity {
-    /// A fresh self-signed identity that ends with the process.
+    /// Creates a self-signed identity that is lost when the process ends.
     ///
     /// # Errors
     ///
@@ -82,8 +83,8 @@ impl Identity {
         Ok(Self { chain, key })
     }
 
-    /// The fingerprint a client pins: of the authority at the chain's end, or
-    /// of the certificate itself where it is self-signed.
+    /// Returns the fingerprint that a client pins: that of the authority at the chain's
+    /// end, or of the certificate itself if it is self-signed.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(self.chain.last().expect("a chain is never empty"))
     }
@@ -98,8 +99,8 @@ impl Identity {
 }
 
 impl IdentityPem {
-    /// A fresh self-signed identity, as a worker makes at its first start: its certificate
-    /// is good for as long as the worker keeps the key.
+    /// Creates a self-signed identity, as a worker does at its first start. Its
+    /// certificate is valid for as long as the worker keeps the key.
     ///
     /// # Errors
     ///
@@ -113,8 +114,8 @@ impl IdentityPem {
         })
     }
 
-    /// A new authority and a server certificate signed by it: the chain holds
-    /// both. The authority's key is not kept, so nothing else can be signed.
+    /// Creates an authority and a server certificate signed by it. The chain holds both.
+    /// The authority's key is not kept, so it cannot sign anything else.
     ///
     /// # Errors
     ///

@@ -1,15 +1,16 @@
 //! Links between tensord's processes.
 //!
-//! A [`Link`] is a framed, ordered, secured duplex between two processes. It
-//! has three carriers, a plain TLS stream, QUIC and a gRPC stream, with one set of
-//! laws (see [`link`]) and one conformance suite. All run over TLS 1.3; there is
-//! no plaintext mode. What the frames mean is not known here.
+//! A [`Link`] is a framed, ordered, secured duplex between two processes. It has three
+//! carriers: a plain TLS stream, QUIC and a gRPC stream. All three follow the same laws
+//! (see [`link`]) and pass the same conformance suite. All run over TLS 1.3; there is no
+//! plaintext mode. This crate does not know what the frames mean.
 //!
-//! - [`url`]: the one string that says where a pool is and how to trust it.
+//! - [`url`]: the pool URL, which holds a pool's address, its token and how to trust it.
 //! - [`identity`], [`tls`]: certificates, and what a peer must prove.
 //! - [`link`], [`dial`], [`listen`]: the link itself and its two ends.
 //! - [`faults`]: a link that drops, delays, cuts or goes half-open on command.
-//! - [`resume`], [`duplex`]: frames that survive their connection, as pure state machines.
+//! - [`resume`], [`duplex`]: frames that survive their connection, as pure state
+//!   machines.
 //! - [`token`]: lease tokens, signed by the scheduler, checked by workers.
 
 mod admission;

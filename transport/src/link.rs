@@ -2,20 +2,21 @@
 //!
 //! Laws, checked on every carrier by one suite (`tests/conformance`):
 //!
-//! 1. Frames arrive whole, in order, once, in both directions independently.
-//! 2. A frame of up to [`MAX_FRAME_BYTES`] passes, or up to [`FIRST_FRAME_BYTES`] to the
-//!    side that was dialled until it calls [`LinkReceiver::admit`]; a larger one is refused by
-//!    [`LinkSender::send`] and, when a peer sends it anyway, ends the link.
-//! 3. After [`LinkSender::finish`] the peer gets all frames sent before, then
-//!    `None`; it gets `None` in no other case. The other direction goes on.
-//! 4. When the connection is lost, both calls end with an error; neither
-//!    hangs for longer than [`IDLE_TIMEOUT`]. (TCP leaves it to the two systems
-//!    to notice: a peer whose process stands still is not lost to it.)
-//! 5. `send` waits while the peer does not keep up: memory is bounded.
-//! 6. The side that dialled must send first; the other learns of the link then.
-//! 7. A sender that is dropped before it finished ends the link, with an error
-//!    on the other side. A receiver that is dropped leaves the sender working;
-//!    the peer should stop sending then, as its `send` may fail or wait.
+//! 1. Frames arrive whole, in order and once, independently in both directions.
+//! 2. A frame of up to [`MAX_FRAME_BYTES`] passes. The dialled side accepts only
+//!    [`FIRST_FRAME_BYTES`] until it calls [`LinkReceiver::admit`]. [`LinkSender::send`]
+//!    refuses a larger frame; if a peer sends one anyway, the link ends.
+//! 3. After [`LinkSender::finish`] the peer receives all frames sent before, then `None`.
+//!    It receives `None` in no other case. The other direction goes on.
+//! 4. When the connection is lost, both calls end with an error; neither hangs for longer
+//!    than [`IDLE_TIMEOUT`]. (TCP relies on the two kernels to detect the loss: a peer
+//!    whose process is stopped does not count as lost.)
+//! 5. `send` waits while the peer does not keep up, so memory is bounded.
+//! 6. The side that dialled must send first; only then does the other side accept the
+//!    link.
+//! 7. Dropping a sender before it finished ends the link, with an error on the other
+//!    side. Dropping a receiver leaves the sender working; the peer should then stop
+//!    sending, as its `send` may fail or wait.
 
 use std::{
     fmt,
@@ -33,14 +34,14 @@ use crate::{faults, grpc, quic, tcp, tls::Fingerprint};
 /// How long a silent connection is kept before it counts as lost.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Largest frame that the side that was dialled takes before [`LinkReceiver::admit`]. The
-/// frame that opens a session has the token of its lease, of some 100 bytes a device.
+/// Largest frame that the dialled side accepts before [`LinkReceiver::admit`]. The frame
+/// that opens a session has its lease's token, of about 100 bytes per device.
 pub const FIRST_FRAME_BYTES: usize = 64 << 10;
 
-/// How often a carrier probes a silent connection.
+/// Interval at which a carrier probes a silent connection.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
-/// What carries a link.
+/// The protocol that carries a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Carrier {
     /// A QUIC stream.
@@ -88,12 +89,12 @@ pub struct Link {
     pub sender: LinkSender,
     /// The half that receives.
     pub receiver: LinkReceiver,
-    /// What carries it.
+    /// The carrier of the link.
     pub carrier: Carrier,
     /// The other side's address.
     pub peer: SocketAddr,
-    /// The certificate whose key the other side proved to have. A side that dialled may
-    /// have shown none.
+    /// The certificate whose private key the other side proved to have. `None` if the
+    /// side that dialled showed no certificate.
     pub certificate: Option<Fingerprint>,
 }
 
@@ -111,22 +112,21 @@ pub(crate) enum SenderKind {
 }
 
 impl LinkSender {
-    /// Sends one frame, given in parts that are joined on the way. Waits while
-    /// the peer does not keep up. A call that is cancelled leaves the link
-    /// usable; its frame may be lost, or sent with the next one, but never in
-    /// part.
+    /// Sends one frame, given in parts that are joined on the way. Waits while the peer
+    /// does not keep up. A cancelled call leaves the link usable; its frame may be lost
+    /// or sent with the next one, but never in part.
     ///
     /// # Errors
     ///
-    /// When the connection is lost or the frame too large; the latter sends
-    /// nothing and leaves the link usable.
+    /// When the connection is lost or the frame is too large. A frame that is too large
+    /// sends nothing and leaves the link usable.
     pub async fn send(&mut self, parts: &[Bytes]) -> Result<(), LinkError> {
         self.send_each([parts].into_iter()).await
     }
 
-    /// Sends frames as [`send`](Self::send) does, in one go where the carrier can:
-    /// a system call and a wake or two for all of them. They are in memory for
-    /// as long, so the caller bounds them.
+    /// Sends frames as [`send`](Self::send) does, as one batch where the carrier can: with
+    /// one system call and one or two wakeups. All frames are in memory meanwhile, so the
+    /// caller must limit their size.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl LinkSender {
         Ok(())
     }
 
-    /// Whether [`send_now`](Self::send_now) works on this link.
+    /// Returns whether [`send_now`](Self::send_now) works on this link.
     pub fn sends_now(&self) -> bool {
         match &self.0 {
             SenderKind::Tcp(_) => true,
@@ -168,13 +168,14 @@ impl LinkSender {
         }
     }
 
-    /// Sends frames without a wait, on any thread, where [`sends_now`](Self::sends_now)
-    /// says so. False: the system did not take all of them. The rest is kept, and goes
-    /// before what is sent next; [`send_all`](Self::send_all) of nothing waits for it.
+    /// Sends frames without waiting, from any thread; works only where
+    /// [`sends_now`](Self::sends_now) is true. Returns `false` if the kernel did not
+    /// accept all bytes. The rest is kept and goes before the next frames;
+    /// [`send_all`](Self::send_all) with no frames waits until it is sent.
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send), and on links that cannot.
+    /// As [`send`](Self::send), and on links whose carrier cannot send without waiting.
     pub fn send_now(&mut self, frames: &[[Bytes; 3]]) -> Result<bool, LinkError> {
         let frames = frames.iter().map(<[Bytes; 3]>::as_slice);
         check_sizes(frames.clone())?;
@@ -189,17 +190,17 @@ impl LinkSender {
         }
     }
 
-    /// Bounds what the system holds of what was sent and not confirmed, in bytes, where
-    /// the carrier lets it. The system takes it for about what it is.
+    /// Limits the bytes that the kernel holds as sent but not acknowledged, on carriers
+    /// that support it (TCP). The kernel treats this as a hint.
     pub fn bound_flight(&self, bytes: usize) {
         if let SenderKind::Tcp(sender) = &self.0 {
             sender.bound_flight(bytes);
         }
     }
 
-    /// Says that no more frames come, and waits until the carrier has taken all
-    /// of them or [`IDLE_TIMEOUT`] passed. A peer that reads nothing for that
-    /// long may lose the rest.
+    /// Ends the sending direction, and waits until the carrier has taken all frames or
+    /// [`IDLE_TIMEOUT`] has passed. A peer that reads nothing for that long may lose the
+    /// rest.
     pub async fn finish(self) {
         match self.0 {
             SenderKind::Quic(sender) => sender.finish().await,
@@ -210,11 +211,11 @@ impl LinkSender {
     }
 }
 
-/// What a future that does not wait comes to.
+/// Polls `future` once and returns its output if it is ready.
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => Some(done),
-        // Whoever waits for it asks again, with a waker.
+        // The next caller polls the source again, with a real waker.
         Poll::Pending => None,
     }
 }
@@ -225,7 +226,8 @@ fn check_sizes<'a>(mut frames: impl Iterator<Item = &'a [Bytes]>) -> Result<(), 
     over.map_or(Ok(()), |size| Err(LinkError::TooLarge(size)))
 }
 
-/// Refuses what a peer sends for its size: `limit` is that of a first frame, or of any.
+/// Checks the size of a received frame against `limit`, which is either
+/// [`FIRST_FRAME_BYTES`] or [`MAX_FRAME_BYTES`].
 pub(crate) fn check_received(size: usize, limit: usize) -> Result<(), LinkError> {
     match size {
         size if size <= limit => Ok(()),
@@ -247,8 +249,8 @@ pub(crate) enum ReceiverKind {
 }
 
 impl LinkReceiver {
-    /// The next frame, or `None` when the peer finished. Safe to cancel: no
-    /// part of a frame is lost. After the end, every call says the same.
+    /// Returns the next frame, or `None` when the peer has finished. Cancel safe: no part
+    /// of a frame is lost. After the end, every call returns the same result.
     ///
     /// # Errors
     ///
@@ -262,13 +264,13 @@ impl LinkReceiver {
         }
     }
 
-    /// Takes frames of any size from here on, as the peer has shown that it may send them.
-    /// A link that is not admitted within five seconds is closed. No effect on the side
-    /// that dialled, and the second time.
+    /// Admits the peer: frames of up to [`MAX_FRAME_BYTES`] are accepted from now on. A
+    /// link that is not admitted within five seconds is closed, earlier if other
+    /// connections wait. No effect on the side that dialled, or when called again.
     ///
     /// # Errors
     ///
-    /// When the listener has as many links as it may.
+    /// When the listener already has its maximum number of admitted links.
     pub fn admit(&mut self) -> Result<(), LinkError> {
         let admitted = match &mut self.0 {
             ReceiverKind::Quic(receiver) => receiver.admit(),
@@ -279,7 +281,7 @@ impl LinkReceiver {
         admitted.map_err(LinkError::lost)
     }
 
-    /// What [`recv`](Self::recv) has to say without a wait.
+    /// Returns what [`recv`](Self::recv) would return without waiting, if anything.
     pub fn arrived(&mut self) -> Option<Result<Option<Bytes>, LinkError>> {
         now(self.recv())
     }

@@ -16,13 +16,14 @@ use crate::{
     grpc, quic,
 };
 
-/// How long a peer may take from connecting to its first frame.
+/// Time limit from a peer's connection to its first frame.
 pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(4);
 
-/// Links accepted and not yet taken by [`Listener::accept`].
+/// Queue length for links that [`Listener::accept`] has not taken yet.
 const ACCEPT_QUEUE: usize = 16;
 
-/// Tries to find a port that is free on both UDP and TCP, when told port 0.
+/// Number of attempts to find a port that is free for UDP and TCP, when the port given is
+/// 0.
 const PORT_TRIES: usize = 16;
 
 /// Why a listener could not start.
@@ -53,20 +54,20 @@ impl BindError {
     }
 }
 
-/// Accepts links. Dropping it closes the port and the links not yet accepted;
-/// those that were accepted go on.
+/// Accepts links. Dropping the listener closes the port and the links not yet accepted;
+/// accepted links go on.
 #[derive(Debug)]
 pub struct Listener {
     address: SocketAddr,
     links: mpsc::Receiver<Link>,
     quic: Option<quinn::Endpoint>,
-    /// They end by themselves when `links` is dropped, that of gRPC once the
-    /// last of its links has ended.
+    /// The accepting tasks. They end by themselves when `links` is dropped, the task of
+    /// gRPC with the last of its links.
     tasks: JoinSet<()>,
 }
 
 impl Listener {
-    /// Listens on `address`, UDP and TCP; port 0 picks one free on both. Must
+    /// Listens on `address`, UDP and TCP; port 0 picks a port that is free for both. Must
     /// be called within a Tokio runtime.
     ///
     /// # Errors
@@ -107,16 +108,16 @@ impl Listener {
         })
     }
 
-    /// The address it listens on.
+    /// Returns the address that the listener is bound to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The next link. Its first frame has arrived, or is on its way.
+    /// Waits for the next link. Its first frame has arrived, or is in flight.
     pub async fn accept(&mut self) -> Link {
         match self.links.recv().await {
             Some(link) => link,
-            // All accepting tasks ended, which only dropping the listener does.
+            // All accepting tasks have ended, which only dropping the listener causes.
             None => std::future::pending().await,
         }
     }
@@ -152,7 +153,7 @@ async fn bind_both(address: SocketAddr) -> Result<(TcpListener, UdpSocket), Bind
     Err(failure.expect("a try that binds neither returns its error"))
 }
 
-/// Accepts connections until nobody takes their links any more.
+/// Accepts connections until the receiver of the links is dropped.
 async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc::Sender<Link>) {
     let (mut setups, mut ticks) = (JoinSet::new(), Gate::ticks());
     loop {
@@ -165,12 +166,12 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
             () = accepted.closed() => return,
         };
         let Some(incoming) = incoming else {
-            // quinn gave the socket up, over an error it keeps to itself.
+            // quinn gave up the socket after an error that it does not return.
             return warn!("QUIC is no longer accepted, for its socket failed");
         };
         while setups.try_join_next().is_some() {}
         if gate.is_busy() && !incoming.remote_address_validated() {
-            // Nothing is kept of it until it shows that its address is its own.
+            // No state is kept for the connection until its peer has proved its address.
             if let Err(e) = incoming.retry() {
                 e.into_incoming().refuse();
             }
@@ -180,7 +181,8 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
         let place = gate.enter(peer.ip());
         match place.is_served() {
             true => drop(setups.spawn(set_up(incoming, place, accepted.clone()))),
-            // What comes in packets cannot wait in a socket.
+            // A QUIC connection cannot wait unread in a socket of its own as a TCP one
+            // can.
             false => {
                 debug!(%peer, "turned away: too many peers showed no right to call");
                 incoming.refuse();
@@ -204,7 +206,7 @@ async fn set_up(incoming: quinn::Incoming, place: GateEntry, accepted: mpsc::Sen
     match setup {
         Ok(Ok((connection, send, recv))) => {
             let (link, expel) = quic::accepted(connection, send, recv, place);
-            // An error means that the listener was dropped, and so is the link.
+            // An error means that the listener was dropped, and the link with it.
             let _ = accepted.send(link).await;
             drop(accepted);
             if watch.expelled().await {

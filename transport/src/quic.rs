@@ -1,7 +1,7 @@
 //! The QUIC carrier: one bidirectional stream of length-prefixed frames.
 //!
-//! Each link is a connection of its own, so that one link's loss or flow
-//! control never touches another's.
+//! Each link is a connection of its own, so that losses and flow control on one link
+//! never affect another.
 
 use std::{
     net::SocketAddr,
@@ -31,19 +31,21 @@ use crate::{
     tls::{self, ALPN_FRAMES, Fingerprint, Terms},
 };
 
-/// Bytes in flight per link: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13 ms.
+/// Limit on a link's bytes in flight: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13
+/// ms.
 const WINDOW_BYTES: u32 = 16 << 20;
 
-/// The same for a peer that was not admitted yet.
+/// The same for a peer that is not admitted yet.
 const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;
 
-/// Connections that have begun and wait to be looked at, and what is kept of each and of
-/// all. They are looked at at once, unless the process is behind.
+/// Maximum number of connections that have begun and wait to be accepted, and limits on
+/// the bytes kept for each and for all. They are accepted at once, unless the process is
+/// behind.
 const MAX_INCOMING: usize = 256;
 const INCOMING_BYTES: u64 = 16 << 10;
 const ALL_INCOMING_BYTES: u64 = 2 << 20;
 
-/// Socket buffers asked for; the system may give less.
+/// Requested size of the socket buffers; the system may grant less.
 const SOCKET_BYTES: usize = 4 << 20;
 
 /// Close code when a link is dropped before it was finished.
@@ -55,7 +57,7 @@ const BROKEN: VarInt = VarInt::from_u32(2);
 /// Close code when the peer was not admitted in time.
 const EXPELLED: VarInt = VarInt::from_u32(3);
 
-/// Settings for links whose peer may send `receive_window` bytes ahead at first.
+/// Returns settings for links whose peer may send `receive_window` bytes ahead at first.
 fn transport_config(receive_window: u32) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
     let idle = IDLE_TIMEOUT.try_into().expect("the idle timeout fits");
@@ -88,7 +90,7 @@ fn endpoint(
     )
 }
 
-/// An endpoint that accepts connections, on a socket already bound.
+/// Creates an endpoint that accepts connections, on a socket already bound.
 pub(crate) fn server(
     socket: std::net::UdpSocket,
     identity: &Identity,
@@ -101,13 +103,13 @@ pub(crate) fn server(
         .max_incoming(MAX_INCOMING)
         .incoming_buffer_size(INCOMING_BYTES)
         .incoming_buffer_size_total(ALL_INCOMING_BYTES);
-    // A link's connection does not move: what looks like it may be an attack.
+    // A link's connection does not migrate: what looks like a migration may be an attack.
     config.migration(false);
     endpoint(socket, Some(config)).map_err(|e| BindError::new("QUIC", e))
 }
 
-/// Dials `address`, where `host` is. The stream exists for the peer once the
-/// first frame is sent.
+/// Dials `address`, an address of `host`. The stream exists for the peer once the first
+/// frame is sent.
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
@@ -140,11 +142,12 @@ pub(crate) async fn dial(
     Ok(link(connection, send, recv, Incoming::dialled(), None))
 }
 
-/// Whether this side ended the handshake over the peer's certificate. rustls'
-/// error is gone by then; the TLS alert it chose is in the transport error code.
+/// Returns whether this side ended the handshake because of the peer's certificate.
+/// rustls' error is not available by then, but the transport error code has the TLS alert
+/// it chose.
 fn refused_certificate(error: &quinn::ConnectionError) -> bool {
     // RFC 8446, 6.2: bad_certificate to certificate_unknown, unknown_ca and
-    // access_denied, and decrypt_error for a signature that is not right.
+    // access_denied, and decrypt_error for an invalid signature.
     let mut alerts = (42..=46).chain([48, 49, 51]);
     let quinn::ConnectionError::TransportError(error) = error else {
         return false;
@@ -152,7 +155,7 @@ fn refused_certificate(error: &quinn::ConnectionError) -> bool {
     alerts.any(|alert| error.code == quinn::TransportErrorCode::crypto(alert))
 }
 
-/// The link on a connection that was accepted; it holds `place` while it lives.
+/// Creates the link on an accepted connection. The link holds `place` while it lives.
 pub(crate) fn accepted(
     connection: Connection,
     send: SendStream,
@@ -167,7 +170,7 @@ pub(crate) fn accepted(
     (link, expel)
 }
 
-/// Closes a link's connection, and keeps it open no longer than others do.
+/// Closes a link's connection, without keeping it open.
 pub(crate) struct Expel(Weak<ConnectionOwner>);
 
 impl Expel {
@@ -208,15 +211,15 @@ fn link(
     }
 }
 
-/// What the peer proved in the handshake.
+/// Returns the fingerprint of the certificate that the peer showed in the handshake.
 fn shown(connection: &Connection) -> Option<Fingerprint> {
     let identity = connection.peer_identity()?;
     let certificates = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
     tls::shown(Some(&certificates))
 }
 
-/// What the halves of a link share. quinn closes the connection when the last
-/// of its handles is dropped, so nothing else may keep one.
+/// State shared by the halves of a link. quinn closes the connection when its last handle
+/// is dropped, so nothing else may keep one.
 #[derive(Debug)]
 struct ConnectionOwner {
     connection: Connection,
@@ -226,7 +229,7 @@ struct ConnectionOwner {
 #[derive(Debug)]
 pub(crate) struct Sender {
     stream: SendStream,
-    /// What is left of the latest frames, if their `send` was cancelled.
+    /// Unsent rest of the latest frames, after a cancelled `send`.
     begun: Vec<Bytes>,
     finished: bool,
     owner: Arc<ConnectionOwner>,
@@ -255,8 +258,8 @@ impl Sender {
         let delivered = async {
             if self.flush().await.is_ok() {
                 self.finished = self.stream.finish().is_ok();
-                // Whether it was confirmed or the connection is gone, there is
-                // no more to do.
+                // The peer has confirmed all, or the connection is gone: there is no more
+                // to do.
                 let _ = self.stream.stopped().await;
             }
         };
@@ -266,8 +269,8 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // Or else quinn would finish the stream, which the peer would take for
-        // the end of what this side has to say.
+        // Otherwise quinn would finish the stream, which the peer would take for a proper
+        // end.
         if !self.finished {
             self.owner.connection.close(DROPPED, b"link dropped");
         }
@@ -282,7 +285,7 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// As [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
+    /// See [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
     pub(crate) fn admit(&mut self) -> Result<(), Full> {
         if let Some(place) = &self.owner.place {
             place.admit(false)?;

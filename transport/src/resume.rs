@@ -1,13 +1,13 @@
 //! Frames that survive their connection.
 //!
-//! Each direction of a session is a numbered sequence of *bodies*. The sender
-//! keeps a body in its [`Outbox`] until the other side's [`Inbox`] acknowledged
-//! it; after a lost connection both say what they received and the outbox goes
-//! back to there. So every body is delivered exactly once and in order, however
-//! often the connection breaks, as long as both processes live.
+//! Each direction of a session is a numbered sequence of *bodies*. The sender keeps a
+//! body in its [`Outbox`] until the other side's [`Inbox`] has acknowledged it. After a
+//! lost connection both sides exchange the numbers they have received, and each outbox
+//! rewinds to there. So every body is delivered exactly once and in order, however often
+//! the connection breaks, as long as both processes live.
 //!
-//! Pure state: no I/O, no time. The property test at the end runs both over a
-//! link that loses, cuts and replays at random.
+//! Pure state: no I/O, no time. The property test at the end runs both over a link that
+//! loses, cuts and replays at random.
 
 mod inbox;
 mod outbox;
@@ -17,53 +17,55 @@ use bytes::Bytes;
 pub use inbox::Inbox;
 pub use outbox::Outbox;
 
-/// A rule of the numbering that the peer broke. The session cannot go on.
+/// A violation of the numbering by the peer. The session cannot go on, except after a
+/// [`Gap`](Self::Gap), which a new connection repairs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeError {
-    /// An acknowledgement of what was never sent, or took one back.
+    /// The peer acknowledged a frame that was never sent, or took an acknowledgement
+    /// back.
     #[error(
         "frame {ack} was acknowledged; the last sent is {sent} and {acked} were acknowledged before"
     )]
     Ack {
-        /// What was acknowledged.
+        /// The acknowledged frame.
         ack: u64,
-        /// What was sent.
+        /// The last frame sent.
         sent: u64,
-        /// What was acknowledged before.
+        /// The last frame acknowledged before.
         acked: u64,
     },
     /// A frame is missing.
     #[error("frame {seq} came where {expected} was due")]
     Gap {
-        /// The frame that came.
+        /// The frame that arrived.
         seq: u64,
-        /// The frame that was due.
+        /// The frame that was expected.
         expected: u64,
     },
-    /// More bytes than were granted.
+    /// The peer sent more bytes than were granted.
     #[error("frame {seq} goes {excess} bytes over the granted credit")]
     Credit {
-        /// The frame that came.
+        /// The frame that arrived.
         seq: u64,
-        /// By how much.
+        /// Number of bytes over the credit.
         excess: u64,
     },
 }
 
-/// What is sent: a head that was encoded and, where there is bulk, a tail that
-/// is passed on without a copy.
+/// What is sent: an encoded head and, where there are bulk bytes, a tail that is passed
+/// on without a copy.
 #[derive(Debug, Clone, Default)]
 pub struct Body {
     /// The first bytes.
     pub head: Bytes,
     /// The rest.
     pub tail: Bytes,
-    /// What it takes of the credit on top of its bytes.
+    /// Credit that the body takes on top of its bytes.
     pub extra_cost: usize,
 }
 
 impl Body {
-    /// What it takes of the credit.
+    /// Returns the credit that the body takes, in bytes.
     fn cost(&self) -> usize {
         self.head.len() + self.tail.len() + self.extra_cost
     }
@@ -189,20 +191,20 @@ mod tests {
     fn an_ack_is_due_before_the_sender_runs_out_of_anything() {
         let mut inbox = Inbox::new(400);
         assert!(!inbox.is_ack_due() && !inbox.has_pending_ack());
-        // Of room to keep bodies: what was received is not consumed yet.
+        // Room in the outbox: what was received is not consumed yet.
         inbox.accept(1, 99).unwrap();
         assert!(!inbox.is_ack_due() && inbox.has_pending_ack());
         inbox.accept(2, 1).unwrap();
         assert!(inbox.is_ack_due());
         assert_eq!(inbox.acknowledge(), (2, 400));
         assert!(!inbox.is_ack_due() && !inbox.has_pending_ack());
-        // Of credit.
+        // Credit.
         inbox.consume(100);
         assert!(inbox.is_ack_due());
         assert_eq!(inbox.acknowledge_changes(), (0, 500));
         assert_eq!(inbox.acknowledge_changes(), (0, 0));
         assert_eq!(inbox.acknowledge(), (2, 500));
-        // Of empty bodies.
+        // Empty bodies.
         (3..=66).for_each(|seq| assert_eq!(inbox.accept(seq, 0), Ok(true)));
         assert!(inbox.is_ack_due());
     }
@@ -294,7 +296,7 @@ mod tests {
                 wire.run(step);
                 prop_assert!(wire.pushed.starts_with(&wire.delivered));
             }
-            // Left alone, the rest arrives and nothing stays behind.
+            // Without further cuts the rest arrives, and the outbox becomes empty.
             for _ in 0..2 * wire.pushed.len() + 2 {
                 wire.run(Step::Send);
                 wire.run(Step::Deliver);

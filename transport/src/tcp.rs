@@ -1,12 +1,12 @@
 //! The TCP carrier: length-prefixed frames in TLS, and nothing else.
 //!
-//! It takes the least of both processes. QUIC does here, packet by packet, what the
-//! system does for TCP many packets at a time, and HTTP/2 adds a layer of flow control
-//! and copies. Both have tasks of their own to wake, too, where a socket is written to
-//! by whoever has something to say ([`Sender::send_now`]).
+//! This carrier costs both processes the least time. QUIC does in the process, packet by
+//! packet, what the kernel does for TCP many packets at a time, and HTTP/2 adds a layer
+//! of flow control and copies. Both also have tasks of their own to wake, while any
+//! thread that has something to send can write to a socket ([`Sender::send_now`]).
 //!
-//! A link of it has no probes of its own: the system notices a dead network, and
-//! whoever uses a link says something from time to time anyway.
+//! A TCP link sends no probes of its own: the kernel detects a dead network, and the
+//! users of a link send frames from time to time anyway.
 
 use std::{
     io,
@@ -40,10 +40,11 @@ use crate::{
     tls::{ALPN_FRAMES, Terms, shown},
 };
 
-/// Plaintext that TLS may hold: what is encrypted before the socket is asked.
+/// Limit on the bytes that TLS buffers: how much is encrypted before the socket is
+/// written to.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
 
-/// Dials `address`, where `host` is.
+/// Dials `address`, an address of `host`.
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
@@ -55,7 +56,8 @@ pub(crate) async fn dial(
         .map_err(|e| DialError::unreachable(address, &e))
 }
 
-/// The link on a stream whose handshake is done; it holds `place` while it lives.
+/// Creates the link on a stream whose handshake is done. The link holds `place` while it
+/// lives.
 fn on_stream(
     mut stream: TlsStream<TcpStream>,
     peer: SocketAddr,
@@ -95,9 +97,9 @@ fn on_stream(
     })
 }
 
-/// Takes a connection that was accepted for frames. Its first bytes must come
-/// within `deadline`; then the link goes to `accepted`. Closes it, also then, if it is
-/// expelled before it is admitted.
+/// Runs an accepted connection that negotiated frames. Its first bytes must arrive within
+/// `deadline`; then the link goes to `accepted`. Closes the connection if it is expelled
+/// before it is admitted, also after the link was passed on.
 pub(crate) async fn accept(
     stream: server::TlsStream<TcpStream>,
     peer: SocketAddr,
@@ -116,9 +118,9 @@ pub(crate) async fn accept(
     match timeout(deadline, receiver.fill()).await {
         Ok(Ok(true)) => {
             let owner = Arc::downgrade(&receiver.owner);
-            // An error means that the listener was dropped, and so is the link.
+            // An error means that the listener was dropped, and the link with it.
             let _ = accepted.send(link).await;
-            // So that the server may end.
+            // The server can only end when this sender is dropped.
             drop(accepted);
             if watch.expelled().await
                 && let Some(owner) = owner.upgrade()
@@ -132,7 +134,8 @@ pub(crate) async fn accept(
     }
 }
 
-/// Has the system probe the peer's. Best effort: users of links notice, too.
+/// Enables the kernel's keepalive probes. Best effort: the users of links detect a dead
+/// peer, too.
 fn notice_dead_peers(socket: &SockRef<'_>) {
     let keepalive = TcpKeepalive::new()
         .with_time(KEEP_ALIVE)
@@ -141,18 +144,18 @@ fn notice_dead_peers(socket: &SockRef<'_>) {
 }
 
 impl Sender {
-    /// As [`LinkSender::bound_flight`](crate::link::LinkSender::bound_flight).
+    /// See [`LinkSender::bound_flight`](crate::link::LinkSender::bound_flight).
     pub(crate) fn bound_flight(&self, bytes: usize) {
-        // Linux doubles it, for what it needs itself beside the bytes. A hint: without
-        // it the system decides.
+        // Linux doubles the value, to cover its own bookkeeping. If the call fails, the
+        // kernel's own limit stays.
         let _ = self.owner.socket.set_send_buffer_size(bytes);
     }
 }
 
-/// What the halves of a link share.
+/// State shared by the halves of a link.
 #[derive(Debug)]
 struct ConnectionOwner {
-    /// A second handle, to close the connection whatever the halves do.
+    /// A second handle of the socket, to close the connection whatever the halves do.
     socket: Socket,
     /// The reading half, once its receiver was dropped.
     unread: Mutex<Option<ReadHalf<TlsStream<TcpStream>>>>,
@@ -161,7 +164,7 @@ struct ConnectionOwner {
 
 impl ConnectionOwner {
     fn close(&self) {
-        // An error means that it is closed.
+        // An error means that the socket is closed already.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
@@ -173,7 +176,8 @@ impl ConnectionOwner {
 #[derive(Debug)]
 pub(crate) struct Sender {
     stream: WriteHalf<TlsStream<TcpStream>>,
-    /// What is left of the latest frames, if their `send` was cancelled.
+    /// Unsent rest of the latest frames, after a cancelled `send` or an incomplete
+    /// `send_now`.
     begun: Vec<Bytes>,
     finished: bool,
     owner: Arc<ConnectionOwner>,
@@ -189,13 +193,13 @@ impl Sender {
         self.flush().await
     }
 
-    /// As [`LinkSender::send_now`](crate::link::LinkSender::send_now).
+    /// See [`LinkSender::send_now`](crate::link::LinkSender::send_now).
     pub(crate) fn send_now<'a>(
         &mut self,
         frames: impl Iterator<Item = &'a [Bytes]>,
     ) -> Result<bool, LinkError> {
         framing::put_frames(&mut self.begun, frames);
-        // A task that has run for long would be told to wait.
+        // A task that has used up its cooperative budget would get `Pending`.
         let flush = unconstrained(self.flush());
         link::now(flush).map_or(Ok(false), |flushed| flushed.map(|()| true))
     }
@@ -211,8 +215,8 @@ impl Sender {
             if self.flush().await.is_ok() {
                 self.finished = self.stream.shutdown().await.is_ok();
             }
-            // A socket that is closed with bytes unread is reset, and the peer
-            // then loses what is still on its way.
+            // If a socket is closed with unread bytes, the connection is reset, and the
+            // peer loses what is still in flight.
             let unread = self.owner.unread().take();
             if let Some(mut unread) = unread {
                 let _ = tokio::io::copy(&mut unread, &mut tokio::io::sink()).await;
@@ -222,7 +226,7 @@ impl Sender {
     }
 }
 
-/// Writes `parts`, taking off what was written as it goes.
+/// Writes and flushes `parts`, removing from them what was written.
 async fn write_all(
     stream: &mut (impl AsyncWrite + Unpin),
     parts: &mut Vec<Bytes>,
@@ -245,7 +249,7 @@ async fn write_all(
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // The peer then misses TLS's goodbye and knows that this was no end.
+        // The peer then receives no close_notify of TLS, and treats the end as a loss.
         if !self.finished {
             self.owner.close();
         }
@@ -254,14 +258,14 @@ impl Drop for Sender {
 
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// Taken when dropped.
+    /// Taken by `drop`.
     stream: Option<ReadHalf<TlsStream<TcpStream>>>,
     incoming: Incoming,
     owner: Arc<ConnectionOwner>,
 }
 
 impl Receiver {
-    /// As [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
+    /// See [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
     pub(crate) fn admit(&mut self) -> Result<(), Full> {
         if let Some(place) = &self.owner.place {
             place.admit(false)?;
@@ -289,7 +293,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for more bytes. False: the peer finished.
+    /// Waits for more bytes. Returns `false` if the peer has finished.
     pub(crate) async fn fill(&mut self) -> Result<bool, LinkError> {
         let stream = self.stream.as_mut().expect("only taken when dropped");
         let read = stream.read_buf(&mut self.incoming.room()).await;

@@ -1,13 +1,13 @@
-//! What a peer must prove, and the TLS settings all carriers share.
+//! What a peer must prove, and the TLS settings shared by all carriers.
 //!
-//! TLS 1.3 only, ring as the provider. A pool has its own certificate
-//! authority, which clients know by fingerprint: whoever holds a certificate
-//! from it *is* the pool, so such certificates carry the fixed name
-//! [`POOL_NAME`] instead of host names. Workers show a self-signed certificate
-//! whose fingerprint the scheduler vouches for in each lease.
+//! TLS 1.3 only, with ring as the provider. A pool has its own certificate authority,
+//! which clients identify by its fingerprint. Every holder of a certificate from this
+//! authority *is* the pool, so such certificates carry the fixed name [`POOL_NAME`]
+//! instead of host names. Workers show a self-signed certificate; the scheduler puts its
+//! fingerprint into each lease.
 //!
-//! Who dials may show a certificate, too: workers do, to schedulers and to each other.
-//! The handshake proves that they have its key, and nothing else. Callers compare the
+//! The side that dials may show a certificate, too: workers do, to schedulers and to each
+//! other. The handshake only proves that they have its private key. Callers compare its
 //! fingerprint with those that they know.
 
 mod fingerprint;
@@ -36,9 +36,9 @@ pub(crate) use shown::shown;
 /// The name in the certificates of a pool's own authority.
 pub const POOL_NAME: &str = "tensord";
 
-/// ALPN of a gRPC carrier.
+/// ALPN protocol of the gRPC carrier.
 pub(crate) const ALPN_GRPC: &[u8] = b"h2";
-/// ALPN of the carriers that take frames as they are, QUIC and TCP.
+/// ALPN protocol of the carriers that send frames directly, QUIC and TCP.
 pub(crate) const ALPN_FRAMES: &[u8] = b"tensord/1";
 
 /// What the other side's certificate must be or chain to.
@@ -60,7 +60,7 @@ pub enum TrustError {
     CaFile {
         /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// The cause.
         reason: String,
     },
     /// The system has no trusted authorities.
@@ -73,7 +73,7 @@ pub enum TrustError {
     Identity(String),
 }
 
-/// What a side that dials expects of the other, and shows of itself.
+/// What a dialling side expects of its peer, and what it shows to the peer.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
     /// What the other side's certificate must be.
@@ -83,7 +83,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Trusts what `trust` accepts, and shows nothing.
+    /// Creates terms that show no certificate.
     pub(crate) fn unnamed(trust: &Trust) -> Self {
         Self {
             trust: trust.clone(),
@@ -92,7 +92,7 @@ impl Terms {
     }
 }
 
-/// Client settings to `terms`.
+/// Returns client settings for `terms`.
 pub(crate) fn client_config(terms: &Terms, alpn: &[u8]) -> Result<ClientConfig, TrustError> {
     let provider = Arc::new(provider());
     let verifier = verifier(&terms.trust, &provider)?;
@@ -111,7 +111,7 @@ pub(crate) fn client_config(terms: &Terms, alpn: &[u8]) -> Result<ClientConfig, 
     Ok(config)
 }
 
-/// Accepts what `trust` accepts.
+/// Returns a verifier for `trust`.
 fn verifier(
     trust: &Trust,
     provider: &Arc<CryptoProvider>,
@@ -147,7 +147,7 @@ fn verifier(
     })
 }
 
-/// Server settings that show `identity`, and let whoever dials show one, too.
+/// Returns server settings that show `identity`, and let the client show a certificate.
 pub(crate) fn server_config(identity: &Identity, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&TLS13])
@@ -155,13 +155,13 @@ pub(crate) fn server_config(identity: &Identity, alpn: &[&[u8]]) -> Result<Serve
         .with_client_cert_verifier(Arc::new(AnyCertificate::new(provider())))
         .with_single_cert(identity.chain().to_vec(), identity.key())?;
     config.alpn_protocols = alpn.iter().map(|alpn| alpn.to_vec()).collect();
-    // Nobody resumes a TLS session here, and tickets would be bytes unread.
+    // No TLS session is resumed here, and tickets could stay unread in the peer's socket.
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// Ring, with the fastest of TLS 1.3's ciphers first: nothing here is secret for
-/// so long that 128 bits of key were too few.
+/// Returns ring's provider, with the fastest of TLS 1.3's ciphers first: nothing here
+/// must stay secret for so long that 128 bits of key are too few.
 fn provider() -> CryptoProvider {
     let mut provider = default_provider();
     let fast =
@@ -179,7 +179,8 @@ fn chain_verifier(
         .map_err(|e| e.to_string())
 }
 
-/// The name to ask a server at `host` for, in the form that TLS has for it.
+/// Returns the server name to send to a server at `host`: `host` itself, or [`POOL_NAME`]
+/// if it is not valid in TLS.
 pub(crate) fn server_name(host: &str) -> &str {
     match ServerName::try_from(host) {
         Ok(_) => host,
@@ -191,7 +192,7 @@ fn pool_name() -> ServerName<'static> {
     ServerName::try_from(POOL_NAME).expect("the pool's name is a DNS name")
 }
 
-/// Whether `error` says that the certificate was not the expected one.
+/// Returns whether `error` means that the certificate was not the expected one.
 pub(crate) fn is_certificate_error(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -199,7 +200,7 @@ pub(crate) fn is_certificate_error(error: &(dyn std::error::Error + 'static)) ->
         if matches!(tls, Some(TlsError::InvalidCertificate(_))) {
             return true;
         }
-        // An io::Error hides what it wraps from `source()` of the outer error.
+        // The error that an `io::Error` wraps is not in the chain of `source()`.
         let inner = error
             .downcast_ref::<std::io::Error>()
             .and_then(|e| e.get_ref());
@@ -211,7 +212,8 @@ pub(crate) fn is_certificate_error(error: &(dyn std::error::Error + 'static)) ->
     false
 }
 
-/// Accepts a certificate with the pinned fingerprint, or one signed by it.
+/// Accepts a certificate with the pinned fingerprint, or one signed by the pinned
+/// certificate.
 #[derive(Debug)]
 struct PinVerifier {
     pin: Fingerprint,
@@ -267,8 +269,9 @@ impl ServerCertVerifier for PinVerifier {
     }
 }
 
-/// Accepts what chains to the pool's authority, under the pool's fixed name or the
-/// host's, as an authority of the user's own may have signed it.
+/// Accepts a certificate that chains to the pool's authority and has the pool's fixed
+/// name or the host's. The latter is for certificates from an authority of the user's
+/// own.
 #[derive(Debug)]
 struct PoolVerifier(Arc<WebPkiServerVerifier>);
 

@@ -1,9 +1,9 @@
-//! Lease tokens: what the scheduler signs and workers check by themselves.
+//! Lease tokens: signed by the scheduler, checked by workers on their own.
 //!
-//! A token is the encoded claims followed by a 64-byte Ed25519 signature. The
-//! data path needs no word from the scheduler: a worker has its public key
-//! from registration. Which of the tokens it signed are still good is not known here: the
-//! claims have the numbers of the grants and an end, and workers keep the rest.
+//! A token is the encoded claims followed by a 64-byte Ed25519 signature. The data path
+//! does not involve the scheduler: a worker has its public key from registration. This
+//! module does not know which signed tokens are still valid: the claims have the grants'
+//! numbers and an end, and workers keep the rest.
 
 use prost::Message;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
@@ -15,22 +15,22 @@ const SIGNATURE_BYTES: usize = 64;
 /// with the same key is not a lease token.
 const CONTEXT: &[u8] = b"tensord lease v1\0";
 
-/// Why a lease token was not accepted.
+/// Why a lease token was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Too short, or not claims.
+    /// The token is too short, or does not decode to claims.
     #[error("the lease token is malformed")]
     Malformed,
-    /// Signed by another key, or changed.
+    /// The token was signed by another key, or changed.
     #[error("the lease token was not signed by this pool's scheduler")]
     Signature,
 }
 
-/// The scheduler's key.
+/// The scheduler's signing key.
 pub struct LeaseSigner(Ed25519KeyPair);
 
 impl LeaseSigner {
-    /// A new key, as PKCS#8 to keep in a file.
+    /// Generates a key, as PKCS#8 to keep in a file.
     ///
     /// # Errors
     ///
@@ -44,17 +44,17 @@ impl LeaseSigner {
     ///
     /// # Errors
     ///
-    /// When `pkcs8` is no such key.
+    /// When `pkcs8` is not such a key.
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, ring::error::KeyRejected> {
         Ed25519KeyPair::from_pkcs8(pkcs8).map(Self)
     }
 
-    /// The public key that workers check tokens with.
+    /// Returns the public key with which workers check tokens.
     pub fn public_key(&self) -> Vec<u8> {
         self.0.public_key().as_ref().to_vec()
     }
 
-    /// A token that says `claims`.
+    /// Returns a signed token with `claims`.
     pub fn sign(&self, claims: &LeaseClaims) -> Vec<u8> {
         let mut token = claims.encode_to_vec();
         let signature = self.0.sign(&[CONTEXT, &token].concat());
@@ -63,7 +63,7 @@ impl LeaseSigner {
     }
 }
 
-/// The claims of `token`, if the scheduler with `public_key` signed it.
+/// Returns the claims of `token` if the scheduler with `public_key` signed it.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
-//! Pool URLs: `tensord://[TOKEN@]HOST:PORT[?ca=sha256:…|ca-file=…][&transport=auto|tcp|grpc|quic]`.
+//! Pool URLs:
+//! `tensord://[TOKEN@]HOST:PORT[?ca=sha256:…|ca-file=…][&transport=auto|tcp|grpc|quic]`.
 //!
-//! The URL is the whole of what a program must know of a pool. As it may carry
-//! a token, it prints without it; [`PoolUrl::reveal`] is the one way to get
-//! the full form.
+//! The URL is all that a program must know of a pool. As it may carry a token, it prints
+//! without it; only [`PoolUrl::reveal`] returns the full form.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -20,7 +20,7 @@ impl Secret {
         Self(secret.into())
     }
 
-    /// The secret itself.
+    /// Returns the secret itself.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -32,10 +32,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What carries the op streams.
+/// The carriers that op streams may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TransportChoice {
-    /// TCP, or what else gets through: gRPC, then QUIC.
+    /// TCP, or else the first that gets through: gRPC, then QUIC.
     #[default]
     Auto,
     /// QUIC only.
@@ -57,7 +57,7 @@ impl fmt::Display for TransportChoice {
     }
 }
 
-/// Where a pool is, how to recognise it, and the token to show it.
+/// The address of a pool, how to authenticate it, and the token to send to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolUrl {
     /// The token, if the URL has one.
@@ -68,11 +68,11 @@ pub struct PoolUrl {
     pub port: u16,
     /// What the scheduler's certificate must chain to.
     pub trust: Trust,
-    /// What carries the op streams.
+    /// The carriers that the op streams may use.
     pub transport: TransportChoice,
 }
 
-/// Which part of a pool URL is wrong.
+/// Names the part of a pool URL that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("pool URL: {problem}; a right one is {EXAMPLE}")]
 pub struct UrlError {
@@ -88,7 +88,7 @@ impl FromStr for PoolUrl {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        // Checked first, as the general parser's errors would not name the part.
+        // Checked first, as the general parser's errors would not name the scheme.
         match text.trim().split_once("://") {
             Some(("tensord", _)) => {}
             Some((scheme, _)) => {
@@ -177,7 +177,7 @@ fn options(url: &::url::Url) -> Result<(Trust, TransportChoice), UrlError> {
 }
 
 impl PoolUrl {
-    /// `HOST:PORT`, with brackets round an IPv6 address.
+    /// Returns `HOST:PORT`, with brackets around an IPv6 address.
     pub fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -186,7 +186,8 @@ impl PoolUrl {
         }
     }
 
-    /// The full URL, token included. For the user's eyes and files only.
+    /// Returns the full URL, including the token. Only for the user's own terminal and
+    /// files.
     pub fn reveal(&self) -> String {
         self.format(self.token.as_ref().map(Secret::reveal))
     }

@@ -17,7 +17,7 @@ fn source(number: u8) -> Source {
     IpAddr::from([10, 0, 0, number]).into()
 }
 
-/// A machine and its clock.
+/// A state machine and its clock.
 struct World {
     admission: Admission,
     now: Instant,
@@ -76,7 +76,7 @@ fn the_newest_of_an_address_is_served_first_when_a_turn_is_over() {
     assert_eq!(world.after(0.8), []);
     let both = [Action::Close(first), Action::Serve(fourth)];
     assert_eq!(world.after(0.1), both);
-    // Nobody else has to go for it.
+    // No other stranger is closed for it.
     let (other, actions) = world.accepted(2);
     assert_eq!(actions, [Action::Serve(other)]);
     let admitted = world.admission.admit(fourth, false, world.now).unwrap();
@@ -109,14 +109,15 @@ fn those_who_came_together_do_not_go_together() {
         );
     }
     assert_eq!(closed[..19].iter().sum::<usize>(), 0, "a turn is a second");
-    // A twentieth of a hundred each twentieth of a second; and of 75, once all that wait
-    // have waited for so long that a quarter of the places is not for them.
+    // A twentieth of a hundred in each twentieth of a second; then of 75, once all
+    // waiting strangers have waited so long that a quarter of the places is closed to
+    // them.
     assert!(closed[20..40].iter().all(|count| *count == 5), "{closed:?}");
     assert_eq!(closed[55..], [4; 5], "{closed:?}");
 }
 
-/// 1,500 strangers of one address, each back two seconds after it was closed, which is
-/// twice as many as can be served; and among them one honest peer after the other.
+/// 1,500 strangers of one address, each back two seconds after it was closed: twice as
+/// many as can be served. Among them comes one honest peer after the other.
 #[test]
 fn who_has_just_come_finds_a_place_among_many_that_come_again() {
     const TICK: Duration = Duration::from_millis(50);
@@ -148,7 +149,7 @@ fn who_has_just_come_finds_a_place_among_many_that_come_again() {
             match (action, honest) {
                 (Action::Serve(id), Some((peer, since))) if peer == id => {
                     slowest = slowest.max(tick - since);
-                    // It is let in, does what it came for, and leaves.
+                    // It is admitted, makes its call, and leaves.
                     admission.admit(id, false, now).unwrap();
                     admission.closed(id, now);
                     honest = None;
@@ -209,7 +210,7 @@ fn places_of_those_who_were_admitted_are_out_of_reach_for_strangers() {
     let (id, _) = world.accepted(1);
     let full = Err(Full { limit: 3 });
     assert_eq!(world.admission.admit(id, false, world.now), full);
-    // What is kept for others is there for them.
+    // A place kept for peers with a reserved place is free for them.
     assert_eq!(world.admission.admit(id, true, world.now), Ok(vec![]));
     let (id, _) = world.accepted(1);
     assert_eq!(world.admission.admit(id, true, world.now), Ok(vec![]));
@@ -237,11 +238,11 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// What a driver sees is consistent, and no bound is ever exceeded.
+    /// The actions are consistent, and no limit is ever exceeded.
     #[test]
     fn bounds_hold_whatever_happens(events in prop::collection::vec(event(), 0..200)) {
         let mut world = World::new();
-        // What the driver has: the connections open, and whether each is served.
+        // The state of a gate: the open connections, and whether each is served.
         let mut open: Vec<(Id, u8, bool)> = Vec::new();
         for event in events {
             let actions = match event {
@@ -252,7 +253,7 @@ proptest! {
                 }
                 Event::Admitted(at, reserved) if !open.is_empty() => {
                     let at = at % open.len();
-                    // Nobody shows anything before it is served.
+                    // No peer can be admitted before it is served.
                     let (id, _, served) = open[at];
                     match served {
                         true => world.admission.admit(id, reserved, world.now).unwrap_or_default(),
@@ -306,7 +307,7 @@ fn check(world: &World, open: &[(Id, u8, bool)]) -> Result<(), TestCaseError> {
     prop_assert!(admission.unreserved <= LIMITS.admitted - LIMITS.reserved);
     for crowd in admission.crowds.values() {
         prop_assert!(crowd.served <= LIMITS.served_per_address);
-        // Nobody waits for a place that there is.
+        // No stranger waits while a place is free for it.
         let Some(&newest) = crowd.waiting.last() else {
             continue;
         };

@@ -1,10 +1,10 @@
-//! A bound on the first message that a stranger announces.
+//! A limit on the length of a stranger's first message.
 //!
-//! A gRPC message says its length first, and tonic reserves that much memory at once. Its
-//! own limit is set for the whole server, and so is that of bulk bytes: a few bytes of a
-//! stranger would take 4 MiB. So the length of a call's first message is read here, before
-//! tonic reads it. Whoever takes the call asks for no other message until its peer is
-//! admitted.
+//! A gRPC message begins with its length, and tonic reserves that much memory at once.
+//! tonic's own limit is one for the whole server, which must allow bulk bytes: a
+//! stranger's first few bytes would take 4 MiB. So this module reads the length of a
+//! call's first message before tonic does. The receiver of the call reads no other
+//! message until its peer is admitted.
 
 use std::{
     convert::Infallible,
@@ -25,13 +25,13 @@ use tonic::{
 use super::PACKET_OVERHEAD;
 use crate::{allowance::Allowance, connection::Caller, link::FIRST_FRAME_BYTES};
 
-/// Before each message: whether it is compressed, and its length.
+/// Size of the header of each message: whether it is compressed, and its length.
 const HEADER_BYTES: usize = 5;
 
-/// Largest message of a peer that was not admitted.
+/// Largest first message of a peer that is not admitted.
 const MOST_BYTES: usize = FIRST_FRAME_BYTES + PACKET_OVERHEAD;
 
-/// A service whose callers begin with a small message, unless they are admitted.
+/// A service whose callers must begin with a small message, unless they are admitted.
 #[derive(Debug, Clone)]
 pub(super) struct SmallFirst<S>(pub(super) S);
 
@@ -65,7 +65,7 @@ where
     }
 }
 
-/// The body of a call, with the length of its first message checked unless the peer is
+/// The body of a call. The length of its first message is checked unless the peer is
 /// admitted.
 struct Checked {
     body: Body,
@@ -102,13 +102,13 @@ impl http_body::Body for Checked {
     }
 }
 
-/// The header of the first message, as far as it has come.
+/// The header of the first message, as far as it has arrived.
 #[derive(Debug, Default)]
 struct Header(Vec<u8>);
 
 impl Header {
-    /// Looks at the next bytes of the body. The error is the length of a message that is
-    /// too large.
+    /// Reads the next bytes of the body. The error is the length of a message that is too
+    /// large.
     fn look(&mut self, data: &[u8]) -> Result<(), usize> {
         let missing = HEADER_BYTES - self.0.len();
         self.0.extend_from_slice(&data[..data.len().min(missing)]);

@@ -18,9 +18,9 @@ use crate::{
 pub(crate) struct Receiver {
     packets: Packets,
     closer: Closer,
-    /// On the dialling side.
+    /// Set on the dialling side.
     dialled: Option<Dialled>,
-    /// On the accepting side, until the peer is admitted.
+    /// Set on the accepting side until the peer is admitted.
     stranger: Option<Caller>,
 }
 
@@ -43,7 +43,7 @@ struct Dialled {
 }
 
 impl Receiver {
-    /// The half of a link that `answered` is to answer.
+    /// Creates the receiver of a dialled link, whose call is answered by `answered`.
     pub(super) fn dialled(
         answered: oneshot::Receiver<Result<Streaming<Packet>, Status>>,
         closer: Closer,
@@ -58,7 +58,8 @@ impl Receiver {
         }
     }
 
-    /// The half of a link from which `first` came, and then `rest`.
+    /// Creates the receiver of an accepted link, which has received `first`, with `rest`
+    /// to follow.
     pub(super) fn accepted(first: Option<Packet>, rest: Streaming<Packet>, caller: Caller) -> Self {
         let packets = match first {
             Some(_) => Packets::Open {
@@ -75,7 +76,7 @@ impl Receiver {
         }
     }
 
-    /// As [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
+    /// See [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
     pub(crate) fn admit(&mut self) -> Result<(), Full> {
         if let Some(caller) = &self.stranger {
             caller.admit(false)?;
@@ -91,7 +92,7 @@ impl Receiver {
             Ok(None) => self.packets = Packets::Over(Ok(())),
             Err(error) => {
                 self.packets = Packets::Over(Err(error.clone()));
-                // The peer may have broken the framing: there is no way to go on.
+                // The peer may have broken the framing, so the connection cannot go on.
                 self.closer.close();
             }
         }
@@ -125,8 +126,8 @@ impl Receiver {
     }
 }
 
-/// A status with a cause was made on this side, of what went wrong below; the
-/// layers between have nothing to add.
+/// Converts a status. A status with a cause was made on this side, after an error in a
+/// lower layer; only the innermost cause is informative.
 fn status(status: Status) -> LinkError {
     let mut cause = status.source();
     while let Some(deeper) = cause.and_then(Error::source) {
@@ -147,9 +148,9 @@ impl Drop for Receiver {
     }
 }
 
-/// Keeps a dialled call going for the frames its sender still has under way:
-/// a call whose answer is dropped is cancelled, and h2 then discards what it
-/// was given to send. Ends with the call, or some time after the finish.
+/// Keeps a dialled call open for the frames that its sender still has in flight: a call
+/// whose response is dropped is cancelled, and h2 then discards what it had to send. Ends
+/// with the call, or at most twice [`IDLE_TIMEOUT`] after the finish.
 async fn discard(packets: Packets, sender: Finished, closer: Closer) {
     let discarding = async {
         let mut rest = match packets {

@@ -22,10 +22,10 @@ use crate::{
     link::{IDLE_TIMEOUT, LinkError},
 };
 
-/// Frames handed to HTTP/2 and not yet taken by it.
+/// Queue length for frames that HTTP/2 has not taken yet.
 const SEND_QUEUE: usize = 4;
 
-/// A sender, and the stream to give to HTTP/2.
+/// Creates a sender, and the stream to give to HTTP/2.
 pub(super) fn channel(closer: Closer) -> (Sender, SendBody) {
     let (packets, outgoing) = mpsc::channel(SEND_QUEUE);
     let (emptying, emptied) = oneshot::channel();
@@ -47,7 +47,7 @@ pub(super) fn channel(closer: Closer) -> (Sender, SendBody) {
     (sender, outgoing)
 }
 
-/// Whether a sender finished, as against being dropped.
+/// Whether a sender was finished, rather than dropped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Finished(Arc<AtomicBool>);
 
@@ -85,12 +85,12 @@ impl Sender {
     pub(crate) async fn finish(self) {
         self.guard.finished.0.store(true, Ordering::Release);
         drop(self.packets);
-        // Whether it was taken or the connection is gone, there is no more to do.
+        // HTTP/2 has taken all frames, or the connection is gone: there is no more to do.
         let _ = timeout(IDLE_TIMEOUT, self.emptied).await;
     }
 }
 
-/// Closes the connection of a sender that is dropped before it finished.
+/// Closes the connection if its sender is dropped before it finished.
 #[derive(Debug)]
 struct Guard {
     finished: Finished,
@@ -105,12 +105,12 @@ impl Drop for Guard {
     }
 }
 
-/// What HTTP/2 takes packets from. It ends when the sender finished, and never
-/// when it was dropped: the peer must not take that for the end.
+/// The stream from which HTTP/2 takes packets. It ends when the sender has finished, and
+/// never when the sender was dropped: the peer would take that for a proper end.
 pub(super) struct SendBody {
     packets: mpsc::Receiver<Packet>,
     finished: Finished,
-    /// Dropped with the stream, once HTTP/2 has taken it all or given it up.
+    /// Dropped with the stream, once HTTP/2 has taken all of it or given it up.
     _emptying: oneshot::Sender<()>,
 }
 
@@ -119,7 +119,7 @@ impl Stream for SendBody {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Packet>> {
         match ready!(self.packets.poll_recv(cx)) {
-            // The guard closes the connection, and that drops this stream.
+            // The guard closes the connection, which drops this stream.
             None if !self.finished.get() => Poll::Pending,
             packet => Poll::Ready(packet),
         }

@@ -2,21 +2,22 @@
 
 use super::ResumeError;
 
-/// Frames that may be received before the sender hears of it.
+/// Number of received frames from which on an acknowledgement is due.
 const DUE_FRAMES: u64 = 64;
 
-/// The receiving side's memory: how far it got, and what it granted.
+/// The receiving side's state: what was received, and what was granted.
 #[derive(Debug)]
 pub struct Inbox {
     received: u64,
     received_bytes: u64,
     consumed_bytes: u64,
     window_bytes: u64,
-    /// What the sender was last told, to know when it needs to hear more.
+    /// The progress that was last sent to the peer, to decide when the next
+    /// acknowledgement is due.
     acknowledged: Progress,
 }
 
-/// How far a receiving side got.
+/// How far the receiving side has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Progress {
     received: u64,
@@ -25,8 +26,8 @@ struct Progress {
 }
 
 impl Inbox {
-    /// An inbox that lets the sender be `window_bytes` ahead of what was
-    /// [consumed](Self::consume). Must be no less than the largest body.
+    /// Creates an inbox that lets the sender be `window_bytes` ahead of what was
+    /// [consumed](Self::consume). The window must not be smaller than the largest body.
     pub fn new(window_bytes: u64) -> Self {
         Self {
             received: 0,
@@ -41,12 +42,12 @@ impl Inbox {
         }
     }
 
-    /// Takes note of frame `seq` with a body of `bytes`. True: it is new and is
-    /// to be acted on. False: it was received before.
+    /// Accepts frame `seq`, whose body costs `bytes`. Returns `true` if the frame is new
+    /// and must be processed, `false` if it was received before.
     ///
     /// # Errors
     ///
-    /// When a frame is missing, or goes beyond the credit.
+    /// When a frame is missing, or the frame exceeds the credit.
     pub fn accept(&mut self, seq: u64, bytes: usize) -> Result<bool, ResumeError> {
         if seq <= self.received {
             return Ok(false);
@@ -69,11 +70,11 @@ impl Inbox {
         Ok(true)
     }
 
-    /// The peer says that it sent frame `seq`, and everything before it.
+    /// Checks that frame `seq`, which the peer reports as sent, has arrived.
     ///
     /// # Errors
     ///
-    /// [`ResumeError::Gap`] when that did not arrive.
+    /// [`ResumeError::Gap`] when it has not.
     pub fn expect(&self, seq: u64) -> Result<(), ResumeError> {
         if seq > self.received {
             let expected = self.received + 1;
@@ -82,29 +83,30 @@ impl Inbox {
         Ok(())
     }
 
-    /// `bytes` of what was received no longer take memory here.
+    /// Gives `bytes` of what was received back to the sender as credit: they no longer
+    /// take memory here.
     pub fn consume(&mut self, bytes: usize) {
         self.consumed_bytes += bytes as u64;
     }
 
-    /// The last frame received.
+    /// Returns the number of the last frame received.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Bytes granted in all.
+    /// Returns the bytes granted in all.
     pub fn credit(&self) -> u64 {
         self.consumed_bytes.saturating_add(self.window_bytes)
     }
 
-    /// The ack and credit to put on an outgoing frame.
+    /// Returns the ack and the credit for an outgoing frame, and records them as sent.
     pub fn acknowledge(&mut self) -> (u64, u64) {
         self.acknowledged = self.progress();
         (self.acknowledged.received, self.acknowledged.credit)
     }
 
-    /// As [`acknowledge`](Self::acknowledge), with 0 for what the sender was told before: an ack or a
-    /// credit of 0 says nothing new.
+    /// Returns the same as [`acknowledge`](Self::acknowledge), but 0 for an ack or a
+    /// credit that has not changed since it was last sent.
     pub fn acknowledge_changes(&mut self) -> (u64, u64) {
         let before = self.acknowledged;
         let (received, credit) = self.acknowledge();
@@ -115,8 +117,8 @@ impl Inbox {
         )
     }
 
-    /// Whether the sender should hear from us even if there is nothing else to
-    /// say: it may be about to run out of credit or of room to keep bodies.
+    /// Returns whether an acknowledgement must be sent even if there is nothing else to
+    /// send: the peer may be about to run out of credit or of room in its outbox.
     pub fn is_ack_due(&self) -> bool {
         let (now, acknowledged) = (self.progress(), self.acknowledged);
         let due_bytes = self.window_bytes / 4;
@@ -125,7 +127,7 @@ impl Inbox {
             || now.received - acknowledged.received >= DUE_FRAMES
     }
 
-    /// Whether there is anything the sender was not told.
+    /// Returns whether there is progress that was not sent to the peer.
     pub fn has_pending_ack(&self) -> bool {
         self.acknowledged != self.progress()
     }

@@ -7,33 +7,33 @@ use super::{Body, ResumeError};
 #[derive(Debug)]
 struct SentFrame {
     body: Body,
-    /// Sum of all bodies' bytes up to and including this one.
+    /// Sum of the costs of all bodies up to and including this one.
     end: u64,
 }
 
-/// The sending side's memory: what was said and not yet acknowledged.
+/// The sending side's state: the bodies not yet acknowledged.
 #[derive(Debug)]
 pub struct Outbox {
     kept: VecDeque<SentFrame>,
     /// Number of the last body acknowledged; `kept[0]` has the next number.
     acked: u64,
-    /// How many of `kept` were handed to the current connection.
+    /// How many of `kept` were passed to the current connection.
     sent: usize,
-    /// Number of the last body that was handed to any connection.
+    /// Number of the last body that was passed to any connection.
     ever_sent: u64,
-    /// Sum of all bodies' bytes ever pushed.
+    /// Sum of the costs of all bodies ever pushed.
     end: u64,
-    /// Sum of bytes the peer lets us send.
+    /// Sum of the costs that the peer lets this side send.
     credit: u64,
     kept_bytes: usize,
     capacity_bytes: usize,
-    /// The bodies are gone.
+    /// Whether the bodies were dropped.
     abandoned: bool,
 }
 
 impl Outbox {
-    /// An outbox that reports being full beyond `capacity_bytes`, and may send
-    /// `credit` bytes at first.
+    /// Creates an outbox that is full from `capacity_bytes` on, and may send `credit`
+    /// bytes at first.
     pub fn new(capacity_bytes: usize, credit: u64) -> Self {
         Self {
             kept: VecDeque::new(),
@@ -48,28 +48,28 @@ impl Outbox {
         }
     }
 
-    /// Whether the caller should wait before it pushes more. A single body may
-    /// go over the capacity, so that any body can be sent.
+    /// Returns whether the caller should wait before it pushes more. A single body may
+    /// exceed the capacity, so that any body can be sent.
     pub fn is_full(&self) -> bool {
         self.kept_bytes >= self.capacity_bytes
     }
 
-    /// Bytes kept.
+    /// Returns the cost of the unacknowledged bodies, in bytes.
     pub fn kept_bytes(&self) -> usize {
         self.kept_bytes
     }
 
-    /// Whether everything pushed was acknowledged.
+    /// Returns whether everything pushed was acknowledged.
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }
 
-    /// Whether something was not handed to the current connection yet.
+    /// Returns whether a body was not passed to the current connection yet.
     pub fn has_unsent(&self) -> bool {
         self.sent < self.kept.len()
     }
 
-    /// Number of the last body handed to the current connection.
+    /// Returns the number of the last body passed to the current connection.
     pub fn sent(&self) -> u64 {
         self.acked + self.sent as u64
     }
@@ -90,8 +90,8 @@ impl Outbox {
         self.acked + self.kept.len() as u64
     }
 
-    /// Lets go of the bodies that were not acknowledged, and of all that come: nothing is
-    /// sent any more. Their numbers stay, so late acknowledgements are no errors.
+    /// Drops all unacknowledged bodies, and all that are pushed later: nothing more is
+    /// sent. The numbers stay, so late acknowledgements are no errors.
     pub fn abandon(&mut self) {
         self.abandoned = true;
         for kept in &mut self.kept {
@@ -100,8 +100,8 @@ impl Outbox {
         self.kept_bytes = 0;
     }
 
-    /// The next body to hand to the connection, if there is one and the peer's
-    /// credit covers it.
+    /// Returns the next body to pass to the connection, with its number, if there is one
+    /// and the peer's credit covers it.
     pub fn next_to_send(&mut self) -> Option<(u64, Body)> {
         let may_go = |kept: &&SentFrame| kept.end <= self.credit && !self.abandoned;
         let kept = self.kept.get(self.sent).filter(may_go)?;
@@ -111,12 +111,12 @@ impl Outbox {
         Some((number, kept.body.clone()))
     }
 
-    /// The peer received everything up to `ack`.
+    /// Drops the bodies up to `ack`, which the peer has received.
     ///
     /// # Errors
     ///
-    /// [`ResumeError::Ack`] when that cannot be. Old acknowledgements are fine:
-    /// they may have been overtaken.
+    /// [`ResumeError::Ack`] when `ack` was not sent on this connection. Old
+    /// acknowledgements are accepted: a later one may have overtaken them.
     pub fn acknowledge(&mut self, ack: u64) -> Result<(), ResumeError> {
         let sent = self.sent();
         if ack > sent {
@@ -130,18 +130,18 @@ impl Outbox {
         Ok(())
     }
 
-    /// The peer grants `credit` bytes in all.
+    /// Raises the credit to `credit` bytes in all.
     pub fn grant(&mut self, credit: u64) {
         self.credit = self.credit.max(credit);
     }
 
-    /// A new connection: the peer has received everything up to `received`;
-    /// what comes after is sent again.
+    /// Rewinds for a new connection: the peer has received everything up to `received`,
+    /// and the bodies after it are sent again.
     ///
     /// # Errors
     ///
-    /// [`ResumeError::Ack`] when the peer forgot what it acknowledged, or knows
-    /// what was never said.
+    /// [`ResumeError::Ack`] when `received` is before what the peer acknowledged, or was
+    /// never sent.
     pub fn rewind(&mut self, received: u64) -> Result<(), ResumeError> {
         if received < self.acked || received > self.ever_sent {
             return Err(ResumeError::Ack {

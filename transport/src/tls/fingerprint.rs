@@ -1,19 +1,20 @@
-//! How a certificate is named in URLs and leases.
+//! The fingerprint that identifies a certificate in URLs and leases.
 
 use std::{fmt, str::FromStr};
 
-/// SHA-256 of a certificate, DER. Prints as `sha256:…`.
+/// SHA-256 of a certificate in DER form. Prints as `sha256:…`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of `certificate`, DER.
+    /// Returns the fingerprint of `certificate`, which is in DER form.
     pub fn of(certificate: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
         Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 
-    /// Its first 8 hex digits: enough to distinguish a few certificates, and too few to trust one by.
+    /// Returns the first 8 hex digits: enough to distinguish a few certificates, and too
+    /// few to trust one by.
     pub fn short(&self) -> String {
         self.0[..4]
             .iter()

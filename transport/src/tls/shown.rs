@@ -1,4 +1,4 @@
-//! The certificate that a side which dialled may show.
+//! The certificate that the dialling side may show.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use rustls::{
 
 use super::Fingerprint;
 
-/// Accepts any certificate whose key the other side proves to have, and none at all.
+/// Accepts any certificate whose private key the other side proves to have, or no
+/// certificate.
 #[derive(Debug)]
 pub(super) struct AnyCertificate(Arc<CryptoProvider>);
 
@@ -22,7 +23,8 @@ impl AnyCertificate {
     }
 }
 
-/// The fingerprint of what was shown in a handshake that is over.
+/// Returns the fingerprint of the certificate that the peer showed in a finished
+/// handshake.
 pub(crate) fn shown(certificates: Option<&[CertificateDer<'_>]>) -> Option<Fingerprint> {
     certificates?.first().map(|own| Fingerprint::of(own))
 }
@@ -42,7 +44,7 @@ impl ClientCertVerifier for AnyCertificate {
         intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, TlsError> {
-        // A certificate stands for itself; who signed it does not matter.
+        // A certificate stands for itself, so a chain is refused.
         match intermediates {
             [] => Ok(ClientCertVerified::assertion()),
             _ => Err(CertificateError::UnknownIssuer.into()),

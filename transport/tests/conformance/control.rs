@@ -17,12 +17,12 @@ use tonic::{Request, Response, Status, Streaming, service::Routes};
 
 use crate::harness::*;
 
-/// Answers with the address that the call came from and the certificate that the caller
-/// showed, and no end.
+/// Answers with the address of the call and the certificate that the caller showed, and
+/// keeps the stream open.
 pub(crate) struct TellsPeer;
 
 impl TellsPeer {
-    /// Serves it as `identity`, and returns the port.
+    /// Serves it as `identity`, and returns the port and the task.
     pub(crate) async fn serve(identity: &Identity) -> (u16, tokio::task::JoinHandle<()>) {
         let tcp = TcpListener::bind(any_port()).await.unwrap();
         let port = tcp.local_addr().unwrap().port();
@@ -91,7 +91,7 @@ async fn a_connection_that_is_not_served_is_tried_again_beside_the_first() {
         let (port, serving) = TellsPeer::serve(&identity).await;
         let behind = SocketAddr::from(([127, 0, 0, 1], port));
 
-        // In front of the server: connections wait, but for the second.
+        // A proxy in front of the server, which serves only the second connection.
         let front = TcpListener::bind(any_port()).await.unwrap();
         let port = front.local_addr().unwrap().port();
         let fronting = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Which error says what, and when `auto` is content with another carrier.
+//! The errors of dialling, and when `auto` uses another carrier.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -67,7 +67,7 @@ async fn an_address_without_a_port_leads_nowhere() {
 async fn a_name_is_tried_at_all_its_addresses() {
     no_hang(async {
         let mut server = Server::start().await;
-        // Which is ::1 as well on many machines, where nobody listens.
+        // On many machines the name also means ::1, where nothing listens.
         let name = format!("localhost:{}", server.listener.address().port());
         for result in dial_each(&name, &server.trust, DIAL_DEADLINE).await {
             server.greet(result.unwrap()).await;
@@ -76,7 +76,7 @@ async fn a_name_is_tried_at_all_its_addresses() {
     .await;
 }
 
-/// Trust in what a file with `text` says.
+/// Returns trust in a file that contains `text`.
 pub(crate) fn file(directory: &Path, text: &str) -> Trust {
     let path = directory.join("ca.pem");
     std::fs::write(&path, text).unwrap();
@@ -94,7 +94,7 @@ async fn an_unusable_ca_file_is_named() {
         file(directory.path(), certificate),
     ];
     for trust in cases {
-        // Nothing listens there, which is not what comes up first.
+        // Nothing listens there, but the error about trust comes first.
         for result in dial_each("127.0.0.1:1", &trust, DIAL_DEADLINE).await {
             let error = result.unwrap_err();
             assert!(matches!(error, DialError::Trust(_)), "{trust:?}: {error:?}");
@@ -103,7 +103,7 @@ async fn an_unusable_ca_file_is_named() {
     }
 }
 
-/// Accepts, and never says a word.
+/// Accepts connections, and never sends anything.
 async fn silent_peer() -> (TcpListener, UdpSocket, SocketAddr) {
     loop {
         let tcp = TcpListener::bind(any_port()).await.unwrap();
@@ -130,7 +130,7 @@ async fn a_silent_peer_is_given_up_at_the_deadline() {
     .await;
 }
 
-/// What carries the link that `dialer` makes to `server`.
+/// Returns the carrier of a link from `dialer` to `server`.
 async fn carrier_to(server: &mut Server, dialer: &Dialer) -> Carrier {
     let link = dialer
         .dial(&server.address(), &server.trust, DIAL_DEADLINE)
@@ -149,7 +149,7 @@ async fn auto_prefers_tcp() {
     .await;
 }
 
-/// UDP of links behind TCP that nobody accepts.
+/// QUIC's UDP port, with a TCP port of the same number that accepts nothing.
 async fn udp_alone() -> (Endpoint, Trust, TcpListener) {
     loop {
         let (endpoint, trust) = quic_server();
@@ -159,7 +159,7 @@ async fn udp_alone() -> (Endpoint, Trust, TcpListener) {
     }
 }
 
-/// What carries the link that `dialer` makes to `endpoint`.
+/// Returns the carrier of a link from `dialer` to `endpoint`.
 async fn carrier_to_endpoint(endpoint: &Endpoint, trust: &Trust, dialer: &Dialer) -> Carrier {
     let address = endpoint.local_addr().unwrap().to_string();
     let accepting = async { endpoint.accept().await.unwrap().await.unwrap() };
@@ -175,11 +175,12 @@ async fn auto_takes_quic_where_tcp_is_blocked_and_says_so_once() {
         let (endpoint, trust, tcp) = udp_alone().await;
         let dialer = Dialer::new(TransportChoice::Auto);
         for _ in 0..2 {
-            // What one learns, its clones know.
+            // Clones share what they learnt.
             let carrier = carrier_to_endpoint(&endpoint, &trust, &dialer.clone()).await;
             assert_eq!(carrier, Carrier::Quic);
         }
-        // At the first dial alone, and not for gRPC: where one is silent, both are.
+        // TCP was tried at the first dial only, and not for gRPC: if one is silent, so is
+        // the other.
         let tcp = tcp.into_std().unwrap();
         let tried = std::iter::from_fn(|| tcp.accept().ok()).count();
         assert_eq!(tried, 1);
@@ -196,7 +197,7 @@ async fn auto_goes_back_to_tcp_when_quic_no_longer_gets_through() {
         let dialer = Dialer::new(TransportChoice::Auto);
         let carrier = carrier_to_endpoint(&endpoint, &trust, &dialer).await;
         assert_eq!(carrier, Carrier::Quic);
-        // Now UDP is what gets no answer, and TCP is open.
+        // Now UDP is silent, and TCP is open.
         let address = endpoint.local_addr().unwrap();
         endpoint.set_server_config(None);
         drop(tcp);
@@ -227,7 +228,7 @@ async fn auto_takes_grpc_where_nothing_but_http_passes() {
             // The proxy takes one connection at a time.
             drop((near, far));
         }
-        // Frames were turned away once, before gRPC was known to pass.
+        // Frames were refused once, before gRPC was known to pass.
         assert_eq!(proxy.turned_away(), 1);
     })
     .await;

@@ -19,7 +19,7 @@ laws! {
 const FRAMES: usize = 30;
 const FRAME_BYTES: usize = 100_000;
 
-/// A link and the way back, for laws that hold in either direction.
+/// Runs `law` on links in both directions.
 async fn both_directions(kind: Kind, mut law: impl AsyncFnMut(Link, Link)) {
     let mut server = Server::start().await;
     let (near, far) = server.connect(kind).await;
@@ -35,7 +35,7 @@ async fn a_finished_link_gives_all_then_none(kind: Kind) {
             sender, receiver, ..
         } = from;
         sender.finish().await;
-        // All of the link is gone before the peer looks.
+        // The whole link is dropped before the peer reads.
         drop(receiver);
         expect_frames(&mut to.receiver, FRAMES, FRAME_BYTES).await;
         assert_eq!(to.receiver.recv().await, Ok(None));
@@ -109,8 +109,8 @@ async fn a_dropped_receiver_leaves_the_sender_working(kind: Kind) {
     .await;
 }
 
-/// The peer goes without a word, as a process that is killed does: its runtime
-/// and its sockets are gone. One call waits for a frame, one for room to send.
+/// The peer vanishes, like a process that is killed: its runtime and its sockets are
+/// gone. One call waits for a frame, one for room to send.
 async fn a_lost_connection_ends_both_calls(kind: Kind) {
     let (addressed, address) = oneshot::channel();
     let (kill, killed) = oneshot::channel::<()>();
@@ -124,9 +124,9 @@ async fn a_lost_connection_ends_both_calls(kind: Kind) {
             link.receiver.admit().unwrap();
             killed.await.unwrap();
             match kind.choice {
-                // The system closes a killed process's sockets, and no more.
+                // The kernel closes a killed process's sockets, and does nothing else.
                 TransportChoice::Tcp => drop(link),
-                // Not dropped, which would say goodbye.
+                // Not dropped, as that would close the connection properly.
                 _ => std::mem::forget((link, server)),
             }
         });
@@ -169,7 +169,7 @@ async fn a_dropped_listener_leaves_accepted_links_working(kind: Kind) {
     }
 }
 
-/// However a link ends, and whatever was under way.
+/// However a link ends, and whatever was in flight.
 async fn links_leave_no_tasks_behind(kind: Kind) {
     let metrics = tokio::runtime::Handle::current().metrics();
     let before = metrics.num_alive_tasks();

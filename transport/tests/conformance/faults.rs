@@ -1,4 +1,4 @@
-//! What a `FaultSwitch` promises.
+//! What a `FaultSwitch` guarantees.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use tensord_transport::{Dialer, Link, faults::FaultSwitch};
 
 use crate::harness::*;
 
-/// Makes a test of each promise for each carrier.
+/// Makes a test of each guarantee for each carrier.
 macro_rules! promises {
     ($($promise:ident)*) => {
         $(mod $promise {
@@ -94,7 +94,8 @@ async fn a_cut_ends_both_calls_and_new_links_work(kind: Kind) {
     assert!(waits(&mut receiving).await);
     assert!(waits(&mut sending).await);
     switch.cut();
-    // A call that begins after the cut, one that waits to receive, to send.
+    // A call that begins after the cut, one that waits to receive, one that waits to
+    // send.
     let error = near.sender.send(&[frame(1, 100)]).await.unwrap_err();
     assert!(error.to_string().contains("cut on command"), "{error}");
     let row = [frame(1, 100), Bytes::new(), Bytes::new()];
@@ -122,7 +123,7 @@ async fn half_open_lets_nothing_pass_until_it_heals(kind: Kind) {
     send_frames(&mut far.sender, 5, 100).await;
     assert!(waits(far.receiver.recv()).await);
     assert!(waits(near.receiver.recv()).await);
-    // The dialling itself works; it is the frames that do not pass.
+    // Dialling itself works; only frames do not pass.
     let dialer = Dialer::new(kind.choice).with_faults(switch.clone());
     let later = dialer
         .dial(&server.address(), &server.trust, DIAL_DEADLINE)

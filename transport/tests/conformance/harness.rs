@@ -1,4 +1,4 @@
-//! A listener, links to it, and frames that are easy to tell apart.
+//! A listener, links to it, and frames that are easy to distinguish.
 
 use std::{
     fmt, io,
@@ -13,7 +13,7 @@ use tensord_transport::{
     faults::FaultSwitch, identity::IdentityPem, tls::Trust,
 };
 
-/// Long enough for any test on a slow machine, so that what takes longer hangs.
+/// Long enough for any test on a slow machine, so a test that takes longer hangs.
 const HANG: Duration = Duration::from_secs(40);
 
 /// Long enough for a dial on a slow machine.
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// A listener and what a client must know of it.
+/// A listener and what a client must know to dial it.
 pub(crate) struct Server {
     pub(crate) listener: Listener,
     pub(crate) pem: IdentityPem,
@@ -72,7 +72,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A listener that shows a certificate of a pool of its own.
+    /// Starts a listener with the certificate of a pool of its own.
     pub(crate) async fn start() -> Self {
         let pem = IdentityPem::new_pool().unwrap();
         let identity = Identity::from_pem(&pem).unwrap();
@@ -88,14 +88,14 @@ impl Server {
         self.listener.address().to_string()
     }
 
-    /// Dials without saying anything yet.
+    /// Dials without sending anything yet.
     pub(crate) async fn dial(&self, kind: Kind) -> Link {
         let (dialer, address) = (kind.dialer(), self.address());
         let link = dialer.dial(&address, &self.trust, DIAL_DEADLINE);
         link.await.unwrap()
     }
 
-    /// Both ends of a new link, over which a first frame has gone.
+    /// Returns both ends of a new link, over which a first frame was sent.
     pub(crate) async fn connect(&mut self, kind: Kind) -> (Link, Link) {
         let near = self.dial(kind).await;
         let (near, far) = self.greet(near).await;
@@ -105,7 +105,7 @@ impl Server {
         }
     }
 
-    /// Sends a first frame on `near`, and finds the other end.
+    /// Sends a first frame on `near`, and accepts the other end.
     pub(crate) async fn greet(&mut self, mut near: Link) -> (Link, Link) {
         near.sender.send(&[frame(0, 5)]).await.unwrap();
         let mut far = self.listener.accept().await;
@@ -127,8 +127,8 @@ pub(crate) fn any_port() -> std::net::SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
 
-/// Frame `number`, of `size` bytes. Frames of different numbers differ, and so
-/// do the parts of a frame, as long as there are a few bytes.
+/// Returns frame `number`, of `size` bytes. Frames with different numbers differ, and so
+/// do the parts of a frame, if it has more than a few bytes.
 pub(crate) fn frame(number: usize, size: usize) -> Bytes {
     static NOISE: LazyLock<Bytes> = LazyLock::new(|| {
         let mut state = 1u64;
@@ -159,7 +159,7 @@ pub(crate) async fn expect_frames(receiver: &mut LinkReceiver, count: usize, siz
     }
 }
 
-/// Expects frame `number` to be next. Does not print megabytes when it is not.
+/// Expects frame `number` to be next. Does not print megabytes if it is not.
 pub(crate) async fn expect_frame(receiver: &mut LinkReceiver, number: usize, size: usize) {
     let received = receiver.recv().await;
     match &received {
@@ -195,19 +195,19 @@ pub(crate) async fn send_until_error(sender: &mut LinkSender) -> LinkError {
         if let Err(error) = sender.send(&[frame(1, 100_000)]).await {
             return error;
         }
-        // An error may take a moment to be noticed.
+        // An error may take a moment to be detected.
         tokio::task::yield_now().await;
     }
 }
 
-/// Whether `future` does not end soon. Only a broken test subject makes it
-/// `false`, only a stalled machine could hide that.
+/// Returns whether `future` is still pending after a short time. Only a broken test
+/// subject makes this `false`; only a stalled machine could hide that.
 pub(crate) async fn waits<F: Future>(future: F) -> bool {
     let soon = Duration::from_millis(300);
     tokio::time::timeout(soon, future).await.is_err()
 }
 
-/// What is logged on this thread while it lives.
+/// Captures what is logged on this thread while it lives.
 pub(crate) struct Log {
     text: Arc<Mutex<Vec<u8>>>,
     _guard: tracing::subscriber::DefaultGuard,
@@ -237,7 +237,7 @@ impl Log {
         }
     }
 
-    /// The lines of this crate's own that contain `text`.
+    /// Returns the log lines of this crate that contain `text`.
     pub(crate) fn lines_with(&self, text: &str) -> Vec<String> {
         let log = self.to_string();
         let ours = log

@@ -1,8 +1,7 @@
-//! What the accepting side puts up with: peers that send garbage, half of
-//! something, or nothing. Each is closed with a word in the log, while a link
-//! that was there before goes on and new ones come.
+//! What the accepting side withstands: peers that send garbage, incomplete messages, or
+//! nothing. Each is closed with a log line, while existing links go on and new ones work.
 //!
-//! On one thread, so that the log of the test is that of its listener.
+//! The tests run on one thread, so that a test's log is that of its listener.
 
 use std::collections::HashMap;
 
@@ -23,8 +22,8 @@ use crate::{
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Runs `attack` on a listener with a link of each carrier, which must not
-/// suffer, and expects `logged` in the log, where that is not empty.
+/// Runs `attack` on a listener with a link of each carrier, which must not be affected,
+/// and expects `logged` in the log, unless it is empty.
 async fn withstand(logged: &str, attack: impl AsyncFnOnce(&mut Server)) {
     let log = Log::capture();
     no_hang(async {
@@ -61,7 +60,7 @@ async fn closed(stream: &mut (impl AsyncRead + Unpin)) {
 async fn garbage_over_tcp() {
     withstand("TLS handshake failed", async |server| {
         let mut tcp = TcpStream::connect(server.listener.address()).await.unwrap();
-        // May fail half way, as the other side closes on the first of it.
+        // May fail half way, as the other side closes at the first bytes.
         let _ = tcp.write_all(&frame(1, 100_000)).await;
         closed(&mut tcp).await;
     })
@@ -111,7 +110,7 @@ async fn tls_and_then_nothing() {
 
 #[tokio::test]
 async fn a_preface_and_then_nothing() {
-    // The connection's own probes find out.
+    // The connection's own probes detect it.
     withstand("", async |server| {
         let mut tls = tls_client(server).await;
         tls.write_all(PREFACE).await.unwrap();
@@ -145,7 +144,7 @@ async fn a_call_without_a_frame() {
     .await;
 }
 
-/// A message as gRPC has it: a flag, a length, and fewer bytes than that.
+/// A gRPC message: a flag, a length, and fewer bytes than the length.
 fn truncated(promised: u32) -> http::Request<Body> {
     let mut message = String::from("\0");
     message.extend(promised.to_be_bytes().map(char::from));
@@ -204,7 +203,7 @@ async fn quic_connections_over_which_nothing_comes() {
     .await;
 }
 
-/// By whoever knows what its frames mean, and takes them without a word.
+/// The code that accepted the link receives its frames, but does not admit it.
 #[tokio::test]
 async fn a_link_that_is_never_admitted() {
     withstand("", async |server| {
@@ -221,7 +220,7 @@ async fn a_link_that_is_never_admitted() {
     .await;
 }
 
-/// So many that those who come later have to prove their addresses first.
+/// So many that later peers must prove their addresses first.
 #[tokio::test]
 async fn many_quic_connections_over_which_nothing_comes() {
     withstand("", async |server| {
@@ -266,8 +265,8 @@ async fn half_a_frame_over_quic() {
     .await;
 }
 
-/// Links that nobody takes wait, and their dialers with them; those that lose
-/// their patience do no harm.
+/// Links that are not accepted wait, and their dialers with them; those that are dropped
+/// meanwhile do no harm.
 #[tokio::test]
 async fn links_that_nobody_accepts() {
     const LINKS: usize = 60;

@@ -1,4 +1,4 @@
-//! Laws 1, 2, 5 and 6: what passes a link, and at what pace.
+//! Laws 1, 2, 5 and 6: what passes over a link, and at what pace.
 
 use std::{pin::pin, time::Duration};
 
@@ -23,7 +23,7 @@ laws! {
     many_links_share_a_listener
 }
 
-/// Sizes about every boundary there is: of prefixes, packets, buffers, limits.
+/// Sizes around every boundary: of prefixes, packets, buffers, limits.
 fn sizes() -> Vec<usize> {
     let mut sizes = vec![
         0, 1, 3, 4, 5, 1_100, 1_200, 1_500, 16_383, 16_384, 65_535, 65_536,
@@ -74,7 +74,7 @@ async fn frames_sent_together_arrive_one_by_one(kind: Kind) {
         for row in frames.chunks(100) {
             near.sender.send_all(row).await.unwrap();
         }
-        // One that is too large keeps the others of its row back, and no more.
+        // A frame that is too large holds back the others of its batch, and nothing else.
         let over = frame(0, MAX_FRAME_BYTES + 1);
         let row = [
             [frame(0, 5), Bytes::new(), Bytes::new()],
@@ -108,8 +108,8 @@ async fn what_is_sent_without_a_wait_arrives_in_order(kind: Kind) {
     let over = [frame(0, MAX_FRAME_BYTES), frame(0, 1), Bytes::new()];
     let refused = near.sender.send_now(&[over]);
     assert_eq!(refused, Err(LinkError::TooLarge(MAX_FRAME_BYTES + 1)));
-    // As nobody reads, the system takes no more at some point. A switch takes what it is
-    // given or fails.
+    // As nobody reads, the kernel accepts no more at some point. A switch accepts a frame
+    // or fails.
     let most = if kind.switched { 50 } else { 500 };
     let (mut sent, mut is_kept) = (0, false);
     while !is_kept && sent < most {
@@ -142,7 +142,7 @@ async fn what_has_arrived_is_had_without_a_wait(kind: Kind) {
         near.sender.send_all(&row(number)).await.unwrap();
         let until = number + FRAMES;
         while number < until {
-            // Asked for in vain first, it is still heard of.
+            // A call that found nothing must not lose the wakeup of the next one.
             let received = match far.receiver.arrived() {
                 Some(received) => received,
                 None => far.receiver.recv().await,
@@ -210,7 +210,7 @@ async fn send_waits_for_a_receiver_that_does_not_read(kind: Kind) {
             );
             continue;
         }
-        // It goes on where it waited as soon as the receiver reads.
+        // The call completes as soon as the receiver reads.
         let (sent, ()) = tokio::join!(
             sending,
             expect_frames(&mut far.receiver, accepted + 1, FRAME_BYTES)
@@ -245,7 +245,7 @@ async fn recv_may_be_cancelled(kind: Kind) {
                 tokio::select! {
                     biased;
                     received = far.receiver.recv() => break received,
-                    // Polled once, then dropped: as often as can be.
+                    // Polled once, then dropped: as often as possible.
                     () = tokio::task::yield_now() => cancelled += 1,
                 }
             };
@@ -354,7 +354,7 @@ async fn many_links_share_a_listener(kind: Kind) {
     tasks.join_all().await;
 }
 
-/// One test for all, as it takes its time.
+/// One test for all carriers, as it takes long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_link_stays() {
     let idle = async |kind: Kind| {

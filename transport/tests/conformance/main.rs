@@ -1,17 +1,17 @@
-//! The laws of links, one suite for every implementation, and what the two
-//! ends of a link do when the other end, or the network, does not play by them.
+//! The laws of links, as one suite for every implementation, and the behaviour of the two
+//! ends of a link when the other end or the network breaks them.
 //!
-//! - `laws`, `endings`: the laws at the top of `src/link.rs`. Every law is a
-//!   function of an implementation; the macro below makes a test of each pair.
+//! - `laws`, `endings`: the laws at the top of `src/link.rs`. Every law is a function of
+//!   an implementation; the macro below makes a test of each pair.
 //! - `oversized`: the part of law 2 that needs a peer which breaks it.
-//! - `faults`: what a `FaultSwitch` promises on top of the laws.
-//! - `dialling`, `trust`: which error says what, and whom a dialler trusts.
-//! - `shown`: whom the accepting side knows.
+//! - `faults`: what a `FaultSwitch` guarantees on top of the laws.
+//! - `dialling`, `trust`: the errors of dialling, and which peers a dialler trusts.
+//! - `shown`: the certificates that the accepting side sees.
 //! - `binding`: why a listener does not start.
 //! - `control`: the server of the control plane.
-//! - `hostile`: what the accepting side puts up with.
+//! - `hostile`: what the accepting side withstands.
 //!
-//! Nothing is timed. Deadlines are there to tell a hang from a slow machine.
+//! Nothing is timed. Deadlines only detect hangs.
 
 /// Makes a test of each law for each implementation, named after both.
 macro_rules! laws {

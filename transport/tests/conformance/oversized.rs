@@ -1,5 +1,5 @@
-//! Law 2, for a peer that sends what it may not: the link ends with an error
-//! at both ends, and other links go on.
+//! Law 2, for a peer that sends frames over the limit: the link ends with an error at
+//! both ends, and other links go on.
 
 use bytes::Bytes;
 use tensord_proto::{
@@ -20,10 +20,10 @@ use crate::{
     raw::{quic_client, quic_server},
 };
 
-/// One byte too many, and many.
+/// One byte over the limit, and twice the limit.
 const SIZES: [usize; 2] = [MAX_FRAME_BYTES + 1, 2 * MAX_FRAME_BYTES];
 
-/// Until a peer is admitted, by whoever knows what frames mean.
+/// The limit before the peer is admitted.
 #[tokio::test]
 async fn as_the_first_from_a_dialler() {
     no_hang(async {
@@ -31,15 +31,15 @@ async fn as_the_first_from_a_dialler() {
         for kind in [QUIC, TCP] {
             let mut server = Server::start().await;
             let mut near = server.dial(kind).await;
-            // Fails where the other side was quick.
+            // Fails if the other side was quick.
             let _ = near.sender.send(&[frame(1, size)]).await;
             let mut far = server.listener.accept().await;
             let refused = Err(LinkError::FirstTooLarge(size));
             assert_eq!(far.receiver.recv().await, refused);
             expect_error(&mut near.receiver).await;
         }
-        // Refused by the length that it announces, before there is memory for it, so nobody
-        // learns of the link.
+        // Refused by the announced length, before memory is reserved, so the link is
+        // never accepted.
         for size in [2 * size, MAX_FRAME_BYTES] {
             let mut server = Server::start().await;
             let mut near = server.dial(GRPC).await;
@@ -58,7 +58,7 @@ async fn the_largest_first_frame_passes() {
         for kind in [QUIC, TCP, GRPC] {
             let mut server = Server::start().await;
             let mut near = server.dial(kind).await;
-            // What gRPC and HTTP/2 add counts, too.
+            // The bytes that gRPC and HTTP/2 add count, too.
             let size = FIRST_FRAME_BYTES - 1024;
             near.sender.send(&[frame(1, size)]).await.unwrap();
             let mut far = server.listener.accept().await;
@@ -78,7 +78,7 @@ async fn from_a_quic_dialler() {
             send.write_all(&(size as u32).to_le_bytes()).await.unwrap();
             let mut link = server.listener.accept().await;
             link.receiver.admit().unwrap();
-            // From the length alone: nothing of the frame itself was sent.
+            // Refused by the length alone: no byte of the frame itself was sent.
             assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
             assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
             let closed = connection.closed().await.to_string();
@@ -122,7 +122,7 @@ fn assert_too_large(error: &LinkError, size: usize) {
     match error {
         LinkError::TooLarge(found) => assert_eq!(*found, size),
         LinkError::FirstTooLarge(found) => panic!("a first frame of {found} bytes"),
-        // Found by the gRPC decoder, from the message's length.
+        // Detected by the gRPC decoder, from the message's length.
         LinkError::Lost(reason) => assert!(reason.contains("too large"), "{reason}"),
     }
 }

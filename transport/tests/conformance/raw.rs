@@ -1,4 +1,4 @@
-//! Peers that are not bound by this crate's code, only by its protocols.
+//! Peers that are built on the protocols alone, not on this crate's code.
 
 use std::{
     net::SocketAddr,
@@ -61,7 +61,7 @@ fn client_config(pem: &IdentityPem, alpn: &[u8]) -> ClientConfig {
     config
 }
 
-/// A QUIC connection to `server`, with nothing on it yet.
+/// Opens a QUIC connection to `server`, with nothing on it yet.
 pub(crate) async fn quic_client(server: &Server) -> quinn::Connection {
     let crypto = QuicClientConfig::try_from(client_config(&server.pem, ALPN_QUIC)).unwrap();
     let config = quinn::ClientConfig::new(Arc::new(crypto));
@@ -71,7 +71,7 @@ pub(crate) async fn quic_client(server: &Server) -> quinn::Connection {
     connecting.unwrap().await.unwrap()
 }
 
-/// A TLS connection to `server`, with nothing on it yet.
+/// Opens a TLS connection to `server`, with nothing on it yet.
 pub(crate) async fn tls_client(server: &Server) -> TlsStream<TcpStream> {
     connect(&grpc_connector(server), server.listener.address()).await
 }
@@ -99,7 +99,7 @@ fn server_config(pem: &IdentityPem, alpn: &[&[u8]]) -> ServerConfig {
     config
 }
 
-/// Shows one certificate and signs with the key of another.
+/// Shows one certificate and signs with the key of another one.
 #[derive(Debug)]
 struct Impostor(Arc<CertifiedKey>);
 
@@ -127,7 +127,8 @@ fn impostor(
     config
 }
 
-/// A connection for frames that shows the certificate of `victim` with the key of `thief`.
+/// Opens a connection for frames that shows the certificate of `victim` with the key of
+/// `thief`.
 pub(crate) async fn impostor_over_tls(
     server: &Server,
     victim: &IdentityPem,
@@ -155,7 +156,7 @@ pub(crate) async fn impostor_over_quic(
     connecting.unwrap().await
 }
 
-/// An endpoint that speaks the links' QUIC, and what to trust it by.
+/// An endpoint for QUIC links, and the trust with which to dial it.
 pub(crate) fn quic_server() -> (Endpoint, Trust) {
     let pem = IdentityPem::new_pool().unwrap();
     let trust = Trust::Pin(fingerprints(&pem)[0]);
@@ -164,7 +165,7 @@ pub(crate) fn quic_server() -> (Endpoint, Trust) {
     (Endpoint::server(config, any_port()).unwrap(), trust)
 }
 
-/// What passes connections on to a server over gRPC, one at a time.
+/// Passes connections on to a server over gRPC, one at a time.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     pub(crate) trust: Trust,
@@ -173,12 +174,12 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Connections that came.
+    /// Number of connections accepted.
     pub(crate) fn connections(&self) -> usize {
         self.counts[0].load(Ordering::Relaxed)
     }
 
-    /// Those of them whose handshake failed.
+    /// Number of connections whose handshake failed.
     pub(crate) fn turned_away(&self) -> usize {
         self.counts[1].load(Ordering::Relaxed)
     }
@@ -189,7 +190,7 @@ pub(crate) async fn http_proxy(server: &Server) -> Proxy {
     proxy(server, &[ALPN_GRPC]).await
 }
 
-/// A proxy to `server` that is content with any protocol.
+/// A proxy to `server` that accepts any protocol.
 pub(crate) async fn any_proxy(server: &Server) -> Proxy {
     proxy(server, &[ALPN_QUIC, ALPN_GRPC]).await
 }
@@ -214,7 +215,7 @@ async fn proxy(server: &Server, alpn: &[&[u8]]) -> Proxy {
                 continue;
             };
             let mut far = connect(&onward, to).await;
-            // However it ends, it has ended.
+            // The connection is over, with or without an error.
             let _ = copy_bidirectional(&mut near, &mut far).await;
         }
     });

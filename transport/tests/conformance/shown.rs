@@ -1,4 +1,4 @@
-//! The certificate that a side which dials shows, and what it proves.
+//! The certificate that the dialling side shows, and what it proves.
 
 use std::sync::Arc;
 
@@ -84,7 +84,8 @@ async fn a_certificate_without_its_key_is_refused() {
         let mut server = Server::start().await;
         let victim = IdentityPem::self_signed().unwrap();
         let thief = IdentityPem::self_signed().unwrap();
-        // The handshake is over for the client before the server has looked at it.
+        // For the client the handshake is over before the server has checked the
+        // certificate.
         let mut stream = impostor_over_tls(&server, &victim, &thief).await;
         let refused = stream.read(&mut [0; 1]).await.unwrap_err();
         assert!(refused.to_string().contains("DecryptError"), "{refused}");
@@ -93,7 +94,7 @@ async fn a_certificate_without_its_key_is_refused() {
         }
         // Neither became a link.
         assert!(waits(server.listener.accept()).await);
-        // Whoever has the key is let in.
+        // A peer with the key is let in.
         let (own, trust) = (Identity::from_pem(&victim).unwrap(), server.trust.clone());
         let dialer = Dialer::new(TransportChoice::Tcp).with_identity(Arc::new(own));
         let near = dialer.dial(&server.address(), &trust, DIAL_DEADLINE).await;

@@ -1,4 +1,4 @@
-//! Whom a dialler trusts, over either carrier.
+//! Which peers a dialler trusts, over all carriers.
 
 use tensord_transport::{
     Identity, Listener, control,
@@ -79,7 +79,7 @@ async fn a_self_signed_worker_is_known_by_fingerprint() {
     .await;
 }
 
-/// The authority's certificate is public: to show it proves nothing.
+/// The authority's certificate is public: showing it proves nothing.
 #[tokio::test]
 async fn a_borrowed_authority_is_refused() {
     no_hang(async {

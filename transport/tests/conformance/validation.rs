@@ -1,5 +1,5 @@
-//! Addresses of QUIC dialers, which are proven while there are many strangers: nothing is
-//! kept, and few bytes are sent, for an address that anybody may have written into a packet.
+//! Address validation of QUIC dialers while there are many strangers: no state is kept,
+//! and few bytes are sent, for a source address that anybody may have forged.
 
 use std::{
     net::SocketAddr,
@@ -16,15 +16,17 @@ use tokio::{
 
 use crate::harness::*;
 
-/// From as many on, a listener has addresses proven (`BUSY` in `gate.rs`).
+/// Number of strangers from which on a listener validates addresses (`BUSY` in
+/// `gate.rs`).
 const MANY: usize = 32;
 
-/// What went through a relay.
+/// What passed through a relay.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Packets of the listener that ask for the proof of an address.
+    /// Number of packets with which the listener requests address validation.
     retries: AtomicUsize,
-    /// Bytes each way before the first packet of another kind.
+    /// Bytes of the dialler before the first of these packets, and bytes of these
+    /// packets.
     asked_bytes: AtomicUsize,
     proof_bytes: AtomicUsize,
 }
@@ -63,7 +65,7 @@ async fn relay(listener: SocketAddr, seen: Arc<Seen>) -> (SocketAddr, JoinSet<()
     (address, tasks)
 }
 
-/// Dials over a relay, with as many strangers there, and says what went through it.
+/// Dials through a relay while there are `strangers`, and returns what passed through it.
 async fn dial_beside(strangers: usize) -> Arc<Seen> {
     let mut server = Server::start().await;
     let listener = server.listener.address();
@@ -71,7 +73,7 @@ async fn dial_beside(strangers: usize) -> Arc<Seen> {
     for _ in 0..strangers {
         sockets.push(TcpStream::connect(listener).await.unwrap());
     }
-    // They are in the listener's queue, and are taken out in order.
+    // They are in the listener's queue, which accepts them in order.
     let (mut near, mut far) = server.connect(TCP).await;
     send_frames(&mut near.sender, 1, 10).await;
     expect_frames(&mut far.receiver, 1, 10).await;
@@ -97,7 +99,7 @@ async fn beside_many_a_dialler_proves_its_address_first() {
     let seen = no_hang(dial_beside(MANY)).await;
     assert!(seen.retries.load(Ordering::Relaxed) > 0, "{seen:?}");
     let bytes = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-    // Nobody is flooded in somebody else's name.
+    // A forged address gets fewer bytes than the attacker sends.
     assert!(
         bytes(&seen.proof_bytes) < bytes(&seen.asked_bytes),
         "{seen:?}"
