@@ -1,9 +1,9 @@
-//! What the engine decided, for the driver to carry out.
+//! The engine's output: commands for the driver to carry out.
 //!
-//! A command to a client is only given while the client is attached, one to a
-//! worker only while its stream is up. A driver that cannot deliver one any
-//! more may drop it: what the other side missed is settled when it comes back
-//! and says what it holds.
+//! The engine issues a command for a client only while the client is attached, and a
+//! command for a worker only while its stream is up. A driver that can no longer deliver a
+//! command may drop it: the difference is settled when the peer comes back and reports what
+//! it holds.
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
@@ -12,57 +12,57 @@ use crate::device::DeviceSpec;
 use crate::event::{DeviceGrant, DeviceRef, Endpoint};
 use crate::reason::{EndReason, RefuseReason};
 
-/// Something for the driver to do.
+/// An action for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Tell a client where its request stands. Given once it waits, and again
-    /// whenever its position has changed.
+    /// Report a pending request's position in the queue to its client. Issued when the
+    /// request is queued and whenever its position changes.
     Queued {
-        /// Whom to tell.
+        /// The recipient.
         client: ClientId,
-        /// Its request.
+        /// The request.
         request: RequestId,
-        /// 1 is next.
+        /// The position in the queue; 1 is the next in line.
         position: u32,
     },
-    /// Give a client its lease: sign a token and send it. Ends the request.
+    /// Grant a lease: sign a token and send it to the client. Ends the request.
     Granted {
-        /// Whom to tell.
+        /// The recipient.
         client: ClientId,
-        /// Its request.
+        /// The request.
         request: RequestId,
         /// The id that came with the request.
         lease: LeaseId,
-        /// Its devices, those of one worker next to each other.
+        /// The lease's devices; those of one worker are next to each other.
         devices: Vec<LeasedDevice>,
     },
-    /// Tell a client that its request came to nothing. Ends the request.
+    /// Refuse a request. Ends the request.
     Refused {
-        /// Whom to tell.
+        /// The recipient.
         client: ClientId,
-        /// Its request.
+        /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason.
         reason: RefuseReason,
     },
-    /// Tell a client that it has a lease no more.
+    /// Report the end of a lease to its client.
     LeaseEnded {
-        /// Whom to tell.
+        /// The recipient.
         client: ClientId,
         /// The lease.
         lease: LeaseId,
-        /// Why.
+        /// The reason.
         reason: EndReason,
     },
-    /// Tell a worker to end every session of a lease. Given again when the worker joins
-    /// while devices of it are not known to be released.
+    /// Have a worker end every session of a lease. Issued again when the worker joins while
+    /// some of the lease's devices are not known to be released.
     EndLease {
-        /// Whom to tell.
+        /// The recipient.
         worker: WorkerId,
         /// The lease.
         lease: LeaseId,
-        /// The grants by which the lease has, or had, devices of this worker. None up to
-        /// these is good any more.
+        /// The grants by which the lease has, or had, devices of this worker. These and all
+        /// earlier grants of the devices are void.
         grants: Vec<DeviceGrant>,
     },
 }
@@ -70,12 +70,12 @@ pub enum Command {
 /// One device of a granted lease, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasedDevice {
-    /// Which device of which worker.
+    /// The worker and the device's index.
     pub share: DeviceRef,
-    /// The number of this grant: higher than that of any grant of the device before.
+    /// The number of this grant: higher than that of any earlier grant of the device.
     pub grant: GrantNumber,
-    /// What it is.
+    /// The device's kind, name and memory.
     pub device: DeviceSpec,
-    /// Where its worker is.
+    /// The worker's address and certificate.
     pub worker: Endpoint,
 }

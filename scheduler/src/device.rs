@@ -1,5 +1,5 @@
-//! Devices in words: what a worker offers, what a client asks for, and what
-//! the pool has, each with the form it takes in errors.
+//! Device descriptions: what a worker offers, what a client requests, and what the pool
+//! has, each with the text for error messages.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,27 +7,27 @@ use std::fmt;
 /// One accelerator (or CPU) that a worker offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// "flex", "cuda", "vulkan", …
+    /// The kind: "flex", "cuda", "vulkan", …
     pub kind: String,
-    /// For people.
+    /// The display name.
     pub name: String,
-    /// Its memory.
+    /// The memory in bytes.
     pub memory_bytes: u64,
 }
 
-/// What a client asks for: so many devices, all or none.
+/// The devices that a client requests, all or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// How many devices, at least one.
+    /// The number of devices, at least one.
     pub devices: u32,
-    /// Their kind. `None`: any, and not all need be of one kind.
+    /// The kind of every device; `None` accepts any kind, and a mix of kinds.
     pub kind: Option<String>,
-    /// The memory each must have.
+    /// The least memory of each device, in bytes.
     pub memory_bytes: u64,
 }
 
 impl Demand {
-    /// Whether `device` will do.
+    /// Returns whether `device` meets the demand.
     pub(crate) fn accepts(&self, device: &DeviceSpec) -> bool {
         self.kind.as_ref().is_none_or(|kind| *kind == device.kind)
             && self.memory_bytes <= device.memory_bytes
@@ -49,19 +49,19 @@ impl fmt::Display for Demand {
     }
 }
 
-/// What the pool could lease if nothing were leased.
+/// The devices that the pool could lease if nothing were leased.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     workers: usize,
-    /// How many devices of each kind and memory.
+    /// The number of devices of each kind and memory.
     devices: BTreeMap<(String, u64), usize>,
 }
 
 impl Inventory {
-    /// More sorts of devices than this are not spelled out in an error.
+    /// The largest number of kind-and-memory pairs listed in an error.
     const MAX_SPELLED_OUT: usize = 8;
 
-    /// Counts one more worker and the devices it can still lease.
+    /// Counts one more worker and the devices that it can still lease.
     pub(crate) fn add<'a>(&mut self, devices: impl Iterator<Item = &'a DeviceSpec>) {
         self.workers += 1;
         for device in devices {
@@ -92,7 +92,7 @@ impl fmt::Display for Inventory {
     }
 }
 
-/// Bytes for people to read.
+/// A number of bytes, displayed in MiB or GiB.
 struct Memory(u64);
 
 impl fmt::Display for Memory {

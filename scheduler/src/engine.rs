@@ -1,16 +1,17 @@
-//! The engine: the state of the pool, and what changes it.
+//! The engine: the pool's state and its transitions.
 //!
-//! Here is what all events have in common: deadlines, the ends of leases, and
-//! the settling of the queue after each event. What workers and clients say is
-//! handled in `engine/workers.rs` and `engine/clients.rs`.
+//! This module has what all events share: deadlines, ends of leases, and settling the queue
+//! after each event. Events from workers and clients are handled in `engine/workers.rs` and
+//! `engine/clients.rs`.
 //!
-//! What holds after every event:
+//! Invariants after every event:
 //! - A device has at most one lease, and no lease has a device that does not
 //!   exist.
-//! - No lease gets a device that its worker has not released from the lease
-//!   before, or that is out of service.
-//! - No request waits that would fit, and none that could never fit.
-//! - A lease without its client, or with a worker yet to join, has a deadline.
+//! - No lease gets a device that its worker has not released from the previous lease, or
+//!   that is out of service.
+//! - No request is pending that could be granted now, or that could never be granted.
+//! - A lease whose client is detached, or one of whose workers has yet to join, has a
+//!   deadline.
 
 mod clients;
 mod workers;
@@ -34,22 +35,22 @@ use crate::time::Timestamp;
 /// The scheduler's state. See the crate's documentation.
 pub struct Engine {
     options: Options,
-    /// When the event being handled happened.
+    /// The time of the event that is being handled.
     now: Timestamp,
     pool: Pool,
     leases: Leases,
     queue: Queue,
     /// The number of the latest grant.
     granted: GrantNumber,
-    /// Attached clients, with the stream each speaks on.
+    /// The attached clients, each with its current stream.
     clients: BTreeMap<ClientId, StreamId>,
-    /// What the event being handled led to.
+    /// The commands that the current event has caused so far.
     commands: Vec<Command>,
 }
 
 impl Engine {
-    /// A pool without workers, which starts now. `term` must be at least 1, and higher than
-    /// that of any engine before it: grants are numbered by it.
+    /// Creates an engine for a pool without workers, started at `now`. `term` must be at
+    /// least 1 and higher than that of any engine before it: grants are numbered by it.
     pub fn new(options: Options, term: u64, now: Timestamp) -> Self {
         Self {
             granted: GrantNumber { term, count: 0 },
@@ -63,7 +64,7 @@ impl Engine {
         }
     }
 
-    /// Takes in what happened at `now`, and says what to do about it, in
+    /// Handles an event that happened at `now` and returns the commands to carry out, in
     /// order.
     pub fn handle(&mut self, event: Event, now: Timestamp) -> Vec<Command> {
         self.now = now;
@@ -86,8 +87,8 @@ impl Engine {
         mem::take(&mut self.commands)
     }
 
-    /// When to send the next [`Event::Tick`], which may be a moment in the
-    /// past. `None` until there is something to wait for.
+    /// Returns when to send the next [`Event::Tick`], which may be in the past, or `None`
+    /// if no deadline is set.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let losses = self
             .pool
@@ -97,7 +98,7 @@ impl Engine {
         losses.chain(ends).min()
     }
 
-    /// The pool as it is.
+    /// Returns the current state of the pool.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             workers: self.pool.snapshot(),
@@ -112,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// A lease, if there is one of this id.
+    /// Returns the lease of this id, if it exists.
     pub fn lease(&self, id: LeaseId) -> Option<LeaseSnapshot> {
         let lease = self.leases.get(id)?;
         let device = |(&share, &grant)| self.pool.leased_device(GrantedShare { share, grant });
@@ -122,14 +123,14 @@ impl Engine {
         })
     }
 
-    /// The leases of a client, attached or not.
+    /// Returns the leases of a client, attached or not.
     pub fn leases_of(&self, client: ClientId) -> Vec<LeaseId> {
         self.leases.owned_by(client)
     }
 
-    /// The scheduler did not run from `since` until now: workers and clients get the time to
-    /// come back that they get after a restart. What the engine does not know stays
-    /// unknown, as it has forgotten nothing.
+    /// Handles a gap in which the scheduler did not run: workers and clients get the time
+    /// to come back that they get after a restart. No new adoption window opens, since the
+    /// engine has lost no state.
     fn resume_after(&mut self, since: Timestamp) {
         let wait = self.options.lease_expiry;
         self.pool.spare_until(self.now + wait);
@@ -150,7 +151,8 @@ impl Engine {
         self.leases.forget_ended(self.now);
     }
 
-    /// Why an overdue lease ends, if it is not for want of its client.
+    /// Returns the reason to report for an overdue lease if one of its workers is missing.
+    /// `None` if it ends because its client is absent.
     fn missing_worker(&self, lease: LeaseId) -> Option<EndReason> {
         let workers = self.leases.get(lease)?.workers();
         let worker = workers
@@ -159,9 +161,9 @@ impl Engine {
         Some(EndReason::WorkerMissing { worker })
     }
 
-    /// Ends a lease, and tells everyone who is there. Its client is told why;
-    /// `None` is for an end the client itself brought about, by a command or
-    /// by staying away.
+    /// Ends a lease and notifies its connected workers and its attached client. A `reason`
+    /// of `None` means that the client itself caused the end, by a command or by staying
+    /// away, and need not be notified.
     fn end_lease(&mut self, id: LeaseId, reason: Option<EndReason>) {
         let Some(lease) = self.leases.remove(id, self.now) else {
             return;
@@ -178,8 +180,8 @@ impl Engine {
         }
     }
 
-    /// Has a worker end a lease. What it is to be told of the same lease on this very
-    /// occasion becomes one command.
+    /// Queues a command for a worker to end a lease. All such commands for one lease and
+    /// worker within one event are merged into one.
     fn send_end(&mut self, worker: WorkerId, lease: LeaseId, grants: Vec<DeviceGrant>) {
         let mut commands = self.commands.iter_mut();
         let known = commands.find_map(|command| match command {
@@ -217,9 +219,9 @@ impl Engine {
         }
     }
 
-    /// Takes every device of an adopted lease whose worker is here. The lease
-    /// ends if one is not to be had, and gets a deadline if a worker is not
-    /// here yet.
+    /// Takes every device of an adopted lease whose worker has joined. Ends the lease if
+    /// one of these devices is unavailable, and gives it a deadline if a worker has yet to
+    /// join.
     fn reserve(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.get(id) else {
             return;
@@ -250,18 +252,19 @@ impl Engine {
         lease.rejoin_by = (!complete).then_some(rejoin_by);
     }
 
-    /// Another lease that has this device by an earlier grant than `grant`. Only leases
-    /// from before a restart can meet like this: the other one is over.
+    /// Returns the other lease that has this device by an earlier grant than `grant`. Two
+    /// leases can claim the same device only if both date from before a restart; the one
+    /// with the earlier grant has ended.
     fn outranked(&self, share: DeviceRef, lease: LeaseId, grant: GrantNumber) -> Option<LeaseId> {
         let holder = self.pool.holder(share).filter(|holder| *holder != lease)?;
         let held_by = self.leases.get(holder)?.shares.get(&share)?;
         (self.pool.is_good(share, grant) && *held_by < grant).then_some(holder)
     }
 
-    /// Grants or refuses whatever can be by now, and tells the others where
-    /// they stand.
+    /// Grants or refuses every pending request that can be decided now, and reports changed
+    /// positions to the clients of the others.
     fn settle(&mut self) {
-        // Grants only make the pool fuller, so one pass is enough.
+        // A grant only takes devices away, so one pass is enough.
         if self.pool.take_changed() {
             for waiting in self.queue.take() {
                 if let Some(waiting) = self.resolve(waiting) {
@@ -281,7 +284,7 @@ impl Engine {
         }
     }
 
-    /// Grants or refuses a request, or hands it back to wait.
+    /// Grants or refuses a request, or returns it if it has to wait.
     fn resolve(&mut self, waiting: QueuedRequest) -> Option<QueuedRequest> {
         match self.pool.assess(&waiting.demand) {
             Verdict::Fits(shares) => self.grant(waiting, shares),
@@ -305,7 +308,7 @@ impl Engine {
     }
 }
 
-/// For tests to look inside.
+/// Accessors for tests.
 #[cfg(test)]
 impl Engine {
     pub(crate) fn leases(&self) -> &Leases {

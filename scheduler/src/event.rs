@@ -1,9 +1,9 @@
-//! What the engine is told.
+//! The engine's input: events from workers, clients and the driver.
 //!
-//! An event names who it is from and on which stream it came. The stream is
-//! there because streams end late: when a client or worker reconnects, the
-//! driver often notices the end of the old stream after the start of the new
-//! one. The engine ignores whatever comes from a stream that was replaced.
+//! An event names its sender and the stream on which it arrived. The stream is named
+//! because streams end late: when a client or worker reconnects, the driver often notices
+//! the end of the old stream after the start of the new one. The engine ignores every event
+//! from a stream that was replaced, except a new join or attach.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,128 +13,129 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 use crate::device::{Demand, DeviceSpec};
 use crate::time::Timestamp;
 
-/// One stream between the scheduler and a client or worker. The driver
-/// numbers them and uses no number twice.
+/// The number of a stream between the scheduler and a client or worker. The driver uses no
+/// number twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(pub u64);
 
-/// Something that happened outside.
+/// An input to [`Engine::handle`](crate::Engine::handle).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Time has passed. Deadlines are acted upon on this event alone, so a
-    /// client or worker that comes back late but before it has lost nothing.
+    /// A timer fired. Deadlines take effect on this event alone, so a client or worker that
+    /// comes back late, but before the tick, has lost nothing.
     Tick,
-    /// The scheduler itself did not run, as when its host slept, and so received
-    /// nothing. What waits for a worker or a client waits anew, as after a restart. The
-    /// driver must send this before any event that it notices afterwards.
+    /// The scheduler did not run for a while, for example because its host slept, and so
+    /// received nothing. Workers and clients get a new deadline to come back, as after a
+    /// restart. The driver must send this event before any event that it notices
+    /// afterwards.
     Suspended {
-        /// When it last ran before.
+        /// The last time at which the scheduler ran before the gap.
         since: Timestamp,
     },
-    /// A client has no right to be here any more: what it waits for is dropped, what it
-    /// holds ends, and it is not attached from here on.
+    /// A client lost its right to use the pool: its pending requests are dropped, its
+    /// leases end, and it is no longer attached.
     Evict {
-        /// Who.
+        /// The client.
         client: ClientId,
     },
-    /// A worker said something, or its stream broke.
+    /// A worker sent a message, or its stream ended.
     Worker {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// The stream it came on.
+        /// The stream on which the event arrived.
         stream: StreamId,
-        /// What.
+        /// The message, or the end of the stream.
         event: WorkerEvent,
     },
-    /// A client said something, or its stream broke.
+    /// A client sent a message, or its stream ended.
     Client {
-        /// Who.
+        /// The client.
         client: ClientId,
-        /// The stream it came on.
+        /// The stream on which the event arrived.
         stream: StreamId,
-        /// What.
+        /// The message, or the end of the stream.
         event: ClientEvent,
     },
 }
 
-/// What a worker says, or its stream says by ending.
+/// A message from a worker, or the end of its stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerEvent {
-    /// The first message of a stream: a worker that is new, or back.
+    /// The first message of a stream, from a worker that is new or back.
     Join {
-        /// What it offers.
+        /// The worker's endpoint and devices.
         registration: Registration,
-        /// What still runs there.
+        /// The devices that live leases use, or that are not free of ended leases yet.
         held: Vec<HeldDevice>,
-        /// For each of its devices that was ever granted: every grant up to this one has
-        /// ended.
+        /// For each device that was ever granted, the latest grant that has ended; all
+        /// earlier grants of the device have ended, too.
         ended: Vec<DeviceGrant>,
-        /// The devices that it cannot offer at the moment.
+        /// The devices that the worker cannot offer at the moment.
         out_of_service: Outages,
-        /// Whether it is about to stop, as [`Leaving`](Self::Leaving) says.
+        /// Whether the worker is about to stop, as [`Leaving`](Self::Leaving) announces.
         leaving: bool,
     },
-    /// It is alive.
+    /// A heartbeat.
     Beat,
-    /// A lease that it was to end has left its devices, but for some. Said in answer to
-    /// every [`EndLease`](crate::Command::EndLease), and again when the list is shorter.
+    /// The worker has ended a lease and released its devices, except for the busy ones.
+    /// Sent in reply to every [`EndLease`](crate::Command::EndLease), and again when the
+    /// list of busy devices becomes shorter.
     Released {
         /// The lease.
         lease: LeaseId,
-        /// The devices that are not free of it yet.
+        /// The devices that the lease has not left yet.
         busy: BTreeSet<u32>,
     },
-    /// These are the devices that it cannot offer from now on.
+    /// The set of devices that the worker cannot offer has changed.
     OutOfService {
-        /// All of them.
+        /// All devices that are out of service now.
         devices: Outages,
     },
-    /// It is about to stop: nothing new goes to it, and what it has goes on.
+    /// The worker is about to stop: it gets no new leases, and its current ones go on.
     Leaving,
-    /// It has stopped.
+    /// The worker has stopped.
     Left,
-    /// Its stream ended. A stream that stays open but silent is for the
-    /// driver to break.
+    /// The worker's stream ended. The driver must end a stream that stays open but silent.
     Gone,
 }
 
-/// What a worker offers. The same worker never changes it, because clients
-/// that hold leases were told so: a worker that comes back with another one
-/// is a new worker.
+/// What a worker offers. It stays the same for the life of a worker, because clients that
+/// hold leases received it. A worker that joins with a different registration is treated as
+/// a new worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// Where clients find it.
+    /// The address and certificate for clients to connect to.
     pub endpoint: Endpoint,
-    /// Its devices. Their order gives them their index.
+    /// The worker's devices; a device's index is its position in this list.
     pub devices: Vec<DeviceSpec>,
 }
 
-/// Where a worker's data plane is, and the certificate that proves it.
+/// The address of a worker's data plane, and the certificate that the worker proves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// For people.
+    /// The worker's display name.
     pub name: String,
-    /// host:port.
+    /// The address as `host:port`.
     pub address: String,
-    /// SHA-256 of its certificate, DER.
+    /// The SHA-256 of the worker's DER certificate.
     pub certificate_sha256: [u8; 32],
 }
 
-/// The devices that a worker cannot offer, by their position in its list, and why.
+/// The devices that a worker cannot offer: index in the worker's list, and reason.
 pub type Outages = BTreeMap<u32, String>;
 
-/// A device which, as far as its worker knows, a lease has that has used it, or which is not
-/// free of a lease that has ended.
+/// A device that, according to its worker, a live lease has used or an ended lease has not
+/// left yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldDevice {
     /// The lease.
     pub lease: LeaseId,
     /// The device's position in the worker's list.
     pub index: u32,
-    /// The grant by which the lease has it. If it has ended, the worker may give a later one
-    /// that has ended, too.
+    /// The grant by which the lease has the device. If that grant has ended, the worker may
+    /// report a later one that has ended, too.
     pub grant: GrantNumber,
-    /// The lease has ended, and the device is not free of it yet.
+    /// Whether the lease has ended and the device is not free of it yet.
     pub ended: bool,
 }
 
@@ -147,45 +148,45 @@ pub struct DeviceGrant {
     pub grant: GrantNumber,
 }
 
-/// What a client says, or its stream says by ending.
+/// A message from a client, or the end of its stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientEvent {
-    /// The first message of a stream: a client that is new, or back.
+    /// The first message of a stream, from a client that is new or back.
     Attach {
-        /// Every lease it holds, from tokens the driver has verified. A lease
-        /// that is not among them is one the client gave up, or never heard
-        /// of, while it was away.
+        /// All leases that the client holds, from tokens that the driver has verified. If
+        /// the engine has a lease of this client that is not in the list, the client gave
+        /// it up while it was away, or never received its grant.
         claims: Vec<Claim>,
     },
-    /// It asks for a lease.
+    /// The client requests a lease.
     Request {
-        /// The client's name for the request.
+        /// The request's id, chosen by the client.
         request: RequestId,
-        /// What it asks for.
+        /// The devices requested.
         demand: Demand,
-        /// The id the lease will have if granted: random, used for no other.
+        /// The id of the lease if it is granted: random and unique.
         lease: LeaseId,
     },
-    /// It gives up a request that waits.
+    /// The client cancels a pending request.
     Cancel {
-        /// Which.
+        /// The request.
         request: RequestId,
     },
-    /// It gives up a lease.
+    /// The client releases a lease.
     Release {
-        /// Which.
+        /// The lease.
         lease: LeaseId,
     },
-    /// Its stream ended.
+    /// The client's stream ended.
     Gone,
 }
 
-/// A lease a client holds, as its token tells.
+/// A lease that a client holds, according to its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The lease.
     pub lease: LeaseId,
-    /// All its devices.
+    /// All devices of the lease.
     pub shares: Vec<GrantedShare>,
 }
 
@@ -203,6 +204,6 @@ pub struct GrantedShare {
 pub struct DeviceRef {
     /// The worker that offers it.
     pub worker: WorkerId,
-    /// Its position in the worker's list.
+    /// The device's position in the worker's list.
     pub index: u32,
 }

@@ -1,10 +1,9 @@
-//! The leases, and which of the leases it never granted the engine may still
-//! believe in.
+//! The leases, and the rule for which unknown leases the engine may still adopt.
 //!
-//! A lease is in one of three states, told by its two deadlines. Granted and
-//! in use: neither is set. Without its client, because that is detached or
-//! because a worker told of the lease before the client did: `expires_at`.
-//! Claimed by its client before all its workers joined: `rejoin_by`.
+//! Two optional deadlines describe a lease's state. `expires_at` is set while the lease has
+//! no attached client: the client is detached, or a worker reported the lease before its
+//! client claimed it. `rejoin_by` is set while a worker of a claimed lease has yet to join.
+//! Neither is set while the lease is in normal use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,22 +14,23 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 use crate::event::{DeviceGrant, DeviceRef, GrantedShare};
 use crate::time::Timestamp;
 
-/// A client's right to some devices.
+/// A client's right to use some devices.
 #[derive(Default)]
 pub(crate) struct Lease {
-    /// `None`: a worker runs it, and its client has not claimed it yet.
+    /// The client that holds the lease; `None` if a worker reported the lease and no client
+    /// has claimed it yet.
     pub(crate) owner: Option<ClientId>,
-    /// Every device it has, those of workers that have yet to join included, and the grant
-    /// by which it has it.
+    /// All devices of the lease, including those of workers that have yet to join, each
+    /// with the grant by which the lease has it.
     pub(crate) shares: BTreeMap<DeviceRef, GrantNumber>,
-    /// When it ends unless its client attaches.
+    /// The time at which the lease ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
-    /// When it ends unless its last worker has joined.
+    /// The time at which the lease ends unless all its workers have joined.
     pub(crate) rejoin_by: Option<Timestamp>,
 }
 
 impl Lease {
-    /// Granted to its client, or claimed by it.
+    /// Creates a lease that was granted to `client` or claimed by it.
     pub(crate) fn owned(client: ClientId, shares: &[GrantedShare]) -> Self {
         let mut lease = Self {
             owner: Some(client),
@@ -40,7 +40,7 @@ impl Lease {
         lease
     }
 
-    /// Notes further devices, or the right grants of those it has.
+    /// Adds devices, and updates the grants of devices that the lease has already.
     pub(crate) fn add(&mut self, shares: &[GrantedShare]) {
         let shares = shares.iter().map(|granted| (granted.share, granted.grant));
         self.shares.extend(shares);
@@ -50,7 +50,7 @@ impl Lease {
         self.shares.keys().map(|share| share.worker).collect()
     }
 
-    /// The grants by which it has devices of `worker`.
+    /// Returns the grants by which the lease has devices of `worker`.
     pub(crate) fn grants_on(&self, worker: WorkerId) -> Vec<DeviceGrant> {
         let shares = self.shares.iter();
         let shares = shares.filter(|(share, _)| share.worker == worker);
@@ -61,25 +61,25 @@ impl Lease {
         shares.map(grant).collect()
     }
 
-    /// When it ends if nobody comes.
+    /// Returns the earlier of the two deadlines.
     pub(crate) fn ends_at(&self) -> Option<Timestamp> {
         self.expires_at.into_iter().chain(self.rejoin_by).min()
     }
 }
 
-/// Every lease, and a short memory of those that ended.
+/// All leases, and a short record of those that ended.
 pub(crate) struct Leases {
     leases: BTreeMap<LeaseId, Lease>,
-    /// Until when a lease may be adopted.
+    /// The end of the adoption window.
     adopt_until: Timestamp,
-    /// Those that ended before `adopt_until`: the leases that are unknown
-    /// for another reason than a restart.
+    /// The leases that ended before `adopt_until`: they are unknown because they ended, not
+    /// because the scheduler restarted.
     ended: BTreeSet<LeaseId>,
 }
 
 impl Leases {
-    /// Bound on `ended`, half a megabyte. A pool in which so many leases have
-    /// ended within the window has long recovered, so the window closes.
+    /// The largest size of `ended`, half a megabyte. A pool in which this many leases have
+    /// ended has long recovered from the restart, so the window closes.
     const MAX_ENDED: usize = 1 << 16;
 
     pub(crate) fn new(adopt_until: Timestamp) -> Self {
@@ -122,7 +122,9 @@ impl Leases {
         Some(removed)
     }
 
-    /// Puts off what has a deadline, as the scheduler did not run from `since` until `now`.
+    /// Extends the deadlines, because the scheduler did not run from `since` until `now`:
+    /// those of leases to at least `wait` from now, and the adoption window by the gap if
+    /// it was open.
     pub(crate) fn put_off(&mut self, since: Timestamp, now: Timestamp, wait: Duration) {
         if since < self.adopt_until {
             self.adopt_until = self.adopt_until + now.saturating_since(since);
@@ -134,20 +136,20 @@ impl Leases {
         }
     }
 
-    /// Whether a lease that is not here may be one from before a restart,
-    /// rather than one that ended.
+    /// Returns whether an unknown lease may date from before a restart, so that it may be
+    /// adopted, rather than having ended.
     pub(crate) fn may_adopt(&self, id: LeaseId, now: Timestamp) -> bool {
         now < self.adopt_until && !self.ended.contains(&id)
     }
 
-    /// Drops the memory that is of no use any more.
+    /// Clears the record of ended leases once the adoption window is over.
     pub(crate) fn forget_ended(&mut self, now: Timestamp) {
         if now >= self.adopt_until {
             self.ended.clear();
         }
     }
 
-    /// Leases of a client, attached or not.
+    /// Returns the leases of a client, attached or not.
     pub(crate) fn owned_by(&self, client: ClientId) -> Vec<LeaseId> {
         let owned = self.iter().filter(|(_, lease)| lease.owner == Some(client));
         owned.map(|(id, _)| id).collect()
@@ -156,7 +158,7 @@ impl Leases {
 
 #[cfg(test)]
 impl Leases {
-    /// How many ended leases it remembers.
+    /// Returns the number of recorded ended leases.
     pub(crate) fn ended_len(&self) -> usize {
         self.ended.len()
     }

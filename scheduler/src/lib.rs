@@ -1,19 +1,17 @@
 //! The scheduler's engine: events in, commands out.
 //!
-//! [`Engine`] decides which client may use which devices of the pool, and
-//! until when. It is a state machine and nothing else: time arrives with every
-//! event, new lease ids arrive with the requests that may need them, and what
-//! it decides leaves as [`Command`]s for a driver to carry out. So every rule
-//! can be tested as a list of events and the exact commands they lead to, and
-//! a recorded list of events always replays to the same state.
+//! [`Engine`] decides which client may use which devices of the pool, and until when. It is
+//! a pure state machine: time arrives with every event, new lease ids arrive with the
+//! requests that may need them, and decisions leave as [`Command`]s for a driver to carry
+//! out. So every rule can be tested as a list of events and the exact commands they lead
+//! to, and a recorded list of events always replays to the same state.
 //!
 //! The driver's loop is: take the next event, or [`Event::Tick`] once
 //! [`Engine::next_deadline`] has passed; call [`Engine::handle`]; carry out
 //! the commands in order.
 //!
-//! This crate must not know: an async runtime, a clock, a source of
-//! randomness, I/O, tokens and their signatures, or how messages look on the
-//! wire.
+//! This crate must not depend on an async runtime, a clock, a source of randomness, I/O,
+//! tokens and their signatures, or the wire format of messages.
 
 mod command;
 mod device;

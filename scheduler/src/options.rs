@@ -1,44 +1,43 @@
-//! What an operator may choose: how long to wait for whom, and how many may
-//! wait.
+//! The operator's settings: timeouts, and bounds on the queue.
 
 use std::time::Duration;
 
 /// The engine's timeouts and bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How long after its last beat a worker whose stream broke is lost, and
-    /// its leases with it.
+    /// The time after its last heartbeat at which a worker without a stream is lost,
+    /// together with its leases.
     ///
-    /// 5 s: several beats long, and enough to reconnect after a dropped
-    /// connection; short enough that a run on a dead host starts again soon.
+    /// 5 s: several heartbeats, and enough to reconnect after a dropped connection; short
+    /// enough that a run on a dead host restarts soon.
     pub worker_timeout: Duration,
 
-    /// How long a lease outlives its client's stream, and waits for workers that have yet
-    /// to join after the scheduler was away.
+    /// How long a lease outlives its client's stream, and how long it waits for workers
+    /// that have not joined yet after a scheduler restart.
     ///
-    /// 30 s: longer than a network change or a suspended laptop lid takes to
-    /// recover, shorter than the team that waits for the devices would mind.
+    /// 30 s: longer than recovery from a network change or a suspended laptop takes, and
+    /// short for the team that waits for the devices.
     pub lease_expiry: Duration,
 
-    /// How long after its start the engine believes in leases it does not
-    /// know, told by a worker that still runs them or a client that holds
-    /// their token. After that, an unknown lease is one that has ended.
+    /// How long after its start the engine adopts leases that it does not know, reported by
+    /// a worker that still runs them or by a client that holds their token. After that, an
+    /// unknown lease counts as ended.
     ///
-    /// 60 s, twice `lease_expiry`: a client may take one expiry to attach, and
-    /// its claim may take another to see its workers join. Without an end to
-    /// it, old tokens would be a way past the queue.
+    /// 60 s, twice `lease_expiry`: a client may take one expiry to attach, and its claim
+    /// may take another until its workers have joined. Without this limit, clients could
+    /// use old tokens to bypass the queue.
     pub adoption_window: Duration,
 
-    /// How many requests may wait in the pool.
+    /// The largest number of pending requests in the pool.
     ///
-    /// 4096: far more than teams make by hand, and few enough that trying
-    /// them all after a release takes milliseconds.
+    /// 4096: far more than teams make by hand, and few enough that a pass over all of them
+    /// after a release takes milliseconds.
     pub max_waiting: usize,
 
-    /// How many requests of one client may wait.
+    /// The largest number of pending requests of one client.
     ///
-    /// 64: a program that sweeps over settings has room, and it takes 64 such
-    /// programs to fill the queue.
+    /// 64: enough for a program that sweeps over settings, and it takes 64 such programs to
+    /// fill the queue.
     pub max_waiting_per_client: usize,
 }
 

@@ -1,13 +1,12 @@
-//! Which free devices a lease gets.
+//! The choice of free devices for a lease.
 //!
-//! A pure choice between candidates, so that a better rule (racks, links,
-//! several gangs at once) can take its place without the engine noticing.
+//! A pure function of the candidates, so that a better rule (racks, links, several gangs at
+//! once) can replace it without a change to the engine.
 //!
-//! The rule: as few workers as possible, because what stays inside a worker
-//! crosses no network. Beyond that it fits tightly: the least device memory,
-//! then the worker with the least free memory left, so that big devices and
-//! whole workers stay free for those who need them; then the lower worker id.
-//! Exact in the number of workers, greedy in the rest.
+//! The rule: as few workers as possible, because traffic inside a worker crosses no
+//! network. Then the tightest fit: the least device memory, then the worker with the least
+//! free memory left, so that big devices and whole workers stay free for requests that need
+//! them; then the lower worker id. The number of workers is optimal, the rest is greedy.
 
 use std::cmp::Reverse;
 
@@ -15,21 +14,21 @@ use tensord_proto::ids::WorkerId;
 
 use crate::event::DeviceRef;
 
-/// A worker with the free devices that would do.
+/// A worker and its free devices that meet the demand.
 pub(crate) struct Candidate {
     worker: WorkerId,
-    /// Memory and index, least first.
+    /// Memory in bytes and index of each device, least memory first.
     devices: Vec<(u64, u32)>,
 }
 
 impl Candidate {
-    /// `devices` are memory and index, in any order.
+    /// Creates a candidate; `devices` are memory and index, in any order.
     pub(crate) fn new(worker: WorkerId, mut devices: Vec<(u64, u32)>) -> Self {
         devices.sort_unstable();
         Self { worker, devices }
     }
 
-    /// Memory of the `n` least devices, and of the others.
+    /// Returns the total memory of the `n` smallest devices and of the others.
     fn split_memory(&self, n: usize) -> (u128, u128) {
         let sum = |part: &[(u64, u32)]| part.iter().map(|&(memory, _)| u128::from(memory)).sum();
         let (taken, left) = self.devices.split_at(n);
@@ -43,11 +42,11 @@ impl Candidate {
     }
 }
 
-/// Chooses `wanted` devices, sorted, or `None` if there are not so many.
+/// Chooses `wanted` devices and returns them sorted, or `None` if there are too few.
 pub(crate) fn choose(mut candidates: Vec<Candidate>, mut wanted: usize) -> Option<Vec<DeviceRef>> {
     let mut chosen = Vec::new();
-    // While no worker can do the rest alone, the one with the most devices
-    // gives them all: no other choice ends with fewer workers.
+    // While no worker has enough devices for the rest, take all devices of the worker with
+    // the most: no other choice ends with fewer workers.
     let last = loop {
         if let Some(last) = tightest(&candidates, wanted) {
             break last;
@@ -61,7 +60,7 @@ pub(crate) fn choose(mut candidates: Vec<Candidate>, mut wanted: usize) -> Optio
     Some(chosen)
 }
 
-/// The best of those that have all of `wanted`.
+/// Returns the tightest-fitting candidate that has at least `wanted` devices.
 fn tightest(candidates: &[Candidate], wanted: usize) -> Option<&Candidate> {
     candidates
         .iter()
@@ -69,7 +68,8 @@ fn tightest(candidates: &[Candidate], wanted: usize) -> Option<&Candidate> {
         .min_by_key(|candidate| (candidate.split_memory(wanted), candidate.worker))
 }
 
-/// Position of the one with the most devices; of equals, the least memory.
+/// Returns the position of the candidate with the most devices; on a tie, of the one with
+/// the least memory.
 fn largest(candidates: &[Candidate]) -> Option<usize> {
     let key = |candidate: &Candidate| {
         let count = candidate.devices.len();
@@ -86,14 +86,14 @@ fn largest(candidates: &[Candidate]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// `free[w]` is the memory of each free device of worker w; `expected` the
-    /// worker and index of each chosen device.
+    /// Asserts the choice. `free[w]` is the memory of each free device of worker w;
+    /// `expected` is the worker and index of each chosen device.
     fn check(free: &[&[u64]], wanted: usize, expected: Option<&[(u64, u32)]>) {
         let candidates = (0..).zip(free).map(|(worker, memory)| {
             let devices = memory.iter().copied().zip(0..).collect();
             Candidate::new(WorkerId(worker), devices)
         });
-        // The order in which candidates are listed must not matter.
+        // The order of the candidates must not matter.
         for reversed in [false, true] {
             let mut candidates: Vec<_> = candidates.clone().collect();
             if reversed {

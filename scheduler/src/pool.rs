@@ -1,8 +1,8 @@
 //! The workers, their devices, and which lease has which device.
 //!
-//! The pool keeps the one fact that must never be wrong, that a device has at
-//! most one lease, and answers whether a demand can be met now, later, or
-//! never. It must not know clients, requests, or why a lease begins or ends.
+//! The pool guarantees that a device has at most one lease, and decides whether a demand
+//! can be met now, later, or never. It must not know clients, requests, or why a lease
+//! begins or ends.
 
 mod worker;
 
@@ -22,30 +22,32 @@ use crate::time::Timestamp;
 use worker::Grants;
 pub(crate) use worker::Worker;
 
-/// Every worker that joined and is not lost.
+/// All workers that have joined and are not lost.
 #[derive(Default)]
 pub(crate) struct Pool {
     workers: BTreeMap<WorkerId, Worker>,
-    /// A demand that was busy may now fit, or never will.
+    /// Whether a demand that was [`Busy`](Verdict::Busy) may now fit, or can never fit.
     changed: bool,
 }
 
-/// Whether a demand can be met.
+/// The verdict on a demand.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Now, with these devices.
+    /// It can be met now, with these devices.
     Fits(Vec<DeviceRef>),
-    /// Later, when devices are released or in service again, or a worker is back.
+    /// It can be met later, when devices are released or in service again, or a worker is
+    /// back.
     Busy,
-    /// Not with the workers there are.
+    /// It cannot be met with the workers in the pool.
     Never,
 }
 
-/// The device has another lease, is not free of one that ended, or does not exist.
+/// The error when a device has another lease, is not free of one that ended, or does not
+/// exist, or when the grant has ended.
 #[derive(Debug)]
 pub(crate) struct Unavailable;
 
-/// Workers come and go.
+/// Workers join, leave and are lost.
 impl Pool {
     pub(crate) fn get(&self, worker: WorkerId) -> Option<&Worker> {
         self.workers.get(&worker)
@@ -60,7 +62,7 @@ impl Pool {
             .is_some_and(|worker| worker.stream.is_some())
     }
 
-    /// Whether `stream` is the one the worker speaks on.
+    /// Returns whether `stream` is the worker's current stream.
     pub(crate) fn is_speaking(&self, worker: WorkerId, stream: StreamId) -> bool {
         self.get(worker)
             .is_some_and(|worker| worker.stream == Some(stream))
@@ -78,7 +80,7 @@ impl Pool {
         self.changed = true;
     }
 
-    /// A worker is back, with its leases and, if it was leaving, still leaving.
+    /// Records a worker's new stream. Its leases stay, and so does its `leaving` flag.
     pub(crate) fn reconnect(&mut self, worker: WorkerId, stream: StreamId, now: Timestamp) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.stream = Some(stream);
@@ -113,14 +115,14 @@ impl Pool {
         Some(removed)
     }
 
-    /// Loses no worker that is here before `until`.
+    /// Postpones the loss of every current worker until `until` at the earliest.
     pub(crate) fn spare_until(&mut self, until: Timestamp) {
         for worker in self.workers.values_mut() {
             worker.spared_until = Some(until);
         }
     }
 
-    /// Workers without a stream, and when each is lost.
+    /// Returns the workers without a stream and the time at which each is lost.
     pub(crate) fn losses(&self, timeout: Duration) -> impl Iterator<Item = (Timestamp, WorkerId)> {
         self.workers
             .iter()
@@ -129,21 +131,22 @@ impl Pool {
     }
 }
 
-/// Grants have numbers.
+/// Grant numbers.
 impl Pool {
-    /// Whether a grant of a device may be one that has not ended.
+    /// Returns whether a grant of a device may still be valid: it is later than every grant
+    /// known to have ended.
     pub(crate) fn is_good(&self, share: DeviceRef, grant: GrantNumber) -> bool {
         let grants = self.grants(share);
         grants.is_some_and(|grants| grant > grants.ended)
     }
 
-    /// Above every grant of the device that is known.
+    /// Returns a number above every known grant of the device.
     pub(crate) fn next_grant(&self, share: DeviceRef) -> GrantNumber {
         let latest = self.grants(share).map_or(GrantNumber::ZERO, |g| g.latest);
         latest.next().unwrap_or(latest)
     }
 
-    /// There is, or was, this grant of a device.
+    /// Records that this grant of a device exists or existed.
     pub(crate) fn note_grant(&mut self, share: DeviceRef, grant: GrantNumber) {
         let worker = self.workers.get_mut(&share.worker);
         let grants = worker.and_then(|worker| worker.grants.get_mut(share.index as usize));
@@ -152,7 +155,7 @@ impl Pool {
         }
     }
 
-    /// No grant of these devices of `worker` up to these is good any more.
+    /// Records that these grants of devices of `worker`, and all earlier ones, have ended.
     pub(crate) fn note_ended(&mut self, worker: WorkerId, ended: &[DeviceGrant]) {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return;
@@ -170,10 +173,10 @@ impl Pool {
     }
 }
 
-/// Leases take devices and give them back.
+/// Leases take and release devices.
 impl Pool {
-    /// Takes a device for a lease by a grant that has not ended; taking it again changes
-    /// nothing.
+    /// Takes a device for a lease by a grant that has not ended. Taking it again for the
+    /// same lease changes nothing.
     pub(crate) fn take(
         &mut self,
         share: DeviceRef,
@@ -191,13 +194,14 @@ impl Pool {
         Ok(())
     }
 
-    /// The lease that has a device.
+    /// Returns the lease that has a device.
     pub(crate) fn holder(&self, share: DeviceRef) -> Option<LeaseId> {
         *self.get(share.worker)?.leases.get(share.index as usize)?
     }
 
-    /// Takes from `lease` what it has on a worker by `grants`, which is to release it. None
-    /// up to these is good any more.
+    /// Takes the devices granted by `grants` on a worker from `lease`; they stay
+    /// unavailable until the worker has released them. These grants and all earlier ones
+    /// have ended.
     pub(crate) fn end(&mut self, worker: WorkerId, lease: LeaseId, grants: &[DeviceGrant]) {
         self.note_ended(worker, grants);
         if let Some(worker) = self.workers.get_mut(&worker) {
@@ -205,8 +209,8 @@ impl Pool {
         }
     }
 
-    /// Notes that a lease that has ended still uses a device, as its worker says, and that
-    /// no grant up to this is good any more.
+    /// Records the worker's report that an ended lease still uses a device. This grant and
+    /// all earlier ones have ended.
     pub(crate) fn note_ending(&mut self, worker: WorkerId, lease: LeaseId, grant: DeviceGrant) {
         self.note_ended(worker, &[grant]);
         if let Some(worker) = self.workers.get_mut(&worker) {
@@ -214,31 +218,32 @@ impl Pool {
         }
     }
 
-    /// A worker has released what a lease had that ended, but for the `busy` devices.
+    /// Records that a worker has released the devices of an ended lease, except the `busy`
+    /// ones.
     pub(crate) fn release(&mut self, worker: WorkerId, lease: LeaseId, busy: &BTreeSet<u32>) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             self.changed |= worker.release(lease, busy);
         }
     }
 
-    /// The leases that have ended and whose devices a worker has not released, with the
-    /// grants of these.
+    /// Returns the ended leases with devices that the worker has not released, each with
+    /// the grants of these devices.
     pub(crate) fn ending(&self, worker: WorkerId) -> BTreeMap<LeaseId, Vec<DeviceGrant>> {
         self.get(worker).map(Worker::ending).unwrap_or_default()
     }
 
-    /// Notes which devices a worker cannot offer at the moment.
+    /// Records which devices a worker cannot offer at the moment.
     pub(crate) fn set_out_of_service(&mut self, worker: WorkerId, devices: Outages) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             self.changed |= worker.set_out_of_service(devices);
         }
     }
 
-    /// Whether a demand can be met, and with what.
+    /// Returns whether a demand can be met, and with which devices.
     pub(crate) fn assess(&self, demand: &Demand) -> Verdict {
         let wanted = demand.devices as usize;
         let free = self.workers.values().flat_map(|worker| worker.free(demand));
-        // Any `wanted` devices will do, so counting tells before choosing.
+        // Any `wanted` devices are enough, so a count is a cheap test before choosing.
         if free.count() >= wanted
             && let Some(shares) = placement::choose(self.candidates(demand), wanted)
         {
@@ -259,8 +264,8 @@ impl Pool {
             .collect()
     }
 
-    /// Whether, since the last call, anything happened that may have changed
-    /// the verdict on a demand that was busy.
+    /// Returns whether, since the last call, anything happened that may have changed the
+    /// verdict on a demand that was busy.
     pub(crate) fn take_changed(&mut self) -> bool {
         mem::take(&mut self.changed)
     }

@@ -1,13 +1,12 @@
-//! The requests that wait, in order of arrival.
+//! The queue of pending requests, in order of arrival.
 //!
-//! First come, first served, with one exception that keeps devices busy: a
-//! request that fits now is granted even if an earlier one, which does not
-//! fit, has to go on waiting. The price is that a large request can starve
-//! behind a stream of small ones, since nothing is held back for it. That is
-//! accepted as long as all tenants are equal: to hold devices back well takes
-//! priorities and a limit on how long leases last, and to do it without them
-//! only moves the harm from those who wait for much to those who wait for
-//! little while devices stand idle.
+//! First come, first served, with one exception that keeps devices busy (backfill): a
+//! request that fits now is granted even if an earlier one does not fit and stays pending.
+//! The price is that a large request can starve behind a stream of small ones, since no
+//! devices are held back for it. That is accepted as long as all tenants are equal: holding
+//! devices back well requires priorities and a limit on the duration of leases; without
+//! them, it would only shift the delay from large requests to small ones while devices stay
+//! idle.
 
 use std::collections::VecDeque;
 
@@ -15,14 +14,14 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use crate::device::Demand;
 
-/// A request that waits.
+/// A pending request.
 pub(crate) struct QueuedRequest {
     pub(crate) client: ClientId,
     pub(crate) request: RequestId,
     pub(crate) demand: Demand,
-    /// The id of the lease it may become.
+    /// The id of the lease if the request is granted.
     pub(crate) lease: LeaseId,
-    /// The position its client knows, 0 for none.
+    /// The position last reported to the client, or 0 if none was.
     reported_position: u32,
 }
 
@@ -47,7 +46,7 @@ impl QueuedRequest {
     }
 }
 
-/// Every request that waits. The engine keeps it within its bounds.
+/// All pending requests. The engine enforces the bounds.
 #[derive(Default)]
 pub(crate) struct Queue {
     waiting: VecDeque<QueuedRequest>,
@@ -58,7 +57,7 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// The client of each request, in the order they wait.
+    /// Returns the client of each request, in queue order.
     pub(crate) fn clients(&self) -> impl Iterator<Item = ClientId> {
         self.waiting.iter().map(|waiting| waiting.client)
     }
@@ -80,7 +79,7 @@ impl Queue {
         self.waiting.push_back(waiting);
     }
 
-    /// Whether the request waited.
+    /// Removes a request and returns whether it was pending.
     pub(crate) fn remove(&mut self, client: ClientId, request: RequestId) -> bool {
         let before = self.len();
         self.waiting.retain(|waiting| !waiting.is(client, request));
@@ -91,13 +90,14 @@ impl Queue {
         self.waiting.retain(|waiting| waiting.client != client);
     }
 
-    /// Takes all out, in order. What goes on waiting is to be pushed again.
+    /// Removes and returns all requests, in order. The caller pushes back those that stay
+    /// pending.
     pub(crate) fn take(&mut self) -> VecDeque<QueuedRequest> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// The requests whose position is not the one their client knows, with
-    /// that position, which from here on is known.
+    /// Returns the requests whose position has changed since it was last reported, with the
+    /// new position, and records it as reported.
     pub(crate) fn moved(&mut self) -> impl Iterator<Item = (&QueuedRequest, u32)> {
         (1..)
             .zip(&mut self.waiting)

@@ -1,84 +1,85 @@
-//! Why a request was refused and why a lease ended, in types for the driver
-//! and in words for people.
+//! The reasons why a request is refused or a lease ends, as types for the driver with error
+//! messages for people.
 //!
-//! A reason says nothing about other tenants: whether a lease is another's or
-//! never was reads the same.
+//! A reason reveals nothing about other tenants: the message for a lease of another tenant
+//! and for a lease that never existed is the same.
 
 use tensord_proto::ids::WorkerId;
 use thiserror::Error;
 
 use crate::device::{Demand, Inventory};
 
-/// Why a request ended without a lease.
+/// The reason why a request ended without a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RefuseReason {
-    /// It asked for nothing.
+    /// The request was for 0 devices.
     #[error("asked for 0 devices; a lease has at least one")]
     NoDevices,
-    /// The pool could not grant it even if nothing were leased.
+    /// The pool could not grant the request even if nothing were leased.
     #[error("asked for {demand}; {pool}")]
     Unsatisfiable {
-        /// What was asked.
+        /// The devices requested.
         demand: Demand,
-        /// What there is.
+        /// The pool's devices.
         pool: Inventory,
     },
-    /// It would have to wait, and too many of all clients do.
+    /// The request would have to wait, and the pool's queue is full.
     #[error("{max} requests wait already, which is the most the pool allows; try again later")]
     PoolLimit {
-        /// The bound.
+        /// The largest number of pending requests allowed.
         max: usize,
     },
-    /// It would have to wait, and too many of this client do.
+    /// The request would have to wait, and this client has too many pending requests.
     #[error(
         "{max} requests of this client wait already, which is the most it may have; cancel one or wait for one"
     )]
     ClientLimit {
-        /// The bound.
+        /// The largest number of pending requests allowed.
         max: usize,
     },
-    /// Its client gave it up.
+    /// The client cancelled the request.
     #[error("cancelled by the client")]
     Cancelled,
 }
 
-/// Why a lease ended without its client's doing.
+/// The reason why a lease ended without its client's doing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EndReason {
-    /// One of its workers went silent, or came back as another.
+    /// A worker of the lease was lost, or joined again with a different registration.
     #[error("worker {name} ({worker}) was lost")]
     WorkerLost {
-        /// Its id.
+        /// The worker's id.
         worker: WorkerId,
-        /// Its name.
+        /// The worker's name.
         name: String,
     },
-    /// One of its workers stopped, as it had announced.
+    /// A worker of the lease stopped, as it had announced.
     #[error("worker {name} ({worker}) left the pool")]
     WorkerLeft {
-        /// Its id.
+        /// The worker's id.
         worker: WorkerId,
-        /// Its name.
+        /// The worker's name.
         name: String,
     },
-    /// The scheduler restarted, and one of the workers was not back in time.
+    /// The scheduler restarted, and a worker of the lease did not join in time.
     #[error("worker {worker} did not join again after the scheduler had restarted")]
     WorkerMissing {
-        /// Its id.
+        /// The worker's id.
         worker: WorkerId,
     },
-    /// The scheduler restarted, and a device of the lease is not to be had.
+    /// The scheduler restarted, and a device of the lease is not available to it.
     #[error("device {index} of worker {worker} is no longer available to this lease")]
     DeviceUnavailable {
         /// The worker.
         worker: WorkerId,
-        /// The device's position in its list.
+        /// The device's position in the worker's list.
         index: u32,
     },
-    /// The token that its client showed was revoked.
+    /// The token that the client presented was revoked.
     #[error("the token that this lease was asked for with was revoked")]
     TokenRevoked,
-    /// It ended earlier, expired, is another client's, or never was.
+    /// The client holds no such lease: it ended or expired earlier, belongs to another
+    /// client, or never existed.
     #[error("this client holds no such lease; it ended, expired or never was")]
     Unknown,
 }

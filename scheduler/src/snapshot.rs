@@ -1,4 +1,4 @@
-//! The pool at one moment, for people to look at.
+//! The state of the pool at one moment, for display.
 
 use std::collections::BTreeMap;
 
@@ -8,61 +8,62 @@ use crate::command::LeasedDevice;
 use crate::device::DeviceSpec;
 use crate::time::Timestamp;
 
-/// The pool at one moment.
+/// The state of the pool at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Every worker that is not lost, by id.
+    /// All workers that are not lost, in the order of ids.
     pub workers: Vec<WorkerSnapshot>,
-    /// How many requests wait.
+    /// The number of pending requests.
     pub waiting_requests: usize,
-    /// The client of each of those, in the order they wait.
+    /// The client of each pending request, in queue order.
     pub waiting: Vec<ClientId>,
-    /// How many leases there are.
+    /// The number of leases.
     pub leases: usize,
-    /// The client of each lease; `None` until one claims it.
+    /// The client of each lease; `None` until a client claims it.
     pub owners: BTreeMap<LeaseId, Option<ClientId>>,
 }
 
-/// A lease at one moment.
+/// The state of a lease at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseSnapshot {
-    /// Its client; `None` until one claims it.
+    /// The lease's client; `None` until a client claims it.
     pub owner: Option<ClientId>,
-    /// Its devices as they were granted, in the same order; `None` while a worker of the
+    /// The lease's devices, in the order of worker and index; `None` while a worker of the
     /// lease has yet to join.
     pub devices: Option<Vec<LeasedDevice>>,
 }
 
-/// A worker at one moment.
+/// The state of a worker at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerSnapshot {
-    /// Its id.
+    /// The worker's id.
     pub worker: WorkerId,
-    /// Its name.
+    /// The worker's name.
     pub name: String,
-    /// Where its data plane is.
+    /// The address of the worker's data plane.
     pub address: String,
-    /// When it was last heard.
+    /// The time of the worker's last heartbeat.
     pub last_beat: Timestamp,
-    /// Whether its stream is up.
+    /// Whether the worker's stream is up.
     pub connected: bool,
-    /// Whether it is about to stop.
+    /// Whether the worker is about to stop.
     pub leaving: bool,
-    /// Its devices, by index.
+    /// The worker's devices, by index.
     pub devices: Vec<DeviceSnapshot>,
 }
 
-/// A device at one moment.
+/// The state of a device at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSnapshot {
-    /// What it is.
+    /// The device's kind, name and memory.
     pub device: DeviceSpec,
-    /// Whether a lease has it.
+    /// Whether a lease has the device.
     pub leased: bool,
-    /// Which lease has it.
+    /// The lease that has the device.
     pub lease: Option<LeaseId>,
-    /// Its last lease has ended, and the worker has not reported it released.
+    /// Whether the device is not free of an ended lease: the worker has not reported it
+    /// released.
     pub ending: bool,
-    /// Why its worker cannot offer it, if so.
+    /// The reason why the worker cannot offer the device; `None` if it is in service.
     pub out_of_service: Option<String>,
 }

@@ -1,9 +1,8 @@
-//! Every rule as a table: events with their time, and the exact commands each
-//! leads to. Then, in `property`, any events at all against what must always
-//! hold.
+//! Table tests: each rule is a list of events with their times, and the exact commands that
+//! each event leads to. The module `property` checks the invariants over random events.
 //!
-//! Ids are small numbers. Worker 3 is called "w3", and unless `on` says
-//! otherwise a client or worker speaks on the stream of its own number.
+//! Ids are small numbers. Worker 3 is called "w3", and unless `on` sets another stream, a
+//! client or worker uses the stream of its own number.
 
 mod actions;
 mod clients;
@@ -29,15 +28,15 @@ use crate::{
     Registration, StreamId, Timestamp, WorkerEvent,
 };
 
-/// A time in ms, what happens then, and what comes of it.
+/// A time in ms, the event at that time, and the expected commands.
 type Step = (u64, Event, Vec<Command>);
 
 fn check(steps: impl IntoIterator<Item = Step>) -> Engine {
     check_with(Options::default(), steps)
 }
 
-/// Runs the steps, with ticks at every deadline between them, which must lead
-/// to nothing: an end in time is a step of its own, `tick()`.
+/// Runs the steps, with a tick at every deadline between them. These ticks must cause no
+/// commands: a deadline that has an effect must be a step of its own, `tick()`.
 fn check_with(options: Options, steps: impl IntoIterator<Item = Step>) -> Engine {
     let mut engine = Engine::new(options, TERM, at(0));
     for (i, (now, event, expected)) in steps.into_iter().enumerate() {
@@ -66,10 +65,10 @@ fn check_with(options: Options, steps: impl IntoIterator<Item = Step>) -> Engine
     engine
 }
 
-/// The term of the engines that `check` makes.
+/// The term of the engines that `check` creates.
 const TERM: u64 = 7;
 
-/// Commands without the numbers of grants, which have tables of their own, in `grants`.
+/// Removes the grant numbers from commands; the tests in `grants` check the numbers.
 fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
     for command in &mut commands {
         match command {
@@ -101,7 +100,7 @@ fn at(millis: u64) -> Timestamp {
     Timestamp::from_millis(millis)
 }
 
-/// Options with other bounds, and the times that the tables count on.
+/// Returns options with other bounds, and the times that the tables rely on.
 fn bounds(max_waiting: usize, max_waiting_per_client: usize) -> Options {
     let defaults = Options::default();
     assert_eq!(defaults.worker_timeout, Duration::from_secs(5));
@@ -114,7 +113,7 @@ fn bounds(max_waiting: usize, max_waiting_per_client: usize) -> Options {
     }
 }
 
-// What is in the pool.
+// Contents of the pool.
 
 fn device(kind: &str, gib: u64) -> DeviceSpec {
     DeviceSpec {
@@ -153,7 +152,7 @@ fn tick() -> Event {
     Event::Tick
 }
 
-/// The same event, on another stream.
+/// Moves an event to another stream.
 fn on(other: u64, event: Event) -> Event {
     let stream = StreamId(other);
     match event {
@@ -183,7 +182,7 @@ fn join(id: u64, devices: &[DeviceSpec]) -> Event {
     join_holding(id, devices, &[])
 }
 
-/// `held` are leases and device indices.
+/// A join; `held` are leases and device indices.
 fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
     let registration = Registration {
         endpoint: endpoint(id),
@@ -207,7 +206,7 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
     )
 }
 
-/// As `join_holding`; the worker was told to end all that it holds.
+/// As `join_holding`, but the worker has been sent `EndLease` for all leases in `held`.
 fn join_ending(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
     let mut join = join_holding(id, devices, held);
     if let Event::Worker {
@@ -220,7 +219,7 @@ fn join_ending(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
     join
 }
 
-/// The same worker, joining on its way out.
+/// Marks the joining worker as leaving.
 fn on_its_way_out(join: Event) -> Event {
     match join {
         Event::Worker {
@@ -252,7 +251,7 @@ fn beat(id: u64) -> Event {
     worker(id, WorkerEvent::Beat)
 }
 
-/// All devices are free of a lease that has ended.
+/// The worker has released all devices of an ended lease.
 fn released(id: u64, lease: u64) -> Event {
     released_but(id, lease, &[])
 }
@@ -263,7 +262,7 @@ fn released_but(id: u64, lease: u64, busy: &[u32]) -> Event {
     worker(id, WorkerEvent::Released { lease, busy })
 }
 
-/// These devices cannot be offered, as each is broken.
+/// The worker cannot offer these devices; the reason is "broken".
 fn out_of_service(id: u64, devices: &[u32]) -> Event {
     let devices = devices.iter().map(|index| (*index, "broken".into()));
     let devices = devices.collect();
@@ -294,7 +293,7 @@ fn attach(id: u64) -> Event {
     attach_claiming(id, &[])
 }
 
-/// `claims` are leases, with the worker and index of each device.
+/// An attach; `claims` are leases, with the worker and index of each device.
 fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
     let claims = claims.iter().map(|&(lease, shares)| Claim {
         lease: LeaseId(lease),
@@ -314,8 +313,8 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
     )
 }
 
-/// Asks for devices of any kind. The lease, if it comes to one, has the number
-/// of the request times ten.
+/// Requests devices of any kind. The lease id, if the request is granted, is ten times the
+/// request's id.
 fn request(id: u64, request: u64, devices: u32) -> Event {
     request_for(
         id,
@@ -372,7 +371,7 @@ fn queued(client: u64, request: u64, position: u32) -> Command {
     }
 }
 
-/// `devices` are worker and index, and what is there.
+/// A grant; `devices` are worker, index and description.
 fn granted(client: u64, request: u64, devices: &[(u64, u32, DeviceSpec)]) -> Command {
     let devices = devices.iter().map(|(worker, index, device)| LeasedDevice {
         share: share(*worker, *index),
@@ -396,8 +395,8 @@ fn refused(client: u64, request: u64, reason: RefuseReason) -> Command {
     }
 }
 
-/// As `refused`, for the pool's want of devices of any kind. `workers` lists
-/// the devices of each worker that could still give one.
+/// A refusal because the pool has too few devices of any kind. `workers` lists the devices
+/// that each worker offers; none for a worker that is leaving.
 fn unsatisfiable(client: u64, request: u64, devices: u32, workers: &[&[DeviceSpec]]) -> Command {
     let demand = Demand {
         devices,

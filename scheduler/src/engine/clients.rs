@@ -1,4 +1,4 @@
-//! What clients say: they attach, ask, cancel, release and go.
+//! Events from clients: attach, request, cancel, release, and the end of a stream.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ impl Engine {
     pub(super) fn client_event(&mut self, client: ClientId, stream: StreamId, event: ClientEvent) {
         match event {
             ClientEvent::Attach { claims } => self.attach(client, stream, claims),
-            // The end of a stream that was replaced, or what was left in it.
+            // An event from a stream that was replaced.
             _ if self.clients.get(&client) != Some(&stream) => {}
             ClientEvent::Request {
                 request,
@@ -30,7 +30,8 @@ impl Engine {
         }
     }
 
-    /// Ends all that a client has here, attached or not.
+    /// Drops the client's pending requests and ends its leases, whether it is attached or
+    /// not.
     pub(super) fn evict(&mut self, client: ClientId) {
         self.queue.remove_all_of(client);
         for lease in self.leases.owned_by(client) {
@@ -39,8 +40,8 @@ impl Engine {
         self.clients.remove(&client);
     }
 
-    /// A client is here with all it holds. What it had and does not claim it
-    /// gave up while it was away, or it never learned of the grant; so it ends.
+    /// Attaches a client with the leases that it claims. Ends its other leases: the client
+    /// gave them up while it was away, or never received their grants.
     fn attach(&mut self, client: ClientId, stream: StreamId, claims: Vec<Claim>) {
         self.detach(client);
         self.clients.insert(client, stream);
@@ -55,8 +56,8 @@ impl Engine {
         }
     }
 
-    /// Drops what waits, since the client asks again when it is back, and lets
-    /// its leases expire.
+    /// Drops the client's pending requests, since it sends them again when it is back, and
+    /// lets its leases expire.
     fn detach(&mut self, client: ClientId) {
         if self.clients.remove(&client).is_none() {
             return;
@@ -88,8 +89,8 @@ impl Engine {
         }
     }
 
-    /// Grants or refuses the request, or lets it wait if there is room. To ask
-    /// again for what waits already changes nothing.
+    /// Grants, refuses or queues the request. A repeated request that is already queued
+    /// changes nothing.
     fn request(&mut self, queued: QueuedRequest) {
         let (client, request) = (queued.client, queued.request);
         if self.queue.contains(client, request) {
@@ -112,7 +113,7 @@ impl Engine {
         self.queue.push(waiting);
     }
 
-    /// A request that does not wait has its answer on the way already.
+    /// Cancels a pending request. A request that is not pending has been answered already.
     fn cancel(&mut self, client: ClientId, request: RequestId) {
         if self.queue.remove(client, request) {
             self.refuse(client, request, RefuseReason::Cancelled);
@@ -153,9 +154,10 @@ impl Engine {
         self.leases.insert(lease, Lease::owned(client, &shares));
     }
 
-    /// Gives free devices the number of their next grant: the next of this engine, or if
-    /// their worker knows of a later grant, as when the state of an earlier scheduler was
-    /// lost, one above that. What a worker reports numbers no other worker's devices.
+    /// Numbers the grants of free devices: with the engine's next number, or with the
+    /// number after the latest grant that the worker knows if that is higher, for example
+    /// because the state of an earlier scheduler was lost. A worker's report affects the
+    /// numbers of its own devices only.
     fn number(&mut self, shares: Vec<DeviceRef>) -> Vec<GrantedShare> {
         self.granted = self.granted.next().unwrap_or(self.granted);
         let number = |share| GrantedShare {

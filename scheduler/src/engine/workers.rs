@@ -1,4 +1,4 @@
-//! What workers say: they join, beat, leave, go, and tell what they still run.
+//! Events from workers: join, beat, release, outages, leave, and the end of a stream.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ impl Engine {
                     self.pool.leave(worker);
                 }
             }
-            // The end of a stream that was replaced, or what was left in it.
+            // An event from a stream that was replaced.
             _ if !self.pool.is_speaking(worker, stream) => {}
             WorkerEvent::Beat => self.pool.beat(worker, self.now),
             WorkerEvent::Released { lease, busy } => self.pool.release(worker, lease, &busy),
@@ -55,8 +55,9 @@ impl Engine {
         }
     }
 
-    /// Asks a worker again to release what it has not, as far as is known: its answer may
-    /// have been lost with the stream before.
+    /// Records the ended leases that the worker reports as not released, and sends
+    /// `EndLease` again for every lease that it is not known to have released: the previous
+    /// reply may have been lost with the old stream.
     fn resume_ended(&mut self, worker: WorkerId, ended: Vec<HeldDevice>) {
         for HeldDevice {
             lease,
@@ -73,7 +74,7 @@ impl Engine {
         }
     }
 
-    /// Forgets a worker, if it is known, and ends the leases it was part of.
+    /// Removes a worker, if it is known, and ends the leases that use it.
     pub(super) fn lose(&mut self, id: WorkerId) {
         let Some(worker) = self.pool.remove(id) else {
             return;
@@ -94,7 +95,7 @@ impl Engine {
         }
     }
 
-    /// Settles, lease by lease, what a worker says it still runs.
+    /// Resumes, adopts or ends each lease that a worker reports as still running.
     fn resume_held(&mut self, worker: WorkerId, held: Vec<HeldDevice>) {
         let mut held_by_lease = BTreeMap::<LeaseId, Vec<GrantedShare>>::new();
         for HeldDevice {
@@ -111,7 +112,7 @@ impl Engine {
                 .or_default()
                 .push(GrantedShare { share, grant });
         }
-        // Should a worker run two leases on one device, a known one stays.
+        // If a worker runs two leases on one device, the one that the engine knows stays.
         let (known, unknown): (Vec<_>, Vec<_>) = held_by_lease
             .into_iter()
             .partition(|(id, _)| self.leases.get(*id).is_some());
@@ -127,7 +128,7 @@ impl Engine {
             shares.all(|granted| lease.shares.contains_key(&granted.share))
         };
         match self.leases.get_mut(id) {
-            // Nobody has claimed it yet, so this may be a further part of it.
+            // No client has claimed it yet, so these may be further devices of it.
             Some(lease) if lease.owner.is_none() => lease.add(&shares),
             Some(lease) if has_all(lease) => {}
             None if may_adopt => {
@@ -139,7 +140,7 @@ impl Engine {
                 lease.add(&shares);
                 self.leases.insert(id, lease);
             }
-            // It ended, or has no right to these devices.
+            // The lease ended, or has no right to these devices.
             Some(_) | None => {
                 let grant = |granted: &GrantedShare| DeviceGrant {
                     index: granted.share.index,
@@ -155,7 +156,7 @@ impl Engine {
         self.reserve(id);
     }
 
-    /// Takes what clients claimed before the worker joined.
+    /// Takes the worker's devices for leases that clients claimed before the worker joined.
     fn resume_claimed(&mut self, worker: WorkerId) {
         let leases = self
             .leases

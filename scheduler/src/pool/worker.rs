@@ -1,5 +1,5 @@
-//! One worker as the pool keeps it: what it offers, whether it is there, and
-//! which of its devices are leased.
+//! The pool's record of one worker: what it offers, whether it is connected, and which of
+//! its devices are leased.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -16,29 +16,31 @@ use crate::time::Timestamp;
 /// A worker that joined and is not lost.
 pub(crate) struct Worker {
     pub(super) registration: Registration,
-    /// `None` between the end of a stream and the start of the next.
+    /// The worker's current stream; `None` between the end of a stream and the start of the
+    /// next.
     pub(super) stream: Option<StreamId>,
     pub(super) last_beat: Timestamp,
-    /// It is not lost before this, as the scheduler did not run for a while.
+    /// The worker is not lost before this time, because the scheduler did not run for a
+    /// while.
     pub(super) spared_until: Option<Timestamp>,
     pub(super) leaving: bool,
-    /// By device index.
+    /// The lease that has each device, by device index.
     pub(super) leases: Vec<Option<LeaseId>>,
-    /// By device index.
+    /// The known grants of each device, by device index.
     pub(super) grants: Vec<Grants>,
-    /// Devices that leases had which ended, until the worker has released them, and the
-    /// grants by which they had them.
+    /// The devices that ended leases have not left yet, each with the grant by which the
+    /// lease had it. An entry is removed when the worker has released the device.
     ending: BTreeMap<(u32, LeaseId), GrantNumber>,
-    /// Devices that the worker cannot offer at the moment.
+    /// The devices that the worker cannot offer at the moment.
     out_of_service: Outages,
 }
 
-/// What is known of the grants of a device.
+/// The known grants of a device.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Grants {
-    /// The highest number that the engine gave or its worker reported.
+    /// The highest number that the engine assigned or the worker reported.
     pub(super) latest: GrantNumber,
-    /// No grant up to this one is good any more.
+    /// The latest grant known to have ended; all earlier ones have ended, too.
     pub(super) ended: GrantNumber,
 }
 
@@ -65,26 +67,27 @@ impl Worker {
         self.leaving
     }
 
-    /// When it is lost if it stays away.
+    /// Returns when the worker is lost unless it comes back.
     pub(super) fn lost_at(&self, timeout: Duration) -> Timestamp {
         (self.last_beat + timeout).max(self.spared_until.unwrap_or(self.last_beat))
     }
 
-    /// Whether this is the worker that once joined with `registration`.
+    /// Returns whether the worker joined with this `registration`.
     pub(crate) fn is_registered_as(&self, registration: &Registration) -> bool {
         self.registration == *registration
     }
 
-    /// The leases that have its devices.
+    /// Returns the leases that have devices of this worker.
     pub(crate) fn leases(&self) -> BTreeSet<LeaseId> {
         self.leases.iter().copied().flatten().collect()
     }
 
-    /// Takes a device for a lease; taking it again changes nothing. False: another lease
-    /// has it, or had it and the worker has not released it, or there is none.
+    /// Takes a device for a lease and returns whether that succeeded. Taking it again for
+    /// the same lease changes nothing. Fails if another lease has the device, if the worker
+    /// has not released it from an ended lease, or if it does not exist.
     ///
-    /// A grant that is later than those of the leases which are to release the device shows
-    /// that they had released it before: such a one comes from before a restart.
+    /// A `grant` later than those of the ended leases proves that the device had been
+    /// released from them when it was granted. Such a grant comes from before a restart.
     pub(super) fn take(&mut self, index: u32, lease: LeaseId, grant: GrantNumber) -> bool {
         let is_settled = self.ending_on(index).all(|(_, of)| *of < grant);
         match self.leases.get_mut(index as usize) {
@@ -97,7 +100,8 @@ impl Worker {
         }
     }
 
-    /// Takes from `lease` what it has here. Nobody gets it before it is released.
+    /// Takes the devices granted by `grants` from `lease`. No lease gets them before they
+    /// are released.
     pub(super) fn end(&mut self, lease: LeaseId, grants: &[DeviceGrant]) {
         for &DeviceGrant { index, grant } in grants {
             let holder = self.leases.get_mut(index as usize);
@@ -108,7 +112,7 @@ impl Worker {
         }
     }
 
-    /// Notes that a lease that has ended still uses a device, as the worker says.
+    /// Records the worker's report that an ended lease still uses a device.
     pub(super) fn note_ending(&mut self, lease: LeaseId, grant: DeviceGrant) {
         let DeviceGrant { index, grant } = grant;
         if (index as usize) < self.leases.len() {
@@ -117,7 +121,7 @@ impl Worker {
         }
     }
 
-    /// The devices that `lease` had are free of it, but for those that are `busy`. Says
+    /// Marks the devices that `lease` had as released, except the `busy` ones, and returns
     /// whether any was released.
     pub(super) fn release(&mut self, lease: LeaseId, busy: &BTreeSet<u32>) -> bool {
         let before = self.ending.len();
@@ -126,8 +130,8 @@ impl Worker {
         self.ending.len() < before
     }
 
-    /// The leases that have ended and whose devices are not released yet, with the grants
-    /// of these.
+    /// Returns the ended leases with devices that are not released yet, each with the
+    /// grants of these devices.
     pub(super) fn ending(&self) -> BTreeMap<LeaseId, Vec<DeviceGrant>> {
         let mut ending = BTreeMap::<_, Vec<_>>::new();
         for (&(index, lease), &grant) in &self.ending {
@@ -141,39 +145,42 @@ impl Worker {
         self.ending_on(index).next().is_some()
     }
 
-    /// The leases which are to release a device, and the grants by which they had it.
+    /// Returns the ended leases that have not left a device, each with the grant by which
+    /// it had the device.
     fn ending_on(&self, index: u32) -> impl Iterator<Item = (&(u32, LeaseId), &GrantNumber)> {
         let first = (index, LeaseId(u64::MIN));
         let last = (index, LeaseId(u64::MAX));
         self.ending.range(first..=last)
     }
 
-    /// Notes which devices the worker cannot offer. Says whether they are others than
-    /// before.
+    /// Records which devices the worker cannot offer, and returns whether they differ from
+    /// the previous ones.
     pub(super) fn set_out_of_service(&mut self, devices: Outages) -> bool {
         let before = mem::replace(&mut self.out_of_service, devices);
         before != self.out_of_service
     }
 
-    /// The devices that new leases may get, sooner or later, and their state.
+    /// Returns the devices that new leases may get now or later, each with its current
+    /// lease.
     fn offered(&self) -> impl Iterator<Item = (u32, &DeviceSpec, Option<LeaseId>)> {
         let devices = self.registration.devices.iter().zip(&self.leases);
         let devices = (0..).zip(devices.zip(&self.grants));
-        // One whose worker reports the highest number there is cannot be granted again.
+        // A device whose worker reports the highest possible number cannot be granted
+        // again.
         devices
             .filter(|(_, (_, grants))| !self.leaving && grants.latest.next().is_some())
             .map(|(index, ((device, lease), _))| (index, device, *lease))
     }
 
-    /// What new leases may get, sooner or later.
+    /// Returns the devices that new leases may get now or later.
     pub(super) fn offers(&self) -> impl Iterator<Item = &DeviceSpec> {
         self.offered().map(|(_, device, _)| device)
     }
 
-    /// What a new lease may get now: memory and index of each device that
-    /// `demand` accepts. A worker whose stream is down may be dead, so it
-    /// gets no lease before it is back. A device that is not free of its last
-    /// lease, or is out of service, is waited for.
+    /// Returns the devices that a new lease may get now: memory and index of each device
+    /// that `demand` accepts. A worker whose stream is down may be dead, so its devices are
+    /// left out until it is back. A device that is not free of its last lease, or is out of
+    /// service, is left out as well.
     pub(super) fn free(&self, demand: &Demand) -> impl Iterator<Item = (u64, u32)> {
         self.offered()
             .filter(|(index, device, lease)| {

@@ -1,5 +1,5 @@
-//! What workers and clients do in the small world, and what that should mean
-//! to the scheduler.
+//! Actions of workers and clients in the simulated world, with the effect that each must
+//! have on the scheduler.
 
 use super::world::{KnownWorker, SimWorker, Waiting, World, engine_at};
 use super::*;
@@ -90,8 +90,7 @@ impl World {
         self.send_worker(i, WorkerEvent::Gone);
     }
 
-    /// A worker gets rid of what it was told to end on some devices, and says so if
-    /// anybody is there to listen.
+    /// A worker finishes ending leases on some devices, and reports so if it is connected.
     pub(super) fn finish(&mut self, i: usize, devices: impl Fn(u32) -> bool) {
         let worker = &mut self.workers[i];
         worker.busy.retain(|(_, index)| !devices(*index));
@@ -109,7 +108,7 @@ impl World {
         }
     }
 
-    /// A device of a worker fails, or works again.
+    /// Toggles a device between broken and working.
     pub(super) fn break_down(&mut self, i: usize, device: u32) {
         let worker = &mut self.workers[i];
         if !worker.broken.insert(device) {
@@ -119,13 +118,13 @@ impl World {
         self.send_worker(i, WorkerEvent::OutOfService { devices });
     }
 
-    /// The sessions on a worker end, as when clients close them.
+    /// Ends all sessions on a worker, as when clients close them.
     pub(super) fn close_sessions(&mut self, i: usize) {
         self.workers[i].held.clear();
     }
 
-    /// Attaches with the leases it has, less those it gives up, and with a
-    /// token or two of leases that it has no more.
+    /// Attaches a client with its leases, without the first `give_up`, and with `outdated`
+    /// tokens that may be of leases that have ended.
     pub(super) fn attach(&mut self, i: usize, give_up: usize, outdated: usize) {
         let stream = self.number();
         let client = &mut self.clients[i];
@@ -205,7 +204,7 @@ impl World {
         );
     }
 
-    /// Asks again for something that waits, as a client unsure of itself may.
+    /// Repeats a pending request, as a client may that is not sure whether it was received.
     pub(super) fn request_again(&mut self, i: usize) {
         if let Some(waiting) = self.waiting.iter().find(|waiting| waiting.client == i) {
             let (request, demand) = (waiting.request, waiting.demand.clone());
@@ -221,7 +220,7 @@ impl World {
         }
     }
 
-    /// Cancels something that waits, perhaps another client's.
+    /// Cancels a pending request, perhaps another client's.
     pub(super) fn cancel(&mut self, i: usize, nth: usize) {
         let request = match self.waiting.get(nth % self.waiting.len().max(1)) {
             Some(waiting) => waiting.request,
@@ -238,7 +237,7 @@ impl World {
         );
     }
 
-    /// Releases a lease that was granted once, perhaps to another.
+    /// Releases a lease that was granted at some time, perhaps to another client.
     pub(super) fn release(&mut self, i: usize, nth: usize) {
         let all: Vec<_> = self
             .clients
@@ -257,7 +256,7 @@ impl World {
         self.send_client(i, ClientEvent::Release { lease });
     }
 
-    /// Lets time pass, with a tick at each deadline.
+    /// Advances the time, with a tick at each deadline.
     pub(super) fn wait(&mut self, millis: u64) {
         let until = self.now + millis;
         while let Some(deadline) = self
@@ -276,13 +275,13 @@ impl World {
         self.now = until;
     }
 
-    /// Lets time pass while the driver sleeps.
+    /// Advances the time with a single tick at the end, as if the driver was late.
     pub(super) fn oversleep(&mut self, millis: u64) {
         self.now += millis;
         self.tick();
     }
 
-    /// The scheduler does not run for a while, and notices.
+    /// Suspends the scheduler for a while, and reports the gap to the engine.
     pub(super) fn suspend(&mut self, millis: u64) {
         let since = at(self.now);
         self.now += millis;
@@ -315,8 +314,8 @@ impl World {
         self.send(Event::Tick);
     }
 
-    /// The scheduler starts anew, knowing nothing. Workers and clients lose
-    /// their streams, and keep the rest, except perhaps the sessions.
+    /// Restarts the scheduler without its state. Workers and clients lose their streams and
+    /// keep everything else, except for the sessions if `sessions_closed`.
     pub(super) fn restart(&mut self, sessions_closed: bool) {
         self.term += 1;
         self.engine = engine_at(self.now, self.term);
@@ -344,7 +343,7 @@ impl World {
 }
 
 impl SimWorker {
-    /// What it says of the devices that it cannot offer.
+    /// Returns the devices that the worker reports as out of service.
     fn outages(&self) -> Outages {
         let broken = self.broken.iter();
         broken.map(|index| (*index, "broken".into())).collect()

@@ -1,4 +1,4 @@
-//! Clients that attach, go, and come back with or without what they had.
+//! Clients that attach, disconnect, and come back with or without their leases.
 
 use super::*;
 
@@ -105,14 +105,14 @@ fn what_waits_is_dropped_with_the_stream() {
         (0, request(8, 3, 2), vec![queued(8, 3, 2)]),
         (0, request(9, 4, 2), vec![queued(9, 4, 3)]),
         (1_000, client_gone(9), vec![queued(8, 3, 1)]),
-        // It asks again, and goes to the end.
+        // It repeats the request, which goes to the end of the queue.
         (
             2_000,
             on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
         (2_000, on(19, request(9, 2, 2)), vec![queued(9, 2, 2)]),
-        // As when its old stream is noticed to be gone only by its new one.
+        // The end of the old stream is noticed only because of the new one.
         (
             3_000,
             on(29, attach_claiming(9, &[(10, &[(1, 0)])])),
@@ -144,7 +144,7 @@ fn nobody_tells_a_client_that_is_away() {
 fn a_client_may_release_only_what_it_has() {
     check_leased([
         (0, attach(8), vec![]),
-        // Another's, and one that never was: the same answer.
+        // A lease of another client and one that never existed give the same answer.
         (0, release(8, 10), vec![ended(8, 10, EndReason::Unknown)]),
         (0, release(8, 70), vec![ended(8, 70, EndReason::Unknown)]),
         (0, release(9, 10), vec![end_lease(1, 10)]),
@@ -161,7 +161,7 @@ fn a_client_may_claim_only_what_it_has() {
             vec![ended(8, 10, EndReason::Unknown)],
         ),
         (0, release(9, 10), vec![end_lease(1, 10)]),
-        // Its token outlives the lease.
+        // The token is still valid, but the lease has ended.
         (
             0,
             on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
@@ -214,10 +214,10 @@ fn a_client_that_is_evicted_loses_what_it_holds_and_waits_for() {
             released(1, 10),
             vec![granted(8, 4, &[(1, 0, flex(1))])],
         ),
-        // What is left in its stream.
+        // Events that were still in its stream.
         (1_000, request(9, 3, 1), vec![]),
         (1_000, client_gone(9), vec![]),
-        // Away or not, and with or without anything.
+        // Detached clients can be evicted too, with or without leases.
         (2_000, client_gone(8), vec![]),
         (2_000, evict(8), vec![end_lease(1, 30), end_lease(1, 40)]),
         (2_000, evict(8), vec![]),

@@ -1,4 +1,4 @@
-//! Devices between two leases, and devices that cannot be offered.
+//! Devices between two leases, and devices that are out of service.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn check_leased(steps: impl IntoIterator<Item = Step>) -> Engine {
     check(both_leased().into_iter().chain(steps))
 }
 
-/// Which devices of the first worker are leased, ending and out of service.
+/// Returns whether each device of the first worker is leased and ending, and its outage.
 fn devices(engine: &Engine) -> Vec<(bool, bool, Option<String>)> {
     let worker = engine.snapshot().workers.remove(0);
     let devices = worker.devices.into_iter();
@@ -30,7 +30,7 @@ fn devices(engine: &Engine) -> Vec<(bool, bool, Option<String>)> {
 fn a_device_gets_no_lease_before_its_worker_has_released_it() {
     let engine = check_leased([
         (1_000, release(9, 10), vec![end_lease(1, 10)]),
-        // To wait is all there is to do.
+        // The devices are not released yet, so the request is queued.
         (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
         (40_000, beat(1), vec![]),
     ]);
@@ -108,7 +108,7 @@ fn a_worker_that_joins_again_is_asked_again_for_what_it_has_not_released() {
         (1_000, worker_gone(1), vec![]),
         (1_000, release(9, 10), vec![]),
         (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
-        // It may have ended the lease and said so, or never have been told.
+        // It may have ended the lease and reported so, or never have received the command.
         (
             2_000,
             on(11, join(1, &[flex(1), flex(1)])),
@@ -129,7 +129,7 @@ fn a_worker_that_joins_again_is_asked_again_for_what_it_has_not_released() {
             on(13, released(1, 10)),
             vec![granted(8, 2, &[(1, 0, flex(1))])],
         ),
-        // It need not be asked any more.
+        // It has reported the release, so the command is not repeated.
         (
             4_000,
             on(14, join_holding(1, &[flex(1), flex(1)], &[(20, 0)])),
@@ -235,7 +235,7 @@ fn a_device_out_of_service_is_waited_for() {
         (0, request(9, 1, 2), vec![queued(9, 1, 1)]),
         (0, request(9, 2, 1), vec![granted(9, 2, &[(1, 1, flex(1))])]),
         (1_000, out_of_service(1, &[0, 1]), vec![]),
-        // A lease goes on, and what comes after it waits.
+        // The current lease goes on, and the next request for the device has to wait.
         (2_000, release(9, 20), vec![end_lease(1, 20)]),
         (2_000, released(1, 20), vec![]),
         (2_000, on(7, out_of_service(1, &[])), vec![]),

@@ -1,5 +1,5 @@
-//! The numbers of grants: they rise for each device, name what ends, and show which of two
-//! leases from before a restart is over. And a scheduler that did not run for a while.
+//! Grant numbers: they rise for each device, they identify what ends, and they decide which
+//! of two leases from before a restart has ended. Also, a scheduler that was suspended.
 
 use super::*;
 use crate::EndReason::{DeviceUnavailable, Unknown};
@@ -12,7 +12,7 @@ fn engine() -> Engine {
     Engine::new(Options::default(), TERM, at(0))
 }
 
-/// The numbers by which devices are granted in `commands`, and those by which they end.
+/// Returns the grant numbers in `Granted` and in `EndLease` commands.
 fn numbers(commands: &[Command]) -> (Vec<GrantNumber>, Vec<DeviceGrant>) {
     let mut granted = Vec::new();
     let mut ended = Vec::new();
@@ -28,7 +28,7 @@ fn numbers(commands: &[Command]) -> (Vec<GrantNumber>, Vec<DeviceGrant>) {
     (granted, ended)
 }
 
-/// A join of a worker that knows of these ends.
+/// A join of a worker that reports these ended grants.
 fn join_after(id: u64, devices: &[DeviceSpec], ended: &[(u32, GrantNumber)]) -> Event {
     let registration = Registration {
         endpoint: endpoint(id),
@@ -123,7 +123,7 @@ fn a_claim_by_a_grant_that_its_worker_saw_end_is_void() {
             attach_claiming(9, &[(10, &[(1, 0)])]),
             vec![end_lease(1, 10), ended(9, 10, unavailable.clone())],
         ),
-        // The same with the claim first.
+        // The same, but the claim comes first.
         (0, attach_claiming(8, &[(20, &[(2, 0)])]), vec![]),
         (
             0,
@@ -140,7 +140,7 @@ fn a_claim_by_a_grant_that_its_worker_saw_end_is_void() {
                 ),
             ],
         ),
-        // A later grant is not.
+        // A later grant of the same device has not ended.
         (0, attach_claiming(7, &[(11, &[(1, 0)])]), vec![]),
         (0, request(7, 3, 2), vec![queued(7, 3, 1)]),
     ]);
@@ -200,7 +200,7 @@ fn who_went_while_the_scheduler_slept_has_time_to_come_back() {
         (0, attach(9), vec![]),
         (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
         (90_000, beat(1), vec![]),
-        // Twelve seconds later all streams turn out to have ended.
+        // Twelve seconds later, the driver notices that all streams have ended.
         (102_000, suspended(90_000), vec![]),
         (102_000, worker_gone(1), vec![]),
         (102_000, client_gone(9), vec![]),
@@ -243,7 +243,7 @@ fn a_deadline_that_passed_in_the_sleep_is_put_off() {
         (0, attach(9), vec![]),
         (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
         (1_000, client_gone(9), vec![]),
-        // It would have expired at 31 s.
+        // The lease would have expired at 31 s.
         (31_000, suspended(20_000), vec![]),
         (61_000, tick(), vec![end_lease(1, 10)]),
     ]);
@@ -278,7 +278,7 @@ fn a_sleep_after_a_start_does_not_use_up_the_time_for_adoption() {
     ]);
 }
 
-/// A join of a worker of one device that is not free of a lease which has ended.
+/// A join of a worker with one device that is not free of an ended lease.
 fn join_leaving_behind(id: u64, lease: u64, grant: GrantNumber) -> Event {
     let mut join = join_ending(id, &[flex(1)], &[(lease, 0)]);
     if let Event::Worker {

@@ -1,5 +1,5 @@
-//! What must hold after every event, whatever came before. Counted and tried
-//! out by brute force where the engine reasons.
+//! The invariants that must hold after every event. Where the engine computes a result, the
+//! checks count or try all possibilities.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,7 +37,7 @@ impl World {
         }
     }
 
-    /// The scheduler knows the workers that it should.
+    /// The engine has exactly the expected workers.
     fn check_workers(&self) {
         let snapshot = self.engine.snapshot().workers.into_iter().map(|worker| {
             let known = KnownWorker {
@@ -59,8 +59,8 @@ impl World {
         assert_eq!(snapshot.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
     }
 
-    /// Each leased device is in exactly one lease, and each device of a lease
-    /// exists, if its worker is here.
+    /// Each leased device belongs to exactly one lease, and each device of a lease exists
+    /// if its worker has joined.
     fn check_devices(&self) {
         let snapshot = self.engine.snapshot();
         assert_eq!(snapshot.leases, self.engine.leases().len());
@@ -89,9 +89,9 @@ impl World {
         assert_eq!(leased, BTreeSet::new(), "leased, but to whom?");
     }
 
-    /// A device that its worker is not rid of is ending, and none is for ever: its worker
-    /// is asked for it, and once it has answered the device is free. And those that are
-    /// out of service are those that are broken.
+    /// A device that its worker has not released is ending, and not for ever: the worker
+    /// has received `EndLease`, and the device is free once the worker has replied. The
+    /// devices out of service are exactly the broken ones.
     fn check_ending(&self) {
         for worker in &self.engine.snapshot().workers {
             let real = &self.workers[worker.worker.0 as usize];
@@ -108,8 +108,8 @@ impl World {
         }
     }
 
-    /// Nothing waits that would fit, could never fit, or has ended; and every
-    /// client knows its positions.
+    /// No pending request fits, can never fit, or has ended, and every client has received
+    /// its current positions.
     fn check_waiting(&self) {
         assert_eq!(self.engine.snapshot().waiting_requests, self.waiting.len());
         assert!(self.waiting.len() <= MAX_WAITING);
@@ -136,8 +136,8 @@ impl World {
         }
     }
 
-    /// A client that is here and the scheduler agree on its leases, and what
-    /// runs on a worker that is here belongs to a lease.
+    /// An attached client and the engine agree on the client's leases, and every session on
+    /// a connected worker belongs to a lease.
     fn check_views(&self) {
         for client in self.clients.iter().filter(|client| client.attached) {
             let owned = self.engine.leases().owned_by(ClientId(client.id));
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// A lease has a deadline exactly if someone is missing.
+    /// A lease has a deadline exactly if its client or a worker is missing.
     fn check_deadlines(&self) {
         for (id, lease) in self.engine.leases().iter() {
             let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// Once everyone has gone for good, nothing is left.
+    /// Once all workers and clients have gone, no state is left.
     pub(super) fn check_nothing_left(&self) {
         let snapshot = self.engine.snapshot();
         assert_eq!(
@@ -195,13 +195,13 @@ impl World {
     }
 }
 
-/// What must hold of a single command.
+/// Checks of single commands.
 impl World {
-    /// No grant takes a device that is not free, and each uses as few workers
-    /// as any could have at that moment.
+    /// No grant takes a device that is not free, and each grant uses as few workers as
+    /// possible at that moment.
     pub(super) fn check_grants(&self, commands: &[Command]) {
-        // Devices become free before the first grant only, so going back from
-        // what is free now gives what was free at each.
+        // Devices become free only before the first grant, so undoing the grants in reverse
+        // order from the current free set gives the free set at each grant.
         let mut free = self.free();
         for command in commands.iter().rev() {
             let Command::Granted {
@@ -226,7 +226,7 @@ impl World {
 
     pub(super) fn check_refusal(&self, event: &Event, refused: usize, reason: &RefuseReason) {
         let waiting = &self.waiting[refused];
-        // The others, since a refused request never waited.
+        // Excludes the refused request, which was never queued.
         let others = self.waiting.len() - 1;
         let of_client = self
             .waiting
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    /// Devices that a lease could have now.
+    /// Returns the devices that a lease could get now.
     fn free(&self) -> BTreeSet<DeviceRef> {
         let workers = self.engine.snapshot().workers;
         let workers = workers
@@ -293,7 +293,8 @@ impl World {
         &worker.known.as_ref().unwrap().devices[share.index as usize]
     }
 
-    /// Tries every set of workers.
+    /// Returns the size of the smallest set of workers that can meet the demand, by trying
+    /// all sets.
     fn fewest_workers(&self, free: &BTreeSet<DeviceRef>, demand: &Demand) -> Option<u32> {
         let fit: Vec<_> = free
             .iter()

@@ -1,5 +1,5 @@
-//! Which devices a request gets, and what it is told when it gets none. The
-//! choice itself is tested in `crate::placement`.
+//! Which devices a request gets, and with which error it is refused. The placement
+//! algorithm itself is tested in `crate::placement`.
 
 use super::*;
 
@@ -20,7 +20,8 @@ fn mixed_pool() -> [Step; 3] {
     ]
 }
 
-/// What comes of one demand in the mixed pool: these devices, or this refusal.
+/// Checks one demand in the mixed pool: it gets these devices, or is refused with this
+/// error.
 fn check_mixed(demand: Demand, expected: Result<&[(u64, u32, DeviceSpec)], &str>) {
     let mut engine = check(mixed_pool());
     let commands = without_numbers(engine.handle(request_for(9, 1, demand), at(0)));

@@ -1,4 +1,4 @@
-//! Any events in any order: whatever happens, the invariants hold.
+//! Property tests: random events in random order keep the invariants.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,8 +9,8 @@ use super::*;
 const WORKERS: usize = 4;
 const CLIENTS: usize = 3;
 
-/// Something that happens to the world. Numbers name workers, clients and
-/// things that there may be fewer of; `World` takes them modulo.
+/// An action in the world. `nth` and `who` may exceed the number of items; `World` takes
+/// them modulo that number.
 #[derive(Clone, Debug)]
 enum Op {
     Join {
@@ -80,7 +80,7 @@ enum Op {
     },
 }
 
-/// Devices of each worker, and of the same worker if it comes back changed.
+/// Returns the devices of a worker, or different ones if it comes back `changed`.
 fn devices(worker: usize, changed: bool) -> Vec<DeviceSpec> {
     match (worker, changed) {
         (0, false) => vec![flex(16), flex(16), flex(16)],
@@ -107,7 +107,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![20 => worker_op(), 32 => client_op(), 8 => time_op()]
 }
 
-/// Half of all that happens is that someone comes back.
+/// About half of the ops are workers and clients that come back.
 fn op_or_restart() -> impl Strategy<Value = Op> {
     let back = prop_oneof![
         (0..WORKERS).prop_map(|worker| Op::Join {
@@ -192,8 +192,8 @@ fn apply(world: &mut World, op: Op) {
     }
 }
 
-/// Plays the ops to a pool that starts with some workers and clients, then
-/// takes everyone away.
+/// Applies the ops to a pool that starts with some workers and clients, then removes all of
+/// them.
 fn check_any(ops: Vec<Op>) {
     let mut world = World::new(WORKERS, CLIENTS);
     for worker in 0..3 {
@@ -219,13 +219,13 @@ fn check_any(ops: Vec<Op>) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Without restarts the world knows every lease, to the millisecond.
+    /// Without restarts, the world predicts every lease and every deadline exactly.
     #[test]
     fn any_events(ops in vec(op(), 1..120)) {
         check_any(ops);
     }
 
-    /// With restarts, that all agree in the end is what counts.
+    /// With restarts, only the invariants are checked: all parties agree in the end.
     #[test]
     fn any_events_with_restarts(ops in vec(op_or_restart(), 1..120)) {
         check_any(ops);

@@ -1,8 +1,8 @@
-//! Who waits, in which order, and how many may.
+//! The queue: which requests wait, in which order, and how many may.
 
 use super::*;
 
-/// One worker of two devices, which client 8 has leased one by one.
+/// One worker with two devices, which client 8 has leased one by one.
 fn full_pool() -> Vec<Step> {
     vec![
         (0, join(1, &[flex(1), flex(1)]), vec![]),
@@ -49,7 +49,7 @@ fn what_fits_does_not_wait_behind_what_does_not() {
     check_full([
         (0, request(9, 3, 2), vec![queued(9, 3, 1)]),
         (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
-        // The position of the larger one stays the same, so it is not told.
+        // The position of the larger request stays the same, so it is not reported.
         (0, release(8, 10), vec![end_lease(1, 10)]),
         (0, released(1, 10), vec![granted(9, 4, &[(1, 0, flex(1))])]),
         (0, release(8, 20), vec![end_lease(1, 20)]),
@@ -102,7 +102,7 @@ fn a_cancelled_request_ends_and_the_others_move_up() {
             cancel(9, 3),
             vec![refused(9, 3, RefuseReason::Cancelled), queued(9, 4, 1)],
         ),
-        // It has ended, is another's, was granted, or never was.
+        // In turn: it has ended, belongs to another client, was granted, never existed.
         (0, cancel(9, 3), vec![]),
         (0, cancel(8, 4), vec![]),
         (0, cancel(8, 1), vec![]),
@@ -115,7 +115,7 @@ fn to_ask_twice_is_to_ask_once() {
     check_full([
         (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
         (0, request(9, 3, 2), vec![]),
-        // The same number is another request if another client uses it.
+        // Request ids are per client.
         (0, request_as_lease(8, 3, 1, 33), vec![queued(8, 3, 2)]),
     ]);
 }
@@ -172,7 +172,8 @@ fn the_pool_may_have_so_many_waiting() {
             request(9, 5, 1),
             vec![refused(9, 5, RefuseReason::PoolLimit { max: 2 })],
         ),
-        // What can never be granted is told so, full or not.
+        // A request that can never be granted gets that reason, even when the queue is
+        // full.
         (
             0,
             request(9, 6, 3),

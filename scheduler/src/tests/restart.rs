@@ -1,5 +1,5 @@
-//! A scheduler that restarted: it knows nothing, and takes back what workers
-//! still run and clients still hold.
+//! A restarted scheduler: it starts without state and adopts the leases that workers still
+//! run and clients still hold.
 
 use super::*;
 use crate::EndReason::{DeviceUnavailable, Unknown, WorkerMissing};
@@ -66,7 +66,7 @@ fn a_claim_waits_for_its_workers() {
             vec![],
         ),
         (2_000, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
-        // This one runs nothing of it at the moment.
+        // This worker runs no session of the lease at the moment.
         (3_000, join(2, &[flex(1), flex(1)]), vec![]),
         (
             3_000,
@@ -152,7 +152,7 @@ fn a_claim_comes_too_late_for_a_device_leased_anew() {
                 ended(9, 10, unavailable(1, 0)),
             ],
         ),
-        // Nothing of it stays, and the other lease is as it was.
+        // Nothing of the ended lease stays, and the other lease is unchanged.
         (
             1_000,
             request(9, 3, 1),

@@ -26,7 +26,7 @@ fn a_worker_is_lost_some_time_after_its_last_beat() {
         (3_000, beat(1), vec![]),
         (4_000, worker_gone(1), vec![]),
         (8_000, tick(), vec![end_lease(2, 10), ended(9, 10, lost(1))]),
-        // It is known no more, and what it had is not to be had.
+        // The worker has been removed, and its device is no longer in the pool.
         (
             8_000,
             request(9, 2, 2),
@@ -211,7 +211,7 @@ fn a_leaving_worker_keeps_its_leases_but_gets_no_more() {
         (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
         (0, leaving(1), vec![]),
         (0, request(9, 2, 1), vec![unsatisfiable(9, 2, 1, &[&[]])]),
-        // Not even if it reconnects on its way out.
+        // It gets no lease even if it reconnects while leaving.
         (
             1_000,
             on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
@@ -295,7 +295,7 @@ fn a_request_waits_no_longer_than_there_is_hope() {
             vec![granted(9, 3, &[(1, 0, flex(1)), (1, 1, flex(1))])],
         ),
         (0, request(9, 4, 2), vec![queued(9, 4, 2)]),
-        // A broken stream alone is no reason to give up.
+        // A broken stream alone does not cause a refusal.
         (1_000, worker_gone(2), vec![]),
         (
             5_000,

@@ -1,10 +1,10 @@
-//! A small world around an engine: workers and clients that behave, with a
-//! network that does not.
+//! A simulated world around an engine: workers and clients behave correctly, the network
+//! does not.
 //!
-//! The world knows only what they would: what they sent, and which commands
-//! reached them. From that it keeps its own, simpler account of the pool, and
-//! checks every command against it. What they do is in `actions`, what must
-//! hold between events in `invariants`.
+//! The world knows only what workers and clients would know: the messages that they sent,
+//! and the commands that reached them. From these it keeps its own, simpler model of the
+//! pool and checks every command against it. The actions are in `actions`, the invariants
+//! in `invariants`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,40 +13,42 @@ use super::*;
 pub(super) struct World {
     pub(super) engine: Engine,
     pub(super) now: u64,
-    /// Source of streams, requests and leases.
+    /// The last number used for a stream, request or lease.
     last_number: u64,
     pub(super) workers: Vec<SimWorker>,
     pub(super) clients: Vec<SimClient>,
-    /// In order of arrival.
+    /// The pending requests, in order of arrival.
     pub(super) waiting: Vec<Waiting>,
-    /// Every lease there should be, as long as the scheduler never restarted.
+    /// All leases that the engine must have; `None` once the scheduler has restarted.
     pub(super) leases: Option<BTreeMap<LeaseId, SimLease>>,
-    /// The term of the engine.
+    /// The engine's term.
     pub(super) term: u64,
-    /// Every grant there ever was.
+    /// All grants so far.
     pub(super) grants: BTreeMap<(LeaseId, DeviceRef), GrantNumber>,
     /// The latest grant of each device.
     latest: BTreeMap<DeviceRef, GrantNumber>,
 }
 
-/// A worker process, and what the scheduler should know of it.
+/// A worker process, and what the engine should know about it.
 pub(super) struct SimWorker {
     pub(super) id: u64,
     pub(super) stream: u64,
     pub(super) old_stream: u64,
-    /// The sessions that run on it.
+    /// The lease and device of each running session.
     pub(super) held: BTreeSet<(LeaseId, u32)>,
-    /// By device: every grant up to this has ended, as far as it knows.
+    /// For each device, the latest grant that has ended, as far as the worker knows.
     pub(super) ended: BTreeMap<u32, GrantNumber>,
-    /// When the scheduler last did not run, and until when it loses no worker for that.
+    /// The time before which the scheduler does not lose the worker, in ms; 0 if it was not
+    /// suspended since the worker joined.
     pub(super) spared_until: u64,
-    /// What it was told to end, and is not rid of yet.
+    /// The leases that it must end, with the devices that it has not released yet.
     pub(super) busy: BTreeSet<(LeaseId, u32)>,
-    /// What it was told to end since it joined, and has not answered.
+    /// The leases that it was sent `EndLease` for since it joined, and has not fully
+    /// released.
     pub(super) unanswered: BTreeSet<LeaseId>,
-    /// The devices that it cannot offer.
+    /// The devices that it reports as out of service.
     pub(super) broken: BTreeSet<u32>,
-    /// `None` before it joined and once it is lost.
+    /// The engine's expected view of it; `None` before it joined and after it was lost.
     pub(super) known: Option<KnownWorker>,
 }
 
@@ -59,7 +61,8 @@ pub(super) struct KnownWorker {
 }
 
 impl SimWorker {
-    /// When it is lost unless it comes back; `None` while it is here, or lost.
+    /// Returns when it is lost unless it comes back, or `None` if it is connected or
+    /// already lost.
     pub(super) fn lost_at(&self) -> Option<u64> {
         let known = self.known.as_ref().filter(|known| !known.connected)?;
         Some((known.last_beat + 5_000).max(self.spared_until))
@@ -71,9 +74,9 @@ pub(super) struct SimClient {
     pub(super) attached: bool,
     pub(super) stream: u64,
     pub(super) old_stream: u64,
-    /// The leases it believes it has.
+    /// The leases that the client believes it holds.
     pub(super) leases: BTreeSet<LeaseId>,
-    /// Every token it ever got.
+    /// The devices of every lease that the client was granted.
     pub(super) tokens: BTreeMap<LeaseId, Vec<DeviceRef>>,
 }
 
@@ -92,7 +95,7 @@ pub(super) struct SimLease {
     pub(super) absent_since: Option<u64>,
 }
 
-/// Small enough for a few requests to reach them.
+/// Bounds small enough to be reached by a few requests.
 pub(super) const MAX_WAITING: usize = 6;
 pub(super) const MAX_WAITING_PER_CLIENT: usize = 3;
 
@@ -141,7 +144,8 @@ impl World {
         self.last_number
     }
 
-    /// Hands an event over, and takes in what comes of it.
+    /// Sends an event to the engine, applies the commands to the world and checks the
+    /// invariants.
     pub(super) fn send(&mut self, event: Event) {
         let commands = self.engine.handle(event.clone(), at(self.now));
         self.check_grants(&commands);
@@ -161,7 +165,7 @@ impl World {
         self.send(on(stream, client(id, event)));
     }
 
-    /// Whatever comes from a stream that was replaced must change nothing.
+    /// Sends events on a stream that was replaced. They must change nothing.
     pub(super) fn send_ghosts(&mut self, i: usize) {
         if let Some(worker_i) = self.workers.get(i) {
             let (id, stream) = (worker_i.id, worker_i.old_stream);
@@ -183,7 +187,7 @@ impl World {
     }
 }
 
-/// What commands mean to those they reach.
+/// Effects of commands on the workers and clients that receive them.
 impl World {
     fn obey(&mut self, event: &Event, command: &Command) {
         match command {
@@ -237,7 +241,7 @@ impl World {
         }
     }
 
-    /// A worker ends a lease; from here on it admits none of these grants any more.
+    /// Ends a lease on a worker, which from now on admits none of these grants.
     fn end_grants(&mut self, worker: usize, lease: LeaseId, grants: &[DeviceGrant]) {
         let worker = &mut self.workers[worker];
         for (_, index) in worker.held.iter().filter(|(held, _)| *held == lease) {
@@ -255,7 +259,8 @@ impl World {
         }
     }
 
-    /// Each grant of a device has a higher number than all before it, over restarts too.
+    /// Records a grant; its number must be higher than that of every earlier grant of the
+    /// device, also across restarts.
     fn note_grant(&mut self, lease: LeaseId, share: DeviceRef, grant: GrantNumber) {
         let before = self.latest.insert(share, grant).unwrap_or_default();
         assert!(grant > before, "{share:?}: {grant} after {before}");
@@ -308,8 +313,8 @@ impl World {
         self.clients[client].tokens.insert(lease, shares);
     }
 
-    /// Position of a request that has not ended; one that has ended, or never
-    /// was, must not be spoken of.
+    /// Returns the index of a pending request. Panics if it has ended or never existed,
+    /// because no command may refer to such a request.
     fn find_waiting(&self, client: ClientId, request: RequestId) -> usize {
         let client = self.attached_client(client);
         let found = self
@@ -337,7 +342,7 @@ impl World {
     }
 }
 
-/// Whether a device is what a demand asks for, in the test's own words.
+/// Returns whether a device meets a demand, by the test's own rule.
 pub(super) fn does(device: &DeviceSpec, demand: &Demand) -> bool {
     let kind_does = match &demand.kind {
         None => true,
