@@ -1,10 +1,10 @@
-//! The audit log: who was let in, given devices, turned away or cut off, from where, and
-//! why. One JSON object a line, in files of the state directory that only their owner
-//! can read ([`file`](mod@file)).
+//! The audit log: who was admitted, granted devices, denied or cut off, from which
+//! address, and why. Each line is one JSON object, in files of the state directory that
+//! only their owner can read ([`file`](mod@file)).
 //!
-//! Whoever has something to record never waits: entries go through a bounded queue to a
-//! thread that writes them. What finds the queue full is counted, and so are denials that
-//! come faster than ten a second of a cause; the counts are entries, too.
+//! Recording never blocks: entries go through a bounded queue to a thread that writes
+//! them. Entries that find the queue full are counted instead, and so are denials beyond
+//! ten a second for one cause. The counts are written as entries, too.
 
 mod file;
 
@@ -27,45 +27,45 @@ use tracing::warn;
 use self::file::Files;
 use crate::rate::{Limiter, SECOND, Verdict};
 
-/// Entries that wait to be written: what a busy pool says in a second, and no more than
-/// a few hundred kilobytes.
+/// Capacity of the queue of entries to write: as many as a busy pool records in a second,
+/// in at most a few hundred kilobytes.
 const QUEUE: usize = 1024;
 
-/// Where the log is and how much is kept.
+/// The log's location, and how much of it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// The directory of its files.
     pub(crate) directory: PathBuf,
-    /// The size of one file; 0 keeps no log.
+    /// The largest size of one file, in bytes; 0 turns the log off.
     pub(crate) file_bytes: u64,
-    /// How many files there are, the one that is written included.
+    /// The most files to keep, the current one included.
     pub(crate) files: u32,
 }
 
-/// What happened.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Event {
-    /// A client or a worker was let in.
+    /// A client or a worker was admitted.
     Admitted,
-    /// A client was given a lease.
+    /// A client was granted a lease.
     Granted,
     /// A call, a hello or a request was refused.
     Denied,
-    /// A token or a lease was taken back.
+    /// A token or a lease was revoked.
     Revoked,
     /// A lease ended, or a client or worker is gone.
     Ended,
-    /// Entries were lost, as they came faster than they could be written.
+    /// Entries were lost because the queue was full.
     Lost,
 }
 
-/// One line. What does not apply is left out.
+/// One line of the log. Fields that do not apply are left out.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Entry {
     time_ms: u64,
     event: Event,
-    /// The name of the token that was shown.
+    /// The name of the token that the peer sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,10 +76,10 @@ pub(crate) struct Entry {
     client: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     worker: Option<String>,
-    /// What a worker calls itself.
+    /// The worker's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-    /// Where the peer's connection comes from.
+    /// The address that the peer's connection comes from.
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<SocketAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,13 +88,13 @@ pub(crate) struct Entry {
     devices: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// How many such events this line stands for, if not one.
+    /// The number of events that this line stands for, if not one.
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
 }
 
 impl Entry {
-    /// An entry of now.
+    /// Creates an entry with the current time.
     pub(crate) fn new(event: Event) -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let millis = since.unwrap_or_default().as_millis();
@@ -115,7 +115,7 @@ impl Entry {
         }
     }
 
-    /// Whose token was shown, and what it is for.
+    /// Sets the name, role and tenant of the token that the peer sent.
     pub(crate) fn token(mut self, name: &str, role: &'static str, tenant: &str) -> Self {
         self.token = Some(foreign(name, NAME_CHARS).to_string());
         self.role = Some(role);
@@ -123,50 +123,50 @@ impl Entry {
         self
     }
 
-    /// What the caller wants to be.
+    /// Sets the role that the caller requests.
     pub(crate) fn role(mut self, role: &'static str) -> Self {
         self.role = Some(role);
         self
     }
 
-    /// The client it is about.
+    /// Sets the client's id.
     pub(crate) fn client(mut self, id: impl ToString) -> Self {
         self.client = Some(id.to_string());
         self
     }
 
-    /// What the worker is called that it is about, if that is all that is known.
+    /// Sets the worker's name alone, where its id is not known.
     pub(crate) fn name(mut self, name: &str) -> Self {
         self.name = Some(foreign(name, NAME_CHARS).to_string());
         self
     }
 
-    /// The worker it is about.
+    /// Sets the worker's id and name.
     pub(crate) fn worker(mut self, id: impl ToString, name: &str) -> Self {
         self.worker = Some(id.to_string());
         self.name = Some(foreign(name, NAME_CHARS).to_string());
         self
     }
 
-    /// Where the peer is.
+    /// Sets the peer's address.
     pub(crate) fn address(mut self, address: SocketAddr) -> Self {
         self.address = Some(address);
         self
     }
 
-    /// The lease it is about.
+    /// Sets the lease's id.
     pub(crate) fn lease(mut self, id: impl ToString) -> Self {
         self.lease = Some(id.to_string());
         self
     }
 
-    /// How many devices the lease has.
+    /// Sets the number of the lease's devices.
     pub(crate) fn devices(mut self, devices: usize) -> Self {
         self.devices = Some(devices);
         self
     }
 
-    /// Why it happened.
+    /// Sets the reason.
     pub(crate) fn reason(mut self, reason: impl ToString) -> Self {
         self.reason = Some(foreign(&reason.to_string(), MESSAGE_CHARS).to_string());
         self
@@ -178,7 +178,8 @@ impl Entry {
     }
 }
 
-/// Takes entries for the log. Cheap to clone; the thread that writes ends with the last.
+/// Handle that records entries. Cheap to clone; the writer thread ends when the last clone
+/// is dropped.
 #[derive(Clone)]
 pub(crate) struct Audit(Option<Arc<Inner>>);
 
@@ -189,7 +190,7 @@ impl std::fmt::Debug for Audit {
 }
 
 struct Inner {
-    /// Taken when dropped.
+    /// `None` only while `Inner` is being dropped.
     entries: Option<SyncSender<Entry>>,
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
@@ -208,16 +209,16 @@ impl Shared {
 }
 
 impl Audit {
-    /// A log that takes entries and keeps none.
+    /// Returns a log that discards every entry.
     pub(crate) fn none() -> Self {
         Self(None)
     }
 
-    /// Opens the log, or none if `settings` ask for none.
+    /// Opens the log, or returns one that discards entries if `file_bytes` is 0.
     ///
     /// # Errors
     ///
-    /// When its file cannot be written, or the system gives no thread.
+    /// If the file cannot be opened, or the thread cannot be started.
     pub(crate) fn open(settings: Settings) -> std::io::Result<Self> {
         if settings.file_bytes == 0 {
             return Ok(Self::none());
@@ -235,7 +236,7 @@ impl Audit {
         }))))
     }
 
-    /// Records an entry.
+    /// Queues an entry; counts it as lost if the queue is full.
     pub(crate) fn record(&self, entry: Entry) {
         let Some(inner) = &self.0 else {
             return;
@@ -246,7 +247,7 @@ impl Audit {
         }
     }
 
-    /// Records a denial, if there are not too many of the same `cause`.
+    /// Records a denial; only counts it if `cause` has reached its limit for this second.
     pub(crate) fn deny(&self, cause: &'static str, entry: impl FnOnce() -> Entry) {
         let Some(inner) = &self.0 else {
             return;
@@ -263,13 +264,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         drop(self.entries.take());
         if let Some(writer) = self.writer.take() {
-            // An error means that it panicked; what it wrote is on disk.
+            // An error means that the thread panicked; the lines it wrote stay in the file.
             let _ = writer.join();
         }
     }
 }
 
-/// Writes what comes until nobody has anything to record any more.
+/// Writes entries, and each second the counts, until every [`Audit`] is dropped.
 fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
     let mut failing = false;
     let mut put = |entry: &Entry| match files.put(entry) {
@@ -292,7 +293,7 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
             continue;
         }
         last_write = now;
-        // At the end, whatever was counted is told of.
+        // At the end, the counts of the current second are written, too.
         let until = if over { now + SECOND } else { now };
         let skipped = shared.denials().skipped(until);
         for (count, cause) in skipped {

@@ -1,7 +1,7 @@
-//! The command line: what can be said, and how it is explained.
+//! The command line: its commands, flags and help texts.
 //!
-//! No decision is made here. What the flags, the environment and the
-//! configuration file come to together is for [`config`](crate::config).
+//! Nothing is decided here: [`config`](crate::config) merges the flags, the
+//! environment and the configuration file.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -41,7 +41,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What every command takes.
+/// Flags of every command.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Common {
     /// TOML file with settings
@@ -117,7 +117,7 @@ offer more. On the scheduler's host:
         state: StateSettings,
         #[command(flatten)]
         drain: DrainSettings,
-        /// For a worker that another one starts.
+        /// End when stdin closes: for a worker that another worker starts.
         #[arg(long, hide = true)]
         until_stdin_closes: bool,
     },
@@ -190,7 +190,7 @@ Examples:
     },
 }
 
-/// What can be done with tokens.
+/// The commands on tokens.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
     /// Make a token, and print the URL with it once
@@ -245,7 +245,7 @@ pub(crate) enum TokenCommand {
     },
 }
 
-/// What can be done with the workers of a pool.
+/// The commands on a pool's workers.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkerCommand {
     /// Show every worker that may join the pool
@@ -266,21 +266,21 @@ pub(crate) enum WorkerCommand {
     },
 }
 
-/// What a command line comes to.
+/// The result of parsing a command line.
 pub(crate) enum Parsed {
     /// A command to run.
     Run(Box<Cli>),
-    /// A text the user asked for.
+    /// A help or version text to print.
     Text(String),
 }
 
-/// Reads a command line.
+/// Parses a command line.
 ///
 /// # Errors
 ///
-/// When it breaks a rule; the error names the flag.
+/// [`ConfigError::CommandLine`] if it is malformed; the error names the flag.
 pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, ConfigError> {
-    // Help names a flag's variable; the value it has here is nobody's business.
+    // Help names each flag's variable, but not its current value, which may be private.
     let hide = |command: clap::Command| command.mut_args(|arg| arg.hide_env_values(true));
     let parsed = hide(Cli::command())
         .mut_subcommands(|command| hide(command).mut_subcommands(hide))
@@ -295,7 +295,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
     }
 }
 
-/// The error without the usage and tips that follow it on further lines.
+/// Returns the error on one line, without the paragraphs on usage and help.
 fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);

@@ -1,5 +1,5 @@
-//! How a command ends when it does not end well: a line on stderr and an exit
-//! code that scripts and service managers can tell apart.
+//! Failures of commands: a line on stderr, and an exit code by which scripts and
+//! service managers can distinguish them.
 
 use std::{io, process::ExitCode};
 
@@ -17,7 +17,7 @@ use crate::{
 pub(crate) const USAGE: u8 = 64;
 /// No device of this host works (`EX_UNAVAILABLE`).
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// Anything else.
+/// Any other failure.
 const FAILED: u8 = 1;
 
 /// Why a command failed.
@@ -26,7 +26,7 @@ pub(crate) enum Failure {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Keys and tokens are not to be had.
+    /// The state directory could not be used.
     #[error(transparent)]
     State(#[from] StateError),
     /// The scheduler did not start.
@@ -38,34 +38,34 @@ pub(crate) enum Failure {
     /// The worker did not start.
     #[error("cannot offer this host's devices: {0}")]
     Worker(#[from] tensord_worker::StartError),
-    /// The pool does not want the worker.
+    /// The scheduler refused the worker.
     #[error(transparent)]
     WorkerRefused(#[from] tensord_worker::RefusedError),
     /// The gateway did not start, or stopped by itself.
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    /// The demo did not come to its end.
+    /// The demo failed.
     #[cfg(feature = "demo")]
     #[error(transparent)]
     Demo(#[from] crate::commands::DemoError),
-    /// The pool did not tell its status.
+    /// The pool's status could not be fetched.
     #[error(transparent)]
     Status(#[from] StatusError),
-    /// Tokens were not changed or listed.
+    /// An administrator's call failed.
     #[error(transparent)]
     Admin(#[from] AdminError),
-    /// The system refused something every command needs.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl Failure {
-    /// The failure to do `what`.
+    /// Returns a function that wraps an error of the operation `what`.
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }
@@ -80,7 +80,7 @@ impl Failure {
         }
     }
 
-    /// Says what went wrong, in one line, and gives the code to exit with.
+    /// Prints the failure on one line of stderr, and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("error: {}", self.line());
         ExitCode::from(self.exit_code())

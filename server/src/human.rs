@@ -1,6 +1,6 @@
-//! Amounts the way people read them.
+//! Formats amounts for people.
 
-/// Bytes in the largest binary unit that leaves at least 1.
+/// Formats bytes in the largest binary unit in which they are at least 1.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1 << 10 {
@@ -8,7 +8,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
     let mut amount = bytes as f64 / 1024.0;
     let mut unit = 0;
-    // What would be rounded to 1024.0 goes into the next unit.
+    // An amount that would be rounded to 1024.0 gets the next unit.
     while amount >= 1023.95 && unit + 1 < UNITS.len() {
         amount /= 1024.0;
         unit += 1;
@@ -16,7 +16,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{amount:.1} {}", UNITS[unit])
 }
 
-/// A number with a comma between its thousands.
+/// Formats a number with commas between groups of thousands.
 pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
@@ -29,13 +29,13 @@ pub(crate) fn count(n: u64) -> String {
     text
 }
 
-/// `1 worker`, `2 workers`.
+/// Formats a number of things, such as `1 worker` or `2 workers`.
 pub(crate) fn plural(n: usize, thing: &str) -> String {
     let s = if n == 1 { "" } else { "s" };
     format!("{} {thing}{s}", count(n as u64))
 }
 
-/// A duration in its two largest units.
+/// Formats a duration, given in milliseconds, in its two largest units.
 pub(crate) fn duration(millis: u64) -> String {
     let seconds = millis / 1000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -47,7 +47,7 @@ pub(crate) fn duration(millis: u64) -> String {
     }
 }
 
-/// A point in time, in milliseconds, as it is from `now_ms`.
+/// Formats the time `at_ms` relative to `now_ms`, both in milliseconds.
 pub(crate) fn relative(at_ms: u64, now_ms: u64) -> String {
     match at_ms.checked_sub(now_ms) {
         Some(left) if left > 0 => format!("in {}", duration(left)),

@@ -1,5 +1,4 @@
-//! A pool that this process runs: its scheduler, its secrets, and the URLs it
-//! is reached under.
+//! A pool whose scheduler runs in this process: the scheduler, its secrets and its URLs.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -20,20 +19,21 @@ use crate::{
 pub(crate) struct LocalPool {
     /// The scheduler.
     pub(crate) scheduler: Scheduler,
-    /// What to print.
+    /// The pool's URLs.
     pub(crate) urls: Urls,
     _lock: SchedulerLock,
 }
 
-/// The URLs of a pool, with their tokens.
+/// The URLs of a pool.
 pub(crate) struct Urls {
-    /// Where the pool is, without a token.
+    /// The URL without a token.
     pub(crate) pool: PoolUrl,
-    /// For programs, unless their token of the first start was revoked.
+    /// The URL for programs, with their token in the state directory; `None` if that token
+    /// is not valid any more.
     pub(crate) programs: Option<PoolUrl>,
-    /// For workers, likewise.
+    /// The URL for workers, in the same way.
     pub(crate) workers: Option<PoolUrl>,
-    /// For a worker in this process, whatever name others use.
+    /// The URL for workers on this host, which does not depend on `advertise`.
     pub(crate) own_worker: PoolUrl,
 }
 
@@ -80,14 +80,15 @@ impl LocalPool {
         })
     }
 
-    /// Ends every stream with a word to its peer.
+    /// Stops the scheduler, which announces the shutdown to each peer and ends its stream.
     pub(crate) async fn stop(self) {
         self.scheduler.stop().await;
     }
 }
 
 impl Urls {
-    /// What to print when the pool is up. The lines are ready to paste.
+    /// Returns the text to print when the pool is up. Its `export` lines can be pasted into
+    /// a shell.
     pub(crate) fn banner(&self, state: &str) -> String {
         let line = |url: &Option<PoolUrl>, role: Role| match url {
             Some(url) => format!("export TENSORD_URL='{}'", url.reveal()),
@@ -104,7 +105,7 @@ impl Urls {
     }
 }
 
-/// A host under which others reach a listener on `listening`.
+/// Returns a host under which others reach a listener on `listening`.
 pub(crate) fn reachable_host(listening: IpAddr, host_name: Option<&str>) -> String {
     if !listening.is_unspecified() {
         return listening.to_string();
@@ -116,10 +117,10 @@ pub(crate) fn reachable_host(listening: IpAddr, host_name: Option<&str>) -> Stri
     }
 }
 
-/// The local address that the system would use to reach the world. Connecting
-/// a UDP socket sends nothing; it only looks up the route.
+/// Returns the local address from which the system would send to other networks, if
+/// there is one. Connecting a UDP socket sends nothing; it only looks up the route.
 fn outward_address(listening: IpAddr) -> Option<IpAddr> {
-    // Addresses set aside for documentation: routed like any other.
+    // The destinations are reserved for documentation, but routed like others.
     let (any, beyond): (SocketAddr, SocketAddr) = match listening {
         IpAddr::V4(_) => (
             (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -136,7 +137,7 @@ fn outward_address(listening: IpAddr) -> Option<IpAddr> {
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
-/// A host under which this process itself reaches a listener on `listening`.
+/// Returns a host under which this host itself reaches a listener on `listening`.
 fn own_host(listening: IpAddr) -> String {
     match listening {
         IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.to_string(),

@@ -1,9 +1,9 @@
-//! Logs: events of this process and its libraries, to stderr, for operators.
-//! What a command has to say to its user goes to stdout and is no log.
+//! Logs: events of this process and its libraries, on stderr, for operators.
+//! Output of commands for their users goes to stdout and is not a log.
 //!
-//! Much of what is logged comes from peers, so no event can forge a line, fill a disk or
-//! command a terminal: values are escaped and cut ([`fields`]), and lines about peers are
-//! counted instead of written when there are too many of a kind ([`rate`]).
+//! Much of the logged text comes from peers. So that no event can forge a line, fill a disk
+//! or control a terminal, values are escaped and cut ([`fields`]), and lines about peers
+//! are counted instead of written if there are too many of a kind ([`rate`]).
 
 mod fields;
 mod rate;
@@ -15,8 +15,8 @@ use tracing_subscriber::{fmt, layer::SubscriberExt, registry, util::SubscriberIn
 use self::{fields::Shown, rate::Rated};
 use crate::config::values::Filter;
 
-/// Starts logging what `filter` lets through. Colours are for terminals whose
-/// user has not asked for none (`NO_COLOR`).
+/// Starts to log the events that `filter` passes. Uses colours if stderr is a terminal and
+/// `NO_COLOR` is not set.
 pub(crate) fn start(filter: &Filter) {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let lines = fmt::layer()

@@ -7,11 +7,11 @@
 //!                     │  ├───► demo        (trains, with Burn's own stack)
 //!                     │  ├───► status
 //!                     │  └───► devices     (tensord_worker)
-//!                     └──────► state, local: secrets, and the pool they make
+//!                     └──────► state, local: the secrets, and the pool that uses them
 //! ```
 //!
-//! This crate puts parts together and talks to people; what the parts do is
-//! theirs. It knows no tensor and no op.
+//! This crate connects the other crates and presents them to users. Apart from the
+//! demo's training, it handles no tensors and no ops.
 
 mod allocator;
 mod audit;
@@ -60,7 +60,7 @@ fn run() -> Result<(), Failure> {
     allocator::give_back().map_err(Failure::system("start a thread"))?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system("start threads"))?;
     let result = runtime.block_on(commands::run(config));
-    // Whatever still waits, say for a lease, is not waited for.
+    // Does not wait for blocking tasks that still run, such as one that waits for a lease.
     runtime.shutdown_background();
     result
 }

@@ -1,5 +1,5 @@
-//! At most so many lines a second of each kind, and then a count of the rest: pure, with
-//! the time as an argument.
+//! Rate limit for lines by their kind, with a count of the skipped ones. Pure: the time is
+//! an argument.
 
 use std::{
     collections::HashMap,
@@ -7,31 +7,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Lines of a kind in a second.
+/// The most lines of a kind that may be written in a second.
 const LINES: u64 = 10;
 
-/// What lines are counted over.
+/// The period over which lines are counted.
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-/// Whether a line may be written.
+/// The decision on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It may.
+    /// The line may be written.
     Write,
-    /// It is counted.
+    /// The line is skipped and counted.
     Skip,
 }
 
-/// A second in which there were lines of a kind.
+/// The lines of a kind in a period of at least a second.
 #[derive(Debug)]
 struct Window {
     until: Instant,
     lines: u64,
-    /// The first line that was skipped.
+    /// The first skipped line, if one was skipped.
     like: Option<String>,
 }
 
-/// Counts lines by their kind. Time comes with each call.
+/// Counts lines by their kind.
 #[derive(Debug)]
 pub(crate) struct Limiter<K> {
     windows: HashMap<K, Window>,
@@ -46,7 +46,8 @@ impl<K> Default for Limiter<K> {
 }
 
 impl<K: Eq + Hash> Limiter<K> {
-    /// A line of `kind` is there; `text` is what it says.
+    /// Counts a line of `kind` and decides whether it may be written. `text` returns the
+    /// line, to be kept if it is the first that is skipped.
     pub(crate) fn line(&mut self, kind: K, now: Instant, text: impl FnOnce() -> String) -> Verdict {
         let window = self.windows.entry(kind).or_insert_with(|| Window::new(now));
         if window.until <= now && window.like.is_none() {
@@ -60,8 +61,9 @@ impl<K: Eq + Hash> Limiter<K> {
         Verdict::Skip
     }
 
-    /// How many lines were skipped in the seconds that are over by `now`, each with one
-    /// of them. To be called once a second while lines are skipped.
+    /// Returns the number of lines that were skipped in the seconds that are over by `now`,
+    /// with the first of them, for each kind. The caller calls this once a second while
+    /// lines are skipped: until then, no further line of such a kind is written.
     pub(crate) fn skipped(&mut self, now: Instant) -> Vec<(u64, String)> {
         let mut skipped = Vec::new();
         self.windows.retain(|_, window| {
@@ -75,7 +77,8 @@ impl<K: Eq + Hash> Limiter<K> {
         skipped
     }
 
-    /// Whether there are lines that are counted and not told of.
+    /// Returns whether skipped lines were counted but not returned by
+    /// [`skipped`](Self::skipped) yet.
     pub(crate) fn owes(&self) -> bool {
         self.windows.values().any(|window| window.like.is_some())
     }
@@ -95,7 +98,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Lines at these milliseconds after a start, and when somebody asks for the counts.
+    /// Adds lines at these milliseconds after `start`, and returns how many are written.
     fn written(limiter: &mut Limiter<u8>, kind: u8, start: Instant, at: &[u64]) -> usize {
         let mut line = |&millis: &u64| {
             let now = start + Duration::from_millis(millis);

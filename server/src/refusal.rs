@@ -1,14 +1,14 @@
-//! Our errors as gRPC statuses, and back.
+//! Converts tensord's errors to gRPC statuses, and back.
 //!
-//! A status carries the encoded [`Error`] in its details, so that the other
-//! side gets the code and not only the words; the gRPC code next to it is for
-//! tools that know nothing of tensord.
+//! A status carries the encoded [`Error`] in its details, so that the peer gets
+//! tensord's error code as well as the message. The gRPC code is for tools that
+//! do not decode the details.
 
 use prost::Message;
 use tensord_proto::v1::{Error, ErrorCode};
 use tonic::{Code, Status};
 
-/// The status that carries `error`.
+/// Returns a status that carries `error`.
 pub(crate) fn status(error: &Error) -> Status {
     let code = match error.code() {
         ErrorCode::Version => Code::FailedPrecondition,
@@ -25,7 +25,7 @@ pub(crate) fn status(error: &Error) -> Status {
     Status::with_details(code, &error.message, error.encode_to_vec().into())
 }
 
-/// The error that `status` carries, if it comes from a tensord.
+/// Returns the error that `status` carries, or `None` if it does not come from tensord.
 pub(crate) fn error(status: &Status) -> Option<Error> {
     match Error::decode(status.details()) {
         Ok(error) if error.code() != ErrorCode::Unspecified => Some(error),

@@ -1,5 +1,5 @@
-//! Ctrl+C and SIGTERM: the first asks for an orderly end, the second for an
-//! immediate one.
+//! Ctrl+C and SIGTERM: the first requests an orderly stop, the second ends the process
+//! immediately.
 
 use std::io;
 
@@ -10,21 +10,21 @@ use tokio::{
 };
 use tracing::info;
 
-/// The exit code after a second signal, as if the first had not been handled.
+/// The exit code after a second signal: the one that shells report for SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// Waits for signals. Dropping it stops waiting, but signals stay caught.
+/// Watcher of signals. Dropping it ends the watch, but signals stay caught.
 pub(crate) struct Shutdown {
     requested: watch::Receiver<bool>,
     _watching: JoinSet<()>,
 }
 
 impl Shutdown {
-    /// Catches signals from here on.
+    /// Starts to catch signals.
     ///
     /// # Errors
     ///
-    /// When the system does not let us.
+    /// If the system does not allow a signal handler.
     pub(crate) fn listen() -> io::Result<Self> {
         let interrupt = signal(SignalKind::interrupt())?;
         let terminate = signal(SignalKind::terminate())?;
@@ -37,7 +37,7 @@ impl Shutdown {
         })
     }
 
-    /// Waits until the process is asked to end.
+    /// Waits until a signal requests a stop.
     pub(crate) async fn requested(&mut self) {
         if self
             .requested
@@ -45,7 +45,7 @@ impl Shutdown {
             .await
             .is_err()
         {
-            // Nobody watches any more; nobody will ask.
+            // The watching task is gone, so no request can come.
             std::future::pending().await
         }
     }

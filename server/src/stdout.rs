@@ -1,4 +1,4 @@
-//! What a user asked for, to stdout.
+//! Output of commands to stdout.
 
 use std::io::{self, Write};
 
@@ -6,18 +6,18 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// `value` as JSON on several lines, with the end of the last.
+/// Formats `value` as JSON on several lines, with a newline at the end.
 ///
 /// # Panics
 ///
-/// When `value` is not made of structs, numbers, texts and lists alone.
+/// If `value` cannot be written as JSON. Structs, numbers, strings and lists always can.
 pub(crate) fn json(value: &impl Serialize) -> String {
     let text = serde_json::to_string_pretty(value);
     text.expect("numbers, texts and lists serialize without failing") + "\n"
 }
 
-/// Prints `text`, which ends its last line itself. A reader that has seen
-/// enough (`tensord status | head -1`) is no failure.
+/// Prints `text` as it stands, without adding a newline. A closed pipe, as in
+/// `tensord status | head -1`, is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout

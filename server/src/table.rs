@@ -1,8 +1,8 @@
-//! Tables for people: columns that align, and nothing that a copy would carry along.
+//! Tables for people: aligned columns without borders, so that cells can be copied.
 
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
 
-/// The text of a table, each line with its end; `right` are the columns of numbers.
+/// Formats a table, each line with its newline. The columns in `right` are aligned right.
 pub(crate) fn text<const N: usize>(
     header: [&str; N],
     right: &[usize],

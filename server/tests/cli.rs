@@ -1,4 +1,4 @@
-//! The binary as its users meet it: what it prints, and how it exits.
+//! Tests of the binary as users run it: its output and exit codes.
 
 use std::{
     io::{BufRead, BufReader},
@@ -6,14 +6,14 @@ use std::{
     process::{Child, Command, ExitStatus, Output, Stdio},
 };
 
-/// The binary in empty surroundings, at home in `home`.
+/// Returns a command that runs the binary with no environment but `HOME`.
 fn tensord(home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tensord"));
     command.env_clear().env("HOME", home).args(args);
     command
 }
 
-/// Exit code, stdout and stderr.
+/// Returns exit code, stdout and stderr.
 fn told(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (
@@ -35,7 +35,7 @@ fn refused(home: &Path, args: &[&str], variables: &[(&str, &str)], expected: &st
     assert_eq!(stderr, format!("error: {expected}\n"));
 }
 
-/// A command that goes on until it is told to stop; killed if the test fails.
+/// A command that runs until it is stopped. Dropping it kills it.
 struct Running {
     child: Child,
     stdout: BufReader<std::process::ChildStdout>,
@@ -52,8 +52,7 @@ impl Running {
         Self { child, stdout }
     }
 
-    /// The lines of stdout up to the first that begins with `last`, which is
-    /// among them.
+    /// Reads the lines of stdout up to and including the first that begins with `last`.
     fn lines_until(&mut self, last: &str) -> Vec<String> {
         let mut lines = Vec::new();
         loop {
@@ -78,13 +77,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail when it has ended, which is as good.
+        // Both fail if the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The URL in a line such as `programs:  export TENSORD_URL='…'`.
+/// Returns the URL in a line such as `programs:  export TENSORD_URL='…'`.
 fn url(line: &str) -> &str {
     line.split('\'').nth(1).unwrap()
 }
@@ -94,7 +93,7 @@ fn devices_lists_what_the_host_has() {
     let home = tempfile::tempdir().unwrap();
     let (code, stdout, stderr) = run(home.path(), &["devices"], &[]);
     assert_eq!(code, Some(0), "{stderr}");
-    // Graphics drivers may write there as well, in builds that look for them.
+    // In builds with graphics devices, their drivers may write to stderr as well.
     if !cfg!(any(
         feature = "vulkan",
         feature = "webgpu",
@@ -382,7 +381,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
     ];
     assert_eq!(rows.next().unwrap(), header);
     assert_eq!(rows.next().unwrap()[..4], ["gpu-1", "joined", "2", "flex"]);
-    // Without a place for a key a worker joins all the same, as another one each time.
+    // Without a place to keep a key, a worker joins under another name at each start.
     for count in 1..=2 {
         let args = [
             "worker",
@@ -414,7 +413,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
             told(&["worker", "remove", &name]);
         }
     }
-    // A use of the token of the first start for each of them.
+    // Each of the three workers used the first worker token once.
     let tokens: serde_json::Value =
         serde_json::from_str(&told(&["token", "list", "--json"])).unwrap();
     let tokens = tokens["tokens"].as_array().unwrap();
@@ -519,7 +518,7 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
         "{stderr}"
     );
 
-    // The printed URL is the successor's from the next start on.
+    // From the next start on, the printed URL has the successor's token.
     let successor = told(&["token", "rotate", "program", "--grace", "0s"]);
     let successor = url(successor.lines().nth(1).unwrap()).to_owned();
     assert_eq!(status(programs).0, Some(1));

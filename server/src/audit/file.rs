@@ -1,4 +1,4 @@
-//! The files of the audit log: one that is written, and older ones by number.
+//! The files of the audit log: the current one, and older ones by number.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use super::Settings;
 
-/// The file that is written, and the newest of the older ones is `audit.1.jsonl`.
+/// Name of the current file; the newest of the older ones is `audit.1.jsonl`.
 const CURRENT: &str = "audit.jsonl";
 
-/// The file that is written, and how much is in it.
+/// The current file, with its size.
 pub(super) struct Files {
     settings: Settings,
     current: File,
@@ -22,7 +22,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Goes on with the file that is there.
+    /// Opens the current file to append to it; creates it if missing.
     pub(super) fn open(settings: Settings) -> io::Result<Self> {
         let current = append(&settings.directory.join(CURRENT))?;
         let size_bytes = current.metadata()?.len();
@@ -33,7 +33,7 @@ impl Files {
         })
     }
 
-    /// Writes `line`, to a new file if the current one has no room.
+    /// Writes `line` as JSON; rotates first if the current file has no room for it.
     pub(super) fn put(&mut self, line: &impl Serialize) -> io::Result<()> {
         let mut text = serde_json::to_vec(line).map_err(io::Error::other)?;
         text.push(b'\n');
@@ -41,13 +41,13 @@ impl Files {
         if self.size_bytes > 0 && self.size_bytes + size > self.settings.file_bytes {
             self.rotate()?;
         }
-        // One call, so that a line is there as a whole or not at all.
+        // One call, so that a line is written as a whole or not at all.
         self.current.write_all(&text)?;
         self.size_bytes += size;
         Ok(())
     }
 
-    /// Begins a new file. Each older one gets the next number, and the oldest goes.
+    /// Starts a new file. Each older one gets the next number, and the oldest is removed.
     fn rotate(&mut self) -> io::Result<()> {
         for number in (1..self.settings.files).rev() {
             match fs::rename(self.path(number - 1), self.path(number)) {

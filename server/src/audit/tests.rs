@@ -12,7 +12,7 @@ fn settings(directory: &Path, file_bytes: u64, files: u32) -> Settings {
     }
 }
 
-/// The lines of a file, without their times.
+/// Returns the lines of a file, without their times.
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     let line = |line: &str| {
@@ -71,7 +71,7 @@ fn denials_are_counted_when_there_are_many_of_a_cause() {
     });
     drop(audit);
     let lines = lines(&dir.path().join("audit.jsonl"));
-    // A slow machine may have taken more than a second.
+    // On a slow machine the denials may span more than a second.
     assert!((12..100).contains(&lines.len()), "{lines:?}");
     let of = |line: &Value| line["count"].as_u64().unwrap_or(1);
     assert_eq!(lines.iter().map(of).sum::<u64>(), 5001);
@@ -122,7 +122,7 @@ fn files_rotate_and_the_oldest_goes() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     let last = lines(&dir.path().join("audit.jsonl")).pop().unwrap();
     assert_eq!(last["client"], "39");
-    // Goes on where it was, also with fewer files.
+    // Continues in the existing file, also with fewer files.
     fill(1);
     let newest = lines(&dir.path().join("audit.jsonl"));
     assert!(newest.len() < 8);

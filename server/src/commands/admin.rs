@@ -1,4 +1,4 @@
-//! What commands of an administrator have in common: each makes one call to a running scheduler.
+//! Common parts of administrators' commands, each of which makes one call to a scheduler.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use tonic::{
 
 use crate::{config::AdminUrl, failure::Failure, refusal, state::StateDir};
 
-/// How long the scheduler may take to answer: it writes to its disk first.
+/// How long the scheduler may take to reply, which it does after writing to its disk.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Why nothing was changed or listed.
+/// Why an administrator's call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AdminError {
-    /// There is no URL, and no scheduler has run on this host's state.
+    /// No URL is given, and no scheduler has run on this host's state.
     #[error(
         "no scheduler has run on {0}; run this on the scheduler's host, name its state directory with --state, or give a URL with an admin token in TENSORD_URL or with --url"
     )]
@@ -27,28 +27,28 @@ pub(crate) enum AdminError {
     /// The scheduler cannot be reached.
     #[error("cannot reach the pool: {0}")]
     Dial(#[from] DialError),
-    /// It refused.
+    /// The scheduler refused the call.
     #[error("the scheduler at {address} refused: {reason}")]
     Refused {
-        /// Where it is.
+        /// The scheduler's address.
         address: String,
-        /// What it said.
+        /// The scheduler's reason.
         reason: String,
     },
-    /// It did not answer in time.
+    /// The scheduler did not reply in time.
     #[error(
         "the scheduler at {address} did not answer within {DEADLINE:?}, so it may have done it or not; list what there is to find out"
     )]
     Silent {
-        /// Where it is.
+        /// The scheduler's address.
         address: String,
     },
-    /// The token cannot be sent.
+    /// The token has characters that a header cannot carry.
     #[error("the pool URL's token has characters that no token has; copy the URL again")]
     Token(#[from] InvalidMetadataValue),
 }
 
-/// The URL with an admin token.
+/// Returns the URL with an admin token, from the user or the state directory.
 pub(super) fn url(admin: AdminUrl) -> Result<PoolUrl, Failure> {
     match admin {
         AdminUrl::Given(url) => Ok(url),
@@ -59,7 +59,7 @@ pub(super) fn url(admin: AdminUrl) -> Result<PoolUrl, Failure> {
     }
 }
 
-/// What comes of asking the scheduler at `url`, if it answers in time.
+/// Waits for a call to the scheduler at `url`, for at most [`DEADLINE`].
 pub(super) async fn in_time<T>(
     url: &PoolUrl,
     asking: impl Future<Output = Result<T, AdminError>>,
@@ -69,13 +69,13 @@ pub(super) async fn in_time<T>(
     asked.unwrap_or_else(|_| Err(AdminError::Silent { address: address() }))
 }
 
-/// A connection to the scheduler at `url`.
+/// Connects to the scheduler at `url`.
 pub(super) async fn connect(url: &PoolUrl) -> Result<AdminClient<Channel>, AdminError> {
     let channel = control::connect(&url.host, url.port, &url.trust).await?;
     Ok(AdminClient::new(channel))
 }
 
-/// A call that shows the token of `url`.
+/// Creates a request that carries the token of `url`.
 pub(super) fn with_token<T>(message: T, url: &PoolUrl) -> Result<Request<T>, AdminError> {
     let mut request = Request::new(message);
     let token = url.token.as_ref().map_or("", Secret::reveal);
@@ -85,7 +85,7 @@ pub(super) fn with_token<T>(message: T, url: &PoolUrl) -> Result<Request<T>, Adm
     Ok(request)
 }
 
-/// What the scheduler at `url` answered.
+/// Returns the reply of the scheduler at `url`, or its refusal as an error.
 pub(super) fn answer<T>(
     url: &PoolUrl,
     answer: Result<Response<T>, Status>,

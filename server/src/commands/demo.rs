@@ -1,7 +1,7 @@
-//! `tensord demo`: a pool of its own, or an existing one, put to work.
+//! `tensord demo`: a training run on a pool of its own or on an existing one.
 //!
-//! Without a pool to go to, the demo starts a scheduler in this process and two
-//! workers as processes of their own, so that what it shows is the real thing:
+//! If no pool is given, the demo starts a scheduler in this process and two
+//! workers as processes of their own. So it uses everything that a real pool does:
 //! two workers, TLS, leases, op streams over TCP, and, with several devices,
 //! gradients that go from worker to worker.
 
@@ -29,19 +29,19 @@ use crate::{
     stdout,
 };
 
-/// Workers of the demo's own pool, which the devices are divided among.
+/// Number of workers in the demo's own pool, which share the devices.
 const WORKERS: u32 = 2;
 
-/// How long they may take to join.
+/// How long the workers may take to join.
 const JOIN_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Why the demo did not come to its end.
+/// Why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
     /// The demo's own pool could not be started.
     #[error("cannot start the demo's own pool: {0}")]
     Start(#[from] io::Error),
-    /// Its workers did not join.
+    /// The workers of the demo's own pool did not join in time.
     #[error(
         "the demo's workers did not join within {JOIN_DEADLINE:?}; run it again with --log info"
     )]
@@ -60,7 +60,7 @@ pub(crate) enum DemoError {
     Train(#[from] TrainError),
 }
 
-/// Trains, and prints what came of it.
+/// Trains, and prints the result.
 pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let own = match &config.pool {
@@ -117,7 +117,7 @@ fn train(
     options.interrupter = interrupter;
     options.view = match options.view {
         _ if config.quiet => View::Quiet,
-        // The dashboard would leave nothing to read before the object.
+        // The dashboard leaves no lines on the terminal above the JSON.
         _ if config.json => View::Lines,
         detected => detected,
     };
@@ -135,7 +135,7 @@ fn train(
     Ok(outcome)
 }
 
-/// The cause of a training's error, where more is known than the error says.
+/// Replaces a training error by its cause, if the lease or the first panic shows one.
 fn explain(error: TrainError, lease: &Lease, panics: &Panics) -> DemoError {
     match (lease.ended(), error, panics.first()) {
         (Some(reason), ..) => DemoError::Lost(reason),
@@ -155,7 +155,7 @@ fn introduction(config: &DemoConfig, lease: &Lease) -> String {
     format!("training {} on {}", config.model.name(), places.join(", "))
 }
 
-/// How many devices of each worker and kind a lease has.
+/// Counts the devices of a lease by worker and kind.
 fn places(lease: &Lease) -> BTreeMap<(String, String), usize> {
     let mut places = BTreeMap::new();
     for device in lease.descriptions() {
@@ -175,7 +175,7 @@ fn wait_for_workers(pool: &Pool, count: usize) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// A pool for one run of the demo: nothing of it stays.
+/// A pool for one run of the demo; dropping it removes everything.
 struct OwnPool {
     url: PoolUrl,
     workers: Vec<Child>,
@@ -184,7 +184,7 @@ struct OwnPool {
 }
 
 impl OwnPool {
-    /// Starts a pool with `devices` devices, one on each worker at least.
+    /// Starts a pool with at least `devices` devices, the same number on each worker.
     async fn start(devices: u32, kind: Option<&str>) -> Result<Self, Failure> {
         let state = tempfile::tempdir().map_err(DemoError::Start)?;
         let path: PathBuf = state.path().join("state");
@@ -199,7 +199,7 @@ impl OwnPool {
             listen: ([127, 0, 0, 1], 0).into(),
             advertise: None,
             host_name: None,
-            // Nobody but this process comes, and nothing of it stays.
+            // Turned off: only the demo connects, and the state directory is temporary.
             audit,
             lease_token_life: LEASE_TOKEN_LIFE,
         };
@@ -225,15 +225,15 @@ impl OwnPool {
 impl Drop for OwnPool {
     fn drop(&mut self) {
         for worker in &mut self.workers {
-            // It may have ended by itself.
+            // Both fail if the process has already exited.
             let _ = worker.kill();
             let _ = worker.wait();
         }
     }
 }
 
-/// Starts a worker process. Its URL goes through the environment, as arguments
-/// can be seen by everybody.
+/// Starts a worker process. Its URL goes through the environment, as every user of
+/// the host can see a process's arguments.
 fn start_worker(url: &PoolUrl, number: u32, devices: &str) -> io::Result<Child> {
     Command::new(std::env::current_exe()?)
         .args(["worker", "--listen", "127.0.0.1:0"])

@@ -1,11 +1,12 @@
-//! Devices in processes of their own.
+//! Devices that have a worker process each.
 //!
-//! Graphics drivers compile kernels inside the process that uses them, and some die
-//! of it. So such a device has a worker process to itself, of which this one is the
-//! parent, and a driver that takes its process down takes no other device along. A
-//! process that ended is started again, ever later the more often it does.
+//! Graphics drivers compile kernels inside the process that uses them, and some crash
+//! while they do. So each such device gets a worker process to itself, as a child of this
+//! process, and a crash of its driver affects no other device. A child that ended is
+//! started again, after a pause that doubles each time up to [`LAST_PAUSE`].
 //!
-//! A child learns that its parent is gone, or wants it to end, when its stdin closes.
+//! A child ends when its stdin closes, which happens when its parent requests it or is
+//! gone.
 
 use std::{
     io,
@@ -22,28 +23,29 @@ use tracing::{error, info, warn};
 
 use crate::{config::NodeConfig, failure};
 
-/// How often a child is looked at.
+/// How often a child's state is checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Pause before a child is started again: at first, at most, and how long it has to
-/// run for the pause to be the first again.
+/// Pause before a child is started again: the first, the longest, and how long the child
+/// has to run for the pause to be reset to the first.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 const STEADY: Duration = Duration::from_secs(60);
 
-/// What a child has beyond the time that sessions have to end.
+/// How long a child has to exit after the time in which its sessions have to end.
 const MARGIN: Duration = Duration::from_secs(4);
 
-/// Workers of single devices. Dropping it ends them, and waits until they have ended.
+/// Worker processes of one device each. Dropping this ends them, and blocks until they have
+/// exited.
 pub(super) struct DeviceProcesses(Vec<Watched>);
 
 struct Watched {
-    /// Dropped to stop the child.
+    /// Stops the child when dropped.
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A child's device, and what it is told.
+/// A child's device and settings.
 struct Task {
     device: DeviceSelection,
     node: NodeConfig,
@@ -51,9 +53,9 @@ struct Task {
     drain: Duration,
 }
 
-/// Parts the devices that `node` asks for into those this process runs, and those
-/// that get one of their own. `alone` says that there is nothing else in this process
-/// that a driver could take along.
+/// Divides the devices of `node` into those that this process runs, and those that get
+/// processes of their own. `alone` means that a driver's crash would end nothing else in
+/// this process.
 pub(super) fn part(node: &NodeConfig, alone: bool) -> [Vec<DeviceSelection>; 2] {
     let devices = tensord_worker::chosen(&node.devices);
     if alone && devices.len() == 1 {
@@ -70,7 +72,7 @@ impl DeviceProcesses {
     ///
     /// # Errors
     ///
-    /// When the system gives no thread to watch one.
+    /// If a thread that watches a process cannot be started.
     pub(super) fn start(
         devices: &[DeviceSelection],
         node: &NodeConfig,
@@ -98,21 +100,21 @@ impl DeviceProcesses {
 
 impl Drop for DeviceProcesses {
     fn drop(&mut self) {
-        // All at once, so that they end side by side.
+        // Stops all before it waits for one, so that they end in parallel.
         self.0.iter_mut().for_each(|watched| watched.stop = None);
         for thread in self
             .0
             .iter_mut()
             .filter_map(|watched| watched.thread.take())
         {
-            // It has no reason to panic; if it did, its child's stdin is closed too.
+            // The thread should not panic; if it did, its child's stdin is closed, too.
             let _ = thread.join();
         }
     }
 }
 
-/// The part of `node` that is `device`, the `number`-th of its kind: a name and a port
-/// of its own.
+/// Returns the settings of the process for `device` alone: those of `node`, with a name of
+/// its own, and with its port raised by `number` unless it is 0.
 fn only(node: &NodeConfig, device: &DeviceSelection, number: u16) -> NodeConfig {
     let port = match node.listen.port() {
         0 => 0,
@@ -126,7 +128,8 @@ fn only(node: &NodeConfig, device: &DeviceSelection, number: u16) -> NodeConfig 
     }
 }
 
-/// How long to wait before the next start, after `ran` and the pause before it.
+/// Returns the pause before the next start. The process ran for `ran`, after the pause
+/// `before`.
 fn pause_after(ran: Duration, before: Option<Duration>) -> Duration {
     match before {
         Some(before) if ran < STEADY => LAST_PAUSE.min(2 * before),
@@ -135,7 +138,8 @@ fn pause_after(ran: Duration, before: Option<Duration>) -> Duration {
 }
 
 impl Task {
-    /// Keeps the child running until told to stop.
+    /// Keeps the child running until `stopped` is disconnected, or starting it again would
+    /// not help.
     fn watch(&self, stopped: &mpsc::Receiver<()>) {
         let mut pause = None;
         loop {
@@ -143,7 +147,7 @@ impl Task {
             match self.spawn() {
                 Ok(mut child) => match self.wait(&mut child, stopped) {
                     Some(status) if is_final(status) => {
-                        // It said why in one line of its own.
+                        // The child has logged the reason itself.
                         return warn!("goes on without {}", self.device);
                     }
                     Some(status) => {
@@ -162,7 +166,8 @@ impl Task {
         }
     }
 
-    /// Waits until the child ends by itself, which gives its status, or has to.
+    /// Waits until the child exits by itself, and returns its status. If `stopped` is
+    /// disconnected first, or the child cannot be watched, ends it and returns `None`.
     fn wait(&self, child: &mut Child, stopped: &mpsc::Receiver<()>) -> Option<ExitStatus> {
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK) {
             match child.try_wait() {
@@ -179,14 +184,14 @@ impl Task {
         while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
             std::thread::sleep(LOOK);
         }
-        // Both fail when it has ended, which is as good.
+        // Both fail if the child has exited, which is the goal.
         let _ = child.kill();
         let _ = child.wait();
         None
     }
 
-    /// Everything but the kind of command goes through the environment: the URL is a
-    /// secret, and arguments can be seen by everybody.
+    /// Starts the child. It gets its settings through the environment, as the URL is a
+    /// secret, and every user of the host can see a process's arguments.
     fn spawn(&self) -> io::Result<Child> {
         let node = &self.node;
         let kib = |bytes: u64| match bytes {
@@ -227,8 +232,8 @@ impl Task {
     }
 }
 
-/// Whether starting again would change nothing: it is told wrong things, or its
-/// device is not there.
+/// Returns whether starting the process again would not help: its settings are wrong, or
+/// its device does not work.
 fn is_final(status: ExitStatus) -> bool {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.is_some_and(|code| [failure::USAGE, failure::UNAVAILABLE].contains(&code))

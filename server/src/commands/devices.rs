@@ -1,4 +1,4 @@
-//! `tensord devices`: what this host could offer to a pool.
+//! `tensord devices`: the devices that this host could offer to a pool.
 
 use serde::Serialize;
 use tensord_worker::{FoundDevice, MissingDevice};
@@ -7,10 +7,10 @@ use crate::{config::DevicesConfig, failure::Failure, human, stdout, table};
 
 const HEADER: [&str; 4] = ["DEVICE", "NAME", "MEMORY", "DRIVER"];
 
-/// Columns of numbers.
+/// Columns of numbers, which are aligned right.
 const RIGHT: [usize; 1] = [2];
 
-/// The names here are a promise to programs.
+/// The JSON for this host. Programs depend on the field names.
 #[derive(Serialize)]
 struct Host<'a> {
     devices: Vec<Device<'a>>,
@@ -19,7 +19,7 @@ struct Host<'a> {
 
 #[derive(Serialize)]
 struct Device<'a> {
-    /// What `--devices` takes.
+    /// The device in the syntax of `--devices`.
     device: String,
     kind: &'a str,
     index: usize,
@@ -34,7 +34,7 @@ struct Missing<'a> {
     reason: &'a str,
 }
 
-/// Looks and prints what is there.
+/// Looks for devices and prints them.
 pub(super) async fn run(config: DevicesConfig) -> Result<(), Failure> {
     let look = tokio::task::spawn_blocking(tensord_worker::discover);
     let look = look.await.map_err(std::io::Error::other);

@@ -1,8 +1,8 @@
 //! `tensord gateway`: leased devices for stock Burn programs.
 //!
-//! The client's own bridge, as a server for others: programs built without
-//! tensord connect to it with Burn's remote device. It holds one lease for all
-//! of them, for as long as it runs.
+//! The gateway is the client's bridge as a server: programs built without tensord
+//! connect to it with Burn's remote device. All programs share one lease, which the
+//! gateway holds for as long as it runs.
 
 use std::{
     io,
@@ -23,18 +23,18 @@ use crate::{
     stdout,
 };
 
-/// How often the lease is looked at.
+/// How often the gateway checks whether the lease has ended.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Why a gateway did not start, or stopped by itself.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GatewayError {
-    /// The address is taken or not one of this host.
+    /// The address is in use, or not an address of this host.
     #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
     Listen {
         /// The address.
         listen: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The pool cannot be reached.
@@ -43,22 +43,22 @@ pub(crate) enum GatewayError {
     /// The pool gave no lease.
     #[error(transparent)]
     Lease(#[from] LeaseError),
-    /// The lease ended under the programs that use it.
+    /// The lease ended while the gateway ran.
     #[error("the gateway's lease ended: {0}; start the gateway again for a new one")]
     LeaseEnded(String),
-    /// Serving ended.
+    /// The server of the bridge ended.
     #[error("serving Burn programs ended: {0}")]
     Serve(String),
 }
 
-/// Runs until asked to stop, or until the lease ends.
+/// Runs until a stop is requested or the lease ends.
 pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let token = match config.token {
         GatewayToken::Given(token) => token,
         GatewayToken::Kept(state) => StateDir::open(&state.path)?.gateway_token()?,
     };
-    // Before the lease, which may take long: a wrong address shows at once.
+    // Binds before it leases, which may take long, so that a wrong address fails at once.
     let failed = |source| GatewayError::Listen {
         listen: config.listen,
         source,
@@ -80,7 +80,7 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
         reason = ended(&lease) => Err(GatewayError::LeaseEnded(reason)),
         () = shutdown.requested() => Ok(()),
     };
-    // Giving the lease back waits for the network.
+    // Dropping a lease blocks on the network.
     let _ = tokio::task::spawn_blocking(move || drop(lease)).await;
     Ok(ended?)
 }
@@ -94,7 +94,7 @@ fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
     Ok(pool.lease(request)?)
 }
 
-/// Waits until the lease has ended.
+/// Waits until the lease has ended, and returns the reason.
 async fn ended(lease: &Lease) -> String {
     loop {
         tokio::time::sleep(LOOK).await;
@@ -104,7 +104,7 @@ async fn ended(lease: &Lease) -> String {
     }
 }
 
-/// What to print when programs can connect, with the lines they need.
+/// Returns the text to print when programs can connect, with the code they need.
 fn banner(address: SocketAddr, token: &Secret, devices: &[LeasedDevice]) -> String {
     let places: Vec<_> = devices
         .iter()

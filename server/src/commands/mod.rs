@@ -1,7 +1,7 @@
-//! The commands: each puts parts together and waits for the end.
+//! The commands. Each connects the parts that it needs and runs until it ends.
 //!
-//! What they have in common: they take a validated configuration, print what
-//! their user asked for to stdout, and end in order on the first signal.
+//! Every command takes a validated configuration and prints its result to stdout. Those
+//! that keep running end in order on the first signal.
 
 #[cfg(feature = "demo")]
 pub(crate) use self::demo::DemoError;

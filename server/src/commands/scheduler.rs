@@ -1,11 +1,11 @@
-//! `tensord scheduler`: a pool without devices of its own.
+//! `tensord scheduler`: a pool's scheduler, without devices of its own.
 
 use crate::{
     config::SchedulerConfig, failure::Failure, local::LocalPool, shutdown::Shutdown, stdout,
 };
 
-/// Runs until asked to stop. There is nothing to drain: sessions go on without
-/// a scheduler, and whoever waits for a lease asks the next one again.
+/// Runs until a stop is requested. There is nothing to drain: sessions go on without
+/// a scheduler, and clients that wait for a lease request it again from the next one.
 pub(super) async fn run(config: SchedulerConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let mut pool = LocalPool::start(&config).await?;

@@ -1,8 +1,8 @@
-//! `tensord status`: who is in the pool, and what they do.
+//! `tensord status`: the workers of a pool, and the use of their devices.
 
 use crate::{config::StatusConfig, failure::Failure, status, stdout};
 
-/// Asks once and prints the answer.
+/// Makes one request and prints the reply.
 pub(super) async fn run(config: StatusConfig) -> Result<(), Failure> {
     let reply = status::fetch(&config.url).await?;
     let text = match config.json {

@@ -18,14 +18,14 @@ use crate::{
     human, stdout,
 };
 
-/// Asks once and prints the answer.
+/// Makes one call and prints its result.
 pub(super) async fn run(config: TokenConfig) -> Result<(), Failure> {
     let url = admin::url(config.admin)?;
     let text = admin::in_time(&url, carry_out(&url, config.action)).await?;
     stdout::print(&text)
 }
 
-/// Does what was asked for, and returns what to print.
+/// Carries out the action, and returns the text to print.
 async fn carry_out(url: &PoolUrl, action: TokenAction) -> Result<String, AdminError> {
     let mut admin = admin::connect(url).await?;
     match action {
@@ -82,7 +82,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A token that was made: a comment and a line, both of which a shell takes.
+/// Formats a new token as a shell comment and an `export` line.
 fn made_text(url: &PoolUrl, made: MadeToken) -> String {
     let url = PoolUrl {
         token: Some(Secret::new(made.token)),

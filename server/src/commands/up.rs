@@ -9,8 +9,8 @@ use crate::{
     stdout,
 };
 
-/// Runs until asked to stop. The URLs are printed once the worker has joined,
-/// so that whoever pastes one finds devices.
+/// Runs until a stop is requested. Prints the URLs once the worker has joined, so that
+/// a program that uses one finds devices.
 pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
     let UpConfig {
         scheduler: config,
@@ -37,8 +37,9 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The scheduler sees its own process's worker come from loopback, so the host
-/// under which others reach it must be said.
+/// Returns `node` with the host under which others reach the worker, if neither `advertise`
+/// nor `listen` names one. The scheduler cannot derive the host: a worker of its own
+/// process connects over loopback.
 fn with_settings_from_outside(node: NodeConfig, host_name: Option<&str>) -> NodeConfig {
     let listening = node.listen.ip();
     let reachable = || {

@@ -1,4 +1,4 @@
-//! `tensord worker`: this host's devices, for a pool elsewhere.
+//! `tensord worker`: offers this host's devices to a pool.
 
 use std::{io::Read, os::unix::process::CommandExt, process::Command, sync::Arc, time::Duration};
 
@@ -14,8 +14,9 @@ use crate::{
     state::{StateDir, StateError},
 };
 
-/// Runs until asked to stop, or until the pool turns the worker away. A
-/// scheduler that is not there yet, or not any more, is waited for.
+/// Runs until a stop is requested or the scheduler refuses the worker. If the scheduler is
+/// out of reach, the worker tries again until it can join. If a device is lost, replaces
+/// this process by a new start of the program.
 pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let host = Host::start(config.node, config.url, config.drain, true).await?;
@@ -25,7 +26,7 @@ pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
         refused = host.failed() => return Err(refused.into()),
         lost = host.lost_device() => {
             warn!("{lost}; starting this worker again");
-            // No session is left that could go on, so there is nothing to wait for.
+            // No session can go on, so draining has nothing to wait for.
             host.drain(Duration::ZERO).await;
             return Err(start_again());
         }
@@ -34,9 +35,9 @@ pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Replaces this process by a new start of the program, with the same process id, arguments,
-/// environment and stdin. All threads end, also those that an op keeps. Returns only if the
-/// system refuses.
+/// Replaces this process by a new start of the program, with the same process id,
+/// arguments, environment and stdin. All threads end, including those blocked in an op.
+/// Returns only on an error.
 fn start_again() -> Failure {
     let error = std::env::current_exe().map_or_else(
         |e| e,
@@ -48,19 +49,21 @@ fn start_again() -> Failure {
     Failure::system("start this worker again")(error)
 }
 
-/// This host's devices: those that this process runs, and those apart.
+/// This host's devices: those that this process runs, and those with processes of their
+/// own.
 pub(super) struct Host {
     own: Option<Worker>,
     device_processes: DeviceProcesses,
 }
 
 impl Host {
-    /// Starts the workers of `node`'s devices. `alone` says that nothing else runs in
+    /// Starts the workers of `node`'s devices. `alone` means that nothing else runs in
     /// this process.
     ///
     /// # Errors
     ///
-    /// When none of the devices is to be had, or the system refuses something.
+    /// If this process's worker cannot start, its key cannot be used, or a system call
+    /// fails.
     pub(super) async fn start(
         node: NodeConfig,
         scheduler: PoolUrl,
@@ -88,7 +91,7 @@ impl Host {
         })
     }
 
-    /// Waits until this process's own worker has joined its pool, if it has one.
+    /// Waits until this process's own worker, if it has one, has joined its pool.
     pub(super) async fn joined(&self) -> Result<(), tensord_worker::RefusedError> {
         match &self.own {
             Some(worker) => worker.joined().await,
@@ -96,7 +99,7 @@ impl Host {
         }
     }
 
-    /// Ends when the scheduler refuses the worker, which it does not get over.
+    /// Waits until the scheduler refuses this process's own worker for good.
     pub(super) async fn failed(&self) -> tensord_worker::RefusedError {
         match &self.own {
             Some(worker) => worker.failed().await,
@@ -104,8 +107,8 @@ impl Host {
         }
     }
 
-    /// Waits until a device of this process is lost, as [`Worker::lost_device`] does. A device
-    /// that has a process to itself is looked after there.
+    /// Waits until a device of this process is lost, as [`Worker::lost_device`] does.
+    /// A device with a process of its own is watched by that process instead.
     async fn lost_device(&self) -> LostDevice {
         match &self.own {
             Some(worker) => worker.lost_device().await,
@@ -113,7 +116,8 @@ impl Host {
         }
     }
 
-    /// Leaves the pool in order.
+    /// Leaves the pool: sessions of this process have `deadline` to end. Ends the processes
+    /// of devices at the same time.
     pub(super) async fn drain(self, deadline: Duration) {
         let Self {
             own,
@@ -123,30 +127,32 @@ impl Host {
         if let Some(worker) = own {
             worker.drain(deadline).await;
         }
-        // It has no reason to panic, and nothing more could be done.
+        // The task should not panic, and an error could not be handled here.
         let _ = device_processes.await;
     }
 }
 
-/// Ends when whoever holds the other end of stdin closes it, or is gone.
+/// Waits until stdin is closed, which also happens when the process at its other end is
+/// gone.
 async fn stdin_closes() {
     let (closed, closes) = tokio::sync::oneshot::channel();
-    // Not a task of the runtime: nothing ends a read.
+    // A thread, not a task of the runtime, as a blocking read cannot be cancelled.
     std::thread::spawn(move || {
         let mut byte = [0];
         while std::io::stdin()
             .read(&mut byte)
             .is_ok_and(|count| count > 0)
         {}
-        // Nobody waits any more if the process ends.
+        // The receiver is gone if the process ends for another reason.
         let _ = closed.send(());
     });
     let _ = closes.await;
 }
 
-/// Who the worker of `node` is, by the key that it keeps. Where there is no place for a key
-/// it has another one at each start, and so another name: its own belongs to whoever keeps
-/// a key for it.
+/// Returns the worker's identity, from the key in its state directory. If the key cannot be
+/// kept, returns a new identity and a name with the key's fingerprint: the plain name
+/// belongs to one key, so a worker with a new key at each start cannot enrol under it
+/// again.
 fn identify(node: NodeConfig) -> Result<(NodeConfig, Arc<Identity>), Failure> {
     let kept = node.state.as_deref().map(|path| {
         let state = StateDir::open(path)?;
@@ -154,7 +160,7 @@ fn identify(node: NodeConfig) -> Result<(NodeConfig, Arc<Identity>), Failure> {
     });
     let why = match kept {
         Some(Ok(identity)) => return Ok((node, Arc::new(identity))),
-        // Others could take the key, or have; or there is one that cannot be read.
+        // Stops: other users could have replaced the key, or the key is damaged.
         Some(Err(e)) if !matches!(e, StateError::Io { .. }) => return Err(e.into()),
         Some(Err(e)) => e.to_string(),
         None => "there is no state directory".into(),
@@ -166,7 +172,7 @@ fn identify(node: NodeConfig) -> Result<(NodeConfig, Arc<Identity>), Failure> {
     Ok((NodeConfig { name, ..node }, Arc::new(identity)))
 }
 
-/// What a worker configured as `node` is told, which joins the pool at `scheduler`.
+/// Returns the options of the worker for `node`, which joins the pool at `scheduler`.
 fn options(node: NodeConfig, identity: Arc<Identity>, scheduler: PoolUrl) -> WorkerOptions {
     let NodeConfig {
         name,

@@ -15,7 +15,7 @@ use crate::{
 
 const HEADER: [&str; 6] = ["NAME", "STANDING", "MAY OFFER", "TOKEN", "ENROLLED", "SEEN"];
 
-/// The names here are a promise to programs.
+/// The JSON for a worker. Programs depend on the field names.
 #[derive(Serialize)]
 struct Worker<'a> {
     name: &'a str,
@@ -34,14 +34,14 @@ struct Devices<'a> {
     memory_bytes: u64,
 }
 
-/// Asks once and prints the answer.
+/// Makes one call and prints its result.
 pub(super) async fn run(config: WorkersConfig) -> Result<(), Failure> {
     let url = admin::url(config.admin)?;
     let text = admin::in_time(&url, carry_out(&url, config.action)).await?;
     stdout::print(&text)
 }
 
-/// Does what was asked for, and returns what to print.
+/// Carries out the action, and returns the text to print.
 async fn carry_out(url: &PoolUrl, action: WorkersAction) -> Result<String, AdminError> {
     let mut admin = admin::connect(url).await?;
     match action {
@@ -64,7 +64,7 @@ async fn carry_out(url: &PoolUrl, action: WorkersAction) -> Result<String, Admin
     }
 }
 
-/// The JSON for `workers`, with the end of its last line.
+/// Formats `workers` as JSON, with a newline at the end.
 fn to_json(workers: &[EnrolledWorker]) -> String {
     let workers: Vec<_> = workers.iter().map(worker).collect();
     stdout::json(&serde_json::json!({ "workers": workers }))
@@ -88,7 +88,7 @@ fn worker(worker: &EnrolledWorker) -> Worker<'_> {
     }
 }
 
-/// The table of `workers`, with the end of its last line.
+/// Formats `workers` as a table, with a newline at the end.
 fn to_table(workers: &[EnrolledWorker]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     table_at(workers, now.unwrap_or_default())

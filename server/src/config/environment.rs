@@ -1,17 +1,17 @@
-//! What the process finds around it, taken down once.
+//! The environment of the process, read once.
 //!
 //! Resolving a configuration is a pure function of the command line, the
-//! configuration file and this, so tests can give it any surroundings.
+//! configuration file and an [`Environment`], so tests can use any environment.
 
 use std::{fs, path::PathBuf};
 
 use tensord_transport::Secret;
 
-/// The surroundings that have a say in the configuration. Flags' own
-/// environment variables are read by the command line parser.
+/// Environment variables and host properties that affect the configuration. The
+/// command line parser reads the variables that belong to flags.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Environment {
-    /// `TENSORD_URL`. It may hold a token, so it prints as `***`.
+    /// `TENSORD_URL`, which is printed as `***` because it may have a token.
     pub(crate) url: Option<Secret>,
     /// `TENSORD_GATEWAY_TOKEN`.
     pub(crate) gateway_token: Option<Secret>,
@@ -24,7 +24,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// The surroundings of this process.
+    /// Reads the environment of this process.
     pub(crate) fn capture() -> Self {
         let text = |key| std::env::var(key).ok().filter(|value| !value.is_empty());
         let path = |key| {
@@ -41,7 +41,8 @@ impl Environment {
         }
     }
 
-    /// Where state goes if nobody says otherwise.
+    /// Returns the default state directory, or `None` if neither `XDG_STATE_HOME` nor
+    /// `HOME` is set.
     pub(crate) fn default_state(&self) -> Option<PathBuf> {
         let home = || Some(self.home.as_ref()?.join(".local/state"));
         let base = self.state_home.clone().or_else(home)?;
@@ -49,7 +50,7 @@ impl Environment {
     }
 }
 
-/// The host's name as the kernel or the system's configuration has it.
+/// Returns the host's name from the kernel or the system's configuration.
 fn host_name() -> Option<String> {
     ["/proc/sys/kernel/hostname", "/etc/hostname"]
         .into_iter()

@@ -1,4 +1,4 @@
-//! Why a configuration was refused: always one line, which names the setting.
+//! Errors in a configuration. Each is one line that names the setting.
 
 use std::{io, path::PathBuf};
 
@@ -7,7 +7,7 @@ use tensord_transport::url::UrlError;
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// The command line, or an environment variable that stands for a flag.
+    /// The command line, or the environment variable of a flag, is wrong.
     #[error("{0}")]
     CommandLine(String),
     /// The configuration file cannot be read.
@@ -15,17 +15,17 @@ pub(crate) enum ConfigError {
     FileUnreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The configuration file says something wrong.
+    /// The configuration file has an error.
     #[error("{}:{line}: {problem}", path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong there, beginning with the key.
+        /// The problem, with the name of the key.
         problem: String,
     },
     /// A setting that has no default is missing.
@@ -34,9 +34,9 @@ pub(crate) enum ConfigError {
     /// The pool URL is malformed.
     #[error("{origin}: {source}")]
     Url {
-        /// Where the URL stands.
+        /// The variable, flag or file that the URL comes from.
         origin: String,
-        /// Which part is wrong.
+        /// The part that is wrong.
         source: UrlError,
     },
     /// The pool URL has no token.
@@ -44,7 +44,7 @@ pub(crate) enum ConfigError {
         "{origin}: the URL has no token; copy the whole line that `tensord up` or `tensord scheduler` prints"
     )]
     UrlWithoutToken {
-        /// Where the URL stands.
+        /// The variable, flag or file that the URL comes from.
         origin: String,
     },
     /// The file with the pool URL cannot be read.
@@ -52,15 +52,15 @@ pub(crate) enum ConfigError {
     UrlFileUnreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The gateway would send tensors over a network in plain text.
+    /// The gateway would send tensors over a network without encryption.
     #[error(
         "--listen: {0} is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext"
     )]
     Plaintext(std::net::SocketAddr),
-    /// The gateway's token is not one a program can send.
+    /// The gateway's token breaks the rule for tokens.
     #[error("TENSORD_GATEWAY_TOKEN: a token is {rule}", rule = crate::state::TOKEN_RULE)]
     GatewayToken,
 }

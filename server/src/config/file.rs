@@ -20,7 +20,7 @@ use super::{
     values::Filter,
 };
 
-/// All a configuration file may say.
+/// The settings of a configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct File {
@@ -35,7 +35,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Reads the file at `path`; without a path, there is nothing in it.
+    /// Reads the file at `path`; returns no settings without a path.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, ConfigError> {
         let Some(path) = path else {
             return Ok(Self::default());
@@ -60,14 +60,15 @@ impl File {
     }
 }
 
-/// The line of `at`, from 1, and the problem with the name of the key there.
+/// Returns the line number of byte `at`, from 1, and the problem with the name of the key
+/// on that line.
 fn locate(text: &str, at: usize, problem: &str) -> (usize, String) {
     let before = text.get(..at).unwrap_or(text);
     let line = before.matches('\n').count();
     let shown = text.lines().nth(line).unwrap_or_default();
     let problem = problem.replace('\n', ", ");
     match shown.split_once('=') {
-        // The parser's message for an unknown key has its name already.
+        // The parser's message for an unknown key already names it.
         Some((key, _)) if !problem.contains(&format!("`{}`", key.trim())) => {
             (line + 1, format!("{}: {problem}", key.trim()))
         }

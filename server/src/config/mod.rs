@@ -4,7 +4,7 @@
 //! ```text
 //! flags + their environment (cli) ─┐
 //! configuration file (file) ───────┼─► resolve ─► Config
-//! surroundings (environment) ──────┘
+//! host environment (environment) ──┘
 //! ```
 //!
 //! Precedence: flags, environment, file, defaults. Everything is validated
@@ -29,7 +29,7 @@ pub(crate) use error::ConfigError;
 pub(crate) use file::File;
 pub(crate) use resolve::{log_filter, resolve};
 
-/// What to run, and how.
+/// The command to run, with its validated settings.
 #[derive(Debug)]
 pub(crate) enum Config {
     /// `tensord up`.
@@ -53,229 +53,230 @@ pub(crate) enum Config {
     Demo(DemoConfig),
 }
 
-/// A scheduler and a worker in one process.
+/// The settings of a scheduler and a worker that share one process.
 #[derive(Debug)]
 pub(crate) struct UpConfig {
     /// The scheduler.
     pub(crate) scheduler: SchedulerConfig,
     /// The worker.
     pub(crate) node: NodeConfig,
-    /// How long running sessions get to end.
+    /// How long running sessions have to end after a stop signal.
     pub(crate) drain: Duration,
 }
 
-/// A scheduler.
+/// The settings of a scheduler.
 #[derive(Debug)]
 pub(crate) struct SchedulerConfig {
-    /// Where its secrets are.
+    /// The state directory with its keys and tokens.
     pub(crate) state: StatePath,
-    /// Where it listens.
+    /// The address it listens on.
     pub(crate) listen: SocketAddr,
-    /// The host in the URLs it prints, if the operator knows better.
+    /// The host in the URLs it prints; derived from `listen` if `None`.
     pub(crate) advertise: Option<String>,
-    /// This host's name, where no address can stand for it.
+    /// This host's name, for the printed URLs if no outward address is found.
     pub(crate) host_name: Option<String>,
-    /// Its audit log.
+    /// The location and size of its audit log.
     pub(crate) audit: audit::Settings,
-    /// How long a lease token opens sessions.
+    /// How long a lease token can open new sessions.
     pub(crate) lease_token_life: Duration,
 }
 
-/// A worker, and the pool it joins.
+/// The settings of a worker, and the pool it joins.
 #[derive(Debug)]
 pub(crate) struct WorkerConfig {
-    /// The pool, with the worker token.
+    /// The pool's URL, with a worker token.
     pub(crate) url: PoolUrl,
     /// The worker.
     pub(crate) node: NodeConfig,
-    /// How long running sessions get to end.
+    /// How long running sessions have to end after a stop signal.
     pub(crate) drain: Duration,
-    /// It ends when its stdin does: another process started it.
+    /// Whether the worker ends when its stdin closes, because another worker started it.
     pub(crate) until_stdin_closes: bool,
 }
 
-/// One host's worker.
+/// The settings of one host's worker.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
-    /// Its name, for people.
+    /// The worker's name, unique in its pool.
     pub(crate) name: String,
-    /// Where op streams arrive.
+    /// The address on which op streams arrive.
     pub(crate) listen: SocketAddr,
-    /// The host under which programs reach it, if the operator knows better.
+    /// The host under which programs reach it. If `None`, the address of `listen`, or the
+    /// one that the scheduler sees if `listen` names none.
     pub(crate) advertise: Option<String>,
-    /// What it offers.
+    /// The devices it offers.
     pub(crate) devices: Vec<DeviceSelection>,
-    /// What each device may use, if less than it has.
+    /// The most memory that each device may use, in bytes; all it has if `None`.
     pub(crate) memory_bytes: Option<u64>,
-    /// For uploads that are kept.
+    /// Memory for uploads that are kept for reuse, in bytes; 0 keeps none.
     pub(crate) cache_bytes: u64,
     /// How long a rank of a collective may keep the others waiting.
     pub(crate) collective_timeout: Duration,
-    /// How long an op may take.
+    /// How long an op may run before its device is out of service.
     pub(crate) op_timeout: Duration,
-    /// Bytes of all-reduces that are begun together, if the operator knows better.
+    /// Bytes of all-reduces that start together; derived from the links if `None`.
     pub(crate) bucket_bytes: Option<u64>,
-    /// Where compiled kernels are kept; nowhere if this host has no place.
+    /// The directory for compiled kernels; none are kept if `None`.
     pub(crate) kernel_cache: Option<PathBuf>,
-    /// Where its key is kept; nowhere if this host has no place.
+    /// The state directory with its key; the key changes at each start if `None`.
     pub(crate) state: Option<PathBuf>,
 }
 
-/// A gateway.
+/// The settings of a gateway.
 #[derive(Debug)]
 pub(crate) struct GatewayConfig {
-    /// The pool, with the client token.
+    /// The pool's URL, with a program token.
     pub(crate) url: PoolUrl,
-    /// Where stock Burn programs connect.
+    /// The address that stock Burn programs connect to.
     pub(crate) listen: SocketAddr,
-    /// What to lease.
+    /// The devices to lease.
     pub(crate) demand: Demand,
-    /// What stock Burn programs show.
+    /// The source of the token that stock Burn programs send.
     pub(crate) token: GatewayToken,
 }
 
-/// Devices to lease.
+/// A demand for devices to lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
-    /// How many.
+    /// The number of devices.
     pub(crate) devices: u32,
-    /// Of which kind; any if `None`.
+    /// The kind of device; any if `None`.
     pub(crate) kind: Option<String>,
-    /// With at least this much memory each.
+    /// The least memory that each device must have, in bytes.
     pub(crate) memory_bytes: u64,
 }
 
-/// Where the gateway's token comes from.
+/// The source of the gateway's token.
 #[derive(Debug)]
 pub(crate) enum GatewayToken {
-    /// The environment.
+    /// The token from `TENSORD_GATEWAY_TOKEN`.
     Given(Secret),
-    /// The state directory; made there if there is none yet.
+    /// The state directory, in which the gateway creates the token if it is missing.
     Kept(StatePath),
 }
 
-/// A look at the pool.
+/// The settings of `tensord status`.
 #[derive(Debug)]
 pub(crate) struct StatusConfig {
-    /// The pool, with the client token.
+    /// The pool's URL, with a program token.
     pub(crate) url: PoolUrl,
-    /// JSON instead of a table.
+    /// Whether to print JSON instead of a table.
     pub(crate) json: bool,
 }
 
-/// Something to do with a pool's tokens.
+/// An administrator's call that lists or changes a pool's tokens.
 #[derive(Debug)]
 pub(crate) struct TokenConfig {
-    /// The pool, with an admin token.
+    /// The source of the pool's URL with an admin token.
     pub(crate) admin: AdminUrl,
-    /// What to do.
+    /// The call to make.
     pub(crate) action: TokenAction,
 }
 
-/// Something to do with a pool's workers.
+/// An administrator's call that lists or removes a pool's workers.
 #[derive(Debug)]
 pub(crate) struct WorkersConfig {
-    /// The pool, with an admin token.
+    /// The source of the pool's URL with an admin token.
     pub(crate) admin: AdminUrl,
-    /// What to do.
+    /// The call to make.
     pub(crate) action: WorkersAction,
 }
 
-/// What to do with workers.
+/// An action on the workers of a pool.
 #[derive(Debug)]
 pub(crate) enum WorkersAction {
-    /// Show them all.
+    /// List every worker that may join.
     List {
-        /// JSON instead of a table.
+        /// Whether to print JSON instead of a table.
         json: bool,
     },
-    /// End one's registration.
+    /// End a worker's registration and leases.
     Remove {
-        /// Which.
+        /// The worker's name.
         name: String,
     },
 }
 
-/// Where the URL with an admin token comes from.
+/// The source of the URL with an admin token.
 #[derive(Debug)]
 pub(crate) enum AdminUrl {
-    /// The user.
+    /// The URL that the user gave.
     Given(PoolUrl),
     /// The state directory of this host's scheduler.
     Kept(StatePath),
 }
 
-/// What to do with tokens.
+/// An action on the tokens of a pool.
 #[derive(Debug)]
 pub(crate) enum TokenAction {
-    /// Make one.
+    /// Create a token.
     Create {
-        /// Its name; any that is free if `None`.
+        /// Its name; the scheduler picks a free one if `None`.
         name: Option<String>,
-        /// What it lets its holder be.
+        /// The role of its holder.
         role: String,
-        /// Whose it is.
+        /// The tenant it belongs to.
         tenant: String,
-        /// How long it lasts; for ever if `None`.
+        /// How long it is valid; for ever if `None`.
         life: Option<Duration>,
         /// How many workers may enrol with it; any number if `None`.
         uses: Option<u64>,
     },
-    /// Show them all.
+    /// List every token.
     List {
-        /// JSON instead of a table.
+        /// Whether to print JSON instead of a table.
         json: bool,
     },
-    /// Make a successor.
+    /// Create a successor of a token.
     Rotate {
-        /// Of which.
+        /// The name of the token to replace.
         name: String,
-        /// How long it stays good beside the successor.
+        /// How long the replaced token stays valid along with its successor.
         grace: Duration,
     },
-    /// End one.
+    /// Revoke a token.
     Revoke {
-        /// Which.
+        /// The token's name.
         name: String,
-        /// What it opened may end by itself.
+        /// Whether leases opened with the token go on until they end by themselves.
         keep_leases: bool,
     },
 }
 
-/// A look at this host.
+/// The settings of `tensord devices`.
 #[derive(Debug)]
 pub(crate) struct DevicesConfig {
-    /// JSON instead of a table.
+    /// Whether to print JSON instead of a table.
     pub(crate) json: bool,
 }
 
-/// A training run.
+/// The settings of a demo training run.
 #[cfg(feature = "demo")]
 #[derive(Debug)]
 pub(crate) struct DemoConfig {
-    /// The network.
+    /// The network to train.
     pub(crate) model: crate::demo::Model,
-    /// How many devices train it together.
+    /// The number of devices that train it together.
     pub(crate) devices: u32,
-    /// Of which kind; if `None`, any of an existing pool, or CPUs.
+    /// The kind of device; if `None`, any kind on an existing pool, else CPUs.
     pub(crate) kind: Option<String>,
-    /// The pool to train on; one of the demo's own if `None`.
+    /// The pool to train on; the demo starts its own if `None`.
     pub(crate) pool: Option<PoolUrl>,
-    /// Passes over the training set, if not the usual number.
+    /// The number of passes over the training set; the default if `None`.
     pub(crate) epochs: Option<usize>,
-    /// Where checkpoints and metric logs go; nowhere if `None`.
+    /// The directory for checkpoints and metric logs; none are written if `None`.
     pub(crate) artifacts: Option<PathBuf>,
-    /// JSON on the last line.
+    /// Whether to print the result as JSON on the last line.
     pub(crate) json: bool,
-    /// No progress.
+    /// Whether to print nothing but the result.
     pub(crate) quiet: bool,
 }
 
-/// A state directory, and how to write it for people.
+/// The path of a state directory, and its form in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StatePath {
-    /// Where it is.
+    /// The path itself.
     pub(crate) path: PathBuf,
-    /// The same, with `~` for the home directory.
+    /// The same path, with `~` for the home directory.
     pub(crate) shown: String,
 }

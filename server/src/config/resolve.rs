@@ -1,6 +1,6 @@
-//! Lays the layers of settings over each other and fills in the defaults.
+//! Merges the layers of settings and fills in the defaults.
 //!
-//! Pure but for one read: the file with the pool URL, if one is named.
+//! Pure except for one read: the file with the pool URL, if one is named.
 
 use std::{
     fs,
@@ -32,30 +32,30 @@ use crate::{
     state,
 };
 
-/// Memory for uploads that are kept: a dataset of 100,000 small images.
+/// Default memory for uploads that are kept: room for 100,000 small images.
 const CACHE_BYTES: u64 = 1 << 30;
 
-/// A file of the audit log, and how many there are: some 300,000 entries in all.
+/// Default size and number of the audit log's files: some 300,000 entries in all.
 const AUDIT_FILE_BYTES: u64 = 16 << 20;
 const AUDIT_FILES: u32 = 4;
 
-/// Port of a pool.
+/// Default port of a pool.
 const POOL_PORT: u16 = 7461;
-/// Port of a worker that runs by itself.
+/// Default port of `tensord worker`.
 const WORKER_PORT: u16 = 7462;
-/// Port of a gateway.
+/// Default port of a gateway.
 const GATEWAY_PORT: u16 = 7463;
-/// How long a rank of a collective may keep the others waiting.
+/// Default for how long a rank of a collective may keep the others waiting.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long an op may take. Far more than any op of a training step, and short enough
-/// that a device that is stuck is noticed while somebody watches.
+/// Default for how long an op may take: far longer than any op of a training step, and
+/// short enough for users to see soon that a device is stuck.
 const OP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long running sessions get to end, in seconds.
+/// Default for how long running sessions have to end, in seconds.
 const DRAIN_SECONDS: u64 = 10;
 
-/// How long a token stays good beside its successor.
+/// Default for how long a token stays valid along with its successor.
 const ROTATION_GRACE: Duration = Duration::from_secs(3600);
 
 const NO_URL: &str = "TENSORD_URL is not set; export the line that `tensord up` or `tensord scheduler` prints, or name a file that holds the URL with --url-file";
@@ -63,7 +63,7 @@ const NO_STATE: &str = "--state: there is no home directory to keep state in; na
 const NO_NAME: &str = "--name: this host has no name that would do; give the worker one";
 const NO_DEVICES: &str = "--devices: 0 devices are nothing to lease; ask for at least 1";
 
-/// What to log.
+/// Returns the log filter: that of the flags, else of the file, else the command's default.
 pub(crate) fn log_filter(cli: &Cli, file: &File) -> Filter {
     let given = cli.common.log.clone().or(file.log.clone());
     given.unwrap_or_else(|| usual_filter(&cli.command))
@@ -71,7 +71,7 @@ pub(crate) fn log_filter(cli: &Cli, file: &File) -> Filter {
 
 fn usual_filter(command: &Command) -> Filter {
     match command {
-        // Its own lines are for reading; only trouble belongs between them.
+        // Only warnings and errors may appear between the demo's lines of progress.
         #[cfg(feature = "demo")]
         Command::Demo { .. } => "warn,burn_remote=error"
             .parse()
@@ -80,11 +80,11 @@ fn usual_filter(command: &Command) -> Filter {
     }
 }
 
-/// The configuration that `command`, `file` and `environment` come to.
+/// Merges `command`, `file` and `environment` into a configuration.
 ///
 /// # Errors
 ///
-/// When a setting is missing or wrong; the error names it.
+/// If a setting is missing or wrong; the error names it.
 pub(crate) fn resolve(
     command: Command,
     file: File,
@@ -128,7 +128,7 @@ pub(crate) fn resolve(
     })
 }
 
-/// What lies below the command line.
+/// The layers of settings below the command line.
 struct Layers<'a> {
     file: File,
     environment: &'a Environment,
@@ -204,7 +204,7 @@ impl Layers<'_> {
         until_stdin_closes: bool,
     ) -> Result<WorkerConfig, ConfigError> {
         let settings = settings.over(std::mem::take(&mut self.file.worker));
-        // A worker does without where there is no place.
+        // Without a state directory, a worker runs with a new key at each start.
         let state = self.state(state).ok();
         Ok(WorkerConfig {
             until_stdin_closes,
@@ -308,8 +308,10 @@ impl Layers<'_> {
         Ok(WorkersConfig { admin, action })
     }
 
-    /// What the user names goes first, on the command line before `TENSORD_URL`, and
-    /// the state directory of this host's scheduler last.
+    /// Resolves the source of the admin URL: the first that is set of `--url`,
+    /// `--url-file`, `--state`, `TENSORD_URL` and the configuration file's `url-file`, else
+    /// the state directory of this host's scheduler. If the configuration file has a
+    /// `url-file`, `--state` is ignored.
     fn admin(&self, settings: AdminSettings) -> Result<AdminUrl, ConfigError> {
         let AdminSettings { url, file, state } = settings;
         if let Some(url) = url {
@@ -360,8 +362,8 @@ impl Layers<'_> {
         Ok(StatePath { path, shown })
     }
 
-    /// A file the user names goes before `TENSORD_URL`, which goes before a
-    /// file that the configuration file names.
+    /// Resolves the pool URL, in this order: the file named on the command line,
+    /// `TENSORD_URL`, the file named in the configuration file.
     fn url(&self, settings: UrlSettings) -> Result<PoolUrl, ConfigError> {
         if let Some(path) = settings.url_file {
             return url_in_file(path);
@@ -414,7 +416,7 @@ fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {
     listen.map_or(default, |Listen(address)| address)
 }
 
-/// The audit log in a state directory.
+/// Returns the settings of the audit log in the state directory.
 fn audit_log(state: &StatePath, size: Option<Cache>, files: Option<NonZeroU32>) -> audit::Settings {
     audit::Settings {
         directory: state.path.clone(),
@@ -423,7 +425,7 @@ fn audit_log(state: &StatePath, size: Option<Cache>, files: Option<NonZeroU32>) 
     }
 }
 
-/// Where a state directory has compiled kernels.
+/// Returns the directory for compiled kernels in the state directory.
 fn kernel_cache(state: &StatePath) -> PathBuf {
     state.path.join("kernels")
 }

@@ -1,9 +1,9 @@
-//! What each command may be told, before anything is decided.
+//! The settings of each command, before defaults are applied.
 //!
 //! Each struct is both a group of flags (with their environment variables) and
-//! a table of the configuration file: one list of settings, whose names cannot
-//! drift apart. All are optional here; [`resolve`](super::resolve()) lays the
-//! layers over each other and fills in defaults.
+//! a table of the configuration file, so that the names of the two cannot differ.
+//! Every setting is optional here; [`resolve`](super::resolve()) merges flags and
+//! file and fills in defaults.
 
 use std::{num::NonZeroU32, path::PathBuf};
 
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::values::DeviceCount;
 use super::values::{Cache, Devices, Host, Listen, Memory, Name, Timeout};
 
-/// `up`: a scheduler and a worker in one process.
+/// Settings of `up`: a scheduler and a worker in one process.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct UpSettings {
@@ -59,7 +59,7 @@ pub(crate) struct UpSettings {
     pub(crate) lease_token_seconds: Option<Timeout>,
 }
 
-/// `scheduler`: the pool itself.
+/// Settings of `scheduler`: a pool's scheduler alone.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct SchedulerSettings {
@@ -80,7 +80,7 @@ pub(crate) struct SchedulerSettings {
     pub(crate) lease_token_seconds: Option<Timeout>,
 }
 
-/// `worker`: one host's devices.
+/// Settings of `worker`: one host's devices.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct WorkerSettings {
@@ -113,7 +113,7 @@ pub(crate) struct WorkerSettings {
     pub(crate) advertise: Option<Host>,
 }
 
-/// `gateway`: leased devices for stock Burn programs.
+/// Settings of `gateway`: leased devices for stock Burn programs.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct GatewaySettings {
@@ -134,7 +134,7 @@ pub(crate) struct GatewaySettings {
     pub(crate) allow_plaintext: bool,
 }
 
-/// `demo`: a training run to see a pool at work.
+/// Settings of `demo`: a training run on a pool.
 #[cfg(feature = "demo")]
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DemoSettings {
@@ -165,7 +165,7 @@ pub(crate) struct DemoSettings {
     pub(crate) quiet: bool,
 }
 
-/// For commands that keep secrets on disk.
+/// Settings of commands that keep secrets on disk.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct StateSettings {
     /// Directory of keys, tokens and compiled kernels [default: ~/.local/state/tensord]
@@ -173,7 +173,7 @@ pub(crate) struct StateSettings {
     pub(crate) state: Option<PathBuf>,
 }
 
-/// For commands that need a pool.
+/// Settings of commands that connect to a pool.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UrlSettings {
     /// File that holds the pool URL, instead of TENSORD_URL
@@ -181,7 +181,7 @@ pub(crate) struct UrlSettings {
     pub(crate) url_file: Option<PathBuf>,
 }
 
-/// For commands of an administrator.
+/// Settings of administrators' commands.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct AdminSettings {
     /// Pool URL with an admin token, which other users of this host can then see [default: TENSORD_URL, or else that of the scheduler that runs on this host's state]
@@ -193,7 +193,7 @@ pub(crate) struct AdminSettings {
     pub(crate) state: StateSettings,
 }
 
-/// For commands that others depend on while they run.
+/// Settings of commands whose sessions have time to end after a stop signal.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DrainSettings {
     /// Seconds that running sessions get to end after Ctrl+C or SIGTERM [default: 10]
@@ -202,7 +202,7 @@ pub(crate) struct DrainSettings {
 }
 
 impl UpSettings {
-    /// These settings where given, `below` where not.
+    /// Returns these settings, with those of `below` where one is not set.
     pub(super) fn over(self, below: Self) -> Self {
         Self {
             listen: self.listen.or(below.listen),
@@ -223,7 +223,7 @@ impl UpSettings {
 }
 
 impl SchedulerSettings {
-    /// These settings where given, `below` where not.
+    /// Returns these settings, with those of `below` where one is not set.
     pub(super) fn over(self, below: Self) -> Self {
         Self {
             listen: self.listen.or(below.listen),
@@ -236,7 +236,7 @@ impl SchedulerSettings {
 }
 
 impl WorkerSettings {
-    /// These settings where given, `below` where not.
+    /// Returns these settings, with those of `below` where one is not set.
     pub(super) fn over(self, below: Self) -> Self {
         Self {
             devices: self.devices.or(below.devices),
@@ -253,7 +253,7 @@ impl WorkerSettings {
 }
 
 impl GatewaySettings {
-    /// These settings where given, `below` where not.
+    /// Returns these settings, with those of `below` where one is not set.
     pub(super) fn over(self, below: Self) -> Self {
         Self {
             listen: self.listen.or(below.listen),

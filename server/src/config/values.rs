@@ -1,8 +1,7 @@
-//! The types of single settings: what a value may be, and how a wrong one is
-//! refused.
+//! The types of single settings, with their parsers and error messages.
 //!
-//! A value reads the same on the command line, in the environment and in the
-//! configuration file, so each type has one parser and no other way in.
+//! A value has the same syntax on the command line, in the environment and in the
+//! configuration file, so each type has one parser.
 
 use std::{
     fmt,
@@ -15,10 +14,10 @@ use serde::Deserialize;
 use tensord_worker::DeviceSelection;
 use tracing_subscriber::EnvFilter;
 
-/// Longest name, in bytes; DNS allows no longer ones for hosts.
+/// Longest name, in bytes: the limit of DNS for host names.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Makes a type that parses from text also read from a TOML string.
+/// Lets a type that implements `FromStr` be deserialized from a TOML string.
 macro_rules! from_text {
     ($($name:ident),*) => {$(
         impl TryFrom<String> for $name {
@@ -33,7 +32,7 @@ macro_rules! from_text {
 
 from_text!(Cache, Devices, Filter, Host, Listen, Memory, Name);
 
-/// Where to listen: an address of this host and a port, 0 for any free one.
+/// An address to listen on: an IP address of this host and a port, 0 for any free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Listen(pub(crate) SocketAddr);
@@ -49,7 +48,7 @@ impl FromStr for Listen {
     }
 }
 
-/// The name of a worker, or of a kind of devices.
+/// The name of a worker, a token, a tenant or a device kind.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Name(pub(crate) String);
@@ -67,7 +66,7 @@ impl FromStr for Name {
     }
 }
 
-/// A host under which others reach this one: a name or an address.
+/// A name or address under which other hosts reach this one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Host(pub(crate) String);
@@ -90,7 +89,7 @@ fn is_name(text: &str) -> bool {
     (1..=MAX_NAME_BYTES).contains(&text.len()) && text.chars().all(allowed)
 }
 
-/// Which devices a worker offers, such as `flex*2`.
+/// The devices that a worker offers, such as `flex*2`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Devices(pub(crate) Vec<DeviceSelection>);
@@ -143,7 +142,7 @@ impl FromStr for Memory {
     }
 }
 
-/// Memory for something that can do without: an amount, or `0` for none.
+/// An amount of memory, or `0` to turn its use off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Cache {
@@ -162,7 +161,7 @@ impl FromStr for Cache {
     }
 }
 
-/// How long to wait, in whole seconds.
+/// A duration in whole seconds, from 1 s to a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "u64")]
 pub(crate) struct Timeout(pub(crate) Duration);
@@ -189,7 +188,7 @@ impl FromStr for Timeout {
     }
 }
 
-/// A while, such as `30s`, `5m`, `1h` or `7d`.
+/// A duration with a unit, such as `30s`, `5m`, `1h` or `7d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Period(pub(crate) Duration);
 
@@ -207,14 +206,14 @@ impl FromStr for Period {
                 _ => return None,
             };
             let seconds = number.parse::<u64>().ok()?.checked_mul(unit_seconds)?;
-            // More than a hundred years is a slip of the pen.
+            // More than a hundred years is taken for a typing error.
             (seconds <= 36_500 * 86_400).then_some(Self(Duration::from_secs(seconds)))
         };
         period().ok_or_else(|| format!("{text:?} is not a while, such as 30s, 5m, 1h or 7d"))
     }
 }
 
-/// How many devices the demo trains on. They share the digits of a step evenly.
+/// The number of devices that the demo trains on. It divides the digits of a step evenly.
 #[cfg(feature = "demo")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceCount(pub(crate) u32);
@@ -249,13 +248,13 @@ impl FromStr for DeviceCount {
     }
 }
 
-/// What to log: a level, or a filter with targets.
+/// A log filter: a level, or levels by target.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Filter(String);
 
 impl Filter {
-    /// The filter in the form the subscriber takes.
+    /// Returns the filter as the type that the log subscriber takes.
     pub(crate) fn to_env_filter(&self) -> EnvFilter {
         EnvFilter::new(&self.0)
     }

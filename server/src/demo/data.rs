@@ -1,8 +1,8 @@
-//! The data set of the demo: 1,797 hand-written digits, compiled into the binary.
+//! The data set of the demo: 1,797 hand-written digits, embedded in the binary.
 //!
-//! Small enough to embed (56 KB gzipped), so the demo runs offline and trains on the same real
-//! data everywhere. The file is one line a digit: 64 pixels from 0 to 16, then the label. Source
-//! and licence: `data/README.md`.
+//! The file is small enough to embed (56 KB gzipped), so the demo runs offline and trains
+//! on the same real data everywhere. It has one line per digit: 64 pixels from 0 to 16,
+//! then the label. Source and licence: `data/README.md`.
 
 use std::io::Read;
 
@@ -21,35 +21,35 @@ pub(crate) const PIXELS: usize = SIDE * SIDE;
 /// Number of classes: the digits 0 to 9.
 pub(crate) const CLASSES: usize = 10;
 
-/// How many digits are trained on; the other 389 are the test set.
+/// Number of digits in the training set; the other 389 are the test set.
 ///
-/// 22 steps of 64 with nothing left over, and a power of two times 11: every step has the same
-/// shapes, and several devices get parts of the same size.
+/// This is exactly 22 steps of 64 digits, so every step has the same shapes. It is also 11
+/// times a power of two, so several devices get parts of the same size.
 const TRAIN: usize = 1_408;
-/// The largest value a pixel has in the file.
+/// The largest value of a pixel in the file.
 const PIXEL_MAX: f32 = 16.0;
 
 static CSV_GZ: &[u8] = include_bytes!("../../../data/digits.csv.gz");
 
-/// One image and what it shows.
+/// One image and its label.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Digit {
-    /// Row by row, from 0 (paper) to 1 (ink).
+    /// The pixels, row by row, from 0 (paper) to 1 (ink).
     pub(crate) pixels: [f32; PIXELS],
-    /// 0 to 9.
+    /// The digit that the image shows, from 0 to 9.
     pub(crate) label: u8,
 }
 
-/// The digits, shuffled by a seed and divided in two.
+/// The digits, shuffled by a seed and divided into two sets.
 pub(crate) struct Digits {
-    /// What the model learns from.
+    /// The training set.
     pub(crate) train: Vec<Digit>,
-    /// What it is judged by and never trained on.
+    /// The test set, which the model is never trained on.
     pub(crate) test: Vec<Digit>,
 }
 
 impl Digits {
-    /// Divides the data set; the same seed gives the same division.
+    /// Splits the data set; the same seed gives the same split.
     pub(crate) fn split(seed: u64) -> Self {
         let mut train = read_embedded();
         train.shuffle(&mut StdRng::seed_from_u64(seed));
@@ -58,7 +58,7 @@ impl Digits {
     }
 }
 
-/// Every digit, in the order of the file.
+/// Reads every digit, in the order of the file.
 fn read_embedded() -> Vec<Digit> {
     let mut csv = String::new();
     GzDecoder::new(CSV_GZ)
@@ -69,7 +69,8 @@ fn read_embedded() -> Vec<Digit> {
         .collect()
 }
 
-/// Reads one line; `None` unless it is exactly 64 pixels and a label, each in its range.
+/// Parses one line. Returns `None` unless it has exactly 64 pixels and a label, each in its
+/// range.
 fn parse(line: &str) -> Option<Digit> {
     let values: Vec<u8> = line
         .split(',')
@@ -84,7 +85,7 @@ fn parse(line: &str) -> Option<Digit> {
     })
 }
 
-/// Some digits as tensors, on the device that computes with them.
+/// A batch of digits as tensors on a device.
 #[derive(Clone, Debug)]
 pub(crate) struct DigitBatch {
     /// Shape `[batch, SIDE, SIDE]`.
@@ -93,7 +94,7 @@ pub(crate) struct DigitBatch {
     pub(crate) labels: Tensor<1, Int>,
 }
 
-/// Builds a [`DigitBatch`]: two uploads, whatever the batch size.
+/// Builds a [`DigitBatch`]. Each takes two uploads, whatever the batch size.
 #[derive(Clone, Debug)]
 pub(crate) struct DigitBatcher;
 
@@ -164,7 +165,7 @@ mod tests {
         let Digits { train, test } = Digits::split(7);
         assert_eq!((train.len(), test.len()), (TRAIN, 389));
 
-        // No image occurs twice in the file, so the bits of an image name it.
+        // No image occurs twice in the file, so its bits identify it.
         let key = |digit: &Digit| (digit.pixels.map(f32::to_bits), digit.label);
         let mut split: Vec<_> = train.iter().chain(&test).map(key).collect();
         let mut file: Vec<_> = read_embedded().iter().map(key).collect();

@@ -1,10 +1,10 @@
-//! `tensord demo`: a real training run, to see a pool at work.
+//! `tensord demo`: a real training run that shows a pool at work.
 //!
 //! It trains a small network on real hand-written digits with Burn's own training stack
-//! (`SupervisedTraining`, metrics, checkpoints, dashboard) on whatever devices it is given, on
-//! several of them data-parallel.
-//! Nothing here knows of tensord: leasing devices and counting bytes are the caller's part, and
-//! the same code trains on a local device in the tests.
+//! (`SupervisedTraining`, metrics, checkpoints, dashboard) on the devices that the caller
+//! passes in, data-parallel if there are several. Nothing here depends on tensord: the
+//! caller leases the devices and counts the bytes, and the tests train on a local device
+//! with the same code.
 //!
 //! ```text
 //! TrainOptions ─► train ─► Outcome ─► render_table, to_json

@@ -1,8 +1,9 @@
 //! The three networks the demo can train.
 //!
-//! Ordinary Burn modules: nothing in this file knows where its device is. Each is small, since
-//! the demo shows a pool at work, not a record; and each is built from layers users have in
-//! their own models, so that training it exercises matrix products, convolutions and attention.
+//! They are ordinary Burn modules and do not depend on where their device is. Each is
+//! small, since the demo shows a pool at work and does not aim for a record accuracy. Each
+//! has layers that users have in their own models, so that training it exercises matrix
+//! products, convolutions and attention.
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -18,7 +19,7 @@ use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 use super::data::{CLASSES, DigitBatch, PIXELS, SIDE};
 
-/// Which network to train.
+/// The network to train.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Model {
     /// Two hidden layers of 128 and 64 units.
@@ -31,7 +32,7 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    /// The name in the command line and in the result.
+    /// Returns the name on the command line and in the result.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Mlp => "mlp",
@@ -40,7 +41,7 @@ impl Model {
         }
     }
 
-    /// Where Adam's learning rate starts; it falls to 0 along a cosine.
+    /// Returns Adam's initial learning rate, which falls to 0 along a cosine.
     pub(super) const fn learning_rate(self) -> f64 {
         match self {
             Self::Mlp | Self::Cnn => 8e-3,
@@ -49,9 +50,11 @@ impl Model {
     }
 }
 
-/// A network to train: takes images of shape `[batch, SIDE, SIDE]`, returns one logit a class.
+/// A network to train: takes images of shape `[batch, SIDE, SIDE]`, returns one logit per
+/// class.
 ///
-/// An enum rather than a type parameter: the training below it is written, and compiled, once.
+/// This is an enum rather than a type parameter, so that the training code is compiled
+/// once.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a program has one of these")]
 pub(super) enum Network {
@@ -64,7 +67,7 @@ pub(super) enum Network {
 }
 
 impl Network {
-    /// The network for `model` with random weights, drawn on `device`.
+    /// Creates the network for `model`, with random weights drawn on `device`.
     pub(super) fn new(model: Model, device: &Device) -> Self {
         match model {
             Model::Mlp => Self::Mlp(Mlp::new(device)),
@@ -73,7 +76,7 @@ impl Network {
         }
     }
 
-    /// Logits of shape `[batch, CLASSES]`.
+    /// Returns logits of shape `[batch, CLASSES]`.
     pub(super) fn forward(&self, images: Tensor<3>) -> Tensor<2> {
         match self {
             Self::Mlp(mlp) => mlp.forward(images),
@@ -135,8 +138,8 @@ impl Mlp {
     }
 }
 
-/// A convolutional network. It has no batch norm: running statistics would need a sync of their
-/// own when several devices train.
+/// A convolutional network. It has no batch norm, whose running statistics would need
+/// another sync when several devices train.
 #[derive(Module, Debug)]
 pub(super) struct Cnn {
     conv_1: Conv2d,
@@ -169,18 +172,18 @@ impl Cnn {
     }
 }
 
-/// A transformer that reads an image as a sentence: each row of pixels is a token.
+/// A transformer over the rows of an image: each row of pixels is a token.
 #[derive(Module, Debug)]
 pub(super) struct Transformer {
     embed: Linear,
-    /// Shape `[1, SIDE, WIDTH]`: tells the rows apart.
+    /// Position embeddings of the rows, of shape `[1, SIDE, WIDTH]`.
     positions: Param<Tensor<3>>,
     encoder: TransformerEncoder,
     output: Linear,
 }
 
 impl Transformer {
-    /// Size of a token between the layers.
+    /// Elements of a token between the layers.
     const WIDTH: usize = 32;
 
     fn new(device: &Device) -> Self {
@@ -201,7 +204,8 @@ impl Transformer {
     fn forward(&self, images: Tensor<3>) -> Tensor<2> {
         let tokens = self.embed.forward(images) + self.positions.val();
         let tokens = self.encoder.forward(TransformerEncoderInput::new(tokens));
-        // Side by side, not averaged: the mean forgets where a stroke was, and costs 2 % accuracy.
+        // The tokens are concatenated, not averaged: the mean loses the positions of
+        // strokes, which costs 2 % accuracy.
         self.output.forward(tokens.flatten(1, 2))
     }
 }

@@ -1,6 +1,6 @@
-//! What a run of the demo leaves behind, as a table for people and JSON for programs.
+//! The result of a demo run, as a table for people and as JSON for programs.
 //!
-//! Pure formatting: both forms are functions of an [`Outcome`] and are pinned by tests.
+//! Pure formatting: both forms depend on an [`Outcome`] alone, and tests fix their text.
 
 use serde::Serialize;
 
@@ -11,19 +11,20 @@ use super::models::Model;
 pub(crate) struct Outcome {
     /// The network that was trained.
     pub(crate) model: Model,
-    /// How many devices trained it.
+    /// The number of devices that trained it.
     pub(crate) devices: usize,
-    /// The workers these are on. Training cannot know: the caller fills it in.
+    /// The names of the devices' workers. The caller fills this in, as the training does
+    /// not know them.
     pub(crate) workers: Vec<String>,
-    /// Optimiser steps taken, each by all devices together.
+    /// The number of optimiser steps, each taken by all devices together.
     pub(crate) steps: usize,
-    /// The share of the test set the trained model gets right, from 0 to 1.
+    /// The share of the test set that the trained model classifies correctly, from 0 to 1.
     pub(crate) test_accuracy: f64,
-    /// Wall time of the training, the test at the end of each epoch included.
+    /// Wall time of the training in seconds, including the test after each epoch.
     pub(crate) seconds: f64,
-    /// Tensor and op bytes sent to the devices. Filled in by the caller.
+    /// Tensor and op bytes sent to the devices. The caller fills this in.
     pub(crate) bytes_up: u64,
-    /// Bytes received from the devices. Filled in by the caller.
+    /// Bytes received from the devices. The caller fills this in.
     pub(crate) bytes_down: u64,
     /// The epochs that ran to their end, in order.
     pub(crate) epochs: Vec<Epoch>,
@@ -32,7 +33,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Steps per second over the whole training.
+    /// Returns the steps per second over the whole training.
     pub(crate) fn steps_per_s(&self) -> f64 {
         self.steps as f64 / self.seconds
     }
@@ -41,7 +42,7 @@ impl Outcome {
 /// One pass over the training set, and the test after it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Epoch {
-    /// Counted from 1.
+    /// The epoch's number, from 1.
     pub(crate) number: usize,
     /// Mean training loss.
     pub(crate) loss: f64,
@@ -51,14 +52,14 @@ pub(crate) struct Epoch {
     pub(crate) test_loss: f64,
     /// Accuracy on the test set in percent.
     pub(crate) test_accuracy: f64,
-    /// Optimiser steps taken.
+    /// The number of optimiser steps.
     pub(crate) steps: usize,
-    /// Wall time, the test included.
+    /// Wall time in seconds, including the test.
     pub(crate) seconds: f64,
 }
 
 impl Epoch {
-    /// The epoch as one line of progress; the lines of a run align.
+    /// Formats the epoch as one line of progress out of `epochs`; the lines of a run align.
     pub(super) fn line(&self, epochs: usize) -> String {
         let width = epochs.to_string().len();
         format!(
@@ -73,7 +74,7 @@ impl Epoch {
     }
 }
 
-/// The outcome as aligned rows, the last one without a newline.
+/// Formats the outcome as aligned rows, the last one without a newline.
 pub(crate) fn render_table(outcome: &Outcome) -> String {
     let rows = [
         ("model", outcome.model.name().to_owned()),
@@ -93,7 +94,7 @@ pub(crate) fn render_table(outcome: &Outcome) -> String {
         .join("\n")
 }
 
-/// The outcome as one JSON object on one line.
+/// Formats the outcome as one JSON object on one line.
 pub(crate) fn to_json(outcome: &Outcome) -> String {
     #[derive(Serialize)]
     struct Json<'a> {
@@ -126,7 +127,7 @@ fn round(value: f64, decimals: i32) -> f64 {
     (value * scale).round() / scale
 }
 
-/// A size in the largest binary unit that keeps it at 1 or more.
+/// Formats a size in the largest binary unit in which it is at least 1.
 fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
@@ -134,7 +135,7 @@ fn human_bytes(bytes: u64) -> String {
     }
     let mut value = bytes as f64 / 1024.0;
     let mut unit = 0;
-    // 1023.95 would print as 1024.0.
+    // From 1023.95 on, the value would be printed as 1024.0.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;

@@ -1,18 +1,19 @@
-//! Keeps the devices of a training at the same step, and ends it after the same one.
+//! Keeps the devices of a training run in step, and stops them after the same step.
 //!
-//! Burn's strategy needs both and sees to neither:
+//! Burn's data-parallel strategy needs both and provides neither:
 //!
-//! - The server that gathers a step's gradients (`DistributedSyncServer` of burn-backend 0.22.1)
-//!   takes what a device says of the next step for a part of this one, if another device has
-//!   handed in its last gradient but not yet said that it is done. From then on all wait for
-//!   ever. A thread that is not scheduled for a moment is enough. So a device gets its next batch
-//!   when all are done with this one.
-//! - Each device looks at the interrupter by itself, and one that goes on where another has
-//!   stopped waits for its gradients for ever. So the interrupter that users pull is not Burn's:
-//!   the data loaders look at it, agree on the last step, and have no batch for a later one. Only
-//!   then is Burn's own pulled, to end the epochs as well.
+//! - The server that collects a step's gradients (`DistributedSyncServer` of burn-backend
+//!   0.22.1) assigns a device's messages about the next step to the current one if another
+//!   device has sent its last gradient but not yet its sync. Then all devices wait for
+//!   ever. It is enough that a thread is not scheduled for a moment. So a device gets its
+//!   next batch only when all devices have finished the current one.
+//! - Each device checks the interrupter by itself, and a device that goes on after another
+//!   has stopped waits for that one's gradients for ever. So the caller gets an
+//!   interrupter of its own: the data loaders check it, agree on the last step, and return
+//!   no batch for a later one. Only then do they stop Burn's interrupter, which ends the
+//!   epochs as well.
 //!
-//! It must not know what the batches hold.
+//! This module does not depend on the content of the batches.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,38 +24,39 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 use burn::train::Interrupter;
 
-/// How long a device waits for the others. A step takes milliseconds; one that never comes has
-/// failed, which has ended the training.
+/// How long a device waits for the others. A step takes milliseconds; a device that does
+/// not come within this time has failed, and the training with it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the loaders of one training agree on.
+/// State that the data loaders of one training run share.
 pub(super) struct Pace {
-    /// How many devices there are.
+    /// The number of devices.
     devices: usize,
-    /// What users pull.
+    /// The caller's interrupter, which requests a stop.
     requested: Interrupter,
-    /// What Burn looks at.
+    /// Burn's interrupter, which ends the epochs.
     training: Interrupter,
     steps: Mutex<Steps>,
-    /// All devices have come to a step.
+    /// Notified when all devices have reached the next step.
     met: Condvar,
 }
 
-/// Steps are counted from 1, through all epochs.
+/// Progress of the devices. Steps are counted from 1, over all epochs.
 #[derive(Default)]
 struct Steps {
-    /// The latest step that a device has begun.
+    /// The latest step that any device has begun.
     begun: usize,
-    /// The last one to be taken, once a stop was asked for.
+    /// The last step to run; set once a stop was requested.
     last: Option<usize>,
-    /// Devices that wait for the others before they begin a step.
+    /// The number of devices that wait for the others to begin a step.
     waiting: usize,
-    /// How often all have met.
+    /// How often all devices have met.
     meetings: usize,
 }
 
 impl Pace {
-    /// A pace for `devices` devices that stops `training` when `requested` says so.
+    /// Creates the state for `devices` devices. A stop of `requested` stops `training`
+    /// after the same step on all devices.
     pub(super) fn new(devices: usize, requested: Interrupter, training: Interrupter) -> Arc<Self> {
         Arc::new(Self {
             devices,
@@ -69,7 +71,8 @@ impl Pace {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all devices have come here. `false` if one does not come.
+    /// Waits until all devices have called this. Returns `false` if one has not called it
+    /// within [`PATIENCE`].
     fn meet(&self) -> bool {
         let mut steps = self.lock();
         steps.waiting += 1;
@@ -85,15 +88,15 @@ impl Pace {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Whether a device may begin `step`. A step that one device has begun is begun by all.
+    /// Returns whether a device may begin `step`. If one device has begun it, all may.
     fn allows(&self, step: usize) -> bool {
         let mut steps = self.lock();
         if steps.last.is_none() && self.requested.should_stop() {
             steps.last = Some(steps.begun);
         }
         if steps.last.is_some_and(|last| step > last) {
-            // Whoever asks for a later step has taken the last one, for which it needed every
-            // other device: none of them can still stop before it.
+            // A device that requests a later step has run the last one, which needed the
+            // gradients of every device. So every device has begun the last step.
             self.training.stop(self.requested.get_message().as_deref());
             return false;
         }
@@ -102,16 +105,16 @@ impl Pace {
     }
 }
 
-/// A device's data loader that keeps the pace.
+/// A device's data loader that waits for the other devices before each batch.
 pub(super) struct PacedLoader<O> {
     loader: Arc<dyn DataLoader<O>>,
     pace: Arc<Pace>,
-    /// Steps this device has begun.
+    /// The number of batches that this device has requested.
     steps: AtomicUsize,
 }
 
 impl<O: 'static> PacedLoader<O> {
-    /// `loader`, with an end that `pace` decides.
+    /// Wraps `loader` so that `pace` decides when each batch is returned.
     pub(super) fn wrap(loader: Arc<dyn DataLoader<O>>, pace: &Arc<Pace>) -> Arc<dyn DataLoader<O>> {
         Arc::new(Self {
             loader,
@@ -142,7 +145,7 @@ impl<O: 'static> DataLoader<O> for PacedLoader<O> {
     }
 }
 
-/// One epoch of a [`PacedLoader`].
+/// Iterator over one epoch of a [`PacedLoader`].
 struct PacedIterator<'a, O> {
     batches: Box<dyn DataLoaderIterator<O> + 'a>,
     loader: &'a PacedLoader<O>,
@@ -183,8 +186,9 @@ mod tests {
         }
     }
 
-    /// The loaders of two devices, for epochs of three steps of two items, and the interrupters
-    /// of users and of Burn. Steps begin when `meeting` devices have come.
+    /// Returns the loaders of two devices, for epochs of three steps of two items, and the
+    /// interrupters of the caller and of Burn. A step begins when `meeting` devices wait
+    /// for it.
     fn loaders(meeting: usize) -> (Vec<Loader>, [Interrupter; 2]) {
         let (requested, training) = (Interrupter::new(), Interrupter::new());
         let loader = DataLoaderBuilder::new(Plain)
@@ -237,7 +241,7 @@ mod tests {
                 let (taken, requested) = (&taken, &requested);
                 scope.spawn(move || {
                     for _ in (0..2).flat_map(|_| loader.iter()) {
-                        // Whoever is behind has at least the step before this one.
+                        // The other device has begun at least the step before this one.
                         let own = taken[mine].fetch_add(1, Ordering::SeqCst) + 1;
                         let other = taken[1 - mine].load(Ordering::SeqCst);
                         assert!(other + 1 >= own, "{own} steps, the other {other}");

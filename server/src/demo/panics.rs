@@ -1,19 +1,20 @@
-//! Panics of a training: kept off the screen, and the first one's words for the error.
+//! Keeps panics of a training run off the screen, and records the first one's message.
 //!
-//! When several devices train, Burn tells of a failure by a panic on the thread that meets it.
-//! Others follow, on every thread that waits for that one, and say nothing of the cause.
+//! When several devices train, Burn reports a failure by a panic on the thread where it
+//! occurs. Every thread that waits for this one then panics, too, with a message that does
+//! not name the cause.
 
 use std::panic;
 use std::sync::{Arc, OnceLock};
 
 use tracing::debug;
 
-/// What the process hears of panics.
+/// The message of the first panic after [`hush`](Self::hush).
 pub(crate) struct Panics(Arc<OnceLock<String>>);
 
 impl Panics {
-    /// From here on, panics go to the log at level debug and nowhere else. That is for the rest of
-    /// the process: some threads panic after the training has ended.
+    /// Installs a panic hook that logs panics at level debug and prints nothing. It stays
+    /// for the rest of the process, as some threads panic after the training has ended.
     pub(crate) fn hush() -> Self {
         let first = Arc::new(OnceLock::new());
         let hook = first.clone();
@@ -24,7 +25,7 @@ impl Panics {
         Self(first)
     }
 
-    /// What the first one said.
+    /// Returns the message of the first panic, if there was one.
     pub(crate) fn first(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }

@@ -1,13 +1,14 @@
-//! What the user sees while the model trains.
+//! Progress display and epoch history of a training run.
 //!
-//! Burn reports a training to a `MetricsRenderer`. [`Monitor`] is ours: it keeps the history of
-//! the epochs and shows the training in one of three ways: Burn's own dashboard on a terminal, a
-//! line an epoch elsewhere, or nothing.
+//! Burn reports progress to a `MetricsRenderer`. [`Monitor`] implements it: it keeps the
+//! history of the epochs and shows the training in one of three ways: Burn's own dashboard
+//! on a terminal, one line per epoch elsewhere, or nothing.
 //!
-//! Of several devices each reports its own batches, so a step is as many reports as there are
-//! devices. The first device alone tells of splits and epochs, and does not wait for the others:
-//! their last batch may come when its split, or even its epoch, has ended. Its step is counted all
-//! the same, but its loss goes into Burn's mean for the next epoch.
+//! With several devices, each reports its own batches, so one step makes as many reports as
+//! there are devices. Only the first device reports splits and epochs, and it does not wait
+//! for the others: their last batch may be reported after its split, or even its epoch, has
+//! ended. The step of such a batch still counts, but Burn adds its loss to the mean of the
+//! next epoch.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -26,19 +27,20 @@ use burn::train::{Interrupter, LearnerSummary};
 
 use super::outcome::Epoch;
 
-/// How to show a training.
+/// How to show a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
-    /// Burn's terminal dashboard. It owns the terminal: `q` stops the training, Ctrl+C does not.
+    /// Burn's terminal dashboard. It takes over the terminal: `q` stops the training,
+    /// Ctrl+C does not.
     Dashboard,
-    /// One line an epoch on standard output.
+    /// One line per epoch on standard output.
     Lines,
     /// Nothing.
     Quiet,
 }
 
 impl View {
-    /// The dashboard where someone can see and leave it, lines where not.
+    /// Returns the dashboard if standard input and output are terminals, else lines.
     pub(crate) fn detect() -> Self {
         match std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
             true => Self::Dashboard,
@@ -47,21 +49,22 @@ impl View {
     }
 }
 
-/// What a [`Monitor`] has seen. Clones share it, since Burn keeps the monitor to itself.
+/// The record that a [`Monitor`] writes. Clones share it, since Burn does not return the
+/// monitor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History(Arc<Mutex<Record>>);
 
-/// The part of a training that is worth keeping.
+/// The results of a training run so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Record {
     /// The epochs that ran to their end.
     pub(super) epochs: Vec<Epoch>,
-    /// All steps, those of an epoch that was cut short included.
+    /// The number of steps, including those of an interrupted epoch.
     pub(super) steps: usize,
 }
 
 impl History {
-    /// Takes the record out.
+    /// Returns the record and leaves an empty one.
     pub(super) fn take(&self) -> Record {
         std::mem::take(&mut self.lock())
     }
@@ -71,23 +74,23 @@ impl History {
     }
 }
 
-/// Follows a training from event to event.
+/// Renderer that records a training run's progress and shows it.
 pub(super) struct Monitor {
     screen: Screen,
     history: History,
     names: HashMap<MetricId, MetricName>,
-    /// How many devices train.
+    /// The number of devices that train.
     devices: usize,
-    /// How many epochs the run is to have.
+    /// The number of epochs requested.
     epochs: usize,
-    /// The epoch that runs.
+    /// The current epoch.
     current: Epoch,
     started: Instant,
-    /// The split that runs.
+    /// The current split.
     split: Split,
-    /// The split that the latest report belongs to.
+    /// The split of the latest report.
     reported: Split,
-    /// Batches trained on so far, those of all devices.
+    /// Training batches reported so far, over all devices.
     batches: usize,
 }
 
@@ -104,8 +107,8 @@ enum Screen {
 }
 
 impl Monitor {
-    /// A monitor of a training on `devices` devices that shows `view` and adds to `history`;
-    /// `interrupter` is what the dashboard pulls when the user asks it to stop.
+    /// Creates a monitor of a training run on `devices` devices that shows `view` and adds
+    /// to `history`. The dashboard stops `interrupter` when the user presses `q`.
     pub(super) fn new(
         view: View,
         devices: usize,
@@ -144,7 +147,8 @@ impl Monitor {
         }
     }
 
-    /// Keeps the value a metric has for a whole epoch; `loss_and_accuracy` says where.
+    /// Stores a metric's value for a whole epoch in one of the fields that
+    /// `loss_and_accuracy` returns.
     fn keep(&mut self, state: &MetricState, loss_and_accuracy: fn(&mut Epoch) -> [&mut f64; 2]) {
         let MetricState::Numeric(entry, Some(NumericEntry::Final(value))) = state else {
             return;
@@ -164,7 +168,7 @@ impl Monitor {
         let mut record = self.history.lock();
         epoch.steps = record.steps - record.epochs.iter().map(|e| e.steps).sum::<usize>();
         if let Screen::Lines(out) = &mut self.screen {
-            // A reader that has gone away is no reason to stop training.
+            // The training continues if nothing reads standard output any more.
             let _ = writeln!(out, "{}", epoch.line(self.epochs)).and_then(|()| out.flush());
         }
         record.epochs.push(epoch);
@@ -198,8 +202,8 @@ impl MetricsRendererTraining for Monitor {
         self.show(|dashboard| dashboard.update_valid(state));
     }
 
-    /// Not passed on: the dashboard would reset the interrupter, and with it the error or the
-    /// stop that ended the training.
+    /// Does not pass the event on: the dashboard would reset the interrupter, and so lose
+    /// the error or the stop request that ended the training.
     fn on_train_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
         Ok(())
     }
@@ -246,7 +250,7 @@ impl TrainingProgressLogger for Monitor {
         self.show(|dashboard| dashboard.end());
     }
 
-    /// An iteration, of which the dashboard is to count one a step.
+    /// Passes on one event per step. Burn logs one per batch, so one per device and step.
     fn log_event_training(&mut self, event: String) {
         if self.reported == Split::Train && !self.batches.is_multiple_of(self.devices) {
             return;
@@ -255,7 +259,7 @@ impl TrainingProgressLogger for Monitor {
     }
 }
 
-/// Burn's evaluator is not used: the final test is one forward pass.
+/// Does nothing: the demo does not use Burn's evaluator.
 impl MetricsRendererEvaluation for Monitor {
     fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
 }
@@ -275,7 +279,7 @@ mod tests {
 
     use super::*;
 
-    /// A standard output to look at.
+    /// A standard output that the test can read.
     #[derive(Clone, Default)]
     struct Paper(Arc<Mutex<Vec<u8>>>);
 
@@ -295,19 +299,19 @@ mod tests {
         MetricState::Numeric(entry, Some(value))
     }
 
-    /// A device's report of a batch that it trained on.
+    /// Reports a training batch of one device.
     fn play_batch(monitor: &mut Monitor, items: usize) {
         monitor.update_train(state(&LossMetric::new(), NumericEntry::Value(9.0)));
         monitor.update_split(items);
     }
 
-    /// The events of one epoch of two steps on two devices, in the order Burn sends them. The
-    /// last batch comes early, late or very late, which is not up to us.
+    /// Plays the events of one epoch of two steps on two devices, in the order Burn sends
+    /// them. The last batch comes in its split, in the next one, or in the next epoch.
     fn play_epoch(monitor: &mut Monitor, number: usize) {
         let (loss, accuracy) = (LossMetric::new(), AccuracyMetric::new());
         monitor.start_split("train", 128);
         if number == 3 {
-            play_batch(monitor, 128); // Of the second epoch.
+            play_batch(monitor, 128); // The last batch of the second epoch.
         }
         for items in [64, 64, 128] {
             play_batch(monitor, items);

@@ -1,12 +1,13 @@
 //! Trains a network on the digits with Burn's own training stack.
 //!
-//! The one thing here that is not in every Burn program is where the devices come from: the
-//! caller passes them in. They may be local or anywhere in a pool; nothing in this file can tell.
+//! This is an ordinary Burn program, except that the caller passes the devices in. They may
+//! be local or in a pool; the code here is the same for both.
 //!
-//! Several devices train data-parallel, by Burn's own strategy: each has a replica of the network
-//! and its own part of the training set, and the gradients of each step are averaged over all of
-//! them. The digits of a step are divided among the devices, so that a step is as large, and an
-//! epoch has as many, whatever their number.
+//! Several devices train data-parallel, by Burn's own strategy: each has a replica of the
+//! network and its own part of the training set, and the gradients of each step are
+//! averaged over all devices. The digits of a step are divided among the devices, so that
+//! the size of a step and the number of steps in an epoch do not depend on the number of
+//! devices.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,34 +35,35 @@ use super::outcome::Outcome;
 use super::pace::{Pace, PacedLoader};
 use super::progress::{History, Monitor, Record, View};
 
-/// Digits a step, those of all devices.
+/// Digits in a step, over all devices.
 pub(crate) const BATCH_SIZE: usize = 64;
 
-/// How many devices divide a step, and the training set, evenly among them.
+/// The numbers of devices that divide a step, and the training set, evenly.
 pub(crate) const DEVICE_COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
-/// What to train, on what, and for how long.
+/// The settings of a training run.
 pub(crate) struct TrainOptions {
     /// The network.
     pub(crate) model: Model,
-    /// The devices to train on together; the first one's replica is tested.
+    /// The devices to train on together. The test uses the first device's replica.
     pub(crate) devices: Vec<Device>,
-    /// Passes over the training set, at least 1.
+    /// The number of passes over the training set, at least 1.
     pub(crate) epochs: usize,
-    /// Digits a step, at least 1: each device takes an equal share of them.
+    /// Digits in a step, at least 1; each device gets an equal share.
     pub(crate) batch_size: usize,
-    /// Decides the data split, the first weights and the order of the batches.
+    /// The seed of the data split, the initial weights and the order of the batches.
     pub(crate) seed: u64,
-    /// Where to write checkpoints and metric logs; nothing is written without it.
+    /// The directory for checkpoints and metric logs; none are written if `None`.
     pub(crate) artifacts: Option<PathBuf>,
     /// How to show the progress.
     pub(crate) view: View,
-    /// Stops the training after the step that runs, say on Ctrl+C. Keep a clone of it.
+    /// Stops the training after the current step, for example on Ctrl+C. The caller keeps a
+    /// clone to request the stop.
     pub(crate) interrupter: Interrupter,
 }
 
 impl TrainOptions {
-    /// The options the demo starts from.
+    /// Returns the demo's default options.
     pub(crate) fn new(model: Model, devices: Vec<Device>) -> Self {
         Self {
             model,
@@ -76,32 +78,32 @@ impl TrainOptions {
     }
 }
 
-/// Why a training gave no result.
+/// Why a training run gave no result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TrainError {
-    /// The options make no sense.
+    /// An option has a value that cannot work.
     #[error("cannot train: {0}")]
     Options(&'static str),
     /// The devices cannot share the work evenly.
     #[error("cannot train: a step of {batch_size} digits does not divide among {devices} devices")]
     Shares {
-        /// Digits a step.
+        /// Digits in a step.
         batch_size: usize,
-        /// How many there are.
+        /// The number of devices.
         devices: usize,
     },
-    /// The directory for the artifacts cannot be made.
+    /// The directory for the artifacts cannot be created.
     #[error("cannot create the artifact directory {}", path.display())]
     Artifacts {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A device failed, or a checkpoint could not be written.
     #[error("the training stopped: {0}")]
     Training(Arc<TrainingError>),
-    /// The same, when several devices train: Burn then panics.
+    /// As [`Training`](Self::Training), but with several devices, where Burn panics.
     #[error("the training stopped: {0}")]
     Panicked(String),
     /// The trained model could not be tested.
@@ -109,7 +111,7 @@ pub(crate) enum TrainError {
     Test(#[from] TensorReadError),
 }
 
-/// Trains the network, tests it on digits it has not seen, and returns what came of it.
+/// Trains the network, tests it on digits outside the training set, and returns the result.
 pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
     options.check()?;
     options.create_artifacts()?;
@@ -127,7 +129,7 @@ pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
     } = catch_unwind(AssertUnwindSafe(|| training.launch(learner)))
         .map_err(|payload| TrainError::Panicked(words(payload.as_ref())))?;
     let seconds = start.elapsed().as_secs_f64();
-    drop(renderer); // Gives the terminal back.
+    drop(renderer); // Restores the terminal.
     if let Some(error) = error {
         return Err(TrainError::Training(error));
     }
@@ -167,7 +169,8 @@ impl TrainOptions {
         }
     }
 
-    /// Burn ignores a directory it cannot create, and panics later when it writes to it.
+    /// Creates the directory for artifacts. Burn ignores a directory that it cannot create,
+    /// and panics later when it writes there.
     fn create_artifacts(&self) -> Result<(), TrainError> {
         self.artifacts.as_ref().map_or(Ok(()), |path| {
             std::fs::create_dir_all(path).map_err(|source| TrainError::Artifacts {
@@ -177,7 +180,7 @@ impl TrainOptions {
         })
     }
 
-    /// Where and how the steps run.
+    /// Returns Burn's strategy: single-device, or data-parallel with averaged gradients.
     fn strategy(&self) -> ExecutionStrategy {
         let mut devices: Vec<_> = self.devices.iter().map(|d| d.clone().autodiff()).collect();
         match devices.len() {
@@ -192,12 +195,13 @@ impl TrainOptions {
     }
 }
 
-/// The network with its first weights, its optimiser and its learning rate.
+/// Creates the network with its initial weights, its optimiser and its learning rate
+/// schedule, for a training set of `digits` digits.
 fn learner(options: &TrainOptions, digits: usize) -> Learner<Network> {
     let device = options.devices[0].clone().autodiff();
     device.seed(options.seed);
-    // Burn draws a weight when it is first used. Draw them all here, in one order and on one
-    // device, whose replica the others' are copies of.
+    // Burn initialises a weight when it is first used. `fork` initialises them all here, in
+    // a fixed order and on one device, from which Burn copies the other replicas.
     let network = Network::new(options.model, &device).fork(&device);
     let steps = options.epochs * digits.div_ceil(options.batch_size);
     let rate = CosineAnnealingLrSchedulerConfig::new(options.model.learning_rate(), steps)
@@ -206,7 +210,7 @@ fn learner(options: &TrainOptions, digits: usize) -> Learner<Network> {
     Learner::new(network, AdamConfig::new().init(), rate)
 }
 
-/// Data, metrics, files and screen of the training.
+/// Sets up the training: data loaders, metrics, files and progress display.
 fn training(
     options: &TrainOptions,
     digits: &Digits,
@@ -223,7 +227,7 @@ fn training(
         .shuffle(options.seed)
         .set_device(options.devices[0].clone())
         .build(InMemDataset::new(digits.train.clone()));
-    // The test set is one batch: one forward pass and two reads an epoch.
+    // The test set is one batch, so an epoch's test takes one forward pass and two reads.
     let test = DataLoaderBuilder::new(DigitBatcher)
         .batch_size(digits.test.len())
         .set_device(options.devices[0].clone())
@@ -242,7 +246,8 @@ fn training(
         .with_training_strategy(options.strategy().into())
         .with_interrupter(interrupter)
         .renderer(Box::new(monitor))
-        // Burn would install a log subscriber and a panic hook; both are the program's business.
+        // Otherwise Burn installs a log subscriber and a panic hook; this program has its
+        // own.
         .with_application_logger(None);
     match &options.artifacts {
         Some(directory) => training
@@ -252,14 +257,15 @@ fn training(
     }
 }
 
-/// What a panic said.
+/// Returns a panic's message.
 fn words(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).into());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
     text.unwrap_or_else(|| "a panic without words".into())
 }
 
-/// The share of `digits` that `network` gets right, computed on `device`.
+/// Returns the share of `digits` that `network` classifies correctly, from 0 to 1. Runs on
+/// `device`.
 fn accuracy(
     network: &Network,
     digits: Vec<Digit>,
@@ -298,7 +304,7 @@ mod tests {
                 "{model:?}: {first:?} {last:?}"
             );
             assert!(outcome.test_accuracy > 0.8, "{model:?}: {outcome:?}");
-            // The last epoch tested the same weights on the same digits.
+            // The last epoch's test used the same weights and the same digits.
             assert!((100.0 * outcome.test_accuracy - last.test_accuracy).abs() < 1e-6);
             assert_eq!(outcome.steps, 2 * 22, "{model:?}");
             assert!(!outcome.interrupted);

@@ -1,4 +1,4 @@
-//! How an event's fields are written: as everywhere, but escaped and cut.
+//! Formats an event's fields like the subscriber's default, but escaped and cut.
 
 use std::fmt::{self, Debug, Write};
 
@@ -42,7 +42,7 @@ impl Line<'_, '_> {
         }
         match (field.name(), self.writer.has_ansi_escapes()) {
             ("message", _) => {}
-            // Italic, and then dim, as the subscriber's own.
+            // The name is italic and the `=` dim, as in the subscriber's default format.
             (name, true) => write!(self.writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
             (name, false) => write!(self.writer, "{name}=")?,
         }

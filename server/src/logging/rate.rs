@@ -1,8 +1,8 @@
-//! At most so many lines a second about peers of each kind, and then a count of the rest.
+//! Limits the rate of log lines about peers, and logs a count of the skipped lines.
 //!
-//! A kind is a place in the code that logs, as what a peer brings about again and again
-//! is logged in the same place each time. Lines about nobody outside, and those for
-//! debugging, which somebody asked for, are left alone.
+//! Lines are limited by the place in the code that logs them, as an event that a peer
+//! repeats is logged at the same place each time. Lines that are not about peers are not
+//! limited, nor are those below level info, which the operator has turned on.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -21,10 +21,10 @@ use tracing_subscriber::layer::{Context, Layer};
 
 use crate::rate::{Limiter, SECOND, Verdict};
 
-/// Fields that say whom a line is about.
+/// Fields that mark a line as being about a peer.
 const ABOUT: [&str; 6] = ["peer", "client", "worker", "session", "lease", "address"];
 
-/// The limiter of this process, and what wakes the thread that tells of its counts.
+/// The limiter, and the condition that wakes the thread that logs its counts.
 #[derive(Default)]
 struct Shared {
     limiter: Mutex<Limiter<Identifier>>,
@@ -36,7 +36,7 @@ impl Shared {
         self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells of what was skipped, once a second while there is something.
+    /// Logs the counts of skipped lines, once a second while there are any.
     fn run(&self) {
         loop {
             let limiter = self.limiter();
@@ -51,17 +51,17 @@ impl Shared {
     }
 }
 
-/// Lets lines about peers through at a bounded rate.
+/// Layer that passes lines about peers at a limited rate.
 pub(super) struct Rated(Arc<Shared>);
 
 impl Rated {
-    /// The filter of this process. A thread, which sleeps while nothing is skipped, tells
-    /// of the counts for as long as the process lives.
+    /// Creates the layer, and starts a thread that logs the counts for as long as the
+    /// process lives. The thread sleeps while no lines are skipped.
     pub(super) fn start() -> Self {
         let shared = Arc::<Shared>::default();
         let limiter = shared.clone();
         let thread = thread::Builder::new().name("tensord-log".into());
-        // Without the thread lines are still bounded, and the counts go untold.
+        // Without the thread, lines are still limited, but the counts are not logged.
         let _ = thread.spawn(move || limiter.run());
         Self(shared)
     }
@@ -72,8 +72,8 @@ fn is_about_a_peer(metadata: &Metadata<'_>) -> bool {
     *metadata.level() <= Level::INFO && ABOUT.iter().any(|name| fields.field(name).is_some())
 }
 
-/// A layer for all others, and no filter of one of them: those lose the events after one
-/// that such a filter has refused.
+/// The limit is a layer that filters for all layers, not a filter of a single layer: with
+/// the latter, a layer loses the events that follow a refused one.
 impl<S: Subscriber> Layer<S> for Rated {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
@@ -89,14 +89,14 @@ impl<S: Subscriber> Layer<S> for Rated {
     }
 }
 
-/// The words of an event.
+/// Returns the message of an event, escaped and cut.
 fn text(event: &Event<'_>) -> String {
     struct Message(String);
     impl Visit for Message {
         fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
             if field.name() == "message" {
                 let mut escaping = Escaping::new(&mut self.0, NAME_CHARS);
-                // Strings take whatever is written.
+                // Writing to a string cannot fail.
                 let _ = std::fmt::write(&mut escaping, format_args!("{value:?}"));
             }
         }

@@ -1,7 +1,7 @@
-//! Who may call what.
+//! Access control: which calls a token permits.
 //!
-//! A call shows a token, and the pool's [`Tokens`] say whose it is, what it is for and
-//! until when. Only hashes of tokens are kept, and each is compared in constant time.
+//! A call presents a token, and the pool's [`Tokens`] decide its tenant, its role and how
+//! long it is valid. Only hashes of tokens are kept, and each is compared in constant time.
 
 mod role;
 mod time;
@@ -21,39 +21,40 @@ pub(crate) use self::{
 };
 use crate::state::{self, Ledger, PoolSecrets, StateDir, StateError};
 
-/// The tokens of the first start: name, role, and the file that has the token itself.
+/// The tokens of the first start: name, role, and the file in the state directory that
+/// contains the token.
 const FIRST: [(&str, Role, &str); 3] = [
     ("program", Role::Client, "client-token"),
     ("worker", Role::Worker, "worker-token"),
     ("admin", Role::Admin, "admin-token"),
 ];
 
-/// How many workers may enrol with the token of the first start: more than a small
-/// cluster ever does, and few enough that nobody fills the disk with it.
+/// The number of workers that may enrol with the token of the first start: more than a
+/// small cluster has, and few enough that nobody can fill the disk with enrolments.
 const FIRST_WORKER_USES: u64 = 1000;
 
-/// Who may call what.
+/// The pool's registry of tokens, and the checks of calls against it.
 #[derive(Debug)]
 pub(crate) struct Access {
     state: StateDir,
     tokens: Ledger<Tokens>,
 }
 
-/// What a call that was let in may do, for as long as it lasts.
+/// The rights of an admitted call, for as long as the call lasts.
 #[derive(Clone, Debug)]
 pub(crate) struct Pass {
-    /// The name of its token.
+    /// The name of the call's token.
     pub(super) token: Arc<str>,
-    /// Whose it is.
+    /// The token's tenant.
     pub(super) tenant: Arc<str>,
-    /// What it lets its holder be.
+    /// The token's role.
     pub(super) role: Role,
     hash: blake3::Hash,
 }
 
 #[cfg(test)]
 impl Pass {
-    /// A pass of a program, by the token of this name.
+    /// Creates a pass of a program with the token of this name.
     pub(super) fn of_program(token: &str) -> Self {
         Self {
             token: token.into(),
@@ -64,7 +65,7 @@ impl Pass {
     }
 }
 
-/// Why tokens were not changed.
+/// The reason why tokens were not changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChangeError {
     #[error(transparent)]
@@ -74,7 +75,8 @@ pub(crate) enum ChangeError {
 }
 
 impl Access {
-    /// The tokens that `state` knows, and those of the first start.
+    /// Opens the registry of tokens in `state`, and adds the tokens of the first start to
+    /// it.
     pub(crate) fn open(state: StateDir, secrets: &PoolSecrets) -> Result<Self, StateError> {
         let tokens = state.ledger("tokens.json")?;
         let access = Self { state, tokens };
@@ -98,7 +100,8 @@ impl Access {
             }
             Ok::<_, TokenError>(changed)
         };
-        // A registry that is full has them already, or the operator has filled it.
+        // An error of this trial run means that the registry is full: it has these tokens
+        // already, or the operator has filled it.
         if adopt(&mut Tokens::clone(&access.tokens.read())).is_ok_and(|changed| changed) {
             let written = access.tokens.change(|tokens| Ok(adopt(tokens)?));
             if let Err(ChangeError::State(e)) = written {
@@ -108,12 +111,13 @@ impl Access {
         Ok(access)
     }
 
-    /// Lets a call pass that shows a token of one of `roles`; errors speak of the first.
+    /// Admits a call that presents a token of one of `roles`. Error messages refer to the
+    /// first role.
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::Token`], saying whether the token is missing, of another role, of
-    /// none here, or ended.
+    /// [`ErrorCode::Token`] if the token is missing, of another role, unknown, or has
+    /// ended; the message states which.
     pub(super) fn check(&self, roles: &[Role], metadata: &MetadataMap) -> Result<Pass, Error> {
         let wanted = roles[0];
         let source = wanted.source();
@@ -147,11 +151,11 @@ impl Access {
         })
     }
 
-    /// Whether `pass` may open something new at this moment.
+    /// Checks that `pass` may open something new at this moment.
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::Token`], saying why its token does not.
+    /// [`ErrorCode::Token`] if its token has ended; the message states why.
     pub(super) fn may_open(&self, pass: &Pass) -> Result<(), Error> {
         let tokens = self.tokens.read();
         match tokens.find(pass.hash, UnixMillis::now()) {
@@ -163,11 +167,11 @@ impl Access {
         }
     }
 
-    /// Counts an enrolment with the token of `pass`. Blocks for as long as the disk takes.
+    /// Counts an enrolment with the token of `pass`. Blocks until the count is on disk.
     ///
     /// # Errors
     ///
-    /// As [`may_open`](Self::may_open), and when it cannot be written down.
+    /// Those of [`may_open`](Self::may_open), and if the count cannot be written.
     pub(super) fn use_up(&self, pass: &Pass) -> Result<(), Error> {
         self.may_open(pass)?;
         let used = self.tokens.change(|tokens| {
@@ -183,12 +187,13 @@ impl Access {
         })
     }
 
-    /// The pool's tokens as they are now.
+    /// Returns the pool's current tokens.
     pub(crate) fn tokens(&self) -> Arc<Tokens> {
         self.tokens.read()
     }
 
-    /// The token of the first start for `role`, as long as it is good.
+    /// Returns the token of the first start for `role`, if it is still valid for
+    /// everything.
     pub(crate) fn url_token(&self, role: Role, secrets: &PoolSecrets) -> Option<Secret> {
         let string = match role {
             Role::Admin => &secrets.admin_token,
@@ -202,11 +207,11 @@ impl Access {
         }
     }
 
-    /// Makes a token. Blocks for as long as the disk takes.
+    /// Creates a token and returns it with its secret string. Blocks until it is on disk.
     ///
     /// # Errors
     ///
-    /// When it breaks a rule, or cannot be written down.
+    /// If the token breaks a rule, or cannot be written.
     pub(super) fn create(&self, new: NewToken) -> Result<(Token, Secret), ChangeError> {
         let string = Secret::new(state::new_token()?);
         let token = self.tokens.change(|tokens| {
@@ -216,11 +221,12 @@ impl Access {
         Ok((token, string))
     }
 
-    /// Makes a successor of a token. Blocks for as long as the disk takes.
+    /// Creates a successor of a token and returns it with its secret string; the
+    /// predecessor stays valid for `grace`. Blocks until the change is on disk.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create).
+    /// Those of [`create`](Self::create).
     pub(super) fn rotate(
         &self,
         name: &str,
@@ -229,7 +235,8 @@ impl Access {
         let string = Secret::new(state::new_token()?);
         let token = self.tokens.change(|tokens| {
             let rotated = tokens.rotate(name, hash(&string), grace, UnixMillis::now())?;
-            // First, as a file that has an unknown token is believed at the next start.
+            // The file is written before the registry: if the process ends in between, the
+            // next start adopts the unknown token of the file.
             if let Some((_, _, file)) = FIRST.iter().find(|(first, ..)| *first == name) {
                 self.state.replace_token(file, &string)?;
             }
@@ -238,11 +245,12 @@ impl Access {
         Ok((token, string))
     }
 
-    /// Ends a token. Blocks for as long as the disk takes.
+    /// Revokes a token. With `keep_leases`, everything that it has opened goes on. Blocks
+    /// until the change is on disk.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create).
+    /// Those of [`create`](Self::create).
     pub(super) fn revoke(&self, name: &str, keep_leases: bool) -> Result<Token, ChangeError> {
         self.tokens.change(|tokens| {
             let revoked = tokens.revoke(name, keep_leases, UnixMillis::now())?;
@@ -266,7 +274,7 @@ fn refuse<T>(message: String) -> Result<T, Error> {
     Err(Error::new(ErrorCode::Token, message))
 }
 
-/// The token of an `authorization: Bearer …` entry.
+/// Returns the token of an `authorization: Bearer …` entry.
 fn bearer(metadata: &MetadataMap) -> Option<&[u8]> {
     let value = metadata.get("authorization")?.as_encoded_bytes();
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;

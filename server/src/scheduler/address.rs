@@ -1,14 +1,14 @@
-//! Where a worker is, from what it says and where its call came from.
+//! A worker's address, from its registration and the source of its call.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The address under which clients reach a worker that says it is at `given`
-/// and whose call came from `peer`. A worker that listens on every address
-/// knows none of them, but the scheduler sees the one it came from.
+/// Returns the address at which clients reach a worker that registers the address `given`
+/// and calls from `peer`. If the worker listens on every address and so names none, the
+/// host is that of `peer`.
 ///
 /// # Errors
 ///
-/// What is wrong with `given`.
+/// Returns a message that names what is wrong with `given`.
 pub(super) fn reachable(given: &str, peer: IpAddr) -> Result<String, String> {
     let wrong = |rule: &str| Err(format!("the worker's address {given:?} {rule}"));
     if let Ok(address) = given.parse::<SocketAddr>() {

@@ -1,5 +1,5 @@
-//! The service for administrators: tokens are made, listed, rotated and revoked, and
-//! workers listed and removed, while the pool runs.
+//! The admin service: it creates, lists, rotates and revokes tokens, and lists and removes
+//! workers, while the pool runs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -160,7 +160,7 @@ impl Admin for Service {
     }
 }
 
-/// Runs what may wait for the disk.
+/// Runs `work` on a thread that may block on the disk.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
@@ -169,7 +169,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Service {
-    /// Changes tokens on a thread that may wait for the disk.
+    /// Changes tokens on a thread that may block on the disk.
     async fn change<T: Send + 'static>(
         &self,
         change: impl FnOnce(&Access) -> Result<T, ChangeError> + Send + 'static,

@@ -1,7 +1,7 @@
-//! Between messages and the engine's events and commands.
+//! Conversion between messages and the engine's events and commands.
 //!
-//! What comes in is checked here: the engine may rely on it, and what others
-//! will be shown (names, kinds) is safe to print.
+//! Incoming messages are checked here, so the engine can rely on their contents, and text
+//! that others will see (names, kinds) is safe to print.
 
 use std::net::IpAddr;
 
@@ -24,20 +24,20 @@ use tensord_transport::{identity, tls::Fingerprint, token};
 
 use super::{access::UnixMillis, address};
 
-/// Most devices of one worker: more than any host has.
+/// The largest number of devices of one worker, more than any host has.
 const MAX_DEVICES: usize = 256;
 
-/// The signature at the end of a lease token.
+/// The size of the signature at the end of a lease token.
 const SIGNATURE_BYTES: usize = 64;
 
-/// Longest text that others are shown, in bytes.
+/// The longest text that is shown to other users, in bytes.
 const MAX_TEXT_BYTES: usize = 253;
 
 fn protocol<T>(message: impl Into<String>) -> Result<T, Error> {
     Err(Error::new(ErrorCode::Protocol, message))
 }
 
-/// Text that others are shown.
+/// Checks text that is shown to other users.
 fn text(what: &str, text: String) -> Result<String, Error> {
     if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
         return protocol(format!(
@@ -47,20 +47,20 @@ fn text(what: &str, text: String) -> Result<String, Error> {
     Ok(text)
 }
 
-/// What a worker registers.
+/// A worker's registration and the state that it reports.
 #[derive(Debug)]
 pub(super) struct Registering {
     pub(super) registration: Registration,
-    /// What still runs there.
+    /// The devices that leases use, or that are not free of ended leases yet.
     pub(super) held: Vec<HeldDevice>,
-    /// What has ended there.
+    /// The latest grant that has ended on each device.
     pub(super) ended: Vec<DeviceGrant>,
-    /// What cannot be offered.
+    /// The devices that the worker cannot offer.
     pub(super) out_of_service: Outages,
 }
 
-/// The id and certificate of a worker that registers, and that proved in the handshake to
-/// have the key of the certificate `shown`.
+/// Checks that a registration belongs to the certificate `shown`, whose key the worker
+/// proved in the handshake. Returns the worker's id and certificate.
 pub(super) fn prove(
     register: &v1::Register,
     shown: Option<&Fingerprint>,
@@ -83,7 +83,7 @@ pub(super) fn prove(
     }
 }
 
-/// What a worker registers, whose call came from `peer`.
+/// Checks and converts the registration of a worker that calls from `peer`.
 pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Registering, Error> {
     let count = register.devices.len();
     if count > MAX_DEVICES {
@@ -134,8 +134,8 @@ pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Regis
     })
 }
 
-/// The devices that a worker cannot offer. Of so many that it cannot have them all, only
-/// the first; and its words as others may be shown them.
+/// Converts a worker's list of devices out of service. Takes at most [`MAX_DEVICES`]
+/// entries, and makes the reasons safe to print.
 pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
     let shown = |out: v1::OutOfService| {
         let reason = foreign(&out.reason, MESSAGE_CHARS).to_string();
@@ -148,7 +148,7 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
         .collect()
 }
 
-/// What a worker has released.
+/// Converts a worker's report of released devices.
 pub(super) fn released(released: v1::Released) -> WorkerEvent {
     WorkerEvent::Released {
         lease: LeaseId(released.lease_id),
@@ -156,18 +156,19 @@ pub(super) fn released(released: v1::Released) -> WorkerEvent {
     }
 }
 
-/// What a client holds, as its tokens tell.
+/// The leases that a client claims by its tokens.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ClaimedLeases {
-    /// The leases that the tokens prove.
+    /// The leases proved by valid tokens.
     pub(super) claims: Vec<Claim>,
-    /// The leases named by tokens that prove nothing: signed with another key,
-    /// or for another client, credential or tenant. Such leases are gone, and the client is told.
+    /// The leases named by tokens that prove nothing: signed with another key, or issued
+    /// for another client, credential or tenant. The client is notified that these leases
+    /// have ended.
     pub(super) void: Vec<LeaseId>,
 }
 
-/// What `client` holds, as its tokens tell, which shows a token of `tenant`. The end of a
-/// token is of no interest: what it opened goes on.
+/// Checks the lease tokens that `client` presents, whose pool token belongs to `tenant`.
+/// The expiry of a lease token is ignored, since the lease goes on after it.
 pub(super) fn held(
     client: ClientId,
     credential: CredentialHash,
@@ -194,7 +195,8 @@ pub(super) fn held(
     Ok(held)
 }
 
-/// The lease that an unproven token names: good for nothing but to say so.
+/// Returns the lease that an unverified token names. Use it only to report that the lease
+/// has ended.
 fn lease_named(token: &[u8]) -> Option<LeaseId> {
     let claims = token.get(..token.len().checked_sub(SIGNATURE_BYTES)?)?;
     Some(LeaseId(LeaseClaims::decode(claims).ok()?.lease_id))
@@ -214,8 +216,8 @@ fn claim(claims: &LeaseClaims) -> Claim {
     }
 }
 
-/// What a client says after its hello. `lease` is the id for a lease that may
-/// come of it.
+/// Converts a client's message after its hello. `lease` is the id of the lease that a
+/// request may lead to.
 pub(super) fn client_event(
     message: v1::ClientMessage,
     lease: LeaseId,
@@ -249,7 +251,7 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
     })
 }
 
-/// A position in the queue, for the client that waits.
+/// Builds the message that reports a request's position in the queue.
 pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
     let request_id = request.0;
     pool_message(pool_message::Body::Queued(v1::Queued {
@@ -258,7 +260,7 @@ pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
     }))
 }
 
-/// A device of a lease, as the claims of its token name it.
+/// Builds the entry of a device in the claims of a lease token.
 pub(super) fn lease_share(device: &LeasedDevice) -> v1::LeaseShare {
     v1::LeaseShare {
         worker_id: device.share.worker.0,
@@ -270,7 +272,7 @@ pub(super) fn lease_share(device: &LeasedDevice) -> v1::LeaseShare {
     }
 }
 
-/// A later token of a lease that goes on.
+/// Builds the message with a renewed token of a lease.
 pub(super) fn renewed(lease: LeaseId, token: Vec<u8>) -> PoolMessage {
     pool_message(pool_message::Body::Renewed(v1::Renewed {
         lease_id: lease.0,
@@ -278,7 +280,7 @@ pub(super) fn renewed(lease: LeaseId, token: Vec<u8>) -> PoolMessage {
     }))
 }
 
-/// A lease, with its token.
+/// Builds the message that grants a lease, with its token.
 pub(super) fn granted(
     request: RequestId,
     lease: LeaseId,
@@ -311,7 +313,7 @@ fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
     }
 }
 
-/// A device in a message.
+/// Converts a device description to its message.
 pub(super) fn device(device: DeviceSpec) -> v1::Device {
     let DeviceSpec {
         kind,
@@ -325,7 +327,7 @@ pub(super) fn device(device: DeviceSpec) -> v1::Device {
     }
 }
 
-/// The end of a request without a lease.
+/// Builds the message that refuses a request.
 pub(super) fn refused(request: RequestId, error: Error) -> PoolMessage {
     let (request_id, error) = (request.0, Some(error));
     pool_message(pool_message::Body::Refused(v1::Refused {
@@ -334,7 +336,7 @@ pub(super) fn refused(request: RequestId, error: Error) -> PoolMessage {
     }))
 }
 
-/// Why a request was refused.
+/// Converts the reason of a refusal to an error.
 pub(super) fn refuse_error(reason: &RefuseReason) -> Error {
     let code = match reason {
         RefuseReason::NoDevices => ErrorCode::Protocol,
@@ -345,7 +347,7 @@ pub(super) fn refuse_error(reason: &RefuseReason) -> Error {
     Error::new(code, reason.to_string())
 }
 
-/// The end of a lease, for the client that held it.
+/// Builds the message that reports the end of a lease to its client.
 pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
     let code = match reason {
         EndReason::WorkerLost { .. }
@@ -361,7 +363,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
     }))
 }
 
-/// The end of a lease, for a worker that runs its sessions.
+/// Builds the command for a worker to end a lease's sessions.
 pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand {
     let grant = |grant: &DeviceGrant| v1::DeviceGrant {
         device_index: grant.index,
@@ -373,7 +375,7 @@ pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand
     }))
 }
 
-/// A device was granted, for its worker.
+/// Builds the command that announces a device's new grant to its worker.
 pub(super) fn granted_anew(device: &LeasedDevice) -> WorkerCommand {
     worker_command(worker_command::Body::Granted(v1::DeviceGrant {
         device_index: device.share.index,
@@ -381,7 +383,7 @@ pub(super) fn granted_anew(device: &LeasedDevice) -> WorkerCommand {
     }))
 }
 
-/// The scheduler's time, for a worker.
+/// Builds the command that carries the scheduler's time.
 pub(super) fn time(now: UnixMillis) -> WorkerCommand {
     worker_command(worker_command::Body::Time(v1::Time { time_ms: now.0 }))
 }
@@ -390,7 +392,7 @@ fn worker_command(body: worker_command::Body) -> WorkerCommand {
     WorkerCommand { body: Some(body) }
 }
 
-/// A message to a client.
+/// Wraps the body of a message to a client.
 pub(super) fn pool_message(body: pool_message::Body) -> PoolMessage {
     PoolMessage { body: Some(body) }
 }

@@ -1,9 +1,9 @@
-//! Drives the engine: one task that owns it, takes what streams and timers
-//! say, and carries out what it decides.
+//! The driver: one task that owns the engine, feeds it input from streams and timers, and
+//! carries out its commands.
 //!
-//! The task waits for nothing but its next input, so that no peer can hold up
-//! another. It decides nothing about leases; it only keeps which stream is
-//! whose, and what workers last said about their use.
+//! The task waits for its next input only, so that no peer can hold up another. It makes no
+//! decisions about leases; it keeps the current stream of each peer, and the device usage
+//! that workers last reported.
 
 mod clients;
 mod holders;
@@ -49,58 +49,58 @@ use super::{
 };
 use crate::audit::Audit;
 
-/// Inputs that wait for the driver; streams wait when it is full. An input is
-/// handled in microseconds, so this is a few milliseconds of work.
+/// The capacity of the driver's input queue; readers wait while it is full. The driver
+/// handles an input in microseconds, so a full queue is a few milliseconds of work.
 pub(super) const INPUT_QUEUE: usize = 1024;
 
-/// Attached clients and joined workers at once, of each; the connections they
-/// come over have a bound of their own.
+/// The largest number of attached clients, and of joined workers. Their connections have a
+/// separate bound.
 const MAX_STREAMS: usize = 4096;
 
-/// How long the ends of streams may take to go out when the process stops.
+/// The time limit for sending the final errors of all streams when the process stops.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// What the driver is told.
+/// An input to the driver.
 pub(super) enum Input {
-    /// A client is here: its hello was checked.
+    /// A client attaches; its hello has been checked.
     Attach {
         client: ClientId,
         credential: CredentialHash,
         pass: Pass,
         held: convert::ClaimedLeases,
         opened: Opened<ClientMessage, PoolMessage>,
-        /// Whether it may attach; nothing has changed if not.
+        /// Receives whether the client may attach. After an error, nothing has changed.
         decided: oneshot::Sender<Result<(), Error>>,
     },
-    /// A client said something.
+    /// A message from a client.
     FromClient(ClientId, StreamId, ClientMessage),
-    /// A worker is here, which is enrolled: its registration was checked.
+    /// A worker joins; it is enrolled and its registration has been checked.
     Join {
         arrival: Box<Arrival>,
         opened: Opened<WorkerMessage, WorkerCommand>,
     },
-    /// A worker said something.
+    /// A message from a worker.
     FromWorker(WorkerId, StreamId, WorkerMessage),
-    /// Somebody wants to know how the pool is.
+    /// A request for the pool's status.
     Status(Pass, oneshot::Sender<StatusReply>),
-    /// The token of this name was revoked: what hangs on it ends.
+    /// The token of this name was revoked: the streams and leases that depend on it end.
     Revoke {
         token: String,
         reply: oneshot::Sender<Revoked>,
     },
-    /// The worker of this name was removed: its registration ends, with its leases.
-    /// Whether it was in the pool.
+    /// The worker of this name was removed from the enrolled ones: its stream and leases
+    /// end. The reply is whether it was in the pool.
     Remove {
         name: String,
         reply: oneshot::Sender<bool>,
     },
-    /// The process is about to stop: nothing is granted any more.
+    /// The process is about to stop: all further requests are refused.
     StopGranting,
-    /// It stops now: every stream ends, with a word to its peer.
+    /// The process stops now: every stream ends with an error that states the reason.
     Stop,
 }
 
-/// What wakes the driver.
+/// The events that wake the driver.
 enum Next {
     Input(Box<Input>),
     ReaderEnded(Result<(task::Id, Option<Error>), JoinError>),
@@ -108,14 +108,14 @@ enum Next {
     Deadline,
 }
 
-/// Whose stream a reader reads.
+/// The peer whose stream a reader reads.
 #[derive(Clone, Copy)]
 enum Peer {
     Client(ClientId, StreamId),
     Worker(WorkerId, StreamId),
 }
 
-/// See the module's documentation.
+/// The driver's state. See the module's documentation.
 pub(super) struct Driver {
     engine: Engine,
     started: Instant,
@@ -134,7 +134,7 @@ pub(super) struct Driver {
     next_stream: u64,
     readers: JoinSet<Option<Error>>,
     read_by: HashMap<task::Id, Peer>,
-    /// For readers.
+    /// The sending end of `inputs`, for readers.
     sender: mpsc::Sender<Input>,
     inputs: mpsc::Receiver<Input>,
     worker_silence: Duration,
@@ -142,7 +142,8 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// A driver of a new engine of this term, and where its inputs go.
+    /// Creates a driver with a new engine of this term. Returns it with the sender for its
+    /// inputs.
     pub(super) fn new(
         options: Options,
         term: u64,
@@ -179,7 +180,7 @@ impl Driver {
         (driver, sender)
     }
 
-    /// Runs until told to stop. Dropping the future ends every stream at once.
+    /// Runs until [`Input::Stop`] arrives. Dropping the future ends every stream at once.
     pub(super) async fn run(mut self) {
         let mut look = interval(gap::LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -194,7 +195,8 @@ impl Driver {
                     Next::Deadline
                 }
             };
-            // What comes first after a sleep may be the end of a stream that came of it.
+            // The first event after a gap may be a stream that ended because of the gap, so
+            // the gap is reported first.
             self.notice_gap();
             match next {
                 Next::Input(input) => self.take(*input),
@@ -220,7 +222,8 @@ impl Driver {
                 .attach(client, credential, pass, std::time::Instant::now())
             {
                 Ok(()) => {
-                    // Whoever is not there any more finds the stream ended.
+                    // An error means that the call was dropped; the reader then finds that
+                    // the stream has ended.
                     let _ = decided.send(Ok(()));
                     self.attach(client, held, opened);
                 }
@@ -236,7 +239,7 @@ impl Driver {
                 self.on_worker_message(worker, stream, message)
             }
             Input::Status(pass, reply) => {
-                // An error means that whoever asked is gone.
+                // An error means that the caller is gone.
                 let _ = reply.send(self.status(&pass));
             }
             Input::Revoke { token, reply } => {
@@ -254,8 +257,8 @@ impl Driver {
         }
     }
 
-    /// The pool as the holder of `pass` may see it: a program sees of leases only those
-    /// of its tenant.
+    /// Returns the pool's status as visible to the holder of `pass`: a program sees only
+    /// the leases of its own tenant.
     fn status(&self, pass: &Pass) -> StatusReply {
         let usage = |worker| self.workers.get(&worker).map(Member::usage);
         let is_shown = |client: Option<ClientId>| match pass.role {
@@ -267,8 +270,8 @@ impl Driver {
         view::status(self.engine.snapshot(), self.now(), usage, is_shown)
     }
 
-    /// Ends every stream, and waits until its peer's connection has taken the
-    /// last message or [`FAREWELL`] is over.
+    /// Ends every stream, and waits until the connections have taken the final errors or
+    /// [`FAREWELL`] has elapsed.
     async fn send_leave(mut self) {
         let error = Error::new(ErrorCode::Draining, "the scheduler is shutting down");
         let clients = self.clients.drain();
@@ -276,12 +279,12 @@ impl Driver {
         let workers = self.workers.drain();
         let workers = workers.map(|(_, member)| member.farewell(&error));
         let taken = future::join(future::join_all(clients), future::join_all(workers));
-        // A peer that does not read finds out when its connection closes.
+        // A peer that does not read notices the end when its connection closes.
         let _ = timeout(FAREWELL, taken).await;
     }
 
-    /// Tells the engine if this process did not run for a while, before anything else that
-    /// came of it.
+    /// Reports to the engine if this process did not run for a while. Must be called before
+    /// any event that the gap may have caused is handled.
     fn notice_gap(&mut self) {
         let gap = self.gaps.look(std::time::Instant::now(), SystemTime::now());
         let Some(gap) = gap else {
@@ -302,8 +305,8 @@ impl Driver {
         Timestamp::from_millis(u64::try_from(elapsed).unwrap_or(u64::MAX))
     }
 
-    /// Tells the engine of an event, and of those that carrying out its
-    /// commands leads to.
+    /// Passes an event to the engine and carries out the resulting commands, and does the
+    /// same for all follow-up events.
     fn apply(&mut self, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -313,8 +316,8 @@ impl Driver {
         }
     }
 
-    /// Carries out a command. What comes of it is an event when the one it is
-    /// for does not take it.
+    /// Carries out a command. Returns a follow-up event if the recipient's queue is full or
+    /// the recipient is gone and its stream was cut off.
     fn execute(&mut self, command: Command) -> Option<Event> {
         match command {
             Command::Queued {
@@ -347,8 +350,8 @@ impl Driver {
     }
 
     fn reader_ended(&mut self, ended: Result<(task::Id, Option<Error>), JoinError>) {
-        // What the peer said before its stream ended is in the queue, and must
-        // not be overtaken by the end: a lease given back, say.
+        // The peer's messages from before the end of its stream are in the queue and must
+        // be handled before the end, for example a release of a lease.
         for _ in 0..INPUT_QUEUE {
             let Ok(input) = self.inputs.try_recv() else {
                 break;
@@ -371,13 +374,13 @@ impl Driver {
         }
     }
 
-    /// A number that no stream had before.
+    /// Returns a new, unique stream number.
     fn new_stream(&mut self) -> StreamId {
         self.next_stream += 1;
         StreamId(self.next_stream)
     }
 
-    /// An id that no lease had before.
+    /// Returns a new, random lease id.
     fn new_lease(&mut self) -> LeaseId {
         LeaseId(self.lease_ids.next_u64())
     }

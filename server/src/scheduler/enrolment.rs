@@ -1,8 +1,8 @@
-//! Which workers may join: those that enrolled, by proof of their keys.
+//! Enrolment: which workers may join the pool, proved by their keys.
 //!
-//! [`book`] decides; this writes down what changes, and checks tokens where they are
-//! needed. A worker proves its key in the TLS handshake, so that nothing it sends can be
-//! used by others, and its certificate is the one that leases pin.
+//! [`book`] makes the decisions; this module persists changes and checks tokens where
+//! needed. A worker proves its key in the TLS handshake, so nothing that it sends can be
+//! replayed by others, and its certificate is the one that leases pin.
 
 mod book;
 mod offer;
@@ -24,25 +24,25 @@ pub(crate) use self::{
 use super::access::{Access, ChangeError, Pass, UnixMillis};
 use crate::state::{Ledger, StateDir, StateError};
 
-/// See the module's documentation.
+/// The pool's enrolled workers. See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Enrolment {
     book: Ledger<Book>,
-    /// The names of the workers that are in the pool.
+    /// The names of the workers that are currently in the pool.
     live: Mutex<HashSet<String>>,
 }
 
-/// A worker that may join.
+/// A worker that has been admitted.
 #[derive(Clone, Debug)]
 pub(crate) struct Admitted {
     /// The name of the token that it enrolled with.
     pub(super) token: Arc<str>,
     pub(super) certificate: Fingerprint,
-    /// It was enrolled, or what it offers was, just now.
+    /// Whether this call enrolled the worker or its larger offer.
     pub(super) is_new: bool,
 }
 
-/// Why nothing was written down.
+/// The reason why a change was not made.
 #[derive(Debug, thiserror::Error)]
 enum WriteError {
     #[error(transparent)]
@@ -72,7 +72,7 @@ fn refused(error: &EnrolError) -> Error {
 }
 
 impl Enrolment {
-    /// The workers that `state` knows.
+    /// Opens the registry of enrolled workers in `state`.
     pub(crate) fn open(state: &StateDir) -> Result<Self, StateError> {
         Ok(Self {
             book: state.ledger("workers.json")?,
@@ -80,22 +80,22 @@ impl Enrolment {
         })
     }
 
-    /// The workers that are enrolled now.
+    /// Returns the currently enrolled workers.
     pub(super) fn book(&self) -> Arc<Book> {
         self.book.read()
     }
 
-    /// Whether a worker with this certificate is enrolled.
+    /// Returns whether a worker with this certificate is enrolled.
     pub(super) fn knows(&self, certificate: &Fingerprint) -> bool {
         self.book.read().name_of(certificate).is_some()
     }
 
-    /// Lets a worker join, and enrols it first if `pass`, which is what came of the token
-    /// it showed, is good for that. Blocks for as long as the disk takes.
+    /// Admits a worker, and enrols it first if necessary. `pass` is the result of checking
+    /// the worker's token, which only an enrolment needs. Blocks until changes are on disk.
     ///
     /// # Errors
     ///
-    /// One line that names what is wrong; nothing has changed then.
+    /// A one-line message that names what is wrong. Nothing has changed then.
     pub(super) fn admit(
         &self,
         joining: Joining,
@@ -132,7 +132,8 @@ impl Enrolment {
         })
     }
 
-    /// Enrols a worker. A use of the token counts only if that is a new one.
+    /// Enrols a worker or a larger offer of an enrolled one. Only a new worker counts as a
+    /// use of the token.
     fn enrol(
         &self,
         joining: Joining,
@@ -143,7 +144,8 @@ impl Enrolment {
         let enrolled = self.book.change(|book| {
             let is_new = book.place(&joining, now)? == Place::New;
             book.enrol(joining, &pass.token, |name| self.is_live(name), now)?;
-            // Within the change: a token that is revoked meanwhile finds the worker here.
+            // Checked within the change: if the token is revoked meanwhile, the revocation
+            // runs after this change and removes the worker.
             let used = match is_new {
                 true => access.use_up(&pass),
                 false => access.may_open(&pass),
@@ -158,17 +160,17 @@ impl Enrolment {
             book.note(name, now);
             Ok::<_, StateError>(())
         });
-        // The worker may join all the same: it is only taken for one unseen for long.
+        // The worker may join anyway; only its last-seen time is older than it should be.
         if let Err(e) = noted {
             warn!("cannot note that worker {name} was seen: {e}");
         }
     }
 
-    /// Forgets a worker. Blocks for as long as the disk takes.
+    /// Removes a worker from the enrolled ones. Blocks until the change is on disk.
     ///
     /// # Errors
     ///
-    /// When there is none of this name, or that cannot be written down.
+    /// If no worker has this name, or the change cannot be written.
     pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
         if !self.book.read().iter().any(|(known, _)| known == name) {
             let name: String = name.chars().take(80).collect();
@@ -183,21 +185,22 @@ impl Enrolment {
         Ok(removed?)
     }
 
-    /// Forgets the workers that enrolled with a token which was revoked. Blocks for as long
-    /// as the disk takes.
+    /// Removes all workers that enrolled with a token which was revoked. Blocks until the
+    /// change is on disk.
     ///
     /// # Errors
     ///
-    /// When that cannot be written down.
+    /// If the change cannot be written.
     pub(super) fn revoke(&self, token: &str) -> Result<(), ChangeError> {
-        // Even if there are none yet: one that is being enrolled is there once this is next.
+        // Runs even if no such worker is known: changes are serialised, so a worker that is
+        // being enrolled at this moment is in the book by the time this change runs.
         self.book.change(|book| {
             book.remove_token(token);
             Ok::<_, ChangeError>(())
         })
     }
 
-    /// A worker is in the pool, or is gone from it.
+    /// Records that a worker is in the pool, or has left it.
     pub(super) fn set_live(&self, name: &str, is_live: bool) {
         let mut live = self.live();
         match is_live {
@@ -206,7 +209,7 @@ impl Enrolment {
         };
     }
 
-    /// Whether a worker of this name is in the pool.
+    /// Returns whether a worker of this name is in the pool.
     pub(super) fn is_live(&self, name: &str) -> bool {
         self.live().contains(name)
     }
@@ -216,7 +219,7 @@ impl Enrolment {
     }
 }
 
-/// The error that a removed worker's stream ends with.
+/// Returns the message of the error that ends a removed worker's stream.
 pub(super) fn removed_words(name: &str) -> String {
     format!(
         "worker {name:?} was removed from the pool; it can enrol again with the URL of the `workers:` line that the scheduler prints"

@@ -1,33 +1,34 @@
-//! Notices that this process did not run for a while: it was stopped, its host slept, or
-//! the machine was so busy that nothing got its turn.
+//! Detects that this process did not run for a while: it was stopped, its host slept, or
+//! the machine was too busy to run it.
 //!
-//! Whoever seems silent after that may have sent all the time, so the engine gets an
-//! event.
-//! Pure: both clocks are arguments. The clock that never goes back stands still on some
-//! systems while the host sleeps, and so the system's clock is looked at, too. When that
-//! is put forward by hand, workers and programs get time that they do not need.
+//! After a gap, peers that seem silent may have been sending all the time, so the engine
+//! gets an event. This module is pure: both clocks are arguments. On some systems the
+//! monotonic clock stands still while the host sleeps, so the system clock is compared,
+//! too. If the system clock is set forward by hand, workers and programs get extra time
+//! that they do not need.
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often the driver looks.
+/// The interval at which the driver compares the clocks.
 pub(super) const LOOK: Duration = Duration::from_millis(500);
 
-/// Longer between two looks is a gap: far more than a busy machine delays a timer, and
-/// with the beat before it still less than a worker may be silent.
+/// The longest normal time between two calls of [`GapWatch::look`]; a longer one is a gap.
+/// It is far more than a busy machine delays a timer, and together with the preceding
+/// heartbeat interval still less than the silence allowed to a worker.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// When the driver last looked.
+/// The clocks at the last call of [`look`](Self::look).
 pub(super) struct GapWatch {
     looked: Instant,
     clock: SystemTime,
 }
 
-/// A time in which the process did not run.
+/// A period in which the process did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gap {
-    /// How long it was, by the clock that moved more.
+    /// The length by the clock that advanced more.
     pub(super) asleep: Duration,
-    /// How long it was by the clock that never goes back.
+    /// The length by the monotonic clock.
     pub(super) stood: Duration,
 }
 
@@ -36,10 +37,11 @@ impl GapWatch {
         Self { looked: now, clock }
     }
 
-    /// To be called at least every [`LOOK`]: whether there was a gap since the last call.
+    /// Returns the gap since the last call, if there was one. Must be called at least every
+    /// [`LOOK`].
     pub(super) fn look(&mut self, now: Instant, clock: SystemTime) -> Option<Gap> {
         let stood = now.saturating_duration_since(self.looked);
-        // A clock that was put back shows nothing.
+        // A system clock that was set back shows no gap.
         let passed = clock.duration_since(self.clock).unwrap_or_default();
         (self.looked, self.clock) = (now, clock);
         let asleep = stood.max(passed);
@@ -51,11 +53,11 @@ impl GapWatch {
 mod tests {
     use super::*;
 
-    /// What the clock that never goes back and the system's clock moved by, in ms, and the
-    /// gap to be seen after that, if any.
+    /// The ms by which the monotonic clock and the system clock advance, and the expected
+    /// gap.
     type Step = (u64, i64, Option<(u64, u64)>);
 
-    /// Looks after each of these.
+    /// Advances the clocks by each step and checks the result of `look`.
     fn check(steps: &[Step]) {
         let mut now = Instant::now();
         let mut clock = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);

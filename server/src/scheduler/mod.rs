@@ -7,8 +7,9 @@
 //!   └──── answers ◄─ queue ────┘   └── readers, one a stream
 //! ```
 //!
-//! Options in, a running [`Scheduler`] out, which ends when dropped. It sees
-//! no tensor, op or session: those go between clients and workers.
+//! [`Scheduler::start`] takes [`Options`] and returns a running scheduler, which ends when
+//! dropped. It handles no tensors, ops or sessions: those go between clients and workers
+//! directly.
 
 mod access;
 mod address;
@@ -41,42 +42,44 @@ use self::{
 };
 use crate::{audit::Audit, state::PoolSecrets};
 
-/// Largest message a client or worker may send: a hello with the tokens of
-/// hundreds of leases, a registration of hundreds of devices.
+/// The largest message of a client or worker, in bytes: enough for a hello with the tokens
+/// of hundreds of leases, or a registration of hundreds of devices.
 const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
-/// How long a lease token opens sessions: long against a restart of the scheduler and
-/// against the time that a message takes, short for whoever finds an old one.
+/// How long a lease token opens sessions: much longer than a restart of the scheduler or
+/// the delivery of a message takes, but short, so that a stolen old token is of little use.
 pub(crate) const LEASE_TOKEN_LIFE: Duration = Duration::from_secs(600);
 
-/// Heartbeats a worker may miss before its stream is cut off.
+/// The number of heartbeat intervals without a message after which a worker's stream is cut
+/// off.
 const MISSED_HEARTBEATS: u32 = 4;
 
-/// How a scheduler runs.
+/// The options of a scheduler.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Where it listens; port 0 for any free one.
+    /// The listen address; port 0 picks a free port.
     pub(crate) listen: SocketAddr,
     /// The engine's timeouts and bounds.
     pub(crate) engine: tensord_scheduler::Options,
-    /// What the scheduler numbers its grants by: higher than that of any scheduler before.
+    /// The scheduler's term, which numbers its grants: higher than that of any scheduler
+    /// before.
     pub(crate) term: u64,
-    /// The streams' timeouts.
+    /// The timeouts of streams.
     pub(crate) timing: Timing,
-    /// Where is recorded who comes and goes.
+    /// The audit log.
     pub(crate) audit: Audit,
 }
 
-/// How often streams are expected to say something.
+/// Intervals and timeouts of streams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
-    /// How long a new stream may take for its first message.
+    /// The time limit for the first message of a new stream.
     pub(crate) hello: Duration,
-    /// How long a client's stream is silent before it carries a beat.
+    /// The pause after which a client's stream carries a beat.
     pub(crate) beat: Duration,
-    /// How often workers are to say that they are alive.
+    /// The heartbeat interval of workers.
     pub(crate) heartbeat: Duration,
-    /// How long a lease token opens sessions; it is renewed when half of it is over.
+    /// How long a lease token opens sessions; it is renewed after half of this time.
     pub(crate) lease_token_life: Duration,
 }
 
@@ -92,7 +95,7 @@ impl Default for Timing {
 }
 
 impl Options {
-    /// Options with the default timeouts and bounds.
+    /// Creates options with the default timeouts and bounds.
     pub(crate) fn new(listen: SocketAddr, term: u64) -> Self {
         Self {
             listen,
@@ -104,25 +107,25 @@ impl Options {
     }
 }
 
-/// Why a scheduler could not start.
+/// The reason why a scheduler could not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// The address is taken or not one of this host.
+    /// The address is in use, or not one of this host.
     #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
     Listen {
         /// The address.
         listen: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The identity cannot be shown.
+    /// The TLS identity cannot be used.
     #[error(transparent)]
     Identity(#[from] BindError),
 }
 
-/// A running scheduler. When it is gone, clients and workers come back to the
-/// next one with the same secrets and keep their leases. Dropping it closes
-/// their streams without a word.
+/// A running scheduler. After it has ended, clients and workers reconnect to the next one
+/// with the same secrets and keep their leases. Dropping it closes their streams without an
+/// error message.
 pub(crate) struct Scheduler {
     address: SocketAddr,
     driver: mpsc::Sender<Input>,
@@ -191,26 +194,28 @@ impl Scheduler {
         })
     }
 
-    /// The address it listens on, with the real port.
+    /// Returns the listen address, with the actual port.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Refuses every request from here on; leases stay.
+    /// Refuses all further requests; existing leases stay.
     pub(crate) async fn stop_granting(&self) {
-        // An error means that it has stopped altogether.
+        // An error means that the driver has already stopped.
         let _ = self.driver.send(Input::StopGranting).await;
     }
 
-    /// Ends every stream with a word to its peer.
+    /// Ends every stream with an error that states the reason, and waits for the driver to
+    /// end.
     pub(crate) async fn stop(mut self) {
         if self.driver.send(Input::Stop).await.is_ok() {
-            // The driver is the task that ends.
+            // The driver is the first task to end.
             self.tasks.join_next().await;
         }
     }
 
-    /// Waits for an end that nobody asked for, which only a bug brings about.
+    /// Waits until a task of the scheduler ends, which happens before [`stop`](Self::stop)
+    /// only because of a bug.
     pub(crate) async fn ended(&mut self) {
         self.tasks.join_next().await;
     }

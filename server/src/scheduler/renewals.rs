@@ -1,24 +1,25 @@
-//! When which lease's token is to be renewed.
+//! The time at which each lease's token is due for renewal.
 //!
-//! Pure: time is an argument. A token is renewed when half of its life is over, so that a
-//! program has a good one also while the scheduler restarts.
+//! Pure: time is an argument. A token is renewed after half of its lifetime, so that a
+//! program has a valid one while the scheduler restarts, too.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use tensord_proto::ids::LeaseId;
 use tensord_scheduler::Timestamp;
 
-/// Before a lease whose worker has yet to join is tried again.
+/// The delay before the next attempt for a lease whose worker has yet to join.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The leases whose clients are attached, and when each token is due.
+/// The leases with a token, and when each is due for renewal. A lease whose client is
+/// detached when its token is due is dropped until the client attaches again.
 pub(super) struct Renewals {
     life: Duration,
     due: BTreeMap<LeaseId, Timestamp>,
 }
 
 impl Renewals {
-    /// For tokens that live for `life`.
+    /// Creates an empty set for tokens with the lifetime `life`.
     pub(super) fn new(life: Duration) -> Self {
         Self {
             life,
@@ -26,17 +27,17 @@ impl Renewals {
         }
     }
 
-    /// A lease got a token at `now`.
+    /// Schedules the renewal of a token issued at `now`.
     pub(super) fn issued(&mut self, lease: LeaseId, now: Timestamp) {
         self.due.insert(lease, now + self.life / 2);
     }
 
-    /// A lease could not get a token at `now`.
+    /// Schedules another attempt for a lease that could not get a token at `now`.
     pub(super) fn put_off(&mut self, lease: LeaseId, now: Timestamp) {
         self.due.insert(lease, now + RETRY);
     }
 
-    /// Takes out the leases that are due.
+    /// Removes and returns the leases that are due at `now`.
     pub(super) fn take_due(&mut self, now: Timestamp) -> Vec<LeaseId> {
         let due = self.due.extract_if(.., |_, due| *due <= now);
         due.map(|(lease, _)| lease).collect()

@@ -1,5 +1,5 @@
-//! The gRPC services: who may call, in which version, and what a first message
-//! must say. From there on a stream is the driver's.
+//! The gRPC services: they check the caller's rights, the protocol version and the first
+//! message of a stream. After that, the driver owns the stream.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -36,24 +36,24 @@ use crate::{
     refusal,
 };
 
-/// Both services. Cheap to clone.
+/// The implementation of all services. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Service(pub(super) Arc<Shared>);
 
-/// What the services know.
+/// The state shared by the services.
 pub(super) struct Shared {
     pub(super) access: Arc<Access>,
     pub(super) enrolment: Arc<Enrolment>,
     pub(super) timing: Timing,
     pub(super) lease_expiry: Duration,
-    /// Checks lease tokens.
+    /// The public key that verifies lease tokens.
     pub(super) lease_key: Bytes,
     pub(super) driver: mpsc::Sender<Input>,
     pub(super) audit: Audit,
 }
 
 impl Shared {
-    /// Lets a call pass that shows a token of one of `roles`.
+    /// Admits a call that presents a token of one of `roles`.
     pub(super) fn admit<T>(&self, roles: &[Role], request: &Request<T>) -> Result<Pass, Status> {
         self.access
             .check(roles, request.metadata())
@@ -65,7 +65,7 @@ impl Shared {
             })
     }
 
-    /// Records that somebody who wants to be a `role` was turned away.
+    /// Records in the audit log that a peer was refused the role `role`.
     fn deny(&self, cause: &'static str, role: Role, peer: SocketAddr, error: &Error) {
         self.audit.deny(cause, || {
             let entry = Entry::new(Event::Denied).role(role.name());
@@ -73,8 +73,9 @@ impl Shared {
         });
     }
 
-    /// Answers calls that show no right token before anything of their body is read, and
-    /// so holds none of them open. Handlers check again, with all that they need to know.
+    /// Returns an interceptor that refuses calls without a right token before any of their
+    /// body is read, so that none of these calls stays open. Handlers check the token again
+    /// to get the pass.
     pub(super) fn guard(
         self: &Arc<Self>,
         roles: &'static [Role],
@@ -82,7 +83,8 @@ impl Shared {
         let shared = self.clone();
         move |request| {
             shared.admit(roles, &request)?;
-            // Administrators, too, get through when programs have filled the pool.
+            // Administrators and workers use reserved places, so that they get through when
+            // programs have filled the pool.
             let reserved = !roles.contains(&Role::Client);
             let full = |e: Full| refusal::status(&Error::new(ErrorCode::Limit, e.to_string()));
             control::admit(&request, reserved).map_err(full)?;
@@ -90,8 +92,8 @@ impl Shared {
         }
     }
 
-    /// As [`guard`](Self::guard), for workers: one that is enrolled has shown its right in
-    /// the handshake, and needs no token.
+    /// Like [`guard`](Self::guard), for workers: a worker that is enrolled proved its right
+    /// in the handshake and needs no token.
     pub(super) fn guard_workers(
         self: &Arc<Self>,
     ) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
@@ -114,7 +116,7 @@ impl Shared {
     }
 }
 
-/// The protocol version to use with a peer that said `hello`.
+/// Returns the protocol version to use with a peer that sent `hello`.
 fn negotiate(hello: Option<&Hello>) -> Result<u32, Error> {
     match hello {
         Some(hello) => version::negotiate(&version::hello(), hello),
@@ -178,7 +180,7 @@ impl Pool for Service {
     }
 }
 
-/// A client whose hello was checked.
+/// A client whose hello has been checked.
 struct Greeted {
     credential: CredentialHash,
     held: convert::ClaimedLeases,
@@ -186,7 +188,8 @@ struct Greeted {
 }
 
 impl Shared {
-    /// Who a client is, what it holds, and the answer to its hello.
+    /// Checks a client's hello. Returns its identity, the leases that it claims, and the
+    /// reply.
     fn greet_client(&self, message: ClientMessage, pass: &Pass) -> Result<Greeted, Error> {
         let Some(client_message::Body::Hello(ClientHello {
             hello,
@@ -215,7 +218,7 @@ impl Shared {
         let tenant = &pass.tenant;
         let held = convert::held(client, credential, tenant, &lease_tokens, &self.lease_key)?;
         if held.claims.is_empty() {
-            // Whoever holds something may come back to it with a token that has ended.
+            // A client that holds leases may come back to them even if its token has ended.
             self.access.may_open(pass)?;
         }
         let answer = pool_message::Body::Hello(PoolHello {
@@ -230,7 +233,8 @@ impl Shared {
         })
     }
 
-    /// Lets a worker join that proved who it is, on a thread that may wait for the disk.
+    /// Admits a worker that has proved its identity, on a thread that may block on the
+    /// disk.
     async fn admit_worker(
         &self,
         joining: Joining,
@@ -242,7 +246,7 @@ impl Shared {
         admitted.unwrap_or_else(|bug| Err(Error::new(ErrorCode::Internal, bug.to_string())))
     }
 
-    /// What a worker registers, and the answer to it.
+    /// Checks a worker's first message. Returns its registration and the reply.
     fn greet_worker(&self, message: WorkerMessage) -> Result<(Register, WorkerCommand), Error> {
         let Some(worker_message::Body::Register(register)) = message.body else {
             let words = "the first message of a worker's stream must register it";

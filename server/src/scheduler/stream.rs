@@ -1,8 +1,8 @@
-//! The two ends of an open stream: a bounded queue out, a reader task in.
+//! The two directions of an open stream: a bounded outgoing queue and a reader task.
 //!
-//! The driver never waits for a peer. What goes out is queued, and a peer that
-//! lets the queue fill up is cut off; what comes in is passed on by a reader,
-//! which waits while the driver is busy, and so makes its peer wait.
+//! The driver never waits for a peer. Outgoing messages are queued, and a peer whose queue
+//! is full is cut off. A reader task passes incoming messages on; it waits while the driver
+//! is busy, which slows its peer down by backpressure.
 
 use std::{net::SocketAddr, pin::pin, time::Duration};
 
@@ -16,31 +16,31 @@ use tonic::{Status, Streaming};
 use super::{convert, driver::Input};
 use crate::refusal;
 
-/// Messages decided and not yet taken by HTTP/2. One event can lead to a
-/// message for each of a client's waiting requests (64) and leases, so this is
-/// about ten events' worth to a client that has a lot going on.
+/// The capacity of the queue of outgoing messages that HTTP/2 has not taken yet. One event
+/// can cause a message for each of a client's pending requests (64) and leases, so this is
+/// enough for about ten events of a busy client.
 pub(super) const OUTGOING_QUEUE: usize = 1024;
 
-/// Where messages to a peer go.
+/// The sending end of a peer's outgoing queue.
 pub(super) type MessageSender<M> = mpsc::Sender<Result<M, Status>>;
 
-/// A stream whose peer has said who it is.
+/// A stream whose peer has identified itself.
 pub(super) struct Opened<In, Out> {
     pub(super) incoming: Streaming<In>,
     pub(super) outgoing: MessageSender<Out>,
-    /// Where it comes from.
+    /// The address of the peer.
     pub(super) peer: SocketAddr,
 }
 
 impl<In, Out> Opened<In, Out> {
-    /// A stream of `peer`, which gets `answer` first.
+    /// Creates a stream of `peer` and queues `answer` as its first message.
     pub(super) fn new(
         peer: SocketAddr,
         incoming: Streaming<In>,
         outgoing: MessageSender<Out>,
         answer: Out,
     ) -> Self {
-        // There is room: nothing was sent yet.
+        // The queue has room: nothing has been sent yet.
         let _ = outgoing.try_send(Ok(answer));
         Self {
             incoming,
@@ -50,10 +50,10 @@ impl<In, Out> Opened<In, Out> {
     }
 }
 
-/// An open stream as the driver keeps it. Dropping it ends the stream.
+/// The driver's record of an open stream. Dropping it ends the stream.
 pub(super) struct Open<Out> {
     pub(super) id: StreamId,
-    /// Where it comes from.
+    /// The address of the peer.
     pub(super) peer: SocketAddr,
     outgoing: MessageSender<Out>,
     reader: AbortHandle,
@@ -78,7 +78,7 @@ impl<Out> Open<Out> {
     ///
     /// # Errors
     ///
-    /// When the peer is gone, or has not read for so long that it must go.
+    /// If the peer is gone, or its queue is full because it does not read.
     pub(super) fn send(&self, message: Out) -> Result<(), Error> {
         self.outgoing.try_send(Ok(message)).map_err(|_| {
             Error::new(
@@ -88,15 +88,15 @@ impl<Out> Open<Out> {
         })
     }
 
-    /// Ends the stream, saying why if there is a word for it.
+    /// Ends the stream, with `error` as the reason if there is one.
     pub(super) fn end(self, error: Option<&Error>) {
         if let Some(error) = error {
-            // A peer that does not read is not told.
+            // A peer that does not read misses the error.
             let _ = self.outgoing.try_send(Err(refusal::status(error)));
         }
     }
 
-    /// Ends the stream with `error`, and waits until the connection took it.
+    /// Ends the stream with `error`, and waits until the connection has taken the error.
     pub(super) async fn farewell(self, error: &Error) {
         if self.outgoing.try_send(Err(refusal::status(error))).is_ok() {
             self.outgoing.closed().await;
@@ -110,12 +110,13 @@ impl<Out> Drop for Open<Out> {
     }
 }
 
-/// A peer's silence is counted in so many parts. A process that did not run for a while
-/// has seen at most one of them pass when it goes on, and reads what came meanwhile.
+/// The number of parts in which a peer's silence is counted. If the process did not run for
+/// a while, at most one part elapses during the gap, so it still reads what arrived
+/// meanwhile.
 const SILENCE_PARTS: u32 = 8;
 
-/// The result of `message`, or `None` once it was awaited for `silence`. Time in which this
-/// process did not run does not count.
+/// Returns the result of `message`, or `None` after `silence` without it. Time in which
+/// this process did not run does not count, apart from one part.
 async fn unless_silent<T>(silence: Duration, message: impl Future<Output = T>) -> Option<T> {
     let mut message = pin!(message);
     for _ in 0..SILENCE_PARTS {
@@ -126,8 +127,8 @@ async fn unless_silent<T>(silence: Duration, message: impl Future<Output = T>) -
     None
 }
 
-/// Passes on what a peer says until its stream ends. Returns the peer's
-/// offence, if it ended for one: `silence` is the longest pause allowed.
+/// Passes a peer's messages to the driver until its stream ends. Returns an error if the
+/// peer sent nothing for `silence`, and `None` if the stream ended or broke.
 pub(super) async fn read<In>(
     mut incoming: Streaming<In>,
     silence: Option<Duration>,
@@ -147,17 +148,17 @@ pub(super) async fn read<In>(
         };
         match message {
             Ok(Some(message)) => inputs.send(wrap(message)).await.ok()?,
-            // A connection that broke is as good as a stream that ended.
+            // A broken connection is treated like the end of the stream.
             Ok(None) | Err(_) => return None,
         }
     }
 }
 
-/// The first message of a stream, which says who the peer is.
+/// Returns the first message of a stream, which identifies the peer.
 ///
 /// # Errors
 ///
-/// When there is none by the `deadline`.
+/// If the message does not arrive within `deadline`, or the stream ends before it.
 pub(super) async fn first<In>(
     incoming: &mut Streaming<In>,
     deadline: Duration,
@@ -171,7 +172,7 @@ pub(super) async fn first<In>(
     Err(refusal::status(&Error::new(ErrorCode::Protocol, words)))
 }
 
-/// The answers of a client's stream: `messages`, and a beat after every pause
+/// Returns the outgoing side of a client's stream: `messages`, and a beat after every pause
 /// of length `beat`.
 pub(super) fn with_beats(
     messages: mpsc::Receiver<Result<PoolMessage, Status>>,

@@ -1,8 +1,8 @@
-//! The services over real TLS on loopback, spoken to by hand.
+//! The services over real TLS on loopback, with hand-written messages.
 //!
-//! [`Rig`] is a scheduler with its state; [`TestClient`] and [`TestWorker`]
-//! are streams to it. Nothing here sleeps: every wait is for a message, and
-//! ends with a failure if that does not come.
+//! [`Rig`] is a scheduler with its state; [`TestClient`] and [`TestWorker`] are streams to
+//! it. No test relies on a fixed delay: every wait is for a condition, and fails after
+//! [`PATIENCE`].
 
 mod audit;
 mod credentials;
@@ -40,7 +40,7 @@ use tonic::{Request, Status, Streaming, transport::Channel};
 use super::*;
 use crate::{refusal, state::StateDir};
 
-/// How long anything may take that should take milliseconds.
+/// The time limit of waits that should take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -50,7 +50,7 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A scheduler with state of its own.
+/// A scheduler with its own state directory.
 struct Rig {
     directory: tempfile::TempDir,
     scheduler: Scheduler,
@@ -60,7 +60,7 @@ struct Rig {
     admin_token: Secret,
 }
 
-/// Options whose timeouts no test waits for by accident.
+/// Options with timeouts so long that no test hits them by accident.
 fn options() -> Options {
     let mut options = Options::new("127.0.0.1:0".parse().unwrap(), 1);
     options.engine.worker_timeout = Duration::from_secs(3600);
@@ -101,7 +101,7 @@ impl Rig {
         }
     }
 
-    /// Another scheduler with the same state, after this one is gone.
+    /// Drops this scheduler and starts another one with the same state.
     async fn restarted(self) -> Self {
         let Self {
             directory,
@@ -129,7 +129,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// Attaches with any token, holding the leases of these tokens.
+    /// Attaches with any pool token and these lease tokens.
     async fn client_showing(
         &self,
         token: &Secret,
@@ -175,7 +175,8 @@ impl Rig {
             .await
     }
 
-    /// Joins with any token and any first message, as the worker that registers.
+    /// Joins with any token and any first message, with the certificate that the message
+    /// registers.
     async fn join(
         &self,
         token: &Secret,
@@ -229,7 +230,7 @@ impl Rig {
         Ok(reply.into_inner())
     }
 
-    /// Waits until the status is as `condition` says. For what no stream tells.
+    /// Waits until the status meets `condition`, for changes that no stream reports.
     async fn status_that(&self, condition: impl Fn(&StatusReply) -> bool) -> StatusReply {
         within("such status", async {
             loop {
@@ -244,14 +245,14 @@ impl Rig {
     }
 }
 
-/// The credential of the client that tests call `id`.
+/// The credential of test client `id`.
 fn credential(id: u64) -> ClientCredential {
     let mut bytes = [0; ClientCredential::BYTES];
     bytes[..8].copy_from_slice(&id.to_le_bytes());
     ClientCredential::new(bytes)
 }
 
-/// The hello of the client that tests call `id`, which holds nothing.
+/// The hello of test client `id`, without leases.
 fn hello_of(id: u64) -> ClientHello {
     let credential = credential(id);
     ClientHello {
@@ -278,31 +279,32 @@ fn with_token<T>(message: T, token: &Secret) -> Request<T> {
 
 static IDENTITIES: LazyLock<Mutex<HashMap<u64, Arc<Identity>>>> = LazyLock::new(Mutex::default);
 
-/// The certificate of the worker with this number, the same for all of a test's pools.
+/// The identity of test worker `number`, the same for all pools of the test process.
 fn identity_of(number: u64) -> Arc<Identity> {
     let mut identities = IDENTITIES.lock().unwrap();
     let made = || Arc::new(Identity::self_signed().unwrap());
     identities.entry(number).or_insert_with(made).clone()
 }
 
-/// The one whose certificate this is.
+/// The test worker identity with this certificate fingerprint.
 fn owner(fingerprint: &[u8]) -> Option<Arc<Identity>> {
     let identities = IDENTITIES.lock().unwrap();
     let mut all = identities.values();
     all.find(|own| own.fingerprint().0 == fingerprint).cloned()
 }
 
-/// The random bytes of a start of the worker with this number.
+/// The start bytes of test worker `number`.
 fn start(number: u64) -> [u8; identity::START_BYTES] {
     [number as u8; identity::START_BYTES]
 }
 
-/// The id of the worker with this number.
+/// The id of test worker `number`.
 fn worker_id(number: u64) -> tensord_proto::ids::WorkerId {
     identity::worker_id(&identity_of(number).fingerprint(), &start(number))
 }
 
-/// A worker with so many CPU devices of 1 GiB, listening on every address.
+/// The registration of a worker with `devices` CPU devices of 1 GiB that listens on every
+/// address.
 fn register(id: u64, devices: usize) -> Register {
     let device = Device {
         kind: "flex".into(),
@@ -355,13 +357,14 @@ impl TestClient {
             .await;
     }
 
-    /// Leaves in order: what was said before is heard.
+    /// Ends the outgoing stream and waits for the other end, so that earlier messages are
+    /// handled.
     async fn leave(mut self) {
         drop(self.say);
         while let Ok(Some(_)) = within("end", self.hear.message()).await {}
     }
 
-    /// The next message that is no beat and no renewed token.
+    /// Returns the next message that is neither a beat nor a renewed token.
     async fn hear(&mut self) -> Result<pool_message::Body, Status> {
         within("message but beats", async {
             loop {
@@ -375,7 +378,7 @@ impl TestClient {
         .await
     }
 
-    /// The next message, or `None` at the stream's end.
+    /// Returns the next message, or `None` at the end of the stream.
     async fn hear_any(&mut self) -> Result<Option<pool_message::Body>, Status> {
         let message = within("message", self.hear.message()).await?;
         Ok(message.map(|message| message.body.expect("no message is empty")))
@@ -388,7 +391,7 @@ impl TestClient {
         }
     }
 
-    /// The next renewed token of a lease.
+    /// Returns the next renewed token of a lease.
     async fn renewed(&mut self, lease: u64) -> bytes::Bytes {
         loop {
             match self.hear_any().await.unwrap() {
@@ -401,7 +404,7 @@ impl TestClient {
         }
     }
 
-    /// The position in the queue of a request.
+    /// Returns the queue position from the next message, which must be about this request.
     async fn queued(&mut self, request: u64) -> u32 {
         match self.hear().await.unwrap() {
             pool_message::Body::Queued(queued) if queued.request_id == request => queued.position,
@@ -409,7 +412,7 @@ impl TestClient {
         }
     }
 
-    /// Why a request was refused.
+    /// Returns the error from the next message, which must refuse this request.
     async fn refused(&mut self, request: u64) -> Error {
         match self.hear().await.unwrap() {
             pool_message::Body::Refused(refused) if refused.request_id == request => {
@@ -419,7 +422,7 @@ impl TestClient {
         }
     }
 
-    /// Why a lease ended.
+    /// Returns the error from the next message, which must end this lease.
     async fn ended(&mut self, lease: u64) -> Error {
         match self.hear().await.unwrap() {
             pool_message::Body::Ended(ended) if ended.lease_id == lease => ended.error.unwrap(),
@@ -427,7 +430,7 @@ impl TestClient {
         }
     }
 
-    /// The error that the scheduler ends the stream with.
+    /// Returns the error with which the scheduler ends the stream.
     async fn cut_off(&mut self) -> Error {
         let status = self.hear().await.unwrap_err();
         refusal::error(&status).unwrap_or_else(|| panic!("{status:?} carries no error of ours"))
@@ -450,7 +453,7 @@ impl TestWorker {
             .unwrap();
     }
 
-    /// The next command that is neither the time nor a grant.
+    /// Returns the next command that is neither the time nor a grant.
     async fn hear(&mut self) -> Result<worker_command::Body, Status> {
         loop {
             match self.hear_any().await? {
@@ -467,20 +470,22 @@ impl TestWorker {
             .expect("no end, and no empty command"))
     }
 
-    /// Leaves in order: what was said before is heard.
+    /// Ends the outgoing stream and waits for the other end, so that earlier messages are
+    /// handled.
     async fn leave(mut self) {
         drop(self.say);
         while let Ok(Some(_)) = within("end", self.hear.message()).await {}
     }
 
-    /// The lease that the scheduler says to end, which is released at once.
+    /// Waits for the command to end a lease, reports the lease as released, and returns its
+    /// id.
     async fn end_lease(&mut self) -> u64 {
         let lease_id = self.told_to_end().await;
         self.released(lease_id, &[]).await;
         lease_id
     }
 
-    /// The lease that the scheduler says to end.
+    /// Waits for the command to end a lease and returns the lease's id.
     async fn told_to_end(&mut self) -> u64 {
         match self.hear().await.unwrap() {
             worker_command::Body::EndLease(end) => end.lease_id,
@@ -488,7 +493,7 @@ impl TestWorker {
         }
     }
 
-    /// Says that a lease has left all devices but these.
+    /// Reports that a lease has left all devices but the busy ones.
     async fn released(&self, lease_id: u64, busy: &[u32]) {
         let released = Released {
             lease_id,
@@ -498,7 +503,7 @@ impl TestWorker {
     }
 }
 
-/// The error that a refused call carries.
+/// Returns the code and error of a refused call.
 fn error_of<T: Debug>(refused: Result<T, Status>) -> (tonic::Code, Error) {
     let status = refused.unwrap_err();
     let error = refusal::error(&status);

@@ -1,5 +1,5 @@
-//! The pool as it is, for people to look at: what the engine knows, and what
-//! workers last said about their use.
+//! The pool's status for display: the engine's state, and the device usage that workers
+//! last reported.
 
 use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
@@ -10,9 +10,10 @@ use tensord_scheduler::{Snapshot, Timestamp, WorkerSnapshot};
 
 use super::convert;
 
-/// The answer to a status call at `now`. Of leases and requests there are only those
-/// whose client `is_shown`, of a device that another client has leased only that it is
-/// leased, and of a free one not how many ops it ran for others before.
+/// Returns the reply to a status call at `now`. Only leases and requests of clients for
+/// which `is_shown` returns true are counted. Of a device leased by another client, the
+/// reply shows only that it is leased; for a free device, it omits the number of ops run
+/// before.
 pub(super) fn status<'a>(
     snapshot: Snapshot,
     now: Timestamp,
@@ -50,7 +51,8 @@ fn worker_status(
     let devices = worker.devices.into_iter().enumerate();
     let devices = devices.map(|(index, device)| {
         let usage = usage.get(index).copied().unwrap_or_default();
-        // What a lease that has ended left behind is its own tenant's, whose name is gone.
+        // The memory that an ended lease still uses belongs to its tenant, which is no
+        // longer known.
         let usage = match (is_shown(device.lease), device.lease) {
             _ if device.ending && !shows_all => DeviceUsage::default(),
             (true, _) => usage,

@@ -1,6 +1,6 @@
-//! Files that only their owner can read, and that are whole or not there.
+//! Files that only their owner can read, and that are either complete or absent.
 //!
-//! Knows nothing of what is in them. Unix permissions are the protection.
+//! This module does not depend on their content. Unix permissions protect them.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -15,11 +15,11 @@ use tracing::warn;
 
 use super::StateError;
 
-/// Largest file read here. A certificate chain has a few kilobytes, and what is noted
-/// of the most workers and tokens there may be has about a megabyte each.
+/// The most bytes of a file that are read. A certificate chain has a few kilobytes; the
+/// files with the most workers and the most tokens have about a megabyte each.
 const MAX_FILE_BYTES: u64 = 8 << 20;
 
-/// Names a failed operation and its file.
+/// Returns a function that wraps an error with the failed operation and its file.
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
     move |source| StateError::Io {
         what,
@@ -28,8 +28,8 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateErr
     }
 }
 
-/// Makes sure there is a directory at `path` that belongs to this process's user and
-/// that no other user can change.
+/// Creates the directory at `path` if it is missing, and checks that it belongs to this
+/// process's user and that no other user can write to it.
 pub(super) fn private_directory(path: &Path) -> Result<(), StateError> {
     DirBuilder::new()
         .recursive(true)
@@ -54,13 +54,13 @@ pub(super) fn private_directory(path: &Path) -> Result<(), StateError> {
     }
 }
 
-/// The id of the user that this process makes files as, read off a file that is made
-/// in `directory` and removed: the standard library has no call for it.
+/// Returns the id of the user that this process creates files as. Reads it from a file
+/// that it creates in `directory` and removes: the standard library has no call for it.
 fn own_user(directory: &Path) -> Result<u32, StateError> {
     static PROBES: AtomicU64 = AtomicU64::new(0);
     let number = PROBES.fetch_add(1, Ordering::Relaxed);
     let path = directory.join(format!("owner-{}-{number}.new", process::id()));
-    // One that a crash left behind may have had the same process id.
+    // A file that a crash left behind may have the same process id in its name.
     let _ = fs::remove_file(&path);
     let file = OpenOptions::new()
         .write(true)
@@ -73,8 +73,8 @@ fn own_user(directory: &Path) -> Result<u32, StateError> {
     Ok(metadata.map_err(failed("look at", &path))?.uid())
 }
 
-/// The content of the file at `path`, if there is one. A file that others can
-/// read is made private, and the user told.
+/// Returns the content of the file at `path`, or `None` if there is none. Makes a
+/// file private that other users can access, and logs a warning.
 pub(super) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -98,9 +98,8 @@ pub(super) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
     Ok(Some(content))
 }
 
-/// Writes `content` to a new file at `path`, whole and on disk before this
-/// returns. Where another process was faster, its content stands. Returns
-/// what is in the file.
+/// Writes `content` to a new file at `path`, complete and on disk before this
+/// returns. If the file exists by then, keeps it. Returns the content of the file.
 pub(super) fn create_private(path: &Path, content: &[u8]) -> Result<Vec<u8>, StateError> {
     let lock_path = path.with_file_name("state.lock");
     let lock = lockable(&lock_path)?;
@@ -116,8 +115,8 @@ pub(super) fn create_private(path: &Path, content: &[u8]) -> Result<Vec<u8>, Sta
     Ok(result)
 }
 
-/// Writes `content` to the file at `path`, in the place of what is there, whole and on
-/// disk before this returns.
+/// Replaces the content of the file at `path` with `content`, complete and on disk before
+/// this returns. Creates the file if it is missing.
 pub(super) fn replace_private(path: &Path, content: &[u8]) -> Result<(), StateError> {
     let lock_path = path.with_file_name("state.lock");
     let lock = lockable(&lock_path)?;
@@ -128,7 +127,7 @@ pub(super) fn replace_private(path: &Path, content: &[u8]) -> Result<(), StateEr
 }
 
 fn write_whole(path: &Path, content: &[u8]) -> Result<(), StateError> {
-    // The lock makes the name free; what may lie there is from a crash.
+    // The caller holds the lock, so an existing temporary file is left over from a crash.
     let temporary = path.with_extension("new");
     let mut file = private()
         .truncate(true)
@@ -138,14 +137,14 @@ fn write_whole(path: &Path, content: &[u8]) -> Result<(), StateError> {
         .and_then(|()| file.sync_all())
         .map_err(failed("write", &temporary))?;
     fs::rename(&temporary, path).map_err(failed("rename a new file to", path))?;
-    // The new name is on disk once its directory is.
+    // The rename is on disk once the directory is synced.
     let directory = path.parent().unwrap_or(Path::new("."));
     File::open(directory)
         .and_then(|directory| directory.sync_all())
         .map_err(failed("write", directory))
 }
 
-/// A file to lock, made if missing.
+/// Opens a file to lock, and creates it if it is missing.
 pub(super) fn lockable(path: &Path) -> Result<File, StateError> {
     private()
         .truncate(false)

@@ -1,8 +1,8 @@
-//! A value that outlives its process: read in memory, and in a file of the state
-//! directory from the moment it changes.
+//! A value that outlives its process: it is read from memory, and each change is written
+//! to a file of the state directory.
 //!
-//! A change that cannot be written down does not happen. Changes come one at a time and
-//! wait for the disk; readers never wait for either.
+//! A change that cannot be written to disk does not take effect. Changes are made one at a
+//! time and block on the disk; readers wait for neither.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,17 +13,17 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{StateError, files};
 
-/// See the module's documentation.
+/// A value with a copy on disk; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Ledger<T> {
     path: PathBuf,
     current: RwLock<Arc<T>>,
-    /// Held by whoever changes it.
+    /// Held during a change, including its write to disk.
     changing: Mutex<()>,
 }
 
 impl<T: Clone + Default + Serialize + DeserializeOwned> Ledger<T> {
-    /// Reads the value in the file at `path`; the default if there is none.
+    /// Reads the value from the file at `path`; takes the default if there is none.
     pub(super) fn open(path: &Path) -> Result<Self, StateError> {
         let value = match files::read_private(path)? {
             None => T::default(),
@@ -39,23 +39,23 @@ impl<T: Clone + Default + Serialize + DeserializeOwned> Ledger<T> {
         })
     }
 
-    /// The value as it is now.
+    /// Returns the current value.
     pub(crate) fn read(&self) -> Arc<T> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.clone()
     }
 
-    /// Changes the value, and returns what `change` does once that is on disk. Blocks
-    /// for as long as the disk takes.
+    /// Changes the value with `change`, and returns its result once the new value is on
+    /// disk. Blocks until then.
     ///
     /// # Errors
     ///
-    /// Those of `change`, and those of writing it down; the value stays as it was.
+    /// Those of `change` and of the write. The value then remains unchanged.
     pub(crate) fn change<R, E: From<StateError>>(
         &self,
         change: impl FnOnce(&mut T) -> Result<R, E>,
     ) -> Result<R, E> {
-        // A change that panicked left the value alone.
+        // Poisoning can be ignored: a change that panicked has not stored its value.
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut value = T::clone(&self.read());
         let result = change(&mut value)?;

@@ -1,24 +1,24 @@
-//! What must outlive a process: the pool's identity, its lease key, its tokens.
+//! Data that must outlive a process: the pool's identity, its lease key, its tokens.
 //!
-//! A state directory belongs to one user. Secrets are made when they are first
-//! needed and read ever after, so that a pool keeps its URLs over restarts.
-//! Who is in the pool is not kept: workers and clients tell a scheduler that
-//! restarted (see `tensord_scheduler`).
+//! A state directory belongs to one user. A secret is created when it is first
+//! needed and read from then on, so that a pool keeps its URLs over restarts.
+//! The pool's current workers, clients and leases are not kept: they announce
+//! themselves to a scheduler that restarted (see `tensord_scheduler`).
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `identity.pem` | the certificate chain and key of the pool's server |
 //! | `lease-key.pk8` | the key that signs leases |
-//! | `grant-term` | the term that the latest scheduler numbered its grants by |
+//! | `grant-term` | the term in the grant numbers of the latest scheduler |
 //! | `client-token`, `worker-token`, `admin-token` | the tokens of the first start |
-//! | `tokens.json` | every token's hash, and what it is for |
-//! | `workers.json` | the workers that may join, and what they may offer |
+//! | `tokens.json` | every token's hash, role, tenant and limits |
+//! | `workers.json` | the workers that may join, and the devices they may offer |
 //! | `worker-NAME.pem` | the certificate and key of a worker on this host |
-//! | `pool-url` | where the pool is, without a token |
-//! | `gateway-token` | what stock Burn programs show to a gateway |
-//! | `audit.jsonl`, `audit.1.jsonl`, … | who came, got and went (`crate::audit`) |
+//! | `pool-url` | the pool's URL, without a token |
+//! | `gateway-token` | the token that stock Burn programs send to a gateway |
+//! | `audit.jsonl`, `audit.1.jsonl`, … | the audit log (`crate::audit`) |
 //! | `scheduler.lock` | locked while a scheduler runs on this state |
-//! | `state.lock` | locked while one of the others is made |
+//! | `state.lock` | locked while another file is created or replaced |
 
 mod files;
 mod ledger;
@@ -39,36 +39,36 @@ use tensord_transport::{
 
 pub(crate) use ledger::Ledger;
 
-/// What [`is_token`] asks for, in words.
+/// The rule that [`is_token`] checks, as text for error messages.
 pub(crate) const TOKEN_RULE: &str = "16 to 128 letters, digits and - . _ ~";
 
-/// Random bytes in a token made here: as hard to guess as any key.
+/// Random bytes in a token made here: 256 bits, as hard to guess as a key.
 const TOKEN_BYTES: usize = 32;
 
-/// Longest name of a worker that a file can be named after.
+/// Longest worker name, in bytes, that becomes part of a file name as it stands.
 const LONGEST_STEM: usize = 200;
 
-/// Whether `text` will do as a token: safe in a URL and in a header, and not
-/// so short that it can be guessed.
+/// Returns whether `text` can be a token: safe in a URL and in a header, and too
+/// long to guess.
 pub(crate) fn is_token(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
     (16..=128).contains(&text.len()) && text.chars().all(allowed)
 }
 
-/// Why state could not be used.
+/// Why the state directory could not be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
-    /// The system refused.
+    /// A file operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Others could replace what is in the directory.
+    /// Other users could replace files in the directory.
     #[error("the state directory {} can be written by other users (mode {mode:03o}); use one of your own, or take that right away with `chmod go-w {}`", path.display(), path.display())]
     Exposed {
         /// The directory.
@@ -76,31 +76,31 @@ pub(crate) enum StateError {
         /// Its permission bits.
         mode: u32,
     },
-    /// Another user could replace what is in the directory.
+    /// The directory belongs to another user, who could replace its files.
     #[error("the state directory {} belongs to user {owner}, and this process runs as user {user}; use a directory of your own, or give this one away with `chown {user} {}`", path.display(), path.display())]
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// The id of the user it belongs to.
+        /// The id of the user that owns it.
         owner: u32,
         /// The id of the user that this process runs as.
         user: u32,
     },
-    /// A file holds something else than it should.
+    /// A file's content is not valid.
     #[error("{} is damaged ({reason}); restore it, or delete it to have a new one made, which makes the URLs handed out so far useless", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         reason: String,
     },
-    /// Two schedulers would hand out the same devices.
+    /// Another scheduler runs on this state, and both would lease out the same devices.
     #[error("a scheduler runs on {} already; stop it, or give this one another directory with --state", path.display())]
     Taken {
         /// The directory.
         path: PathBuf,
     },
-    /// The system gives no randomness or cannot make a key.
+    /// The system provides no randomness, or a key cannot be generated.
     #[error("cannot make a key: {0}")]
     Key(String),
 }
@@ -111,34 +111,38 @@ pub(crate) struct StateDir {
     path: PathBuf,
 }
 
-/// What a scheduler needs to be the pool it was before.
+/// The secrets with which a scheduler remains the same pool after a restart.
 pub(crate) struct PoolSecrets {
-    /// What its server shows.
+    /// The server's TLS certificate and key.
     pub(crate) identity: Identity,
-    /// What leases are signed with.
+    /// The key that signs leases.
     pub(crate) signer: LeaseSigner,
-    /// What programs show.
+    /// The token that programs send.
     pub(crate) client_token: Secret,
-    /// What workers show.
+    /// The token that workers enrol with.
     pub(crate) worker_token: Secret,
-    /// What those who make and revoke tokens show.
+    /// The token that administrators send.
     pub(crate) admin_token: Secret,
 }
 
-/// Proof that no other scheduler uses the state; ends when dropped.
+/// Lock that keeps every other scheduler off the state; released when dropped.
 #[derive(Debug)]
 pub(crate) struct SchedulerLock {
     _file: File,
 }
 
 impl StateDir {
-    /// Opens the directory at `path`, made if missing.
+    /// Opens the directory at `path`, and creates it if it is missing.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
         files::private_directory(path)?;
         Ok(Self { path: path.into() })
     }
 
-    /// Keeps every other scheduler off this state.
+    /// Locks this state for one scheduler.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Taken`] if another scheduler holds the lock, or that of the system.
     pub(crate) fn lock_scheduler(&self) -> Result<SchedulerLock, StateError> {
         let path = self.path.join("scheduler.lock");
         let file = files::lockable(&path)?;
@@ -155,7 +159,7 @@ impl StateDir {
         }
     }
 
-    /// The pool's secrets, made if missing.
+    /// Returns the pool's secrets, and creates those that are missing.
     pub(crate) fn pool_secrets(&self) -> Result<PoolSecrets, StateError> {
         let (path, pem) = self.read_or_make("identity.pem", || {
             let pem = IdentityPem::new_pool().map_err(|e| StateError::Key(e.to_string()))?;
@@ -178,9 +182,10 @@ impl StateDir {
         })
     }
 
-    /// The term of a scheduler that starts at `now`, written down before it is used. It is
-    /// higher than that of every scheduler before it on this state: as it begins with the
-    /// time in seconds, that holds even where the file was lost or an old copy put back.
+    /// Chooses the term of a scheduler that starts at `now`, and writes the term to disk
+    /// before it returns. The term is higher than that of every earlier scheduler on this
+    /// state. As it is at least the time in seconds since 1970, this holds even if the file
+    /// was lost or replaced by an old copy.
     pub(crate) fn raise_grant_term(&self, now: SystemTime) -> Result<u64, StateError> {
         let path = self.path.join("grant-term");
         let damaged = |reason: &str| StateError::Damaged {
@@ -197,14 +202,15 @@ impl StateDir {
         };
         let next = last.checked_add(1);
         let next = next.ok_or_else(|| damaged("there is no higher number"))?;
-        // A clock before 1970 is of no use.
+        // A clock that shows a time before 1970 is ignored.
         let seconds = now.duration_since(SystemTime::UNIX_EPOCH);
         let term = next.max(seconds.map_or(0, |seconds| seconds.as_secs()));
         files::replace_private(&path, format!("{term}\n").as_bytes())?;
         Ok(term)
     }
 
-    /// The certificate and key of this host's worker `name`, made if missing.
+    /// Returns the certificate and key of this host's worker `name`; creates them if
+    /// missing.
     pub(crate) fn worker_identity(&self, name: &str) -> Result<Identity, StateError> {
         let stem = match name.len() {
             ..=LONGEST_STEM => name.to_owned(),
@@ -217,7 +223,7 @@ impl StateDir {
         identity(&pem).map_err(|reason| StateError::Damaged { path, reason })
     }
 
-    /// The value that the file `name` holds from its first change on.
+    /// Opens the ledger in the file `name`, which its first change creates.
     pub(crate) fn ledger<T>(&self, name: &str) -> Result<Ledger<T>, StateError>
     where
         T: Clone + Default + serde::Serialize + serde::de::DeserializeOwned,
@@ -225,12 +231,12 @@ impl StateDir {
         Ledger::open(&self.path.join(name))
     }
 
-    /// Puts `token` into the file `name`, in the place of the one there.
+    /// Replaces the content of the file `name` with `token`.
     pub(crate) fn replace_token(&self, name: &str, token: &Secret) -> Result<(), StateError> {
         files::replace_private(&self.path.join(name), token.reveal().as_bytes())
     }
 
-    /// Notes where the pool is, for commands on this host.
+    /// Writes the pool's URL, without its token, for commands on this host.
     pub(crate) fn set_pool_url(&self, url: &PoolUrl) -> Result<(), StateError> {
         let bare = PoolUrl {
             token: None,
@@ -239,9 +245,9 @@ impl StateDir {
         files::replace_private(&self.path.join("pool-url"), bare.reveal().as_bytes())
     }
 
-    /// The URL for those who make and revoke tokens, if a scheduler has run on the state
-    /// at `path`; it need not be running now. Nothing is made there, and the directory
-    /// may be another user's: root administers a scheduler that runs as one.
+    /// Returns the URL with the admin token if a scheduler has run on the state at `path`;
+    /// it need not be running now. Creates nothing there. The directory may belong to
+    /// another user: root administers a scheduler that runs as its own user.
     pub(crate) fn admin_url(path: &Path) -> Result<Option<PoolUrl>, StateError> {
         let (url_path, token_path) = (path.join("pool-url"), path.join("admin-token"));
         let url = files::read_private(&url_path)?;
@@ -257,7 +263,7 @@ impl StateDir {
         Ok(Some(PoolUrl { token, ..url }))
     }
 
-    /// The token of a gateway, made if missing.
+    /// Returns the gateway's token, and creates it if it is missing.
     pub(crate) fn gateway_token(&self) -> Result<Secret, StateError> {
         self.token("gateway-token")
     }
@@ -267,7 +273,7 @@ impl StateDir {
         as_token(path, &bytes)
     }
 
-    /// The path and content of a file, which is made first if missing.
+    /// Returns the path and content of a file, which `make` provides if it is missing.
     fn read_or_make(
         &self,
         name: &str,
@@ -282,7 +288,7 @@ impl StateDir {
     }
 }
 
-/// The token that the file at `path` holds.
+/// Parses the content of the token file at `path`.
 fn as_token(path: PathBuf, bytes: &[u8]) -> Result<Secret, StateError> {
     let text = String::from_utf8_lossy(bytes);
     match text.trim() {
@@ -296,7 +302,7 @@ fn as_token(path: PathBuf, bytes: &[u8]) -> Result<Secret, StateError> {
 
 fn identity(pem: &[u8]) -> Result<Identity, String> {
     let text = std::str::from_utf8(pem).map_err(|_| "it is not PEM text")?;
-    // One file, so that no crash can leave a certificate without its key.
+    // Both are in one file, so that no crash can leave a certificate without its key.
     let pem = IdentityPem {
         chain: text.into(),
         key: text.into(),
@@ -304,7 +310,7 @@ fn identity(pem: &[u8]) -> Result<Identity, String> {
     Identity::from_pem(&pem).map_err(|e: IdentityError| e.to_string())
 }
 
-/// A token that nobody has seen.
+/// Returns a new random token.
 pub(crate) fn new_token() -> Result<String, StateError> {
     let mut bytes = [0; TOKEN_BYTES];
     SysRng

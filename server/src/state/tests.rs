@@ -1,4 +1,4 @@
-//! State on a real file system: made once, private, refused when damaged.
+//! Tests of the state directory on a real file system.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// What of the secrets can be compared.
+/// Returns the secrets in a form that can be compared.
 fn told(secrets: &PoolSecrets) -> (String, Vec<u8>, String, String) {
     (
         secrets.identity.fingerprint().to_string(),
@@ -108,7 +108,7 @@ fn a_directory_of_another_user_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let user = fs::metadata(path).unwrap().uid();
-    // Only root may give files away; another user is refused by the system.
+    // Only root may change a file's owner; the test does nothing for other users.
     if std::os::unix::fs::chown(path, Some(user + 4711), None).is_err() {
         return;
     }

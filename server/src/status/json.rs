@@ -1,4 +1,4 @@
-//! A pool's status for programs. The names here are a promise to them.
+//! A pool's status as JSON. Programs depend on the field names here.
 
 use serde::Serialize;
 use tensord_proto::v1::{DeviceStatus, StatusReply, WorkerStatus};
@@ -18,9 +18,9 @@ struct Pool<'a> {
 struct Worker<'a> {
     name: &'a str,
     address: &'a str,
-    /// Since the worker was last heard.
+    /// Milliseconds since the worker's last heartbeat.
     last_beat_ms: u64,
-    /// It is about to stop, and gets no new leases.
+    /// Whether the worker is about to stop and gets no new leases.
     draining: bool,
     devices: Vec<Device<'a>>,
 }
@@ -32,18 +32,18 @@ struct Device<'a> {
     name: &'a str,
     memory_bytes: u64,
     leased: bool,
-    /// Its last lease has ended, and the device is not free of it yet.
+    /// Whether the device's last lease has ended but the worker has not released it yet.
     ending: bool,
-    /// Why its worker cannot offer it; null: it can.
+    /// Why the worker cannot offer the device; null if it can.
     out_of_service: Option<&'a str>,
     sessions: u32,
     live_bytes: u64,
-    /// Null where the backend does not count.
+    /// Null if the backend does not count reserved memory.
     reserved_bytes: Option<u64>,
     ops_executed: u64,
 }
 
-/// The JSON for `reply`, with the end of its last line.
+/// Formats `reply` as JSON, with a newline at the end.
 pub(crate) fn json(reply: &StatusReply) -> String {
     let pool = Pool {
         software: &reply.software,

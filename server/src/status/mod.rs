@@ -1,6 +1,6 @@
-//! `tensord status`: asks a scheduler how its pool is, and shows the answer.
+//! `tensord status`: requests a pool's status from its scheduler, and formats the reply.
 //!
-//! [`fetch`] asks; [`table()`] and [`json()`] are functions of the reply alone.
+//! [`fetch`] makes the request; [`table()`] and [`json()`] depend on the reply alone.
 
 mod json;
 mod table;
@@ -20,37 +20,37 @@ pub(crate) use table::table;
 
 use crate::refusal;
 
-/// How long the scheduler may take to answer.
+/// How long the scheduler may take to reply.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Why the pool's status is not known.
+/// Why the pool's status could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StatusError {
     /// The scheduler cannot be reached.
     #[error("cannot reach the pool: {0}")]
     Dial(#[from] DialError),
-    /// It refused to answer.
+    /// The scheduler refused the request.
     #[error("the scheduler at {address} refused: {reason}")]
     Refused {
-        /// Where it is.
+        /// The scheduler's address.
         address: String,
-        /// What it said.
+        /// The scheduler's reason.
         reason: String,
     },
-    /// It did not answer in time.
+    /// The scheduler did not reply in time.
     #[error(
         "the scheduler at {address} did not answer within {DEADLINE:?}; check the address, and firewalls on the way"
     )]
     Silent {
-        /// Where it is.
+        /// The scheduler's address.
         address: String,
     },
-    /// The token cannot be sent.
+    /// The token has characters that a header cannot carry.
     #[error("the pool URL's token has characters that no token has; copy the URL again")]
     Token(#[from] InvalidMetadataValue),
 }
 
-/// Asks the pool at `url` how it is.
+/// Fetches the status of the pool at `url`.
 pub(crate) async fn fetch(url: &PoolUrl) -> Result<StatusReply, StatusError> {
     let address = || url.authority();
     match timeout(DEADLINE, ask(url)).await {

@@ -1,4 +1,4 @@
-//! A pool's status for people: a line that sums it up, and a row a device.
+//! A pool's status for people: a summary line, and one row per device.
 
 use tensord_proto::{
     text::{MESSAGE_CHARS, NAME_CHARS, foreign},
@@ -12,14 +12,14 @@ const HEADER: [&str; 10] = [
     "OPS",
 ];
 
-/// Columns of numbers.
+/// Columns of numbers, which are aligned right.
 const RIGHT: [usize; 5] = [4, 6, 7, 8, 9];
 
-/// A worker that was not heard for longer than this is shown as silent: it
-/// missed at least two heartbeats.
+/// How long after its last heartbeat a worker is shown as silent, in milliseconds.
+/// By then it has missed at least two heartbeats.
 const SILENT_MS: u64 = 3000;
 
-/// The text for `reply`, each line with its end.
+/// Formats `reply` as text, each line with its newline.
 pub(crate) fn table(reply: &StatusReply) -> String {
     let mut text = summary(reply);
     text.push('\n');
@@ -38,7 +38,7 @@ pub(crate) fn table(reply: &StatusReply) -> String {
     text
 }
 
-/// Counts, and what runs there since when.
+/// Formats the counts of the pool, and the scheduler's version and uptime.
 fn summary(reply: &StatusReply) -> String {
     let devices = || reply.workers.iter().flat_map(|worker| &worker.devices);
     let mut states = format!(
@@ -66,7 +66,7 @@ fn summary(reply: &StatusReply) -> String {
     )
 }
 
-/// Text of a pool as a terminal may have it.
+/// Escapes and cuts text from the pool, so that it is safe on a terminal.
 fn shown(text: &str) -> String {
     foreign(text, NAME_CHARS).to_string()
 }
@@ -98,7 +98,7 @@ fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
     rows
 }
 
-/// The columns that tell of one device.
+/// Formats the columns for one device.
 fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     let device = status.device.clone().unwrap_or_default();
     let leased = match status {
@@ -123,7 +123,7 @@ fn is_out(device: &DeviceStatus) -> bool {
     !device.out_of_service.is_empty()
 }
 
-/// A line for each device that its worker cannot offer.
+/// Formats one line for each device that its worker cannot offer, with the reason.
 fn outages(worker: &WorkerStatus) -> Vec<String> {
     let line = |(index, device): (usize, &DeviceStatus)| {
         let name = shown(&worker.name);

@@ -1,4 +1,4 @@
-//! One reply, and the exact texts it becomes.
+//! Status replies, and the exact texts they are formatted as.
 
 use tensord_proto::v1::{Device, DeviceStatus, WorkerStatus};
 

@@ -1,4 +1,4 @@
-//! A pool's tokens, for people and for programs.
+//! A pool's tokens, as a table for people and as JSON for programs.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,10 +9,10 @@ use crate::{human, stdout, table};
 
 const HEADER: [&str; 7] = ["NAME", "ROLE", "TENANT", "STANDING", "MADE", "ENDS", "USES"];
 
-/// Columns of numbers.
+/// Columns of numbers, which are aligned right.
 const RIGHT: [usize; 1] = [6];
 
-/// The names here are a promise to programs.
+/// The JSON for a token. Programs depend on the field names.
 #[derive(Serialize)]
 struct Token<'a> {
     name: &'a str,
@@ -27,7 +27,7 @@ struct Token<'a> {
     used: u64,
 }
 
-/// The JSON for `tokens`, with the end of its last line.
+/// Formats `tokens` as JSON, with a newline at the end.
 pub(super) fn json(tokens: &[TokenInfo]) -> String {
     let tokens: Vec<_> = tokens.iter().map(token).collect();
     stdout::json(&serde_json::json!({ "tokens": tokens }))
@@ -48,7 +48,7 @@ fn token(token: &TokenInfo) -> Token<'_> {
     }
 }
 
-/// The table of `tokens`, with the end of its last line.
+/// Formats `tokens` as a table, with a newline at the end.
 pub(super) fn table(tokens: &[TokenInfo]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     table_at(tokens, now.unwrap_or_default())

@@ -1,12 +1,12 @@
-//! Layers in, configuration or one line out.
+//! Tests that layers of settings become a configuration or an error of one line.
 
 use super::*;
 use crate::cli::{self, Parsed};
 
 const URL: &str = "tensord://0123456789abcdef@h:1";
 
-/// Resolves a command line over a configuration file, in surroundings with a
-/// home, a host name and a pool URL.
+/// Resolves a command line and a configuration file, in an environment with a home
+/// directory, a host name and a pool URL.
 fn resolved(line: &str, file: &str) -> Result<Config, ConfigError> {
     let environment = Environment {
         url: Some(Secret::new(URL)),

@@ -1,14 +1,14 @@
-//! What a token lets its holder be.
+//! The roles of tokens.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// What a token lets its holder be.
+/// The role of a token: what its holder may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
-    /// Someone who makes and revokes tokens.
+    /// An administrator, who creates and revokes tokens.
     Admin,
     /// A program that leases devices.
     #[serde(rename = "program")]
@@ -18,7 +18,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Where the URL with such a token is to be had.
+    /// Returns the text of error messages for where to find the URL with such a token.
     pub(super) fn source(self) -> &'static str {
         match self {
             Self::Admin => {
@@ -29,7 +29,7 @@ impl Role {
         }
     }
 
-    /// What errors call the token.
+    /// Returns the name of the token in error messages.
     pub(in crate::scheduler) fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
@@ -38,7 +38,7 @@ impl Role {
         }
     }
 
-    /// What errors call the one who shows it.
+    /// Returns the name of the token's holder in error messages.
     pub(super) fn holder(self) -> &'static str {
         match self {
             Self::Admin => "an administrator",

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct UnixMillis(pub(crate) u64);
 
 impl UnixMillis {
-    /// What the system's clock says.
+    /// Returns the time of the system clock.
     pub(crate) fn now() -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        // A clock before 1970 is taken for 1970.
+        // A clock before 1970 counts as 1970.
         Self(millis(since.unwrap_or_default()))
     }
 
-    /// This long after it.
+    /// Returns the time `duration` later.
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(millis(duration)))
     }

@@ -1,9 +1,9 @@
-//! The pool's tokens: who made them for what, and until when they are good.
+//! The pool's tokens: their roles, tenants and lifetimes.
 //!
-//! Pure data: time and the hashes of new tokens come as arguments, and whoever changes
-//! a registry writes it down ([`Ledger`](crate::state::Ledger)). The tokens themselves
-//! are not here, only their BLAKE3 hashes. A lookup compares a hash with all there are,
-//! each in constant time, so how long it takes tells nothing about how close a guess was.
+//! Pure data: time and the hashes of new tokens come as arguments, and the caller that
+//! changes a registry persists it ([`Ledger`](crate::state::Ledger)). Only the BLAKE3
+//! hashes of tokens are kept, not the tokens. A lookup compares a hash with all hashes,
+//! each in constant time, so its duration does not reveal how close a guess was.
 
 use std::time::Duration;
 
@@ -11,96 +11,97 @@ use serde::{Deserialize, Serialize};
 
 use super::{role::Role, time::UnixMillis};
 
-/// Most tokens of a pool, revoked ones included: a lookup compares with all of them,
-/// which takes some 30 µs for as many.
+/// The largest number of tokens of a pool, including revoked ones. A lookup compares with
+/// all of them, which takes about 30 µs for this many.
 const MAX_TOKENS: usize = 1000;
 
-/// Tokens that one entry has had and that are still remembered.
+/// The largest number of secret hashes kept for one token, including those replaced by
+/// rotation.
 const MAX_SECRETS: usize = 8;
 
-/// The tenant of tokens that name none.
+/// The tenant of tokens that name no tenant.
 pub(crate) const DEFAULT_TENANT: &str = "default";
 
-/// Every token of a pool.
+/// All tokens of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Tokens {
     tokens: Vec<Token>,
 }
 
-/// One token: while it rotates, two strings are good for it.
+/// A token. During a rotation, two secret strings are valid for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Token {
-    /// Unique among the pool's, for people.
+    /// The token's name, unique in the pool.
     pub(crate) name: String,
-    /// What it lets its holder be.
+    /// The token's role.
     pub(crate) role: Role,
-    /// Whose it is.
+    /// The token's tenant.
     pub(crate) tenant: String,
-    /// When it was made.
+    /// The time of its creation.
     pub(crate) created: UnixMillis,
-    /// When it ends, if it does.
+    /// The time at which it expires, if it does.
     pub(crate) expires: Option<UnixMillis>,
-    /// How many workers may enrol with it, if that is bounded.
+    /// The number of workers that may enrol with it, if limited.
     pub(crate) uses: Option<u64>,
-    /// How many have.
+    /// The number of workers that have enrolled with it.
     pub(crate) used: u64,
-    /// When it was revoked, if it was, and whether its leases may run out.
+    /// The revocation, if the token was revoked.
     pub(crate) revoked: Option<Revoked>,
-    /// Newest last.
+    /// The hashes of its secret strings, newest last.
     secrets: Vec<SecretHash>,
 }
 
-/// How a token ended.
+/// The revocation of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Revoked {
-    /// When.
+    /// The time of the revocation.
     pub(crate) at: UnixMillis,
-    /// What it opened before goes on.
+    /// Whether everything that the token has opened goes on.
     pub(crate) keep_leases: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct SecretHash {
-    /// BLAKE3, 64 hex digits.
+    /// The BLAKE3 hash as 64 hex digits.
     hash: String,
-    /// When its successor stands alone; `None` while there is none.
+    /// The time from which only its successor is valid; `None` while it has no successor.
     until: Option<UnixMillis>,
 }
 
 impl SecretHash {
     fn is(&self, hash: blake3::Hash) -> bool {
-        // A hash that does not parse is of a damaged file, and no token's.
+        // A hash that does not parse comes from a damaged file and matches no token.
         blake3::Hash::from_hex(&self.hash).is_ok_and(|own| own == hash)
     }
 }
 
-/// What to make a token with.
+/// The parameters of a new token.
 #[derive(Clone, Debug)]
 pub(crate) struct NewToken {
-    /// Its name; empty for any that is free.
+    /// The token's name; empty to generate a free one.
     pub(crate) name: String,
-    /// What it lets its holder be.
+    /// The token's role.
     pub(crate) role: Role,
-    /// Whose it is.
+    /// The token's tenant.
     pub(crate) tenant: String,
-    /// How long it lasts, if it ends.
+    /// The token's lifetime, if limited.
     pub(crate) life: Option<Duration>,
-    /// How many workers may enrol with it, if that is bounded.
+    /// The number of workers that may enrol with it, if limited.
     pub(crate) uses: Option<u64>,
 }
 
-/// How far a token is good at a moment.
+/// The validity of a token at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenState {
-    /// For everything.
+    /// Valid for everything.
     Good,
-    /// It opens nothing new; what it opened goes on.
+    /// Opens nothing new; what it has opened goes on.
     Closing(Why),
-    /// For nothing.
+    /// Valid for nothing.
     Ended(Why),
 }
 
-/// Why a token is not good for everything.
+/// The reason why a token is not fully valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     Revoked,
@@ -110,7 +111,7 @@ pub(crate) enum Why {
 }
 
 impl Why {
-    /// For a list of tokens.
+    /// Returns the word for it in a list of tokens.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Revoked => "revoked",
@@ -120,7 +121,7 @@ impl Why {
         }
     }
 
-    /// Completes "the token … ".
+    /// Returns the text that completes "the token … ".
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Revoked => "was revoked",
@@ -131,7 +132,7 @@ impl Why {
     }
 }
 
-/// Why tokens were not changed.
+/// The reason why tokens were not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TokenError {
     #[error("{what} is {text:?}; it must have 1 to 64 letters, digits and - _ .")]
@@ -151,7 +152,7 @@ pub(crate) enum TokenError {
 }
 
 impl Token {
-    /// How far it is good at `now`.
+    /// Returns the validity of the token at `now`.
     pub(crate) fn state_at(&self, now: UnixMillis) -> TokenState {
         let is_over = |at: UnixMillis| at <= now;
         match self.revoked {
@@ -167,7 +168,7 @@ impl Token {
         }
     }
 
-    /// Until when a predecessor is good beside the current string, if one is at `now`.
+    /// Returns until when a predecessor of the current string is valid, if one is at `now`.
     pub(crate) fn rotating_until(&self, now: UnixMillis) -> Option<UnixMillis> {
         let untils = self.secrets.iter().filter_map(|secret| secret.until);
         untils.filter(|until| *until > now).max()
@@ -175,12 +176,12 @@ impl Token {
 }
 
 impl Tokens {
-    /// Every token, in the order they were made.
+    /// Returns all tokens, in the order of creation.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Token> {
         self.tokens.iter()
     }
 
-    /// The token of this name.
+    /// Returns the token of this name.
     pub(crate) fn get(&self, name: &str) -> Option<&Token> {
         self.tokens.iter().find(|token| token.name == name)
     }
@@ -190,12 +191,12 @@ impl Tokens {
         found.ok_or_else(|| TokenError::Unknown(name.into()))
     }
 
-    /// The token that `hash` is of, and how far it is good at `now`. One that two
-    /// entries share is none: which of the two its holder is to be is not known.
+    /// Returns the token with this `hash` and its validity at `now`. Returns `None` if two
+    /// tokens share the hash, because the holder's role would be ambiguous.
     pub(crate) fn find(&self, hash: blake3::Hash, now: UnixMillis) -> Option<(&Token, TokenState)> {
         let mut found = None;
         let mut count = 0;
-        // All are compared, whichever fits.
+        // Compares all hashes, even after a match.
         for token in &self.tokens {
             for secret in &token.secrets {
                 if secret.is(hash) {
@@ -214,11 +215,11 @@ impl Tokens {
         Some((token, state_at))
     }
 
-    /// Adds a token whose string has this `hash`.
+    /// Adds a token whose secret string has this `hash`.
     ///
     /// # Errors
     ///
-    /// When it breaks a rule; the error names it.
+    /// If the token breaks a rule; the error names the rule.
     pub(crate) fn create(
         &mut self,
         new: NewToken,
@@ -263,14 +264,14 @@ impl Tokens {
         Ok(self.tokens.last().expect("it was just added"))
     }
 
-    /// A name for a token that is given none: its role and a number.
+    /// Generates a name for a token from its role and a number.
     fn free_name(&self, role: Role) -> String {
         let mut names = (1..).map(|n: u64| format!("{role}-{n}"));
         let free = names.find(|name| self.get(name).is_none());
         free.expect("there are fewer tokens than numbers")
     }
 
-    /// Forgets the token that was revoked first, if there are too many.
+    /// If the registry is full, removes the token that was revoked first.
     fn make_room(&mut self) -> Result<(), TokenError> {
         if self.tokens.len() < MAX_TOKENS {
             return Ok(());
@@ -282,12 +283,12 @@ impl Tokens {
         Ok(())
     }
 
-    /// Takes over the token that a file of the state directory holds, under `name`: it
-    /// is new, or the operator put another one there. Returns whether anything changed.
+    /// Adopts the token string stored in a file of the state directory: a new token, or a
+    /// string that the operator put there. Returns whether anything changed.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create).
+    /// Those of [`create`](Self::create).
     pub(crate) fn adopt(
         &mut self,
         new: NewToken,
@@ -304,12 +305,12 @@ impl Tokens {
         Ok(true)
     }
 
-    /// Makes the string with this `hash` the successor of the token's, which stays good
-    /// for `grace`.
+    /// Makes the string with this `hash` the token's current one; the previous one stays
+    /// valid for `grace`.
     ///
     /// # Errors
     ///
-    /// When there is no such token, or it ended.
+    /// If there is no such token, or it has ended.
     pub(crate) fn rotate(
         &mut self,
         name: &str,
@@ -322,7 +323,7 @@ impl Tokens {
             let name = name.into();
             return Err(TokenError::Ended { name, why });
         }
-        // Two are good at most: those before the current one end now.
+        // At most two strings are valid: predecessors of the current one end now.
         for secret in &mut token.secrets {
             secret.until = Some(match secret.until {
                 None => now.after(grace),
@@ -335,12 +336,12 @@ impl Tokens {
         Ok(token)
     }
 
-    /// Ends a token. One that was revoked with `keep_leases` can be revoked again
-    /// without.
+    /// Revokes a token. A token that was revoked with `keep_leases` can be revoked again
+    /// without it.
     ///
     /// # Errors
     ///
-    /// When there is no such token, or it is the last one of an administrator.
+    /// If there is no such token, or it is the last valid admin token.
     pub(crate) fn revoke(
         &mut self,
         name: &str,
@@ -367,7 +368,7 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// When it is not good for one at `now`.
+    /// If the token is not valid for an enrolment at `now`.
     pub(crate) fn use_up(&mut self, name: &str, now: UnixMillis) -> Result<(), TokenError> {
         let token = self.get_mut(name)?;
         if let TokenState::Closing(why) | TokenState::Ended(why) = token.state_at(now) {
@@ -379,7 +380,7 @@ impl Tokens {
     }
 }
 
-/// Whether `text` will do as a name: it is safe to print, and needs no quotes.
+/// Returns whether `text` is a valid name: safe to print, and without need for quotes.
 fn is_name(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     (1..=64).contains(&text.len()) && text.chars().all(allowed)
@@ -470,7 +471,7 @@ mod tests {
         );
         assert_eq!(all(&tokens, 1_009_999), [good, good, None]);
         assert_eq!(all(&tokens, 1_010_000), [gone, good, None]);
-        // A second time within the grace of the first.
+        // Rotates again within the grace period of the first rotation.
         tokens
             .rotate("a", hash("3"), grace, UnixMillis(1_005_000))
             .unwrap();

@@ -1,4 +1,4 @@
-//! The driver's side of clients: they attach, speak, are told, and go.
+//! Clients in the driver: attaches, messages, replies and ends of streams.
 
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ fn event(client: ClientId, stream: StreamId, event: ClientEvent) -> Event {
 }
 
 impl Driver {
-    /// An entry about a client, with what is known of it.
+    /// Creates an audit entry about a client, with its address and token if they are known.
     pub(super) fn about_client(&self, event: audit::Event, client: ClientId) -> Entry {
         let mut entry = Entry::new(event).client(client);
         if let Some(open) = self.clients.get(&client) {
@@ -39,7 +39,8 @@ impl Driver {
         entry
     }
 
-    /// Takes in the stream of a client that the holders know. One it had before ends.
+    /// Attaches a client that `holders` has recorded on a new stream. The client's previous
+    /// stream, if any, ends.
     pub(super) fn attach(
         &mut self,
         client: ClientId,
@@ -82,7 +83,7 @@ impl Driver {
         message: ClientMessage,
     ) {
         if self.clients.get(&client).is_none_or(|open| open.id != id) {
-            return; // It was cut off with this on the way.
+            return; // It is from a stream that was cut off or replaced.
         }
         let lease = self.new_lease();
         match convert::client_event(message, lease) {
@@ -99,7 +100,7 @@ impl Driver {
         }
     }
 
-    /// The client's stream is over, by its own end or by ours.
+    /// Handles the end of a client's stream, whether the client or the scheduler ended it.
     pub(super) fn client_gone(&mut self, client: ClientId, id: StreamId, error: Option<&Error>) {
         if let Some(gone) = self.cut_off_client(client, id, error) {
             self.apply(gone);
@@ -129,13 +130,14 @@ impl Driver {
         Some(event(client, id, ClientEvent::Gone))
     }
 
-    /// Ends the streams and leases of every client that showed the token of this name,
-    /// and returns how many that were.
+    /// Ends the streams and leases of all clients that presented the token of this name.
+    /// Returns the number of these clients.
     pub(super) fn revoke_clients(&mut self, token: &str) -> u32 {
         let clients = self.holders.with_token(token);
         let count = u32::try_from(clients.len()).unwrap_or(u32::MAX);
         for client in clients {
-            // While there is a stream, its leases' ends are told on it.
+            // Evict before the stream is closed, so that the ends of the leases are sent on
+            // it.
             self.apply(Event::Evict { client });
             let gone = self.about_client(audit::Event::Ended, client);
             self.audit.record(gone.reason("its token was revoked"));
@@ -149,7 +151,8 @@ impl Driver {
         count
     }
 
-    /// Why this client is granted nothing at this moment, if that is so.
+    /// Returns the reason why this client currently gets no leases, or `None` if it may get
+    /// some.
     fn closed_to(&self, client: ClientId) -> Option<Error> {
         if !self.granting {
             let words = "the scheduler is shutting down and grants no more leases; ask again when it is back";
@@ -158,13 +161,13 @@ impl Driver {
         self.access.may_open(self.holders.pass(client)?).err()
     }
 
-    /// Refuses a request of a client that is granted nothing at this moment.
+    /// Refuses a request of a client that currently gets no leases.
     fn send_closed(&mut self, client: ClientId, request: RequestId) -> Option<Event> {
         let error = self.closed_to(client)?;
         self.send(client, convert::refused(request, error))
     }
 
-    /// Queues a message to a client. One that does not read is cut off.
+    /// Queues a message to a client. A client that does not read is cut off.
     pub(super) fn send(&mut self, client: ClientId, message: PoolMessage) -> Option<Event> {
         let open = self.clients.get(&client)?;
         let (id, sent) = (open.id, open.send(message));
@@ -180,8 +183,8 @@ impl Driver {
         self.send(client, convert::queued(request, position))
     }
 
-    /// Hands a lease to its client, or back to the engine if there are to be
-    /// no more.
+    /// Sends a granted lease to its client. If the client currently gets no leases, refuses
+    /// the request and returns an event that releases the lease.
     pub(super) fn send_granted(
         &mut self,
         client: ClientId,

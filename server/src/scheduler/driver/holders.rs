@@ -1,5 +1,6 @@
-//! Which token each client showed: what is revoked ends what hangs on it, and leases
-//! belong to the token's tenant. And which credential: nobody else attaches with its id.
+//! The token and credential that each client presented. The token decides which clients a
+//! revocation ends and which tenant owns their leases; the credential binds the client's
+//! id, so that no other process can attach with it.
 
 use std::{
     collections::HashMap,
@@ -14,7 +15,7 @@ use tensord_proto::{
 
 use crate::scheduler::access::Pass;
 
-/// Clients that are attached, or may still hold leases.
+/// The clients that are attached or may still hold leases.
 pub(super) struct Holders {
     clients: HashMap<ClientId, Holder>,
     /// How long a lease outlives its client's stream.
@@ -24,7 +25,7 @@ pub(super) struct Holders {
 struct Holder {
     credential: CredentialHash,
     pass: Pass,
-    /// Since when its stream is gone.
+    /// The time at which its stream ended; `None` while it is attached.
     gone: Option<Instant>,
 }
 
@@ -36,11 +37,12 @@ impl Holders {
         }
     }
 
-    /// A client is attached with `pass`. Those whose leases have expired are forgotten.
+    /// Records that a client is attached with `pass`, and forgets clients whose streams
+    /// ended more than twice the lease expiry ago.
     ///
     /// # Errors
     ///
-    /// When the client of this id has another credential; nothing has changed then.
+    /// If the client of this id has another credential; nothing has changed then.
     pub(super) fn attach(
         &mut self,
         client: ClientId,
@@ -65,34 +67,34 @@ impl Holders {
         Ok(())
     }
 
-    /// The client's stream is gone.
+    /// Records that the client's stream has ended.
     pub(super) fn detach(&mut self, client: ClientId, now: Instant) {
         if let Some(holder) = self.clients.get_mut(&client) {
             holder.gone = Some(now);
         }
     }
 
-    /// Forgets a client that holds nothing any more.
+    /// Forgets a client, which must hold no leases.
     pub(super) fn remove(&mut self, client: ClientId) {
         self.clients.remove(&client);
     }
 
-    /// What a client showed.
+    /// Returns the pass of the token that a client presented.
     pub(super) fn pass(&self, client: ClientId) -> Option<&Pass> {
         self.clients.get(&client).map(|holder| &holder.pass)
     }
 
-    /// What a client's id is bound to.
+    /// Returns the credential hash that a client's id is bound to.
     pub(super) fn credential(&self, client: ClientId) -> Option<CredentialHash> {
         self.clients.get(&client).map(|holder| holder.credential)
     }
 
-    /// Whose a client is.
+    /// Returns the tenant that a client belongs to.
     pub(super) fn tenant(&self, client: ClientId) -> Option<&str> {
         self.pass(client).map(|pass| &*pass.tenant)
     }
 
-    /// The clients that showed a token of this name.
+    /// Returns the clients that presented the token of this name.
     pub(super) fn with_token(&self, token: &str) -> Vec<ClientId> {
         let clients = self.clients.iter();
         let clients = clients.filter(|(_, holder)| &*holder.pass.token == token);
@@ -100,7 +102,7 @@ impl Holders {
     }
 }
 
-/// Why nobody attaches as `client` with a credential that is not that client's.
+/// Returns the error for an attempt to attach as `client` with another credential.
 pub(in crate::scheduler) fn not_its_own(client: ClientId) -> Error {
     let words = format!(
         "the credential is not that of client {client}; a client's id is made of its own credential"

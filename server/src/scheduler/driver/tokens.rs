@@ -1,5 +1,5 @@
-//! The driver's side of lease tokens: signed when a lease is granted, and again before the
-//! last one ends.
+//! Lease tokens in the driver: signed when a lease is granted, and renewed before they
+//! expire.
 
 use tensord_proto::{
     ids::{ClientId, LeaseId},
@@ -11,7 +11,7 @@ use super::Driver;
 use crate::scheduler::{access::UnixMillis, convert};
 
 impl Driver {
-    /// A token of a lease that `client` has; `None` if it is not known who that is.
+    /// Signs a token for a lease of `client`. Returns `None` if the client is unknown.
     pub(super) fn sign(
         &mut self,
         client: ClientId,
@@ -40,14 +40,14 @@ impl Driver {
         }
     }
 
-    /// Renews the tokens of all leases of a client that is back.
+    /// Renews the tokens of all leases of a client that has attached.
     pub(super) fn renew_all_of(&mut self, client: ClientId) {
         for lease in self.engine.leases_of(client) {
             self.renew(lease);
         }
     }
 
-    /// Sends a lease's client another token, if it is attached and may open something new.
+    /// Sends a new token to the lease's client if it is attached and may open new sessions.
     fn renew(&mut self, lease: LeaseId) {
         let Some(LeaseSnapshot { owner, devices }) = self.engine.lease(lease) else {
             return;

@@ -1,4 +1,4 @@
-//! The driver's side of workers: they join, beat, are told, and go.
+//! Workers in the driver: joins, messages, commands and ends of streams.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ use crate::{
     },
 };
 
-/// A worker that wants to join: its registration was checked, and it is enrolled.
+/// A worker that is joining. Its registration has been checked, and it is enrolled.
 pub(in crate::scheduler) struct Arrival {
     pub(in crate::scheduler) worker: WorkerId,
     pub(in crate::scheduler) admitted: Admitted,
     pub(in crate::scheduler) registering: convert::Registering,
     pub(in crate::scheduler) leaving: bool,
-    /// The answer to its registration.
+    /// The reply to its registration.
     pub(in crate::scheduler) answer: WorkerCommand,
 }
 
@@ -36,19 +36,19 @@ pub(super) struct Member {
     name: String,
     /// The name of the token that it enrolled with.
     token: Arc<str>,
-    /// What it last said, in the order of its devices.
+    /// The device usage that it last reported, by device index.
     usage: Vec<DeviceUsage>,
-    /// The devices that it last said it cannot offer.
+    /// The devices that it last reported as out of service.
     out_of_service: Outages,
 }
 
 impl Member {
-    /// What the worker last said of its devices' use, in their order.
+    /// Returns the device usage that the worker last reported, by device index.
     pub(super) fn usage(&self) -> &[DeviceUsage] {
         &self.usage
     }
 
-    /// Ends the stream with `error`, and waits until the connection took it.
+    /// Ends the stream with `error`, and waits until the connection has taken the error.
     pub(super) async fn farewell(self, error: &Error) {
         self.open.farewell(error).await;
     }
@@ -63,7 +63,7 @@ fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
 }
 
 impl Driver {
-    /// Takes in a worker's stream. One it had before ends.
+    /// Joins a worker on a new stream. The worker's previous stream, if any, ends.
     pub(super) fn join(&mut self, arrival: Arrival, opened: Opened<WorkerMessage, WorkerCommand>) {
         let Arrival {
             worker,
@@ -95,7 +95,7 @@ impl Driver {
             });
             return open.end(Some(&error));
         }
-        // There is room: nothing was sent yet.
+        // The queue has room: nothing has been sent yet.
         let _ = open.send(answer);
         let (address, devices) = (&registration.endpoint.address, registration.devices.len());
         let (held_count, is_new) = (held.len(), admitted.is_new);
@@ -131,7 +131,8 @@ impl Driver {
         self.apply(event(worker, id, join));
     }
 
-    /// Whether there is a place for a worker that was admitted a moment ago.
+    /// Checks that an admitted worker can join: it is still enrolled, no other process uses
+    /// its name, and the pool is not full.
     fn may_join(&self, worker: WorkerId, name: &str, admitted: &Admitted) -> Result<(), Error> {
         let book = self.enrolment.book();
         if book.get(name, &admitted.certificate).is_none() {
@@ -153,7 +154,7 @@ impl Driver {
         Ok(())
     }
 
-    /// An entry about a worker that enrolled with the token of this name.
+    /// Creates an audit entry about a worker that enrolled with the token of this name.
     fn about_worker(&self, event: audit::Event, token: &str) -> Entry {
         let tokens = self.access.tokens();
         let tenant = tokens.get(token).map(|token| token.tenant.as_str());
@@ -168,7 +169,7 @@ impl Driver {
     ) {
         let member = self.workers.get_mut(&worker);
         let Some(member) = member.filter(|member| member.open.id == id) else {
-            return; // It was cut off with this on the way.
+            return; // It is from a stream that was cut off or replaced.
         };
         let message = match message.body {
             Some(Body::Heartbeat(heartbeat)) => {
@@ -201,7 +202,8 @@ impl Driver {
         self.apply(event(worker, id, message));
     }
 
-    /// Notes which devices a worker cannot offer, if they are others than before.
+    /// Records which devices a worker cannot offer, and passes the set to the engine if it
+    /// has changed.
     fn out_of_service(&mut self, worker: WorkerId, id: StreamId, devices: Outages) {
         let Some(member) = self.workers.get_mut(&worker) else {
             return;
@@ -225,7 +227,7 @@ impl Driver {
         self.apply(event(worker, id, WorkerEvent::OutOfService { devices }));
     }
 
-    /// The worker's stream is over, by its own end or by ours.
+    /// Handles the end of a worker's stream, whether the worker or the scheduler ended it.
     pub(super) fn worker_gone(&mut self, worker: WorkerId, id: StreamId, error: Option<&Error>) {
         if let Some(gone) = self.cut_off_worker(worker, id, error) {
             self.apply(gone);
@@ -257,16 +259,16 @@ impl Driver {
         Some(event(worker, id, WorkerEvent::Gone))
     }
 
-    /// Ends the streams of every worker that enrolled with the token of this name, with the
-    /// leases on it, and returns how many that were.
+    /// Ends the streams and leases of all workers that enrolled with the token of this
+    /// name. Returns the number of these workers.
     pub(super) fn revoke_workers(&mut self, token: &str) -> u32 {
         let words = format!("the token {token:?} that this worker enrolled with was revoked");
         let error = Error::new(ErrorCode::Token, words);
         self.end_workers(&error, |member| &*member.token == token)
     }
 
-    /// Ends the stream of the worker of this name, with the leases on it. Whether there
-    /// was one.
+    /// Ends the stream and leases of the worker of this name. Returns whether it was in the
+    /// pool.
     pub(super) fn remove_worker(&mut self, name: &str) -> bool {
         let error = Error::new(ErrorCode::Enrolment, enrolment::removed_words(name));
         self.end_workers(&error, |member| member.name == name) > 0
@@ -276,22 +278,22 @@ impl Driver {
         let members = self.workers.iter().filter(|(_, member)| which(member));
         let ended: Vec<_> = members.map(|(id, member)| (*id, member.open.id)).collect();
         for (worker, id) in &ended {
-            // Whoever has left is not waited for.
+            // `Left` removes the worker at once, without the timeout of a lost one.
             self.apply(event(*worker, *id, WorkerEvent::Left));
             self.worker_gone(*worker, *id, Some(error));
         }
         u32::try_from(ended.len()).unwrap_or(u32::MAX)
     }
 
-    /// Has a worker know that a device was granted anew, so that no earlier grant opens a
-    /// session any more. One that does not read is cut off with the next command.
+    /// Notifies a worker of a new grant of a device, so that it admits no session by an
+    /// earlier one. A worker that does not read is cut off at the next command.
     pub(super) fn announce_grant(&self, device: &LeasedDevice) {
         if let Some(member) = self.workers.get(&device.share.worker) {
             let _ = member.open.send(convert::granted_anew(device));
         }
     }
 
-    /// Has a worker end a lease's sessions. One that does not read is cut off.
+    /// Commands a worker to end a lease's sessions. A worker that does not read is cut off.
     pub(super) fn send_end_lease(
         &mut self,
         worker: WorkerId,

@@ -1,7 +1,7 @@
-//! The workers that may join a pool: a pure state machine.
+//! The registry of workers that may join a pool: a pure state machine.
 //!
-//! A worker is enrolled under a name, which is its own, with the fingerprint of its
-//! certificate, whose key it keeps, and with the most that it will offer. To enrol takes a
+//! A worker is enrolled under a unique name, with the fingerprint of its certificate, whose
+//! key only the worker has, and with the most that it may offer. Enrolling requires a
 //! token; afterwards the key is enough. Time comes with each call.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -12,45 +12,46 @@ use tensord_transport::tls::Fingerprint;
 use super::offer::Offer;
 use crate::scheduler::access::UnixMillis;
 
-/// Most workers that are enrolled at once, as many as can be joined. A worker without a
-/// place for its key enrols anew at each start, so old ones may have to make room.
+/// The largest number of enrolled workers, the same as that of joined ones. A worker that
+/// cannot store its key enrols anew at each start, so stale entries may be removed to make
+/// room.
 pub(crate) const MAX_WORKERS: usize = 4096;
 
-/// How long a worker stays enrolled that is not seen, when others need its place.
+/// The time after which an unseen worker may be removed to make room for another.
 const STALE: Duration = Duration::from_secs(30 * 86_400);
 
-/// How exactly it is noted when a worker was last seen: each note is written to the disk.
+/// The resolution of the last-seen time, which limits the writes to disk.
 const SEEN_STEP: Duration = Duration::from_secs(86_400);
 
-/// Longest name, in bytes; DNS allows no longer ones for hosts.
+/// The longest worker name, in bytes: the limit of DNS for host names.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Every worker of a pool that may join it.
+/// All enrolled workers of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Book {
     workers: BTreeMap<String, Enrolled>,
 }
 
-/// A worker that may join.
+/// An enrolled worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Enrolled {
     certificate: Certificate,
     /// The name of the token that it enrolled with.
     pub(crate) token: String,
-    /// When.
+    /// The time of its latest enrolment.
     pub(crate) at: UnixMillis,
-    /// When it last joined, or a day at most before that.
+    /// The time of its last join, or up to a day before it.
     pub(crate) seen: UnixMillis,
     /// The most that it may offer.
     pub(crate) offer: Offer,
 }
 
-/// A fingerprint as text.
+/// A certificate fingerprint, serialised as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 struct Certificate(Fingerprint);
 
-/// A worker that wants to join, and has proved to have the key of its certificate.
+/// A worker that wants to join and has proved that it has the key of its certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct Joining {
     pub(crate) name: String,
@@ -58,41 +59,42 @@ pub(crate) struct Joining {
     pub(crate) offer: Offer,
 }
 
-/// How a worker that wants to join stands.
+/// The standing of a worker that wants to join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// It may join. Whether it is to be noted that it was seen.
+    /// It may join. `note` is true if its last-seen time is out of date.
     Enrolled { note: bool },
     /// It may join once it is enrolled.
     New,
-    /// It may join once what it offers is enrolled; in words, what goes beyond that.
+    /// It may join once its larger offer is enrolled. The text names what exceeds the
+    /// enrolled one.
     Beyond(String),
 }
 
-/// Why a worker may not join, whatever token it has.
+/// The reason why a worker may not join with any token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EnrolError {
-    /// The name is no name.
+    /// The name breaks the rules for names.
     #[error(
         "the worker's name is {0:?}; it must have 1 to {MAX_NAME_BYTES} letters, digits and - _ ."
     )]
     Name(String),
-    /// Another worker has the name.
+    /// Another worker is enrolled under the name.
     #[error(
         "the worker name {0:?} is enrolled with another key; give this worker another --name or the --state with that key, or free the name with `tensord worker remove {0}` on the scheduler's host"
     )]
     Taken(String),
-    /// The worker has another name.
+    /// The worker is enrolled under another name.
     #[error(
         "this worker's key is enrolled under the name {known:?}, and it wants to join as {name:?}; give it that --name, or another --state"
     )]
     Renamed {
-        /// Its name.
+        /// The name that the worker is enrolled under.
         known: String,
         /// The name that it registers.
         name: String,
     },
-    /// There is no place.
+    /// The registry is full.
     #[error(
         "{MAX_WORKERS} workers are enrolled, which is the most there may be; remove some with `tensord worker remove`"
     )]
@@ -100,11 +102,11 @@ pub(crate) enum EnrolError {
 }
 
 impl Book {
-    /// How `joining` stands at `now`.
+    /// Returns the standing of `joining` at `now`.
     ///
     /// # Errors
     ///
-    /// When no token helps.
+    /// If the worker may not join with any token.
     pub(crate) fn place(&self, joining: &Joining, now: UnixMillis) -> Result<Place, EnrolError> {
         let name = &joining.name;
         let Some(known) = self.workers.get(name) else {
@@ -128,12 +130,13 @@ impl Book {
         })
     }
 
-    /// Enrols `joining`, or what it offers by now, with a token of this name. When there are
-    /// too many, one that has not been seen for long and is not `live` makes room.
+    /// Enrols `joining`, or updates its offer, with the token of this name. If the registry
+    /// is full, removes the worker that has been unseen for longest, if that is longer than
+    /// [`STALE`] and the worker is not `live`.
     ///
     /// # Errors
     ///
-    /// When no token helps, or there is no place.
+    /// If the worker may not join with any token, or the registry is full.
     pub(crate) fn enrol(
         &mut self,
         joining: Joining,
@@ -173,37 +176,37 @@ impl Book {
         Ok(())
     }
 
-    /// Notes that the worker of this name has joined.
+    /// Records `now` as the last-seen time of the worker of this name.
     pub(crate) fn note(&mut self, name: &str, now: UnixMillis) {
         if let Some(worker) = self.workers.get_mut(name) {
             worker.seen = now;
         }
     }
 
-    /// Forgets the worker of this name.
+    /// Removes the worker of this name.
     pub(crate) fn remove(&mut self, name: &str) {
         self.workers.remove(name);
     }
 
-    /// Forgets the workers that enrolled with the token of this name.
+    /// Removes all workers that enrolled with the token of this name.
     pub(crate) fn remove_token(&mut self, token: &str) {
         self.workers.retain(|_, worker| worker.token != token);
     }
 
-    /// The worker of this name, if this is its certificate.
+    /// Returns the worker of this name if it has this certificate.
     pub(crate) fn get(&self, name: &str, certificate: &Fingerprint) -> Option<&Enrolled> {
         let worker = self.workers.get(name);
         worker.filter(|worker| worker.certificate.0 == *certificate)
     }
 
-    /// The name that the worker with this certificate is enrolled under.
+    /// Returns the name under which the worker with this certificate is enrolled.
     pub(crate) fn name_of(&self, certificate: &Fingerprint) -> Option<&str> {
         let mut workers = self.workers.iter();
         let found = workers.find(|(_, worker)| worker.certificate.0 == *certificate);
         found.map(|(name, _)| name.as_str())
     }
 
-    /// Every worker, in the order of names.
+    /// Returns all workers, in the order of names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Enrolled)> {
         let workers = self.workers.iter();
         workers.map(|(name, worker)| (name.as_str(), worker))
@@ -211,7 +214,7 @@ impl Book {
 }
 
 impl Enrolled {
-    /// What it shows.
+    /// Returns the fingerprint of its certificate.
     pub(crate) fn certificate(&self) -> Fingerprint {
         self.certificate.0
     }
@@ -231,7 +234,8 @@ impl TryFrom<String> for Certificate {
     }
 }
 
-/// Whether `text` will do as a name: it is safe to print, and needs no quotes in a shell.
+/// Returns whether `text` is a valid name: safe to print, and without need for quotes in a
+/// shell.
 fn is_name(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     (1..=MAX_NAME_BYTES).contains(&text.len()) && text.chars().all(allowed)

@@ -1,4 +1,5 @@
-//! What a worker offers, as it is enrolled: the most of each kind of devices.
+//! What a worker may offer by its enrolment: for each kind of device, the number and the
+//! largest memory.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,27 +8,29 @@ use tensord_scheduler::DeviceSpec;
 
 use crate::human;
 
-/// Most kinds of devices of one worker, and the longest name of a kind: there are fewer
-/// kinds, of a few letters. The file of all workers has a bound through these.
+/// Limits on a worker's device kinds: their number, and the length of a kind's name in
+/// bytes. Real workers have fewer kinds with shorter names. The limits bound the size of
+/// the file of enrolled workers.
 const MAX_KINDS: usize = 8;
 const MAX_KIND_BYTES: usize = 32;
 
-/// The most that a worker may offer, by kind of devices.
+/// The most that a worker may offer of each kind of device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Offer(BTreeMap<String, Most>);
 
-/// The most of one kind.
+/// The limits for one kind of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Most {
-    /// How many devices.
+    /// The number of devices.
     pub(crate) count: u32,
-    /// Memory of the largest one.
+    /// The memory of the largest device, in bytes.
     pub(crate) memory_bytes: u64,
 }
 
 impl Offer {
-    /// What a worker with these `devices` offers; an error names the rule it breaks.
+    /// Returns the offer of a worker with these `devices`, or an error that names the rule
+    /// they break.
     pub(crate) fn of(devices: &[DeviceSpec]) -> Result<Self, String> {
         let mut offer = BTreeMap::<String, Most>::new();
         for device in devices {
@@ -49,7 +52,8 @@ impl Offer {
         }
     }
 
-    /// The part of it that goes beyond `enrolled`, in words, if any does.
+    /// Returns a description of the first part of this offer that exceeds `enrolled`, if
+    /// any.
     pub(crate) fn beyond(&self, enrolled: &Self) -> Option<String> {
         let mut kinds = self.0.iter();
         kinds.find_map(|(kind, most)| {
@@ -62,7 +66,7 @@ impl Offer {
         })
     }
 
-    /// Each kind and the most of it, in the order of kinds.
+    /// Returns each kind with its limits, in the order of kinds.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, Most)> {
         self.0.iter().map(|(kind, most)| (kind.as_str(), *most))
     }

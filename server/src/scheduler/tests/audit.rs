@@ -1,11 +1,11 @@
-//! What the audit log says of those who come and go.
+//! The audit log's entries about clients and workers.
 
 use serde_json::Value;
 
 use super::*;
 use crate::audit::{Audit, Settings};
 
-/// What all of these have in common with an entry.
+/// Returns whether `entry` has all these fields and values.
 fn is_in(expected: &[(&str, Value)], entry: &Value) -> bool {
     expected.iter().all(|(key, value)| entry[*key] == *value)
 }
@@ -29,7 +29,7 @@ async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
     let mut client = rig.client(9).await;
     client.ask(1, 1).await;
     let lease = client.granted().await;
-    // More than there is.
+    // Requests more devices than the pool has.
     client.ask(2, 500).await;
     client.refused(2).await;
     client.release(&lease).await;
@@ -38,8 +38,8 @@ async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
     rig.status_with(&wrong).await.unwrap_err();
     client.leave().await;
     worker.leave().await;
-    // A worker that left without a word stays in the pool for a while; its stream's end is
-    // on record at once.
+    // A worker whose stream breaks stays in the pool for a while, but the end of its stream
+    // is logged at once.
     let path = log.path().join("audit.jsonl");
     let last = async {
         while std::fs::read_to_string(&path).unwrap().lines().count() < 8 {
@@ -48,7 +48,7 @@ async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
     };
     within("eighth entry", last).await;
     rig.scheduler.stop().await;
-    // The last one to record something, so that all of it is on disk.
+    // Dropping the last handle ensures that all entries are on disk.
     drop(audit);
 
     let text = std::fs::read_to_string(&path).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Attaches with the id of the client that tests call `victim`, and another's credential.
+/// Attaches with the id of test client `victim` and another client's credential.
 async fn attach_as(rig: &Rig, victim: u64, lease_tokens: Vec<bytes::Bytes>) -> Error {
     let hello = ClientHello {
         credential: credential(999).reveal(),
@@ -27,7 +27,7 @@ async fn nobody_attaches_with_the_id_of_another_client() {
         assert_eq!(error.code(), ErrorCode::Token);
         assert!(error.message.contains("not that of client"), "{error}");
     }
-    // It is still attached, and has what it had.
+    // The victim is still attached and holds its lease.
     victim.ask(2, 1).await;
     victim.granted().await;
     assert_eq!(rig.status().await.leases, 2);
@@ -47,7 +47,7 @@ async fn nobody_takes_an_id_over_while_a_new_scheduler_adopts_leases() {
     for tokens in [vec![], vec![lease.token.clone()]] {
         attach_as(&rig, 1, tokens).await;
     }
-    // Nor does the token prove anything for a client of the stranger's own.
+    // The lease token does not help under the stranger's own client id, either.
     let tokens = vec![lease.token.clone()];
     let stranger = rig.client_showing(&rig.client_token, 999, tokens).await;
     let ended = stranger.unwrap().ended(lease.lease_id).await;

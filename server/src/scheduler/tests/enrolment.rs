@@ -1,4 +1,4 @@
-//! Which workers may join, and what those do to others that may not.
+//! Which workers may join, and that rejected workers do not affect others.
 
 use tensord_proto::v1::{
     CreateTokenRequest, EnrolledWorker, ListWorkersRequest, RemoveWorkerRequest,
@@ -23,7 +23,7 @@ impl Rig {
         Ok(removed.into_inner().was_joined)
     }
 
-    /// A token for so many workers, for so long.
+    /// Creates a worker token with these limits.
     async fn worker_token(&self, name: &str, uses: Option<u64>, life_ms: Option<u64>) -> Secret {
         let request = CreateTokenRequest {
             name: name.into(),
@@ -48,19 +48,21 @@ impl Rig {
     }
 }
 
-/// A token that is none.
+/// A token that the pool does not know.
 fn nothing() -> Secret {
     Secret::new("0123456789abcdef0123")
 }
 
-/// The worker of this number under another name, or with another's id or certificate.
+/// The registration of a test worker, changed to take another worker's name, id or
+/// certificate.
 fn posing(number: u64, change: impl FnOnce(&mut Register)) -> Register {
     let mut register = register(number, 1);
     change(&mut register);
     register
 }
 
-/// A live worker with a lease, whose lease is still there at the end.
+/// A joined worker with a lease. [`remains`](Self::remains) checks that both are still
+/// there.
 struct Bystander {
     _worker: TestWorker,
     client: TestClient,
@@ -84,7 +86,8 @@ impl Bystander {
         let status = rig.status().await;
         let names: Vec<_> = status.workers.iter().map(|worker| &*worker.name).collect();
         assert_eq!((names, status.leases), (vec!["w1"], 1));
-        // The other device is granted on the same worker, with its own certificate.
+        // The other device is granted on the same worker, with the worker's own
+        // certificate.
         self.client.ask(2, 1).await;
         let second = self.client.granted().await;
         assert_ne!(second.lease_id, self.lease.lease_id);
@@ -125,8 +128,8 @@ async fn nobody_with_the_workers_token_takes_the_place_of_a_live_worker() {
         );
         assert!(error.message.contains(expected), "{error}");
     }
-    // All of the victim's registration, over a connection that proves another key: what a
-    // replay of the victim's first message comes to.
+    // The victim's complete registration over a connection that proves another key, as in a
+    // replay of the victim's first message.
     for rogue in [identity_of(2), identity_of(3)] {
         let said = worker_message::Body::Register(victim.clone());
         let (_, error) = error_of(rig.join_as(rogue, &rig.worker_token, said).await);
@@ -164,7 +167,7 @@ async fn a_worker_that_is_enrolled_needs_no_token_and_another_one_does() {
     assert_eq!(error.code(), ErrorCode::Token);
     rig.worker(1, 2).await.leave().await;
     rig.with_register(&nothing(), register(1, 2)).await.unwrap();
-    // Also after a restart of the scheduler.
+    // The same after a restart of the scheduler.
     let rig = rig.restarted().await;
     let back = rig.with_register(&nothing(), register(1, 1)).await.unwrap();
     let (_, error) = error_of(rig.with_register(&nothing(), register(2, 1)).await);
@@ -207,7 +210,7 @@ async fn a_token_enrols_so_many_workers_for_so_long() {
         .unwrap()
         .leave()
         .await;
-    // Neither a worker that is back nor one that is refused uses it up.
+    // Neither a worker that joins again nor a refused one counts as a use.
     let taken = posing(3, |rogue| rogue.name = "w1".into());
     error_of(rig.with_register(&two, taken).await);
     rig.with_register(&two, register(2, 1)).await.unwrap();
@@ -255,7 +258,7 @@ async fn a_worker_that_is_removed_goes_with_its_leases_and_may_enrol_again() {
     assert_eq!(rig.workers().await, []);
     let (_, error) = error_of(rig.with_register(&nothing(), register(1, 1)).await);
     assert_eq!(error.code(), ErrorCode::Token);
-    // The name is free, also for another key.
+    // The name is free for another key, too.
     let other = posing(2, |other| other.name = "w1".into());
     rig.register(other).await.unwrap();
     let (_, error) = error_of(rig.remove("w7").await);

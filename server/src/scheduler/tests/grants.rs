@@ -1,4 +1,5 @@
-//! Grants and ends in lease tokens, and what workers receive of them.
+//! Grant numbers and expiry times in lease tokens, and the messages that workers receive
+//! about them.
 
 use tensord_proto::{
     grant,
@@ -7,7 +8,7 @@ use tensord_proto::{
 
 use super::*;
 
-/// The grant of the first device of a lease.
+/// The grant number of the first device of a lease.
 fn grant_of(lease: &Granted) -> grant::GrantNumber {
     grant::number(claims(&lease.token).shares[0].grant)
 }
@@ -95,7 +96,7 @@ async fn tokens_are_renewed_in_time_and_for_a_client_that_is_back() {
         last = token;
     }
     client.leave().await;
-    // Its own token has ended long ago; what it holds goes on.
+    // The token that it presents expired long ago, but the lease goes on.
     let mut back = rig.client_holding(1, &[&lease]).await;
     let token = claims(&back.renewed(lease.lease_id).await);
     assert!(token.expires_at_ms > last.expires_at_ms);

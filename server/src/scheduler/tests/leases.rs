@@ -116,7 +116,8 @@ async fn a_lease_outlives_its_clients_stream_for_a_while() {
 async fn what_is_said_just_before_a_stream_ends_is_heard() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
-    // Often, as the two could race; the lease would be held for an hour.
+    // Repeated, because the message and the end of the stream could race. If the release
+    // were lost, the lease would be held for an hour.
     for id in 1..=20 {
         let mut client = rig.client(id).await;
         client.ask(1, 1).await;
@@ -168,7 +169,7 @@ async fn status_tells_what_workers_last_said() {
         reserved_bytes: Some(8192),
         ops_executed: 99,
     };
-    // One device only, and then some that do not exist: neither does harm.
+    // A report with too many devices, and one with too few, do no harm.
     let heartbeat = |usage| {
         worker_message::Body::Heartbeat(Heartbeat {
             usage,
@@ -215,7 +216,8 @@ async fn a_device_is_not_free_before_its_worker_has_released_it() {
         panic!("{status:?}");
     };
     assert!(!second.leased && second.ending && status.leases == 0);
-    // Whose memory it was is not known any more.
+    // The tenant of the lease that ended on the second device is no longer known, so its
+    // usage is hidden.
     assert_eq!((first.live_bytes, second.live_bytes), (9, 0));
     client.ask(3, 1).await;
     client.granted().await;

@@ -1,4 +1,4 @@
-//! Who is not let in, and what is not listened to.
+//! Peers that are refused, and messages that end a stream.
 
 use tensord_proto::v1::{CancelRequest, Hello, Leaving};
 use tonic::Code;

@@ -1,4 +1,4 @@
-//! What a new scheduler with the same state takes back.
+//! The leases that a restarted scheduler with the same state adopts.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn holding(id: u64, lease: &Granted) -> Register {
     }
 }
 
-/// A pool with one device, leased by client 1, whose scheduler then restarts.
+/// Returns a restarted pool whose one device client 1 had leased before the restart.
 async fn restarted_with_a_lease() -> (Rig, Granted) {
     let rig = Rig::start().await;
     let _worker = rig.worker(1, 1).await;
@@ -102,7 +102,7 @@ async fn a_token_that_proves_nothing_is_answered_with_the_leases_end() {
     let (other_pool, _) = restarted_with_a_lease().await;
     let mut client = other_pool.client_holding(1, &[&lease]).await;
     assert_eq!(client.ended(lease.lease_id).await.code(), ErrorCode::Lease);
-    // No token at all.
+    // Not a lease token at all.
     let hello = ClientHello {
         lease_tokens: vec![vec![1; 65].into()],
         ..hello_of(3)

@@ -1,4 +1,4 @@
-//! Tokens that are made, rotated and revoked while the pool runs.
+//! Tokens that are created, rotated and revoked while the pool runs.
 
 use tensord_proto::v1::{
     CreateTokenRequest, ListTokensRequest, MadeToken, RevokeTokenRequest, Revoked,
@@ -120,7 +120,7 @@ async fn leases_that_are_kept_run_out_and_nothing_new_begins() {
     assert_eq!((told.clients, told.workers), (0, 0));
     client.ask(2, 1).await;
     assert_eq!(client.refused(2).await.code(), ErrorCode::Token);
-    // Its connection breaks, and it comes back to what it holds.
+    // Its connection breaks, and it attaches again with its lease.
     client.leave().await;
     let held = vec![lease.token.clone()];
     let client = rig.client_showing(&token, 1, held).await.unwrap();
@@ -128,7 +128,7 @@ async fn leases_that_are_kept_run_out_and_nothing_new_begins() {
     assert_eq!(error_of(fresh).1.code(), ErrorCode::Token);
     client.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
-    // What waited when the token was revoked is not granted either.
+    // A request that was pending when the token was revoked is refused.
     assert_eq!(waiting.refused(1).await.code(), ErrorCode::Token);
 }
 
@@ -197,7 +197,7 @@ async fn tenants_see_nothing_of_each_other() {
         let devices = &status.workers[0].devices;
         let device = devices.iter().find(|device| device.leased).unwrap();
         let used = (device.sessions, device.live_bytes, device.ops_executed);
-        // What others did on a device that is free by now.
+        // The ops that others ran on a device that is free now.
         let free = devices.iter().find(|device| !device.leased).unwrap();
         (
             status.leases,
@@ -209,7 +209,7 @@ async fn tenants_see_nothing_of_each_other() {
     assert_eq!(shown(&red).await, (1, 1, (2, 3, 4), 0));
     assert_eq!(shown(&blue).await, (0, 0, (0, 0, 0), 0));
     assert_eq!(shown(&rig.admin_token).await, (1, 1, (2, 3, 4), 4));
-    // The same client id and lease token under another tenant prove nothing.
+    // The same client id and lease token prove nothing under another tenant.
     let mut thief = rig
         .client_showing(&blue, 9, vec![lease.token.clone()])
         .await

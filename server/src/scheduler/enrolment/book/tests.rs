@@ -13,7 +13,7 @@ fn key(n: u8) -> Fingerprint {
     Fingerprint([n; 32])
 }
 
-/// A worker with so many devices of so many bytes.
+/// A worker with `count` devices of `memory_bytes` each.
 fn joining(name: &str, certificate: u8, count: usize, memory_bytes: u64) -> Joining {
     let device = DeviceSpec {
         kind: "flex".into(),
@@ -185,7 +185,7 @@ fn a_book_is_the_same_when_it_was_written_down_and_fits_into_its_file() {
     );
 }
 
-/// What may happen to a book. Names, keys and tokens are few, so that they meet.
+/// An operation on a book. Names, keys and tokens are few, so that they collide.
 #[derive(Clone, Debug)]
 enum Step {
     Join(u8, u8, usize, u64, u8),
@@ -202,14 +202,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Everything in it, to compare.
+/// The whole content, for comparison.
 fn content(book: &Book) -> String {
     serde_json::to_string(book).unwrap()
 }
 
 proptest! {
-    /// A name belongs to one key until it is removed, a key to one name, and nobody gets in
-    /// with more than was enrolled.
+    /// A name belongs to one key until it is removed, a key belongs to one name, and no
+    /// worker is admitted with more than it enrolled.
     #[test]
     fn nobody_takes_what_is_anothers(steps in vec(step(), 0..60)) {
         let mut book = Book::default();
