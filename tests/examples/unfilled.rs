@@ -1,5 +1,5 @@
-//! A worker with the custom op `unfilled`, which writes nothing to its output and so shows
-//! what the memory held before. `backends::leftovers` uses it.
+//! A worker with the custom op `unfilled`, which writes nothing to its output. So the
+//! output shows what the memory held before. `backends::leftovers` uses this worker.
 
 use std::{error::Error, sync::Arc, time::Duration};
 

@@ -1,11 +1,12 @@
-//! Real data to train on: 1,797 hand-written digits, in a fixed order.
+//! Real training data: 1,797 hand-written digits, in a fixed order.
 
 use std::io::Read;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use tensord_client::data;
 
-/// How many are for training: 22 steps of 64, and the same for 1, 2, 4 and 8 devices.
+/// Number of digits for training: 22 steps of 64, a batch that 1, 2, 4 and 8 devices can
+/// split.
 pub const TRAIN: usize = 1_408;
 
 static CSV_GZ: &[u8] = include_bytes!("../../data/digits.csv.gz");
@@ -14,17 +15,17 @@ static CSV_GZ: &[u8] = include_bytes!("../../data/digits.csv.gz");
 #[derive(Clone, Debug)]
 pub struct Digit([u8; 65]);
 
-/// The digits for training, and those for the test.
+/// Returns the training digits and the test digits.
 ///
 /// # Panics
 ///
-/// When the file is damaged.
+/// If the file is damaged.
 pub fn split() -> (Vec<Digit>, Vec<Digit>) {
     let mut csv = String::new();
     flate2::read::GzDecoder::new(CSV_GZ)
         .read_to_string(&mut csv)
         .expect("the file is gzipped text");
-    // The file goes writer by writer; taking every seventh line mixes them.
+    // The file is sorted by writer. Taking every seventh line mixes the writers.
     let lines = (0..7).flat_map(|first| csv.lines().skip(first).step_by(7));
     let digit = |line: &str| {
         let numbers: Result<Vec<u8>, _> = line.split(',').map(str::parse).collect();
@@ -36,7 +37,8 @@ pub fn split() -> (Vec<Digit>, Vec<Digit>) {
     (train, test)
 }
 
-/// Images of shape `[count, 8, 8]` from 0 to 1, and labels of shape `[count]`.
+/// Uploads `digits` to `device`: images of shape `[count, 8, 8]` with values from 0 to 1,
+/// and labels of shape `[count]`.
 pub fn batch(digits: &[Digit], device: &Device) -> (Tensor<3>, Tensor<1, Int>) {
     let count = digits.len();
     let pixels = digits.iter().flat_map(|Digit(numbers)| &numbers[..64]);

@@ -1,9 +1,9 @@
-//! The build whose devices are tested, and which of its kinds are here.
+//! The build under test, and the kinds of devices that are available on this host.
 //!
-//! `TENSORD_BINARY` names the build; without it, it is the one built along, which has
-//! none but the CPU. A kind that is not there is left out with the reason, or fails if
-//! `TENSORD_REQUIRE` (such as `vulkan,cuda`) names it. `TENSORD_KERNELS` names a
-//! directory that keeps compiled kernels from run to run.
+//! `TENSORD_BINARY` names the build. The default is the build made along with the tests,
+//! which has only CPU devices. Tests skip a kind that is not available and print the
+//! reason, or fail if `TENSORD_REQUIRE` (such as `vulkan,cuda`) names the kind.
+//! `TENSORD_KERNELS` names a directory that keeps compiled kernels from run to run.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,16 +14,16 @@ use std::{
 use crate::cluster::{self, Cluster};
 use serde_json::Value;
 
-/// The build under test.
+/// Returns the path of the `tensord` binary under test.
 pub fn binary() -> PathBuf {
     std::env::var_os("TENSORD_BINARY").map_or_else(cluster::binary, PathBuf::from)
 }
 
-/// What a run of the build under test came to.
+/// Runs the build under test to its end and returns its output and exit status.
 ///
 /// # Panics
 ///
-/// When it cannot be run.
+/// If the binary cannot be run.
 pub fn run(args: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(binary());
     command.args(args).env_remove("TENSORD_DEVICES");
@@ -31,7 +31,7 @@ pub fn run(args: &[&str], variables: &[(&str, &str)]) -> Output {
     output.unwrap_or_else(|e| panic!("cannot run {}: {e}", binary().display()))
 }
 
-/// What `tensord devices` tells of this host.
+/// Output of `tensord devices` on this host.
 static DEVICES: LazyLock<Value> = LazyLock::new(|| {
     let output = run(&["devices", "--json"], &[]);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -39,14 +39,14 @@ static DEVICES: LazyLock<Value> = LazyLock::new(|| {
     serde_json::from_slice(&output.stdout).expect("JSON")
 });
 
-/// Kinds of devices that are not the CPU.
+/// Kinds of devices other than the CPU.
 pub const KINDS: [&str; 5] = ["cuda", "rocm", "metal", "vulkan", "webgpu"];
 
-/// Whether there is a device of `kind`. If not, says why.
+/// Returns whether this host has a device of `kind`. If it has none, prints why.
 ///
 /// # Panics
 ///
-/// When there is none and `TENSORD_REQUIRE` names it.
+/// If there is none and `TENSORD_REQUIRE` names `kind`.
 pub fn has(kind: &str) -> bool {
     let listed = |list: &str, key: &str| -> Vec<&Value> {
         let all = DEVICES[list].as_array().expect("a list");
@@ -68,12 +68,12 @@ pub fn has(kind: &str) -> bool {
     false
 }
 
-/// The kinds that are here. `webgpu` is among them only where it is not `vulkan` by
-/// another name, with the same kernels for the same driver.
+/// Returns the available kinds. Leaves out `webgpu` where its devices have the same names
+/// as those of `vulkan`: they are the same kernels on the same driver.
 ///
 /// # Panics
 ///
-/// As [`has`].
+/// Under the conditions of [`has`].
 pub fn kinds() -> Vec<&'static str> {
     let names = |kind: &str| -> Vec<&Value> {
         let all = DEVICES["devices"].as_array().expect("a list").iter();
@@ -88,16 +88,16 @@ pub fn kinds() -> Vec<&'static str> {
     distinct.filter(|kind| has(kind)).collect()
 }
 
-/// A pool of workers of the build under test.
+/// Starts a pool of workers of the build under test.
 ///
 /// # Panics
 ///
-/// When it does not come up.
+/// If the pool does not start.
 pub fn cluster(workers: &[&str]) -> Cluster {
     Cluster::start_with(binary(), workers)
 }
 
-/// An example that was built along with the build under test.
+/// Returns the path of the example `name` that was built along with the build under test.
 pub fn example(name: &str) -> PathBuf {
     let binary = binary();
     let dir = binary.parent().unwrap_or(Path::new("."));

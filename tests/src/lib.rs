@@ -1,8 +1,8 @@
-//! What the integration tests share: the conformance suite, the cluster harness, models and
-//! data to train, and clients that keep no rule.
+//! Code shared by the integration tests: the conformance suite, the cluster harness, models
+//! and data to train, and raw clients that can break any rule of the protocol.
 //!
-//! The tests themselves are a few binaries, `tests/*/main.rs`: each links Burn, so there
-//! is no more than one for what needs a process of its own.
+//! The tests are in a few binaries, `tests/*/main.rs`. Each one links Burn, so a test has a
+//! binary of its own only if it needs its own process.
 
 pub mod cluster;
 pub mod conformance;

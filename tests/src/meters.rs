@@ -1,6 +1,6 @@
-//! What a process takes of its host, and a wait until it is back where it was.
+//! Resource usage of a process, and a wait until it has returned to an earlier level.
 //!
-//! The figures are Linux's own, from `/proc`.
+//! The figures come from Linux's `/proc`.
 
 use std::{
     fmt, fs,
@@ -9,40 +9,40 @@ use std::{
 
 use crate::cluster::Process;
 
-/// How long a process may take to give back what an attack made it take: timers of
+/// Time limit for a process to release what an attack made it allocate: timers of
 /// connections and leases run for some seconds, and allocators keep memory for a while.
 pub const SETTLE_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a process takes of its host.
+/// Resource usage of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meters {
-    /// Memory that is resident.
+    /// Resident memory in bytes.
     pub resident_bytes: u64,
-    /// The most that ever was.
+    /// Highest resident memory so far, in bytes.
     pub peak_bytes: u64,
-    /// Open descriptors: files, sockets, pipes.
+    /// Number of open descriptors: files, sockets, pipes.
     pub descriptors: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
 }
 
-/// By how much a process may be above what it was.
+/// Increase over an earlier measurement up to which a process counts as settled.
 #[derive(Debug, Clone, Copy)]
 pub struct Bound {
-    /// Resident memory.
+    /// Increase of resident memory in bytes.
     pub resident_bytes: u64,
-    /// Open descriptors.
+    /// Increase of open descriptors.
     pub descriptors: u64,
-    /// Threads.
+    /// Increase of the number of threads.
     pub threads: u64,
 }
 
 impl Default for Bound {
-    /// 32 MiB, which caches and fragments of an allocator account for, and no descriptor
-    /// and no thread beyond those of a connection or two that is just going.
+    /// 32 MiB for caches and fragmentation of allocators, and 4 descriptors and 4 threads
+    /// for a connection or two that are about to end.
     fn default() -> Self {
         Self {
             resident_bytes: 32 << 20,
@@ -66,11 +66,11 @@ impl fmt::Display for Meters {
 }
 
 impl Meters {
-    /// The figures of the process `id`.
+    /// Returns the usage of the process `id`.
     ///
     /// # Panics
     ///
-    /// When there is no such process, which after an attack says that it has crashed.
+    /// If there is no such process, which after an attack means that it has crashed.
     pub fn of(id: u32) -> Self {
         Self::read(id).unwrap_or_else(|| panic!("process {id} is gone"))
     }
@@ -84,8 +84,8 @@ impl Meters {
         })
     }
 
-    /// All but the descriptors. A process that has ended and was not waited for yet has no
-    /// memory in its status.
+    /// Parses `/proc/<id>/status`, which has all figures except descriptors. Returns `None`
+    /// for a zombie, whose status has no memory figures.
     fn parse(status: &str) -> Option<Self> {
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -100,7 +100,7 @@ impl Meters {
         })
     }
 
-    /// What of `self` is more than `bound` above `before`, in words.
+    /// Names the first figure of `self` that exceeds `before` by more than `bound`.
     fn excess(&self, before: &Self, bound: Bound) -> Option<&'static str> {
         if self.resident_bytes > before.resident_bytes + bound.resident_bytes {
             return Some("memory");
@@ -113,21 +113,23 @@ impl Meters {
 }
 
 impl Process {
-    /// What it takes of its host now.
+    /// Returns the process's current usage.
     ///
     /// # Panics
     ///
-    /// When it has ended; prints the log.
+    /// If the process has ended. The message contains the log.
     pub fn meters(&self) -> Meters {
         Meters::read(self.id())
             .unwrap_or_else(|| panic!("the process has ended; its log:\n{}", self.log()))
     }
 
-    /// Waits until it is within `bound` of `before`, and returns what it takes then.
+    /// Waits until the process's usage is within `bound` of `before`, and returns that
+    /// usage.
     ///
     /// # Panics
     ///
-    /// When that takes longer than [`SETTLE_DEADLINE`], or it has ended; prints the log.
+    /// If the process takes longer than [`SETTLE_DEADLINE`] or has ended. The message
+    /// contains the log.
     pub fn settled(&self, before: &Meters, bound: Bound) -> Meters {
         let until = Instant::now() + SETTLE_DEADLINE;
         loop {

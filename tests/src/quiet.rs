@@ -1,4 +1,4 @@
-//! A renderer that shows nothing, as Burn's own print a line a step.
+//! A metrics renderer that shows nothing. Burn's own renderers print a line per step.
 
 use burn::train::{
     logger::{EvaluationProgressLogger, TrainingProgressLogger},
@@ -9,7 +9,7 @@ use burn::train::{
     },
 };
 
-/// Shows nothing.
+/// A metrics renderer that shows nothing.
 pub struct Quiet;
 
 impl MetricsRenderer for Quiet {

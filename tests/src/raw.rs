@@ -1,12 +1,12 @@
-//! Clients that speak the real protocol and may break any rule of it.
+//! Clients that use the real protocol and can break any rule of it.
 //!
-//! Nothing here uses `tensord-client`: what honest code could not send, a test can.
+//! Nothing here uses `tensord-client`, so a test can send what honest code cannot.
 //! [`Attached`] is a stream to the scheduler, with any hello and any message on it.
-//! [`RawSession`] is one track of a session with a worker, with any opening, any ops and any
-//! frame. [`RawWorker`] registers at the scheduler as anybody, and dials other workers.
-//! [`RawPool`] leads programs to a worker of the test's own. Unless a test says otherwise,
-//! all keep every rule: frames are numbered and acknowledged, credit is respected, links
-//! beat. So a test breaks the one rule it is about.
+//! [`RawSession`] is one track of a session with a worker, with any opening, any ops and
+//! any frame. [`RawWorker`] registers at the scheduler under any identity, and dials other
+//! workers. [`RawPool`] gives programs leases on a worker that the test implements. By
+//! default all of them keep every rule: they number and acknowledge frames, respect credit
+//! and send beats. So a test breaks only the rule that it is about.
 //!
 //! ```no_run
 //! use tensord_tests::{cluster::Cluster, raw::{self, Attached, RawSession}};
@@ -22,11 +22,11 @@
 //! });
 //! ```
 //!
-//! Two things to know:
+//! Note:
 //!
-//! - A [`RawSession`] has no task of its own. It sends and acknowledges while one of its
-//!   `async` methods is awaited, and a worker drops a connection that was silent for 4 s.
-//!   Call [`RawSession::rest`] to stay connected and do nothing.
+//! - A [`RawSession`] has no task of its own. It sends and acknowledges frames only while
+//!   one of its `async` methods is awaited, and a worker drops a connection that is silent
+//!   for 4 s. Call [`RawSession::rest`] to stay connected without doing anything.
 //! - The lease ends when its [`Attached`] is dropped, after the scheduler's lease expiry.
 
 mod calls;
@@ -51,15 +51,15 @@ pub use self::{
     worker::{RawWorker, Registered, join_over},
 };
 
-/// How long a raw client waits for an answer before the test fails: processes of a debug
-/// build on a busy machine are slow.
+/// How long a raw client waits for a reply before the test fails. Debug builds on a busy
+/// machine are slow.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Runs `work` to its end on a runtime that all tests of this process share.
 ///
 /// # Panics
 ///
-/// When called from async code, or when there is no runtime to be had.
+/// If called from async code, or if the runtime cannot be started.
 pub fn block<T>(work: impl Future<Output = T>) -> T {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
@@ -70,12 +70,12 @@ pub fn block<T>(work: impl Future<Output = T>) -> T {
     runtime.block_on(work)
 }
 
-/// A reference to a tensor of `f32`, which the op it stands in reads and keeps.
+/// Returns a reference to an `f32` tensor for an op that reads the tensor and keeps it.
 pub fn tensor(id: u64, shape: &[usize]) -> TensorIr {
     typed(id, shape, DType::F32)
 }
 
-/// As [`tensor`], of any dtype.
+/// Like [`tensor`], for any dtype.
 pub fn typed(id: u64, shape: &[usize], dtype: DType) -> TensorIr {
     TensorIr {
         id: TensorId::new(id),
@@ -85,7 +85,7 @@ pub fn typed(id: u64, shape: &[usize], dtype: DType) -> TensorIr {
     }
 }
 
-/// A tensor of `f32` that the op it stands in makes.
+/// Returns a reference to an `f32` tensor for an op that creates the tensor.
 pub fn out(id: u64, shape: &[usize]) -> TensorIr {
     TensorIr {
         status: TensorStatus::NotInit,
@@ -93,7 +93,7 @@ pub fn out(id: u64, shape: &[usize]) -> TensorIr {
     }
 }
 
-/// `tensor`, read for the last time.
+/// Returns `tensor` marked as read for the last time.
 pub fn last(tensor: &TensorIr) -> TensorIr {
     TensorIr {
         status: TensorStatus::ReadWrite,
@@ -101,7 +101,7 @@ pub fn last(tensor: &TensorIr) -> TensorIr {
     }
 }
 
-/// The bytes of `values` as they travel.
+/// Returns `values` as little-endian bytes, their wire format.
 pub fn bytes_of(values: &[f32]) -> Vec<u8> {
     values
         .iter()
@@ -109,7 +109,7 @@ pub fn bytes_of(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// The values in `bytes` that came of a tensor of `f32`; a rest of fewer than 4 is left out.
+/// Decodes the content of an `f32` tensor. Ignores a remainder of fewer than 4 bytes.
 pub fn floats(bytes: &[u8]) -> Vec<f32> {
     let (values, _) = bytes.as_chunks();
     values
@@ -118,8 +118,8 @@ pub fn floats(bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-/// A frame numbered `seq`, or one outside the numbering if that is 0, which acknowledges
-/// and grants nothing new. For [`RawSession::send_bytes`].
+/// Encodes a frame numbered `seq`, or an unnumbered frame if `seq` is 0. The frame
+/// acknowledges nothing and grants no credit. For [`RawSession::send_bytes`].
 pub fn frame(seq: u64, body: frame::Body) -> Vec<u8> {
     Frame {
         seq,

@@ -1,12 +1,13 @@
-//! Replicas of a model, trained by several devices together with Burn's own means.
+//! Data-parallel training of a model on several devices, with Burn's own API.
 //!
-//! Devices meet before each step (`Barrier`): the server with which Burn 0.22.1
-//! gathers a step's gradients mixes up two steps when one device is paused at the
-//! end of a backward pass while another is through its next forward pass, and then
-//! all wait for ever. Small machines do that every few hundred steps.
+//! All devices wait for each other before each step (`Barrier`). The server with which Burn
+//! 0.22.1 gathers a step's gradients mixes up two steps if one device is paused at the end
+//! of a backward pass while another completes its next forward pass; then all devices
+//! deadlock. On small machines this happens every few hundred steps.
 //!
-//! That server is one for the whole process, and any backward pass takes part: tests
-//! that use this have a process to themselves, and one at a time trains.
+//! The whole process has one such server, and every backward pass takes part in it. So
+//! tests that use this module have a process to themselves, and only one of them trains at
+//! a time.
 
 use std::{
     sync::{Barrier, Mutex, MutexGuard, PoisonError, mpsc},
@@ -26,26 +27,26 @@ use tensord_client::data;
 
 use crate::{digits, training::Classifier};
 
-/// Digits a step, those of all devices.
+/// Batch size of a step, over all devices.
 pub const BATCH: usize = 64;
 
-/// Gradients are averaged.
+/// Averages gradients.
 pub const MEAN: DistributedConfig = DistributedConfig {
     all_reduce_op: ReduceOperation::Mean,
 };
 
-/// Burn has one communication server a process, so one test at a time trains.
+/// Locks out all other trainings, because Burn has one communication server per process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static TRAINING: Mutex<()> = Mutex::new(());
     TRAINING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `training` returns. Burn's threads wait for each other without a
-/// deadline, so a training that one of them has left would not end.
+/// Runs `training` and returns its result. Burn's threads wait for each other without a
+/// timeout, so a training that one of its threads has left would never end.
 ///
 /// # Panics
 ///
-/// When it does, or does not end.
+/// If `training` panics or takes more than 120 s.
 pub fn in_time<T: Send + 'static>(training: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(training()));
@@ -53,11 +54,11 @@ pub fn in_time<T: Send + 'static>(training: impl FnOnce() -> T + Send + 'static)
     result.expect("a training that ends, and without a panic")
 }
 
-/// The bits of all of a model's weights.
+/// Returns the bits of all of a model's weights.
 ///
 /// # Panics
 ///
-/// When they cannot be read.
+/// If the weights cannot be read.
 pub fn bits<M: Module>(model: &M) -> Vec<u32> {
     struct Bits(Vec<u32>);
 
@@ -74,7 +75,7 @@ pub fn bits<M: Module>(model: &M) -> Vec<u32> {
     bits.0
 }
 
-/// Marks the weights whose gradients are to be averaged.
+/// Marks all float parameters for gradient averaging.
 struct Shared;
 
 impl ModuleMapper for Shared {
@@ -84,18 +85,17 @@ impl ModuleMapper for Shared {
     }
 }
 
-/// What a device saw of a training: its loss in each step, and its weights
-/// after each epoch.
+/// One device's record of a training.
 #[derive(Default)]
 pub struct Seen {
-    /// By step.
+    /// Loss of each step.
     pub losses: Vec<f32>,
-    /// Their bits, by epoch.
+    /// Bits of the weights after each epoch.
     pub weights: Vec<Vec<u32>>,
 }
 
-/// Trains `model`'s replica on `device`, on the share of each step's digits that
-/// is the `rank`th of `ranks`. All of them meet before each step.
+/// Trains a replica of `model` on `device`, on share `rank` of `ranks` of each batch. All
+/// ranks wait for each other before each step.
 fn replica<M: Classifier>(
     model: M,
     device: &Device,
@@ -130,7 +130,7 @@ fn replica<M: Classifier>(
 ///
 /// # Panics
 ///
-/// When a rank does, or the training does not end.
+/// If a rank panics or the training takes more than 120 s.
 pub fn replicas<M: Classifier + 'static>(
     model: &M,
     devices: &[Device],

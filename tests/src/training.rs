@@ -16,11 +16,11 @@ use burn::{
 const BATCH: usize = 16;
 const CLASSES: usize = 10;
 
-/// A model of 8×8 images.
+/// A model that classifies 8×8 images.
 pub trait Classifier: Module + Clone {
-    /// Builds it on `device`.
+    /// Builds the model on `device`.
     fn new(device: &Device) -> Self;
-    /// `[batch, 8, 8]` images to `[batch, 10]` logits.
+    /// Maps `[batch, 8, 8]` images to `[batch, 10]` logits.
     fn forward(&self, images: Tensor<3>) -> Tensor<2>;
 }
 
@@ -49,7 +49,7 @@ impl Classifier for Mlp {
     }
 }
 
-/// Two convolutions, a pool and a linear layer.
+/// Two convolutions, a pooling layer and a linear layer.
 #[derive(Module, Debug)]
 pub struct Cnn {
     first: Conv2d,
@@ -79,7 +79,7 @@ impl Classifier for Cnn {
     }
 }
 
-/// A layer of self-attention over the eight rows.
+/// One layer of self-attention over the image's eight rows.
 #[derive(Module, Debug)]
 pub struct Transformer {
     embed: Linear,
@@ -104,7 +104,7 @@ impl Classifier for Transformer {
     }
 }
 
-/// Numbers in -1 to 1 that look random and are the same everywhere.
+/// Returns `count` pseudo-random numbers from -1 to 1, the same on every machine.
 fn noise(count: usize, salt: usize) -> Vec<f32> {
     let at = |i: usize| ((i + 1) * 7919 + salt * 104_729) % 9973;
     (0..count)
@@ -130,12 +130,12 @@ impl ModuleMapper for Fix<'_> {
     }
 }
 
-/// Losses of `steps` training steps on `device`, from fixed weights and
-/// batches. Calls `between` with the number of each step before it.
+/// Trains for `steps` steps on `device` from fixed weights and batches, and returns the
+/// losses. Calls `between` with the number of each step before the step.
 ///
 /// # Errors
 ///
-/// The first failed read of a loss, in words.
+/// The message of the first failed read of a loss.
 pub fn losses<M: Classifier>(
     device: &Device,
     steps: usize,

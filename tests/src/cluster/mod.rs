@@ -1,7 +1,7 @@
-//! Real processes on loopback: a scheduler, workers, and what else a test needs.
+//! Real processes on loopback: a scheduler, workers, and any other process a test needs.
 //!
-//! Every process listens on port 0 and is ended by its own id when its handle
-//! drops. Its log goes to a file that a failed wait prints.
+//! Every process listens on port 0 and is killed by its process id when its handle is
+//! dropped. Its log goes to a file, which is printed when a wait fails.
 
 use std::{
     fs::File,
@@ -26,11 +26,11 @@ pub struct Process {
     log: PathBuf,
 }
 
-/// A scheduler and some workers, each a process of its own.
+/// A scheduler and its workers, each in its own process.
 pub struct Cluster {
     /// The workers, in the order they were started.
     pub workers: Vec<Process>,
-    /// The scheduler; taken by tests that restart it.
+    /// The scheduler. Tests that restart it take it out.
     pub scheduler: Option<Process>,
     client_url: String,
     worker_url: String,
@@ -38,11 +38,11 @@ pub struct Cluster {
     worker_binary: PathBuf,
 }
 
-/// The `tensord` binary that was built along with this test.
+/// Returns the path of the `tensord` binary that was built along with this test.
 ///
 /// # Panics
 ///
-/// When it is not there.
+/// If the binary does not exist.
 pub fn binary() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
     let dir = test
@@ -59,20 +59,21 @@ pub fn binary() -> PathBuf {
 }
 
 impl Process {
-    /// Starts `tensord` with `args`; its log goes to `log`.
+    /// Starts `tensord` with `args`. Its log goes to the file `log`.
     ///
     /// # Panics
     ///
-    /// When the system cannot start it.
+    /// If the process cannot be started.
     pub fn start(args: &[&str], env: &[(&str, &str)], log: PathBuf) -> Self {
         Self::start_of(&binary(), args, env, log)
     }
 
-    /// Starts another build of `tensord`, or a program that takes the same variables.
+    /// Starts another build of `tensord`, or a program that takes the same environment
+    /// variables.
     ///
     /// # Panics
     ///
-    /// When the system cannot start it.
+    /// If the process cannot be started.
     pub fn start_of(binary: &Path, args: &[&str], env: &[(&str, &str)], log: PathBuf) -> Self {
         let mut command = Command::new(binary);
         command
@@ -87,11 +88,11 @@ impl Process {
         Self::spawn(command, log)
     }
 
-    /// Starts any command the same way.
+    /// Starts any command with the same handling of its output and log.
     ///
     /// # Panics
     ///
-    /// When the system cannot start it.
+    /// If the process cannot be started.
     pub fn spawn(mut command: Command, log: PathBuf) -> Self {
         let stderr = File::create(&log).expect("the temporary directory is writable");
         command
@@ -111,21 +112,21 @@ impl Process {
         Self { child, lines, log }
     }
 
-    /// The next line of its output that `matches` makes something of.
+    /// Returns the first value that `matches` makes of a new line of the process's output.
     ///
     /// # Panics
     ///
-    /// When none comes in time; prints the log.
+    /// If no line matches within [`START_DEADLINE`]. The message contains the log.
     pub fn wait_for<T>(&self, what: &str, matches: impl Fn(&str) -> Option<T>) -> T {
         let found = self.try_wait_for(what, START_DEADLINE, matches);
         found.unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// The next line of its output that `matches` makes something of.
+    /// Returns the first value that `matches` makes of a new line of the process's output.
     ///
     /// # Errors
     ///
-    /// When none comes within `deadline`; has the log.
+    /// If no line matches within `deadline`. The message contains the log.
     pub fn try_wait_for<T>(
         &self,
         what: &str,
@@ -146,39 +147,40 @@ impl Process {
         }
     }
 
-    /// Its log so far.
+    /// Returns the log written so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal, by name, such as `STOP`.
+    /// Sends the process the signal called `name`, such as `STOP`.
     ///
     /// # Panics
     ///
-    /// When there is no `kill`.
+    /// If there is no `kill` command.
     pub fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
         let sent = Command::new("kill").args([format!("-{name}"), id]).status();
         sent.expect("there is a kill command");
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills the process with SIGKILL, as in a crash.
     pub fn kill(&mut self) {
-        // It may have ended already.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits until it ends by itself and returns its exit code.
+    /// Waits until the process exits by itself and returns its exit code, or `None` if a
+    /// signal ended it.
     ///
     /// # Panics
     ///
-    /// When it does not end within `deadline`; prints the log.
+    /// If the process does not exit within `deadline`. The message contains the log.
     pub fn exit_code(&mut self, deadline: Duration) -> Option<i32> {
         let until = Instant::now() + deadline;
         while Instant::now() < until {
@@ -201,21 +203,21 @@ impl Drop for Process {
 }
 
 impl Cluster {
-    /// Starts a scheduler and one worker for each device list, and waits until
-    /// all have joined.
+    /// Starts a scheduler and one worker for each device list, and waits until all workers
+    /// have registered.
     ///
     /// # Panics
     ///
-    /// When that takes too long.
+    /// If a process does not start, or not all workers register, within [`START_DEADLINE`].
     pub fn start(workers: &[&str]) -> Self {
         Self::start_with(binary(), workers)
     }
 
-    /// As [`start`](Self::start), with workers of another build.
+    /// Like [`start`](Self::start), with workers of another build.
     ///
     /// # Panics
     ///
-    /// When that takes too long.
+    /// If a process does not start, or not all workers register, within [`START_DEADLINE`].
     pub fn start_with(worker_binary: PathBuf, workers: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("there is a temporary directory");
         let mut cluster = Self {
@@ -234,20 +236,21 @@ impl Cluster {
         cluster
     }
 
-    /// Starts the scheduler, on the same state as any before it.
+    /// Starts the scheduler, on the state directory of any earlier scheduler of this
+    /// cluster.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If the scheduler does not start.
     pub fn start_scheduler(&mut self, listen: &str) {
         self.start_scheduler_with(listen, &[]);
     }
 
-    /// As [`start_scheduler`](Self::start_scheduler), with more arguments.
+    /// Like [`start_scheduler`](Self::start_scheduler), with additional arguments.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If the scheduler does not start.
     pub fn start_scheduler_with(&mut self, listen: &str, more: &[&str]) {
         let state = self.path("state");
         let state = state.to_str().expect("temporary paths are text");
@@ -270,12 +273,12 @@ impl Cluster {
         self.scheduler = Some(process);
     }
 
-    /// Ends the scheduler as a crash would, and starts another where it was, with more
-    /// arguments.
+    /// Kills the scheduler as in a crash, and starts another on the same port, with
+    /// additional arguments.
     ///
     /// # Panics
     ///
-    /// When there is none, or the other does not start.
+    /// If no scheduler runs, or the new one does not start.
     pub fn restart_scheduler_with(&mut self, more: &[&str]) {
         let url: PoolUrl = self.client_url.parse().expect("a pool URL");
         let mut scheduler = self.scheduler.take().expect("the scheduler runs");
@@ -287,25 +290,25 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// When the system cannot.
+    /// If the process cannot be started.
     pub fn add_worker(&mut self, devices: &str) {
         self.add_worker_with(devices, &[]);
     }
 
-    /// Starts a worker with more arguments.
+    /// Starts a worker with additional arguments.
     ///
     /// # Panics
     ///
-    /// When the system cannot.
+    /// If the process cannot be started.
     pub fn add_worker_with(&mut self, devices: &str, more: &[&str]) {
         self.add_worker_in(devices, more, &[]);
     }
 
-    /// Starts a worker with more arguments and more environment variables.
+    /// Starts a worker with additional arguments and environment variables.
     ///
     /// # Panics
     ///
-    /// When the system cannot.
+    /// If the process cannot be started.
     pub fn add_worker_in(&mut self, devices: &str, more: &[&str], variables: &[(&str, &str)]) {
         let name = format!("worker-{}", self.workers.len());
         let mut args = vec![
@@ -319,7 +322,7 @@ impl Cluster {
         ];
         args.extend(more);
         let log = self.path(&format!("{name}.log"));
-        // Kernels that were compiled once need not be again.
+        // Keeps compiled kernels from run to run.
         let shared = std::env::var_os("TENSORD_KERNELS").map(PathBuf::from);
         let state = shared.unwrap_or_else(|| self.path("worker-state"));
         let state = state.to_str().expect("temporary paths are text");
@@ -333,11 +336,12 @@ impl Cluster {
             .push(Process::start_of(&binary, &args, &env, log));
     }
 
-    /// Waits until `count` workers are in the pool.
+    /// Waits until `count` workers are registered in the pool.
     ///
     /// # Panics
     ///
-    /// When that takes too long; prints the logs.
+    /// If the number of workers is not `count` within [`START_DEADLINE`]. The message
+    /// contains the logs.
     pub fn wait_for_workers(&self, count: usize) {
         let pool = self.pool();
         self.wait("the workers", || {
@@ -346,11 +350,12 @@ impl Cluster {
         });
     }
 
-    /// Waits until `holds`.
+    /// Polls `holds` every 50 ms until it returns true.
     ///
     /// # Panics
     ///
-    /// When that takes too long; prints the logs.
+    /// If `holds` is still false after [`START_DEADLINE`]. The message contains the logs
+    /// and `what`.
     pub fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let until = Instant::now() + START_DEADLINE;
         while !holds() {
@@ -367,21 +372,21 @@ impl Cluster {
         }
     }
 
-    /// The URL for programs.
+    /// Returns the URL for programs.
     pub fn client_url(&self) -> &str {
         &self.client_url
     }
 
-    /// The URL for workers.
+    /// Returns the URL for workers.
     pub fn worker_url(&self) -> &str {
         &self.worker_url
     }
 
-    /// What the certificate of the worker at `index` must be, off its log.
+    /// Returns a pin of the certificate of the worker at `index`, read from its log.
     ///
     /// # Panics
     ///
-    /// When the log does not say.
+    /// If the log has no fingerprint.
     pub fn worker_trust(&self, index: usize) -> Trust {
         let log = self.workers[index].log();
         let start = log.find("sha256:").expect("a worker logs its certificate");
@@ -389,25 +394,25 @@ impl Cluster {
         Trust::Pin(pin.expect("a fingerprint"))
     }
 
-    /// A path in the cluster's own directory.
+    /// Returns the path of `name` in the cluster's temporary directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A connection to the pool.
+    /// Connects to the pool.
     ///
     /// # Panics
     ///
-    /// When it cannot be had.
+    /// If the pool cannot be reached.
     pub fn pool(&self) -> Pool {
         Pool::connect(&self.client_url).expect("the pool is up")
     }
 
-    /// A connection with a URL option such as `transport=grpc`, and settings.
+    /// Connects to the pool with a URL option such as `transport=grpc`, and with `options`.
     ///
     /// # Panics
     ///
-    /// When it cannot be had.
+    /// If the pool cannot be reached.
     pub fn pool_with(&self, option: &str, options: Options) -> Pool {
         let url = format!("{}&{option}", self.client_url);
         Pool::connect_with(url.parse().expect("the option fits"), options).expect("the pool is up")

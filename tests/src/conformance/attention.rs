@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Queries, keys and values of two heads, with more keys than queries.
+/// Returns queries, keys and values of two heads, with more keys than queries.
 fn heads(device: &Device) -> [Tensor<4>; 3] {
     let shapes = [[2, 2, 3, 4], [2, 2, 5, 4], [2, 2, 5, 6]];
     let mut seed = 0;

@@ -1,34 +1,35 @@
-//! How gradient cases and module cases are run.
+//! Helpers that run gradient cases and module cases.
 //!
-//! The loss weighs every element of the output differently, so that the suite
-//! detects a backward pass that permutes or drops gradients. Module parameters are
-//! set by formula before they are initialised, so that no case draws from the
-//! random generator by accident.
+//! The loss weighs every element of the output differently, so that the suite detects a
+//! backward pass that permutes or drops gradients. Module parameters are set by formula
+//! before they are initialised, so that no case draws from the random generator by
+//! accident.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 
 use super::data::{between, floats, values};
 
-/// A tracked leaf on the device, floats in `[-2, 2)`.
+/// Returns a tracked leaf of floats in `[-2, 2)` on the device.
 pub(super) fn leaf<const D: usize>(device: &Device, shape: [usize; D], seed: u32) -> Tensor<D> {
     floats(&device.clone().autodiff(), shape, seed).require_grad()
 }
 
-/// Gradients of a loss that weighs every element of `y` differently.
+/// Returns the gradients of a loss that weighs every element of `y` differently.
 pub(super) fn backward<const D: usize>(y: &Tensor<D>) -> Gradients {
     let weights = between(&y.device(), y.dims(), 77, 0.5, 1.5);
     (y.clone() * weights).sum().backward()
 }
 
-/// The gradient of one input.
+/// Returns the gradient of one input.
 pub(super) fn grad_of<const D: usize>(x: &Tensor<D>, grads: &Gradients) -> TensorData {
     let grad = x.grad(grads).expect("the input should have a gradient");
     grad.into_data()
 }
 
-/// `f(x)` without autodiff and with it, and the gradient of `x`. The two take
-/// different paths: some ops are one kernel in the first and several in the second.
+/// Returns `f(x)` without autodiff, `f(x)` with autodiff, and the gradient of `x`. The
+/// first two take different paths: some ops are one kernel without autodiff and several
+/// with it.
 pub(super) fn grad<const D: usize, const E: usize>(
     device: &Device,
     shape: [usize; D],
@@ -40,7 +41,7 @@ pub(super) fn grad<const D: usize, const E: usize>(
     vec![plain.into_data(), y.into_data(), grad_of(&x, &grads)]
 }
 
-/// As [`grad`], of two inputs.
+/// Like [`grad`], for two inputs.
 pub(super) fn grad2<const A: usize, const B: usize, const E: usize>(
     device: &Device,
     a: [usize; A],
@@ -55,7 +56,7 @@ pub(super) fn grad2<const A: usize, const B: usize, const E: usize>(
     vec![plain, y, grad_of(&a, &grads), grad_of(&b, &grads)]
 }
 
-/// As [`grad`], of three inputs.
+/// Like [`grad`], for three inputs.
 pub(super) fn grad3<const A: usize, const B: usize, const C: usize, const E: usize>(
     device: &Device,
     a: [usize; A],
@@ -76,8 +77,8 @@ pub(super) fn grad3<const A: usize, const B: usize, const C: usize, const E: usi
     vec![plain, y, a, b, c]
 }
 
-/// A module applied to one input: the output and the gradients of the input
-/// and of every parameter when training, then the output when validating.
+/// Applies a module to one input. Returns the output and the gradients of the input and of
+/// every parameter in training mode, then the output in validation mode.
 pub(super) fn module<M: Module, const D: usize, const E: usize>(
     device: &Device,
     init: impl Fn(&Device) -> M,
@@ -94,7 +95,7 @@ pub(super) fn module<M: Module, const D: usize, const E: usize>(
     outputs
 }
 
-/// The gradients of all parameters of a module, in the order of its fields.
+/// Returns the gradients of all parameters of a module, in the order of its fields.
 pub(super) fn param_grads<M: Module>(module: &M, grads: &Gradients) -> Vec<TensorData> {
     let mut visitor = Grads {
         grads,
@@ -116,7 +117,7 @@ impl ModuleVisitor for Grads<'_> {
     }
 }
 
-/// The values of all parameters of a module, in the order of its fields.
+/// Returns the values of all parameters of a module, in the order of its fields.
 pub(super) fn parameters<M: Module>(module: &M) -> Vec<TensorData> {
     let mut visitor = Values(Vec::new());
     module.visit(&mut visitor);
@@ -131,8 +132,8 @@ impl ModuleVisitor for Values {
     }
 }
 
-/// Sets every parameter by formula, initialised or not. Running statistics are
-/// always initialised, and this does not change them.
+/// Sets every uninitialised parameter by formula. Running statistics are always
+/// initialised, so they are not changed.
 pub(super) fn fill<M: Module>(module: M) -> M {
     module.map(&mut Fill { seed: 100 })
 }

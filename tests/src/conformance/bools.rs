@@ -1,4 +1,4 @@
-//! Boolean tensors, and the comparisons that make them.
+//! Boolean tensors, and the comparisons that produce them.
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 

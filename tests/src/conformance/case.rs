@@ -1,7 +1,7 @@
-//! A case is a name, a computation on a given device, and a bound on how far two
-//! kinds of backend may differ in it.
+//! A case is a name, a computation on a given device, and a bound on how far the results of
+//! two kinds of backend may differ.
 //!
-//! A case does not know what runs it, or with what its values are compared.
+//! A case depends neither on its runner nor on the reference.
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -10,18 +10,18 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 const RELATIVE: f32 = 0.005;
 const ABSOLUTE: f32 = 1e-5;
 
-/// How far the results of two *different* kinds of backend may be apart.
-/// Two devices of the same kind must give the same bits in every case.
+/// Maximum difference between the results of two *different* kinds of backend. Two devices
+/// of the same kind must give the same bits in every case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tolerance {
-    /// No difference: ops that move, compare or count values give the same
-    /// everywhere.
+    /// No difference: ops that move, compare or count values give the same results on every
+    /// backend.
     Exact,
     /// `|x - y| <= max(r * max(|x|, |y|), 1e-5)`, the rule of Burn's own
     /// backend tests. For half precision `r` is at least 1 %.
     Relative(f32),
-    /// As [`BALANCED`](Self::BALANCED), but never stricter than
-    /// `|x - y| <= a`: for ops that backends compute by different formulas.
+    /// Like [`BALANCED`](Self::BALANCED), but never stricter than `|x - y| <= a`: for ops
+    /// that backends compute by different formulas.
     Absolute(f32),
 }
 
@@ -33,7 +33,7 @@ impl Tolerance {
     /// backends by a tanh formula whose error is below `1e-3` for each element.
     pub const GELU: Self = Self::Absolute(5e-3);
 
-    /// The relative and the absolute bound; the wider one applies.
+    /// Returns the relative and the absolute bound. The wider one applies.
     pub(super) fn bounds(self) -> (f64, f64) {
         match self {
             Self::Exact => (0.0, 0.0),
@@ -46,12 +46,12 @@ impl Tolerance {
 /// Computes the outputs of a case on a device.
 pub(super) type Compute = Box<dyn Fn(&Device) -> Vec<TensorData> + Send + Sync>;
 
-/// What a case does on a device.
+/// The work of a case on a device.
 pub(super) enum Body {
-    /// Compute values, to be compared with those of the reference device.
+    /// Computes values, which are compared with those of the reference device.
     Values(Compute),
-    /// Check a property that needs no reference, such as the statistics of a
-    /// random op. The error has the expected and the actual value.
+    /// Checks a property that needs no reference, such as the statistics of a random op.
+    /// The error has the expected and the actual value.
     Law(fn(&Device) -> Result<(), String>),
 }
 
@@ -59,13 +59,13 @@ pub(super) enum Body {
 pub struct Case {
     /// `theme.op` or `theme.op/variant`; unique in the suite.
     pub name: &'static str,
-    /// The bound that applies if the two devices are of different kinds.
+    /// The bound that applies if the two devices have different kinds of backend.
     pub tolerance: Tolerance,
-    /// Element types the device must offer; a backend without one of them
-    /// (WebGPU has no `f64`) skips the case.
+    /// Element types that the case needs. A backend without one of these types (WebGPU has
+    /// no `f64`) skips the case.
     pub dtypes: &'static [DType],
-    /// Why no Remote device of this Burn release can run the case, whatever
-    /// backend serves it. Local devices can.
+    /// Why no Remote device of this Burn release can run the case, on any backend. Local
+    /// devices can.
     pub gap: Option<&'static str>,
     pub(super) body: Body,
 }
@@ -86,7 +86,7 @@ impl Case {
         }
     }
 
-    /// A case whose values are the same on every backend.
+    /// Creates a case whose values are the same on every backend.
     pub fn exact<O: Outputs>(
         name: &'static str,
         run: impl Fn(&Device) -> O + Send + Sync + 'static,
@@ -94,7 +94,7 @@ impl Case {
         Self::new(name, Tolerance::Exact, run)
     }
 
-    /// A case of float arithmetic, compared with [`Tolerance::BALANCED`].
+    /// Creates a case of float arithmetic, compared with [`Tolerance::BALANCED`].
     pub fn approx<O: Outputs>(
         name: &'static str,
         run: impl Fn(&Device) -> O + Send + Sync + 'static,
@@ -102,7 +102,7 @@ impl Case {
         Self::new(name, Tolerance::BALANCED, run)
     }
 
-    /// A case that checks a property of one device.
+    /// Creates a case that checks a property of one device.
     pub fn law(name: &'static str, law: fn(&Device) -> Result<(), String>) -> Self {
         Self {
             name,
@@ -131,23 +131,23 @@ impl Case {
         self
     }
 
-    /// The op or module under test: the name without its variant.
+    /// Returns the op or module under test: the name without its variant.
     pub fn op(&self) -> &'static str {
         self.name.split('/').next().unwrap_or(self.name)
     }
 
-    /// The first part of the name.
+    /// Returns the theme: the first part of the name.
     pub fn theme(&self) -> &'static str {
         self.name.split('.').next().unwrap_or(self.name)
     }
 }
 
-/// What a case may return: tensors, host data, or a collection of them.
+/// A result of a case: tensors, host data, or a collection of these.
 pub trait Outputs {
     /// Appends the data of every tensor, in order.
     fn read_into(self, outputs: &mut Vec<TensorData>);
 
-    /// The data of every tensor, in order.
+    /// Returns the data of every tensor, in order.
     fn into_outputs(self) -> Vec<TensorData>
     where
         Self: Sized,

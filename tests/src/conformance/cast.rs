@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, activation}
 use super::case::{Case, Tolerance};
 use super::data::{floats, ints, positive};
 
-/// `burn-router` 0.22.1, which also serves every Remote device, treats a cast
-/// from one integer type to another as unreachable code and ends the session.
+/// `burn-router` 0.22.1, which also serves every Remote device, treats a cast from one
+/// integer type to another as unreachable code and ends the session.
 const INT_CAST: &str = "burn-router 0.22.1 panics on BaseInt(Cast)";
 const QUANTIZED: &str = "burn-router 0.22.1 has no quantized tensors";
 

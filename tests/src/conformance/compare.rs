@@ -1,7 +1,7 @@
 //! Compares two host tensors and names the first difference.
 //!
-//! Burn's own `assert_eq` panics, and treats NaN as unequal to itself. Here a
-//! difference is a value, so that one run can report all of them.
+//! Burn's own `assert_eq` panics, and treats NaN as unequal to itself. Here a difference is
+//! a value, so that one run can report all differences.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::case::Tolerance;
 /// Least relative tolerance for the half-precision types.
 const HALF_RELATIVE: f64 = 1e-2;
 
-/// Which comparison to make.
+/// The rule of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
     /// The two devices run the same kind of backend: equal bits, and equal
@@ -35,11 +35,11 @@ pub enum Difference {
     Element {
         /// Index of the element in row-major order.
         position: usize,
-        /// What the device under test computed.
+        /// The value computed by the device under test.
         actual: Value,
-        /// What the reference computed.
+        /// The value computed by the reference.
         expected: Value,
-        /// How many elements differ in all.
+        /// Total number of elements that differ.
         differing: usize,
     },
 }
@@ -65,11 +65,11 @@ impl fmt::Display for Difference {
 /// One element of a tensor, widened without loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
-    /// Of any float type.
+    /// A value of any float type.
     Float(f64),
-    /// Of any signed or unsigned integer type.
+    /// A value of any signed or unsigned integer type.
     Int(i128),
-    /// Of any boolean store.
+    /// A value of any boolean store.
     Bool(bool),
 }
 
@@ -107,8 +107,7 @@ fn both_nan(a: f64, b: f64) -> bool {
     a.is_nan() && b.is_nan()
 }
 
-/// Compares a computed tensor with the expected one; the error is the first
-/// difference.
+/// Compares a computed tensor with the expected one. The error is the first difference.
 pub fn compare(
     actual: &TensorData,
     expected: &TensorData,
@@ -117,8 +116,8 @@ pub fn compare(
 ) -> Result<(), Difference> {
     let (seen, wanted) = (actual.dtype(), expected.dtype());
     let comparable = match agreement {
-        // Workers keep to the type of integers that clients declare, I32; Flex by itself makes
-        // indices of I64.
+        // Workers use the integer type that clients declare, I32. Flex alone makes indices
+        // of type I64.
         Agreement::Bitwise => seen == wanted || (seen, wanted) == (DType::I32, DType::I64),
         Agreement::Tolerance => Kind::of(seen) == Kind::of(wanted),
     };
@@ -151,7 +150,7 @@ pub fn compare(
     }
 }
 
-/// The kinds of tensor that a comparison tells apart.
+/// The kinds of tensor that a comparison distinguishes.
 #[derive(PartialEq)]
 enum Kind {
     Float,

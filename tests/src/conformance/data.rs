@@ -1,9 +1,9 @@
-//! Inputs made by formula. They are the same on every device, and so irregular that
-//! a swapped axis, a wrong offset or a missing element changes the result.
+//! Inputs computed by formula. They are the same on every device, and so irregular that a
+//! swapped axis, a wrong offset or a missing element changes the result.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
-/// `len` values in `[0, 1)`, without pattern, exact in 24 bits.
+/// Returns `len` pseudo-random values in `[0, 1)`, exact in 24 bits.
 fn fractions(len: usize, seed: u32) -> impl Iterator<Item = f32> {
     (0..len as u32).map(move |i| {
         let mut hash = i
@@ -19,7 +19,7 @@ fn count<const D: usize>(shape: [usize; D]) -> usize {
     shape.iter().product()
 }
 
-/// Host values in `[low, high)`.
+/// Returns host values in `[low, high)`.
 pub(super) fn values(shape: &[usize], seed: u32, low: f32, high: f32) -> TensorData {
     let len = shape.iter().product();
     let values: Vec<f32> = fractions(len, seed)
@@ -28,7 +28,7 @@ pub(super) fn values(shape: &[usize], seed: u32, low: f32, high: f32) -> TensorD
     TensorData::new(values, shape)
 }
 
-/// Floats in `[low, high)`.
+/// Returns floats in `[low, high)`.
 pub(super) fn between<const D: usize>(
     device: &Device,
     shape: [usize; D],
@@ -39,17 +39,17 @@ pub(super) fn between<const D: usize>(
     Tensor::from_data(values(&shape, seed, low, high), device)
 }
 
-/// Floats in `[-2, 2)`.
+/// Returns floats in `[-2, 2)`.
 pub(super) fn floats<const D: usize>(device: &Device, shape: [usize; D], seed: u32) -> Tensor<D> {
     between(device, shape, seed, -2.0, 2.0)
 }
 
-/// Floats in `[0.1, 2.1)`.
+/// Returns floats in `[0.1, 2.1)`.
 pub(super) fn positive<const D: usize>(device: &Device, shape: [usize; D], seed: u32) -> Tensor<D> {
     between(device, shape, seed, 0.1, 2.1)
 }
 
-/// Integers in `[low, high)`, of the device's default type.
+/// Returns integers in `[low, high)`, of the device's default type.
 pub(super) fn ints<const D: usize>(
     device: &Device,
     shape: [usize; D],
@@ -64,7 +64,7 @@ pub(super) fn ints<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// Booleans, about half of them true.
+/// Returns booleans, about half of which are true.
 pub(super) fn bools<const D: usize>(
     device: &Device,
     shape: [usize; D],
@@ -74,7 +74,7 @@ pub(super) fn bools<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// Small whole numbers as floats, with repeats, for ops that must handle ties.
+/// Returns small whole numbers as floats, with repeats, for ops that must handle ties.
 pub(super) fn whole<const D: usize>(device: &Device, shape: [usize; D], seed: u32) -> Tensor<D> {
     ints(device, shape, seed, -4, 5).float()
 }

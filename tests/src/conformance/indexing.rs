@@ -76,7 +76,8 @@ fn selections() -> Vec<Case> {
         Case::exact("index.select/int_bool", |d| {
             (
                 n(d).select(1, rows(d)),
-                // As integers, because Flex labels what it picks from booleans as bytes.
+                // Compared as integers, because Flex labels elements selected from booleans
+                // as bytes.
                 bools(d, [3, 4], 1).select(0, rows(d)).int(),
             )
         }),

@@ -20,7 +20,7 @@ fn b(device: &Device) -> Tensor<2, Int> {
     ints(device, [4, 5], 2, -30, 31)
 }
 
-/// Divisors and shifts.
+/// Returns integers for use as divisors and shifts.
 fn positive(device: &Device) -> Tensor<2, Int> {
     ints(device, [4, 5], 3, 1, 8)
 }

@@ -41,7 +41,7 @@ fn linear_layers() -> Vec<Case> {
         }),
         Case::approx("module.embedding", |d| {
             grad(d, [5, 3], |weights| {
-                // The gradient of a row that occurs twice is a sum of two.
+                // Row 2 occurs twice, so its gradient is the sum of two gradients.
                 let tokens = [[2, 0, 2], [4, 1, 0]];
                 let tokens = Tensor::<2, Int>::from_ints(tokens, &weights.device());
                 embedding(weights, tokens)

@@ -17,7 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Class numbers below five.
+/// Returns class numbers below five.
 fn classes(device: &Device) -> Tensor<1, Int> {
     Tensor::from_ints([3, 0, 4, 1], device)
 }

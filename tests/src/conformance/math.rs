@@ -14,7 +14,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// A float tensor whose axes have different sizes, so that no two can be swapped.
+/// Returns a float tensor whose axes have different sizes, so that swapped axes are
+/// detected.
 fn x(device: &Device) -> Tensor<3> {
     floats(device, [2, 3, 5], 1)
 }
@@ -23,17 +24,17 @@ fn y(device: &Device) -> Tensor<3> {
     floats(device, [2, 3, 5], 2)
 }
 
-/// Values in the domain of logarithms and roots.
+/// Returns values in the domain of logarithms and roots.
 fn p(device: &Device) -> Tensor<3> {
     positive(device, [2, 3, 5], 3)
 }
 
-/// Values in `(-1, 1)`.
+/// Returns values in `(-1, 1)`.
 fn unit(device: &Device) -> Tensor<3> {
     between(device, [2, 3, 5], 4, -0.99, 0.99)
 }
 
-/// Special points of functions, and zeros of both signs.
+/// Returns special points of functions, and zeros of both signs.
 fn edges(device: &Device) -> Tensor<1> {
     let inf = f32::INFINITY;
     Tensor::from_floats(
@@ -94,7 +95,7 @@ fn trigonometric() -> Vec<Case> {
     ]
 }
 
-/// Halves, where rounding modes differ, and other values.
+/// Returns halves, where rounding modes differ, and other values.
 fn halves(device: &Device) -> Tensor<1> {
     Tensor::from_floats([-2.5, -1.5, -0.5, -0.2, 0.5, 1.5, 2.5, 2.4999, 7.0], device)
 }

@@ -1,9 +1,9 @@
-//! Conformance suite: what a Burn program may do with a device, case by case.
+//! Conformance suite: cases that cover what a Burn program may do with a device.
 //!
-//! A case is a pure function of a [`Device`] that uses only Burn's public `Tensor`
-//! API. [`run_all`] runs every case on a device and on a reference and compares the
-//! results, so one suite serves every backend and every way to reach it. The suite
-//! must not know what is behind the device: no URL, no worker, no backend type.
+//! A case is a pure function of a [`Device`] that uses only Burn's public `Tensor` API.
+//! [`run_all`] runs every case on a device and on a reference and compares the results, so
+//! one suite serves every backend and every kind of connection to it. The suite must not
+//! depend on what implements the device: no URL, no worker, no backend type.
 //!
 //! A case's name has the form `theme.op` or `theme.op/variant`.
 
@@ -42,7 +42,7 @@ pub use runner::{Failure, Reason, Report, check, run, run_all};
 #[cfg(doc)]
 use burn::tensor::Device;
 
-/// All cases of the suite.
+/// Returns all cases of the suite.
 pub fn cases() -> Vec<Case> {
     let themes = [
         creation::cases,

@@ -1,4 +1,4 @@
-//! Optimisers: the losses and parameters of a small network in a few steps.
+//! Optimisers: the losses and parameters of a small network over a few steps.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
@@ -17,7 +17,7 @@ use super::autodiff::{fill, parameters};
 use super::case::{Case, Tolerance};
 use super::data::floats;
 
-/// Steps of a training: enough for every optimiser to create its state and use it.
+/// Training steps: enough for every optimiser to create its state and use it.
 const STEPS: usize = 3;
 
 #[derive(Module, Debug)]
@@ -34,7 +34,7 @@ impl Network {
         })
     }
 
-    /// The loss on a batch whose data depend only on its number.
+    /// Returns the loss on a batch whose data depend only on its number.
     fn loss(&self, device: &Device, batch: u32) -> Tensor<1> {
         let x = floats::<2>(device, [8, 3], batch);
         let y = floats(device, [8, 2], batch + 50);
@@ -43,7 +43,7 @@ impl Network {
     }
 }
 
-/// The losses and the final parameters of a short training.
+/// Returns the losses and the final parameters of a short training.
 fn train(device: &Device, mut optimizer: ModuleOptimizer) -> Vec<TensorData> {
     let device = device.clone().autodiff();
     let mut network = Network::new(&device);
@@ -138,7 +138,7 @@ fn lbfgs(device: &Device) -> Vec<TensorData> {
     parameters(&network)
 }
 
-/// Two batches, one step.
+/// Accumulates the gradients of two batches for one step.
 fn accumulate(device: &Device) -> Vec<TensorData> {
     let device = device.clone().autodiff();
     let network = Network::new(&device);

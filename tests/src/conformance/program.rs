@@ -1,5 +1,5 @@
-//! What a program does around its ops: threads, host reads that control the
-//! program, records, copies of modules, many tensors at once.
+//! What a program does besides single ops: threads, host reads that control the program,
+//! records, copies of modules, many tensors at once.
 
 use std::thread;
 
@@ -30,7 +30,7 @@ pub(super) fn cases() -> Vec<Case> {
                 .map(|thread| thread.join().expect("the thread should not panic"))
                 .to_vec()
         }),
-        // A tensor that is made on one thread, used on another and read on the first.
+        // A tensor that is created on one thread, used on another and read on the first.
         Case::approx("program.moved_tensor", |d| {
             let x = floats(d, [4, 3], 1) * 1.5;
             let kept = x.clone();
@@ -103,7 +103,7 @@ fn layer(device: &Device) -> Linear {
     LinearConfig::new(3, 5).init(device)
 }
 
-/// One step of training on a fixed batch.
+/// Trains one step on a fixed batch.
 fn step(device: &Device, optimizer: &mut ModuleOptimizer, layer: Linear) -> Linear {
     let loss = layer
         .forward(floats::<2>(device, [4, 3], 1))

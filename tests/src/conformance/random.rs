@@ -11,10 +11,10 @@ use super::autodiff::{leaf, parameters};
 use super::case::{Case, Outputs};
 use super::data::positive;
 
-/// Samples for one set of statistics.
+/// Number of samples for one set of statistics.
 const SAMPLES: usize = 20_000;
-/// Bound of a statistic, in its standard errors. A correct generator exceeds the bound
-/// once in five hundred million times.
+/// Bound of a statistic, in standard errors. A correct generator exceeds the bound in one
+/// of five hundred million checks.
 const ERRORS: f64 = 6.0;
 
 type Verdict = Result<(), String>;
@@ -42,7 +42,7 @@ fn all(what: &str, values: &[f64], holds: impl Fn(f64) -> bool) -> Verdict {
     }
 }
 
-/// Checks how often an event of probability `p` occurred.
+/// Checks the frequency of an event of probability `p`.
 fn frequency(what: &str, values: &[f64], p: f64, event: impl Fn(f64) -> bool) -> Verdict {
     let n = values.len() as f64;
     let count = values.iter().filter(|&&value| event(value)).count() as f64;
@@ -152,7 +152,7 @@ fn distributions() -> Vec<Case> {
     ]
 }
 
-/// Everything a program might draw after one seed.
+/// Returns one draw of every kind that a program can make after one seed.
 fn drawn(device: &Device, seed: u64) -> Vec<TensorData> {
     device.seed(seed);
     let uniform = Tensor::<2>::random([3, 5], Distribution::Default, device);
@@ -216,7 +216,7 @@ fn modules() -> Vec<Case> {
             })?;
             moments(&values, 1.0, 0.25)?;
 
-            // A dropped element passes no gradient back; a kept one, its scale.
+            // A dropped element has a gradient of zero; a kept one has its scale.
             let grad = x.grad(&grads).ok_or("no gradient")?;
             if host(&grad.into_data()) != values {
                 return Err("the gradient has another mask than the output".into());

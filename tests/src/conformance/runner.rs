@@ -61,19 +61,18 @@ impl std::error::Error for Failure {}
 /// The outcome of a run.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// How many cases passed.
+    /// Number of cases that passed.
     pub passed: usize,
-    /// Cases left out because the device lacks an element type that they need.
+    /// Cases skipped because the device lacks an element type that they need.
     pub skipped: Vec<&'static str>,
     /// Cases that failed, in suite order.
     pub failures: Vec<Failure>,
-    /// Cases not considered because they are [gaps](Case::gap) of Burn's Remote
-    /// device.
+    /// Cases that were not run because they are [gaps](Case::gap) of Burn's Remote device.
     pub gaps: Vec<&'static str>,
 }
 
 impl Report {
-    /// How many cases were considered.
+    /// Returns the number of cases that passed, failed or were skipped.
     pub fn total(&self) -> usize {
         self.passed + self.skipped.len() + self.failures.len()
     }
@@ -138,7 +137,8 @@ pub fn check(
 pub fn run(cases: &[Case], device: &Device, reference: &Device, agreement: Agreement) -> Report {
     let mut report = Report::default();
     for case in cases {
-        // The same kind of backend offers the same types, so nothing is skipped there.
+        // Devices with the same kind of backend have the same types, so no case may be
+        // skipped.
         let may_skip = agreement == Agreement::Tolerance;
         if may_skip
             && !case
@@ -157,8 +157,8 @@ pub fn run(cases: &[Case], device: &Device, reference: &Device, agreement: Agree
     report
 }
 
-/// Runs the suite against a reference of the same kind of backend: every value
-/// must be the same to the bit. Leaves out what Burn's Remote device cannot do.
+/// Runs the suite against a reference with the same kind of backend: every value must be
+/// equal bit for bit. Leaves out the [gaps](Case::gap) of Burn's Remote device.
 pub fn run_all(device: &Device, reference: &Device) -> Report {
     let (cases, gaps): (Vec<_>, Vec<_>) = super::cases()
         .into_iter()
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_wrong_result_is_detected() {
-        // The device under test goes first and gets 0, the reference gets 1.
+        // The device under test runs first and adds 0; the reference adds 1.
         let calls = AtomicU32::new(0);
         let wrong = Case::exact("self.wrong", move |device| {
             let call = calls.fetch_add(1, Ordering::Relaxed) as f32;

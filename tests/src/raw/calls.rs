@@ -1,4 +1,4 @@
-//! Calls that never end, and that answer to no message.
+//! gRPC calls whose request stream never ends and never carries a message.
 
 use tonic::{
     Response, Status,
@@ -10,7 +10,7 @@ use tonic::{
 
 use super::authorised;
 
-/// The codec of a call whose messages are of no interest.
+/// A codec for calls whose messages are ignored.
 #[derive(Default)]
 struct Nothing;
 
@@ -47,12 +47,12 @@ impl Decoder for Nothing {
     }
 }
 
-/// Calls the method at `path` with `token`, and never ends the call's body. Returns what
-/// the call is refused with, or `None` if it is answered.
+/// Calls the method at `path` with `token` and never ends the request stream. Returns the
+/// status of a refusal, or `None` if the call is answered.
 ///
 /// # Panics
 ///
-/// When `token` cannot be sent.
+/// If `token` does not fit a header.
 pub async fn open_call(
     channel: &Channel,
     path: &'static str,

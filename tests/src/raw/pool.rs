@@ -1,4 +1,4 @@
-//! A pool whose one worker says anything to its programs.
+//! A pool with one worker that can send anything to its programs.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,25 +27,25 @@ use tokio::{
 };
 use tonic::{Request, Response, Status, Streaming, service::Routes};
 
-/// What the worker is called.
+/// The worker's name.
 pub const RAW_WORKER: &str = "mallory";
 
-/// How often the pool and the worker beat.
+/// Interval of the beats that the pool and the worker send.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// Bytes that a program may be ahead.
+/// Credit that a program gets, in bytes.
 const WINDOW_BYTES: u64 = 32 << 20;
 
-/// A pool that grants one device to whoever asks, on a worker that does as the test says.
-/// Dropping it ends both.
+/// A pool that grants every lease request one device of a worker that the test implements.
+/// Dropping the value ends the pool and the worker.
 pub struct RawPool {
     url: String,
     _tasks: JoinSet<()>,
 }
 
-/// One track of a program's session, at the worker.
+/// The worker's end of one track of a program's session.
 pub struct Served {
-    /// What the program opened it with; nothing was answered yet.
+    /// The program's opening, which has not been answered yet.
     pub open: Open,
     link: Link,
     duplex: Duplex,
@@ -53,11 +53,11 @@ pub struct Served {
 }
 
 impl RawPool {
-    /// Starts the pool; `serve` is called for each track of a session.
+    /// Starts the pool. `serve` is called for each track of a session.
     ///
     /// # Panics
     ///
-    /// When the system has no sockets.
+    /// If no socket can be bound.
     pub async fn start<S, F>(serve: S) -> Self
     where
         S: Fn(Served) -> F + Send + Sync + 'static,
@@ -82,7 +82,7 @@ impl RawPool {
         Self { url, _tasks: tasks }
     }
 
-    /// The URL for programs.
+    /// Returns the URL for programs.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -119,7 +119,7 @@ where
 }
 
 impl Served {
-    /// What an honest worker would answer to the opening.
+    /// Returns an honest worker's reply to the opening.
     pub fn opened() -> Opened {
         let dtypes = [DType::F32, DType::I32, DType::Bool(BoolStore::Native)];
         let [float, int, bool] = dtypes;
@@ -139,27 +139,27 @@ impl Served {
         }
     }
 
-    /// Answers the opening. The program may be gone by then.
+    /// Sends `answer` as the reply to the opening. Ignores a program that is gone.
     pub async fn greet(&mut self, answer: Body) {
         self.send_bytes(duplex::encode(answer)).await;
     }
 
-    /// Queues any body, numbered.
+    /// Queues any body as a numbered frame.
     pub fn push(&mut self, body: Body) {
         self.duplex.push(body);
     }
 
-    /// Sends any bytes as a frame. The program may be gone by then.
+    /// Sends any bytes as a frame. Ignores a program that is gone.
     pub async fn send_bytes(&mut self, frame: impl Into<Bytes>) {
         let _ = self.link.sender.send(&[frame.into()]).await;
     }
 
-    /// Sends what is queued, and returns the next body of the program; `None` when the
-    /// program has ended the link.
+    /// Sends the queued frames and returns the program's next body other than a ping, or
+    /// `None` once the program has ended the link.
     ///
     /// # Panics
     ///
-    /// When the program breaks a rule.
+    /// If the program breaks a rule.
     pub async fn next(&mut self) -> Option<Body> {
         loop {
             let frames = self.duplex.next_frames();
@@ -212,7 +212,7 @@ impl Pool for Grants {
     }
 }
 
-/// Answers a program until it goes.
+/// Answers a program's messages until the program ends the stream.
 async fn grant(
     mut asked: Streaming<ClientMessage>,
     say: mpsc::Sender<PoolMessage>,

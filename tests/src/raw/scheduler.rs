@@ -1,4 +1,4 @@
-//! A stream to the scheduler with anything on it.
+//! A client's stream to the scheduler that can carry any message.
 
 use bytes::Bytes;
 use tensord_proto::{
@@ -20,7 +20,7 @@ use tonic::{Request, Status, Streaming, transport::Channel};
 
 use super::ANSWER_DEADLINE;
 
-/// Messages on the way to the scheduler.
+/// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 64;
 
 /// A client's stream to the scheduler. Dropping it ends the stream.
@@ -28,33 +28,33 @@ pub struct Attached {
     sender: mpsc::Sender<ClientMessage>,
     receiver: Streaming<PoolMessage>,
     requests: u64,
-    /// What the scheduler answered to the hello.
+    /// The scheduler's reply to the hello.
     pub hello: PoolHello,
 }
 
-/// A leased device: all it takes to open a session on it.
+/// A leased device, with everything needed to open a session on it.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// `host:port` of the worker.
+    /// The worker's `host:port`.
     pub address: String,
-    /// What its certificate must be.
+    /// The trust that the worker's certificate must meet.
     pub trust: Trust,
-    /// The lease.
+    /// The id of the lease.
     pub lease_id: u64,
-    /// The token that proves it.
+    /// The signed lease token.
     pub token: Bytes,
-    /// The device's place in the worker's list.
+    /// The device's index in the worker's list.
     pub device_index: u32,
-    /// The worker.
+    /// The worker's id.
     pub worker_id: u64,
 }
 
 impl Target {
-    /// All devices of `granted`, in order.
+    /// Returns all devices of `granted`, in order.
     ///
     /// # Panics
     ///
-    /// When the scheduler leaves out something that it always says.
+    /// If the grant lacks a field that the scheduler always fills in.
     pub fn all(granted: &Granted) -> Vec<Self> {
         let target = |leased: &tensord_proto::v1::LeasedDevice| {
             let worker = leased.worker.clone().expect("a grant names the worker");
@@ -71,11 +71,11 @@ impl Target {
         granted.devices.iter().map(target).collect()
     }
 
-    /// The fingerprint of the worker's certificate, as the lease has it.
+    /// Returns the fingerprint of the worker's certificate from the lease.
     ///
     /// # Panics
     ///
-    /// When the test has put other trust there.
+    /// If the test has replaced `trust` by something other than a pin.
     pub fn certificate(&self) -> [u8; 32] {
         match &self.trust {
             Trust::Pin(Fingerprint(pin)) => *pin,
@@ -83,7 +83,7 @@ impl Target {
         }
     }
 
-    /// What an honest client would open a new session with.
+    /// Returns an honest client's opening of a new session.
     pub fn open(&self) -> Open {
         Open {
             hello: Some(version::hello()),
@@ -96,7 +96,7 @@ impl Target {
     }
 }
 
-/// What an honest client that holds nothing says first, under a new id.
+/// Returns the hello of an honest client that holds no lease, under a new id.
 pub fn hello() -> ClientHello {
     let credential = ClientCredential::new(rand::random());
     ClientHello {
@@ -107,25 +107,25 @@ pub fn hello() -> ClientHello {
     }
 }
 
-/// A gRPC connection to the scheduler of `url`, over which any call can be made.
+/// Connects to the scheduler of `url` by gRPC, for any call.
 ///
 /// # Errors
 ///
-/// When there is none to be had.
+/// If the scheduler cannot be reached.
 ///
 /// # Panics
 ///
-/// When `url` is no pool URL.
+/// If `url` is not a pool URL.
 pub async fn channel(url: &str) -> Result<Channel, DialError> {
     let url: PoolUrl = url.parse().expect("a pool URL");
     control::connect_once(&url.host, url.port, &url.trust).await
 }
 
-/// `message` with `token` to show, if there is one.
+/// Wraps `message` in a request that carries `token` as bearer token, if there is one.
 ///
 /// # Panics
 ///
-/// When the token cannot be said in a header.
+/// If the token does not fit a header.
 pub fn authorised<T>(message: T, token: Option<&str>) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(token) = token {
@@ -141,11 +141,11 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// What the scheduler answers instead.
+    /// The scheduler's refusal.
     ///
     /// # Panics
     ///
-    /// When the scheduler cannot be reached or does not answer.
+    /// If the scheduler cannot be reached or does not reply.
     pub async fn to(url: &str) -> Result<Self, Status> {
         Self::with(url, hello()).await
     }
@@ -154,11 +154,11 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// What the scheduler answers instead.
+    /// The scheduler's refusal.
     ///
     /// # Panics
     ///
-    /// When the scheduler cannot be reached or does not answer.
+    /// If the scheduler cannot be reached or does not reply.
     pub async fn with(url: &str, hello: ClientHello) -> Result<Self, Status> {
         let channel = channel(url).await.expect("the scheduler is there");
         let parsed: PoolUrl = url.parse().expect("a pool URL");
@@ -166,15 +166,15 @@ impl Attached {
         Self::over(channel, token, client_message::Body::Hello(hello)).await
     }
 
-    /// Attaches over a connection that is there, with any token and any first message.
+    /// Attaches over an existing connection, with any token and any first message.
     ///
     /// # Errors
     ///
-    /// What the scheduler answers instead of its hello.
+    /// The scheduler's refusal.
     ///
     /// # Panics
     ///
-    /// When it does not answer.
+    /// If the scheduler does not reply.
     pub async fn over(
         channel: Channel,
         token: Option<&str>,
@@ -206,22 +206,22 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// When the stream has ended.
+    /// If the stream has ended.
     pub async fn send(&self, body: client_message::Body) -> Result<(), Status> {
         let sent = self.sender.send(ClientMessage { body: Some(body) }).await;
         sent.map_err(|_| Status::unavailable("the stream has ended"))
     }
 
-    /// The next message other than a beat; `None` once the scheduler ended the stream in
-    /// good order.
+    /// Returns the next message other than a beat, or `None` once the scheduler has ended
+    /// the stream without an error.
     ///
     /// # Errors
     ///
-    /// What the scheduler ended the stream with.
+    /// The status with which the scheduler ended the stream.
     ///
     /// # Panics
     ///
-    /// When nothing but beats comes for [`ANSWER_DEADLINE`].
+    /// If only beats arrive for [`ANSWER_DEADLINE`].
     pub async fn next(&mut self) -> Result<Option<pool_message::Body>, Status> {
         let next = timeout(ANSWER_DEADLINE, async {
             loop {
@@ -235,8 +235,8 @@ impl Attached {
         next.await.expect("the scheduler says something")
     }
 
-    /// Stays attached, and drops what comes, until the scheduler ends the stream; the reason
-    /// if it gave one.
+    /// Stays attached and drops incoming messages until the scheduler ends the stream.
+    /// Returns the error status, if any.
     pub async fn hold(&mut self) -> Option<Status> {
         loop {
             match self.receiver.message().await {
@@ -247,21 +247,21 @@ impl Attached {
         }
     }
 
-    /// Gives a lease back.
+    /// Releases a lease.
     ///
     /// # Errors
     ///
-    /// When the stream has ended.
+    /// If the stream has ended.
     pub async fn release(&self, lease_id: u64) -> Result<(), Status> {
         let release = client_message::Body::Release(ReleaseLease { lease_id });
         self.send(release).await
     }
 
-    /// Leases `devices` of any kind, waiting in the queue if need be.
+    /// Leases `devices` devices of any kind, waiting in the scheduler's queue if necessary.
     ///
     /// # Errors
     ///
-    /// What the scheduler answers instead.
+    /// The scheduler's refusal.
     ///
     /// # Panics
     ///
@@ -274,11 +274,11 @@ impl Attached {
         Ok(Target::all(&granted.await?))
     }
 
-    /// Sends any request, under a number of its own, and waits until it is decided.
+    /// Sends any request, under a new request id, and waits until it is granted or refused.
     ///
     /// # Errors
     ///
-    /// What the scheduler answers instead.
+    /// The scheduler's refusal.
     ///
     /// # Panics
     ///

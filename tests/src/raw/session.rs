@@ -1,4 +1,4 @@
-//! One track of a session with a worker, with anything on it.
+//! One track of a session with a worker, which can carry any frame.
 
 use std::time::Duration;
 
@@ -19,24 +19,24 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{ANSWER_DEADLINE, Target};
 
-/// How often a session that waits tells the worker what it has received. Half of what an
+/// How often a waiting session acknowledges to the worker. Half of the longest time that an
 /// honest client may leave between two beats.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// Bytes that the worker may have sent and the session not taken yet: what an honest client
-/// grants.
+/// Receive window in bytes, the same that an honest client grants: data that the worker may
+/// send before the session consumes it.
 const WINDOW_BYTES: u64 = 32 << 20;
 
 /// Why a session is over.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Broken {
-    /// The worker turned the opening away.
+    /// The worker rejected the opening.
     #[error("rejected: {0}")]
     Rejected(v1::Error),
     /// The worker ended the session.
     #[error("closed: {0}")]
     Closed(v1::Error),
-    /// The connection ended without a word.
+    /// The connection ended without an error from the worker.
     #[error("lost: {0}")]
     Lost(String),
     /// The worker broke a rule.
@@ -45,7 +45,7 @@ pub enum Broken {
 }
 
 impl Broken {
-    /// What the worker said, if it said something.
+    /// Returns the worker's error, if it sent one.
     pub fn error(&self) -> Option<&v1::Error> {
         match self {
             Self::Rejected(error) | Self::Closed(error) => Some(error),
@@ -54,7 +54,7 @@ impl Broken {
     }
 }
 
-/// Each carrier there is, for what must hold on all.
+/// Returns every carrier, for tests of rules that hold on all carriers.
 pub fn carriers() -> [TransportChoice; 3] {
     [
         TransportChoice::Tcp,
@@ -63,7 +63,7 @@ pub fn carriers() -> [TransportChoice; 3] {
     ]
 }
 
-/// One track of a session: for ops, or for bulk bytes if its `Open` says so.
+/// One track of a session: for ops, or for bulk bytes if `bulk` is set in its `Open`.
 #[derive(Debug)]
 pub struct RawSession {
     link: Link,
@@ -72,7 +72,7 @@ pub struct RawSession {
     requests: u64,
     tensors: u64,
     next_beat: Instant,
-    /// What the worker answered to the opening.
+    /// The worker's reply to the opening.
     pub opened: Opened,
 }
 
@@ -81,11 +81,11 @@ impl RawSession {
     ///
     /// # Errors
     ///
-    /// When the worker cannot be reached, or what it answers instead.
+    /// If the worker cannot be reached; or the worker's refusal.
     ///
     /// # Panics
     ///
-    /// When the worker does not answer.
+    /// If the worker does not reply.
     pub async fn open(target: &Target) -> Result<Self, Broken> {
         Self::open_with(target, target.open()).await
     }
@@ -94,35 +94,36 @@ impl RawSession {
     ///
     /// # Errors
     ///
-    /// When the worker cannot be reached, or what it answers instead.
+    /// If the worker cannot be reached; or the worker's refusal.
     ///
     /// # Panics
     ///
-    /// When the worker does not answer.
+    /// If the worker does not reply.
     pub async fn open_with(target: &Target, open: Open) -> Result<Self, Broken> {
         Self::open_over(dial_tcp(target).await?, Body::Open(open)).await
     }
 
-    /// A link to a worker with nothing on it.
+    /// Dials a worker and returns the link, on which nothing has been sent.
     ///
     /// # Panics
     ///
-    /// When the worker cannot be reached.
+    /// If the worker cannot be reached.
     pub async fn dial(carrier: TransportChoice, address: &str, trust: &Trust) -> Link {
         let dialler = Dialer::new(carrier);
         let dialled = dialler.dial(address, trust, ANSWER_DEADLINE).await;
         dialled.expect("the worker is there")
     }
 
-    /// Sends any first body over `link` and goes on if the worker opens a session.
+    /// Sends any first body over `link`, and makes a session of the link if the worker
+    /// accepts.
     ///
     /// # Errors
     ///
-    /// What the worker answers instead.
+    /// The worker's refusal.
     ///
     /// # Panics
     ///
-    /// When the worker does not answer.
+    /// If the worker does not reply.
     pub async fn open_over(mut link: Link, first: Body) -> Result<Self, Broken> {
         let opened = greet(&mut link, first).await?;
         Ok(Self {
@@ -136,17 +137,17 @@ impl RawSession {
         })
     }
 
-    /// Goes on over another connection, by an opening with which an honest client resumes
-    /// this track, unless the test has changed `open`; frames that the worker has not got
-    /// are sent again. The old connection ends as one that is lost.
+    /// Resumes this track over a new connection, with the opening that an honest client
+    /// would send unless the test has changed `open`. Retransmits frames that the worker
+    /// has not received. The old connection ends as if lost.
     ///
     /// # Errors
     ///
-    /// When the worker cannot be reached, or what it answers instead.
+    /// If the worker cannot be reached; or the worker's refusal.
     ///
     /// # Panics
     ///
-    /// When the worker does not answer.
+    /// If the worker does not reply.
     pub async fn resume(&mut self, target: &Target, open: Open) -> Result<(), Broken> {
         let mut link = dial_tcp(target).await?;
         let open = Open {
@@ -161,14 +162,14 @@ impl RawSession {
         Ok(())
     }
 
-    /// An id that no tensor of this session has. Ids that a test chooses itself should be
-    /// below 2^32.
+    /// Returns a tensor id that is unused in this session. Ids that a test chooses itself
+    /// should be below 2^32.
     pub fn new_id(&mut self) -> u64 {
         self.tensors += 1;
         (1 << 32) + self.tensors
     }
 
-    /// Queues any body, numbered.
+    /// Queues any body as a numbered frame.
     pub fn push(&mut self, body: Body) {
         self.duplex.push(body);
     }
@@ -182,7 +183,7 @@ impl RawSession {
     ///
     /// # Panics
     ///
-    /// When the ops are more than one frame may have.
+    /// If there are more ops than one frame may have.
     pub fn ops_with(&mut self, ops: &[OperationIr], contents: Vec<u8>) {
         let mut encoded = Vec::new();
         for op in ops {
@@ -197,8 +198,8 @@ impl RawSession {
         }));
     }
 
-    /// Queues the upload of a row of numbers and returns the tensor, to be read any number
-    /// of times.
+    /// Queues the upload of a 1-d `f32` tensor and returns a reference that can be read any
+    /// number of times.
     pub fn upload(&mut self, values: &[f32]) -> TensorIr {
         let id = self.new_id();
         self.upload_as(
@@ -207,8 +208,8 @@ impl RawSession {
         )
     }
 
-    /// Queues the upload of any bytes as the content of `tensor`; they go in the frame of
-    /// the op, which has room for some 4 MiB.
+    /// Queues the upload of any bytes as the content of `tensor`. The bytes travel in the
+    /// frame of the op, which has room for about 4 MiB.
     pub fn upload_as(&mut self, tensor: TensorIr, bytes: Vec<u8>) -> TensorIr {
         let content = Content::Inline {
             bytes: bytes.into(),
@@ -217,7 +218,7 @@ impl RawSession {
         self.upload_from(tensor, &[Entry::Upload(content)])
     }
 
-    /// Queues the upload of `tensor` whose bytes are where `entries` say.
+    /// Queues the upload of `tensor`, with its bytes where `entries` point.
     pub fn upload_from(&mut self, tensor: TensorIr, entries: &[Entry]) -> TensorIr {
         let mut contents = Vec::new();
         for entry in entries {
@@ -231,14 +232,14 @@ impl RawSession {
         tensor
     }
 
-    /// Makes a tensor of which the codec knows nothing, by any body that makes one, such as
-    /// an `Alias` or a `Take`.
+    /// Queues a body that creates the tensor `id` without the op codec, such as an `Alias`
+    /// or a `Take`, and makes the id known to the codec.
     pub fn push_made(&mut self, id: u64, body: Body) {
         self.push(body);
         self.encoder.note_tensor(TensorId::new(id));
     }
 
-    /// Queues reads and returns the number of the first.
+    /// Queues one request to read `tensors` and returns the request id of the first.
     pub fn reads(&mut self, tensors: &[TensorIr]) -> u64 {
         let request_id = self.requests + 1;
         self.requests += tensors.len().max(1) as u64;
@@ -250,16 +251,16 @@ impl RawSession {
         request_id
     }
 
-    /// Reads a tensor: its bytes, or why it has none. Answers to other requests that come
-    /// first are lost.
+    /// Reads a tensor and returns its bytes, or the fault because of which it has none.
+    /// Drops replies to other requests that arrive first.
     ///
     /// # Errors
     ///
-    /// When the session is over.
+    /// If the session is over.
     ///
     /// # Panics
     ///
-    /// When no answer comes, or the value is too large for a frame and goes by the track
+    /// If no reply arrives, or if the value is too large for a frame and takes the track
     /// for bulk bytes.
     pub async fn fetch(&mut self, tensor: &TensorIr) -> Result<Result<Bytes, Fault>, Broken> {
         let request = self.reads(std::slice::from_ref(tensor));
@@ -280,16 +281,16 @@ impl RawSession {
         }
     }
 
-    /// Waits until all before is done; the first fault that no sync has reported.
-    /// Answers to other requests that come first are lost.
+    /// Waits until all earlier ops are done and returns the first fault that no sync has
+    /// reported. Drops replies to other requests that arrive first.
     ///
     /// # Errors
     ///
-    /// When the session is over.
+    /// If the session is over.
     ///
     /// # Panics
     ///
-    /// When no answer comes.
+    /// If no reply arrives.
     pub async fn sync(&mut self) -> Result<Option<Fault>, Broken> {
         self.requests += 1;
         let request_id = self.requests;
@@ -302,37 +303,37 @@ impl RawSession {
         }
     }
 
-    /// Sends what is queued as far as credit goes, and returns the next body of the worker.
+    /// Sends queued frames as far as credit allows, and returns the worker's next body.
     ///
     /// # Errors
     ///
-    /// When the session is over.
+    /// If the session is over.
     ///
     /// # Panics
     ///
-    /// When none comes for [`ANSWER_DEADLINE`].
+    /// If none arrives for [`ANSWER_DEADLINE`].
     pub async fn next(&mut self) -> Result<Body, Broken> {
         let until = Instant::now() + ANSWER_DEADLINE;
         let next = self.next_until(until).await?;
         Ok(next.expect("the worker answers"))
     }
 
-    /// Stays connected for `time`, sends what is queued, and drops what comes.
+    /// Stays connected for `time`, sends queued frames and drops received ones.
     ///
     /// # Errors
     ///
-    /// When the session is over.
+    /// If the session is over.
     pub async fn rest(&mut self, time: Duration) -> Result<(), Broken> {
         let until = Instant::now() + time;
         while self.next_until(until).await?.is_some() {}
         Ok(())
     }
 
-    /// Sends what is queued as far as credit goes.
+    /// Sends queued frames as far as credit allows.
     ///
     /// # Errors
     ///
-    /// When the session is over.
+    /// If the session is over.
     pub async fn flush(&mut self) -> Result<(), Broken> {
         loop {
             let frames = self.duplex.next_frames();
@@ -344,27 +345,28 @@ impl RawSession {
         }
     }
 
-    /// Sends any bytes as a frame, whatever the numbering and credit say. They are made by
-    /// [`frame`](super::frame()), or by nobody.
+    /// Sends any bytes as a frame, regardless of numbering and credit. The bytes may come
+    /// from [`frame`](super::frame()) or be arbitrary.
     ///
     /// # Errors
     ///
-    /// When the session is over.
+    /// If the session is over.
     pub async fn send_bytes(&mut self, frame: Vec<u8>) -> Result<(), Broken> {
         let sent = self.link.sender.send(&[frame.into()]).await;
         sent.map_err(|e| Broken::Lost(e.to_string()))
     }
 
-    /// The number of the last frame that was sent by the rules.
+    /// Returns the number of the last frame that was sent through the outbox.
     pub fn sent(&self) -> u64 {
         self.duplex.outbox().sent()
     }
 
-    /// How the session ends, which the worker is expected to do; drops what comes before.
+    /// Waits until the worker ends the session and returns how it ended. Drops earlier
+    /// bodies.
     ///
     /// # Panics
     ///
-    /// When it does not end within [`ANSWER_DEADLINE`].
+    /// If the session does not end within [`ANSWER_DEADLINE`].
     pub async fn end(&mut self) -> Broken {
         let until = Instant::now() + ANSWER_DEADLINE;
         loop {
@@ -376,16 +378,16 @@ impl RawSession {
         }
     }
 
-    /// The link itself, for what goes by no rule at all. The session is lost.
+    /// Returns the link, for bytes that are not frames of the session. The session is lost.
     pub fn into_link(self) -> Link {
         self.link
     }
 
-    /// The next body of the worker, if one comes before `until`.
+    /// Returns the worker's next body, or `None` if none arrives before `until`.
     ///
     /// # Errors
     ///
-    /// When the session is over.
+    /// If the session is over.
     pub async fn next_until(&mut self, until: Instant) -> Result<Option<Body>, Broken> {
         loop {
             self.flush().await?;
@@ -418,7 +420,7 @@ impl RawSession {
         }
     }
 
-    /// Tells the worker what was received, when that is due.
+    /// Sends a beat if an acknowledgement or the next beat is due.
     async fn beat(&mut self) -> Result<(), Broken> {
         let due = self.duplex.inbox().is_ack_due();
         if due || Instant::now() >= self.next_beat {
@@ -436,7 +438,7 @@ async fn dial_tcp(target: &Target) -> Result<Link, Broken> {
     dialled.await.map_err(|e| Broken::Lost(e.to_string()))
 }
 
-/// Sends the first body of a link; what the worker says of the session it opened.
+/// Sends the first body of a link and returns the worker's reply if it opened a session.
 async fn greet(link: &mut Link, first: Body) -> Result<Opened, Broken> {
     let lost = |e: &dyn std::fmt::Display| Broken::Lost(e.to_string());
     let sent = link.sender.send(&[duplex::encode(first)]).await;
@@ -452,7 +454,7 @@ async fn greet(link: &mut Link, first: Body) -> Result<Opened, Broken> {
     }
 }
 
-/// The type of a tensor as frames have it.
+/// Returns the type of a tensor as it is encoded in frames.
 pub fn type_of(shape: &[usize], dtype: DType) -> v1::TensorType {
     tensord_proto::codec::encode_type(&Shape::from(shape.to_vec()), dtype)
 }

@@ -1,4 +1,4 @@
-//! A worker that can send anything to a scheduler, and to other workers.
+//! A worker that can send anything to a scheduler and to other workers.
 
 use std::sync::Arc;
 
@@ -19,16 +19,15 @@ use tonic::{Status, Streaming};
 
 use super::{ANSWER_DEADLINE, Target, authorised};
 
-/// Messages on the way to the scheduler.
+/// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 16;
 
-/// A worker with a key of its own, and what it will register: honest, unless a test
-/// changes it.
+/// A worker's key and its registration, both honest unless a test changes them.
 #[derive(Clone, Debug)]
 pub struct RawWorker {
-    /// What it shows.
+    /// The certificate and key with which the worker authenticates itself.
     pub identity: Arc<Identity>,
-    /// Its first message to a scheduler.
+    /// The worker's first message to a scheduler.
     pub register: Register,
 }
 
@@ -39,11 +38,12 @@ pub struct Registered {
 }
 
 impl RawWorker {
-    /// A worker with so many CPU devices of 1 MiB, at an address where nobody listens.
+    /// Creates a worker with `devices` CPU devices of 1 MiB each, at an address where no
+    /// process listens.
     ///
     /// # Panics
     ///
-    /// When the system gives no randomness.
+    /// If the system provides no randomness.
     pub fn new(name: &str, devices: usize) -> Self {
         let identity = Identity::self_signed().expect("the system gives randomness");
         let start: [u8; START_BYTES] = rand::random();
@@ -68,15 +68,15 @@ impl RawWorker {
         }
     }
 
-    /// Registers at the scheduler of `url`, showing the token in it.
+    /// Registers at the scheduler of `url` with the token in `url`.
     ///
     /// # Errors
     ///
-    /// What the scheduler answers instead.
+    /// The scheduler's refusal.
     ///
     /// # Panics
     ///
-    /// When the scheduler cannot be reached or does not answer.
+    /// If the scheduler cannot be reached or does not reply.
     pub async fn join(&self, url: &str) -> Result<Registered, Error> {
         let url: PoolUrl = url.parse().expect("a pool URL");
         let own = self.identity.clone();
@@ -105,15 +105,16 @@ impl RawWorker {
         }
     }
 
-    /// Dials the worker of `target` as another worker of its lease does, and sends `join` first.
+    /// Dials the worker of `target` as another worker of its lease does, and sends `join`
+    /// first.
     ///
     /// # Errors
     ///
-    /// What the other worker answers instead of taking it in.
+    /// The worker's refusal.
     ///
     /// # Panics
     ///
-    /// When it cannot be reached or does not answer.
+    /// If the worker cannot be reached or does not reply.
     pub async fn dial(
         &self,
         carrier: TransportChoice,
@@ -126,11 +127,11 @@ impl RawWorker {
 }
 
 impl Registered {
-    /// What the scheduler ends the stream with.
+    /// Waits until the scheduler ends the stream and returns its error, if any.
     ///
     /// # Panics
     ///
-    /// When it does not end it.
+    /// If the scheduler does not end the stream within [`ANSWER_DEADLINE`].
     pub async fn ended(mut self) -> Option<Error> {
         let ended = timeout(ANSWER_DEADLINE, async {
             loop {
@@ -147,15 +148,15 @@ impl Registered {
     }
 }
 
-/// Dials the worker of `target` by any dialer, and sends `join` first.
+/// Dials the worker of `target` with any dialer, and sends `join` first.
 ///
 /// # Errors
 ///
-/// What the worker answers instead of taking it in.
+/// The worker's refusal.
 ///
 /// # Panics
 ///
-/// When it cannot be reached or does not answer.
+/// If the worker cannot be reached or does not reply.
 pub async fn join_over(dialer: Dialer, target: &Target, join: Join) -> Result<Link, Error> {
     let link = dialer
         .dial(&target.address, &target.trust, ANSWER_DEADLINE)

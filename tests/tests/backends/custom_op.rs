@@ -1,4 +1,4 @@
-//! An op of the worker's own, as `worker/examples/custom_op.rs` has it.
+//! A custom op of the worker: the example `worker/examples/custom_op.rs`.
 
 use burn::tensor::{Tensor, TensorData, Tolerance};
 use tensord_client::{CustomOp, LeaseRequest};
@@ -6,7 +6,7 @@ use tensord_tests::cluster::{Cluster, Process};
 
 use tensord_tests::host;
 
-/// A pool with the example as its worker.
+/// Starts a pool with the example as its worker.
 fn cluster(devices: &str) -> Cluster {
     let mut cluster = host::cluster(&[]);
     let env = [("TENSORD_URL", cluster.worker_url())];
@@ -30,7 +30,8 @@ fn a_worker_has_ops_of_its_own() {
             let call = CustomOp::new("swish").input(x).scalar(beta);
             call.call::<2, burn::tensor::Float>([40, 100])
         };
-        // On what is still to be computed, twice, and in the midst of Burn's own ops.
+        // On an input that is still to be computed, twice in a row, and between Burn's own
+        // ops.
         let y = swish(swish(x.clone() + 0.25, 1.5), 0.5) * 2.0;
         let reference = |x: f64, beta: f64| x / (1.0 + (-beta * x).exp());
         let expected = values.iter().map(|x| {
@@ -41,7 +42,7 @@ fn a_worker_has_ops_of_its_own() {
         let data = y.try_into_data().unwrap();
         data.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-4, 1e-5));
 
-        // What the worker lacks, or does wrong, is a fault that says so.
+        // An unknown or failing custom op is a fault that states the cause.
         let absent: Tensor<2> = CustomOp::new("mish").input(x.clone()).call([40, 100]);
         let error = absent.try_into_data().unwrap_err().to_string();
         assert!(

@@ -1,7 +1,7 @@
-//! Indices far out of bounds, and memory that nobody has filled.
+//! Indices far out of bounds, and uninitialised memory.
 //!
-//! A kernel that took such an index at its word would read or write whatever is beside the
-//! tensor in the device's memory.
+//! A kernel that trusted such an index would read or write the device memory around the
+//! tensor.
 
 use burn_backend::{DType, tensor::IndexingUpdateOp};
 use burn_ir::{
@@ -14,18 +14,18 @@ use tensord_tests::{
     raw::{self, Attached, RawSession, Target},
 };
 
-/// Rows and columns of the tensor that is pointed into.
+/// Rows and columns of the indexed tensor.
 const ROWS: usize = 4;
 const COLUMNS: usize = 3;
 
-/// Places before, in and beyond any axis here, near and far.
+/// Indices before, inside and beyond any axis here, near and far.
 const PLACES: [i32; 8] = [0, 2, -1, 4, 1 << 10, 1 << 20, i32::MIN, i32::MAX];
 
-/// What the tensors around hold, and no result may.
+/// The value in the tensors around the indexed one, which no result may contain.
 const SECRET: f32 = 7777.0;
 const AROUND: usize = 1 << 12;
 
-/// Runs `attack` on a leased device of each kind that is here.
+/// Runs `attack` on a leased device of each available kind.
 fn on_each_kind(attack: impl AsyncFn(&Target)) {
     for kind in host::kinds() {
         let mut cluster = host::cluster(&[]);
@@ -50,7 +50,8 @@ fn floats(session: &mut RawSession, shape: &[usize], values: &[f32]) -> TensorIr
     session.upload_as(raw::tensor(id, shape), raw::bytes_of(values))
 }
 
-/// The tensor that is pointed into, between two that hold the secret: 0, 1, 2 and so on.
+/// Uploads the indexed tensor, which holds 0, 1, 2 and so on, between two that hold the
+/// secret.
 fn table(session: &mut RawSession) -> [TensorIr; 3] {
     let values: Vec<_> = (0u8..).map(f32::from).take(ROWS * COLUMNS).collect();
     let around = [SECRET; AROUND];
@@ -61,7 +62,7 @@ fn table(session: &mut RawSession) -> [TensorIr; 3] {
     ]
 }
 
-/// Runs the op that `make` makes of an output, and reads that.
+/// Runs the op that `make` builds for an output, and reads that output.
 async fn run(
     session: &mut RawSession,
     shape: &[usize],
@@ -77,7 +78,7 @@ fn within(place: i32, dim: usize) -> usize {
     usize::try_from(place).unwrap_or(0).min(dim - 1)
 }
 
-/// The values of the given places of the table.
+/// Returns the table's values at the given rows and columns.
 fn at(places: impl IntoIterator<Item = (usize, usize)>) -> Vec<f32> {
     let places = places.into_iter();
     let values = places.map(|(row, column)| u8::try_from(row * COLUMNS + column).unwrap());
@@ -199,7 +200,7 @@ fn nothing_beside_a_tensor_is_changed_by_an_index() {
         let found = run(session, &shape, |out| OperationIr::BaseFloat(op(out))).await;
         assert_eq!(found, added, "select_assign");
 
-        // Updates of one place must not race here, so each row has one.
+        // Two updates of one row would race, so each row has one.
         let indices = ints(session, &[2, 1], &[i32::MIN, i32::MAX]);
         let values = floats(session, &[2, COLUMNS], &[1.0; 2 * COLUMNS]);
         let (data, reduction) = (tensor.clone(), update);
@@ -237,7 +238,8 @@ fn memory_that_nobody_filled_is_zero() {
             let read = first.fetch(&raw::last(&secret)).await.unwrap();
             assert_eq!(raw::floats(&read.unwrap()), [SECRET; AROUND]);
         }
-        // What the session has given back, and then what it left as it ended.
+        // First memory that this session has released, then memory that it released when it
+        // ended.
         let found = run(&mut first, &[AROUND], empty).await;
         assert_eq!(found, [0.0; AROUND]);
         drop(first);

@@ -1,4 +1,4 @@
-//! Drivers that fail: at the start, and under way.
+//! Drivers that fail, at the start or later.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use tensord_client::LeaseRequest;
 
 use tensord_tests::host;
 
-/// The kinds that are here and have a graphics driver.
+/// Returns the available kinds that use a graphics driver.
 fn kinds() -> impl Iterator<Item = &'static str> {
     let graphics = ["metal", "vulkan", "webgpu"];
     host::kinds()
@@ -15,11 +15,11 @@ fn kinds() -> impl Iterator<Item = &'static str> {
         .filter(move |kind| graphics.contains(kind))
 }
 
-/// The processes that process `id` has started.
+/// Returns the ids of the processes that process `id` has started.
 fn children(id: u32) -> Vec<u32> {
     let list = format!("/proc/{id}/task/{id}/children");
     let of_main = std::fs::read_to_string(list).unwrap_or_default();
-    // Threads start processes, too.
+    // Child processes are listed under the thread that started them.
     let tasks = std::fs::read_dir(format!("/proc/{id}/task"))
         .unwrap()
         .flatten();
@@ -57,7 +57,7 @@ fn a_driver_that_crashes_takes_no_other_device_with_it() {
         assert!(on_gpu.try_into_data().is_err());
         assert_eq!(on_cpu.sum().into_scalar::<f32>(), 8.0);
 
-        // Its process is started again, and its device can be leased again.
+        // The crashed process is restarted, and its device can be leased again.
         drop(gpu);
         cluster.wait("the device to come back", || {
             let status = pool.status().unwrap();
@@ -104,7 +104,7 @@ fn auto_says_which_devices_it_leaves_out() {
     let status = cluster.pool().status().unwrap();
     let chosen = status.workers[0].devices[0].device.as_ref().unwrap();
     if chosen.kind != "flex" {
-        return; // There is hardware, of which auto takes the first kind.
+        return; // With hardware, `auto` takes the first kind.
     }
     let log = cluster.workers[0].log();
     for kind in kinds() {

@@ -1,9 +1,10 @@
-//! No op shows what the device's memory held before.
+//! No op's output shows what the device's memory held before.
 //!
 //! Each of Burn's ops runs twice: in memory that held one pattern, and in memory that held
-//! another. A kernel that leaves a part of its output unwritten, or adds to what the memory
-//! held, gives outputs that differ. The op `unfilled` of `examples/unfilled.rs` writes
-//! nothing to its output; it shows that the device does reuse the memory with the pattern.
+//! another. A kernel that leaves a part of its output unwritten, or adds to the memory's
+//! old content, gives outputs that differ. The op `unfilled` of `examples/unfilled.rs`
+//! writes nothing to its output; it shows that the device does reuse the memory with the
+//! pattern.
 
 use std::collections::HashMap;
 
@@ -21,21 +22,21 @@ use tensord_tests::{
 };
 use tensord_worker::testing::honest_ops;
 
-/// The byte that fills the memory before an op runs.
+/// The bytes that fill the memory before an op runs.
 const PATTERNS: [u8; 2] = [0x4e, 0x2b];
 
-/// How many tensors of one size leave the pattern before each op. An op with its scratch
-/// memory takes fewer.
+/// Number of tensors of each size that leave the pattern before each op. An op with its
+/// scratch memory takes fewer.
 const LEFT: usize = 24;
 
-/// Sizes of the tensors that leave the pattern, besides those of the op's outputs: kernels
-/// take scratch memory of about these sizes.
+/// Sizes in bytes of the tensors that leave the pattern, besides those of the op's outputs:
+/// kernels take scratch memory of about these sizes.
 const SCRATCH_BYTES: [usize; 2] = [4 << 10, 256 << 10];
 
-/// The share of ops, in percent, that a kind of device may lack.
+/// The maximum share of ops, in percent, that a kind of device may lack.
 const LACKING_PERCENT: usize = 2;
 
-/// An op's name, and its outputs or the reason for which it failed.
+/// An op's name, and its outputs or the reason of its fault.
 type Made = (OpName, Result<Vec<Bytes>, String>);
 
 fn each_tensor(op: &mut OperationIr, visit: impl FnMut(&mut TensorIr)) {
@@ -48,7 +49,7 @@ fn each_tensor(op: &mut OperationIr, visit: impl FnMut(&mut TensorIr)) {
     op.visit_mut(&mut Visit(visit));
 }
 
-/// Whether an op runs a kernel and needs nobody else for it.
+/// Returns whether an op runs a kernel by itself, without other ranks or a custom op.
 fn computes(op: &OperationIr) -> bool {
     use OperationIr as Op;
     !matches!(
@@ -57,7 +58,7 @@ fn computes(op: &OperationIr) -> bool {
     )
 }
 
-/// Bytes for an input: small numbers, which are valid as indices too.
+/// Returns bytes for an input: small numbers, which are valid as indices too.
 fn contents(tensor: &TensorIr) -> Vec<u8> {
     let size = tensor_bytes(&tensor.shape, tensor.dtype).expect("a size");
     let width = tensor.dtype.size();
@@ -146,7 +147,7 @@ async fn run(session: &mut RawSession, mut op: OperationIr, pattern: u8) -> Made
     (name, Ok(made))
 }
 
-/// A pool of one worker that has the op `unfilled`.
+/// Starts a pool of one worker that has the op `unfilled`.
 fn cluster(kind: &str) -> Cluster {
     let mut cluster = host::cluster(&[]);
     let env = [("TENSORD_URL", cluster.worker_url())];
@@ -157,7 +158,7 @@ fn cluster(kind: &str) -> Cluster {
     cluster
 }
 
-/// The output of the op `unfilled`, in memory that held `pattern`.
+/// Returns the output of the op `unfilled`, in memory that held `pattern`.
 async fn unfilled(session: &mut RawSession, pattern: u8) -> Bytes {
     let out = raw::out(session.new_id(), &[1024]);
     let custom = CustomOpIr {
@@ -188,7 +189,7 @@ fn no_op_shows_what_its_memory_held_before() {
             }
             let mut runs = Vec::new();
             for pattern in PATTERNS {
-                // A new session draws the same random numbers.
+                // Every new session draws the same random numbers.
                 let mut session = RawSession::open(&target).await.unwrap();
                 let mut made = Vec::new();
                 for op in honest_ops().into_iter().filter(computes) {

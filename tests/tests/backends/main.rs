@@ -1,5 +1,5 @@
-//! What must hold on every kind of device that a build has and this host offers;
-//! `tensord_tests::host` says which build that is.
+//! Tests that must pass on every kind of device that the build supports and this host has;
+//! `tensord_tests::host` defines the build.
 
 mod custom_op;
 mod indices;

@@ -1,5 +1,4 @@
-//! The conformance suite on each kind of device, against Flex, and what becomes of
-//! memory.
+//! The conformance suite on each kind of device, against Flex, and memory accounting.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,14 +8,14 @@ use tensord_tests::conformance::{self, Agreement, Failure};
 
 use tensord_tests::host;
 
-/// How Burn 0.22.1's CubeCL backend says that it does not have an op, or a mode of it.
+/// Messages of Burn 0.22.1's CubeCL backend for an op, or a mode of an op, that it lacks.
 const NOT_IN_CUBECL: [&str; 2] = [
     "is not supported by JIT backend",
     "Unsupported grid_sample interpolation mode",
 ];
 
-/// Cases in which Burn 0.22.1's CubeCL backend gives something else than Flex, by how
-/// their names begin; `docs/gpu.md` tells what is known of each.
+/// Prefixes of the names of cases whose results differ between Burn 0.22.1's CubeCL backend
+/// and Flex; `docs/gpu.md` has the details.
 const OTHERWISE_IN_CUBECL: [&str; 4] = [
     "random.uniform/int",
     "conv.deform_conv2d",
@@ -24,13 +23,14 @@ const OTHERWISE_IN_CUBECL: [&str; 4] = [
     "cast.arithmetic/f64",
 ];
 
-/// The suite on the first device of `kind`, within the tolerances of Burn's own
+/// Runs the suite on the first device of `kind`, within the tolerances of Burn's own
 /// backend tests.
 fn conforms(kind: &str) {
     if !host::has(kind) || !host::kinds().contains(&kind) {
         return;
     }
-    // What one compiles, another of the same driver need not.
+    // One test at a time, so that kernels compiled by one are reused by others of the same
+    // driver.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let cluster = host::cluster(&[kind]);
@@ -49,7 +49,7 @@ fn conforms(kind: &str) {
     };
     let (lacking, failed): (Vec<_>, Vec<_>) = report.failures.iter().partition(is_lacking);
     assert!(failed.is_empty(), "{failed:#?}");
-    // What a backend does without, types included, is little.
+    // A backend lacks little, including element types.
     assert!(
         lacking.len() <= 11 && report.passed * 10 >= report.total() * 9,
         "{report}"
@@ -81,8 +81,8 @@ fn webgpu_agrees_with_flex() {
     conforms("webgpu");
 }
 
-/// More than a device has is refused with the figures, to the one who asked; and what
-/// a session had is free for the next.
+/// A tensor that does not fit is refused with the figures, in the session that requested
+/// it. The memory of an ended session is free for the next.
 #[test]
 fn memory_is_counted_refused_and_given_back() {
     for kind in host::kinds().into_iter().chain(["flex"]) {

@@ -1,5 +1,5 @@
-//! All-reduces and transfers between real processes, and what becomes of a group when
-//! one of them fails.
+//! All-reduces and transfers between real processes, and the effect of a failed member on
+//! its group.
 
 mod ranks;
 mod reduce;

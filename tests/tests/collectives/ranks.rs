@@ -1,4 +1,4 @@
-//! What becomes of a group of devices when one of them does not do its part.
+//! The effect on a group of devices when one member does not take part.
 
 use std::{
     collections::BTreeSet,
@@ -13,9 +13,9 @@ use burn::tensor::{
 use tensord_client::{Lease, LeaseRequest, Pool, data};
 use tensord_tests::cluster::Cluster;
 
-/// How long the workers wait for a rank.
+/// The workers' `--collective-timeout`.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// What may be added to it before a program knows.
+/// Maximum delay after `TIMEOUT` until a program gets the error.
 const SLACK: Duration = Duration::from_secs(2);
 
 fn start(workers: &[&str]) -> Cluster {
@@ -28,7 +28,7 @@ fn start(workers: &[&str]) -> Cluster {
     cluster
 }
 
-/// Three devices on two workers.
+/// Leases three devices on two workers.
 fn three() -> (Cluster, Lease) {
     let cluster = start(&["flex*2", "flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(3)).unwrap();
@@ -40,8 +40,8 @@ fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
     data.try_to_vec().map_err(|e| e.to_string())
 }
 
-/// `length` times the number of the device, and what an all-reduce among
-/// `group` makes of it.
+/// All-reduces a tensor of `length` elements, each equal to `rank`, among `group`, and
+/// returns the sum.
 fn sum_of(
     length: usize,
     rank: usize,
@@ -52,7 +52,7 @@ fn sum_of(
     values(all_reduce(tensor, ReduceOperation::Sum, group.to_vec()).resolve())
 }
 
-/// Does `work` for each device, all at a time.
+/// Runs `work` for all devices at the same time.
 fn on_each<T: Send>(devices: &[Device], work: impl Fn(usize, &Device) -> T + Sync) -> Vec<T> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn names(error: &str, parts: &[&str]) {
     }
 }
 
-/// Live bytes and sessions of all workers, as they last told the scheduler.
+/// Returns live bytes and sessions of all workers, as last reported to the scheduler.
 fn usage(pool: &Pool) -> (u64, u32) {
     let status = pool.status().unwrap();
     let devices = status.workers.iter().flat_map(|worker| &worker.devices);
@@ -84,7 +84,7 @@ fn usage(pool: &Pool) -> (u64, u32) {
 fn every_rank_gets_the_sum_or_the_mean_of_all() {
     let (_cluster, lease) = three();
     let group = lease.devices();
-    // Fewer elements than ranks, as many as go into no frame, and everything between.
+    // Fewer elements than ranks, more than a frame can hold, and sizes between.
     for length in [1, 2, 3, 1000, 3_000_001] {
         let reduced = on_each(group, |rank, device| {
             let content: Vec<f32> = (0..length).map(|i| (i % 100 + rank * 10) as f32).collect();
@@ -118,7 +118,7 @@ fn a_rank_that_never_comes_is_named_by_all_the_others() {
         names(&error, &["rank 2", &last.worker]);
         assert!(after >= TIMEOUT && after <= TIMEOUT + SLACK, "{after:?}");
     }
-    // What has nothing to do with the group goes on, on the same devices.
+    // Ops outside the group go on, on the same devices.
     for device in group {
         assert_eq!(values(Tensor::ones([2], device) * 2.0).unwrap(), [2.0; 2]);
     }
@@ -180,8 +180,8 @@ fn a_value_that_one_rank_does_not_have_is_a_fault_of_all_and_names_its_cause() {
     assert_eq!(sums, vec![Ok(vec![3.0; 4]); 3]);
 }
 
-/// A worker falls out in the middle of a loop of all-reduces of so many elements, after
-/// some rounds; `fall` makes it.
+/// Runs all-reduces of `length` elements in a loop and, after `some` rounds, makes one
+/// worker fail by `fall`. Checks that the other ranks name the worker in time.
 fn a_worker_falls_out(length: usize, some: usize, fall: fn(&mut Cluster, usize)) {
     let mut cluster = start(&["flex", "flex", "flex"]);
     let pool = cluster.pool();
@@ -213,13 +213,13 @@ fn a_worker_falls_out(length: usize, some: usize, fall: fn(&mut Cluster, usize))
             let (error, noticed) = thread.join().unwrap();
             names(&error, &[&lost]);
             let after = noticed - fell;
-            // Its own program loses it later than its peers do.
+            // The lost worker's own session notices later than its peers.
             let bound = [TIMEOUT + SLACK, TIMEOUT + SLACK, Duration::from_secs(10)][rank];
             assert!(after <= bound, "rank {rank}, after {after:?}: {error}");
         }
     });
     drop(lease);
-    // The other two are there for others, with nothing left on them.
+    // The other two workers are free for other leases and hold no memory.
     let two = LeaseRequest::devices(2).timeout(Duration::from_secs(30));
     let lease = pool.lease(two).unwrap();
     let group = lease.devices();
@@ -243,7 +243,7 @@ fn a_worker_that_is_stopped_is_named_by_the_other_ranks() {
 
 #[test]
 fn a_worker_that_is_stopped_is_named_in_a_ring_too() {
-    // Large enough that links are measured in the first round and a ring is made of them.
+    // Large enough that the first round measures the links and later rounds use a ring.
     a_worker_falls_out(6 << 20, 9, |cluster, at| cluster.workers[at].signal("STOP"));
 }
 

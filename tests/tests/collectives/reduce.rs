@@ -1,5 +1,5 @@
-//! All-reduces and transfers between devices of a lease, on one worker and on
-//! several, as programs ask for them.
+//! All-reduces and transfers that programs request between devices of a lease, on one
+//! worker and on several.
 
 use burn::tensor::{
     Device, Distribution, Tensor, TensorData, Tolerance,
@@ -8,7 +8,7 @@ use burn::tensor::{
 use tensord_client::{Lease, LeaseRequest, data};
 use tensord_tests::cluster::Cluster;
 
-/// A cluster of workers with these devices, and a lease on all of them.
+/// Starts a cluster of workers with these devices, and leases all devices.
 fn lease(workers: &[&str], devices: u32) -> (Cluster, Lease) {
     let cluster = Cluster::start(workers);
     let lease = cluster
@@ -18,7 +18,7 @@ fn lease(workers: &[&str], devices: u32) -> (Cluster, Lease) {
     (cluster, lease)
 }
 
-/// Has every device all-reduce its tensor, and reads the results.
+/// All-reduces one tensor of each device and reads the results.
 fn reduced<const D: usize>(
     tensors: Vec<Tensor<D>>,
     operation: ReduceOperation,
@@ -26,7 +26,7 @@ fn reduced<const D: usize>(
 ) -> Vec<TensorData> {
     let reduced = tensors.into_iter();
     let reduced = reduced.map(|t| all_reduce(t, operation, devices.to_vec()).resolve());
-    // All are asked for before the first is waited for.
+    // All all-reduces are requested before the first result is awaited.
     let reduced: Vec<Tensor<D>> = reduced.collect();
     let read = reduced.into_iter().map(|t| t.try_into_data().unwrap());
     read.collect()
@@ -99,8 +99,8 @@ fn many_small_all_reduces_in_a_row_and_groups_beside_each_other() {
 fn ten_thousand_all_reduces_in_sequence() {
     let (_cluster, lease) = lease(&["flex", "flex"], 2);
     let devices = lease.devices();
-    // Each needs the result of the one before, on either rank: first the sum of both
-    // values, then always the mean of twice the same.
+    // Each all-reduce needs the result of the previous one, on either rank: first the sum
+    // of both values, then always the mean of twice the same value.
     let mut values: Vec<Tensor<1>> = vec![
         Tensor::full([5], 3.0, &devices[0]),
         Tensor::full([5], 4.0, &devices[1]),
@@ -169,7 +169,7 @@ fn a_rank_whose_thread_has_come_to_its_end_is_not_waited_for() {
     let sum = all_reduce(one, ReduceOperation::Sum, devices.clone()).resolve();
     let second = second.clone();
     let other = std::thread::spawn(move || {
-        // Late, one op, and nothing after it that would send it.
+        // One late op, and no later op that would flush it.
         std::thread::sleep(std::time::Duration::from_millis(200));
         let two = Tensor::<1>::full([2], 2.0, &second);
         drop(all_reduce(two, ReduceOperation::Sum, devices).resolve());

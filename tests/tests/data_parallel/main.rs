@@ -1,7 +1,7 @@
-//! Data-parallel training by Burn's own means, over several worker processes.
+//! Data-parallel training with Burn's own API, over several worker processes.
 //!
-//! A binary of its own, and a barrier before each step, for the reasons in
-//! `tensord_tests::replicas`.
+//! These tests have a binary of their own, and a barrier before each step, for the reasons
+//! in `tensord_tests::replicas`.
 
 mod mixed;
 
@@ -32,14 +32,14 @@ use tensord_tests::{
 
 const STEPS: usize = TRAIN / BATCH;
 
-/// The share of the test's digits that `model` gets right.
+/// Returns the share of the test digits that `model` classifies correctly.
 fn accuracy<M: Classifier>(model: &M, test: &[Digit], device: &Device) -> f32 {
     let (images, labels) = digits::batch(test, device);
     let guess = model.forward(images).argmax(1).squeeze_dim(1);
     guess.equal(labels).float().mean().into_scalar()
 }
 
-/// The replicas of a model as each device has them at the beginning of each epoch.
+/// Each device's replica of a model at the beginning of each epoch.
 #[derive(Debug)]
 struct Album {
     devices: Vec<Device>,
@@ -56,7 +56,8 @@ impl Album {
         }))
     }
 
-    /// Takes note of a step of `model` on `device`.
+    /// Records a step of `model` on `device`. Keeps a copy of the model at the first step
+    /// of an epoch.
     fn step(&mut self, model: &Mlp, device: &Device) {
         let rank = self.devices.iter().position(|d| d == device).unwrap();
         if self.steps[rank].is_multiple_of(STEPS) {
@@ -66,7 +67,7 @@ impl Album {
     }
 }
 
-/// A model that shows itself to an album at each of its steps.
+/// A model that is recorded in an album at each of its steps.
 #[derive(Module, Debug)]
 struct Shown {
     mlp: Mlp,
@@ -122,8 +123,8 @@ impl Batcher<Digit, DigitBatch> for DigitBatcher {
 
 const EPOCHS: usize = 8;
 
-/// A model trained on `devices` with Burn's own strategy, which shows its
-/// replicas to `album`.
+/// Trains a model on `devices` with Burn's own strategy, records its replicas in `album`,
+/// and returns the model.
 fn train_with_burn(devices: &[Device], album: &Arc<Mutex<Album>>) -> Mlp {
     let (train, test) = digits::split();
     let loader = |digits: Vec<Digit>, batch, meeting| {
@@ -138,7 +139,7 @@ fn train_with_burn(devices: &[Device], album: &Arc<Mutex<Album>>) -> Mlp {
             .build(InMemDataset::new(digits))
     };
     let count = test.len();
-    let test = loader(test, count, 1); // By the first device alone.
+    let test = loader(test, count, 1); // Only the first device tests.
     let train = loader(train, BATCH / devices.len(), devices.len());
     devices[0].seed(42);
     let mlp = Mlp::new(&devices[0]).fork(&devices[0]);
@@ -197,7 +198,8 @@ fn burns_own_strategy_learns_on_four_devices_of_four_workers() {
     burns_own_strategy_on(&["flex", "flex", "flex", "flex"]);
 }
 
-/// The same digits a step on one device, and divided among two and four.
+/// Checks that the losses are the same when one device takes a whole batch and when two or
+/// four devices share the batch.
 fn the_curve_does_not_depend_on_the_number_of_devices<M: Classifier + 'static>() {
     let _alone = alone();
     let cluster = Cluster::start(&["flex*2", "flex*2"]);

@@ -22,7 +22,7 @@ fn devices_of_two_kinds_train_together() {
         let lease = cluster.pool().lease(LeaseRequest::devices(2)).unwrap();
         let devices = lease.devices();
 
-        // The same bits on both, of sums that depend on the order of addition.
+        // Both devices must get the same bits of sums that depend on the order of addition.
         let values: Vec<f32> = (0..5000).map(|i| 1e6 / (i as f32 + 0.7)).collect();
         let reduced = devices.iter().zip([1.0, 1.3]).map(|(device, factor)| {
             let scaled = Tensor::<1>::from_floats(&values[..], device) * factor;
@@ -36,7 +36,7 @@ fn devices_of_two_kinds_train_together() {
         let bits: Vec<_> = bits.collect();
         assert!(bits[0] == bits[1], "{kind}");
 
-        // What each makes of the same gradients is its own arithmetic.
+        // The devices' own arithmetic may differ on the same gradients.
         let first = devices[0].clone().autodiff();
         first.seed(42);
         let model = Mlp::new(&first).fork(&first);

@@ -1,4 +1,4 @@
-//! Workers that keep no rule: what their programs put up with, and how they notice.
+//! Workers that break rules: what their programs tolerate, and how they detect it.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,13 +16,13 @@ use tensord_proto::{
 };
 use tensord_tests::raw::{self, RAW_WORKER, RawPool, Served};
 
-/// Elements that are read: few, in the frame that answers.
+/// Elements of a small read, whose value is inline in the reply frame.
 const FEW: usize = 2;
 
-/// Many, in a payload.
+/// Elements of a large read, whose value is a payload.
 const MANY: usize = 100_000;
 
-/// Text that no log and no error should have as it is.
+/// Returns text that must not appear unescaped in a log or an error.
 fn text() -> String {
     "forged\nline\u{1b}[2J".repeat(50_000)
 }
@@ -42,7 +42,7 @@ fn values(values: Vec<Value>) -> Body {
     Body::Values(Values { values })
 }
 
-/// What an honest worker would answer to a read of `FEW` ones.
+/// Returns an honest worker's reply to a read of `FEW` ones.
 fn honest(request: u64) -> Value {
     inline(request, &[FEW], DType::F32, &raw::bytes_of(&[1.0; FEW]))
 }
@@ -62,8 +62,8 @@ fn chunk(size_bytes: u64, bytes: usize) -> Body {
     Body::Chunk(Chunk { size_bytes, bytes })
 }
 
-/// A pool with a worker that answers the opening of each track with `greeting`, and each read
-/// with `answers`. On the track for bulk bytes it says `bulk`.
+/// Starts a pool with a worker that replies to each opening of a track with `greeting`, and
+/// to each read with `answers`. On the track for bulk bytes it sends `bulk`.
 fn worker(
     greeting: impl Fn() -> Body + Send + Sync + 'static,
     answers: impl Fn(&mut Served, u64) + Send + Sync + 'static,
@@ -103,17 +103,18 @@ fn read(device: &Device, elements: usize) -> Result<Vec<f32>, String> {
     Ok(data.try_to_vec().expect("what was asked for"))
 }
 
-/// What Burn says before the error of a read.
+/// The text that Burn puts before the error of a read.
 const HEADING: &str = "An error happened during execution\nCaused by:\n";
 
-/// Errors of peers are for people: short, and in one line.
+/// Checks that an error with a peer's text is short, in one line and without escape
+/// sequences.
 fn is_readable(error: &str) {
     assert!(error.len() < 10_000, "{} bytes", error.len());
     let error = error.strip_prefix(HEADING).unwrap_or(error);
     assert!(!error.contains(['\n', '\u{1b}']), "{error:?}");
 }
 
-/// Reads until that fails, and checks that the failure names the worker and `rule`.
+/// Reads until a read fails, and checks that the error names the worker and `rule`.
 fn breaks(rule: &str, elements: usize, worker: &RawPool) {
     let (_pool, lease) = lease(worker);
     let lease = lease.unwrap_or_else(|e| panic!("{rule}: {e}"));
@@ -333,14 +334,14 @@ fn payloads_have_no_more_bytes_than_reads_wait_for() {
     }
 }
 
-/// What a worker answers to reads.
+/// A worker's replies to reads.
 enum Phase {
     Faults,
     Honest,
     Closes,
 }
 
-/// What a worker may say as often and as long as it likes, without an effect.
+/// Values and texts that a worker may send in any size without an effect.
 #[test]
 fn huge_grants_and_texts_are_harmless() {
     let greeting = || {

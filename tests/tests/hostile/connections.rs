@@ -1,4 +1,4 @@
-//! Peers that show no token: what they may take, and what others notice of it.
+//! Peers without a token: the resources they can take, and the effect on others.
 
 use std::{
     io::Read,
@@ -27,14 +27,14 @@ use tonic::Code;
 
 const STATUS: &str = "/tensord.v1.Pool/Status";
 
-/// Long enough for anything on a slow machine.
+/// Timeout for any single step, long enough for a slow machine.
 const HANG: Duration = Duration::from_secs(30);
 
 fn works(device: &Device) -> bool {
     Tensor::<1>::ones([3], device).sum().into_scalar::<f32>() == 3.0
 }
 
-/// How long `tensord status` would take.
+/// Returns how long `tensord status` takes.
 fn status_takes(cluster: &Cluster) -> Duration {
     let begun = Instant::now();
     let status = cluster.pool().status().expect("the pool answers");
@@ -63,8 +63,8 @@ fn calls_without_a_token_are_answered_at_once_and_never_held_open() {
             let answers = timeout(HANG, calls.join_all()).await;
             let answers = answers.expect("no call is held open");
             let codes: Vec<_> = answers.into_iter().map(|a| a.unwrap().code()).collect();
-            // A connection that shows no token in time is closed, with the calls that
-            // still wait for their turn on it.
+            // A connection without a token is closed after a time limit, with the calls
+            // that still wait on it.
             let refused = [Code::Unauthenticated, Code::Unavailable];
             assert!(codes.iter().all(|code| refused.contains(code)), "{codes:?}");
             assert!(codes.contains(&Code::Unauthenticated), "{codes:?}");
@@ -93,8 +93,8 @@ fn a_connection_without_a_token_is_closed_however_busy() {
     ended.expect("a connection that shows no token does not stay");
 }
 
-/// Sends one frame of `size` bytes over each of `links` links at once, and waits until
-/// all of them have ended.
+/// Sends one frame of `MAX_FRAME_BYTES` over each of `links` links at once, and waits until
+/// all links have ended.
 async fn first_frames(address: &str, trust: &Trust, choice: TransportChoice, links: usize) {
     let mut ends = JoinSet::new();
     for _ in 0..links {
@@ -102,10 +102,10 @@ async fn first_frames(address: &str, trust: &Trust, choice: TransportChoice, lin
         ends.spawn(async move {
             let dialer = Dialer::new(choice);
             let Ok(mut link) = dialer.dial(&address, &trust, HANG).await else {
-                return; // Turned away: as good.
+                return; // A rejection is fine, too.
             };
             let frame = vec![7; MAX_FRAME_BYTES].into();
-            // It ends half way, or is not taken.
+            // The link ends during the frame, or the frame is not accepted.
             let _ = timeout(HANG, link.sender.send(&[frame])).await;
             let end = timeout(HANG, async {
                 while let Ok(Some(_)) = link.receiver.recv().await {}
@@ -139,8 +139,8 @@ fn first_frames_of_strangers_take_little_memory() {
     }
 }
 
-/// Connections that shake hands, answer pings and never call, each made again once it is
-/// closed. They end when this is dropped.
+/// Connections that complete the handshake, answer pings and never call. Each one is
+/// reopened after it is closed. They end when the value is dropped.
 struct Crowd {
     _tasks: JoinSet<()>,
     made: Arc<AtomicUsize>,
@@ -155,7 +155,7 @@ impl Crowd {
                 loop {
                     if let Ok(_channel) = channel(&url).await {
                         made.fetch_add(1, Ordering::Relaxed);
-                        // By then the other side has closed it.
+                        // By then the other side has closed the connection.
                         sleep(Duration::from_secs(2)).await;
                     }
                     sleep(Duration::from_millis(100)).await;
@@ -173,8 +173,8 @@ impl Crowd {
     }
 }
 
-/// What everybody else notices of `count` strangers: a program trains on, its worker stays,
-/// `status` answers, and what the strangers took is given back.
+/// Checks the effect of `count` strangers: a program trains on, its worker stays
+/// registered, `status` replies, and the scheduler releases what the strangers took.
 fn withstands(count: usize, lasting: Duration, at_most: Duration) {
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
@@ -184,7 +184,7 @@ fn withstands(count: usize, lasting: Duration, at_most: Duration) {
     let scheduler = cluster.scheduler.as_ref().unwrap();
     let before = scheduler.meters();
     let crowd = raw::block(Crowd::of(count, cluster.client_url()));
-    // As many as are served at once from one address have come, and the others wait.
+    // The limit of connections served at once from one address is reached; the others wait.
     cluster.wait("the strangers", || crowd.made() >= count.min(256));
     let until = Instant::now() + lasting;
     let (mut slowest, mut looks) = (Duration::ZERO, 0);
@@ -216,8 +216,8 @@ fn strangers_that_come_and_stay_shut_nobody_out() {
     withstands(1500, Duration::ZERO, Duration::from_secs(4));
 }
 
-/// The same as long and with as many as may be asked of a host whose descriptors allow it
-/// (`ulimit -n 20000`): by hand, in a release build.
+/// The same for a minute and with 5,000 connections, which the host's descriptor limit must
+/// allow (`ulimit -n 20000`). To be run by hand, in a release build.
 #[test]
 #[ignore = "takes a minute, and 5,000 descriptors in each of two processes"]
 fn five_thousand_strangers_shut_nobody_out_for_a_minute() {
@@ -234,7 +234,7 @@ fn silent_sockets_shut_nobody_out() {
     let connect = || TcpStream::connect((url.host.as_str(), url.port)).unwrap();
     let sockets: Vec<TcpStream> = (0..SOCKETS).map(|_| connect()).collect();
     assert!(status_takes(&cluster) < Duration::from_secs(4));
-    // Those that were served are closed, whether or not others wait.
+    // Sockets that were served are closed, whether or not others wait.
     for mut socket in sockets.into_iter().take(10) {
         socket.set_read_timeout(Some(HANG)).unwrap();
         assert_eq!(socket.read(&mut [0; 8]).unwrap_or(0), 0);

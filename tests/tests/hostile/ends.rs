@@ -1,6 +1,6 @@
-//! Ends: a worker that is told to stop keeps what it was given, a lease that ended leaves
-//! its devices before the next gets them, and an op that takes too long ends its session
-//! alone.
+//! How workers, leases and ops end: a draining worker keeps its sessions, the ops of a
+//! lease that ended leave its devices before the next lease gets them, and an op that takes
+//! too long ends only its own session.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -19,8 +19,8 @@ use tensord_tests::{
     raw::{self, Attached, Broken, RawSession},
 };
 
-/// Longer than a worker may be silent before its stream is cut off (4 s), and than a
-/// lease outlives a worker that was lost (5 s).
+/// Longer than a worker may be silent before its stream is closed (4 s), and than a lease
+/// outlives a lost worker (5 s).
 const LONG: Duration = Duration::from_secs(11);
 
 #[test]
@@ -83,12 +83,12 @@ fn a_worker_ends_its_sessions_when_its_time_to_drain_is_over() {
     assert_eq!(worker.exit_code(Duration::from_secs(10)), Some(0));
 }
 
-/// How soon after its grant a lease must have its first value: what it waits for by
-/// mistake takes longer.
+/// Time limit from a lease's grant to its first value. Waiting for the previous lease's ops
+/// would take longer.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Rows of the matrices of [`matmul`] that are multiplied to see how fast this host is,
-/// and that are at most.
+/// Rows of the matrices of [`matmul`]: of those that measure this host's speed, and the
+/// largest size allowed.
 const SMALL: usize = 1024;
 const LARGEST: usize = 16 << 10;
 
@@ -98,7 +98,7 @@ fn full(out: TensorIr) -> OperationIr {
     OperationIr::NumericFloat(DType::F32, full)
 }
 
-/// The square of a matrix of `size` rows.
+/// Returns the op that squares a matrix of `size` rows.
 fn matmul(id: u64, out: u64, size: usize) -> OperationIr {
     let matmul = MatmulOpIr {
         lhs: raw::tensor(id, &[size, size]),
@@ -112,8 +112,8 @@ fn drop_of(id: u64, size: usize) -> OperationIr {
     OperationIr::Drop(raw::last(&raw::tensor(id, &[size, size])))
 }
 
-/// Makes a matrix to multiply with itself, which takes about `time`, and returns its id
-/// and size.
+/// Creates a matrix whose square takes about `time` to compute, and returns its id and
+/// size.
 async fn slow_matrix(session: &mut RawSession, time: Duration) -> (u64, usize) {
     let (small, large) = (session.new_id(), session.new_id());
     session.ops(&[full(raw::out(small, &[SMALL, SMALL]))]);
@@ -144,7 +144,7 @@ fn is_free(device: &DeviceStatus) -> bool {
 
 #[test]
 fn what_a_lease_leaves_behind_does_not_hold_up_the_next() {
-    /// Ops that are queued, and about what each takes: minutes, all together.
+    /// Number of queued ops, and the approximate time of each: minutes in total.
     const QUEUED: u64 = 300;
     const EACH: Duration = Duration::from_millis(500);
 
@@ -186,10 +186,10 @@ fn what_a_lease_leaves_behind_does_not_hold_up_the_next() {
         let release = client_message::Body::Release(release);
         raw::block(attached.send(release)).unwrap();
         let until = Instant::now() + LONG;
-        // Somebody waits for it, so it is not free at any moment.
+        // A request waits for the device, so the device is never free.
         while !is_granted.load(Ordering::SeqCst) {
             let device = device(&pool, 0);
-            // The next lease may have come and gone meanwhile.
+            // The next lease may have been granted and released meanwhile.
             let is_waited_for = !is_granted.load(Ordering::SeqCst);
             assert!(!is_free(&device) || !is_waited_for, "{device:?}");
             assert!(Instant::now() < until, "the next lease is not granted");
@@ -296,7 +296,7 @@ fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
         is_over.store(true, Ordering::SeqCst);
         assert!(goes_on.join().unwrap() > 0);
     });
-    // The lease goes on with another session, and so does the one beside it.
+    // The lease can open another session, and the lease of the other device goes on.
     raw::block(async {
         let mut session = RawSession::open(&target).await.unwrap();
         let tensor = session.upload(&[1.0, 2.0]);
@@ -312,7 +312,7 @@ fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
 
 #[test]
 fn a_worker_whose_device_does_not_come_back_starts_again() {
-    /// Long beside the four seconds after which the worker gives the device up.
+    /// Much longer than the 4 s after which the worker gives up the device.
     const OP: Duration = Duration::from_secs(15);
 
     let mut cluster = Cluster::start(&[]);
@@ -338,7 +338,7 @@ fn a_worker_whose_device_does_not_come_back_starts_again() {
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
     let sum = Tensor::<1>::ones([4], &lease.devices()[0]).sum();
     assert_eq!(sum.into_scalar::<f32>(), 4.0);
-    // The process is the same to whoever looks after it.
+    // The process id is the same, so a supervisor sees no change.
     assert_eq!(cluster.workers[0].id(), id);
     let mut worker = cluster.workers.remove(0);
     drop(lease);

@@ -1,5 +1,5 @@
-//! Leases: an old token opens nothing, nobody takes a client's id, and a scheduler that
-//! slept ends nothing.
+//! Leases: an old token opens nothing, no client can take over another's id, and a
+//! scheduler that was suspended ends nothing.
 
 use std::{
     thread,
@@ -15,17 +15,17 @@ use tensord_tests::{
     raw::{self, Attached, RawSession, Target},
 };
 
-/// Long enough for anything on a slow machine.
+/// Timeout for any single step, long enough for a slow machine.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A worker's answer to a token that it does not admit.
+/// Returns the worker's error for a token that it does not admit.
 async fn rejected(target: &Target) -> Error {
     let broken = RawSession::open(target).await.unwrap_err();
     let error = broken.error().cloned();
     error.unwrap_or_else(|| panic!("{broken}"))
 }
 
-/// The session computes, and its lease is as it was.
+/// Checks that the session still computes.
 async fn works(session: &mut RawSession) {
     let tensor = session.upload(&[1.0, 2.0]);
     let read = session.fetch(&tensor).await.unwrap();
@@ -43,14 +43,14 @@ fn a_token_kept_over_a_restart_of_the_scheduler_opens_nothing() {
         let mut attached = Attached::to(cluster.client_url()).await.unwrap();
         attached.lease(1).await.unwrap().remove(0)
     });
-    // Nobody shows the lease to the new scheduler, which grants its device anew.
+    // No client claims the lease at the new scheduler, which grants its device again.
     cluster.restart_scheduler_with(&[]);
     cluster.wait_for_workers(1);
     raw::block(async {
         let mut attached = Attached::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         assert_eq!(target.worker_id, old.worker_id);
-        // Before the device's lease has come, and after.
+        // Before the worker has learned of the new lease, and after.
         assert_lease_error(&rejected(&old).await);
         let mut session = RawSession::open(&target).await.unwrap();
         works(&mut session).await;
@@ -81,7 +81,8 @@ fn a_token_is_as_worthless_after_hundreds_of_leases_as_after_its_own() {
     });
 }
 
-/// When the token of `target` ends, by the scheduler's clock.
+/// Returns when the token of `target` expires, in Unix milliseconds by the scheduler's
+/// clock.
 fn end_ms(target: &Target) -> u64 {
     const SIGNATURE_BYTES: usize = 64;
     let claims = &target.token[..target.token.len() - SIGNATURE_BYTES];
@@ -111,7 +112,7 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
             assert!(Instant::now() < until, "the token never ends");
             session.rest(Duration::from_millis(200)).await.unwrap();
             match RawSession::open(&target).await {
-                // It is done with at once, as a lease has a bound on them.
+                // Closed at once, because the number of a lease's sessions is bounded.
                 Ok(another) => drop(another),
                 Err(broken) => break broken.error().cloned().expect("an answer"),
             }
@@ -123,7 +124,7 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
         );
         session.resume(&target, open.clone()).await.unwrap();
         works(&mut session).await;
-        // Later tokens came in time; one that has not ended yet is good.
+        // Renewed tokens arrived in time; one that has not expired is valid.
         let mut later = target.clone();
         while end_ms(&later) < now_ms() + 1_000 {
             match attached.next().await.unwrap() {
@@ -136,7 +137,7 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
         }
         let opened = RawSession::open(&later).await;
         works(&mut opened.unwrap()).await;
-        // Nor does a scheduler that is gone stop what was opened by the old one.
+        // Losing the scheduler does not stop the open session either.
         let scheduler = cluster.scheduler.as_mut().unwrap();
         scheduler.kill();
         session.resume(&target, open).await.unwrap();
@@ -146,10 +147,10 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
 
 #[test]
 fn a_scheduler_that_was_stopped_for_a_while_ends_nothing() {
-    /// Longer than a worker's stream may be silent (4 s), and than a worker's leases
-    /// outlive it (5 s).
+    /// Longer than a worker's stream may be silent (4 s), and than a lease outlives a lost
+    /// worker (5 s).
     const STOPPED: Duration = Duration::from_secs(12);
-    /// Longer than either, and than the longest pause of a worker before it joins again.
+    /// Longer than either, and than a worker's longest pause before it registers again.
     const AFTER: Duration = Duration::from_secs(12);
     let cluster = Cluster::start(&["flex", "flex"]);
     let pool = cluster.pool();
@@ -207,7 +208,7 @@ fn nobody_attaches_with_the_id_of_another_client() {
             }
         }
         works(&mut session).await;
-        // The victim's stream is the one it had, and so is its lease.
+        // The victim still has its stream and its lease.
         let more = attached.lease(2).await.unwrap_err();
         assert_eq!(more.code(), ErrorCode::Unsatisfiable);
         attached.release(target.lease_id).await.unwrap();

@@ -1,4 +1,4 @@
-//! What peers can put into logs and onto terminals.
+//! Text from peers in logs and on terminals.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,13 @@ use tensord_tests::{
 use tensord_transport::{Dialer, PoolUrl, TransportChoice, duplex, tls::Trust};
 use tokio::time::timeout;
 
-/// Long enough for anything on a slow machine.
+/// Timeout for any single step, long enough for a slow machine.
 const HANG: Duration = Duration::from_secs(30);
 
-/// A line that somebody would believe, and what a terminal would obey.
+/// A forged log line, and control sequences that a terminal would execute.
 const FORGED: &str = "tensord 1\n2026-01-01T00:00:00Z  WARN forged: all is lost\u{1b}[2J\r";
 
-/// A hello that is refused, and shown in the refusal.
+/// Returns a hello that is refused, and whose text appears in the refusal.
 fn hello(software: String) -> Hello {
     Hello {
         protocol_min: 90,
@@ -30,7 +30,7 @@ fn hello(software: String) -> Hello {
     }
 }
 
-/// What was logged after the first `before` bytes: no line of it is forged or long.
+/// Checks that no line logged after the first `before` bytes is forged or long.
 fn check_log(process: &Process, before: usize) {
     let log = process.log();
     let new = &log[before..];
@@ -132,13 +132,13 @@ fn wrong_tokens_fill_no_log() {
         refused
     });
     assert!(refused > 500, "{refused} calls are no attack");
-    // The count of the last second comes when it is over.
+    // The count of the last second is logged when the second is over.
     let counted = |log: &str| log.contains("more lines within a second like: call refused");
     cluster.wait("the count", || counted(&scheduler.log()));
     let log = scheduler.log();
     let lines = log.lines().filter(|line| line.contains("call refused: "));
     let lines = lines.count() as u64;
-    // Ten of them, and their count, in each second that it lasted or touched.
+    // Ten lines and their count in each second in which the attack ran.
     let seconds = begun.elapsed().as_secs() + 2;
     assert!(
         lines <= 11 * seconds,

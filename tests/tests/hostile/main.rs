@@ -1,8 +1,8 @@
-//! Programs, workers and networks that keep no rule, against real processes.
+//! Programs, workers and networks that break the protocol's rules, against real processes.
 //!
-//! Each test is a claim of `docs/security.md`: it breaks one rule by the raw clients of
-//! [`tensord_tests::raw`], and looks at what everybody else notices of it. One file a
-//! subject; what a process took during an attack must be given back after it
+//! Each test checks a claim of `docs/security.md`: it breaks one rule with the raw clients
+//! of [`tensord_tests::raw`] and observes the effect on all other parties. Each file has
+//! one subject. A process must release whatever an attack made it allocate
 //! (`Process::settled`).
 
 mod answers;

@@ -1,7 +1,7 @@
-//! Memory that the account of a device does not see: second names, views that outlive
-//! their tensors, faults and empty tensors by the hundred thousand, answers that nobody
-//! takes. Whatever a session does, its worker's resident memory is what the account says
-//! and 8 MiB at most, and is back when the session has ended.
+//! Memory that could escape a device's account: aliases, views that outlive their tensors,
+//! hundreds of thousands of faults and empty tensors, replies that the client never takes.
+//! A worker's resident memory must stay within 8 MiB of the account, and be released when
+//! the session has ended.
 
 use std::time::{Duration, Instant};
 
@@ -17,17 +17,17 @@ use tensord_tests::{
     raw::{self, Attached, RawSession},
 };
 
-/// What a session may take beside its account.
+/// Memory that a session may take in addition to its account, in bytes.
 const BESIDE_BYTES: u64 = 8 << 20;
 
-/// The device of these tests.
+/// Memory of the device, in bytes.
 const DEVICE_BYTES: u64 = 128 << 20;
 
-/// Elements and bytes of a tensor of which the device holds seven.
+/// Elements and bytes of a large tensor. The device holds seven of this size.
 const LARGE: usize = 4 << 20;
 const LARGE_BYTES: u64 = 4 * LARGE as u64;
 
-/// Ops that a session runs before its test.
+/// Number of ops that a session runs before its test.
 const WARMING: u64 = 4;
 
 fn full(out: TensorIr) -> OperationIr {
@@ -40,14 +40,15 @@ fn drop_of(tensor: &TensorIr) -> OperationIr {
     OperationIr::Drop(raw::last(tensor))
 }
 
-/// The bytes that the pool's one device has in its account, and the ops it has run.
+/// Returns the bytes in the account of the pool's only device, and the number of ops that
+/// the device has run.
 fn account(cluster: &Cluster) -> (u64, u64) {
     let status = cluster.pool().status().unwrap();
     let device = &status.workers[0].devices[0];
     (device.live_bytes, device.ops_executed)
 }
 
-/// A session on a device of its own, before and after an attack.
+/// A session on a device of its own, and the worker's usage before an attack.
 struct Scene {
     cluster: Cluster,
     _attached: Attached,
@@ -60,7 +61,7 @@ impl Scene {
         Self::of(DEVICE_BYTES)
     }
 
-    /// On a device of so much memory.
+    /// Starts a worker whose device has `device_bytes` of memory, and opens a session.
     fn of(device_bytes: u64) -> Self {
         let mut cluster = Cluster::start(&[]);
         let memory = format!("{}MiB", device_bytes >> 20);
@@ -91,14 +92,15 @@ impl Scene {
         }
     }
 
-    /// Sends all that was queued and waits until it was carried out.
+    /// Sends all queued frames and waits until the worker has executed them.
     fn carry_out(&mut self) {
         // A fault of an op that did not fit is expected.
         raw::block(self.session.sync()).unwrap();
     }
 
-    /// The worker takes no more than its account and what a session may have beside it,
-    /// and the account is not beyond the device.
+    /// Checks that the worker's resident memory grows by at most its account and
+    /// `BESIDE_BYTES`, and that the account does not exceed the device by more than
+    /// `BESIDE_BYTES`.
     fn is_bounded(&self) {
         let worker = &self.cluster.workers[0];
         self.cluster
@@ -113,7 +115,7 @@ impl Scene {
             });
     }
 
-    /// When the session is over, all of it is given back.
+    /// Ends the session and checks that the worker releases all its memory.
     fn end(mut self) {
         raw::block(async {
             self.session.push(Body::Close(v1::Close {}));
@@ -178,7 +180,7 @@ fn a_slice_that_outlives_its_tensor_is_charged_for_it() {
     assert_eq!(raw::floats(&first), [1.0]);
     let fault = raw::block(session.fetch(&slices[39])).unwrap().unwrap_err();
     assert_eq!(fault.kind(), v1::FaultKind::OutOfMemory, "{fault}");
-    // Room comes back with the slices.
+    // Dropping the slices releases their sources.
     let drops: Vec<_> = slices.iter().map(drop_of).collect();
     session.ops(&drops);
     let id = session.new_id();
@@ -241,8 +243,8 @@ fn empty_tensors_are_charged() {
 fn answers_that_nobody_takes_are_charged() {
     let mut scene = Scene::new();
     let session = &mut scene.session;
-    // More than half of the device, twice: the first is read for the last time, and its
-    // bytes wait for a track that is never opened.
+    // Each tensor takes more than half of the device. The first is read for the last time,
+    // and its bytes wait for a track that is never opened.
     let elements = 5 * LARGE;
     let (first, second) = (session.new_id(), session.new_id());
     session.ops(&[full(raw::out(first, &[elements]))]);
@@ -270,7 +272,7 @@ fn an_idle_worker_gives_back_what_a_lease_had() {
         let id = session.new_id();
         session.ops(&[full(raw::out(id, &[LARGE]))]);
     }
-    // Small ones as well, which share an allocator's pages.
+    // Small tensors as well, which share an allocator's pages.
     for _ in 0..10 {
         let mut out = || full(raw::out(session.new_id(), &[256]));
         let ops: Vec<_> = (0..2000).map(|_| out()).collect();

@@ -1,5 +1,5 @@
-//! Ops that believe what is not so: a kernel that took them at their word would read beyond
-//! its tensors, or allocate beyond any memory.
+//! Ops with false declarations: a kernel that trusted them would read beyond its tensors or
+//! allocate more than any memory.
 
 use burn_backend::{DType, tensor::IndexingUpdateOp};
 use burn_ir::{
@@ -52,7 +52,7 @@ fn indices(session: &mut RawSession, values: &[i64]) -> TensorIr {
     session.upload_as(raw::typed(id, &[values.len()], DType::I64), bytes.collect())
 }
 
-/// Sessions of two leases on one worker: the first is to attack.
+/// Sessions of two leases on one worker. The first one attacks.
 struct Two {
     attacker: RawSession,
     innocent: RawSession,
@@ -80,8 +80,8 @@ impl Two {
         }
     }
 
-    /// The attacker's op is a fault of `kind` to whoever reads what it was to make, and so
-    /// is what was to be made of that; both sessions go on.
+    /// Checks that the output of the attacker's op, and an output that depends on it, are
+    /// faults of `kind`, and that both sessions go on.
     async fn refused(&mut self, op: OperationIr, kind: FaultKind, reason: &str) {
         let out = op.outputs().next().unwrap().clone();
         let read = raw::tensor(out.id.value(), out.shape.as_slice());
@@ -110,7 +110,7 @@ impl Two {
         }
     }
 
-    /// The cluster's processes are ended where blocking is allowed.
+    /// Ends the cluster's processes on a thread that may block.
     async fn end(self) {
         drop((self.attacker, self.innocent));
         let cluster = self.cluster;
@@ -122,8 +122,8 @@ impl Two {
 fn a_product_of_batches_that_do_not_fit_reads_no_foreign_memory() {
     raw::block(async {
         let mut two = Two::start().await;
-        // As seen: 64 batches of one number, multiplied with two rows. The kernel went on
-        // with the memory behind the second.
+        // As observed: 64 batches of one number, multiplied with two rows. The kernel read
+        // the memory after the second row.
         let lhs = shaped(&mut two.attacker, &[1.0; 64], &[64, 1, 1]);
         let row = [1.0; 2 * 8];
         let rhs = shaped(&mut two.attacker, &row, &[2, 1, 8]);
@@ -133,7 +133,7 @@ fn a_product_of_batches_that_do_not_fit_reads_no_foreign_memory() {
             let reason = "batches of 64 and 2";
             two.refused(op, FaultKind::Mismatch, reason).await;
         }
-        // A view that begins beyond its tensor, which the same kernel would begin at.
+        // A view that starts beyond its tensor; the same kernel would start reading there.
         let twice = raw::out(two.attacker.new_id(), &[64, 1, 1]);
         let flip = BaseOperationIr::Flip(FlipOpIr {
             input: lhs.clone(),
@@ -151,12 +151,12 @@ fn a_repeat_beyond_any_memory_leaves_the_worker_up() {
     raw::block(async {
         let mut two = Two::start().await;
         let four = two.attacker.upload(&[1.0; 4]);
-        // As seen: declared with what it does not make.
+        // As observed: the declared output has the wrong shape.
         let out = raw::out(two.attacker.new_id(), &[4]);
         let op = repeat(&four, 1 << 44, &out);
         two.refused(op, FaultKind::Mismatch, "declared is [4]")
             .await;
-        // Declared as it is.
+        // The declared shape is right.
         let out = raw::out(two.attacker.new_id(), &[4 << 44]);
         let op = repeat(&four, 1 << 44, &out);
         two.refused(op, FaultKind::OutOfMemory, "asked").await;
@@ -164,7 +164,7 @@ fn a_repeat_beyond_any_memory_leaves_the_worker_up() {
         let op = repeat(&four, usize::MAX, &out);
         two.refused(op, FaultKind::OutOfMemory, "cannot be addressed")
             .await;
-        // Nothing, repeated for ever.
+        // An empty tensor, repeated a huge number of times.
         let nothing = shaped(&mut two.attacker, &[], &[0]);
         let out = raw::out(two.attacker.new_id(), &[0]);
         let op = repeat(&nothing, 1 << 44, &out);

@@ -1,4 +1,4 @@
-//! Reads of what is not there.
+//! Reads of tensors that do not exist.
 
 use tensord_proto::v1::FaultKind;
 use tensord_tests::{
@@ -19,7 +19,7 @@ fn a_read_of_an_unknown_tensor_is_a_fault_and_the_session_goes_on() {
         let known = session.upload(&[1.0, 2.0]);
         let value = session.fetch(&known).await.unwrap().unwrap();
         assert_eq!(raw::floats(&value), [1.0, 2.0]);
-        // A value's own session may read it under another shape no more than a stranger's.
+        // Even the session that owns a value cannot read it under another shape.
         let wrong = raw::tensor(known.id.value(), &[3]);
         let fault = session.fetch(&wrong).await.unwrap().unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Mismatch, "{fault}");

@@ -1,4 +1,4 @@
-//! Connections that say they are of a session, and are not.
+//! Connections that claim a session of another device.
 
 use tensord_proto::v1::{ErrorCode, Open};
 use tensord_tests::{
@@ -31,7 +31,7 @@ fn a_session_is_resumed_by_the_device_it_is_on_alone() {
             device_index: other.device_index,
             ..open.clone()
         };
-        // As a new session, as one that goes on, and as its second track.
+        // As a new session, as a resumed session, and as the session's second track.
         let resuming = Open {
             resume: true,
             received: 1,

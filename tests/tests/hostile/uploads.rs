@@ -1,4 +1,4 @@
-//! Uploads that a worker keeps: of other programs, and of other tenants.
+//! Uploads that a worker keeps: access by other programs and by other tenants.
 
 use std::time::Duration;
 
@@ -15,10 +15,11 @@ use tensord_tests::{
 };
 use tokio::time::sleep;
 
-/// What one tenant uploads.
+/// The values that one tenant uploads.
 const SECRET: [f32; 64] = [42.0; 64];
 
-/// The URL of a new token for programs of `tenant`, by which they come to `cluster`.
+/// Creates a token for programs of `tenant` and returns the URL with which they connect to
+/// `cluster`.
 fn url_of(cluster: &Cluster, tenant: &str) -> String {
     let state = cluster.path("state");
     let state = state.to_str().expect("temporary paths are text");
@@ -40,7 +41,8 @@ async fn target(url: &str) -> (Attached, Target) {
     (attached, target)
 }
 
-/// What the worker offers a new session at `target`, which is told before all else.
+/// Opens a session at `target` and returns it with the hashes that the worker offers, which
+/// arrive before all else.
 async fn offered(target: &Target) -> (RawSession, Vec<Hash>) {
     let mut session = RawSession::open(target).await.unwrap();
     let probe = session.upload(&[1.0]);
@@ -63,7 +65,7 @@ fn secret(id: u64) -> TensorIr {
     raw::typed(id, &[SECRET.len()], DType::F32)
 }
 
-/// A session at `target` that uploads the secret, has it kept, and ends.
+/// Opens a session at `target` that uploads the secret, has it kept, and closes.
 async fn leave_secret(target: &Target) {
     let mut session = RawSession::open(target).await.unwrap();
     let content = Content::Inline {
@@ -76,21 +78,22 @@ async fn leave_secret(target: &Target) {
     session.end().await;
 }
 
-/// Waits until a new session at `target` is offered something: the session, and what.
+/// Waits until a new session at `target` is offered anything. Returns the session and the
+/// hashes.
 async fn awaited(target: &Target) -> (RawSession, Vec<Hash>) {
     loop {
         let (mut session, offered) = offered(target).await;
         if !offered.is_empty() {
             return (session, offered);
         }
-        // It is hashed in the background.
+        // The worker hashes kept uploads in the background.
         session.push(Body::Close(v1::Close {}));
         session.end().await;
         sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Reads what the worker keeps at `place` of its list.
+/// Reads the upload at index `place` of the worker's offer.
 async fn read_held(session: &mut RawSession, place: u32) -> Vec<f32> {
     let id = session.new_id();
     let held = Entry::Upload(Content::Held(place));
@@ -113,8 +116,8 @@ fn another_tenant_finds_nothing_and_can_name_nothing() {
             "its own tenant is offered it"
         );
         assert_eq!(read_held(&mut session, 0).await, SECRET);
-        // The other tenant is offered nothing, and whatever it says, it gets nothing. There
-        // is no way to say a hash: a session names places of its own list and its own slots.
+        // The other tenant is offered nothing, and gets nothing whatever it sends. It
+        // cannot send a hash: a session names indices of its own offer and its own slots.
         let last = MAX_HELD as u32 - 1;
         let guesses = [0, 1, last].map(Content::Held);
         for guess in guesses.into_iter().chain([Content::Slot(0)]) {
@@ -130,7 +133,8 @@ fn another_tenant_finds_nothing_and_can_name_nothing() {
             assert_eq!(error.code(), ErrorCode::Protocol, "{guess:?}: {error}");
             assert!(error.message.contains("where nothing is kept"), "{error}");
         }
-        // To have the same bytes tells it nothing about the first tenant: each has its own.
+        // Having the same bytes reveals nothing about the first tenant: each tenant has its
+        // own store.
         leave_secret(&blue).await;
         let (mut session, found) = awaited(&blue).await;
         assert_eq!(found, [hash(&secret_bytes())]);

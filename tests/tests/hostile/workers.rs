@@ -1,4 +1,4 @@
-//! Workers that claim to be others, and workers that break rules.
+//! Workers that impersonate others, and workers that break rules.
 
 use std::{
     process::Command,
@@ -18,12 +18,12 @@ use tensord_tests::{
 use tensord_transport::{Dialer, duplex::Duplex, identity::worker_id};
 use tokio::time::timeout;
 
-/// Long enough for anything on a slow machine.
+/// Timeout for any single step, long enough for a slow machine.
 const HANG: Duration = Duration::from_secs(30);
 
 const STEPS: usize = 12;
 
-/// Runs a command of an administrator on the scheduler's state, and returns what it prints.
+/// Runs an administrator's command on the scheduler's state and returns its output.
 fn administer(cluster: &Cluster, args: &[&str]) -> String {
     let mut command = Command::new(binary());
     command.env_remove("TENSORD_URL").args(args);
@@ -35,20 +35,20 @@ fn administer(cluster: &Cluster, args: &[&str]) -> String {
     text
 }
 
-/// The URL in what `tensord token create` prints.
+/// Extracts the URL from the output of `tensord token create`.
 fn url_in(text: &str) -> String {
     text.split('\'').nth(1).expect("a URL").to_owned()
 }
 
-/// A device of the worker that is trained on, leased by a program of the test's own.
+/// Leases a device of the worker that is trained on, with a raw client.
 async fn leased(cluster: &Cluster) -> (Attached, Target) {
     let mut attached = Attached::to(cluster.client_url()).await.unwrap();
     let target = attached.lease(1).await.unwrap().remove(0);
     (attached, target)
 }
 
-/// Trains on a device of the only worker, with `attack` in the middle: the losses are those
-/// of a training that nobody disturbs.
+/// Trains on a device of the only worker, with `attack` in the middle. The losses must
+/// equal those of an undisturbed training.
 fn training_beside(cluster: &Cluster, attack: impl FnOnce()) {
     let pool = cluster.pool();
     let run = |attack: &mut dyn FnMut(usize)| {
@@ -88,8 +88,8 @@ fn nobody_with_the_workers_url_takes_the_place_of_a_live_worker() {
             );
             let error = join(&|rogue| rogue.register.worker_id = victim.worker_id).await;
             assert!(error.contains("the worker's id is not its own"), "{error}");
-            // The victim's own registration, sent by somebody else: its certificate is in the
-            // message, and this connection proves another one.
+            // The victim's own registration, sent over another connection: the message has
+            // the victim's certificate, but the connection proves another one.
             let replayed = |rogue: &mut RawWorker| {
                 let pinned = victim.certificate();
                 rogue.register = Register {
@@ -128,7 +128,7 @@ fn a_rogue_that_enrols_under_a_name_of_its_own_gets_no_more_than_its_own_place()
             let error = second.join(cluster.worker_url()).await.map(|_| ());
             let error = error.expect_err("the first is there");
             assert!(error.message.contains("in the pool already"), "{error}");
-            // With the programs' token it can do no more than with none.
+            // A programs' token gives it no more rights than no token.
             let device = rogue.register.devices[0].clone();
             rogue.register.devices.push(device);
             let error = rogue.join(cluster.client_url()).await.map(|_| ());
@@ -137,7 +137,7 @@ fn a_rogue_that_enrols_under_a_name_of_its_own_gets_no_more_than_its_own_place()
                 error.message.contains("has enrolled 1 flex device"),
                 "{error}"
             );
-            // An administrator removes it, and its leases with it.
+            // An administrator removes it; its leases end.
             administer(&cluster, &["worker", "remove", "rogue"]);
             let error = first.ended().await.expect("a reason");
             assert!(error.message.contains("\"rogue\" was removed"), "{error}");
@@ -170,7 +170,7 @@ fn a_token_enrols_as_many_workers_as_it_says() {
     let first = start("one", "flex");
     cluster.wait_for_workers(1);
     turned_away(start("two", "flex"), "as often as it may be");
-    // The first one needs the token no more, unless it is to offer more.
+    // The first worker does not need the token again, unless it is to offer more.
     drop(first);
     cluster.wait_for_workers(0);
     turned_away(start("one", "flex*2"), "and has enrolled 1 flex device");
@@ -178,7 +178,7 @@ fn a_token_enrols_as_many_workers_as_it_says() {
     cluster.wait_for_workers(1);
 }
 
-/// The devices of a gang of two workers, with a session on each that has a place in `cohort`.
+/// Leases a device on each of two workers, and opens a session of `cohort` on each.
 async fn gang(cluster: &Cluster, cohort: u64) -> (Attached, Vec<Target>, Vec<RawSession>) {
     let mut attached = Attached::to(cluster.client_url()).await.unwrap();
     let targets = attached.lease(2).await.unwrap();
@@ -219,7 +219,7 @@ fn a_host_of_a_gang_cannot_pretend_to_be_another_worker_of_it() {
             assert_eq!(error.code(), ErrorCode::Protocol);
             let expected = "of the lease: it shows the certificate sha256:";
             assert!(error.message.contains(expected), "{error}");
-            // A program has no certificate to show.
+            // A program has no certificate.
             let posing = join_over(Dialer::new(carrier), two, join(5, one, two)).await;
             let error = posing.map(|_| ()).expect_err("it is a program");
             assert!(error.message.contains("it shows no certificate"), "{error}");
@@ -227,8 +227,8 @@ fn a_host_of_a_gang_cannot_pretend_to_be_another_worker_of_it() {
     });
 }
 
-/// One worker of the lease is the test's own. The other one accepts its frames until one of
-/// them breaks a rule, and accepts no connection from then on.
+/// One worker of the lease belongs to the test. The other one accepts its frames until a
+/// frame breaks a rule, and then accepts no more connections from it.
 #[test]
 fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
     let cluster = Cluster::start(&["flex"]);
@@ -249,7 +249,7 @@ fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
         let carrier = carriers()[0];
         let mut link = rogue.dial(carrier, to, join(5, from, to)).await.unwrap();
         let mut duplex = Duplex::new(1 << 20, 1 << 20, 1 << 20);
-        // Of a group that there cannot be.
+        // The group id is invalid.
         duplex.push(Body::Abort(Abort {
             group: vec![9],
             reason: String::new(),
@@ -264,7 +264,8 @@ fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
         let error = loop {
             match rogue.dial(carrier, to, join(5, from, to)).await {
                 Err(error) => break error,
-                // The reader that ends the link also notes why, a moment before or after.
+                // The reader that ends the link records the reason a moment before or
+                // after.
                 Ok(_) => assert!(started.elapsed() < HANG, "it may go on"),
             }
         };

@@ -1,5 +1,5 @@
-//! The level below `Tensor`: Burn's `Backend`, autodiff over it, and tensors
-//! that move between devices.
+//! The API below `Tensor`: Burn's `Backend`, autodiff over it, and tensors that move
+//! between devices.
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
@@ -51,7 +51,7 @@ fn an_unknown_tensor_is_a_fault_that_says_so() {
     ] {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
-    // The device believes its own table, not what an op says of a tensor.
+    // The device trusts its own table, not an op's claim about a tensor.
     let id = fine.id();
     let lie = RouterTensor::new(id, Shape::new([3]), DType::F32, fine.client.clone());
     let error = burn_backend::read_sync(Tensord::float_into_data(lie.clone())).unwrap_err();

@@ -1,4 +1,4 @@
-//! Bad input: a clear error, no hang, nothing else disturbed.
+//! Bad input gives a clear error, no hang, and no effect on others.
 
 use std::{
     io::Write,
@@ -140,7 +140,7 @@ async fn another_version_is_told_both_versions_by_the_scheduler() {
         .unwrap();
 }
 
-/// What a worker answers to `open`, over each carrier.
+/// Returns the errors with which a worker rejects `open`, one for each carrier.
 async fn rejections(address: &str, trust: &Trust, open: Open) -> Vec<tensord_proto::v1::Error> {
     let mut errors = Vec::new();
     let choices = [
@@ -189,8 +189,8 @@ fn a_worker_survives_garbage_and_turns_away_who_may_not_come() {
     assert!(works(device));
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    // The real pin is known to the lease alone; a stranger would not have it.
-    // Here the worker's certificate is read off its own log line instead.
+    // Only the lease has the real pin, so a stranger would not know it. Here the
+    // fingerprint of the worker's certificate is read from its log.
     let unsigned = Open {
         hello: Some(version::hello()),
         ..Open::default()

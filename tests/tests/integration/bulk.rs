@@ -1,11 +1,11 @@
-//! Bulk bytes: large tensors whatever the links do, and nothing sent twice.
+//! Bulk bytes: large tensors over links that break, and no upload sent twice.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use tensord_client::{Lease, LeaseRequest, Options, data};
 use tensord_tests::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
 
-/// 1 MiB, and not the same for any two rounds.
+/// Elements of an upload of 1 MiB, whose content differs in every round.
 const ELEMENTS: usize = 1 << 18;
 
 fn content(round: usize) -> Vec<f32> {
@@ -57,7 +57,7 @@ fn large_tensors_survive_every_cut_on_every_carrier() {
                 "{option}, round {round}"
             );
         }
-        // Two tracks, and again after each cut that met one.
+        // Two tracks, and one more link for each cut that broke a track.
         assert!(switch.links() >= 4, "{option}: {} links", switch.links());
     }
 }
@@ -90,7 +90,7 @@ fn a_second_epoch_uploads_hardly_anything_and_nor_does_the_next_program() {
     assert!(100 * second <= first, "{second} bytes after {first}");
     assert!((sum - again).abs() <= sum * 1e-5);
     drop(lease);
-    // A program that is started again. What was kept is sorted in the background.
+    // A restarted program. The worker sorts kept uploads in the background.
     let mut bytes = first;
     cluster.wait("the worker to offer what it kept", || {
         let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
@@ -117,7 +117,7 @@ fn a_program_far_ahead_of_its_worker_waits_with_its_uploads() {
     assert!(grown < 200, "{grown} MiB for 400 MiB of uploads");
 }
 
-/// Memory of this process, as Linux tells it.
+/// Returns the resident memory of this process, from Linux's `/proc`.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = status.split(' ').nth(1).unwrap().parse().unwrap();

@@ -1,4 +1,4 @@
-//! Every op of the suite gives on tensord what it gives on local Flex.
+//! Every op of the suite gives the same result on tensord as on local Flex.
 
 use burn::tensor::Device;
 use tensord_client::{LeaseRequest, Options};

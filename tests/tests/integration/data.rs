@@ -1,4 +1,4 @@
-//! Tensors from and to host memory, around Burn's own encoding.
+//! Tensors from and to host memory, bypassing Burn's own encoding.
 
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData, s};
 use tensord_client::{LeaseRequest, data};
@@ -20,7 +20,7 @@ fn every_kind_comes_back_as_burn_itself_would_have_it() {
         assert_eq!(tensor.to_data(), floats, "read by Burn");
         assert_eq!(data::into_data(tensor).unwrap(), floats, "read around it");
 
-        // As Burn does: the device's own integer type, unless told otherwise.
+        // As in Burn, the default is the device's own integer type.
         let integers = TensorData::from([1i64, -2, 3]);
         let plain = Tensor::<1, Int>::from_data(integers.clone(), device);
         let tensor: Tensor<1, Int> = data::from_data(integers.clone(), device);
@@ -88,8 +88,9 @@ fn many_reads_at_once_are_each_answered_with_their_own() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = lease.devices()[0].clone();
-    // From several threads, more than wait at a time, of tensors that are changed or
-    // gone right after: what is asked for is what they were.
+    // Several threads read more tensors than may wait at a time. Each tensor is changed or
+    // dropped right after its read; the read must give the value at the time of the
+    // request.
     let readers = (0..3).map(|reader| {
         let device = device.clone();
         std::thread::spawn(move || {
@@ -124,12 +125,12 @@ fn a_read_that_nobody_waits_for_yet_is_on_its_way_and_may_be_given_up() {
     let tensor: Tensor<1> = data::from_data([1.0f32, 2.0], &device);
     let bad = tensor.clone().select(0, data::from_data([99], &device));
     drop(data::into_data_async(tensor.clone()));
-    // Together, of which some fail.
+    // Reads in one request, some of which fail.
     let reads = [&tensor, &bad, &tensor].map(|t| data::into_data_async(t.clone()));
     let [one, failed, two] = reads.map(burn_std::future::block_on);
     assert_eq!(one.unwrap(), two.unwrap());
     assert!(failed.unwrap_err().to_string().contains("Select"));
-    // Its answer comes although nothing polls it.
+    // The reply arrives although nothing polls the read.
     let before = lease.traffic().tensor_bytes_down;
     let unpolled = data::into_data_async(tensor.clone());
     cluster.wait("the answer to a read", || {
@@ -138,7 +139,7 @@ fn a_read_that_nobody_waits_for_yet_is_on_its_way_and_may_be_given_up() {
     drop(unpolled);
     let late = data::into_data_async(tensor.clone());
     drop(lease);
-    // Answered or told why not, in no time.
+    // The read succeeds or fails at once.
     let _ = burn_std::future::block_on(late);
 }
 
@@ -164,7 +165,7 @@ fn what_fails_says_why_and_what_is_gone_says_so() {
 fn devices_of_a_lease_do_not_wait_for_each_other() {
     let cluster = Cluster::start(&["flex*2"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(2)).unwrap();
-    // Together enough to be sent, and neither alone.
+    // Together the uploads are large enough to be sent; one device's upload alone is not.
     let upload = || TensorData::new(counted(150_000), [150_000]);
     let begun = std::time::Instant::now();
     for _ in 0..4 {
@@ -185,7 +186,7 @@ fn devices_of_a_lease_do_not_wait_for_each_other() {
             .map(|d| data::from_data::<1, Float>(upload(), d));
         drop(tensors.collect::<Vec<_>>());
     }
-    // What is stuck is looked after every 5 s, which would be 20 s of rounds.
+    // A check for stalled ops runs only every 5 s, so the rounds would take 20 s.
     let took = begun.elapsed().as_secs();
     assert!(took < 15, "{took} s: a device waited for another's ops");
 }

@@ -1,4 +1,4 @@
-//! Faults are data: they travel the dataflow, and nothing else is disturbed.
+//! Faults are data: they propagate through the dataflow, and nothing else is affected.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
     data.try_to_vec().map_err(|e| e.to_string())
 }
 
-/// An op that makes Flex panic: the index is out of bounds.
+/// Returns the output of an op that makes Flex panic: its index is out of bounds.
 fn panicking(device: &Device) -> Tensor<1> {
     ones(device).select(0, Tensor::<1, Int>::from_data([99], device))
 }
@@ -96,7 +96,7 @@ fn a_killed_worker_is_named_within_ten_seconds_and_another_takes_over() {
     assert_eq!(values(ones(&lease.devices()[0])).unwrap(), [1.0; 4]);
 }
 
-/// A lease whose links are under the control of a switch.
+/// Creates a lease whose links are controlled by a fault switch.
 fn behind_a_switch() -> (Cluster, FaultSwitch, Lease) {
     let cluster = Cluster::start(&["flex"]);
     let switch = FaultSwitch::default();
@@ -115,7 +115,8 @@ fn a_connection_that_falls_silent_is_replaced() {
     assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
     switch.half_open();
     let reading = std::thread::spawn(move || values(tensor * 2.0));
-    // Longer than silence is borne, shorter than a worker is believed in.
+    // Longer than a connection may be silent, shorter than the time after which a worker
+    // counts as lost.
     std::thread::sleep(Duration::from_secs(5));
     switch.heal();
     assert_eq!(reading.join().unwrap().unwrap(), [2.0; 4]);

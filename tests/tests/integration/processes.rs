@@ -1,4 +1,4 @@
-//! Processes that come and go: restarts, the gateway, orderly ends.
+//! Processes that start and stop: restarts, the gateway, orderly ends.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn a_restarted_scheduler_takes_its_workers_back_and_sessions_never_notice() {
     cluster.wait_for_workers(2);
     assert_eq!((kept * 2.0).sum().into_scalar::<f32>(), 10.0);
     assert_eq!(lease.ended(), None);
-    // The device in use is known to be so: one is free, two are not.
+    // The scheduler knows which device is in use: one is free, two are not.
     let other = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     assert_ne!(
         other.descriptions()[0].worker,

@@ -11,7 +11,7 @@ use tensord_client::{LeaseError, LeaseRequest, Pool};
 use tensord_proto::v1::ErrorCode;
 use tensord_tests::cluster::{Cluster, Process};
 
-/// Live bytes and sessions of all workers, as they last told the scheduler.
+/// Returns live bytes and sessions of all workers, as last reported to the scheduler.
 fn usage(pool: &Pool) -> (u64, u32) {
     let status = pool.status().unwrap();
     let devices = status.workers.iter().flat_map(|worker| &worker.devices);
@@ -107,7 +107,7 @@ fn what_the_pool_never_has_is_refused_and_what_is_busy_is_queued() {
     );
 }
 
-/// Not a test of its own: the program that the next test kills.
+/// Not a test: the program that the next test kills.
 #[test]
 #[ignore = "run as a child process"]
 fn a_program_that_never_ends() {
@@ -139,7 +139,7 @@ fn a_killed_program_gives_its_devices_and_memory_back() {
     program.wait_for("holding", |line| line.contains("holding").then_some(()));
     cluster.wait("its use to show", || usage(&pool).0 >= 4 << 20);
     program.kill();
-    // Waits in the queue until the lease of the dead program has expired.
+    // Waits in the queue until the lease of the killed program has expired.
     let lease = pool
         .lease(LeaseRequest::devices(1).timeout(Duration::from_secs(45)))
         .unwrap();

@@ -1,4 +1,4 @@
-//! Training on tensord takes the very same steps as training on local Flex.
+//! Training on tensord takes exactly the same steps as training on local Flex.
 
 use burn::tensor::Device;
 use tensord_client::{LeaseRequest, Options};
@@ -10,8 +10,8 @@ use tensord_transport::faults::FaultSwitch;
 
 const STEPS: usize = 200;
 
-/// Trains the model on a device of `cluster` and on Flex; `between` may disturb
-/// the former.
+/// Trains the model on a device of `cluster` and on local Flex, and checks that the losses
+/// are bit-identical. The connections to `cluster` are cut `cuts` times.
 fn check<M: Classifier>(cluster: &Cluster, option: &str, cuts: usize) {
     let faults = FaultSwitch::default();
     let options = Options {
