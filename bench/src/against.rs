@@ -1,12 +1,13 @@
-//! Races this build with an earlier one: the gate for changes that must not make it slower.
+//! Compares this build with an earlier one: the gate for changes that must not make tensord
+//! slower.
 //!
-//! A build is its two binaries, `tensord` and `tensord-bench`. The builds never talk to each
-//! other: a client of one build measures a pool of the same build, and both pools run
-//! throughout. In every round both builds do each [job](jobs), one right after the other, and
-//! the order changes from round to round, so that noise hits both alike. A job is a process of
-//! the build's own `tensord-bench`, started by the hidden command `part`. The command's input
-//! and output ([`part`](crate::part)) and the turns in `jobs` are therefore an interface
-//! between builds, and must stay as the earliest build in use has them.
+//! A build is its two binaries, `tensord` and `tensord-bench`. The builds never
+//! communicate: a client of one build measures a pool of the same build, and both pools run
+//! throughout. In every round both builds do each [job](jobs), one right after the other,
+//! and the order changes from round to round, so that noise affects both alike. A job is a
+//! process of the build's own `tensord-bench`, started by the hidden command `part`. The
+//! command's input and output ([`part`](crate::part)) and the turns in `jobs` are therefore
+//! an interface between builds, and must stay compatible with the earliest build in use.
 //!
 //! [`verdict`] compares the samples.
 
@@ -34,7 +35,7 @@ use crate::{
     progress::Progress,
 };
 
-/// What can be compared: benches whose figures are those of tensord alone, and that take
+/// Benches that can be compared: those whose figures are of tensord alone, and that take
 /// seconds.
 pub(crate) const GATED: [Bench; 6] = [
     Bench::Ops,
@@ -45,25 +46,25 @@ pub(crate) const GATED: [Bench; 6] = [
     Bench::Attach,
 ];
 
-/// Exit code for a build that is slower: other than that of a run that failed.
+/// Exit code for a build that is slower; a run that failed has another code.
 const WORSE: u8 = 2;
 
-/// Devices of a pool, as the benches themselves have: one for each turn, and some more, as a
-/// lease that was dropped may take a moment to end.
+/// Devices of a pool, as in the benches themselves: one for each turn, and some more,
+/// because a dropped lease may take a moment to end.
 const DEVICES: &str = "flex*4";
 
-/// Races this build with the one in `dir`.
+/// Compares this build with the one in `dir`.
 ///
 /// # Errors
 ///
-/// When a build is not there, a pool does not start, or a job fails.
+/// If a build is missing, a pool does not start, or a job fails.
 pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
     let theirs = [binary(dir, "tensord")?, binary(dir, "tensord-bench")?];
     let jobs = jobs::jobs(&cli.gated()?, cli.quick);
     let rounds = cli.runs();
     let steps = jobs.iter().map(|job| 2 * job.rounds(rounds).count() as u64);
     let progress = Progress::counting(steps.sum());
-    // A job that is a bench of its own measures once, after a round to warm up.
+    // A job that is a whole bench measures once, after a round to warm up.
     let context = Context::with_progress(1, cli.quick, progress)?;
     let own = std::env::current_exe().context("cannot find this binary")?;
     let builds = [
@@ -87,7 +88,7 @@ pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
     })
 }
 
-/// A build and a pool of it.
+/// A build and its pool.
 struct Build {
     name: &'static str,
     bench: PathBuf,
@@ -101,7 +102,7 @@ impl Build {
         Ok(Self { name, bench, pool })
     }
 
-    /// Does `job`; its figures, in order.
+    /// Does `job` and returns its figures, in order.
     fn measure(&self, context: &Context, job: &Job) -> Result<Vec<f64>> {
         let work = match &job.turn {
             Some(turn) => Work::Part(turn.task(|transport| self.pool.url(transport).reveal())),
@@ -116,7 +117,8 @@ impl Build {
     }
 }
 
-/// The samples of each figure, job after job: those of this build, then of the earlier.
+/// Runs all rounds and returns the samples of each figure, job after job: those of this
+/// build, then those of the earlier one.
 fn race(
     context: &Context,
     builds: &[Build; 2],
@@ -150,7 +152,7 @@ fn race(
     Ok(samples.into_iter().flatten().collect())
 }
 
-/// Which build goes first in a round, and which then.
+/// Returns the order of the builds in a round.
 fn order(round: usize) -> [usize; 2] {
     match round % 2 {
         0 => [0, 1],
@@ -158,7 +160,7 @@ fn order(round: usize) -> [usize; 2] {
     }
 }
 
-/// A binary of the build in `dir`.
+/// Returns the path of a binary of the build in `dir`.
 fn binary(dir: &Path, name: &str) -> Result<PathBuf> {
     let path = dir.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     ensure!(

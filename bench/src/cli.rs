@@ -16,7 +16,7 @@ use crate::{
     relay::{Route, mesh::Endpoint},
 };
 
-/// Fewest measurements of which a median says something.
+/// Default of `--runs`: the fewest measurements that give a meaningful median.
 const DEFAULT_RUNS: usize = 7;
 
 /// Measures local Burn, Burn's own remote backend and tensord, side by side; or, with
@@ -122,7 +122,7 @@ pub(crate) struct RelayOptions {
 }
 
 impl RelayOptions {
-    /// Where from, where to and how late.
+    /// Returns the relay's addresses and delay.
     pub(crate) fn route(&self) -> Route {
         Route {
             listen: self.listen,
@@ -146,7 +146,7 @@ pub(crate) struct MeshOptions {
 }
 
 impl MeshOptions {
-    /// How slow the links are.
+    /// Returns the rate and latency of the links.
     pub(crate) fn shape(&self) -> Shape {
         Shape {
             rate_mbit: self.rate_mbit,
@@ -160,16 +160,16 @@ impl MeshOptions {
 pub(crate) enum Choice {
     /// All benches.
     All,
-    /// One of them.
+    /// One bench.
     One(Bench),
 }
 
 impl Choice {
-    /// Which bench.
+    /// Returns the bench.
     ///
     /// # Errors
     ///
-    /// When it is all of them.
+    /// If the choice is all benches.
     pub(crate) fn one(self) -> Result<Bench> {
         match self {
             Self::One(bench) => Ok(bench),
@@ -196,18 +196,19 @@ impl ValueEnum for Choice {
 }
 
 impl Cli {
-    /// What to measure, in order, each once.
+    /// Returns the benches to run, in order and without duplicates.
     pub(crate) fn benches(&self) -> Vec<Bench> {
         let all = self.benches.is_empty() || self.benches.contains(&Choice::All);
         let chosen = |bench: &Bench| all || self.benches.contains(&Choice::One(*bench));
         Bench::ALL.into_iter().filter(chosen).collect()
     }
 
-    /// What to measure against an earlier build, in order, each once.
+    /// Returns the benches to run against an earlier build, in order and without
+    /// duplicates.
     ///
     /// # Errors
     ///
-    /// When one of them has nothing to compare.
+    /// If a chosen bench cannot be compared.
     pub(crate) fn gated(&self) -> Result<Vec<Bench>> {
         let named = |bench: &Bench| self.benches.contains(&Choice::One(*bench));
         let other = Bench::ALL
@@ -221,7 +222,7 @@ impl Cli {
         Ok(GATED.into_iter().filter(|b| all || named(b)).collect())
     }
 
-    /// How often to measure.
+    /// Returns the number of measurements of each contender.
     pub(crate) fn runs(&self) -> usize {
         let default = if self.quick { 1 } else { DEFAULT_RUNS };
         self.runs.map_or(default, usize::from)

@@ -1,4 +1,4 @@
-//! What every bench is given: how often to measure, and whom.
+//! The context of every bench: its options and the peers that it measures.
 
 use std::cell::OnceCell;
 
@@ -16,36 +16,36 @@ use crate::{
     race::{Contender, Results, race},
 };
 
-/// Options, and peers that start when first asked for.
+/// Options, and peers that start when they are first used.
 pub(crate) struct Context {
-    /// Times that each contender is measured.
+    /// Number of measurements of each contender.
     pub(crate) runs: usize,
-    /// Whether sizes are cut down to see no more than that everything runs.
+    /// Whether sizes are reduced to check only that everything runs.
     pub(crate) quick: bool,
-    /// Says what is going on.
+    /// Shows what is being measured.
     pub(crate) progress: Progress,
     peers: OnceCell<Peers>,
-    /// After the peers, which end their sessions with them.
+    /// Dropped after the peers, which need it to end their sessions.
     servers: OnceCell<Servers>,
-    /// After the peers, which use it until they are gone.
+    /// Dropped after the peers, which use it until they are dropped.
     runtime: Runtime,
 }
 
 impl Context {
-    /// Starts nothing yet.
+    /// Creates a context. Starts no process.
     ///
     /// # Errors
     ///
-    /// When the system gives no threads.
+    /// If the runtime cannot start its threads.
     pub(crate) fn new(runs: usize, quick: bool) -> Result<Self> {
         Self::with_progress(runs, quick, Progress::new())
     }
 
-    /// Starts nothing yet, and has `progress` say what is going on.
+    /// Creates a context that reports to `progress`. Starts no process.
     ///
     /// # Errors
     ///
-    /// When the system gives no threads.
+    /// If the runtime cannot start its threads.
     pub(crate) fn with_progress(runs: usize, quick: bool, progress: Progress) -> Result<Self> {
         Ok(Self {
             runs,
@@ -57,25 +57,25 @@ impl Context {
         })
     }
 
-    /// The processes behind all peers.
+    /// Returns the processes of all peers. Starts them on the first call.
     ///
     /// # Errors
     ///
-    /// When one does not start.
+    /// If a process does not start.
     pub(crate) fn servers(&self) -> Result<&Servers> {
         if self.servers.get().is_none() {
             self.progress.update("starting the peers");
-            // Nobody else can have set it in between: this is no `Sync`.
+            // Nobody else can have set it in between: this type is not `Sync`.
             let _ = self.servers.set(Servers::start()?);
         }
         self.servers.get().context("the peers did not start")
     }
 
-    /// All peers, connected from this process, where they are until it ends.
+    /// Returns all peers, connected from this process until it ends.
     ///
     /// # Errors
     ///
-    /// When one does not start or answer.
+    /// If a peer does not start or respond.
     pub(crate) fn peers(&self) -> Result<&Peers> {
         if self.peers.get().is_none() {
             let peers = Peers::connect(self.servers()?, &self.runtime)?;
@@ -84,12 +84,12 @@ impl Context {
         self.peers.get().context("the peers are not connected")
     }
 
-    /// Has a contender of `bench` take a turn in a process of its own, once the servers
-    /// are at rest. `turn` says what it is to do.
+    /// Runs one turn of a contender of `bench` in a process of its own, once the servers
+    /// are idle.
     ///
     /// # Errors
     ///
-    /// When it fails.
+    /// If the turn fails.
     pub(crate) fn turn<T: DeserializeOwned>(
         &self,
         bench: Bench,
@@ -102,12 +102,12 @@ impl Context {
         part::run(self, bench, work, &[], Facts::default())
     }
 
-    /// For links and sockets of the benches' own.
+    /// Returns the runtime for the benches' own links and sockets.
     pub(crate) fn runtime(&self) -> &Runtime {
         &self.runtime
     }
 
-    /// `full`, or `quick` when sizes are cut down.
+    /// Returns `full`, or `quick` if sizes are reduced.
     pub(crate) fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
@@ -122,11 +122,11 @@ impl Context {
     }
 }
 
-/// A runtime for sockets; the tensors' own work happens elsewhere.
+/// Starts a runtime for sockets. Tensor ops run elsewhere.
 ///
 /// # Errors
 ///
-/// When the system gives no threads.
+/// If the runtime cannot start its threads.
 pub(crate) fn runtime() -> Result<Runtime> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
@@ -135,7 +135,7 @@ pub(crate) fn runtime() -> Result<Runtime> {
     runtime.context("no threads for sockets")
 }
 
-/// What the figures were measured on.
+/// Describes the machine and the build of the measurement.
 pub(crate) fn machine() -> Value {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let profile = if cfg!(debug_assertions) {

@@ -1,4 +1,4 @@
-//! Burn's remote backend behind a relay that counts what it sends.
+//! Burn's remote backend behind a relay that counts its traffic.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     remote::{start_websocket, websocket_device},
 };
 
-/// The device, and the two processes behind it.
+/// The device, and the server and relay behind it.
 pub(crate) struct CountedRemote {
     device: Device,
     relay: Relay,
@@ -25,16 +25,16 @@ impl CountedRemote {
     ///
     /// # Errors
     ///
-    /// When one does not start.
+    /// If a process does not start.
     pub(crate) fn start() -> Result<Self> {
         Self::start_delayed(Duration::ZERO)
     }
 
-    /// Starts both; whatever passes arrives later by `delay`, each way.
+    /// Starts both processes. The relay delays all data by `delay` in each direction.
     ///
     /// # Errors
     ///
-    /// When one does not start.
+    /// If a process does not start.
     pub(crate) fn start_delayed(delay: Duration) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let (server, address) = start_websocket(&dir)?;
@@ -52,16 +52,16 @@ impl CountedRemote {
         })
     }
 
-    /// Its device.
+    /// Returns the device.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Bytes up and down so far, TCP's own headers aside.
+    /// Returns the bytes sent up and down so far, without TCP headers.
     ///
     /// # Errors
     ///
-    /// When the relay is gone.
+    /// If the relay is gone.
     pub(crate) fn traffic(&self) -> Result<(u64, u64)> {
         let count = self.relay.count()?;
         Ok((count.up, count.down))

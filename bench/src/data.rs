@@ -1,7 +1,7 @@
-//! The one place where tensors are uploaded and read.
+//! Uploads and reads of tensors.
 //!
-//! Every peer takes the same calls. Nothing else in this crate calls
-//! `Tensor::from_data` or reads a tensor.
+//! All peers use the same calls. No other module of this crate calls `Tensor::from_data` or
+//! reads a tensor.
 
 use std::{
     pin::Pin,
@@ -15,13 +15,13 @@ use futures::future::{MaybeDone, maybe_done};
 use serde::{Deserialize, Serialize};
 use tensord_client::data::{self, Kind};
 
-/// How a tensor gets to its device.
+/// The API that uploads or reads a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Upload {
-    /// By the client's helpers, which fall back to Burn's own way on devices
-    /// that are not tensord's.
+    /// The client's helpers, which fall back to Burn's own API on devices that are not
+    /// tensord's.
     Helper,
-    /// By `Tensor::from_data`.
+    /// `Tensor::from_data` and `Tensor::try_into_data`.
     Plain,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn from_data<const D: usize, K: Kind>(
     }
 }
 
-/// Reads a tensor, waiting for it.
+/// Reads a tensor and waits for its data.
 pub(crate) fn into_data<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
     way: Upload,
@@ -49,7 +49,7 @@ pub(crate) fn into_data<const D: usize, K: Kind>(
     data.context("cannot read a tensor")
 }
 
-/// The one value of `tensor`.
+/// Reads the only value of `tensor`.
 pub(crate) fn scalar(tensor: Tensor<1>) -> Result<f32> {
     let data = into_data(tensor, Upload::Helper)?;
     value(&data)
@@ -63,19 +63,19 @@ fn value(data: &TensorData) -> Result<f32> {
 
 type Reading = MaybeDone<Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>>;
 
-/// A read that was asked for and not yet waited for.
+/// A read that was requested and has not been awaited.
 pub(crate) struct Pending(Pin<Box<Reading>>);
 
-/// What starts a read of a device.
+/// The event that starts a read on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// The call: tensord's reads are on their way a moment later.
+    /// The call: tensord sends the request shortly after it.
     Call,
-    /// The first poll, as of Burn's own reads.
+    /// The first poll, as for Burn's own reads.
     Poll,
 }
 
-/// Asks for a tensor. Whatever runs after this call does not hold it up.
+/// Requests a tensor. Later work in this thread does not delay the read.
 pub(crate) fn start_read<const D: usize, K: Kind + 'static>(
     tensor: Tensor<D, K>,
     start: Start,
@@ -83,7 +83,7 @@ pub(crate) fn start_read<const D: usize, K: Kind + 'static>(
     let reading: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(data::into_data_async(tensor));
     let mut reading = Box::pin(maybe_done(reading));
     if start == Start::Poll {
-        // The poll in `wait` brings a waker of its own.
+        // The poll in `wait` brings its own waker.
         let _ = reading
             .as_mut()
             .poll(&mut Context::from_waker(Waker::noop()));
@@ -96,7 +96,7 @@ impl Pending {
     ///
     /// # Errors
     ///
-    /// When it cannot be had.
+    /// If the read fails.
     pub(crate) fn wait(mut self) -> Result<TensorData> {
         burn_std::future::block_on(self.0.as_mut());
         let data = self.0.as_mut().take_output();
@@ -108,7 +108,7 @@ impl Pending {
     ///
     /// # Errors
     ///
-    /// When it cannot be had.
+    /// If the read fails.
     pub(crate) fn scalar(self) -> Result<f32> {
         value(&self.wait()?)
     }

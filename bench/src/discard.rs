@@ -1,8 +1,7 @@
-//! A Burn backend that throws every op away: what Burn's router costs by itself.
+//! A Burn backend that discards every op. It measures the cost of Burn's router alone.
 //!
-//! It also counts the ops, which tells how many a program has. One of its devices hands
-//! them to another thread first, as a client must that has them encoded and sent while
-//! the program goes on.
+//! It also counts a program's ops. One of its devices first hands the ops to another
+//! thread, as a client must that encodes and sends ops while the program goes on.
 
 use std::{
     sync::{
@@ -26,14 +25,14 @@ pub(crate) type Discard = BackendRouter<DiscardChannel>;
 static OPS: AtomicU64 = AtomicU64::new(0);
 static NEXT_TENSOR: AtomicU64 = AtomicU64::new(0);
 
-/// Ops on their way to the other thread.
+/// Ops queued for the other thread.
 static HANDED: Mutex<Vec<OperationIr>> = Mutex::new(Vec::new());
 static MANY: Condvar = Condvar::new();
 
-/// Ops for which the other thread is woken.
+/// Number of queued ops at which the other thread is woken.
 const MANY_OPS: usize = 512;
 
-/// Ops thrown away so far, by the whole process.
+/// Returns the number of ops discarded so far by the whole process.
 pub(crate) fn ops() -> u64 {
     OPS.load(Ordering::Relaxed)
 }
@@ -41,10 +40,10 @@ pub(crate) fn ops() -> u64 {
 /// A device of the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum DiscardDevice {
-    /// Ops are thrown away at once.
+    /// Discards ops at once.
     #[default]
     AtOnce,
-    /// Another thread throws them away.
+    /// Discards ops on another thread.
     Elsewhere,
 }
 
@@ -61,8 +60,7 @@ impl burn_std::device::Device for DiscardDevice {
     }
 }
 
-/// Throws away what is handed over, for as long as the process lives. What is too little to
-/// be woken for waits for more.
+/// Discards queued ops as long as the process lives. Fewer than [`MANY_OPS`] wait for more.
 fn throw_away() {
     let mut taken = Vec::new();
     loop {
@@ -82,7 +80,7 @@ impl DeviceOps for DiscardDevice {
     }
 }
 
-/// Takes ops, counts them and forgets them.
+/// A client that counts ops and discards them.
 #[derive(Debug, Clone)]
 pub(crate) struct DiscardClient(DiscardDevice);
 
@@ -177,7 +175,7 @@ impl RouterChannel for DiscardChannel {
     }
 }
 
-/// Nothing ever moves.
+/// A bridge for tensors between devices, which is never used.
 #[derive(Debug)]
 pub(crate) struct NoBridge;
 

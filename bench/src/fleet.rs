@@ -1,5 +1,5 @@
-//! A pool whose workers are processes of their own, each on a host of a network,
-//! with a lease on all their devices.
+//! A pool whose workers are processes on different hosts of a network, with a lease on all
+//! their devices.
 
 use std::{
     net::SocketAddr,
@@ -23,12 +23,12 @@ use crate::{
     remote::set_burn_config,
 };
 
-/// Time between two looks whether all workers are there.
+/// Polling interval while workers register.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The pool, and a device on each worker. Ends with this handle.
+/// The pool, and a device on each worker. All end when this handle is dropped.
 pub(crate) struct Fleet<'a> {
-    // Leases go before their pool, and both before its processes.
+    // The lease is dropped before its pool, and both before the processes.
     lease: Lease,
     _pool: Pool,
     wires: Wires<'a>,
@@ -38,12 +38,12 @@ pub(crate) struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    /// Starts `world` workers on as many hosts, and leases all. Each computes with
-    /// `threads` threads, or as many as the machine has cores.
+    /// Starts `world` workers on as many hosts, and leases all devices. Each worker
+    /// computes with `threads` threads, or with one for each core of the machine.
     ///
     /// # Errors
     ///
-    /// When a process does not start.
+    /// If a process does not start.
     pub(crate) fn start(
         network: &'a Network,
         world: usize,
@@ -70,21 +70,21 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// A device on each worker.
+    /// Returns the devices, one on each worker.
     pub(crate) fn devices(&self) -> &[Device] {
         self.lease.devices()
     }
 
-    /// The lease on them.
+    /// Returns the lease on the devices.
     pub(crate) fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// Bytes that each worker has sent so far; see [`Wires::sent`].
+    /// Returns the bytes that each worker has sent so far; see [`Wires::sent`].
     ///
     /// # Errors
     ///
-    /// When whoever counts is gone.
+    /// If the counters cannot be read.
     pub(crate) fn sent(&self) -> Result<Option<Vec<u64>>> {
         self.wires.sent()
     }
@@ -131,7 +131,7 @@ fn name(host: usize) -> String {
     format!("worker-{host}")
 }
 
-/// Where the workers listen, once all have joined.
+/// Returns the workers' listening ports and processes, once all have registered.
 fn endpoints(pool: &Pool, workers: &[Process]) -> Result<Vec<Endpoint>> {
     let until = Instant::now() + START_DEADLINE;
     let status = loop {

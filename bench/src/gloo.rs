@@ -1,8 +1,8 @@
-//! Gloo, through PyTorch, as a peer for all-reduces: where Python and PyTorch are
-//! there, and never needed.
+//! Gloo, through PyTorch, as an optional peer for all-reduces, used where Python and
+//! PyTorch are installed.
 //!
-//! Gloo's ranks find each other by their hosts' own addresses, so they can be
-//! measured in namespaces and not behind a relay.
+//! Gloo's ranks find each other by their hosts' own addresses, so Gloo can be measured in
+//! namespaces but not behind a relay.
 
 use std::{
     net::SocketAddr,
@@ -18,25 +18,24 @@ use tensord_tests::cluster::Process;
 
 use crate::{context::Context, network::Network, process::announced_within, stats::Summary};
 
-/// What each rank runs.
+/// The script that each rank runs.
 const SCRIPT: &str = include_str!("../peers/gloo_allreduce.py");
 
-/// What Python must be able to do.
+/// A Python program that succeeds if Gloo is available.
 const NEEDS: &str = "import torch.distributed as d; assert d.is_gloo_available()";
 
-/// How long a sample may take, and a start. Python takes its time where many ranks
-/// share few cores.
+/// Timeout of a sample, and of the start. Python is slow where many ranks share few cores.
 const DEADLINE: Duration = Duration::from_secs(150);
 
-/// Where rank 0 is found by the others; its host is its own.
+/// Port at which the other ranks find rank 0, on rank 0's host.
 const PORT: u16 = 29500;
 
 /// All-reduces of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Of the tensor.
+    /// Size of the tensor in MiB.
     pub(crate) mib: usize,
-    /// All-reduces in a sample, one after the other.
+    /// Number of all-reduces in a sample, one after the other.
     pub(crate) repetitions: usize,
 }
 
@@ -47,19 +46,19 @@ struct Sample {
     seconds: f64,
 }
 
-/// Whether there is a Python with a PyTorch that has Gloo.
+/// Returns whether there is a Python with a PyTorch that has Gloo.
 pub(crate) fn available() -> bool {
     let mut command = Command::new("python3");
     command.args(["-c", NEEDS]).stdin(Stdio::null());
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// Seconds of an all-reduce of each of `sizes` between `world` ranks; `None` where
-/// Gloo has no part.
+/// Measures an all-reduce of each of `sizes` between `world` ranks, in seconds. Returns
+/// `None` if the network has no namespaces.
 ///
 /// # Errors
 ///
-/// When a rank fails.
+/// If a rank fails.
 pub(crate) fn measure(
     network: &Network,
     world: usize,
@@ -116,7 +115,7 @@ fn start(
             .iter()
             .map(|size| format!("{}:{}", size.mib, size.repetitions)),
     );
-    // The host's name may mean another address, and here is the one that counts.
+    // By default Gloo takes the address of the host's name, which may be another one.
     command.env("GLOO_SOCKET_IFNAME", "eth0");
     Process::spawn(command, dir.path().join(format!("gloo-{rank}.log")))
 }

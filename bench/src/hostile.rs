@@ -18,7 +18,7 @@ use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
 /// Refused ops between two syncs: more than a worker takes in one turn.
 const REFUSED_OPS: usize = 2048;
 
-/// Bytes of an op's name, which a worker may want to repeat in the fault.
+/// Bytes of an op's name, which the worker's fault may repeat.
 const NAME_BYTES: usize = 64 << 10;
 
 /// Bytes of a malformed frame.
@@ -31,18 +31,18 @@ const STORMS: usize = 4;
 /// both share the host's cores in a bench.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How long a connection may take.
+/// Timeout of dialling a connection.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a task does in a session until the session ends.
+/// A task's work in a session until the session ends.
 type Act = fn(RawSession) -> BoxFuture<'static, Result<Infallible, Broken>>;
 
-/// Leases a device of the pool at `url`, and attacks its worker for as long as the process
-/// lives. Calls `begun` when it has begun.
+/// Leases a device of the pool at `url`, and attacks its worker as long as the process
+/// lives. Calls `begun` once all tasks have started.
 ///
 /// # Errors
 ///
-/// When there is no lease to be had, or it ends.
+/// If there is no lease, or the lease ends.
 pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Result<Infallible> {
     runtime.block_on(async {
         let attached = Attached::to(url).await;
@@ -58,7 +58,7 @@ pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Resu
             |session| malformed(session).boxed(),
         ];
         for act in acts {
-            // Before the storm, which may keep it out later.
+            // Opened before the storm starts, which might block it.
             let session = RawSession::open(&target).await?;
             tasks.spawn(again(target.clone(), session, act));
         }
@@ -66,19 +66,19 @@ pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Resu
             tasks.spawn(storm(target.clone()));
         }
         begun();
-        // The stream is held, and with it the lease.
+        // Keeps the stream open, and with it the lease.
         let ended = attached.hold().await;
         bail!("the scheduler ended the stream: {ended:?}")
     })
 }
 
-/// Runs `act` in one session after the other, for ever.
+/// Runs `act` in one session after the other, forever.
 async fn again(target: Target, first: RawSession, act: Act) -> Infallible {
     let mut opened = Ok(first);
     loop {
         match opened {
             Ok(session) => {
-                // The worker ended the session, which is no reason to stop.
+                // The worker ended the session; the attack goes on.
                 let _ = act(session).await;
             }
             Err(_) => sleep(PAUSE).await,
@@ -87,7 +87,7 @@ async fn again(target: Target, first: RawSession, act: Act) -> Infallible {
     }
 }
 
-/// Ops that name a tensor with a wrong shape, and ops on tensors that do not exist.
+/// Sends ops that name a tensor with a wrong shape, and ops on tensors that do not exist.
 async fn refused(mut session: RawSession) -> Result<Infallible, Broken> {
     let there = session.upload(&[1.0, 2.0]);
     let wrong = raw::tensor(there.id.value(), &[3]);
@@ -115,14 +115,14 @@ fn add(to_itself: &TensorIr, out: TensorIr) -> OperationIr {
     OperationIr::NumericFloat(DType::F32, NumericOperationIr::Add(add))
 }
 
-/// Custom ops with unknown and very long names, whose results are read: each read is answered
-/// by a fault that names the op.
+/// Sends custom ops with unknown and very long names, and reads their results: each reply
+/// is a fault that names the op.
 async fn faults(mut session: RawSession) -> Result<Infallible, Broken> {
     let mut number = 0u64;
     loop {
         number += 1;
         let id = session.new_id();
-        // Each another one, so that nobody can have it at hand.
+        // Each name is different, so that it cannot be cached.
         let name = format!("{number:016}").repeat(NAME_BYTES / 16);
         let op = CustomOpIr {
             id: name,
@@ -132,12 +132,12 @@ async fn faults(mut session: RawSession) -> Result<Infallible, Broken> {
         };
         session.ops(&[OperationIr::Custom(op)]);
         let result = raw::tensor(id, &[1]);
-        // The fault itself is of no interest.
+        // Ignores the fault.
         let _ = session.fetch(&raw::last(&result)).await?;
     }
 }
 
-/// One malformed frame; the worker ends the session.
+/// Sends one malformed frame; the worker ends the session.
 async fn malformed(mut session: RawSession) -> Result<Infallible, Broken> {
     session.send_bytes(vec![0xff; GARBAGE_BYTES]).await?;
     Err(session.end().await)
@@ -150,7 +150,7 @@ async fn storm(target: Target) -> Infallible {
     loop {
         match dialler.dial(&target.address, &target.trust, DEADLINE).await {
             Ok(mut link) => {
-                // The worker may have gone already.
+                // The worker may have closed the link already.
                 let _ = link.sender.send(std::slice::from_ref(&garbage)).await;
             }
             Err(_) => sleep(PAUSE).await,

@@ -1,12 +1,12 @@
-//! Benches that make networks run part by part, each in a [process](crate::part) inside a
-//! network namespace where it may do as it likes.
+//! Benches that create networks run in parts, each in a [process](crate::part) inside a
+//! network namespace in which it has all privileges.
 //!
 //! ```text
 //! bench ─► unshare ─► this binary again: `part <bench> …` ─► namespaces, workers, …
 //! ```
 //!
-//! Where the system has user namespaces this takes no privileges. Where it has no
-//! namespaces for us, the part makes do with a relay.
+//! Where the system has user namespaces, this takes no privileges. Where namespaces are not
+//! available, the part uses a relay.
 
 use std::process::{Command, Stdio};
 
@@ -19,24 +19,25 @@ use crate::{
     part::{self, Work},
 };
 
-/// Ways into a network namespace, the one without privileges first.
+/// Arguments of `unshare` that create a network namespace; those that need no privileges
+/// come first.
 const WAYS: [&[&str]; 2] = [&["--user", "--map-root-user", "--net"], &["--net"]];
 
-/// Makes a link, limits it, and delays it if the system can.
+/// A script that creates a link, limits its rate, and delays it if the system can.
 const TRIAL: &str = "ip link add one type veth peer name two \
     && tc qdisc add dev one root tbf rate 1gbit burst 128kb latency 50ms \
     && { tc qdisc add dev two root netem delay 1ms && echo delay; true; }";
 
-/// What the system allows.
+/// Network features of the system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    /// This process may make network namespaces and shape links.
+    /// Whether this process can create network namespaces and shape links.
     pub(crate) namespaces: bool,
-    /// Such links can have a delay.
+    /// Whether these links can have a delay.
     pub(crate) delay: bool,
 }
 
-/// How to get to where networks can be made.
+/// The way to a namespace in which networks can be created.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inside {
     bench: Bench,
@@ -45,7 +46,7 @@ pub(crate) struct Inside {
 }
 
 impl Inside {
-    /// Finds out what `bench` can have here.
+    /// Finds out which network features `bench` can use on this host.
     pub(crate) fn find(bench: Bench, context: &Context) -> Self {
         let found = WAYS.iter().find_map(|way| Some((*way, try_way(way)?)));
         if found.is_none() {
@@ -60,11 +61,11 @@ impl Inside {
         }
     }
 
-    /// Measures a part of the bench.
+    /// Runs a part of the bench in its own process and returns the result.
     ///
     /// # Errors
     ///
-    /// When that fails.
+    /// If the part fails.
     pub(crate) fn run<T: DeserializeOwned>(
         &self,
         context: &Context,
@@ -77,7 +78,8 @@ impl Inside {
     }
 }
 
-/// What can be done in a namespace that is entered by `way`, if it can be.
+/// Returns the features available in a namespace entered by `way`, or `None` if it cannot
+/// be entered.
 fn try_way(way: &[&str]) -> Option<Facts> {
     let mut command = Command::new("unshare");
     command.args(way).args(["--", "sh", "-c", TRIAL]);

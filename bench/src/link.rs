@@ -1,5 +1,4 @@
-//! The bare link of tensord's transport, without anything on top: frames that
-//! another process sends back.
+//! The bare link of tensord's transport: frames that another process sends back.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,24 +15,24 @@ use tokio::{runtime::Runtime, task::JoinSet};
 
 use crate::process::{announce, serve};
 
-/// How long dialling may take.
+/// Timeout of dialling.
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What goes back and forth; about what a read of a small tensor takes.
+/// The frame that is sent back and forth; about as large as the frames of a small read.
 const FRAME: &[u8] = &[7; 32];
 
-/// Where the process is, and what it is known by.
+/// The process's address and certificate fingerprint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EchoAddress {
     address: SocketAddr,
     fingerprint: String,
 }
 
-/// Sends every frame back, until the process is ended.
+/// Sends every frame back until the process is killed.
 ///
 /// # Errors
 ///
-/// When it cannot listen.
+/// If no port can be bound.
 pub(crate) fn serve_echo(runtime: &Runtime) -> Result<()> {
     runtime.block_on(async {
         let identity = Identity::self_signed()?;
@@ -45,7 +44,7 @@ pub(crate) fn serve_echo(runtime: &Runtime) -> Result<()> {
         let mut links = JoinSet::new();
         loop {
             links.spawn(echo(listener.accept().await));
-            // A link that ended is of no interest.
+            // Discards links that ended.
             while links.try_join_next().is_some() {}
         }
     })
@@ -65,18 +64,18 @@ pub(crate) struct EchoServer {
     _process: Process,
 }
 
-/// A link to it.
+/// A link to the echo process.
 pub(crate) struct Echo<'a> {
     runtime: &'a Runtime,
     link: Link,
 }
 
 impl EchoServer {
-    /// Starts it.
+    /// Starts the process.
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// If the process does not start.
     pub(crate) fn start(dir: &TempDir) -> Result<Self> {
         let (process, address) = serve(&["serve-echo"], dir)?;
         Ok(Self {
@@ -85,18 +84,18 @@ impl EchoServer {
         })
     }
 
-    /// Where it is.
+    /// Returns the process's address.
     pub(crate) fn address(&self) -> &EchoAddress {
         &self.address
     }
 }
 
 impl EchoAddress {
-    /// Dials it.
+    /// Dials the process.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// If the process does not respond.
     pub(crate) fn dial<'a>(
         &self,
         runtime: &'a Runtime,
@@ -112,11 +111,11 @@ impl EchoAddress {
 }
 
 impl Echo<'_> {
-    /// Sends a frame and waits for it to come back, `count` times.
+    /// Sends a frame and waits until it comes back, `count` times.
     ///
     /// # Errors
     ///
-    /// When the link ends.
+    /// If the link ends.
     pub(crate) fn ping(&mut self, count: usize) -> Result<()> {
         let Link {
             sender, receiver, ..

@@ -1,12 +1,12 @@
-//! Burn's remote client and its server, both in this process: what tensord's programs do
-//! before anything has gone to a worker.
+//! Burn's remote client and its server, both in this process: the part of tensord's path
+//! that comes before any data goes to a worker.
 //!
-//! A read is asked for as tensord asks: tensors that are wanted together are the inputs of
-//! one custom op, and their values come back in memory. Here whoever carries the op out has
-//! them at hand, so nothing is left but Burn's own path from the one to the other.
+//! Reads are requested as tensord does: the tensors of several reads are the inputs of one
+//! custom op, and their values come back in memory. Here the op's implementation has the
+//! values at once, so the measured time is Burn's own path between the two.
 //!
-//! Ops go to a server that [throws them away](crate::discard), as many at once as tensord
-//! has Burn's client send.
+//! Ops go to a server that [discards them](crate::discard), in batches of the size that
+//! tensord configures for Burn's client.
 
 use std::{
     net::TcpListener,
@@ -32,16 +32,16 @@ use crate::{
     remote::websocket_device_with,
 };
 
-/// As many as tensord's client has Burn's send at once.
+/// Number of ops that tensord's client lets Burn's client send at once.
 const BATCH_OPS: usize = 64;
 
-/// The custom op.
+/// The id of the custom op.
 const READ: &str = "read";
 
-/// Who waits for a tensor.
+/// The sender that completes one read.
 type Answer = oneshot::Sender<Result<TensorData, ExecutionError>>;
 
-/// Those of the next op, in the order of its inputs.
+/// The senders for the next op, in the order of its inputs.
 type Answers = Arc<Mutex<Vec<Answer>>>;
 
 /// A device of a server in this process, and a tensor on it.
@@ -53,11 +53,11 @@ pub(crate) struct Loopback {
 }
 
 impl Loopback {
-    /// Starts the server, on `runtime`, where it stays.
+    /// Starts the server on `runtime`, where it runs until the runtime ends.
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// If the server does not start.
     pub(crate) fn start(runtime: &Runtime, data: TensorData) -> Result<Self> {
         let answers = Answers::default();
         let waiting = answers.clone();
@@ -75,11 +75,11 @@ impl Loopback {
         })
     }
 
-    /// Reads the tensor so many times at once.
+    /// Reads the tensor `count` times in one request.
     ///
     /// # Errors
     ///
-    /// When the server fails.
+    /// If the server fails.
     pub(crate) fn read(&self, count: usize) -> Result<()> {
         let (answers, answered): (Vec<_>, Vec<_>) = (0..count).map(|_| oneshot::channel()).unzip();
         let inputs = (0..count).map(|_| Ok(self.handle()?.into_ir()));
@@ -104,11 +104,11 @@ impl Loopback {
     }
 }
 
-/// A device of a server in this process that computes nothing.
+/// Starts a server in this process that computes nothing, and returns its device.
 ///
 /// # Errors
 ///
-/// When it does not start.
+/// If the server does not start.
 pub(crate) fn discard(runtime: &Runtime) -> Result<Device> {
     let mut config = serde_json::to_value(BurnConfig::default())?;
     config["remote"]["flush_threshold"] = BATCH_OPS.into();
@@ -116,7 +116,7 @@ pub(crate) fn discard(runtime: &Runtime) -> Result<Device> {
     serve(runtime, &server, serde_json::from_value(config)?)
 }
 
-/// Has `server` serve on `runtime`, and connects to it with this configuration of Burn's.
+/// Runs `server` on `runtime`, and connects to it with Burn's configuration `config`.
 fn serve<B: BackendIr>(
     runtime: &Runtime,
     server: &BackendServer<B>,
@@ -128,8 +128,8 @@ fn serve<B: BackendIr>(
     websocket_device_with(&address.to_string(), config)
 }
 
-/// Carries the op out: the last first, so that who waits for one after the other is woken
-/// once.
+/// Executes the custom op. Completes the last read first, so that a reader that waits for
+/// the reads in order is woken once.
 fn answer(
     answers: &Answers,
     tensors: &mut HandleContainer<<Flex as BackendIr>::Handle>,
@@ -138,7 +138,7 @@ fn answer(
     let answers = std::mem::take(&mut *answers.lock().unwrap_or_else(PoisonError::into_inner));
     for (tensor, answer) in op.inputs.iter().zip(answers).rev() {
         let tensor = tensors.get_float_tensor::<Flex>(tensor);
-        // Whoever waited has failed meanwhile, and says so.
+        // If the reader is gone, it has already failed with an error of its own.
         let _ = answer.send(block_on(Flex::float_into_data(tensor)));
     }
 }

@@ -1,9 +1,9 @@
 //! `tensord-bench`: local Burn, Burn's own remote backend and tensord, side by side.
 //!
-//! Each bench in [`mod@bench`] is a list of contenders that [`race`] measures in turn;
-//! what it finds goes out as a table, and with `--json` as one line of JSON.
-//! [`mod@against`] races this build with an earlier one. Whatever is to run in a process of
-//! its own is this binary again, by a hidden command, or the `tensord` built along with it.
+//! Each bench in [`mod@bench`] is a list of contenders that [`race`] measures in turn.
+//! Results are printed as a table, and with `--json` as one line of JSON. [`mod@against`]
+//! compares this build with an earlier one. Work that needs a process of its own runs in
+//! this binary again, started by a hidden command, or in the `tensord` built along with it.
 
 mod against;
 mod bench;

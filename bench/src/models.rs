@@ -1,7 +1,7 @@
 //! The three models that are trained: ordinary Burn modules on images of 28×28.
 //!
-//! Their weights are fixed noise, the same on every device, so that losses can
-//! be compared between peers to the last bit.
+//! Their weights are fixed noise, the same on every device, so that losses can be compared
+//! between peers to the last bit.
 
 use burn::{
     module::{Initializer, Module, ModuleMapper, Param},
@@ -27,22 +27,22 @@ pub(crate) const CLASSES: usize = 10;
 /// Size of a token in the transformer.
 const WIDTH: usize = 32;
 
-/// Which model.
+/// A model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Model {
     /// Three linear layers.
     Mlp,
-    /// Two convolutions, a pool and a linear layer.
+    /// Two convolutions, a pooling layer and a linear layer.
     Cnn,
     /// One layer of self-attention over the rows of an image.
     Transformer,
 }
 
 impl Model {
-    /// All of them.
+    /// All models.
     pub(crate) const ALL: [Self; 3] = [Self::Mlp, Self::Cnn, Self::Transformer];
 
-    /// Its name in tables and JSON.
+    /// Returns the model's name in tables and JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Mlp => "mlp",
@@ -65,7 +65,7 @@ pub(crate) enum Network {
 }
 
 impl Network {
-    /// Builds `model` on `device`, which must differentiate.
+    /// Builds `model` on `device`, which must support autodiff.
     pub(crate) fn new(model: Model, device: &Device) -> Self {
         let network = match model {
             Model::Mlp => Self::Mlp(Mlp::new(device)),
@@ -76,7 +76,7 @@ impl Network {
         network.map(&mut FixedNoise { device, random })
     }
 
-    /// `[batch, SIDE, SIDE]` images to `[batch, CLASSES]` logits.
+    /// Maps `[batch, SIDE, SIDE]` images to `[batch, CLASSES]` logits.
     pub(crate) fn forward(&self, images: Tensor<3>) -> Tensor<2> {
         match self {
             Self::Mlp(mlp) => mlp.forward(images),
@@ -86,7 +86,7 @@ impl Network {
     }
 }
 
-/// Replaces every weight by noise that is the same everywhere.
+/// Replaces every weight by noise that is the same on every device.
 struct FixedNoise<'a> {
     device: &'a Device,
     random: StdRng,
@@ -165,7 +165,7 @@ impl Cnn {
 #[derive(Module, Debug)]
 pub(crate) struct Transformer {
     embed: Linear,
-    /// Shape `[1, SIDE, WIDTH]`: tells the rows apart.
+    /// Positional encoding of the rows, of shape `[1, SIDE, WIDTH]`.
     positions: Param<Tensor<3>>,
     encoder: TransformerEncoder,
     output: Linear,

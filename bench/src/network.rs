@@ -1,15 +1,15 @@
-//! Networks for fleets: hosts on this machine, and links between them that are as
-//! slow as asked for.
+//! Networks for fleets: hosts on this machine, and links between them with a given rate and
+//! latency.
 //!
-//! - *Namespaces*: each host is a network namespace, with a link to a common
-//!   bridge that `tc` shapes at both ends. Real TCP on a slow network. Only inside
-//!   a namespace of the bench's own, see [`inside`](crate::inside).
-//! - *Relay*: every host is 127.0.0.1, and tells the others the address of a relay,
-//!   which limits and delays what passes between them. Where namespaces cannot be
-//!   had, or cannot delay.
-//! - *Plain*: every host is 127.0.0.1, and nothing is in between.
+//! - *Namespaces*: each host is a network namespace, with a link to a common bridge that
+//!   `tc` shapes at both ends. This is real TCP on a slow network. It works only inside a
+//!   namespace of the bench's own, see [`inside`](crate::inside).
+//! - *Relay*: every host is 127.0.0.1 and advertises the address of a relay, which limits
+//!   and delays the traffic between hosts. Used where namespaces are not available or
+//!   cannot delay.
+//! - *Plain*: every host is 127.0.0.1, without rate limit or delay.
 //!
-//! What runs on the hosts is not known here.
+//! This module does not depend on the programs that run on the hosts.
 
 mod namespaces;
 
@@ -33,55 +33,54 @@ use crate::{
     },
 };
 
-/// How slow the link of a host is.
+/// Rate and latency of a host's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Megabits a second that a host can send, and as many that it can receive at
-    /// the same time.
+    /// Rate in Mbit/s in which a host can send and, at the same time, receive.
     pub(crate) rate_mbit: u64,
-    /// From one host to another, one way.
+    /// One-way latency from one host to another.
     pub(crate) latency: Duration,
 }
 
-/// Hosts and their links. Ends with this handle.
+/// Hosts and their links. They end when this handle is dropped.
 pub(crate) enum Network {
-    /// Nothing in between.
+    /// All hosts on loopback, without a relay.
     Plain,
-    /// A relay in between.
+    /// All hosts on loopback, with a relay between them.
     Relayed {
-        /// What it makes of the links.
+        /// The rate and latency that the relay imposes.
         shape: Shape,
-        /// Where it listens.
+        /// The address on which the relay listens.
         relay: IpAddr,
     },
     /// A namespace for each host.
     Namespaces(Namespaces),
 }
 
-/// What has been connected, and counts.
+/// The connected links, and what counts their traffic.
 pub(crate) enum Wires<'a> {
-    /// Nobody counts.
+    /// Traffic is not counted.
     Uncounted,
-    /// The hosts' interfaces count.
+    /// The hosts' network interfaces count.
     Interfaces(&'a Namespaces),
     /// The relay counts.
     Mesh(Mesh),
 }
 
 impl Shape {
-    /// Bytes a second that the rate allows, headers and all.
+    /// Returns the rate in bytes per second, headers included.
     pub(crate) fn bytes_per_second(self) -> f64 {
         self.rate_mbit as f64 * 1e6 / 8.0
     }
 }
 
 impl Network {
-    /// A network of `hosts` hosts whose links have `shape`, as well as this system
-    /// allows.
+    /// Creates a network of `hosts` hosts whose links have `shape`, or the best
+    /// approximation that this system allows.
     ///
     /// # Errors
     ///
-    /// When what should work does not.
+    /// If the setup fails where it should work.
     pub(crate) fn shaped(facts: Facts, hosts: usize, shape: Shape, dir: &TempDir) -> Result<Self> {
         if facts.namespaces && (shape.latency.is_zero() || facts.delay) {
             return Ok(Self::Namespaces(Namespaces::start(hosts, shape, dir)?));
@@ -93,7 +92,7 @@ impl Network {
         Ok(Self::Relayed { shape, relay })
     }
 
-    /// Its name in JSON and tables.
+    /// Returns the network's name in JSON and tables.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -102,7 +101,7 @@ impl Network {
         }
     }
 
-    /// Runs `program` on `host` when it is spawned.
+    /// Returns a command that runs `program` on `host`.
     pub(crate) fn command(&self, host: usize, program: &Path) -> Command {
         match self {
             Self::Plain | Self::Relayed { .. } => Command::new(program),
@@ -110,7 +109,7 @@ impl Network {
         }
     }
 
-    /// Where a process on `host` listens.
+    /// Returns the address on which a process on `host` listens.
     pub(crate) fn listen_address(&self, host: usize) -> IpAddr {
         match self {
             Self::Plain | Self::Relayed { .. } => Ipv4Addr::LOCALHOST.into(),
@@ -118,7 +117,8 @@ impl Network {
         }
     }
 
-    /// Where other hosts reach a process on `host`, at the same port.
+    /// Returns the address at which other hosts reach a process on `host`, with the same
+    /// port.
     pub(crate) fn told_address(&self, host: usize) -> IpAddr {
         match self {
             Self::Relayed { relay, .. } => *relay,
@@ -126,8 +126,8 @@ impl Network {
         }
     }
 
-    /// Where a process listens that runs in this one's place and is to be reached
-    /// from every host.
+    /// Returns the address for a process that runs in this process's namespace and must be
+    /// reachable from every host.
     pub(crate) fn middle_address(&self) -> IpAddr {
         match self {
             Self::Plain | Self::Relayed { .. } => Ipv4Addr::LOCALHOST.into(),
@@ -135,11 +135,11 @@ impl Network {
         }
     }
 
-    /// Connects what listens on the hosts, one endpoint for each.
+    /// Connects the hosts; `endpoints` has one listening process for each host.
     ///
     /// # Errors
     ///
-    /// When the relay does not start.
+    /// If the relay does not start.
     pub(crate) fn connect(&self, endpoints: &[Endpoint], dir: &TempDir) -> Result<Wires<'_>> {
         Ok(match self {
             Self::Plain => Wires::Uncounted,
@@ -152,13 +152,13 @@ impl Network {
 }
 
 impl Wires<'_> {
-    /// Bytes that each host has sent so far, if anybody counts. An interface counts
-    /// everything, with one header for up to 64 KiB; the relay counts what TCP
-    /// carries between two hosts.
+    /// Returns the bytes that each host has sent so far, if they are counted. An interface
+    /// counts everything, with one header for up to 64 KiB; the relay counts the TCP
+    /// payload between two hosts.
     ///
     /// # Errors
     ///
-    /// When whoever counts is gone.
+    /// If the counters cannot be read.
     pub(crate) fn sent(&self) -> Result<Option<Vec<u64>>> {
         match self {
             Self::Uncounted => Ok(None),

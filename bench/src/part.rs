@@ -1,14 +1,15 @@
-//! Processes that measure for another: this binary again, by a hidden command.
+//! Processes that measure for another process: this binary again, started by a hidden
+//! command.
 //!
-//! A program has one backend. Burn keeps a thread for each remote device that a process
-//! ever had, which spins after each batch of ops, and from then on wakes some thousand
-//! times a second for as long as the process lives. So whatever has connected to a
-//! peer disturbs what is measured after it in the same process. Therefore
+//! A program usually has one backend. Burn keeps a thread for each remote device that a
+//! process ever had. The thread spins after each batch of ops, and later wakes some
+//! thousand times a second as long as the process lives. So a process that has connected to
+//! a peer disturbs all of its later measurements. Therefore
 //!
-//! - the process that a user starts connects to nobody: each bench is a process,
-//! - where microseconds count, so is each *turn* of a contender, which starts once the
-//!   peers' servers are at rest,
-//! - and a bench that makes networks has one for each network, in a namespace
+//! - the process that a user starts connects to no peer: each bench is a process,
+//! - where microseconds count, each *turn* of a contender is also a process, which starts
+//!   once the peers' servers are idle,
+//! - and a bench that creates networks has a process for each network, in a namespace
 //!   ([`inside`](crate::inside)).
 
 use std::{path::Path, process::Command, time::Duration};
@@ -29,18 +30,19 @@ use crate::{
     trainer::{fresh_seeds, start_seeds_at},
 };
 
-/// What the process is to do.
+/// The work of the process.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Work {
     /// The whole bench.
     Bench,
-    /// A part of it, which the bench knows.
+    /// A part of the bench, in the bench's own format.
     Part(Value),
 }
 
 impl Work {
-    /// How long the process may be silent: longer than any sample takes. A bench hears
-    /// of a part that hangs before it is taken to hang itself.
+    /// How long the process may be silent: longer than any sample takes. The limit of a
+    /// part is shorter, so a bench detects a hanging part before the bench itself counts as
+    /// hanging.
     const fn silence(&self) -> Duration {
         match self {
             Self::Bench => Duration::from_secs(240),
@@ -48,8 +50,8 @@ impl Work {
         }
     }
 
-    /// Seeds for the batches of the process, more than it has. Parts have some of those
-    /// of their bench, in the order they begin.
+    /// Number of seeds reserved for the batches of the process, more than it uses. Parts
+    /// take theirs from those of their bench, in the order in which they start.
     const fn seeds(&self) -> usize {
         match self {
             Self::Bench => 1 << 40,
@@ -58,8 +60,8 @@ impl Work {
     }
 }
 
-/// What it is told. It may have URLs, which are secrets: it goes by a file that only
-/// this user can read.
+/// The task of the process. It may contain URLs, which are secrets, so it is passed in a
+/// file that only this user can read.
 #[derive(Serialize, Deserialize)]
 struct Task {
     work: Work,
@@ -69,7 +71,7 @@ struct Task {
     first_seed: u64,
 }
 
-/// What it tells.
+/// A message from the process.
 #[derive(Debug, Serialize, Deserialize)]
 enum PartMessage {
     Doing(String),
@@ -78,12 +80,12 @@ enum PartMessage {
     Failed(String),
 }
 
-/// Has `work` of `bench` done by a process of its own, which is started by way of
-/// `entrance` and has `facts` there. Returns what it found.
+/// Runs `work` of `bench` in a process of its own and returns the result. The process is
+/// started through the command `entrance`, where it has `facts`.
 ///
 /// # Errors
 ///
-/// When it fails, or is silent for too long.
+/// If the process fails, or is silent for too long.
 pub(crate) fn run<T: DeserializeOwned>(
     context: &Context,
     bench: Bench,
@@ -95,11 +97,11 @@ pub(crate) fn run<T: DeserializeOwned>(
     run_of(&own, context, bench, work, entrance, facts)
 }
 
-/// As [`run`], by another build of this binary, which understands the same tasks.
+/// Like [`run`], with another build of this binary, which accepts the same tasks.
 ///
 /// # Errors
 ///
-/// When it fails, or is silent for too long.
+/// If the process fails, or is silent for too long.
 pub(crate) fn run_of<T: DeserializeOwned>(
     binary: &Path,
     context: &Context,
@@ -120,12 +122,12 @@ pub(crate) fn run_of<T: DeserializeOwned>(
     }
 }
 
-/// Starts a turn of `bench` that goes on until the handle drops, and waits until it tells
-/// that it has begun.
+/// Starts a turn of `bench` that runs until the handle is dropped, and waits until the turn
+/// announces that it has started.
 ///
 /// # Errors
 ///
-/// When it ends instead, or is silent for too long.
+/// If the turn ends, or is silent for too long.
 pub(crate) fn background(context: &Context, bench: Bench, turn: &impl Serialize) -> Result<Part> {
     let work = Work::Part(serde_json::to_value(turn)?);
     let silence = work.silence();
@@ -138,7 +140,7 @@ pub(crate) fn background(context: &Context, bench: Bench, turn: &impl Serialize)
     }
 }
 
-/// A process that measures. Ends with this handle.
+/// A process that measures. It ends when this handle is dropped.
 pub(crate) struct Part {
     process: Process,
     _dir: TempDir,
@@ -162,7 +164,7 @@ impl Part {
             facts,
             first_seed: fresh_seeds(seeds).start,
         };
-        // Only this user can read what is in the folder.
+        // Only this user can read files in the directory.
         let file = dir.path().join("task");
         std::fs::write(&file, serde_json::to_vec(&task)?)?;
         let mut command = match entrance {
@@ -179,11 +181,11 @@ impl Part {
     }
 }
 
-/// The process: does what the file at `task` says, and tells.
+/// Runs in the process: does the task in the file at `task` and announces the result.
 ///
 /// # Errors
 ///
-/// When it cannot tell.
+/// If the result cannot be announced.
 pub(crate) fn serve(bench: Bench, task: &Path) -> Result<()> {
     let message = match found(bench, task).with_context(|| bench.name()) {
         Ok(found) => PartMessage::Done(found),
@@ -200,7 +202,8 @@ fn found(bench: Bench, task: &Path) -> Result<Value> {
             Update::Doing(what) => PartMessage::Doing(what.to_owned()),
             Update::Note(text) => PartMessage::Note(text.to_owned()),
         };
-        // Once the parent has ended this panics, and so ends all that was started.
+        // Once the parent has ended this panics, which also ends all processes started
+        // here.
         announce(&message).expect("a line of text is JSON");
     });
     let context = Context::with_progress(task.runs, task.quick, sending)?;
@@ -213,20 +216,20 @@ fn found(bench: Bench, task: &Path) -> Result<Value> {
     }
 }
 
-/// Measures once to warm up, and once that counts.
+/// Calls `measure` once to warm up, and returns the result of a second call.
 ///
 /// # Errors
 ///
-/// The first.
+/// The first error of `measure`.
 pub(crate) fn second<T>(measure: impl FnMut() -> Result<T>) -> Result<T> {
     after(1, measure)
 }
 
-/// Measures `times` to warm up, and once that counts.
+/// Calls `measure` `times` times to warm up, and returns the result of one more call.
 ///
 /// # Errors
 ///
-/// The first.
+/// The first error of `measure`.
 pub(crate) fn after<T>(times: usize, mut measure: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..times {
         measure()?;

@@ -1,4 +1,4 @@
-//! The peers that are compared: where the same program's ops may run.
+//! The peers that are compared: backends that run the same program's ops.
 
 use std::{
     thread::sleep,
@@ -22,16 +22,16 @@ use crate::{
     remote,
 };
 
-/// Servers are at rest when they ran less than [`REST`] within this time.
+/// Servers count as idle if they used at most [`REST`] of CPU time within this time.
 const REST_WINDOW: Duration = Duration::from_millis(100);
 
-/// The grain of the clock.
+/// CPU time that counts as idle: the resolution of the CPU clock.
 const REST: Duration = Duration::from_millis(10);
 
-/// How long to wait for that, at most.
+/// Longest wait for servers to become idle.
 const REST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What carries a peer's ops.
+/// The implementation that runs a peer's ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Flex, in this process.
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     BurnWebSocket,
     /// Burn's remote backend over Iroh.
     BurnIroh,
-    /// tensord as it comes: over TCP.
+    /// tensord with its default transport, TCP.
     Tensord,
     /// tensord over QUIC.
     TensordQuic,
@@ -49,7 +49,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The start of its names in JSON.
+    /// Returns the prefix of the peer's keys in JSON.
     pub(crate) const fn key(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -61,7 +61,7 @@ impl Kind {
         }
     }
 
-    /// What starts a read of its device.
+    /// Returns what starts a read of the peer's device.
     pub(crate) const fn start(self) -> Start {
         match self {
             Self::Tensord | Self::TensordQuic | Self::TensordGrpc => Start::Call,
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// Its name in tables.
+    /// Returns the peer's name in tables.
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Local => "Flex, local",
@@ -82,10 +82,10 @@ impl Kind {
     }
 }
 
-/// Where a peer is, for whoever connects to it.
+/// The address of a peer.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Address {
-    /// In whatever process asks.
+    /// In the process that connects.
     Local,
     /// The address of Burn's server over WebSocket.
     BurnWebSocket(String),
@@ -100,7 +100,7 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// Which peer it is.
+    /// Returns the kind of the peer.
     pub(crate) const fn kind(&self) -> Kind {
         match self {
             Self::Local => Kind::Local,
@@ -112,11 +112,11 @@ impl Address {
         }
     }
 
-    /// Connects to it, from `runtime` where sockets are ours to open.
+    /// Connects to the peer. Sockets that this crate opens itself use `runtime`.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// If the peer does not respond.
     pub(crate) fn connect(&self, runtime: &Runtime) -> Result<Peer> {
         let mut leased = None;
         let device = match self {
@@ -138,28 +138,28 @@ impl Address {
     }
 }
 
-/// A device to run on, with whatever keeps it there.
+/// A device to run on, with the lease that keeps it.
 pub(crate) struct Peer {
-    /// Which one.
+    /// The kind of the peer.
     pub(crate) kind: Kind,
-    /// Where its tensors live.
+    /// The device of its tensors.
     pub(crate) device: Device,
     leased: Option<(Lease, Pool)>,
 }
 
 impl Peer {
-    /// The lease behind it, if it is tensord.
+    /// Returns the peer's lease, if the peer is tensord.
     pub(crate) fn lease(&self) -> Option<&Lease> {
         self.leased.as_ref().map(|(lease, _)| lease)
     }
 
-    /// Its device for code that is generic over Burn's `Backend`.
+    /// Returns the peer's device for code that is generic over Burn's `Backend`.
     pub(crate) fn backend_device(&self) -> Option<TensordDevice> {
         self.lease()?.backend_devices().first().copied()
     }
 }
 
-/// The processes behind all peers.
+/// The processes of all peers.
 pub(crate) struct Servers {
     addresses: Vec<Address>,
     processes: [Process; 2],
@@ -172,10 +172,10 @@ impl Servers {
     ///
     /// # Errors
     ///
-    /// When one does not start.
+    /// If a process does not start.
     pub(crate) fn start() -> Result<Self> {
         let dir = tempfile::tempdir()?;
-        // Devices for a peer of each kind, and one more: a lease that was dropped may
+        // A device for each kind of tensord peer, and one more, because a dropped lease may
         // take a moment to end.
         let pool = LocalPool::start("flex*4")?;
         let (websocket, websocket_address) = remote::start_websocket(&dir)?;
@@ -196,19 +196,19 @@ impl Servers {
         })
     }
 
-    /// Where all peers are.
+    /// Returns the addresses of all peers.
     pub(crate) fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Where the peer of `kind` is.
+    /// Returns the address of the peer of `kind`.
     pub(crate) fn address(&self, kind: Kind) -> &Address {
         let found = self.addresses.iter().find(|at| at.kind() == kind);
         found.expect("there is a peer of each kind")
     }
 
-    /// Waits until all processes are done with what was asked of them. What a worker
-    /// does once a session has ended is not to slow down the next contender.
+    /// Waits until all processes are idle. Work that a worker does after the end of a
+    /// session must not slow down the next contender.
     pub(crate) fn rest(&self) {
         let ids = self.processes.iter().map(Process::id);
         let ids: Vec<_> = ids.chain([self.pool.process_id()]).collect();
@@ -216,7 +216,7 @@ impl Servers {
     }
 }
 
-/// Waits until the processes with these ids do nothing, within a bound.
+/// Waits until the processes with these ids are idle, for at most [`REST_DEADLINE`].
 pub(crate) fn rest(ids: &[u32]) {
     let ran = || ids.iter().map(|&id| cpu_time(id)).sum::<Option<Duration>>();
     let until = Instant::now() + REST_DEADLINE;
@@ -236,23 +236,23 @@ pub(crate) fn rest(ids: &[u32]) {
 pub(crate) struct Peers(Vec<Peer>);
 
 impl Peers {
-    /// Connects to all.
+    /// Connects to all peers.
     ///
     /// # Errors
     ///
-    /// When one does not answer.
+    /// If a peer does not respond.
     pub(crate) fn connect(servers: &Servers, runtime: &Runtime) -> Result<Self> {
         let all = servers.addresses().iter();
         let all = all.map(|address| address.connect(runtime));
         Ok(Self(all.collect::<Result<_>>()?))
     }
 
-    /// All of them.
+    /// Returns an iterator over all peers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Peer> {
         self.0.iter()
     }
 
-    /// The one of `kind`.
+    /// Returns the peer of `kind`.
     pub(crate) fn get(&self, kind: Kind) -> &Peer {
         let found = self.0.iter().find(|peer| peer.kind == kind);
         found.expect("there is a peer of each kind")

@@ -1,9 +1,9 @@
-//! Plain sockets, the yardstick for bulk transfers: TCP, and TLS over it.
+//! Plain sockets, the baseline for bulk transfers: TCP, and TLS over TCP.
 //!
-//! What any program could do with the same libraries: tokio and tokio-rustls,
-//! TLS 1.3 with ring's first choice of cipher, as on tensord's own links. The
-//! receiver allocates the buffer and reads the payload into it; an upload has
-//! arrived when the receiver's one byte comes back.
+//! The baseline is what any program can reach with the same libraries: tokio and
+//! tokio-rustls, TLS 1.3 with ring's first choice of cipher, as on tensord's own links. The
+//! receiver allocates the buffer and reads the payload into it. An upload is complete when
+//! the receiver's one-byte reply arrives.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -29,19 +29,19 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::process::{announce, serve as serve_in_process};
 
-/// Which way bytes go, seen from this process.
+/// Direction of a transfer, seen from this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// To the other process.
     Up,
-    /// From it.
+    /// From the other process.
     Down,
 }
 
-/// Largest payload the server agrees to.
+/// Largest payload that the server accepts, in bytes.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// How long connecting may take.
+/// Timeout of connecting.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,11 +51,11 @@ struct Announcement {
     chain: String,
 }
 
-/// Serves both until the process is ended.
+/// Serves TCP and TLS until the process is killed.
 ///
 /// # Errors
 ///
-/// When it cannot listen.
+/// If no port can be bound.
 pub(crate) fn serve(runtime: &Runtime) -> Result<()> {
     runtime.block_on(async {
         let identity = IdentityPem::new_pool()?;
@@ -87,7 +87,7 @@ pub(crate) fn serve(runtime: &Runtime) -> Result<()> {
     })
 }
 
-/// Takes or gives payloads until the peer is gone.
+/// Receives or sends payloads until the peer is gone.
 async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
     let mut payload = Vec::new();
     loop {
@@ -102,8 +102,8 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
                 stream.write_u8(b'!').await?;
             }
             b'd' => {
-                // Grows once for each size; filling it is not part of a sample
-                // but for the first, which does not count.
+                // The buffer grows once for each size. So filling it is only part of the
+                // first sample, which does not count.
                 payload.resize(bytes as usize, 7);
                 stream.write_all(&payload).await?;
             }
@@ -158,11 +158,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it.
+    /// Starts the server.
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// If the server does not start.
     pub(crate) fn start(dir: &TempDir) -> Result<Self> {
         let (process, announced) = serve_in_process(&["serve-plain"], dir)?;
         Ok(Self {
@@ -175,7 +175,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// If the server does not respond.
     pub(crate) fn tcp<'a>(&self, runtime: &'a Runtime) -> Result<Socket<'a>> {
         let stream = runtime.block_on(connect(self.announced.tcp))?;
         let stream = Box::new(stream);
@@ -186,7 +186,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// When it does not answer, or TLS fails.
+    /// If the server does not respond, or TLS fails.
     pub(crate) fn tls<'a>(&self, runtime: &'a Runtime) -> Result<Socket<'a>> {
         let connector = TlsConnector::from(Arc::new(client_config(&self.announced.chain)?));
         let stream = runtime.block_on(async {
@@ -207,11 +207,11 @@ async fn connect(address: SocketAddr) -> Result<TcpStream> {
 }
 
 impl Socket<'_> {
-    /// Sends `payload` and waits until it was received.
+    /// Sends `payload` and waits until the server has received it.
     ///
     /// # Errors
     ///
-    /// When the connection fails.
+    /// If the connection fails.
     pub(crate) fn up(&mut self, payload: &[u8]) -> Result<()> {
         self.runtime.block_on(async {
             ask(&mut self.stream, b'u', payload.len()).await?;
@@ -222,11 +222,11 @@ impl Socket<'_> {
         })
     }
 
-    /// Receives `bytes`.
+    /// Receives a payload of `bytes` bytes.
     ///
     /// # Errors
     ///
-    /// When the connection fails.
+    /// If the connection fails.
     pub(crate) fn down(&mut self, bytes: usize) -> Result<()> {
         self.runtime.block_on(async {
             ask(&mut self.stream, b'd', bytes).await?;

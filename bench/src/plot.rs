@@ -1,4 +1,4 @@
-//! `tensord-bench plot`: pictures of the main figures, as SVG.
+//! `tensord-bench plot`: charts of the main figures, as SVG.
 //!
 //! ```text
 //! files of JSON ─► figures (what is in them) ─► chart (where things stand) ─► svg (text)
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// Writes a picture for each of the main figures in `files` to `dir`.
+/// Writes a chart of each of the main figures in `files` to `dir` and returns the paths.
 ///
-/// A file may hold more than JSON; its last line that is a JSON object counts.
-/// Where several files have the same bench, the last one counts.
+/// A file may hold more than JSON; its last line that is a JSON object counts. If several
+/// files have the same bench, the last one counts.
 ///
 /// # Errors
 ///
-/// When a file cannot be read, holds no figures, or a picture cannot be written.
+/// If a file cannot be read or holds no figures, or if a chart cannot be written.
 pub(crate) fn plot(files: &[PathBuf], dir: &Path) -> Result<Vec<PathBuf>> {
     let mut all = Value::Object(Default::default());
     for file in files {

@@ -13,7 +13,7 @@ use crate::{
     remote::set_burn_config,
 };
 
-/// A pool on loopback. Ends with this handle.
+/// A pool on loopback. It ends when this handle is dropped.
 pub(crate) struct LocalPool {
     process: Process,
     url: PoolUrl,
@@ -25,21 +25,21 @@ impl LocalPool {
     ///
     /// # Errors
     ///
-    /// When there is no `tensord`, or it does not start.
+    /// If there is no `tensord` binary, or the pool does not start.
     pub(crate) fn start(devices: &str) -> Result<Self> {
         Self::start_at(devices, None)
     }
 
-    /// Starts a pool by another build of `tensord`.
+    /// Starts a pool with the `tensord` at `binary`.
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// If the pool does not start.
     pub(crate) fn start_of(binary: &Path, devices: &str) -> Result<Self> {
         Self::start_any(binary, devices, None)
     }
 
-    /// Starts a pool whose worker says that it is reached at `host`.
+    /// Starts a pool whose worker advertises the address `host`.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl LocalPool {
         without_settings(&mut command);
         let process = Process::spawn(command, dir.path().join("pool.log"));
         let url = printed_url(&process, "program")?;
-        // The scheduler itself is where it listens, whatever the worker says.
+        // The scheduler is at its listening address, whatever the worker advertises.
         let url = PoolUrl {
             host: "127.0.0.1".into(),
             ..url
@@ -74,12 +74,12 @@ impl LocalPool {
         })
     }
 
-    /// The id of its process.
+    /// Returns the id of the pool's process.
     pub(crate) fn process_id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Its URL, with op streams over `transport`.
+    /// Returns the pool's URL, with op streams over `transport`.
     pub(crate) fn url(&self, transport: TransportChoice) -> PoolUrl {
         PoolUrl {
             transport,
@@ -87,20 +87,20 @@ impl LocalPool {
         }
     }
 
-    /// Connects to it.
+    /// Connects to the pool.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// If the pool does not respond.
     pub(crate) fn connect(&self, transport: TransportChoice) -> Result<Pool> {
         connect(self.url(transport))
     }
 
-    /// Connects to it and leases a device.
+    /// Connects to the pool and leases a device.
     ///
     /// # Errors
     ///
-    /// When it does not answer, or has no device.
+    /// If the pool does not respond, or has no device.
     pub(crate) fn lease(&self, transport: TransportChoice) -> Result<(Pool, Lease)> {
         lease(self.url(transport))
     }
@@ -110,7 +110,7 @@ impl LocalPool {
 ///
 /// # Errors
 ///
-/// When it does not answer, or has no device.
+/// If the pool does not respond, or has no device.
 pub(crate) fn lease(url: PoolUrl) -> Result<(Pool, Lease)> {
     let pool = connect(url)?;
     set_burn_config(None);
@@ -123,11 +123,11 @@ fn connect(url: PoolUrl) -> Result<Pool> {
     pool.context("cannot connect to the pool")
 }
 
-/// The next URL that `process` prints for `whom`, `program` or `worker`.
+/// Returns the next URL that `process` prints for `whom`: `program` or `worker`.
 ///
 /// # Errors
 ///
-/// When it prints one that is none.
+/// If the printed text is not a pool URL.
 pub(crate) fn printed_url(process: &Process, whom: &str) -> Result<PoolUrl> {
     let url = process.wait_for("URL", |line| {
         let (_, url) = line.split_once("TENSORD_URL=")?;

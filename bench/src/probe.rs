@@ -1,8 +1,8 @@
-//! What a link between two hosts carries: plain TCP, one way, measured as it is.
+//! The throughput and round trip of a link between two hosts: plain TCP, one way.
 //!
-//! On both hosts runs this binary as a server that takes bytes, and that sends
-//! bytes to the other when it is told to. It times them itself, so how far it is
-//! from this process does not matter.
+//! This binary runs on both hosts as a server that receives bytes, and that sends bytes to
+//! the other server on request. The server measures the time itself, so its distance from
+//! this process does not matter.
 
 use std::{
     io::{Read, Write},
@@ -24,14 +24,14 @@ use crate::{
     relay::mesh::Endpoint,
 };
 
-/// How long one answer may take.
+/// Timeout of one reply.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Round trips, of which the fastest counts.
+/// Number of round trips, of which the fastest counts.
 const ROUND_TRIPS: usize = 5;
 
-/// Times that the link is measured. The best counts, as it is to be a bound: what
-/// else the machine does can but take away from it.
+/// Number of measurements of a link. The best one counts, because the result serves as a
+/// bound: other load on the machine can only reduce it.
 const RUNS: usize = 5;
 
 /// Bytes of one measurement where the link's rate is not limited.
@@ -39,36 +39,36 @@ const PLAIN_BYTES: u64 = 1 << 30;
 
 const CHUNK: usize = 256 << 10;
 
-/// A connection's first byte: what comes are bytes, or an [`Order`].
+/// A connection's first byte: payload bytes follow, or an [`Order`].
 const BYTES: u8 = b'b';
 const ORDER: u8 = b'o';
 
-/// Send bytes to someone.
+/// A request to send bytes to a server.
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
     to: SocketAddr,
     bytes: u64,
 }
 
-/// What a link does.
+/// Throughput and round trip of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Found {
     /// GB/s of payload, one way.
     pub(crate) gbs: f64,
-    /// There and back.
+    /// Round trip in ms.
     pub(crate) rtt_ms: f64,
 }
 
-/// Takes and sends bytes until the process is ended.
+/// Receives and sends bytes until the process is killed.
 ///
 /// # Errors
 ///
-/// When it cannot listen.
+/// If the port cannot be bound.
 pub(crate) fn serve(listen: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(listen).with_context(|| format!("{listen}"))?;
     announce(&listener.local_addr()?)?;
     for stream in listener.incoming().flatten() {
-        // Whoever is served has the error: the connection ends.
+        // The client notices an error, because the connection ends.
         thread::spawn(move || answer(stream));
     }
     Ok(())
@@ -86,7 +86,7 @@ fn answer(mut stream: TcpStream) -> Result<()> {
     Ok(stream.shutdown(Shutdown::Write)?)
 }
 
-/// Takes payloads, each behind its length, and says when each is there.
+/// Receives payloads, each preceded by its length, and acknowledges each.
 fn take(mut stream: TcpStream) -> Result<()> {
     let mut chunk = vec![0; CHUNK];
     let mut length = [0; 8];
@@ -103,7 +103,8 @@ fn take(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Sends as ordered, a quarter beforehand, so that TCP has found its pace.
+/// Sends the bytes of `order` and measures the time. Sends a quarter of them first, so that
+/// TCP reaches its steady rate.
 fn send(order: &Order) -> Result<Found> {
     let mut stream = TcpStream::connect(order.to)?;
     stream.set_nodelay(true)?;
@@ -127,7 +128,8 @@ fn send(order: &Order) -> Result<Found> {
         round_trip = round_trip.min(payload(0)?);
     }
     let took = payload(order.bytes)?;
-    // A link so fast that its round trip hides the bytes is not told from it.
+    // On a very fast link the round trip can be most of the time; at most half of the time
+    // is taken off for it.
     let sending = (took - round_trip).max(took / 2.0);
     Ok(Found {
         gbs: order.bytes as f64 / sending / 1e9,
@@ -139,7 +141,7 @@ fn send(order: &Order) -> Result<Found> {
 ///
 /// # Errors
 ///
-/// When a process does not start, or does not answer.
+/// If a process does not start or does not respond.
 pub(crate) fn measure(network: &Network, shape: Shape, dir: &TempDir) -> Result<Found> {
     let servers = [
         start(network, 0, dir.path())?,
@@ -152,7 +154,7 @@ pub(crate) fn measure(network: &Network, shape: Shape, dir: &TempDir) -> Result<
     let _wires = network.connect(&servers.each_ref().map(endpoint), dir)?;
     let bytes = match network {
         Network::Plain => PLAIN_BYTES,
-        // Half a second's worth.
+        // The bytes of half a second.
         Network::Relayed { .. } | Network::Namespaces(_) => shape.bytes_per_second() as u64 / 2,
     };
     let to = SocketAddr::new(network.told_address(1), servers[1].1.port());

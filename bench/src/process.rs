@@ -1,7 +1,7 @@
-//! The processes on the other side: this binary again, and `tensord`.
+//! Server processes: this binary again, and `tensord`.
 //!
-//! Each tells its address in one line on stdout, which begins with
-//! [`ANNOUNCEMENT`], and is ended by its own id when its handle drops.
+//! Each process announces its address in one line on stdout that starts with
+//! [`ANNOUNCEMENT`]. It is killed by its process id when its handle is dropped.
 
 use std::{
     path::PathBuf,
@@ -15,25 +15,24 @@ use serde::{Serialize, de::DeserializeOwned};
 use tempfile::TempDir;
 use tensord_tests::cluster::Process;
 
-/// What a line begins with that tells how to reach a server; JSON follows.
+/// The start of the line that announces how to reach a server; JSON follows.
 const ANNOUNCEMENT: &str = "serving ";
 
-/// Tells the parent process how to reach this one.
+/// Announces to the parent process how to reach this one.
 ///
 /// # Errors
 ///
-/// When `how` is not JSON.
+/// If `how` cannot be serialised.
 pub(crate) fn announce(how: &impl Serialize) -> Result<()> {
     println!("{ANNOUNCEMENT}{}", serde_json::to_string(how)?);
     Ok(())
 }
 
-/// Starts this binary with `args`, and waits for its announcement. Its log goes
-/// to `dir`.
+/// Starts this binary with `args` and waits for its announcement. Its log goes to `dir`.
 ///
 /// # Errors
 ///
-/// When it announces nothing that makes sense.
+/// If the announcement cannot be parsed.
 pub(crate) fn serve<T: DeserializeOwned>(args: &[&str], dir: &TempDir) -> Result<(Process, T)> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let own = std::env::current_exe().context("cannot find this binary")?;
@@ -45,11 +44,11 @@ pub(crate) fn serve<T: DeserializeOwned>(args: &[&str], dir: &TempDir) -> Result
     Ok((process, announced))
 }
 
-/// The next announcement of `process`.
+/// Returns the next announcement of `process`.
 ///
 /// # Errors
 ///
-/// When it makes no sense.
+/// If the announcement cannot be parsed.
 pub(crate) fn announced<T: DeserializeOwned>(process: &Process) -> Result<T> {
     let announced = process.wait_for("announcement", |line| {
         line.strip_prefix(ANNOUNCEMENT).map(str::to_owned)
@@ -57,11 +56,11 @@ pub(crate) fn announced<T: DeserializeOwned>(process: &Process) -> Result<T> {
     serde_json::from_str(&announced).context("a process announced nonsense")
 }
 
-/// The next announcement of `process`, which may fail or take up to `deadline`.
+/// Returns the next announcement of `process`, waiting at most `deadline`.
 ///
 /// # Errors
 ///
-/// When there is none in time, or it makes no sense.
+/// If none arrives in time, or it cannot be parsed.
 pub(crate) fn announced_within<T: DeserializeOwned>(
     process: &Process,
     deadline: Duration,
@@ -73,8 +72,8 @@ pub(crate) fn announced_within<T: DeserializeOwned>(
     serde_json::from_str(&announced).context("a process announced nonsense")
 }
 
-/// Takes `TENSORD_…` out of what `command` inherits: only what the bench sets
-/// counts.
+/// Removes all `TENSORD_…` variables from the environment of `command`, so that only the
+/// bench's settings apply.
 pub(crate) fn without_settings(command: &mut Command) {
     let inherited = std::env::vars_os().map(|(name, _)| name);
     for name in inherited.filter(|name| name.to_string_lossy().starts_with("TENSORD_")) {
@@ -82,8 +81,8 @@ pub(crate) fn without_settings(command: &mut Command) {
     }
 }
 
-/// Bytes of memory that a process has resident, now and at most; `None` where
-/// the system does not tell.
+/// Returns a process's resident memory in bytes, now and at its peak, or `None` where
+/// `/proc` is not available.
 pub(crate) fn resident_bytes(id: u32) -> Option<(u64, u64)> {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
     let field = |name: &str| {
@@ -94,22 +93,23 @@ pub(crate) fn resident_bytes(id: u32) -> Option<(u64, u64)> {
     Some((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-/// How long processes have run so far, all threads, to a hundredth of a second; `None`
-/// where the system does not tell.
+/// Returns the CPU time that a process has used so far with all its threads, in steps of 10
+/// ms, or `None` where `/proc` is not available.
 pub(crate) fn cpu_time(id: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // After the name, which may have anything in it: utime is the 12th, stime the next.
+    // The fields after the name, which may contain any character: utime is the 12th, stime
+    // the next.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
     Some(Duration::from_millis((ticks()? + ticks()?) * 10))
 }
 
-/// The `tensord` that was built along with this binary.
+/// Returns the path of the `tensord` that was built along with this binary.
 ///
 /// # Errors
 ///
-/// When it was not.
+/// If it does not exist.
 pub(crate) fn tensord() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this binary")?;
     let name = format!("tensord{}", std::env::consts::EXE_SUFFIX);

@@ -1,7 +1,7 @@
-//! One line on stderr that says what is being measured.
+//! One line on stderr that shows what is being measured.
 //!
-//! Only on a terminal, and only once it has taken a while: short runs and logs
-//! stay clean. A process that measures for another tells that one instead.
+//! The line appears only on a terminal, and only after a while: short runs and logs stay
+//! clean. A process that measures for another reports to that process instead.
 
 use std::{
     cell::Cell,
@@ -11,21 +11,21 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long a run may take before it shows a line.
+/// How long a run may take before the line appears.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is said.
+/// A progress report.
 pub(crate) enum Update<'a> {
-    /// What is going on.
+    /// A description of the current measurement.
     Doing(&'a str),
-    /// Something to print.
+    /// A text to print.
     Note(&'a str),
 }
 
-/// Tells another process.
+/// A function that reports to another process.
 type UpdateSink = Box<dyn Fn(Update<'_>)>;
 
-/// The line. Clears itself when dropped.
+/// The progress line. It is cleared when dropped.
 pub(crate) struct Progress {
     bar: ProgressBar,
     update: Option<UpdateSink>,
@@ -34,12 +34,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A line that appears when it is due, if stderr is a terminal.
+    /// Creates a line that appears after a while, if stderr is a terminal.
     pub(crate) fn new() -> Self {
         Self::start(std::io::stderr().is_terminal())
     }
 
-    /// As [`new`](Self::new), with a bar of `steps`.
+    /// Like [`new`](Self::new), with a bar of `steps` steps.
     pub(crate) fn counting(steps: u64) -> Self {
         let progress = Self::new();
         let template = "{elapsed_precise} [{bar:30}] {pos}/{len}, {eta} left  {msg}";
@@ -50,19 +50,19 @@ impl Progress {
         progress
     }
 
-    /// A step is done.
+    /// Counts a step as done.
     pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
 
-    /// Has `update` say everything, at once.
+    /// Passes all reports to `update`, immediately.
     pub(crate) fn sending(update: impl Fn(Update<'_>) + 'static) -> Self {
         let mut progress = Self::start(false);
         progress.update = Some(Box::new(update));
         progress
     }
 
-    /// A line that never appears.
+    /// Creates a line that never appears.
     #[cfg(test)]
     pub(crate) fn hidden() -> Self {
         Self::start(false)
@@ -81,7 +81,7 @@ impl Progress {
         }
     }
 
-    /// Says what is going on.
+    /// Shows what is being measured.
     pub(crate) fn update(&self, what: &str) {
         if let Some(update) = &self.update {
             return update(Update::Doing(what));
@@ -93,7 +93,7 @@ impl Progress {
         self.bar.set_message(what.to_owned());
     }
 
-    /// Prints `text` to stdout without leaving half a line behind.
+    /// Prints `text` to stdout, without overlap with the progress line.
     pub(crate) fn print(&self, text: &str) {
         if let Some(update) = &self.update {
             return update(Update::Note(text));

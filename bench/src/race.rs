@@ -1,7 +1,8 @@
-//! Contenders measured in turn, so that noise hits all alike.
+//! Contenders measured in turn, so that noise affects all alike.
 //!
-//! Every round measures each contender once, in an order of its own. The first round warms
-//! up servers, caches and whatever contenders keep, and does not count.
+//! Every round measures each contender once, in an order that changes from round to round.
+//! The first round warms up servers, caches and the contenders' own state, and does not
+//! count.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
@@ -21,8 +22,8 @@ pub(crate) struct Contender<'a> {
 }
 
 impl<'a> Contender<'a> {
-    /// `key` names it in JSON, `label` in tables; `measure` is given the number
-    /// of the round and returns one sample.
+    /// Creates a contender that is called `key` in JSON and `label` in tables. `measure`
+    /// receives the number of the round and returns one sample.
     pub(crate) fn new(
         key: impl Into<String>,
         label: impl Into<String>,
@@ -36,18 +37,18 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// What a race found, in the order of the contenders.
+/// The results of a race, in the order of the contenders.
 #[derive(Debug, Clone)]
 pub(crate) struct Results(Vec<Finding>);
 
-/// What a race found of one contender.
+/// The result of one contender.
 #[derive(Debug, Clone)]
 pub(crate) struct Finding {
-    /// Its name in JSON.
+    /// The contender's name in JSON.
     pub(crate) key: String,
-    /// Its name in tables.
+    /// The contender's name in tables.
     pub(crate) label: String,
-    /// Its samples.
+    /// A summary of its samples.
     pub(crate) summary: Summary,
 }
 
@@ -87,13 +88,13 @@ pub(crate) fn race(
     Ok(Results(found.collect::<Result<_>>()?))
 }
 
-/// In which order a round measures `count` contenders.
+/// Returns the order in which a round measures `count` contenders.
 ///
-/// What one leaves behind, the next one finds: pages in the system's hands or its host's,
-/// a processor that is warm or has slept. In 2 `count` rounds each contender comes after
-/// each other equally often, and in fewer nearly so (E. J. Williams, "Experimental Designs
-/// Balanced for the Estimation of Residual Effects of Treatments", 1949). Of three and
-/// more none comes after itself.
+/// A contender's state affects the next one: pages held by the system or its host, a
+/// processor that is warm or has slept. In 2 `count` rounds each contender follows each
+/// other one equally often, and in fewer rounds nearly so (E. J. Williams, "Experimental
+/// Designs Balanced for the Estimation of Residual Effects of Treatments", 1949). With
+/// three or more contenders, none follows itself.
 fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |turn| {
         let turn = match round % 2 {
@@ -105,29 +106,29 @@ fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
             0 => count - turn / 2,
             _ => turn / 2 + 1,
         };
-        // By two, or a round would begin with who ended the one before.
+        // By two, or a round would begin with the last contender of the previous round.
         (round / 2 + round % 2 * 2 + step) % count
     })
 }
 
 impl Results {
-    /// The findings, in order.
+    /// Returns the findings, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Finding> {
         self.0.iter()
     }
 
-    /// The median of the contender called `key`, if it took part.
+    /// Returns the median of the contender called `key`, if it took part.
     pub(crate) fn median(&self, key: &str) -> Option<f64> {
         let finding = self.0.iter().find(|finding| finding.key == key);
         finding.map(|finding| finding.summary.median)
     }
 
-    /// How the median of `key` compares with that of `base`.
+    /// Returns the ratio of the median of `key` to that of `base`.
     pub(crate) fn ratio(&self, key: &str, base: &str) -> Option<f64> {
         ratio(self.median(key)?, self.median(base)?)
     }
 
-    /// Medians by key, and all quartiles under `quartiles`.
+    /// Returns the medians by key, and all quartiles under `quartiles`.
     pub(crate) fn to_json(&self) -> Map<String, Value> {
         let medians = self
             .0

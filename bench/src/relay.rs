@@ -1,9 +1,9 @@
-//! A relay in a process of its own that delays what passes, and counts it.
+//! A relay in a process of its own that delays and counts traffic.
 //!
-//! TCP and UDP on one port. Each direction is a line of its own: a thread reads
-//! and stamps, another sends when the time has come. So order is kept, bandwidth
-//! is not limited, and delays are exact to some 0.1 ms, which an async timer's
-//! are not. Counts go to whoever connects to a second port.
+//! It relays TCP and UDP on one port. Each direction has its own delay line: one thread
+//! reads and stamps the data, another sends it when it is due. So order is kept, bandwidth
+//! is not limited, and delays are accurate to some 0.1 ms, which an async timer's are not.
+//! A second port serves the counts to every client that connects.
 //!
 //! [`mesh`] is a relay between many hosts that limits bandwidth, too.
 
@@ -35,12 +35,12 @@ use crate::process::{announce, serve};
 /// Bytes read at once.
 const CHUNK: usize = 64 << 10;
 
-/// Bytes that passed since the start.
+/// Bytes relayed since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Count {
-    /// To the server.
+    /// Bytes to the server.
     pub(crate) up: u64,
-    /// From it.
+    /// Bytes from the server.
     pub(crate) down: u64,
 }
 
@@ -56,22 +56,22 @@ struct Announcement {
     counts: SocketAddr,
 }
 
-/// Where to listen, where to send on to, and how late.
+/// Addresses and delay of a relay.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
-    /// Where clients connect.
+    /// The address for clients.
     pub(crate) listen: SocketAddr,
-    /// Where the server is.
+    /// The server's address.
     pub(crate) to: SocketAddr,
-    /// How much later everything arrives, each way.
+    /// One-way delay, added in each direction.
     pub(crate) delay: Duration,
 }
 
-/// Relays until the process is ended.
+/// Relays until the process is killed.
 ///
 /// # Errors
 ///
-/// When it cannot listen.
+/// If a port cannot be bound.
 pub(crate) fn run(route: Route) -> Result<()> {
     let counters = Arc::new(Counters::default());
     let tcp = TcpListener::bind(route.listen).with_context(|| format!("{}", route.listen))?;
@@ -98,7 +98,8 @@ pub(crate) fn run(route: Route) -> Result<()> {
     Ok(())
 }
 
-/// Adds to one of the counters, and tells when the bytes passed: at once.
+/// Returns a function that adds bytes to one of the counters and returns the time at which
+/// they passed: now.
 fn count(
     counters: &Arc<Counters>,
     which: fn(&Counters) -> &AtomicU64,
@@ -116,14 +117,14 @@ fn tell_counts(listener: &TcpListener, counters: &Counters) {
             up: counters.up.load(Ordering::Relaxed),
             down: counters.down.load(Ordering::Relaxed),
         };
-        // Whoever asked may be gone.
+        // The client may be gone.
         let _ = serde_json::to_writer(&asking, &count).map(|()| asking.flush());
     }
 }
 
-/// Passes on what `from` sends until it ends, then ends `to`. `pace` is told of
-/// bytes as they are read, may take its time, and tells when they passed; they
-/// arrive `delay` later.
+/// Relays data from `from` to `to` until `from` ends, then shuts `to` down for writing.
+/// `pace` is called with the number of bytes of each read, may block, and returns when the
+/// bytes passed; they arrive `delay` later.
 fn relay_stream(
     mut from: TcpStream,
     mut to: TcpStream,
@@ -146,10 +147,10 @@ fn relay_stream(
     });
 }
 
-/// Passes datagrams on, from a socket for each client, and their answers back.
+/// Relays datagrams, with a socket to the server for each client, and their replies.
 fn relay_datagrams(socket: &UdpSocket, route: Route, counters: &Arc<Counters>) {
     let send = |(server, bytes): (Arc<UdpSocket>, Vec<u8>)| {
-        // What cannot be sent is lost, as on any network.
+        // A datagram that cannot be sent is lost, as on any network.
         let _ = server.send(&bytes);
         true
     };
@@ -157,7 +158,7 @@ fn relay_datagrams(socket: &UdpSocket, route: Route, counters: &Arc<Counters>) {
     let up = count(counters, |c| &c.up);
     let mut clients: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
     let mut buffer = vec![0; CHUNK];
-    // An error here is an answer from a client's host that the client is gone.
+    // An error here is a client host's report that the client is gone.
     loop {
         let Ok((bytes, client)) = socket.recv_from(&mut buffer) else {
             continue;
@@ -177,7 +178,7 @@ fn relay_datagrams(socket: &UdpSocket, route: Route, counters: &Arc<Counters>) {
     }
 }
 
-/// A socket to the server whose answers go to `client`.
+/// Returns a socket to the server whose received datagrams are relayed to `client`.
 fn answers(
     socket: &UdpSocket,
     client: SocketAddr,
@@ -202,11 +203,11 @@ fn answers(
     Ok(server)
 }
 
-/// An address of this host other than 127.0.0.1 that is not reached from outside.
+/// Returns a loopback address of this host other than 127.0.0.1.
 ///
 /// # Errors
 ///
-/// When there is none.
+/// If this host has none.
 pub(crate) fn second_loopback() -> Result<IpAddr> {
     let candidates = [IpAddr::from([127, 0, 0, 2]), "::1".parse()?];
     let free = |address: &IpAddr| TcpListener::bind((*address, 0)).is_ok();
@@ -221,11 +222,11 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Starts one.
+    /// Starts a relay.
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// If the process does not start.
     pub(crate) fn start(route: Route, dir: &TempDir) -> Result<Self> {
         let (listen, to) = (route.listen.to_string(), route.to.to_string());
         let delay = route.delay.as_micros().to_string();
@@ -245,16 +246,16 @@ impl Relay {
         })
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub(crate) fn address(&self) -> SocketAddr {
         self.announced.address
     }
 
-    /// What passed so far.
+    /// Returns the bytes relayed so far.
     ///
     /// # Errors
     ///
-    /// When the relay is gone.
+    /// If the relay is gone.
     pub(crate) fn count(&self) -> Result<Count> {
         let asking = TcpStream::connect(self.announced.counts)?;
         serde_json::from_reader(asking).context("the relay told nonsense")

@@ -1,8 +1,8 @@
-//! Burn's own remote backend: its server on Flex, and how it is reached.
+//! Burn's own remote backend: its server on Flex, and devices that connect to it.
 //!
-//! Over WebSocket as Burn ships it. Over Iroh with endpoints on loopback alone,
-//! no relays and no lookups, and with segmentation offload off, which is what
-//! Burn sets for the endpoints it binds itself.
+//! WebSocket is used as Burn ships it. Iroh has endpoints only on loopback, no relays and
+//! no lookups, and segmentation offload off, which is what Burn sets for the endpoints it
+//! binds itself.
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -28,11 +28,11 @@ use tokio::runtime::Runtime;
 
 use crate::process::{announce, serve};
 
-/// Serves a Flex device over WebSocket until the process is ended.
+/// Serves a Flex device over WebSocket until the process is killed.
 ///
 /// # Errors
 ///
-/// When it cannot listen.
+/// If no port can be bound.
 pub(crate) fn serve_websocket(runtime: &Runtime) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
     announce(&listener.local_addr()?.to_string())?;
@@ -41,11 +41,11 @@ pub(crate) fn serve_websocket(runtime: &Runtime) -> Result<()> {
     served.context("Burn's server ended")
 }
 
-/// Serves a Flex device over Iroh until the process is ended.
+/// Serves a Flex device over Iroh until the process is killed.
 ///
 /// # Errors
 ///
-/// When it cannot listen.
+/// If no port can be bound.
 pub(crate) fn serve_iroh(runtime: &Runtime) -> Result<()> {
     runtime.block_on(async {
         let endpoint = loopback_endpoint().await?;
@@ -72,48 +72,48 @@ async fn loopback_endpoint() -> Result<Endpoint> {
     endpoint.map_err(|e| anyhow!("Iroh cannot listen: {e}"))
 }
 
-/// A server over WebSocket, and its address.
+/// Starts a server over WebSocket and returns its process and address.
 ///
 /// # Errors
 ///
-/// When it does not start.
+/// If the server does not start.
 pub(crate) fn start_websocket(dir: &TempDir) -> Result<(Process, String)> {
     serve(&["serve-websocket"], dir)
 }
 
-/// The device of the server over WebSocket at `address`.
+/// Connects to the device of the server over WebSocket at `address`.
 ///
 /// # Errors
 ///
-/// When it does not answer.
+/// If the server does not respond.
 pub(crate) fn websocket_device(address: &str) -> Result<Device> {
     websocket_device_with(address, BurnConfig::default())
 }
 
-/// The same, for a program with this configuration of Burn's.
+/// Like [`websocket_device`], with Burn's configuration `config`.
 ///
 /// # Errors
 ///
-/// When it does not answer.
+/// If the server does not respond.
 pub(crate) fn websocket_device_with(address: &str, config: BurnConfig) -> Result<Device> {
     let host = RemoteHost::websocket(&format!("ws://{address}"));
     only_device(&host, config)
 }
 
-/// A server over Iroh, and its address.
+/// Starts a server over Iroh and returns its process and address.
 ///
 /// # Errors
 ///
-/// When it does not start.
+/// If the server does not start.
 pub(crate) fn start_iroh(dir: &TempDir) -> Result<(Process, EndpointAddr)> {
     serve(&["serve-iroh"], dir)
 }
 
-/// The device of the server over Iroh at `address`, dialled from `runtime`.
+/// Connects to the device of the server over Iroh at `address`, dialled from `runtime`.
 ///
 /// # Errors
 ///
-/// When it does not answer.
+/// If the server does not respond.
 pub(crate) fn iroh_device(runtime: &Runtime, address: EndpointAddr) -> Result<Device> {
     let endpoint = runtime.block_on(loopback_endpoint())?;
     let host = RemoteHost::iroh(IrohHost::new(address).with_endpoint(endpoint));
@@ -121,15 +121,16 @@ pub(crate) fn iroh_device(runtime: &Runtime, address: EndpointAddr) -> Result<De
 }
 
 fn only_device(host: &RemoteHost, config: BurnConfig) -> Result<Device> {
-    // As in a program of its own, whatever this one met before.
+    // As in a separate program, regardless of earlier devices in this process.
     set_burn_config(Some(config));
     let devices = host.devices().context("cannot connect to Burn's server")?;
     devices.into_iter().next().context("it has no device")
 }
 
-/// Burn reads its configuration once a process, and a device reads it when it
-/// connects. Setting it before each device gives every contender what it has in a
-/// program of its own; `None` leaves it to the library that comes next.
+/// Sets Burn's configuration. Burn reads it once per process, and a device reads it when it
+/// connects. Setting it before each device gives every contender the configuration that it
+/// would have in a program of its own. `None` leaves the choice to the library that
+/// connects next.
 pub(crate) fn set_burn_config(config: Option<BurnConfig>) {
     *BurnConfig::storage().lock() = config.map(Arc::new);
 }

@@ -1,4 +1,4 @@
-//! What a bench found: numbers for programs, a table for people.
+//! The result of a bench: numbers for programs, a table for people.
 
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
 use serde::{Deserialize, Serialize};
@@ -12,13 +12,13 @@ use crate::{
 /// The result of a bench.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// For programs.
+    /// The figures for programs.
     pub(crate) json: Value,
-    /// For people.
+    /// The table for people.
     pub(crate) table: String,
 }
 
-/// An empty table with columns of names, then columns of numbers.
+/// Returns an empty table with columns of names, then columns of numbers.
 pub(crate) fn table(names: &[&str], numbers: &[&str]) -> Table {
     let mut table = Table::new();
     table
@@ -33,7 +33,7 @@ pub(crate) fn table(names: &[&str], numbers: &[&str]) -> Table {
     table
 }
 
-/// `value` as a cell: three digits, and thousands apart.
+/// Formats `value` for a cell: three significant digits, and separators for thousands.
 pub(crate) fn number(value: f64) -> String {
     let rounded = round(value);
     if rounded.abs() < 1000.0 {
@@ -51,12 +51,12 @@ pub(crate) fn number(value: f64) -> String {
     text
 }
 
-/// A value that may be missing as a cell.
+/// Formats a value that may be missing for a cell.
 pub(crate) fn optional(value: Option<f64>) -> String {
     value.map_or_else(|| "–".into(), number)
 }
 
-/// A row for each finding: its name, its median and its quartiles.
+/// Adds a row for each finding: its name, its median and its quartiles.
 pub(crate) fn add_findings(table: &mut Table, first: &[&str], found: &Results) {
     for finding in found.iter() {
         let summary = &finding.summary;
@@ -69,7 +69,7 @@ pub(crate) fn add_findings(table: &mut Table, first: &[&str], found: &Results) {
     }
 }
 
-/// Quartiles as a cell.
+/// Formats quartiles for a cell.
 pub(crate) fn spread(summary: &Summary) -> String {
     format!("{} – {}", number(summary.q1), number(summary.q3))
 }

@@ -1,23 +1,23 @@
-//! What is told of repeated measurements. Pure: numbers in, numbers out.
+//! Statistics of repeated measurements. Pure: numbers in, numbers out.
 //!
-//! Medians and quartiles, not means: on a shared machine the slow samples say
-//! what else was running.
+//! Medians and quartiles, not means: on a shared machine the slow samples mostly measure
+//! other processes.
 
 use serde::{Deserialize, Serialize};
 
-/// The middle of some samples and how far they spread.
+/// The median and the quartiles of some samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// Half of the samples are below.
+    /// Half of the samples are below this value.
     pub(crate) median: f64,
-    /// A quarter of the samples is below.
+    /// A quarter of the samples is below this value.
     pub q1: f64,
-    /// Three quarters of the samples are below.
+    /// Three quarters of the samples are below this value.
     pub q3: f64,
 }
 
 impl Summary {
-    /// Summarises `samples`; `None` without any, or with one that is no number.
+    /// Summarises `samples`. Returns `None` without samples, or if a sample is NaN.
     pub(crate) fn of(samples: &[f64]) -> Option<Self> {
         if samples.is_empty() || samples.iter().any(|sample| sample.is_nan()) {
             return None;
@@ -32,20 +32,20 @@ impl Summary {
     }
 }
 
-/// The value below which the share `q` of `sorted` lies, interpolated.
+/// Returns the value below which the share `q` of `sorted` lies, interpolated.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     low + (high - low) * at.fract()
 }
 
-/// How many times `base` goes into `value`; `None` where that says nothing.
+/// Returns `value / base`, or `None` if `base` is not positive or the ratio is not finite.
 pub(crate) fn ratio(value: f64, base: f64) -> Option<f64> {
     let ratio = value / base;
     (base > 0.0 && ratio.is_finite()).then_some(ratio)
 }
 
-/// `value` with three significant digits, as JSON and tables show it.
+/// Rounds `value` to three significant digits, for JSON and tables.
 pub(crate) fn round(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;

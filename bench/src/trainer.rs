@@ -18,12 +18,12 @@ use crate::{
     models::{CLASSES, Model, Network, PIXELS, SIDE},
 };
 
-/// Images in a batch, unless a bench says otherwise.
+/// Images in a batch, unless a bench chooses another size.
 pub(crate) const BATCH: usize = 64;
 
 const LEARNING_RATE: f64 = 1e-3;
 
-/// Images and what they show, not yet on a device.
+/// Images and their labels, in host memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Batch {
     images: TensorData,
@@ -31,7 +31,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// `size` images of noise, the same for the same `seed`.
+    /// Returns `size` images of noise, the same for the same `seed`.
     pub(crate) fn noise(size: usize, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let pixels: Vec<f32> = (&mut random).random_iter().take(size * PIXELS).collect();
@@ -43,12 +43,12 @@ impl Batch {
         }
     }
 
-    /// The part of it that the `rank`-th of `world` devices trains on. All parts
-    /// are as large, which takes a size that `world` divides.
+    /// Returns the shard of the batch for device `rank` of `world`. All shards have the
+    /// same size.
     ///
     /// # Errors
     ///
-    /// When it does not.
+    /// If `world` does not divide the batch's size.
     pub(crate) fn shard(&self, rank: usize, world: usize) -> Result<Self> {
         let size = self.labels.shape()[0];
         ensure!(
@@ -69,13 +69,14 @@ impl Batch {
 
 static NEXT_SEED: AtomicU64 = AtomicU64::new(1 << 32);
 
-/// Has seeds of this process begin at `first`, as another has used those before.
+/// Makes seeds of this process start at `first`, because another process has used those
+/// before.
 pub(crate) fn start_seeds_at(first: u64) {
     NEXT_SEED.store(first, Ordering::Relaxed);
 }
 
-/// Seeds for batches that no other part of this process has used: what a worker
-/// was sent before, by whomever, it need not be sent again.
+/// Returns seeds for batches that no other part of this process has used, because a worker
+/// may still hold any earlier upload, which then need not be sent again.
 pub(crate) fn fresh_seeds(count: usize) -> Range<u64> {
     let first = NEXT_SEED.fetch_add(count as u64, Ordering::Relaxed);
     first..first + count as u64
@@ -92,13 +93,13 @@ pub(crate) struct Trainer {
 }
 
 impl Trainer {
-    /// Puts `model` on `device`.
+    /// Creates a trainer of a new `model` on `device`.
     pub(crate) fn new(model: Model, device: &Device, upload: Upload) -> Self {
         let device = device.clone().autodiff();
         Self::with_network(Network::new(model, &device), &device, upload)
     }
 
-    /// Trains `network`, which is on `device`.
+    /// Creates a trainer of `network`, which is on `device`.
     pub(crate) fn with_network(network: Network, device: &Device, upload: Upload) -> Self {
         let device = device.clone().autodiff();
         Self {
@@ -111,21 +112,22 @@ impl Trainer {
         }
     }
 
-    /// Takes a step and returns its loss, not read.
+    /// Takes a step and returns its loss, which has not been read.
     ///
     /// # Errors
     ///
-    /// When an earlier step panicked half-way.
+    /// If an earlier step panicked.
     pub(crate) fn step(&mut self, batch: Batch) -> Result<Tensor<1>> {
         let (images, labels) = self.upload(batch);
         self.learn(images, labels)
     }
 
-    /// Takes a step on a batch that is on the device, and returns its loss, not read.
+    /// Takes a step on a batch that is on the device, and returns its loss, which has not
+    /// been read.
     ///
     /// # Errors
     ///
-    /// When an earlier step panicked half-way.
+    /// If an earlier step panicked.
     pub(crate) fn learn(&mut self, images: Tensor<3>, labels: Tensor<1, Int>) -> Result<Tensor<1>> {
         let network = self.network.take().context("a step failed before")?;
         let loss = self.criterion.forward(network.forward(images), labels);
@@ -135,7 +137,7 @@ impl Trainer {
         Ok(message)
     }
 
-    /// Puts a batch on the device.
+    /// Uploads a batch to the device.
     pub(crate) fn upload(&mut self, batch: Batch) -> (Tensor<3>, Tensor<1, Int>) {
         let images: Tensor<3> = data::from_data(batch.images, &self.device, self.upload);
         let labels: Tensor<1, Int> = data::from_data(batch.labels, &self.device, self.upload);
@@ -149,7 +151,7 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// When a step or the read fails, or there are no batches.
+    /// If a step or the read fails, or if there are no batches.
     pub(crate) fn steps(&mut self, batches: impl IntoIterator<Item = Batch>) -> Result<f32> {
         let mut last = None;
         for batch in batches {
@@ -158,16 +160,16 @@ impl Trainer {
         data::scalar(last.context("no batches")?)
     }
 
-    /// What is trained.
+    /// Returns the network.
     ///
     /// # Errors
     ///
-    /// When an earlier step panicked half-way.
+    /// If an earlier step panicked.
     pub(crate) fn network(&self) -> Result<&Network> {
         self.network.as_ref().context("a step failed before")
     }
 
-    /// Bytes of the batches so far, as the device holds them.
+    /// Returns the bytes of all uploaded batches, in the device's dtypes.
     pub(crate) fn uploaded_bytes(&self) -> u64 {
         self.uploaded_bytes
     }

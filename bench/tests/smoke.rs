@@ -1,10 +1,10 @@
-//! Runs every bench at its smallest, with real processes, and looks at the JSON.
+//! Runs every bench with its smallest sizes, with real processes, and checks the JSON.
 
 use std::{path::Path, process::Command};
 
 use serde_json::Value;
 
-/// What programs rely on: a path into the JSON, each of which is a number.
+/// Paths of the figures in the JSON that programs rely on. Each must be a number.
 const FIELDS: &[&str] = &[
     "/machine/cores",
     "/ops/local_us",

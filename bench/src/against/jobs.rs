@@ -1,8 +1,8 @@
-//! What both builds measure, and which figures count.
+//! The jobs that both builds measure, and the figures that are compared.
 //!
-//! For `ops`, `step`, `read` and `attach` a job is one turn of one contender, and only tensord's
-//! contenders take part, plus a local one as a control. `wire` and `bulk` are run as a whole,
-//! and one of their other contenders is the control.
+//! For `ops`, `step`, `read` and `attach` a job is one turn of one contender, and only
+//! tensord's contenders take part, plus a local one as a control. `wire` and `bulk` are run
+//! as a whole, and one of their other contenders is the control.
 
 use std::ops::RangeInclusive;
 
@@ -11,51 +11,52 @@ use tensord_transport::TransportChoice;
 
 use crate::bench::Bench;
 
-/// Most rounds of `wire`: its figures are bytes, which hardly differ from run to run.
+/// Maximum number of rounds of `wire`: its figures are bytes, which hardly differ from run
+/// to run.
 const WIRE_ROUNDS: usize = 3;
 
-/// Most that an attach may take, in ms, whatever it took before.
+/// Maximum time of an attach in ms, independent of the earlier build's.
 const ATTACH_MOST_MS: f64 = 20.0;
 
-/// Something that a build measures in one go.
+/// A unit of measurement, run in one process of a build.
 pub(super) struct Job {
-    /// Of which bench.
+    /// The bench that the job belongs to.
     pub(super) bench: Bench,
-    /// For people.
+    /// The job's name in progress reports.
     pub(super) title: String,
-    /// The turn to take; without one it is the whole bench.
+    /// The turn to take, or `None` for the whole bench.
     pub(super) turn: Option<Turn>,
-    /// What of the outcome counts.
+    /// The figures of the result that are compared.
     pub(super) figures: Vec<Figure>,
 }
 
-/// What is found in a job's outcome.
+/// A figure in a job's result.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Figure {
-    /// What it is called; ends with its unit.
+    /// The figure's name, which ends with its unit.
     pub(super) name: String,
-    /// Where it is.
+    /// JSON pointer to the figure in the result.
     pub(super) pointer: String,
-    /// What to make of it.
+    /// How the figure is judged.
     pub(super) kind: Kind,
-    /// More than this is too much, whatever it was before.
+    /// Upper limit, independent of the earlier build's figure.
     pub(super) most: Option<f64>,
 }
 
-/// What to make of a figure.
+/// The rule by which a figure is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Less is better.
     Cost,
     /// More is better.
     Rate,
-    /// Does not use tensord, so it shows how quiet the machine was.
+    /// Does not use tensord, so it shows how much other load the machine had.
     Control,
     /// Must be the same in every sample.
     Constant,
 }
 
-/// A turn, but for the pool's URL.
+/// A turn without the pool's URL.
 pub(super) struct Turn {
     peer: Peer,
     before: &'static str,
@@ -71,7 +72,7 @@ enum Peer {
 }
 
 impl Turn {
-    /// The task, for a pool with the URLs that `url` gives.
+    /// Returns the task, for a pool whose URLs `url` returns.
     pub(super) fn task(&self, url: impl Fn(TransportChoice) -> String) -> Value {
         let peer = match self.peer {
             Peer::Local => json!("Local"),
@@ -85,8 +86,8 @@ impl Turn {
 }
 
 impl Job {
-    /// The rounds of `rounds` in which it is measured. The 0th is to warm up pools and
-    /// machine, and does not count; whole benches do that by themselves.
+    /// Returns the rounds, of `rounds`, in which the job is measured. Round 0 warms up
+    /// pools and machine, and does not count; whole benches warm up by themselves.
     pub(super) fn rounds(&self, rounds: usize) -> RangeInclusive<usize> {
         match (&self.turn, self.bench) {
             (Some(_), _) => 0..=rounds,
@@ -96,7 +97,7 @@ impl Job {
     }
 }
 
-/// The jobs of `benches`, in order. With `quick`, `bulk` has one size.
+/// Returns the jobs of `benches`, in order. With `quick`, `bulk` has one size.
 pub(super) fn jobs(benches: &[Bench], quick: bool) -> Vec<Job> {
     let jobs_of = |bench: &Bench| match bench {
         Bench::Ops => ops(),
@@ -119,7 +120,7 @@ fn figure(name: impl Into<String>, pointer: impl Into<String>, kind: Kind) -> Fi
     }
 }
 
-/// A turn whose outcome is a number of µs.
+/// Returns a job of one turn whose result is a number of µs.
 fn turn(
     bench: Bench,
     name: &str,
@@ -169,7 +170,8 @@ fn ops() -> Vec<Job> {
     .into()
 }
 
-/// Over TCP alone, as a turn takes seconds; `ops`, `read` and `bulk` cover the other carriers.
+/// Measures only TCP, because a turn takes seconds; `ops`, `read` and `bulk` cover the
+/// other carriers.
 fn step() -> Vec<Job> {
     let models = [
         ("mlp", r#","Mlp","Helper"]}"#, r#","Mlp","Plain"]}"#),

@@ -18,7 +18,7 @@ pub(super) struct Comparison {
 struct Row {
     bench: &'static str,
     figure: Figure,
-    /// Of this build, and of the earlier.
+    /// Summaries of this build and of the earlier one.
     summaries: [Summary; 2],
     verdict: Verdict,
 }
@@ -30,11 +30,11 @@ enum Verdict {
     Fine,
     /// Worse by more than the tolerance.
     Worse,
-    /// Over a bound of its own.
+    /// Above the figure's own upper limit.
     TooMuch,
     /// Not judged.
     Control,
-    /// It should be the same in every sample, and is not.
+    /// Should be the same in every sample, but is not.
     Differs,
 }
 
@@ -56,7 +56,7 @@ impl Comparison {
     ///
     /// # Errors
     ///
-    /// When a figure has no samples, or one that is no number.
+    /// If a figure has no samples, or a NaN among them.
     pub(super) fn of(jobs: &[Job], samples: Vec<[Vec<f64>; 2]>, tolerance: f64) -> Result<Self> {
         let figures = jobs.iter().flat_map(|job| {
             let bench = job.bench.name();
@@ -79,12 +79,13 @@ impl Comparison {
         Ok(Self { rows, tolerance })
     }
 
-    /// Whether a median of this build is worse by more than it may be.
+    /// Returns whether a median of this build is worse by more than the tolerance, or above
+    /// its limit.
     pub(super) fn is_worse(&self) -> bool {
         self.rows.iter().any(|row| row.is_worse())
     }
 
-    /// For people.
+    /// Returns the comparison as a table for people.
     pub(super) fn table(&self) -> String {
         let numbers = ["this", "quartiles", "earlier", "quartiles", "this/earlier"];
         let mut rows = table(&["bench", "figure"], &numbers);
@@ -147,7 +148,7 @@ impl Comparison {
         lines
     }
 
-    /// For programs.
+    /// Returns the comparison as JSON for programs.
     pub(super) fn to_json(&self) -> Value {
         let rows = self.rows.iter().map(|row| {
             let [this, earlier] = &row.summaries;

@@ -1,12 +1,10 @@
-//! All-reduce between workers, each a process on a host of its own, over links of
-//! a known rate.
+//! All-reduce between workers, each a process on its own host, over links of a known rate.
 //!
-//! A sample is a number of all-reduces one after the other, each on the result of
-//! the one before, from all ranks ready to all ranks done. What links carry is
-//! measured in the same run. With `n` ranks an all-reduce of `S` bytes has to move
-//! at least `2(n-1)/n·S` out of each; *bus bandwidth* is that over the time, so
-//! that it can be compared with the link whatever `n` is: the rate of the link is
-//! the most it can be.
+//! A sample is the time of several all-reduces, each on the result of the previous one,
+//! from all ranks ready to all ranks done. The throughput of the links is measured in the
+//! same run. With `n` ranks an all-reduce of `S` bytes has to move at least `2(n-1)/n·S`
+//! out of each rank; *bus bandwidth* is that number divided by the time. So it can be
+//! compared with the link for every `n`: its upper bound is the rate of the link.
 
 mod group;
 mod run;
@@ -36,20 +34,20 @@ use crate::{
 
 const MIB: usize = 1 << 20;
 
-/// Workers, and the rate of their links in Mbit/s: such that the links are the
-/// limit and not the cores that all workers share.
+/// Numbers of workers, and the rate of their links in Mbit/s, which is such that the links
+/// are the bottleneck and not the cores that all workers share.
 const WORLDS: [(usize, u64); 3] = [(2, 1000), (4, 1000), (8, 250)];
 
-/// One way, in ms.
+/// One-way latencies in ms.
 const LATENCIES_MS: [u64; 2] = [0, 20];
 
 const SIZES_MIB: [usize; 4] = [1, 16, 64, 256];
 
-/// How long a sample should take at least, and the most all-reduces in it.
+/// Minimum time of a sample, and the maximum number of all-reduces in it.
 const SAMPLE: Duration = Duration::from_secs(1);
 const MOST_REPETITIONS: usize = 32;
 
-/// What is measured in one network.
+/// The part of the bench that is measured in one network.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Part {
     world: usize,
@@ -58,11 +56,11 @@ struct Part {
     gloo: bool,
 }
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a worker, the network or Gloo fails.
+/// If a worker, the network or Gloo fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("allreduce");
     let inside = Inside::find(Bench::Allreduce, context);
@@ -86,7 +84,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 ///
 /// # Errors
 ///
-/// When a worker, the network or Gloo fails.
+/// If a worker, the network or Gloo fails.
 pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Value> {
     let part: Part = serde_json::from_value(part)?;
     let shape = Shape {
@@ -147,7 +145,8 @@ fn measure_sizes(
     runs.collect()
 }
 
-/// How near the bound it came; nothing where the link has no limit of its own.
+/// Returns the ratio of the bus bandwidth to the link's, or `None` where the link has no
+/// rate limit.
 fn bound_ratio(network: &Network, busbw_gbs: f64, link: Link) -> Option<f64> {
     match network {
         Network::Plain => None,
@@ -155,13 +154,13 @@ fn bound_ratio(network: &Network, busbw_gbs: f64, link: Link) -> Option<f64> {
     }
 }
 
-/// Bytes that an all-reduce has to move out of each rank.
+/// Returns the bytes that an all-reduce has to move out of each rank.
 fn moved_bytes(mib: usize, world: usize) -> f64 {
     let world = world as f64;
     2.0 * (world - 1.0) / world * (mib * MIB) as f64
 }
 
-/// All-reduces that fill a sample.
+/// Returns the number of all-reduces that fill a sample.
 fn repetitions(mib: usize, world: usize, shape: Shape) -> usize {
     let carried = moved_bytes(mib, world) / shape.bytes_per_second();
     let took = carried + 2.0 * shape.latency.as_secs_f64();
@@ -169,7 +168,7 @@ fn repetitions(mib: usize, world: usize, shape: Shape) -> usize {
     count.clamp(1, MOST_REPETITIONS)
 }
 
-/// Seconds of an all-reduce, and bytes that the rank sent which sent most.
+/// Measures the seconds of an all-reduce, and the bytes sent by the rank that sent most.
 fn measure_size(
     context: &Context,
     fleet: &Fleet<'_>,
@@ -194,7 +193,8 @@ fn measure_size(
     Ok((seconds, Summary::of(&sent).map(|sent| sent.median)))
 }
 
-/// Bytes that a rank sent for each of `count` all-reduces, at most.
+/// Returns the bytes per all-reduce sent by the rank that sent most, over `count`
+/// all-reduces.
 fn most_sent(before: Option<Vec<u64>>, after: Option<Vec<u64>>, count: usize) -> Option<f64> {
     let each = before?.into_iter().zip(after?);
     let most = each.map(|(before, after)| after - before).max()?;

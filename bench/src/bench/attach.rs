@@ -1,9 +1,9 @@
 //! From a pool's URL to the first result: connect, lease, a tiny op, its read.
 //!
-//! Of a process that has just started, as programs that attach have. For comparison,
-//! the same from the address of one of Burn's own servers, which has nothing to lease
-//! and no TLS. Each of its samples has a fresh server, as those of tensord have a fresh
-//! session.
+//! The time is measured in a process that has just started, like a program that attaches.
+//! For comparison, the same is measured from the address of one of Burn's own servers,
+//! which has no lease and no TLS. Each of its samples has a new server, as each sample of
+//! tensord has a new session.
 
 use std::{cell::Cell, time::Instant};
 
@@ -25,14 +25,14 @@ use crate::{
     report::{Report, add_findings, table},
 };
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When the pool or a server fails.
+/// If the pool or a server fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let dir = tempfile::tempdir()?;
-    // Several devices, as a lease that was dropped may take a moment to end.
+    // Several devices, because a dropped lease may take a moment to end.
     let pool = LocalPool::start("flex*4")?;
     let traffic = Cell::default();
     let take = |address: &Address| context.turn::<Found>(Bench::Attach, address);
@@ -65,7 +65,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// What a turn finds.
+/// The result of a turn.
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
     ms: f64,
@@ -73,11 +73,11 @@ struct Found {
     bytes_down: u64,
 }
 
-/// Takes a turn: attaches to what is at `address`.
+/// Takes a turn: attaches to the peer at `address`.
 ///
 /// # Errors
 ///
-/// When the pool or the server fails.
+/// If the pool or the server fails.
 pub(super) fn turn(context: &Context, address: &Address) -> Result<Value> {
     let begun = Instant::now();
     let peer = address.connect(context.runtime())?;

@@ -1,10 +1,11 @@
-//! The speed of a training beside a hostile program, and beside an honest one.
+//! The speed of a training next to a hostile program on the same worker, and next to an
+//! honest one.
 //!
-//! Both programs have a lease on devices of the same worker. The hostile program attacks the
-//! worker ([`crate::hostile`]); the honest one trains as well. Only the neighbour differs, so
-//! the ratio of the speeds is what an attack costs beyond the share of the host that every
-//! program may use. Both neighbours run on this host, too. The losses must be the same to the
-//! last bit, whoever the neighbour is.
+//! Both programs have leases on devices of the same worker. The hostile program attacks the
+//! worker ([`crate::hostile`]); the honest one trains as well. Only the neighbour differs,
+//! so the ratio of the speeds is the cost of an attack beyond the share of the host that
+//! every program may use. Both neighbours run on this host, too. The losses must be the
+//! same to the last bit with every neighbour.
 
 use std::{cell::RefCell, time::Instant};
 
@@ -32,14 +33,14 @@ use crate::{
 /// The MLP's steps are short, so delays of single ops show; the CNN's are mostly computation.
 const MODELS: [Model; 2] = [Model::Mlp, Model::Cnn];
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When the worker fails, or the losses differ.
+/// If the worker fails, or the losses differ.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    // One for each program, and some more: the lease of a program that was killed ends only
-    // when the scheduler's lease expiry has passed.
+    // A device for each program, and some more: the lease of a killed program ends only
+    // after the scheduler's lease expiry.
     let pool = LocalPool::start("flex*8")?;
     let before = meters(&pool);
     let mut rows = table(
@@ -79,7 +80,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// What the pool's process uses, where `/proc` says so.
+/// Returns the usage of the pool's process, on Linux.
 fn meters(pool: &LocalPool) -> Option<Meters> {
     cfg!(target_os = "linux").then(|| Meters::of(pool.process_id()))
 }
@@ -122,23 +123,23 @@ fn measure(context: &Context, pool: &LocalPool, model: Model) -> Result<Results>
     context.race(&format!("attack {}", model.name()), contenders.into())
 }
 
-/// What a process does.
+/// The work of a process.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
     /// Trains, and is measured.
     Train(Address, Model),
-    /// Trains until it is ended.
+    /// Trains until the process is killed.
     Neighbour(Address, Model),
-    /// Attacks the worker of a pool until it is ended.
+    /// Attacks the worker of the pool at this URL until the process is killed.
     Attack(String),
 }
 
-/// What a training finds.
+/// The result of a training.
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
-    /// Of a step.
+    /// Time of a step in ms.
     ms: f64,
-    /// Of all steps, bit by bit.
+    /// Losses of all steps, as bits.
     losses: Vec<u32>,
 }
 
@@ -146,7 +147,7 @@ struct Found {
 ///
 /// # Errors
 ///
-/// When the pool fails.
+/// If the pool fails.
 pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
     match turn {
         Turn::Train(address, model) => train(context, address, *model),
@@ -160,7 +161,7 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
     }
 }
 
-/// Steps of a sample: some seconds.
+/// Number of steps in a sample: some seconds.
 fn steps(context: &Context, model: Model) -> usize {
     match model {
         Model::Mlp => context.pick(600, 2),
@@ -168,8 +169,8 @@ fn steps(context: &Context, model: Model) -> usize {
     }
 }
 
-/// A part of the steps to warm up, then those that are timed. The batches are the same each
-/// time.
+/// Trains for a quarter of the steps to warm up, then for the steps that are timed. The
+/// batches are the same each time.
 fn train(context: &Context, address: &Address, model: Model) -> Result<Value> {
     let peer = address.connect(context.runtime())?;
     let steps = steps(context, model);
@@ -198,7 +199,7 @@ fn train(context: &Context, address: &Address, model: Model) -> Result<Value> {
     Ok(serde_json::to_value(Found { ms, losses })?)
 }
 
-/// Trains for as long as the process lives, a loss read now and then.
+/// Trains as long as the process lives, and reads a loss now and then.
 fn neighbour(context: &Context, address: &Address, model: Model) -> Result<Value> {
     let peer = address.connect(context.runtime())?;
     let mut trainer = Trainer::new(model, &peer.device, Upload::Helper);

@@ -1,13 +1,13 @@
-//! Throughput of large tensors, up and down, beside plain sockets.
+//! Throughput of large tensors, up and down, compared with plain sockets.
 //!
-//! A sample is one or more transfers, one after the other, in GB (10⁹ bytes) a
-//! second. An upload has arrived when a sync says so; its content is new each
-//! time. A download is a read of a tensor that was on the device before.
+//! A sample is one or more transfers, one after the other, in GB (10⁹ bytes) per second. An
+//! upload is complete when a sync returns; its content is new each time. A download is a
+//! read of a tensor that was on the device before.
 //!
-//! Uploads are measured as they are in the long run. A worker keeps what it was sent, up
-//! to a bound; until it gets there it takes memory that the system has to clear, or even
-//! to get from its host, and from then on its own. So every contender moves that much
-//! before it is measured.
+//! Uploads are measured in their steady state. A worker keeps received uploads up to a
+//! bound. Until that bound is reached, it allocates memory that the system has to clear, or
+//! even to get from its host; from then on it reuses its own. So every contender uploads
+//! that much before it is measured.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -29,19 +29,19 @@ use crate::{
 
 const MIB: usize = 1 << 20;
 
-/// Transfers in a sample move at least this much: 16 MiB take 20 to 50 ms, of which any
-/// other process that runs for a moment is a good part.
+/// Minimum bytes of all transfers in a sample: 16 MiB take 20 to 50 ms, of which a short
+/// run of any other process would be a large part.
 const SAMPLE_BYTES: usize = 64 * MIB;
 
-/// What is uploaded before anything counts: twice what the peers' worker keeps of a
+/// Bytes that are uploaded before the measurement: twice what the peers' worker keeps of a
 /// session.
 const WARM_BYTES: usize = 192 * MIB;
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a peer fails or loses bytes.
+/// If a peer fails or loses bytes.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let dir = tempfile::tempdir()?;
     let server = Server::start(&dir)?;
@@ -96,19 +96,19 @@ fn measure(
     context.race(&format!("bulk {mib} MiB {direction:?}"), contenders)
 }
 
-/// What a sample moves.
+/// The payloads of a sample.
 #[derive(Clone, Copy)]
 struct Size {
     /// Bytes of a payload.
     bytes: usize,
-    /// Payloads of a sample.
+    /// Number of payloads in a sample.
     count: usize,
-    /// Payloads of the sample that does not count.
+    /// Number of payloads in the first sample, which does not count.
     warm_count: usize,
 }
 
 impl Size {
-    /// Payloads of the sample of this round.
+    /// Returns the number of payloads in the sample of round `run`.
     fn count(self, run: usize) -> usize {
         match run {
             0 => self.warm_count,
@@ -170,7 +170,7 @@ fn tensors<'a>(peer: &'a Peer, size: Size, direction: Direction, upload: Upload)
         }
         Direction::Down => {
             let tensor = on_device.get_or_insert_with(|| place(content.fresh()));
-            // Results of their own, read for the last time, as a program reads them.
+            // Separate results that are read for the last time, as in a program.
             let tensors: Vec<_> = (0..size.count).map(|_| tensor.clone() + 1.0).collect();
             peer.device.sync().context("cannot sync")?;
             let begun = Instant::now();
@@ -183,7 +183,7 @@ fn tensors<'a>(peer: &'a Peer, size: Size, direction: Direction, upload: Upload)
     })
 }
 
-/// Payloads of which no page has been seen before, by any peer.
+/// Payloads in which every page is new to all peers.
 struct Content(Vec<f32>);
 
 impl Content {

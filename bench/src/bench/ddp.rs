@@ -1,10 +1,10 @@
-//! Data-parallel training on 1, 2 and 4 workers: how fast, and whether it is the
-//! same training.
+//! Data-parallel training on 1, 2 and 4 workers: its speed, and whether the results are the
+//! same.
 //!
-//! The global batch is fixed and shared by the workers, as are data and first
-//! weights. So the losses, averaged over the workers, must be those of one worker
-//! but for rounding, and all workers' weights the same to the last bit. How much of
-//! the communication is hidden behind the backward pass is [`overlap`]'s.
+//! The workers share a fixed global batch, and start from the same data and weights. So the
+//! losses, averaged over the workers, must be those of one worker except for rounding, and
+//! all workers' weights must be the same to the last bit. [`overlap`] measures how much of
+//! the communication is hidden behind the backward pass.
 
 mod overlap;
 mod train;
@@ -29,10 +29,10 @@ const WORLDS: [usize; 3] = [1, 2, 4];
 
 const MODELS: [Model; 2] = [Model::Mlp, Model::Transformer];
 
-/// Images in a batch of all workers.
+/// Images in a batch, over all workers.
 const GLOBAL_BATCH: usize = 256;
 
-/// What is measured in one process.
+/// The part of the bench that runs in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Part {
     /// Training of one of [`MODELS`].
@@ -41,15 +41,15 @@ enum Part {
     Overlap,
 }
 
-/// What was found of one model.
+/// The results of one model.
 #[derive(Debug)]
 struct Found {
     model: &'static str,
-    /// One worker comes first.
+    /// Results by number of workers; one worker comes first.
     worlds: Vec<World>,
 }
 
-/// What was found of one number of workers.
+/// The results of one number of workers.
 #[derive(Debug, Serialize, Deserialize)]
 struct World {
     world: usize,
@@ -58,11 +58,11 @@ struct World {
     losses: Vec<f64>,
 }
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a worker or the network fails.
+/// If a worker or the network fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let inside = Inside::find(Bench::Ddp, context);
     let mut models = Vec::new();
@@ -85,7 +85,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 ///
 /// # Errors
 ///
-/// When a worker or the network fails.
+/// If a worker or the network fails.
 pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Value> {
     Ok(match serde_json::from_value(part)? {
         Part::Training { model, world } => {
@@ -104,7 +104,7 @@ fn measure_world(context: &Context, model: Model, world: usize) -> Result<World>
             Model::Transformer => context.pick(8, 2),
             Model::Mlp | Model::Cnn => context.pick(32, 2),
         },
-        // The first warms up.
+        // The first epoch warms up.
         epochs: context.runs + 1,
     };
     let network = Network::Plain;
@@ -118,21 +118,21 @@ fn measure_world(context: &Context, model: Model, world: usize) -> Result<World>
     })
 }
 
-/// Threads of a worker that computes: as many for one worker as for four, which
+/// Returns the number of threads of a worker: the same for one worker as for four, which
 /// share the machine.
 fn threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / WORLDS[WORLDS.len() - 1]).max(1)
 }
 
-/// The largest relative difference between two curves.
+/// Returns the largest relative difference between two curves.
 fn most_different(losses: &[f64], base: &[f64]) -> f64 {
     let pairs = losses.iter().zip(base);
     let differences = pairs.map(|(loss, base)| (loss - base).abs() / base.abs());
     differences.fold(0.0, f64::max)
 }
 
-/// Makes a report of what was found.
+/// Builds the report of the results.
 fn report(models: &[Found], overlap: &Overlap) -> Report {
     let mut rows = table(
         &["model", "workers"],
@@ -168,13 +168,13 @@ fn report(models: &[Found], overlap: &Overlap) -> Report {
 }
 
 impl Found {
-    /// How many times as fast as one worker.
+    /// Returns the speed of `world` relative to one worker.
     fn scaling(&self, world: &World) -> Option<f64> {
         let one = self.worlds.first()?;
         ratio(world.steps_per_s.median, one.steps_per_s.median)
     }
 
-    /// The largest relative difference of a loss from that of one worker.
+    /// Returns the largest relative difference of a loss from that of one worker.
     fn difference(&self, world: &World) -> f64 {
         let one = self.worlds.first().map(|one| one.losses.as_slice());
         most_different(&world.losses, one.unwrap_or_default())
@@ -196,8 +196,8 @@ impl Found {
     }
 }
 
-/// Each model's figures, and at the top the first model's speed and the worst of
-/// all other figures.
+/// Returns each model's figures, and at the top level the first model's speed and the worst
+/// of all other figures.
 fn to_json(models: &[Found]) -> Map<String, Value> {
     let steps = |found: &Found| found.by_world(|world| json!(round(world.steps_per_s.median)));
     let scaling = |found: &Found| found.by_world(|world| json!(found.scaling(world).map(round)));

@@ -1,8 +1,8 @@
 //! Bytes uploaded in each epoch over a shuffled data set.
 //!
-//! The batcher is what most Burn programs have: a tensor for each item, then
-//! `Tensor::stack`. Each epoch shuffles anew, so batches differ and items do not.
-//! All bytes to the worker count, ops included.
+//! The batcher is that of most Burn programs: a tensor for each item, then `Tensor::stack`.
+//! Each epoch shuffles the items again, so batches differ and items do not. All bytes to
+//! the worker count, ops included.
 
 use anyhow::{Context as _, Result};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -21,17 +21,18 @@ use crate::{
 
 const EPOCHS: usize = 3;
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a peer fails.
+/// If a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("epoch");
     let items = context.pick(2048, 2 * BATCH);
     let peers = context.peers()?;
     let ours = peers.get(Kind::Tensord);
-    // Other content each time, or the second would profit from the first.
+    // Different content each time, or the second would profit from the uploads of the
+    // first.
     let helper = tensord(ours, &Images::noise(items, 1), Upload::Helper)?;
     let plain = tensord(ours, &Images::noise(items, 2), Upload::Plain)?;
     let counted = CountedRemote::start()?;
@@ -72,7 +73,7 @@ fn tensord(peer: &Peer, images: &Images, upload: Upload) -> Result<[u64; EPOCHS]
     })
 }
 
-/// Runs the epochs; `sent` tells the bytes uploaded so far.
+/// Runs the epochs and returns the bytes of each. `sent` returns the bytes uploaded so far.
 fn epochs(
     device: &Device,
     images: &Images,
@@ -108,7 +109,7 @@ impl Images {
         Self((0..count).map(image).collect())
     }
 
-    /// The batcher.
+    /// Uploads and stacks a batch.
     fn batch(&self, items: &[usize], device: &Device, upload: Upload) -> Tensor<3> {
         let item = |&at: &usize| -> Tensor<2> {
             let data = TensorData::new(self.0[at].clone(), [SIDE, SIDE]);

@@ -1,8 +1,8 @@
-//! Memory of a client that sends much: a million ops, then 10 GiB of uploads.
+//! Memory of a client that sends a lot: a million ops, then 10 GiB of uploads.
 //!
-//! The client is a process of its own. What counts is how far its resident
-//! memory rose at most above what it had when its first result was there, and
-//! what the worker's became. Only where `/proc` tells, which is Linux.
+//! The client is a process of its own. The bench reports the highest rise of the client's
+//! resident memory above its level at the first result, and the worker's memory before and
+//! after. It needs `/proc`, so it reports memory only on Linux.
 
 use anyhow::{Context as _, Result};
 use burn::tensor::{Tensor, TensorData};
@@ -25,11 +25,11 @@ const MIB: usize = 1 << 20;
 /// Size of one upload.
 const UPLOAD_MIB: usize = 16;
 
-/// Uploads between two reports of the client, so that a parent which waits sees
-/// that it lives.
+/// Number of uploads between two progress reports of the client, so that a waiting parent
+/// sees that the client lives.
 const REPORT_EVERY: usize = 32;
 
-/// What the client is to send.
+/// The data that the client sends.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Stream {
     url: String,
@@ -45,11 +45,11 @@ struct Found {
     after_uploads: Option<u64>,
 }
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When the pool or the client fails.
+/// If the pool or the client fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("memory");
     let (ops, mib) = context.pick((1_000_000, 10 << 10), (2_000, 64));
@@ -93,11 +93,11 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// The client: sends, and tells its memory.
+/// Runs in the client: sends the data and returns its memory figures.
 ///
 /// # Errors
 ///
-/// When the pool fails.
+/// If the pool fails.
 pub(super) fn stream(context: &Context, stream: &Stream) -> Result<Value> {
     let (_pool, lease) = lease(stream.url.parse()?)?;
     let device = &lease.devices()[0];
@@ -121,7 +121,7 @@ pub(super) fn stream(context: &Context, stream: &Stream) -> Result<Value> {
         let count = values.len();
         let data = TensorData::new(values, [count]);
         let tensor: Tensor<1> = data::from_data(data, device, Upload::Helper);
-        // The op makes sure that the content was there; nobody reads it.
+        // The op makes sure that the content has arrived; the result is never read.
         drop(tensor + 1.0);
     }
     device.sync().context("cannot sync")?;

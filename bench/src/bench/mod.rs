@@ -19,7 +19,7 @@ use serde_json::{Value, from_value};
 
 use crate::{context::Context, inside::Facts, report::Report};
 
-/// Something to measure.
+/// A bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bench {
     /// [`ops`].
@@ -51,7 +51,7 @@ pub(crate) enum Bench {
 }
 
 impl Bench {
-    /// All of them, in the order they run.
+    /// All benches, in the order in which they run.
     pub(crate) const ALL: [Self; 13] = [
         Self::Ops,
         Self::Wire,
@@ -68,7 +68,7 @@ impl Bench {
         Self::Attack,
     ];
 
-    /// Its name on the command line and in JSON.
+    /// Returns the bench's name on the command line and in JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ops => "ops",
@@ -87,7 +87,7 @@ impl Bench {
         }
     }
 
-    /// What it measures, in a few words.
+    /// Returns a short description of what the bench measures.
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::Ops => "time of a tiny op",
@@ -106,11 +106,11 @@ impl Bench {
         }
     }
 
-    /// Measures.
+    /// Runs the bench.
     ///
     /// # Errors
     ///
-    /// When a process does not start, or a peer fails.
+    /// If a process does not start, or a peer fails.
     pub(crate) fn run(self, context: &Context) -> Result<Report> {
         match self {
             Self::Ops => ops::run(context),
@@ -129,11 +129,12 @@ impl Bench {
         }
     }
 
-    /// What a part of it does, in a process of its own, where `facts` say what it may do.
+    /// Runs a part of the bench, in a process of its own. `facts` are the network features
+    /// available there.
     ///
     /// # Errors
     ///
-    /// When it fails, or the bench has no parts.
+    /// If the part fails, or the bench has no parts.
     pub(crate) fn part(self, context: &Context, facts: Facts, part: Value) -> Result<Value> {
         match self {
             Self::Ops => ops::turn(context, &from_value(part)?).map(Value::from),
@@ -148,7 +149,7 @@ impl Bench {
         }
     }
 
-    /// Whether `part` is one of its turns.
+    /// Checks that `part` is one of the bench's turns.
     #[cfg(test)]
     pub(crate) fn understands(self, part: Value) -> Result<()> {
         match self {

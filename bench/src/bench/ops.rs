@@ -1,16 +1,16 @@
-//! What a tiny op costs, end to end.
+//! The cost of a tiny op, end to end.
 //!
-//! A sample is a long chain of additions to a tensor of one element and one read
-//! at its end, divided by the additions. Programs use the `Tensor` API; the
-//! `Backend` level is below it, where tensord needs no bridge. There, Burn's
-//! router over a client that throws ops away is the floor: whatever is built on
-//! the router costs a program at least that. What is to be done with an op while the
-//! program goes on takes another thread, which costs more, whatever it does: an op is
-//! 616 bytes, and goes from one core's cache to another's. As nobody carries those ops
-//! out, they are compared by what they cost the program until all are issued, for a
-//! chain of some training steps' length: one that goes on for ever is held back to
-//! the pace of the worker, which is what the other figures tell. Such chains are short, so
-//! some go before: until then ops are put in memory that the process has only just got.
+//! A sample is the time of a long chain of additions to a tensor of one element and one
+//! read at its end, divided by the number of additions. Programs use the `Tensor` API; the
+//! `Backend` level is below it, where tensord needs no bridge. There, Burn's router over a
+//! client that discards ops is the floor: everything that is built on the router costs a
+//! program at least that. Processing ops in parallel with the program needs another thread,
+//! which costs more, whatever that thread does: an op has 616 bytes, which move from one
+//! core's cache to another's. Because these ops are never executed, the floors are compared
+//! by the time until the program has issued all ops, for a chain as long as a few training
+//! steps: in an endless chain, backpressure would slow the program to the pace of the
+//! worker, which the other figures show. Such chains are short, so some unmeasured ones
+//! come first: until then ops are stored in memory that is new to the process.
 
 use std::time::Instant;
 
@@ -32,11 +32,11 @@ use crate::{
     report::{Report, add_findings, table},
 };
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a peer fails.
+/// If a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let servers = context.servers()?;
     let contender = |key: &str, label: &str, turn: Turn| {
@@ -92,7 +92,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// What a turn measures.
+/// The work that a turn measures.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
     /// The `Tensor` API.
@@ -101,34 +101,34 @@ pub(super) enum Turn {
     Tensord(Address, Until),
     /// Flex's `Backend`.
     Flex(Until),
-    /// Burn's router, whose ops go to another thread.
+    /// Burn's router, which hands its ops to another thread.
     Handover,
     /// Burn's router.
     Router,
 }
 
-/// When the clock stops.
+/// The end of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Until {
     /// The program has issued all ops.
     Issued,
-    /// Their result is there.
+    /// The program has read the result.
     Read,
 }
 
-/// Chains before the one that counts, at the level of `Backend`, of those whose ops are
-/// timed until they are issued.
+/// Number of chains that warm up, at the `Backend` level, where ops are timed until they
+/// are issued.
 const WARM_CHAINS: usize = 20;
 
-/// Takes a turn: µs an op.
+/// Takes a turn and returns µs per op.
 ///
 /// # Errors
 ///
-/// When the peer fails.
+/// If the peer fails.
 pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
     let runtime = context.runtime();
     let count = context.pick(20_000, 500);
-    // At the level of `Backend`.
+    // Length of a chain at the `Backend` level.
     let below = |until| match until {
         Until::Read => count,
         Until::Issued => context.pick(2_000, 500),
@@ -175,7 +175,7 @@ fn backend<B: Backend>(device: B::Device, count: usize, until: Until) -> Result<
 }
 
 impl Until {
-    /// The time of a chain once it no longer matters that the process is new.
+    /// Returns the time of a chain in a process that has warmed up.
     fn warm(self, chain: impl FnMut() -> Result<f64>) -> Result<f64> {
         match self {
             Self::Issued => after(WARM_CHAINS, chain),
@@ -191,7 +191,7 @@ impl Until {
     }
 }
 
-/// Tells the µs of each of some ops.
+/// A clock that returns µs per op.
 struct Clock {
     begun: Instant,
     count: usize,

@@ -1,9 +1,9 @@
-//! Time of a read: one small tensor at a time, and 64 asked for at once.
+//! Time of a read: one small tensor at a time, and 64 requested at once.
 //!
-//! The yardstick is a small frame over the bare link, there and back: what the
-//! two processes and the carrier cost without anything on top. What a program's own
-//! process takes before it comes to the link is measured as well: a read goes by Burn's
-//! client, and its server on loopback ([`Loopback`]).
+//! The baseline is a small frame over the bare link, there and back: the cost of the two
+//! processes and the carrier alone. The time in the program's own process before the link
+//! is measured as well: a read passes Burn's client and its server on loopback
+//! ([`Loopback`]).
 
 use std::time::Instant;
 
@@ -25,14 +25,14 @@ use crate::{
     report::{Report, add_findings, table},
 };
 
-/// Reads on the way at once.
+/// Number of reads in flight at once.
 const OUTSTANDING: usize = 64;
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a peer fails.
+/// If a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let dir = tempfile::tempdir()?;
     let server = EchoServer::start(&dir)?;
@@ -73,10 +73,10 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// What is nothing but Burn's own path within the program's process.
+/// Label of the measurements of Burn's own path within the program's process.
 const BURN_ALONE: &str = "Burn's client and server, one process";
 
-/// What carries a bare link.
+/// The carrier of a bare link.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Ping {
     Tcp,
@@ -84,16 +84,16 @@ pub(super) enum Ping {
     Grpc,
 }
 
-/// What a turn measures.
+/// The work that a turn measures.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
     /// The bare link.
     Ping(EchoAddress, Ping),
-    /// Burn's part of so many reads at once.
+    /// Burn's part of this many reads at once.
     Burn(usize),
     /// Reads one at a time.
     One(Address),
-    /// Reads that are asked for at once.
+    /// Reads that are requested at once.
     Many(Address),
 }
 
@@ -116,11 +116,11 @@ fn many<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
     contender(context, &key, kind.label(), Turn::Many(address.clone()))
 }
 
-/// Takes a turn: µs a read.
+/// Takes a turn and returns µs per read.
 ///
 /// # Errors
 ///
-/// When the peer fails.
+/// If the peer fails.
 pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
     let (count, runtime) = (context.pick(200, 10), context.runtime());
     match turn {
@@ -173,19 +173,19 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
     }
 }
 
-/// Rounds of many at once that tell as much as `count` reads.
+/// Returns the number of rounds of many reads that replace `count` single reads.
 fn many_rounds(count: usize) -> usize {
     (count / 10).max(1)
 }
 
-/// µs that each of `count` takes.
+/// Runs `act`, which does something `count` times, and returns µs for each.
 fn timed(count: usize, act: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     act()?;
     Ok(begun.elapsed().as_secs_f64() * 1e6 / count as f64)
 }
 
-/// A tensor too small to matter, on the peer's device.
+/// Uploads a tensor whose size is negligible to the peer's device.
 fn small(peer: &Peer) -> Tensor<1> {
     data::from_data(elements(), &peer.device, Upload::Helper)
 }

@@ -1,10 +1,10 @@
 //! Step time over a network with a round trip of 0, 1, 20 and 100 ms.
 //!
-//! The network is a relay on loopback that delays both directions. A step takes
-//! about 100 ms: the CNN, with a batch as large as that takes. Its loss is read
-//! one step late, as programs should: the read is asked for at once and waited
-//! for after the next step was issued. A sample is the time of several such turns
-//! in the midst of more, so filling the pipe does not count, and any stall does.
+//! The network is a relay on loopback that delays both directions. A step takes about 100
+//! ms: the CNN, with the batch size that gives this time. Its loss is read one step late,
+//! as programs should: the read is requested at once and awaited after the next step was
+//! issued. A sample is the time of several such steps in the middle of more, so it includes
+//! every stall but not the time to fill the pipeline.
 
 use std::{
     net::SocketAddr,
@@ -32,14 +32,14 @@ use crate::{
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
 };
 
-/// Steps before those that are timed.
+/// Number of steps before the timed ones.
 const LEAD: usize = 2;
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a peer fails, or this host has but one loopback address.
+/// If a peer fails, or this host has only one loopback address.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let batch = calibrate(context)?;
     let mut rows = table(
@@ -77,7 +77,7 @@ fn to_json(rtt_ms: u64, found: &Results) -> Value {
     json.into()
 }
 
-/// The batch with which a local step takes as long as it should.
+/// Returns the batch with which a local step takes the target time.
 fn calibrate(context: &Context) -> Result<usize> {
     let target = Duration::from_millis(context.pick(100, 5));
     let mut trainer = Trainer::new(Model::Cnn, &Device::flex(), Upload::Helper);
@@ -149,8 +149,8 @@ struct FarPool {
 }
 
 impl FarPool {
-    /// The worker listens on one loopback address and says that it is at
-    /// another, with the same port. There the relay listens.
+    /// Starts the pool and the relay. The worker listens on one loopback address and
+    /// advertises another one, with the same port, where the relay listens.
     fn start(delay: Duration) -> Result<Self> {
         let host = second_loopback()?;
         let pool = LocalPool::start_at("flex*3", Some(&host.to_string()))?;

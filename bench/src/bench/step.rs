@@ -1,14 +1,14 @@
 //! Time of a training step: the three models, a fresh batch uploaded each step.
 //!
-//! A sample is many steps and one read of the last loss, divided by the steps.
-//! Batches are made beforehand, and are new to the worker. All peers start from
-//! the same weights, and warm up on the same batches: there their losses must agree
-//! to the last bit, which is checked. Before that they upload as many batches as a
-//! worker keeps, for what [`bulk`](super::bulk) says.
+//! A sample is the time of many steps and one read of the last loss, divided by the number
+//! of steps. Batches are created beforehand, and are new to the worker. All peers start
+//! from the same weights, and warm up on the same batches: there their losses must agree to
+//! the last bit, which is checked. Before that they upload as many batches as a worker
+//! keeps, for the reason given in [`bulk`](super::bulk).
 //!
-//! Before an op of tensord's has gone to a worker, it has passed Burn's client, its server
-//! on loopback and its router ([`loopback`]): a step of which nothing is computed tells
-//! what that takes, on both cores.
+//! On its way to a worker, an op of tensord's passes Burn's client, its server on loopback
+//! and its router ([`loopback`]). A step of which nothing is computed measures the cost of
+//! that path, on both cores.
 
 use std::{cell::RefCell, ops::Range, time::Instant};
 
@@ -30,15 +30,15 @@ use crate::{
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
 };
 
-/// Batches that are uploaded before anything counts: somewhat more than the peers'
-/// worker keeps of a session.
+/// Number of batches that are uploaded before the measurement: somewhat more than the
+/// peers' worker keeps of a session.
 const WARM_BATCHES: usize = 512;
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a peer fails, or the losses differ.
+/// If a peer fails, or the losses differ.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let mut json = Map::new();
     let mut rows = table(&["model", "peer"], &["ms a step", "quartiles", "× local"]);
@@ -90,22 +90,22 @@ fn measure(context: &Context, model: Model) -> Result<Results> {
     Ok(found)
 }
 
-/// What a turn measures.
+/// The work that a turn measures.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Turn {
-    /// Steps of a peer.
+    /// Steps on a peer.
     Peer(Address, Model, Upload),
-    /// What a step takes by Burn's client and its server in the program's process, of
-    /// which nothing is computed, on a batch that is there.
+    /// A step through Burn's client and its server in the program's process, of which
+    /// nothing is computed, on a batch that is already uploaded.
     Floor(Model),
 }
 
-/// What it finds.
+/// The result of a turn on a peer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
-    /// Of a step.
+    /// Time of a step in ms.
     ms: f64,
-    /// After the batches that are the same for all.
+    /// Loss after the batches that are the same for all peers.
     loss: f32,
 }
 
@@ -135,7 +135,7 @@ fn contender<'a>(
 ///
 /// # Errors
 ///
-/// When the peer fails.
+/// If the peer fails.
 pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
     match turn {
         Turn::Peer(address, model, upload) => peer(context, address, *model, *upload),
@@ -143,8 +143,8 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
     }
 }
 
-/// Steps of a sample: half a second, as more threads than cores want to run and each
-/// may wait some milliseconds for its turn.
+/// Number of steps in a sample: about half a second, because more threads than cores are
+/// runnable and each may wait some milliseconds for its time slice.
 fn steps(context: &Context, model: Model) -> usize {
     match model {
         Model::Mlp => context.pick(200, 2),
@@ -169,7 +169,8 @@ fn floor(context: &Context, model: Model) -> Result<f64> {
     })
 }
 
-/// Some steps on batches that are the same for all, then as many on new ones.
+/// Takes some steps on batches that are the same for all peers, then times as many on new
+/// ones.
 fn peer(context: &Context, address: &Address, model: Model, upload: Upload) -> Result<Value> {
     let peer = address.connect(context.runtime())?;
     let steps = steps(context, model);

@@ -1,8 +1,8 @@
-//! A large tensor from one worker to another, and what it costs the program.
+//! A large tensor from one worker to another, and the traffic of the program.
 //!
-//! Both workers are processes on this host. The tensor is there beforehand; it has
-//! moved when a sync of its new device says so. The program's own traffic is what
-//! `Lease::traffic` says, the sync included.
+//! Both workers are processes on this host. The tensor exists beforehand; it has moved when
+//! a sync of its new device returns. The program's own traffic is that of `Lease::traffic`,
+//! the sync included.
 
 use std::time::Instant;
 
@@ -22,11 +22,11 @@ use crate::{
 
 const MIB: usize = 1 << 20;
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a worker fails, or bytes are lost.
+/// If a worker fails, or bytes are lost.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("transfer");
     let mib = context.pick(256, 4);

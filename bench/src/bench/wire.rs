@@ -1,14 +1,13 @@
-//! Bytes that a training step sends, beside its batch.
+//! Bytes that a training step sends, in addition to its batch.
 //!
-//! Counted from the client to the worker, over many steps with one read at the
-//! end, after enough steps that nothing in their structure is new. The bytes of
-//! tensors are taken off; everything else counts: ops, announcements, frames and
-//! their headers above TLS, acknowledgements, the last read.
+//! Bytes are counted from the client to the worker, over many steps with one read at the
+//! end, after enough steps that their structure is known. The bytes of tensors are
+//! subtracted; everything else counts: ops, announcements, frames and their headers above
+//! TLS, acknowledgements, the last read.
 //!
-//! tensord counts by itself, both (`Lease::traffic`). Burn's remote client does
-//! not: its TCP bytes are counted by a relay, and the batch is taken off as the
-//! device holds it. What a step has in ops is counted by a server that throws
-//! them away.
+//! tensord counts both by itself (`Lease::traffic`). Burn's remote client does not: a relay
+//! counts its TCP bytes, and the size of the batch on the device is subtracted. The number
+//! of ops in a step is counted by a server that discards them.
 
 use std::net::TcpListener;
 
@@ -29,11 +28,11 @@ use crate::{
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
 };
 
-/// Measures.
+/// Runs the bench.
 ///
 /// # Errors
 ///
-/// When a peer fails.
+/// If a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let counted = CountedRemote::start()?;
     let null = start_null(context)?;
@@ -88,7 +87,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// Steps before counting, and while counting.
+/// Number of steps before counting, and while counting.
 #[derive(Clone, Copy)]
 struct Steps {
     warm: usize,
@@ -107,9 +106,9 @@ fn steps(context: &Context, model: Model) -> Steps {
     }
 }
 
-/// Bytes a step.
+/// Bytes per step.
 struct PerStep {
-    /// Control bytes.
+    /// Bytes to the worker without those of tensors.
     up: f64,
     down: f64,
     batch: f64,
@@ -117,13 +116,13 @@ struct PerStep {
 
 /// Bytes so far.
 struct Count {
-    /// To the worker, those of tensors aside.
+    /// Bytes to the worker without those of tensors.
     control: i64,
-    /// From it.
+    /// Bytes from the worker.
     down: i64,
 }
 
-/// Trains, and has `count` tell the bytes so far when it matters.
+/// Trains, and returns the bytes per step. `count` returns the bytes so far.
 fn measure(
     device: &Device,
     model: Model,
@@ -167,18 +166,18 @@ fn remote(counted: &CountedRemote, model: Model, steps: Steps) -> Result<PerStep
     })
 }
 
-/// A device whose ops are counted and thrown away, in this process.
+/// Starts a server in this process that counts and discards ops, and returns its device.
 fn start_null(context: &Context) -> Result<Device> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
     let server = BackendServer::<Discard>::new([DiscardDevice::AtOnce]);
     let serving = server.serve_async(WebSocketTransport::from_listener(listener));
-    // Ends with the runtime.
+    // The server ends with the runtime.
     context.runtime().spawn(serving);
     websocket_device(&address)
 }
 
-/// Ops of one step, drops of tensors included.
+/// Returns the number of ops in a step, drops of tensors included.
 fn ops(null: &Device, model: Model) -> Result<f64> {
     const STEPS: usize = 4;
     let mut trainer = Trainer::new(model, null, Upload::Plain);

@@ -5,10 +5,10 @@
 //!             └─── link 1 ═══ eth0 :host 1
 //! ```
 //!
-//! Both ends of a link have the same queue: a token bucket for the rate, within
-//! netem for a delay. So what a host sends is shaped at its end, and what it is
-//! sent at the bridge's. A namespace lives as long as a process in it, here one
-//! that does nothing else; the links go with it.
+//! Both ends of a link have the same queue: a token bucket for the rate, within netem for a
+//! delay. So traffic from a host is shaped at the host's end, and traffic to it at the
+//! bridge's end. A namespace lives as long as a process in it, here a process that does
+//! nothing else. The links are removed with the namespace.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -26,42 +26,41 @@ use tensord_tests::cluster::Process;
 use super::Shape;
 use crate::process::{announce, announced};
 
-/// What a link lets through at once: more than the 64 KiB that the system hands
-/// to it as one, and little beside what is measured.
+/// Burst size of a link in bytes: more than the 64 KiB that the kernel passes to it as one
+/// packet, and little compared with the bytes measured.
 const BURST_BYTES: u64 = 128 << 10;
 
-/// How long a full queue takes to drain, as in a switch with large buffers.
+/// Time that a full queue takes to drain, as in a switch with large buffers.
 const QUEUE_MS: u64 = 50;
 
-/// Packets that a delay holds at most; a link of 1 Gbit/s has some 2,000 on the
-/// way in 20 ms.
+/// Maximum number of packets in the delay queue; a link of 1 Gbit/s has some 2,000 in
+/// flight in 20 ms.
 const DELAYED_PACKETS: &str = "100000";
 
-/// How often a process that keeps a namespace looks whether it is still wanted.
+/// How often a process that holds a namespace checks that its parent lives.
 const HOLD_CHECK: Duration = Duration::from_secs(1);
 
 /// The namespaces, and the bridge between them.
 pub(crate) struct Namespaces {
-    /// Sets this network apart from others of this process.
+    /// A number that is unique among the networks of this process.
     number: u8,
     holders: Vec<Process>,
 }
 
-/// Makes a namespace that this process has just entered fit for use: its loopback
-/// is down at first.
+/// Sets up the namespace that this process has just entered: its loopback is down at first.
 ///
 /// # Errors
 ///
-/// When it may not.
+/// If the process lacks the permission.
 pub(crate) fn move_in() -> Result<()> {
     run("ip link set lo up")
 }
 
-/// Keeps a namespace until this process is ended, or its parent has.
+/// Holds a namespace until this process is killed or its parent has ended.
 ///
 /// # Errors
 ///
-/// When the parent cannot be told.
+/// If the announcement to the parent fails.
 pub(crate) fn hold() -> Result<()> {
     #[cfg(unix)]
     {
@@ -78,11 +77,11 @@ pub(crate) fn hold() -> Result<()> {
 }
 
 impl Namespaces {
-    /// Makes the bridge and `hosts` hosts.
+    /// Creates the bridge and `hosts` hosts.
     ///
     /// # Errors
     ///
-    /// When a command fails, with its words.
+    /// If a command fails. The error contains the command's message.
     pub(super) fn start(hosts: usize, shape: Shape, dir: &TempDir) -> Result<Self> {
         static NUMBER: AtomicU8 = AtomicU8::new(1);
         let mut network = Self {
@@ -129,18 +128,18 @@ impl Namespaces {
         format!("bridge{}", self.number)
     }
 
-    /// The address of this process's end.
+    /// Returns the bridge's address in this process's namespace.
     pub(super) fn middle(&self) -> IpAddr {
         Ipv4Addr::new(10, 77, self.number, 254).into()
     }
 
-    /// The address of a host.
+    /// Returns the address of a host.
     pub(super) fn address(&self, host: usize) -> IpAddr {
         let last = u8::try_from(host + 1).expect("there are few hosts");
         Ipv4Addr::new(10, 77, self.number, last).into()
     }
 
-    /// Runs `program` on `host`.
+    /// Returns a command that runs `program` on `host`.
     pub(super) fn command(&self, host: usize, program: &Path) -> Command {
         let enter = enter(self.holders[host].id());
         let mut words = enter.split(' ');
@@ -149,7 +148,7 @@ impl Namespaces {
         command
     }
 
-    /// Bytes that each host's interface has sent.
+    /// Returns the bytes that each host's interface has sent.
     pub(super) fn sent(&self) -> Result<Vec<u64>> {
         let sent = self.holders.iter().map(|holder| {
             let path = format!("/proc/{}/net/dev", holder.id());
@@ -164,17 +163,17 @@ impl Namespaces {
 impl Drop for Namespaces {
     fn drop(&mut self) {
         self.holders.clear();
-        // It goes with the namespace that this process is in, at the latest.
+        // At the latest, the bridge is removed with this process's namespace.
         let _ = run(&format!("ip link delete {}", self.bridge()));
     }
 }
 
-/// What a command begins with that runs where process `id` is.
+/// Returns the prefix of a command that runs in the network namespace of process `id`.
 fn enter(id: u32) -> String {
     format!("nsenter --net=/proc/{id}/ns/net --")
 }
 
-/// The queues of either end of a link, as `tc` takes them.
+/// Returns the queues of each end of a link, as arguments of `tc`.
 fn queues(shape: Shape) -> Vec<String> {
     let Shape { rate_mbit, latency } = shape;
     let bucket = format!("tbf rate {rate_mbit}mbit burst {BURST_BYTES}b latency {QUEUE_MS}ms");
@@ -189,7 +188,7 @@ fn queues(shape: Shape) -> Vec<String> {
     ]
 }
 
-/// Runs a command line of plain words.
+/// Runs a command line whose arguments are separated by spaces.
 fn run(line: &str) -> Result<()> {
     let mut words = line.split(' ');
     let program = words.next().context("an empty command line")?;
@@ -200,9 +199,9 @@ fn run(line: &str) -> Result<()> {
     Ok(())
 }
 
-/// The bytes that `interface` has sent, in the text of `/proc/…/net/dev`.
+/// Returns the bytes that `interface` has sent, from the text of `/proc/…/net/dev`.
 fn sent_bytes(counters: &str, interface: &str) -> Option<u64> {
-    /// Columns for what was received come first.
+    /// Index of the column; those for received traffic come first.
     const SENT: usize = 8;
     let counters = counters.lines().find_map(|line| {
         let (name, counters) = line.split_once(':')?;

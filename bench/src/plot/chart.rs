@@ -1,7 +1,7 @@
-//! A chart of horizontal bars in groups: where everything stands.
+//! Layout of a chart of horizontal bars in groups.
 //!
-//! Each group has a scale of its own, as a step of one model says nothing of
-//! another's; the number stands beside each bar.
+//! Each group has its own scale, because steps of different models cannot be compared. The
+//! number is next to each bar.
 
 use super::svg::{Anchor, Picture, Style};
 use crate::report::number;
@@ -14,7 +14,7 @@ const BAR: f64 = 14.0;
 const GAP: f64 = 3.0;
 const GROUP_GAP: f64 = 16.0;
 
-/// What to draw.
+/// The content of a chart.
 pub(super) struct Chart {
     pub(super) title: String,
     pub(super) unit: String,
@@ -30,7 +30,7 @@ pub(super) struct Group {
 }
 
 impl Chart {
-    /// The picture, as SVG text.
+    /// Returns the chart as SVG text.
     pub(super) fn draw(&self) -> String {
         let group = self.series.len() as f64 * (BAR + GAP) + GROUP_GAP;
         let height = TOP + self.groups.len() as f64 * group;
@@ -65,7 +65,7 @@ impl Chart {
         for (series, value) in group.bars.iter().enumerate() {
             let y = top + series as f64 * (BAR + GAP);
             let Some(value) = *value else { continue };
-            // So thin that it is no bar, but there.
+            // At least 1 px, so that the smallest values are visible.
             let width = (value * scale).max(1.0);
             picture.bar(LEFT, y, width, BAR, series, self.series.len());
             let x = LEFT + width + 6.0;

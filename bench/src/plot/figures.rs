@@ -1,11 +1,11 @@
-//! Which figures make which picture.
+//! The figures of each chart.
 
 use serde_json::Value;
 
 use super::chart::{Chart, Group};
 use crate::models::Model;
 
-/// What the bars of one peer are called, in the JSON and in the key.
+/// The key of one peer's bars in the JSON, and their label in the legend.
 struct Series {
     key: &'static str,
     label: &'static str,
@@ -15,7 +15,7 @@ const fn series(key: &'static str, label: &'static str) -> Series {
     Series { key, label }
 }
 
-/// Step times of each model.
+/// Returns a chart of the step time of each model.
 pub(super) fn step(all: &Value) -> Option<Chart> {
     let peers = [
         series("local_ms", "local Flex"),
@@ -27,7 +27,7 @@ pub(super) fn step(all: &Value) -> Option<Chart> {
     chart("Training step", "ms, less is better", &peers, groups)
 }
 
-/// Throughput by size and way.
+/// Returns a chart of the throughput by size and direction.
 pub(super) fn bulk(all: &Value) -> Option<Chart> {
     let peers = [
         series("tls_gbs", "TLS socket"),
@@ -46,7 +46,7 @@ pub(super) fn bulk(all: &Value) -> Option<Chart> {
     chart("Large tensors", "GB/s, more is better", &peers, groups)
 }
 
-/// Step time over the local one, by round trip.
+/// Returns a chart of the step time relative to the local one, by round trip.
 pub(super) fn rtt(all: &Value) -> Option<Chart> {
     let peers = [
         series("burn_remote_ratio", "burn-remote"),
@@ -66,7 +66,8 @@ pub(super) fn rtt(all: &Value) -> Option<Chart> {
     )
 }
 
-/// Bus bandwidth of all-reduces over links without latency, beside the links.
+/// Returns a chart of the bus bandwidth of all-reduces over links without latency, and of
+/// the links' own bandwidth.
 pub(super) fn allreduce(all: &Value) -> Option<Chart> {
     let peers = [
         series("link_gbs", "the link"),
@@ -83,7 +84,7 @@ pub(super) fn allreduce(all: &Value) -> Option<Chart> {
     chart("All-reduce between workers", unit, &peers, groups)
 }
 
-/// Steps a second of data-parallel training, by workers.
+/// Returns a chart of the steps per second of data-parallel training, by number of workers.
 pub(super) fn ddp(all: &Value) -> Option<Chart> {
     let worlds = [
         series("1", "1 worker"),

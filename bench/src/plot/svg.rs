@@ -1,24 +1,24 @@
-//! Just enough SVG: bars and text that can be read on light and on dark pages.
+//! Minimal SVG: bars and text that can be read on light and on dark pages.
 //!
-//! Text takes the colour that the reader's system prefers; the colours of bars
-//! are of middle lightness and stand out from both. There is no background.
+//! Text follows the reader's colour scheme; bars have colours of middle lightness that
+//! contrast with both. There is no background.
 
 use std::fmt::Write;
 
-/// Colours of the last peer, the one before it, and so on: the picture is about
-/// the last.
+/// Colours of the last peer, the one before it, and so on. The last peer is the subject of
+/// the chart, so it has the most salient colour.
 const COLOURS: [&str; 3] = ["#e8590c", "#4c8dd6", "#8a94a0"];
 
-/// How a text stands at its place.
+/// Alignment of a text at its position.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Anchor {
-    /// It begins there.
+    /// The text starts at the position.
     Start,
-    /// It ends there.
+    /// The text ends at the position.
     End,
 }
 
-/// How a text looks.
+/// The style of a text.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Style {
     Title,
@@ -26,11 +26,11 @@ pub(super) enum Style {
     Faint,
 }
 
-/// A picture in the making.
+/// An SVG picture under construction.
 pub(super) struct Picture(String);
 
 impl Picture {
-    /// An empty picture; `label` says in words what it shows.
+    /// Creates an empty picture; `label` is its description for screen readers.
     pub(super) fn new(width: f64, height: f64, label: &str) -> Self {
         let label = escape(label);
         Self(format!(
@@ -43,7 +43,7 @@ impl Picture {
         ))
     }
 
-    /// A bar in the colour of `series`, one of `count`.
+    /// Adds a bar in the colour of `series`, one of `count`.
     pub(super) fn bar(
         &mut self,
         x: f64,
@@ -61,7 +61,7 @@ impl Picture {
         self.line(&bar);
     }
 
-    /// A line of text.
+    /// Adds a line of text.
     pub(super) fn text(&mut self, x: f64, y: f64, anchor: Anchor, style: Style, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "",
@@ -84,7 +84,7 @@ impl Picture {
         let _ = writeln!(self.0, "{element}");
     }
 
-    /// The picture as text.
+    /// Returns the picture as text.
     pub(super) fn finish(mut self) -> String {
         self.line("</svg>");
         self.0

@@ -1,4 +1,4 @@
-//! A line of things that come out later than they went in, in order.
+//! A delay line: items leave it in order, a fixed time after they entered.
 
 use std::{
     sync::mpsc::{SyncSender, sync_channel},
@@ -6,18 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Things on a line at once. With chunks of 64 KiB that is 256 MiB: more than a
-/// second of loopback holds. A fuller line stops its reader.
+/// Capacity of a delay line in items. With chunks of 64 KiB that is 256 MiB: more than a
+/// second of loopback traffic. A full line blocks its reader.
 const CAPACITY: usize = 4096;
 
-/// The near end of a line. What is on the line when it drops still comes out.
+/// The sending end of a delay line. Items in the line when it drops are still delivered.
 pub(super) struct Line<T> {
     delay: Duration,
     things: SyncSender<(Instant, T)>,
 }
 
-/// A line that hands each thing to `out` `delay` after it came, until `out` says
-/// no.
+/// Starts a line that passes each item to `out` `delay` after its entry, until `out`
+/// returns false.
 pub(super) fn line<T: Send + 'static>(
     delay: Duration,
     mut out: impl FnMut(T) -> bool + Send + 'static,
@@ -38,8 +38,8 @@ pub(super) fn line<T: Send + 'static>(
 }
 
 impl<T> Line<T> {
-    /// Puts `thing` on the line, which came, or comes, at `when`; `false` when
-    /// nobody takes it any more.
+    /// Enters `thing` with the entry time `when`, which may be in the future. Returns
+    /// `false` if the receiver has ended.
     pub(super) fn push(&self, thing: T, when: Instant) -> bool {
         self.things.send((when + self.delay, thing)).is_ok()
     }

@@ -1,7 +1,7 @@
-//! Which process has the other end of a connection on this host, as `/proc` tells.
+//! Finds the process at the other end of a connection on this host, from `/proc`.
 //!
-//! The relay has to know whose link a connection takes, and workers dial from
-//! whatever address and port the system picks.
+//! The relay has to know whose link a connection takes, but workers dial from addresses and
+//! ports that the system picks.
 
 use std::{
     fs,
@@ -11,12 +11,12 @@ use std::{
 
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-/// Whether this system tells.
+/// Returns whether this system has the tables.
 pub(super) fn works() -> bool {
     Path::new(TABLES[0]).exists()
 }
 
-/// Which of `processes` has a connection from `address`, if one of them has.
+/// Returns which of `processes` has a connection from `address`, if any.
 pub(super) fn owner(address: SocketAddr, processes: &[u32]) -> Option<u32> {
     let tables = TABLES
         .iter()
@@ -37,7 +37,8 @@ pub(super) fn owner(address: SocketAddr, processes: &[u32]) -> Option<u32> {
     processes.iter().find_map(has)
 }
 
-/// The socket with the local `address`, in the text of a table of sockets.
+/// Returns the inode of the socket with the local `address`, from the text of a table of
+/// sockets.
 fn inode(table: &str, address: SocketAddr) -> Option<u64> {
     const LOCAL: usize = 1;
     const INODE: usize = 9;
@@ -49,7 +50,7 @@ fn inode(table: &str, address: SocketAddr) -> Option<u64> {
     })
 }
 
-/// An address as the kernel writes it: in words of the machine's own byte order.
+/// Parses an address in the kernel's format: words in the machine's byte order.
 fn parse(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

@@ -1,17 +1,16 @@
 //! One direction of a host's link, which all its connections share.
 //!
-//! Bytes take the link one after the other. A link that was idle has saved
-//! nothing up.
+//! Bytes are sent one after the other. A link that was idle has not accumulated credit.
 
 use std::{
     sync::Mutex,
     time::{Duration, Instant},
 };
 
-/// Megabits in a byte's bits.
+/// Megabits per byte.
 const BITS: f64 = 8e-6;
 
-/// The link.
+/// The rate limit of one direction of a link.
 #[derive(Debug)]
 pub(super) struct Limit {
     rate_mbit: f64,
@@ -19,7 +18,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// A link that carries `rate_mbit` megabits a second.
+    /// Creates a limit of `rate_mbit` Mbit/s.
     pub(super) fn new(rate_mbit: u64) -> Self {
         Self {
             rate_mbit: rate_mbit as f64,
@@ -27,7 +26,7 @@ impl Limit {
         }
     }
 
-    /// Takes the link for `bytes` as soon as it is free, and tells when they are
+    /// Reserves the link for `bytes` from the moment it is free, and returns when they are
     /// through.
     pub(super) fn take(&self, bytes: usize, now: Instant) -> Instant {
         let took = Duration::from_secs_f64(bytes as f64 * BITS / self.rate_mbit);

@@ -1,10 +1,10 @@
 //! A relay between all hosts of a network, in a process of its own.
 //!
-//! It listens for each host at the port where the host itself listens, on another
-//! loopback address. A host's link is one for all its connections: what it sends
-//! takes the link's one direction, what it receives the other, whoever dialled.
-//! What comes from elsewhere, such as a program's ops, is delayed and takes no link.
-//! Datagrams are delayed alone: hosts talk to each other over TCP.
+//! It listens for each host at the host's own port, on another loopback address. A host's
+//! link is shared by all its connections: what the host sends takes one direction, what it
+//! receives the other, whichever end dialled. Connections from other processes, such as a
+//! program's ops, are delayed but take no link. Datagrams are only delayed, because hosts
+//! communicate over TCP.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -28,16 +28,16 @@ use crate::{
     process::{announce, serve},
 };
 
-/// How far ahead of its link a connection may be. As long as a sleep is late at
-/// most, so that the link is never idle for that.
+/// How far ahead of its link a connection may be. Equal to the longest delay of a wake-up
+/// from sleep, so that such a delay never leaves the link idle.
 const AHEAD: Duration = Duration::from_millis(5);
 
-/// What listens on a host.
+/// The listening process of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// Where, on 127.0.0.1.
+    /// The port on 127.0.0.1.
     pub(crate) port: u16,
-    /// Which process; it is the one that dials, too.
+    /// The process id; the same process also dials.
     pub(crate) process: u32,
 }
 
@@ -53,7 +53,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Whether this system lets the relay tell who dials.
+/// Returns whether the relay can identify the process that dials on this system.
 pub(crate) fn works() -> bool {
     dialer::works()
 }
@@ -71,11 +71,11 @@ struct Announcement {
     counts: SocketAddr,
 }
 
-/// Relays until the process is ended.
+/// Relays until the process is killed.
 ///
 /// # Errors
 ///
-/// When it cannot listen.
+/// If a port cannot be bound.
 pub(crate) fn run(relay: IpAddr, shape: Shape, endpoints: &[Endpoint]) -> Result<()> {
     let host = |endpoint: &Endpoint| {
         Arc::new(Host {
@@ -105,7 +105,7 @@ pub(crate) fn run(relay: IpAddr, shape: Shape, endpoints: &[Endpoint]) -> Result
     })?;
     for asking in counts.incoming().flatten() {
         let sent = hosts.iter().map(|host| host.sent.load(Ordering::Relaxed));
-        // Whoever asked may be gone.
+        // The client may be gone.
         let _ = serde_json::to_writer(&asking, &sent.collect::<Vec<_>>());
     }
     Ok(())
@@ -119,7 +119,7 @@ fn accept(listener: &TcpListener, route: Route, host: &Arc<Host>, hosts: &[Arc<H
         let dialer = hosts
             .iter()
             .find(|host| Some(host.endpoint.process) == dialer);
-        // A host that has ended refuses its connections, as it would by itself.
+        // If the host has ended, the connection is closed, as without a relay.
         let _ = join(client, route, host, dialer);
     }
 }
@@ -140,8 +140,8 @@ fn join(
     Ok(())
 }
 
-/// Has bytes take the links of both hosts, if there are two, and holds up whoever
-/// reads them while the links are far behind. Tells when the bytes are through.
+/// Returns a function that reserves the links of both hosts, if there are two, blocks the
+/// reader while the links are far behind, and returns when the bytes are through.
 fn pace(
     from: Option<&Arc<Host>>,
     to: Option<&Arc<Host>>,
@@ -167,11 +167,11 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Starts one that listens on `relay` for all `endpoints`.
+    /// Starts a relay that listens on `relay` for all `endpoints`.
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// If the process does not start.
     pub(crate) fn start(
         relay: IpAddr,
         shape: Shape,
@@ -202,11 +202,11 @@ impl Mesh {
         })
     }
 
-    /// Bytes that each host has sent to others so far.
+    /// Returns the bytes that each host has sent to others so far.
     ///
     /// # Errors
     ///
-    /// When the relay is gone.
+    /// If the relay is gone.
     pub(crate) fn sent(&self) -> Result<Vec<u64>> {
         let asking = TcpStream::connect(self.announced.counts)?;
         serde_json::from_reader(asking).context("the relay told nonsense")

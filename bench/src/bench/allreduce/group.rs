@@ -1,4 +1,4 @@
-//! The ranks of an all-reduce, as one program has them: a device and a tensor each.
+//! The ranks of an all-reduce, all in one program: a device and a tensor each.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,15 @@ use burn::tensor::{
 
 use crate::data::{Upload, into_data};
 
-/// A tensor on each device, to be reduced.
+/// The devices, and a tensor on each to be reduced.
 pub(super) struct Group<'a> {
     devices: &'a [Device],
     tensors: Vec<Tensor<1>>,
 }
 
 impl<'a> Group<'a> {
-    /// Tensors of `elements`, all ones on the first device, all twos on the second.
+    /// Creates a group with tensors of `elements` elements: ones on the first device, twos
+    /// on the second, and so on.
     pub(super) fn new(devices: &'a [Device], elements: usize) -> Self {
         let tensors = devices.iter().zip(1u32..);
         let tensors = tensors.map(|(device, rank)| Tensor::full([elements], rank, device));
@@ -27,7 +28,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Reduces `tensors`. Nothing is waited for.
+    /// Requests an all-reduce of `tensors` without waiting for the result.
     fn reduce(&self, tensors: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
         let reduce =
             |tensor| all_reduce(tensor, ReduceOperation::Sum, self.devices.to_vec()).resolve();
@@ -40,11 +41,11 @@ impl<'a> Group<'a> {
             .try_for_each(|device| device.sync().context("cannot sync"))
     }
 
-    /// Sees that the sums are right.
+    /// Checks that the sums are right.
     ///
     /// # Errors
     ///
-    /// When one is not, or cannot be had.
+    /// If a sum is wrong or cannot be read.
     pub(super) fn check(&self) -> Result<()> {
         let expected = (1..=self.devices.len()).sum::<usize>() as f32;
         for (rank, sum) in self.reduce(self.tensors.clone()).into_iter().enumerate() {
@@ -60,11 +61,12 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// The time of `repetitions` all-reduces, each on the result of the one before.
+    /// Returns the time of `repetitions` all-reduces, each on the result of the previous
+    /// one.
     ///
     /// # Errors
     ///
-    /// When one fails.
+    /// If an all-reduce fails.
     pub(super) fn time(&self, repetitions: usize) -> Result<Duration> {
         let mut tensors = self.tensors.clone();
         self.sync()?;

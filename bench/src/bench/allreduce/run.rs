@@ -1,4 +1,4 @@
-//! What is found of all-reduces of one size, and how it is reported.
+//! The result for all-reduces of one size, and its report.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::{
     stats::{Summary, round},
 };
 
-/// All-reduces of one size between as many workers.
+/// The result for all-reduces of one size between `world` workers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) mib: usize,
@@ -25,7 +25,7 @@ pub(super) struct Run {
     pub(super) gloo_busbw_gbs: Option<f64>,
 }
 
-/// Makes a report of what was found.
+/// Builds the report of the results.
 pub(super) fn report(runs: &[Run]) -> Report {
     let mut rows = table(
         &["workers", "MiB", "latency, ms", "links"],

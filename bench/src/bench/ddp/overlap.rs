@@ -1,15 +1,14 @@
-//! How much of the communication is hidden behind the backward pass.
+//! The share of the communication that is hidden behind the backward pass.
 //!
 //! Two workers with a slow link between them take the same step in three ways: each
-//! gradient reduced as soon as it is there, which is Burn's own way; none reduced;
-//! and all reduced once the whole backward pass has been waited for. With the times
-//! `a`, `b` and `c`, communication takes `c - b`, of which `c - a` is hidden. Every
-//! way ends with an optimizer step and a sync, so that nothing passes from one step
-//! to the next.
+//! gradient is reduced as soon as it is computed, as Burn does; no gradient is reduced; and
+//! all gradients are reduced after the whole backward pass has finished. With the times
+//! `a`, `b` and `c`, communication takes `c - b`, of which `c - a` is hidden. Every way
+//! ends with an optimizer step and a sync, so that no work carries over to the next step.
 //!
-//! The network is a deep one of equal layers, and the batch is chosen such that its
-//! step takes over twice as long as its communication. So there is enough to hide
-//! behind, but for the gradients that come last.
+//! The network has many equal layers, and the batch is chosen such that a step takes over
+//! twice as long as its communication. So there is enough computation to hide all
+//! communication but that of the last gradients.
 
 mod rank;
 
@@ -42,16 +41,16 @@ const SHAPE: Shape = Shape {
 
 const LAYERS: usize = 16;
 
-/// How much longer a step takes than its communication.
+/// Target ratio of the time of a step to the time of its communication.
 const STEP_TO_COMMUNICATION: f64 = 2.25;
 
-/// Rows of the batch that the time of a step is estimated with first, how often that
-/// is corrected, and the bounds for what is then chosen.
+/// Rows of the batch with which the time of a step is first estimated, the number of
+/// corrections, and the bounds of the chosen batch.
 const TRIAL_BATCH: usize = 256;
 const CORRECTIONS: usize = 3;
 const BATCHES: [usize; 2] = [64, 16 << 10];
 
-/// What was found.
+/// The result.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     network: String,
@@ -63,11 +62,11 @@ pub(super) struct Found {
     hidden_share: Option<f64>,
 }
 
-/// Measures.
+/// Measures the overlap.
 ///
 /// # Errors
 ///
-/// When a worker or the network fails.
+/// If a worker or the network fails.
 pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
     context.progress.update("ddp overlap: starting workers");
     let dir = tempfile::tempdir()?;
@@ -111,13 +110,13 @@ pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
     })
 }
 
-/// The batch with which a step takes as long as it should.
+/// Returns the batch with which a step takes the target time.
 fn calibrate(ranks: &[Rank], gradient_bytes: usize) -> Result<usize> {
     let world = WORLD as f64;
     let moved = 2.0 * (world - 1.0) / world * gradient_bytes as f64;
     let target = STEP_TO_COMMUNICATION * moved / SHAPE.bytes_per_second();
     let mut batch = TRIAL_BATCH;
-    // The first warms up; what a step takes is not quite proportional to its rows.
+    // The first step warms up. The time of a step is not quite proportional to its rows.
     for _ in 0..=CORRECTIONS {
         let mode = Mode::Never;
         let took = step(ranks, Turn { mode, batch })?.as_secs_f64();
@@ -127,7 +126,7 @@ fn calibrate(ranks: &[Rank], gradient_bytes: usize) -> Result<usize> {
     Ok(batch)
 }
 
-/// Has all ranks take a step, and times it.
+/// Runs a step on all ranks and returns its time.
 fn step(ranks: &[Rank], turn: Turn) -> Result<Duration> {
     let begun = Instant::now();
     for rank in ranks {
@@ -140,7 +139,7 @@ fn step(ranks: &[Rank], turn: Turn) -> Result<Duration> {
 }
 
 impl Found {
-    /// Adds this to a report.
+    /// Adds the result to a report.
     pub(super) fn report(&self, rows: &mut Table, json: &mut Map<String, Value>) {
         let ways = [
             ("overlapped", self.overlapped_ms),

@@ -1,8 +1,8 @@
-//! A data-parallel training run, as Burn's own strategy does it: a thread for each
-//! device, and gradients that Burn reduces while it goes backward.
+//! A data-parallel training run, as in Burn's own strategy: a thread for each device, and
+//! gradients that Burn reduces during the backward pass.
 //!
-//! Burn's strategy keeps the losses and weights of all devices but the first to
-//! itself; this one hands them out.
+//! Burn's strategy does not expose the losses and weights of devices other than the first;
+//! this one does.
 
 use std::{
     sync::{
@@ -29,31 +29,31 @@ use crate::{
     trainer::{Batch, Trainer},
 };
 
-/// How long a run may take; the longest here take about a minute.
+/// Time limit of a run; the longest ones here take about a minute.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What is trained, and for how long.
+/// The model, batch and length of a training.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Course {
     pub(super) model: Model,
-    /// Images in a batch of all devices.
+    /// Images in a batch, over all devices.
     pub(super) batch: usize,
-    /// Batches of an epoch, the same in each.
+    /// Batches of an epoch, the same in each epoch.
     pub(super) steps: usize,
     pub(super) epochs: usize,
 }
 
-/// What came of it.
+/// The result of a training.
 #[derive(Debug, Clone)]
 pub(super) struct Trained {
-    /// Of each step, the mean over all devices.
+    /// Loss of each step, the mean over all devices.
     pub(super) losses: Vec<f64>,
     /// Whether after each epoch all devices had the same weights.
     pub(super) weights_identical: bool,
     epochs: Vec<Duration>,
 }
 
-/// What came of it on one device.
+/// The result of a training on one device.
 struct Ranked {
     losses: Vec<f32>,
     epochs: Vec<Epoch>,
@@ -66,7 +66,7 @@ struct Epoch {
 }
 
 impl Trained {
-    /// Steps a second of each epoch but the first, which warms up.
+    /// Returns the steps per second of all epochs but the first, which warms up.
     pub(super) fn steps_per_s(&self, course: &Course) -> Option<Summary> {
         let epochs = self.epochs.iter().skip(1);
         let rates = epochs.map(|took| course.steps as f64 / took.as_secs_f64());
@@ -74,11 +74,11 @@ impl Trained {
     }
 }
 
-/// Trains on all of `devices` at once.
+/// Trains on all of `devices` at the same time.
 ///
 /// # Errors
 ///
-/// When one fails.
+/// If a device fails.
 pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
     let devices: Vec<Device> = devices.iter().map(|d| d.clone().autodiff()).collect();
     let world = devices.len();
@@ -86,8 +86,8 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
     let network = Network::new(course.model, &devices[0]);
     let batches = (0..course.steps as u64).map(|seed| Batch::noise(course.batch, seed));
     let batches: Arc<[Batch]> = batches.collect();
-    // Burn 0.22.1 mixes up two steps when a device begins one before another has
-    // ended the one before, and hangs.
+    // Burn 0.22.1 mixes up two steps and hangs when a device begins a step before another
+    // has ended the previous one.
     let together = Arc::new(Barrier::new(world));
     let (update, message) = channel();
     for (rank, device) in devices.into_iter().enumerate() {
@@ -101,7 +101,7 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
                 let network = fork(network, &device, world);
                 train_rank(network, &device, &shards, epochs, &together)
             });
-            // Nobody listens any more once another rank has failed.
+            // The receiver is gone once another rank has failed.
             let _ = update.send(ranked.with_context(|| format!("rank {rank}")));
         });
     }
@@ -109,7 +109,7 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
     let until = Instant::now() + DEADLINE;
     let mut ranks = Vec::new();
     while ranks.len() < world {
-        // Ranks wait for each other: one that fails leaves the others hanging.
+        // Ranks wait for each other: a failed rank leaves the others hanging.
         let left = until.saturating_duration_since(Instant::now());
         match message.recv_timeout(left) {
             Ok(ranked) => ranks.push(ranked?),
@@ -120,7 +120,8 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
     join(&ranks)
 }
 
-/// What Burn needs for gradients to be reduced, one at a time in a process.
+/// Creates the context that Burn needs to reduce gradients. A process can have one at a
+/// time.
 pub(super) fn context(devices: &[Device]) -> DistributedContext {
     let config = DistributedConfig {
         all_reduce_op: ReduceOperation::Mean,
@@ -128,7 +129,8 @@ pub(super) fn context(devices: &[Device]) -> DistributedContext {
     DistributedContext::init(devices.to_vec(), config)
 }
 
-/// Puts `network` on `device`, with gradients that are reduced if there are others.
+/// Moves `network` to `device`, and marks its gradients for reduction if there are other
+/// devices.
 pub(super) fn fork<M: Module>(network: M, device: &Device, world: usize) -> M {
     let network = network.fork(device);
     match world {
@@ -137,7 +139,7 @@ pub(super) fn fork<M: Module>(network: M, device: &Device, world: usize) -> M {
     }
 }
 
-/// Marks every weight as one that all devices have.
+/// Marks every weight as shared by all devices.
 struct Shared;
 
 impl ModuleMapper for Shared {
@@ -180,7 +182,7 @@ fn train_rank(
     Ok(ranked)
 }
 
-/// The bytes of all weights.
+/// Returns the bytes of all weights.
 fn weights(network: &Network) -> Result<Vec<u8>> {
     struct Reader(Result<Vec<u8>>);
 
@@ -200,7 +202,7 @@ fn weights(network: &Network) -> Result<Vec<u8>> {
     reader.0
 }
 
-/// What came of it on all devices together.
+/// Combines the results of all devices.
 fn join(ranks: &[Ranked]) -> Result<Trained> {
     let first = ranks.first().context("no devices")?;
     let losses = (0..first.losses.len()).map(|step| {

@@ -1,5 +1,5 @@
-//! One device's part in a step that is taken with or without communication: a
-//! thread with a replica of a deep network.
+//! One rank of a step with or without communication: a thread with a replica of a deep
+//! network.
 
 use std::{
     sync::mpsc::{Receiver, SyncSender, sync_channel},
@@ -22,15 +22,15 @@ use burn::{
 use crate::bench::ddp::train::fork;
 
 const WIDTH: usize = 512;
-/// Features of the input: few, as what is reduced last cannot be hidden.
+/// Features of the input. Few, because the gradient that is reduced last cannot be hidden.
 const INPUT: usize = 64;
 
 const LEARNING_RATE: f64 = 1e-3;
 
-/// How long a step may take.
+/// Time limit of a step.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// When gradients are reduced.
+/// The time at which gradients are reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Overlapped,
@@ -52,7 +52,7 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    /// Starts the `rank`-th of `devices`, with a replica of `deep`.
+    /// Starts the thread of device `rank` of `devices`, with a replica of `deep`.
     pub(super) fn start(deep: Deep, rank: usize, devices: &[Device]) -> Self {
         let (turns, taken) = sync_channel::<Turn>(1);
         let (update, done) = sync_channel(1);
@@ -60,7 +60,7 @@ impl Rank {
         thread::spawn(move || {
             let mut replica = Replica::new(&deep, device, devices);
             drop(deep);
-            // Ends with its handle.
+            // Ends when the handle is dropped.
             for turn in taken {
                 if update.send(replica.step(turn)).is_err() {
                     return;
@@ -70,11 +70,11 @@ impl Rank {
         Self { turns, done }
     }
 
-    /// Has it take a step.
+    /// Starts a step.
     ///
     /// # Errors
     ///
-    /// When it has ended.
+    /// If the thread has ended.
     pub(super) fn begin(&self, turn: Turn) -> Result<()> {
         self.turns.send(turn).context("a rank has ended")
     }
@@ -83,7 +83,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// When it fails.
+    /// If the step fails.
     pub(super) fn end(&self) -> Result<()> {
         self.done
             .recv_timeout(DEADLINE)
@@ -93,7 +93,7 @@ impl Rank {
 
 /// The network on one device.
 struct Replica {
-    /// With gradients that Burn reduces, and without.
+    /// The replica whose gradients Burn reduces.
     shared: Option<Deep>,
     alone: Option<Deep>,
     input: Option<Tensor<2>>,
@@ -135,7 +135,7 @@ impl Replica {
         self.device.sync().context("cannot sync")
     }
 
-    /// The input of `batch` rows, made once.
+    /// Returns the input of `batch` rows, which is created once.
     fn input(&mut self, batch: usize) -> Tensor<2> {
         let known = self.input.take().filter(|input| input.dims()[0] == batch);
         let make = || Tensor::random([batch, INPUT], Distribution::Default, &self.device);
@@ -158,7 +158,7 @@ impl ModuleVisitor for Reduce<'_> {
     }
 }
 
-/// Many layers of the same size.
+/// A network of many layers of the same size.
 #[derive(Module, Debug)]
 pub(super) struct Deep {
     first: Linear,
@@ -166,7 +166,7 @@ pub(super) struct Deep {
 }
 
 impl Deep {
-    /// A network of `layers` equal layers.
+    /// Creates a network of an input layer and `layers` equal layers.
     pub(super) fn new(device: &Device, layers: usize) -> Self {
         let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(device);
         Self {
