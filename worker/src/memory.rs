@@ -127,12 +127,12 @@ pub(crate) fn human(bytes: u64) -> String {
         return format!("{bytes} B");
     }
     let mut value = bytes as f64 / 1024.0;
-    let mut device_slot = 0;
-    while value >= 1024.0 && device_slot + 1 < UNITS.len() {
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
         value /= 1024.0;
-        device_slot += 1;
+        unit += 1;
     }
-    format!("{value:.1} {}", UNITS[device_slot])
+    format!("{value:.1} {}", UNITS[unit])
 }
 
 #[cfg(test)]

@@ -88,18 +88,18 @@ pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String>
         status,
         dtype: DType::F32,
     };
-    let mut tensors_ = device.open();
-    tensors_.upload(TensorId::new(1), TensorData::from(FIRST));
-    tensors_.upload(TensorId::new(2), TensorData::from(SECOND));
+    let mut store = device.open();
+    store.upload(TensorId::new(1), TensorData::from(FIRST));
+    store.upload(TensorId::new(2), TensorData::from(SECOND));
     let add = NumericOperationIr::Add(BinaryOpIr {
         lhs: tensor(1, TensorStatus::ReadWrite),
         rhs: tensor(2, TensorStatus::ReadWrite),
         out: tensor(3, TensorStatus::NotInit),
     });
-    tensors_.execute(Box::new(OperationIr::NumericFloat(DType::F32, add)));
-    let read = tensors_.read(tensor(3, TensorStatus::ReadWrite));
+    store.execute(Box::new(OperationIr::NumericFloat(DType::F32, add)));
+    let read = store.read(tensor(3, TensorStatus::ReadWrite));
     let read = runtime.block_on(read).map_err(|e| e.reason().to_owned())?;
-    tensors_.sync().map_err(|e| e.reason().to_owned())?;
+    store.sync().map_err(|e| e.reason().to_owned())?;
     match read == TensorData::from(SUM) {
         true => Ok(()),
         false => Err(format!("{FIRST:?} + {SECOND:?} came to {read}")),

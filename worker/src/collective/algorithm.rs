@@ -144,5 +144,5 @@ pub(crate) struct Rank {
     /// The number of its worker among the workers of the group.
     pub(crate) worker_index: usize,
     /// A description of its device and worker, for messages.
-    pub(crate) lease_rank: String,
+    pub(crate) description: String,
 }

@@ -36,7 +36,7 @@ type Sum = Result<Vec<f32>, Failure>;
 /// A group spread over workers, with one state machine for each worker.
 struct World {
     groups: Vec<Box<dyn Algorithm>>,
-    workers_: Vec<usize>,
+    worker_of_rank: Vec<usize>,
     now: Instant,
     /// Bytes sent by each worker.
     sent: Vec<usize>,
@@ -45,21 +45,21 @@ struct World {
 }
 
 impl World {
-    /// A group with one rank for each entry of `workers_`, on the worker of that number.
-    fn new(make: Make, workers_: &[usize]) -> Self {
+    /// A group with one rank for each entry of `worker_of_rank`, on the worker of that number.
+    fn new(make: Make, worker_of_rank: &[usize]) -> Self {
         let rank = |&worker_index: &usize| Rank {
             worker_index,
-            lease_rank: format!("device 0 of worker w{worker_index}"),
+            description: format!("device 0 of worker w{worker_index}"),
         };
-        let ranks: Vec<Rank> = workers_.iter().map(rank).collect();
-        let workers = workers_.iter().max().unwrap() + 1;
+        let ranks: Vec<Rank> = worker_of_rank.iter().map(rank).collect();
+        let workers = worker_of_rank.iter().max().unwrap() + 1;
         let group = |me| make(ranks.clone(), me);
         Self {
             groups: (0..workers).map(group).collect(),
-            workers_: workers_.to_vec(),
+            worker_of_rank: worker_of_rank.to_vec(),
             now: Instant::now(),
             sent: vec![0; workers],
-            done: vec![Vec::new(); workers_.len()],
+            done: vec![Vec::new(); worker_of_rank.len()],
         }
     }
 
@@ -76,7 +76,7 @@ impl World {
 
     fn arrive_as(&mut self, rank: usize, ticket: u64, arrival: Arrival, values: &[f32]) {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let worker_index = self.workers_[rank];
+        let worker_index = self.worker_of_rank[rank];
         self.groups[worker_index].arrive(rank, ticket, arrival, bytes, self.now);
     }
 
@@ -152,14 +152,17 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     );
     let config = ProptestConfig::with_cases(128);
     let mut runner = TestRunner::new(config);
-    let ran = runner.run(&worlds, |(workers_, sizes, turns)| {
+    let ran = runner.run(&worlds, |(worker_of_rank, sizes, turns)| {
         let bits = |done: Vec<(u64, Sum)>| {
             let sums = done.into_iter().map(|(_, sum)| sum.unwrap());
             let bits = sums.map(|sum| sum.into_iter().map(f32::to_bits).collect());
             bits.collect::<Vec<Vec<u32>>>()
         };
-        let in_turn = bits(in_any_order(make, workers_.clone(), &sizes, &[]));
-        prop_assert_eq!(bits(in_any_order(make, workers_, &sizes, &turns)), in_turn);
+        let in_turn = bits(in_any_order(make, worker_of_rank.clone(), &sizes, &[]));
+        prop_assert_eq!(
+            bits(in_any_order(make, worker_of_rank, &sizes, &turns)),
+            in_turn
+        );
         Ok(())
     });
     ran.unwrap();
@@ -168,21 +171,21 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
 /// The results of the first rank.
 fn in_any_order(
     make: Make,
-    mut workers_: Vec<usize>,
+    mut worker_of_rank: Vec<usize>,
     sizes: &[usize],
     turns: &[(u16, u16)],
 ) -> Vec<(u64, Sum)> {
     // Workers are numbered by their first ranks.
     let mut order: Vec<usize> = Vec::new();
-    for worker_index in &mut workers_ {
+    for worker_index in &mut worker_of_rank {
         let at = order.iter().position(|n| n == worker_index);
         *worker_index = at.unwrap_or_else(|| {
             order.push(*worker_index);
             order.len() - 1
         });
     }
-    let ranks = workers_.len();
-    let mut world = World::new(make, &workers_);
+    let ranks = worker_of_rank.len();
+    let mut world = World::new(make, &worker_of_rank);
     let mut next = vec![0; ranks];
     let mut arrive = |world: &mut World, rank: usize| {
         let call = next[rank];
@@ -227,12 +230,12 @@ fn are_sums(world: &World, sizes: &[usize]) {
     let workers = world.groups.len();
     for (call, size) in sizes.iter().enumerate() {
         let part = |worker_index: usize, i: usize| {
-            let here =
-                (0..world.workers_.len()).filter(|rank| world.workers_[*rank] == worker_index);
+            let here = (0..world.worker_of_rank.len())
+                .filter(|rank| world.worker_of_rank[*rank] == worker_index);
             here.map(|rank| value(rank, call, i)).reduce(|a, b| a + b)
         };
         let sum_from = |first: usize, i: usize| {
-            let order = (0..workers).map(|lease_rank| (first + lease_rank) % workers);
+            let order = (0..workers).map(|offset| (first + offset) % workers);
             let parts = order.map(|worker_index| part(worker_index, i).expect("each has ranks"));
             parts.reduce(|a, b| a + b).expect("there are some")
         };
@@ -292,10 +295,10 @@ fn half_types_are_rounded_once(make: Make) {
 
 fn as_many_bytes_are_sent_as_in_a_ring(make: Make) {
     for workers in [2, 3, 4, 8] {
-        let workers_: Vec<usize> = (0..workers).collect();
-        let mut world = World::new(make, &workers_);
+        let worker_of_rank: Vec<usize> = (0..workers).collect();
+        let mut world = World::new(make, &worker_of_rank);
         let size = 4 * 30_000;
-        for rank in workers_ {
+        for rank in worker_of_rank {
             world.arrive(rank, 1, &vec![1.0; size / 4]);
         }
         world.carry_all();

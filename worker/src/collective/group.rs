@@ -25,7 +25,7 @@ const REASON_BYTES: usize = 4 << 10;
 pub(crate) struct Group {
     members: Members,
     /// The workers of the group, by number.
-    workers_: Vec<WorkerId>,
+    workers: Vec<WorkerId>,
     state: Mutex<State>,
     end_announced: AtomicBool,
 }
@@ -47,35 +47,31 @@ pub(crate) struct Changed {
 impl Group {
     /// The group of `members`.
     pub(crate) fn new(members: Members, lease_members: &LeaseMembers) -> Self {
-        let mut workers_: Vec<WorkerId> = Vec::new();
+        let mut workers: Vec<WorkerId> = Vec::new();
         let mut ranks = Vec::new();
         for lease_rank in members.lease_ranks() {
             let worker = lease_members
                 .worker(*lease_rank)
                 .unwrap_or(lease_members.me());
-            let known = workers_
-                .iter()
-                .position(|worker_index| *worker_index == worker);
+            let known = workers.iter().position(|id| *id == worker);
             let worker_index = known.unwrap_or_else(|| {
-                workers_.push(worker);
-                workers_.len() - 1
+                workers.push(worker);
+                workers.len() - 1
             });
-            let lease_rank = lease_members.describe(*lease_rank);
+            let description = lease_members.describe(*lease_rank);
             ranks.push(Rank {
                 worker_index,
-                lease_rank,
+                description,
             });
         }
-        let me = workers_
-            .iter()
-            .position(|worker_index| *worker_index == lease_members.me());
+        let me = workers.iter().position(|id| *id == lease_members.me());
         let state = State {
-            announced: vec![false; workers_.len()],
+            announced: vec![false; workers.len()],
             group: open(ranks, me.unwrap_or_default()),
         };
         Self {
             members,
-            workers_,
+            workers,
             state: Mutex::new(state),
             end_announced: AtomicBool::new(false),
         }
@@ -87,13 +83,11 @@ impl Group {
 
     /// The worker with this number in the group; [`worker_index`](Self::worker_index) is the inverse.
     pub(crate) fn worker(&self, worker_index: usize) -> WorkerId {
-        self.workers_[worker_index]
+        self.workers[worker_index]
     }
 
     pub(crate) fn worker_index(&self, worker: WorkerId) -> Option<usize> {
-        self.workers_
-            .iter()
-            .position(|worker_index| *worker_index == worker)
+        self.workers.iter().position(|id| *id == worker)
     }
 
     /// Whether the end of the group still has to be reported. Returns true once.

@@ -66,7 +66,7 @@ pub(crate) struct Sliced {
     arrived: Vec<u64>,
     /// This worker's number, and the number of workers.
     me: usize,
-    workers_: usize,
+    worker_count: usize,
     calls: Calls,
     direct: Direct,
     ring: Ring,
@@ -86,7 +86,7 @@ pub(crate) struct Sliced {
 impl Sliced {
     /// A group of `ranks`, of which those on node `me` are local.
     pub(crate) fn new(ranks: Vec<Rank>, me: usize) -> Self {
-        let workers_ = ranks
+        let worker_count = ranks
             .iter()
             .map(|rank| rank.worker_index + 1)
             .max()
@@ -95,14 +95,14 @@ impl Sliced {
             arrived: vec![0; ranks.len()],
             ranks,
             me,
-            workers_,
+            worker_count,
             calls: Calls::default(),
-            direct: Direct::new(me, workers_),
-            ring: Ring::new(me, workers_),
+            direct: Direct::new(me, worker_count),
+            ring: Ring::new(me, worker_count),
             ring_bytes: None,
-            arrivals: vec![VecDeque::new(); workers_],
-            aborts: vec![None; workers_],
-            send_queues: SendQueues::new(workers_),
+            arrivals: vec![VecDeque::new(); worker_count],
+            aborts: vec![None; worker_count],
+            send_queues: SendQueues::new(worker_count),
             progress: None,
             broken: None,
             done: Vec::new(),
@@ -151,7 +151,7 @@ impl Sliced {
     }
 
     fn name(&self, ranks: impl Iterator<Item = usize>) -> String {
-        let name = |rank: usize| format!("rank {rank} ({})", self.ranks[rank].lease_rank);
+        let name = |rank: usize| format!("rank {rank} ({})", self.ranks[rank].description);
         ranks.map(name).collect::<Vec<_>>().join(", ")
     }
 
@@ -188,7 +188,7 @@ impl Sliced {
             }
         };
         let Agreed { element, size, .. } = agreed;
-        let route = route(&agreed, self.workers_);
+        let route = route(&agreed, self.worker_count);
         let divisor = agreed.mean.then_some(self.ranks.len() as u32);
         call.local.sort_unstable_by_key(|(rank, ..)| *rank);
         let parts: Vec<&[u8]> = call.local.iter().map(|(_, _, bytes)| &bytes[..]).collect();
@@ -236,12 +236,12 @@ impl Sliced {
 /// How the slices of a call travel between so many workers: round a ring if all workers
 /// would use one for slices of this size. Half types never do, as a ring would round
 /// them at each step.
-fn route(agreed: &Agreed, workers_: usize) -> Route {
+fn route(agreed: &Agreed, worker_count: usize) -> Route {
     let is_whole = matches!(agreed.element, Element::F32 | Element::F64);
-    let slice_bytes = (agreed.size / workers_) as u64;
+    let slice_bytes = (agreed.size / worker_count) as u64;
     match agreed.ring_bytes {
-        _ if workers_ == 1 => Route::Local,
-        Some(least) if workers_ > 2 && is_whole && slice_bytes >= least => Route::Ring,
+        _ if worker_count == 1 => Route::Local,
+        Some(least) if worker_count > 2 && is_whole && slice_bytes >= least => Route::Ring,
         _ => Route::Direct,
     }
 }
@@ -260,7 +260,7 @@ impl Algorithm for Sliced {
             return end(&mut self.done, vec![(rank, ticket, bytes)], &Err(failure));
         }
         arrival.ring_bytes = self.ring_bytes;
-        for worker_index in (0..self.workers_).filter(|worker_index| *worker_index != self.me) {
+        for worker_index in (0..self.worker_count).filter(|worker_index| *worker_index != self.me) {
             self.arrivals[worker_index].push_back((rank, arrival.clone()));
         }
         let number = self.note(rank, arrival);
@@ -333,8 +333,8 @@ impl Algorithm for Sliced {
             let (_, local) = call.into_parts();
             end(&mut self.done, local, &failure);
         }
-        self.direct = Direct::new(self.me, self.workers_);
-        self.ring = Ring::new(self.me, self.workers_);
+        self.direct = Direct::new(self.me, self.worker_count);
+        self.ring = Ring::new(self.me, self.worker_count);
         self.send_queues.clear();
         self.arrivals.iter_mut().for_each(VecDeque::clear);
         self.aborts.fill(Some(reason.clone()));
@@ -393,7 +393,7 @@ mod tests {
     fn rank(worker_index: usize) -> Rank {
         Rank {
             worker_index,
-            lease_rank: String::new(),
+            description: String::new(),
         }
     }
 

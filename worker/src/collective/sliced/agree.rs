@@ -40,7 +40,7 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
     };
     if let Some(at) = rest.iter().position(is_other) {
         let other = at + 1;
-        let (one, two) = (&ranks[0].lease_rank, &ranks[other].lease_rank);
+        let (one, two) = (&ranks[0].description, &ranks[other].description);
         return mismatch(format!(
             "rank 0 ({one}) brings {}, rank {other} ({two}) {}",
             kind(first),

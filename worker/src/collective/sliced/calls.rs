@@ -60,10 +60,10 @@ pub(super) enum Route {
 }
 
 impl Running {
-    /// The bytes that `worker_index` of `workers_` reduces.
-    pub(super) fn slice(&self, worker_index: usize, workers_: usize) -> Range<usize> {
+    /// The bytes that `worker_index` of `worker_count` reduces.
+    pub(super) fn slice(&self, worker_index: usize, worker_count: usize) -> Range<usize> {
         let (size, element) = (self.own.len(), self.element.bytes());
-        layout::slice(size, element, self.number, workers_, worker_index)
+        layout::slice(size, element, self.number, worker_count, worker_index)
     }
 
     /// The sum of `parts`. If this is the last addition, divides for a mean.

@@ -40,10 +40,10 @@ struct Peer {
 }
 
 impl Direct {
-    pub(super) fn new(me: usize, workers_: usize) -> Self {
+    pub(super) fn new(me: usize, worker_count: usize) -> Self {
         Self {
             me,
-            peers: (0..workers_).map(|_| Peer::default()).collect(),
+            peers: (0..worker_count).map(|_| Peer::default()).collect(),
             reducing: 0,
             reduced: 0,
         }
@@ -51,9 +51,9 @@ impl Direct {
 
     /// Begins a call: queues this worker's parts for the other workers.
     pub(super) fn begin(&self, running: &Running, send_queues: &mut SendQueues) {
-        let workers_ = self.peers.len();
-        for worker_index in others(self.me, workers_) {
-            let part = running.own.slice(running.slice(worker_index, workers_));
+        let worker_count = self.peers.len();
+        for worker_index in others(self.me, worker_count) {
+            let part = running.own.slice(running.slice(worker_index, worker_count));
             send_queues.push(worker_index, PieceKind::Part, part);
         }
     }
@@ -98,12 +98,12 @@ impl Direct {
 
     /// Reduces this worker's slices as far as parts from all workers have been received.
     fn reduce_own(&mut self, calls: &mut Calls, send_queues: &mut SendQueues) {
-        let workers_ = self.peers.len();
+        let worker_count = self.peers.len();
         while self.reducing < calls.decided() {
             if let Some(running) = calls.running(self.reducing)
                 && running.route == Route::Direct
             {
-                let slice = running.slice(self.me, workers_);
+                let slice = running.slice(self.me, worker_count);
                 while self.reduced < slice.len() {
                     let left = slice.start + self.reduced..slice.end;
                     let Some(sum) = self.sum(running, left.clone()) else {
@@ -111,7 +111,7 @@ impl Direct {
                     };
                     self.reduced += sum.len();
                     running.put(left.start, &sum);
-                    for worker_index in others(self.me, workers_) {
+                    for worker_index in others(self.me, worker_count) {
                         send_queues.push(worker_index, PieceKind::Sum, sum.clone());
                     }
                 }
@@ -123,10 +123,10 @@ impl Direct {
 
     /// The next bytes of the sum, for the `left` range of this worker's slice.
     fn sum(&mut self, running: &Running, left: std::ops::Range<usize>) -> Option<Bytes> {
-        let (me, workers_) = (self.me, self.peers.len());
+        let (me, worker_count) = (self.me, self.peers.len());
         let element = running.element.bytes();
         let mut count = left.len().min(PIECE_BYTES);
-        for worker_index in others(me, workers_) {
+        for worker_index in others(me, worker_count) {
             count = count.min(self.peers[worker_index].parts.front(element).len());
         }
         let count = count / element * element;
@@ -134,14 +134,14 @@ impl Direct {
             return None;
         }
         let own = &running.own[left.start..left.start + count];
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(workers_);
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(worker_count);
         parts.push(own);
         let (before, after) = self.peers.split_at_mut(me);
         for peer in after.iter_mut().skip(1).chain(before) {
             parts.push(&peer.parts.front(element)[..count]);
         }
         let sum = running.sum(&parts, true);
-        for worker_index in others(me, workers_) {
+        for worker_index in others(me, worker_count) {
             self.peers[worker_index].parts.advance(count);
         }
         Some(sum)
@@ -149,14 +149,14 @@ impl Direct {
 
     /// Copies slices that other workers have reduced into the results.
     fn gather(&mut self, calls: &mut Calls) {
-        let workers_ = self.peers.len();
-        for worker_index in others(self.me, workers_) {
+        let worker_count = self.peers.len();
+        for worker_index in others(self.me, worker_count) {
             let peer = &mut self.peers[worker_index];
             while peer.gathering < calls.decided() {
                 if let Some(running) = calls.running(peer.gathering)
                     && running.route == Route::Direct
                 {
-                    let slice = running.slice(worker_index, workers_);
+                    let slice = running.slice(worker_index, worker_count);
                     while peer.gathered < slice.len() && peer.sums.len() > 0 {
                         let sums = peer.sums.take(slice.len() - peer.gathered);
                         running.put(slice.start + peer.gathered, &sums);
@@ -173,6 +173,6 @@ impl Direct {
     }
 }
 
-fn others(me: usize, workers_: usize) -> impl Iterator<Item = usize> {
-    (0..workers_).filter(move |worker_index| *worker_index != me)
+fn others(me: usize, worker_count: usize) -> impl Iterator<Item = usize> {
+    (0..worker_count).filter(move |worker_index| *worker_index != me)
 }

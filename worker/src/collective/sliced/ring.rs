@@ -27,7 +27,7 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Ring {
     me: usize,
-    workers_: usize,
+    worker_count: usize,
     incoming: ByteQueue,
     /// The first call that is not over in this ring, whether this worker's slice of it was
     /// queued, how many of its slices were received, and how many bytes of the next one.
@@ -38,10 +38,10 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(me: usize, workers_: usize) -> Self {
+    pub(super) fn new(me: usize, worker_count: usize) -> Self {
         Self {
             me,
-            workers_,
+            worker_count,
             incoming: ByteQueue::default(),
             call: 0,
             has_begun: false,
@@ -52,12 +52,12 @@ impl Ring {
 
     /// The worker that sends to this one.
     pub(super) fn previous(&self) -> usize {
-        (self.me + self.workers_ - 1) % self.workers_
+        (self.me + self.worker_count - 1) % self.worker_count
     }
 
     /// The worker that this one sends to.
     fn next(&self) -> usize {
-        (self.me + 1) % self.workers_
+        (self.me + 1) % self.worker_count
     }
 
     /// Queues what the worker before has sent. Returns how many bytes are queued.
@@ -90,14 +90,14 @@ impl Ring {
         if !std::mem::replace(&mut self.has_begun, true) {
             // This follows the last slice of the previous call, as one stream carries
             // both.
-            let own = running.own.slice(running.slice(self.me, self.workers_));
+            let own = running.own.slice(running.slice(self.me, self.worker_count));
             send_queues.push(self.next(), PieceKind::Ring, own);
         }
-        let all = 2 * (self.workers_ - 1);
+        let all = 2 * (self.worker_count - 1);
         while self.slices < all {
             // Slices come in the order in which the worker before sends them.
-            let whose = (self.previous() + 2 * self.workers_ - self.slices) % self.workers_;
-            let slice = running.slice(whose, self.workers_);
+            let whose = (self.previous() + 2 * self.worker_count - self.slices) % self.worker_count;
+            let slice = running.slice(whose, self.worker_count);
             while self.bytes < slice.len() {
                 let at = slice.start + self.bytes;
                 let Some(bytes) = self.next_bytes(running, at, slice.end) else {
@@ -105,7 +105,7 @@ impl Ring {
                 };
                 self.bytes += bytes.len();
                 // All parts are in these bytes: the last was added here or before.
-                if self.slices + 2 >= self.workers_ {
+                if self.slices + 2 >= self.worker_count {
                     running.put(at, &bytes);
                 }
                 if self.slices + 1 < all {
@@ -129,10 +129,10 @@ impl Ring {
             return None;
         }
         let bytes = self.incoming.take(count);
-        if self.slices + 1 >= self.workers_ {
+        if self.slices + 1 >= self.worker_count {
             return Some(bytes);
         }
         let own = &running.own[at..at + count];
-        Some(running.sum(&[&bytes, own], self.slices + 2 == self.workers_))
+        Some(running.sum(&[&bytes, own], self.slices + 2 == self.worker_count))
     }
 }

@@ -25,8 +25,8 @@ struct Peer {
 }
 
 impl SendQueues {
-    pub(super) fn new(workers_: usize) -> Self {
-        Self((0..workers_).map(|_| Peer::default()).collect())
+    pub(super) fn new(worker_count: usize) -> Self {
+        Self((0..worker_count).map(|_| Peer::default()).collect())
     }
 
     pub(super) fn push(&mut self, worker_index: usize, kind: PieceKind, bytes: Bytes) {
