@@ -1,5 +1,5 @@
-//! A worker with an op of its own, `swish(x) = x * sigmoid(beta * x)`: in Burn's ops
-//! for any backend, and as a kernel for GPUs.
+//! A worker with a custom op, `swish(x) = x * sigmoid(beta * x)`: in Burn's ops for any
+//! backend, and as a kernel for GPUs.
 //!
 //! ```sh
 //! export TENSORD_URL='...'    # the `workers:` line of the scheduler
@@ -7,7 +7,7 @@
 //! cargo run -p tensord-worker --example custom_op --features vulkan -- --devices vulkan:0
 //! ```
 //!
-//! A program calls it like so:
+//! A program calls it like this:
 //!
 //! ```ignore
 //! let y: Tensor<2> = CustomOp::new("swish").input(x).scalar(1.5).call([64, 10]);
@@ -21,7 +21,7 @@ use tensord_worker::{
     CustomOps, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
 };
 
-/// The op on whatever backend a device has.
+/// The op on any backend.
 #[derive(Clone)]
 struct Swish;
 
@@ -86,7 +86,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         [flag, devices] if flag == "--devices" => devices,
         _ => return Err("usage: custom_op [--devices LIST]".into()),
     };
-    // Nothing of it is kept, so it enrols as another worker each time.
+    // The identity is not saved, so the worker enrols as a new one each time.
     let identity = Arc::new(Identity::self_signed()?);
     let worker = Worker::start(WorkerOptions {
         name: format!("custom-op-{}", identity.fingerprint().short()),

@@ -1,13 +1,15 @@
-//! Which lease may use each device: the highest grant of the device that was ever seen.
+//! Decides which lease may use each device: the one with the highest grant of the device
+//! ever seen.
 //!
-//! A pure state machine: claims of tokens and messages of the scheduler come in, decisions
-//! go out, and time is an argument. It remembers one number for each device and no list of
-//! leases, so a token does not become good again however many leases follow it.
+//! A pure state machine: its inputs are claims of tokens, messages of the scheduler, and
+//! the time; its outputs are decisions. It stores one number for each device and no list of
+//! leases, so a superseded token stays invalid however many leases follow.
 //!
-//! A token's end is judged by the scheduler's clock, and not while the scheduler is out of
-//! reach: it could not have renewed the token. It is of interest to new sessions alone.
+//! The expiry of a token is checked against the scheduler's clock, and only for new
+//! sessions. While the scheduler is unreachable, it is not checked, as the scheduler could
+//! not have renewed the token.
 //!
-//! After a restart a worker knows nothing of this, and has another id, which no earlier
+//! A restarted worker has lost this state, but it also has another id, which no earlier
 //! token names.
 
 mod clock;
@@ -18,7 +20,7 @@ use tensord_proto::{grant::GrantNumber, ids::LeaseId};
 
 use self::clock::SchedulerClock;
 
-/// What a token, whose signature holds, claims of one of this worker's devices.
+/// The claim of a token with a valid signature to one of this worker's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) lease: LeaseId,
@@ -26,13 +28,13 @@ pub(crate) struct Claim {
     pub(crate) grant: GrantNumber,
 }
 
-/// Why a token opens nothing.
+/// Why a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// The scheduler ended it.
+    /// The scheduler ended the lease.
     #[error("lease {lease} has ended; ask the pool for a new one")]
     Ended { lease: LeaseId },
-    /// The device went on to another lease.
+    /// The device was granted to another lease.
     #[error(
         "lease {lease} has device {device} no more: its grant is {grant}, and the latest is {latest}; ask the pool for a new lease"
     )]
@@ -45,19 +47,19 @@ pub(crate) enum Refusal {
     /// The device does not exist, or the token names no grant.
     #[error("the token names no grant of device {device} here")]
     NoGrant { device: u32 },
-    /// The token is past its end.
+    /// The token has expired.
     #[error(
         "the token of lease {lease} opens no new session since {seconds} s ago; use the one that the scheduler sent later"
     )]
     Expired { lease: LeaseId, seconds: u64 },
 }
 
-/// What the latest grant of a device is good for.
+/// The state of the latest grant of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Nothing any more.
+    /// The grant has ended.
     Ended,
-    /// The scheduler announced it; its lease has not come yet.
+    /// The scheduler announced the grant, but its lease has not used it yet.
     Given,
     /// This lease uses it.
     Used(LeaseId),
@@ -69,15 +71,15 @@ struct Device {
     standing: Standing,
 }
 
-/// See the module's documentation.
+/// The admission state of all devices; see the module's documentation.
 pub(crate) struct Admission {
     devices: Vec<Device>,
     clock: SchedulerClock,
 }
 
-/// Sessions.
+/// Decisions about sessions.
 impl Admission {
-    /// For so many devices, none of which was granted yet.
+    /// Creates the state for this number of devices, none of which was granted yet.
     pub(crate) fn new(devices: usize) -> Self {
         let device = Device {
             latest: GrantNumber::ZERO,
@@ -89,8 +91,9 @@ impl Admission {
         }
     }
 
-    /// Whether a new session may be opened by a token that ends at `expires_at_ms`. What is
-    /// returned is an earlier lease of the device, whose sessions on it are to be ended.
+    /// Checks whether a new session may be opened with a token that expires at
+    /// `expires_at_ms`. Returns an earlier lease of the device, if any, whose sessions on
+    /// the device the caller must end.
     pub(crate) fn open(
         &mut self,
         claim: Claim,
@@ -122,8 +125,8 @@ impl Admission {
         self.check(claim).map(|()| None)
     }
 
-    /// Whether `claim` is by the current grant of the device: so for what a session that
-    /// was opened needs, such as another connection.
+    /// Checks that `claim` is for the current grant of the device. Used for existing
+    /// sessions, such as for another connection.
     pub(crate) fn check(&self, claim: Claim) -> Result<(), Refusal> {
         let Claim {
             lease,
@@ -155,9 +158,9 @@ impl Standing {
     }
 }
 
-/// The scheduler.
+/// Messages of the scheduler.
 impl Admission {
-    /// A device was granted. What is returned is as for [`open`](Self::open).
+    /// Records that a device was granted. The return value is as for [`open`](Self::open).
     pub(crate) fn granted(&mut self, device: u32, grant: GrantNumber) -> Option<LeaseId> {
         let known = self.devices.get_mut(device as usize)?;
         if grant <= known.latest {
@@ -169,7 +172,7 @@ impl Admission {
         earlier.lease()
     }
 
-    /// No grant of a device up to this one is good any more.
+    /// Records that all grants of a device up to this one have ended.
     pub(crate) fn end(&mut self, device: u32, grant: GrantNumber) {
         if let Some(known) = self.devices.get_mut(device as usize)
             && grant >= known.latest
@@ -179,7 +182,7 @@ impl Admission {
         }
     }
 
-    /// The lease that uses each device, as far as is known here.
+    /// Returns the lease that uses each device, as far as this worker knows.
     pub(crate) fn held(&self) -> impl Iterator<Item = Claim> {
         (0..).zip(&self.devices).filter_map(|(device, known)| {
             Some(Claim {
@@ -190,7 +193,8 @@ impl Admission {
         })
     }
 
-    /// Each device that was ever granted, and the number up to which all grants have ended.
+    /// Returns each device that was ever granted, with the number up to which all its
+    /// grants have ended.
     pub(crate) fn ended(&self) -> impl Iterator<Item = (u32, GrantNumber)> {
         let ended = |known: &Device| match known.standing {
             Standing::Ended => known.latest,
@@ -202,12 +206,12 @@ impl Admission {
             .filter(|(_, grant)| *grant != GrantNumber::ZERO)
     }
 
-    /// It was `time_ms` at the scheduler at `now`.
+    /// Records that the scheduler's clock was at `time_ms` at `now`.
     pub(crate) fn set_time(&mut self, time_ms: u64, now: Instant) {
         self.clock.set(time_ms, now);
     }
 
-    /// The scheduler is out of reach.
+    /// Records that the scheduler is unreachable.
     pub(crate) fn cut_off(&mut self) {
         self.clock.cut_off();
     }

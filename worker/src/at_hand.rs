@@ -1,8 +1,8 @@
-//! What a session has its device do at the moment, and for how long.
+//! Tracks what a session's device is executing, and for how long.
 //!
-//! An executor's thread notes each step in passing, without a look at the clock. Somebody
-//! else looks from time to time: a step that is the same as at an earlier look has run
-//! for at least as long as between the two.
+//! An executor's thread counts each step without reading the clock. Another thread checks
+//! the counter from time to time: if it has not changed since an earlier check, the step
+//! has run for at least the time between the two checks.
 
 use std::{
     fmt,
@@ -18,15 +18,15 @@ use tokio::sync::Notify;
 
 use crate::locks::lock;
 
-/// What the sessions of a device tell those who look after it.
+/// Signals from the sessions of a device to the task that checks all devices.
 #[derive(Debug)]
 pub(crate) struct Signals {
     /// The worker's name.
     pub(crate) worker: Arc<str>,
-    /// How long an op may take.
+    /// Time limit for an op.
     pub(crate) op_timeout: Duration,
     has_failed: AtomicBool,
-    /// Wakes who looks after all devices.
+    /// Wakes the task that checks all devices.
     wake: Arc<Notify>,
 }
 
@@ -40,36 +40,37 @@ impl Signals {
         })
     }
 
-    /// Something has changed that is worth a look.
+    /// Wakes the task that checks all devices, because something has changed.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// The backend has failed, by a program's fault or its own.
+    /// Records that the backend has failed, whether the program or the backend caused it.
     pub(crate) fn note_failure(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the backend has failed since this was called before.
+    /// Returns whether the backend has failed since the last call.
     pub(crate) fn take_failure(&self) -> bool {
         self.has_failed.swap(false, Ordering::Relaxed)
     }
 }
 
-/// What one session has its device do.
+/// What one session is executing on its device.
 #[derive(Debug)]
 pub(crate) struct AtHand {
     pub(crate) signals: Arc<Signals>,
-    /// Steps so far, and whether one is being taken. Written by who has the runner.
+    /// Number of steps so far, and whether one is running. Written only by the thread that
+    /// holds the session's runner.
     steps: AtomicU64,
     is_running: AtomicBool,
     op: Mutex<(u64, OpName)>,
-    /// Reads that are awaited aside and have not been answered in time.
+    /// Number of reads awaited on another thread that have exceeded the time limit.
     late_reads: AtomicUsize,
     watch: Mutex<Watch>,
 }
 
-/// What has taken too long.
+/// An op or read that has exceeded its time limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Overdue {
     op_number: u64,
@@ -103,36 +104,37 @@ impl AtHand {
         })
     }
 
-    /// The next step begins.
+    /// Records that the next step begins.
     pub(crate) fn step(&self) {
         let steps = self.steps.load(Ordering::Relaxed);
         self.steps.store(steps.wrapping_add(1), Ordering::Relaxed);
         self.is_running.store(true, Ordering::Relaxed);
     }
 
-    /// The step is this op.
+    /// Records that the next step begins, which is this op.
     pub(crate) fn begin(&self, op_number: u64, op_name: OpName) {
         *lock(&self.op) = (op_number, op_name);
         self.step();
     }
 
-    /// Nothing is being done.
+    /// Records that no step is running.
     pub(crate) fn rest(&self) {
         self.is_running.store(false, Ordering::Relaxed);
     }
 
-    /// An awaited read of this op has taken too long.
+    /// Records that an awaited read has exceeded the time limit, until the guard is
+    /// dropped.
     pub(crate) fn late(self: &Arc<Self>) -> LateRead {
         self.late_reads.fetch_add(1, Ordering::Relaxed);
         LateRead(self.clone())
     }
 
-    /// Whether reads have been awaited for too long, and still are.
+    /// Returns whether an awaited read has exceeded the time limit and is still pending.
     pub(crate) fn has_late_reads(&self) -> bool {
         self.late_reads.load(Ordering::Relaxed) > 0
     }
 
-    /// What has taken too long and still goes on.
+    /// Returns the op or read that has exceeded its time limit and has not ended.
     pub(crate) fn look(&self, now: Instant) -> Option<Overdue> {
         let running = self.is_running.load(Ordering::Relaxed);
         let step = running.then(|| self.steps.load(Ordering::Relaxed));
@@ -154,7 +156,7 @@ impl AtHand {
         }
     }
 
-    /// What a read is called that takes too long.
+    /// Returns the description of a read that exceeds the time limit.
     pub(crate) fn late_read(&self) -> Overdue {
         Overdue {
             op_name: OpName::from("Read"),
@@ -163,7 +165,7 @@ impl AtHand {
     }
 }
 
-/// Counts as a late read until it is dropped.
+/// A guard that counts as a late read until it is dropped.
 pub(crate) struct LateRead(Arc<AtHand>);
 
 impl Drop for LateRead {
@@ -173,11 +175,11 @@ impl Drop for LateRead {
     }
 }
 
-/// Decides whether a step has taken too long.
+/// Decides whether a step has exceeded the time limit.
 #[derive(Debug)]
 struct Watch {
     limit: Duration,
-    /// The step that was seen last, and when it was seen first.
+    /// The step seen at the last check, and when it was first seen.
     since: Option<(u64, Instant)>,
 }
 
@@ -186,7 +188,7 @@ impl Watch {
         Self { limit, since: None }
     }
 
-    /// Whether `step`, which is being taken at `now`, is known to take longer than the
+    /// Returns whether `step`, which is running at `now`, is known to have exceeded the
     /// limit.
     fn look(&mut self, now: Instant, step: Option<u64>) -> bool {
         let Some(step) = step else {
@@ -217,11 +219,11 @@ mod tests {
             (1_999, Some(1), false),
             (2_000, Some(1), true),
             (9_000, Some(1), true),
-            // Another step at every look: each is as good as new.
+            // Each check sees another step, so none is late.
             (9_100, Some(2), false),
             (99_000, Some(3), false),
             (100_000, None, false),
-            // The same step, with a rest in between: nobody is at it any more.
+            // The same step, with a rest in between: it is not running any more.
             (101_000, Some(4), false),
             (102_000, None, false),
             (102_500, Some(4), false),

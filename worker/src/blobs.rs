@@ -1,10 +1,10 @@
-//! What is kept of ended sessions' uploads, for the sessions to come.
+//! Uploads of ended sessions, kept for later sessions.
 //!
-//! A program that is started again uploads the same data again. So when a session
-//! ends, what it had kept comes here, by tenant and BLAKE3 hash, and a new session
-//! of the tenant is told which hashes there are. Nothing says whether another
-//! tenant has a blob: hashes are looked up among one tenant's alone, and bytes
-//! are hashed here, whatever a client may have said of them.
+//! A program that is started again uploads the same data again. So when a session ends, its
+//! kept uploads are stored here by tenant and BLAKE3 hash, and a new session of the tenant
+//! receives the list of hashes. A session cannot find out whether another tenant has a
+//! blob: hashes are looked up only within one tenant, and bytes are hashed here, whatever
+//! hash the client claimed.
 
 use std::{
     collections::HashMap,
@@ -17,14 +17,14 @@ use tensord_proto::content::{Hash, MAX_HELD, hash, kept_cost};
 
 use crate::locks::lock;
 
-/// Kept uploads of all tenants, within a bound.
+/// The kept uploads of all tenants, with a bound in bytes.
 #[derive(Debug)]
 pub(crate) struct BlobStore {
     capacity_bytes: u64,
     tenants: Mutex<HashMap<String, Blobs>>,
 }
 
-/// One tenant's, in the order of their latest use.
+/// One tenant's uploads, in the order of their latest use.
 #[derive(Debug)]
 struct Blobs {
     by_hash: LruCache<Hash, Bytes>,
@@ -48,14 +48,14 @@ impl BlobStore {
         })
     }
 
-    /// Bytes kept now.
+    /// Returns the bytes kept.
     #[cfg(test)]
     fn bytes(&self) -> u64 {
         lock(&self.tenants).values().map(|blobs| blobs.bytes).sum()
     }
 
-    /// What there is for a session of `tenant`, latest first. It stays for as
-    /// long as the session holds on to it.
+    /// Returns the uploads kept for `tenant`, latest first. An upload is not evicted while
+    /// a session holds it.
     pub(crate) fn held(&self, tenant: &str) -> Vec<(Hash, Bytes)> {
         let tenants = lock(&self.tenants);
         let blobs = tenants.get(tenant).into_iter();
@@ -66,8 +66,8 @@ impl BlobStore {
             .collect()
     }
 
-    /// Keeps what a session of `tenant` had kept, as far as there is room. Takes
-    /// about a millisecond for each few MiB.
+    /// Keeps the uploads of an ended session of `tenant`, as far as there is room. Hashing
+    /// takes about a millisecond for each few MiB.
     pub(crate) fn keep(&self, tenant: &str, contents: impl IntoIterator<Item = Bytes>) {
         for content in contents {
             let hash = hash(&content);
@@ -86,8 +86,9 @@ impl BlobStore {
     }
 }
 
-/// Drops what was not used for longest, of whoever has the most, until `cost`
-/// fits. False: it does not, or sessions still hold on to what would have to go.
+/// Evicts the least recently used blobs of the tenant with the most bytes until `cost`
+/// fits. Returns false if it does not fit, or if a session still holds the next blob to
+/// evict.
 fn make_room(tenants: &mut HashMap<String, Blobs>, capacity: u64, cost: u64) -> bool {
     if cost > capacity {
         return false;
@@ -147,7 +148,7 @@ mod tests {
         let store = room_for(3);
         store.keep("a", [blob(1)]);
         store.keep("b", [blob(2), blob(3)]);
-        // Used again, so it is not the oldest any more.
+        // Blob 2 is used again, so it is not the oldest any more.
         store.keep("b", [blob(2), blob(4)]);
         assert_eq!(
             (held(&store, "a"), held(&store, "b")),

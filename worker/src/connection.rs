@@ -1,4 +1,4 @@
-//! One connection: a handshake, then a reader and a writer of a session.
+//! Serves one connection: a handshake, then a reader and a writer for a session.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,26 +13,27 @@ use crate::{
     session::{NextFrames, Session, Track},
 };
 
-/// How long a client may take for its first frame.
+/// How long a client may take to send its first frame.
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A connection that is silent for this long is lost; clients beat each second.
+/// A connection on which nothing is received for this long counts as lost; clients send a
+/// beat every second.
 const SILENCE: Duration = Duration::from_secs(4);
 
-/// How long a writer with nothing to send waits before it beats.
+/// How long an idle writer waits before it sends a beat.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// How long a client that broke the protocol is kept, to be told.
+/// How long a client that broke the protocol stays connected, to receive the error.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// How long the client of a session that ended may take for what was said to it: frames
-/// hold memory of the device.
+/// How long the client may take to receive the remaining frames of a session that ended.
+/// The limit exists because these frames hold device memory.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// How often an end is looked for.
+/// Interval of the check whether the session has ended.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long news (an ack, credit) may wait for a frame to ride on.
+/// How long an acknowledgement or credit may wait for a frame to carry it.
 const ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Serves one connection until it ends.
@@ -90,7 +91,8 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
     debug!(%peer, session = %session.id, "connection ended: {ended}");
 }
 
-/// Ends some time after the session.
+/// Waits until [`LINGER`] after the end of the session. Returns the reason to close the
+/// connection.
 async fn outlive(session: &Session) -> String {
     while !session.has_ended() {
         sleep(LOOK).await;
@@ -99,11 +101,11 @@ async fn outlive(session: &Session) -> String {
     format!("the client did not take the end of the session within {LINGER:?}")
 }
 
-/// What a connection turned out to be for.
+/// The purpose of a connection.
 enum Opened {
     /// A client's session.
     Session(Box<Attached>),
-    /// What this worker has to do with another.
+    /// A link to another worker.
     Worker(collective::Accepted),
 }
 
@@ -141,12 +143,12 @@ async fn read(
         match session.receive(track, connection, frame) {
             Ok(true) => {}
             Ok(false) => return "replaced by a later one".into(),
-            // Another connection makes it good.
+            // The next connection retransmits the lost frames.
             Err(e) if e.is_loss() => return e.to_string(),
             Err(e) => {
                 warn!(session = %session.id, "the client broke the protocol: {e}");
                 session.end(Error::new(ErrorCode::Protocol, e.to_string()));
-                // Time for the writer to say so.
+                // Leaves the writer time to send the error.
                 tokio::time::sleep(GOODBYE).await;
                 return e.to_string();
             }

@@ -1,9 +1,9 @@
-//! Ops of one's own, beside Burn's: the plug-in point for kernels.
+//! Custom ops in addition to Burn's: the plug-in point for kernels.
 //!
-//! A worker with such ops is a program of a few lines: it makes a [`CustomOps`], puts
-//! it into [`WorkerOptions`](crate::WorkerOptions) and starts a
-//! [`Worker`](crate::Worker). `worker/examples/custom_op.rs` is one. Programs call the
-//! ops with `tensord_client::CustomOp`.
+//! A worker with custom ops is a program of a few lines: it creates a [`CustomOps`], puts
+//! it into [`WorkerOptions`](crate::WorkerOptions) and starts a [`Worker`](crate::Worker).
+//! `worker/examples/custom_op.rs` is an example. Programs call the ops with
+//! `tensord_client::CustomOp`.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -13,12 +13,13 @@ use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer};
 
-/// The tensors that an op takes its inputs from, and puts its outputs to, by id.
+/// The tensors by id, from which an op takes its inputs, and in which it registers its
+/// outputs.
 pub type Tensors<B> = HandleContainer<<B as BackendIr>::Handle>;
 
-/// An op for backend `B`: takes the inputs that the call names, and puts there its
-/// outputs, of the shapes and types that the call names. If it panics, its outputs
-/// have no value, and whoever reads them hears why; the session goes on.
+/// The handler of an op on backend `B`. It takes the inputs that the call names, and
+/// registers the outputs with the shapes and types that the call declares. If it panics,
+/// its outputs have no value and reads of them return the fault; the session continues.
 pub(crate) type Handler<B> =
     Arc<dyn Fn(&mut Tensors<B>, &CustomOpIr, &<B as BackendTypes>::Device) + Send + Sync>;
 
@@ -27,11 +28,11 @@ pub(crate) type Handlers<B> = BTreeMap<String, Handler<B>>;
 
 /// An op written against Burn's `Backend`, so that it runs on every device.
 pub trait PortableOp: Clone + Send + Sync + 'static {
-    /// Carries out `call`, as the function given to [`CustomOps::flex`] does.
+    /// Executes `call`, as the function given to [`CustomOps::flex`] does.
     fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, device: &B::Device);
 }
 
-/// The ops that a worker has beside Burn's, by name and backend.
+/// The custom ops of a worker, by name and backend.
 #[derive(Clone, Default)]
 pub struct CustomOps {
     pub(crate) flex: Handlers<Flex>,
@@ -40,13 +41,12 @@ pub struct CustomOps {
 }
 
 impl CustomOps {
-    /// None.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds an op for every backend of this build, in the place of those of the same
-    /// name.
+    /// Adds an op for every backend of this build. It replaces ops of the same name.
     #[must_use]
     pub fn portable(self, name: &str, op: impl PortableOp) -> Self {
         #[cfg(feature = "cube")]
@@ -63,11 +63,11 @@ impl CustomOps {
         })
     }
 
-    /// Adds an op for Flex devices, in the place of one of the same name.
+    /// Adds an op for Flex devices. It replaces an op of the same name.
     ///
-    /// `run` takes the inputs that the call names from the tensors, and puts its
-    /// outputs there, of the shapes and types that the call names. If it panics, its
-    /// outputs have no value, and whoever reads them hears why; the session goes on.
+    /// `run` takes the inputs that the call names from the tensors, and registers the
+    /// outputs there with the shapes and types that the call declares. If it panics, its
+    /// outputs have no value and reads of them return the fault; the session continues.
     #[must_use]
     pub fn flex<F>(mut self, name: &str, run: F) -> Self
     where
@@ -80,9 +80,9 @@ impl CustomOps {
         self
     }
 
-    /// Adds an op for the devices of CubeCL's runtimes, in the place of one of the
-    /// same name. `run` is as for [`flex`](Self::flex); its tensors are CubeCL's, so
-    /// that it can launch kernels of its own on them.
+    /// Adds an op for the devices of CubeCL's runtimes. It replaces an op of the same name.
+    /// `run` is as for [`flex`](Self::flex), but its tensors are CubeCL's, so that it can
+    /// launch its own kernels on them.
     #[cfg(feature = "cube")]
     #[must_use]
     pub fn cube<F>(mut self, name: &str, run: F) -> Self

@@ -1,6 +1,7 @@
-//! One device with its executor, and who looks after it.
+//! One device of the worker, with its executor and its health.
 //!
-//! [`Health`] decides; here is what it is shown, and what is done.
+//! [`Health`] makes the decisions; this module collects its observations and executes its
+//! actions.
 
 use std::{
     collections::BTreeSet,
@@ -32,16 +33,16 @@ pub(crate) struct DeviceSlot {
     pub(crate) profile: DeviceProfile,
     reserved: Arc<Reserved>,
     health: Mutex<Health>,
-    /// The lease whose ops are counted.
+    /// The lease whose ops are currently counted.
     counted: Mutex<Option<LeaseId>>,
-    /// What came of the latest test op.
+    /// Number and result of the latest test op.
     answer: Arc<Mutex<Answer>>,
 }
 
 type Answer = Option<(u64, Result<(), String>)>;
 
-/// What a device's backend holds of its memory, as it was last seen: to look may take
-/// as long as what the device is at.
+/// Device memory that the backend holds, as of the latest query. A query may block for as
+/// long as the device's current work.
 #[derive(Default)]
 struct Reserved {
     bytes: Mutex<Option<u64>>,
@@ -49,7 +50,7 @@ struct Reserved {
 }
 
 impl Reserved {
-    /// Looks again, unless somebody does already. May block.
+    /// Queries the backend again, unless a query is running. May block.
     fn look(&self, device: &dyn Device) {
         if !self.looking.swap(true, Ordering::AcqRel) {
             let bytes = device.reserved_bytes();
@@ -73,23 +74,23 @@ impl DeviceSlot {
         }
     }
 
-    /// What the backend holds of the device's memory, as of the latest look.
+    /// Returns the bytes of device memory that the backend holds, as of the latest query.
     pub(crate) fn reserved_bytes(&self) -> Option<u64> {
         *lock(&self.reserved.bytes)
     }
 
-    /// Has the device looked at in the background.
+    /// Queries the backend's memory in the background.
     pub(crate) fn look_at_memory(&self) {
         let (reserved, device) = (self.reserved.clone(), self.device_context.device.clone());
         let look = move || reserved.look(&*device);
         self.device_context.runtime.spawn_blocking(look);
     }
 
-    /// Notes that a session of `lease` opens.
+    /// Records that a session of `lease` opens.
     ///
     /// # Errors
     ///
-    /// Why the device cannot be used at the moment.
+    /// If the device is out of service: the reason.
     pub(crate) fn open(&self, lease: LeaseId) -> Result<(), String> {
         let mut health = lock(&self.health);
         match health.out_of_service() {
@@ -105,40 +106,41 @@ impl DeviceSlot {
         }
     }
 
-    /// A session of `lease` begins: the count of another lease is forgotten, as whoever has
-    /// the device now is not to learn of it.
+    /// Resets the count of ops if the previous session was of another lease, whose count
+    /// must not be revealed to `lease`.
     fn count_for(&self, lease: LeaseId) {
         if lock(&self.counted).replace(lease) != Some(lease) {
             self.device_context.ops.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Notes that `lease` was ended.
+    /// Records that `lease` was ended.
     pub(crate) fn end_lease(&self, lease: LeaseId, has_sessions: bool) {
         lock(&self.health).end(lease, has_sessions);
     }
 
-    /// Whether the device is not free of `lease`, which was ended.
+    /// Returns whether `lease` was ended but the device is not released from it.
     pub(crate) fn is_ending(&self, lease: LeaseId) -> bool {
         lock(&self.health).is_ending(lease)
     }
 
-    /// The leases that were ended and of which the device is not free.
+    /// Returns the leases that were ended but from which the device is not released.
     pub(crate) fn ending(&self) -> Vec<LeaseId> {
         lock(&self.health).ending().collect()
     }
 
-    /// Why the device cannot be used at the moment, if so.
+    /// Returns why the device is out of service, if it is.
     pub(crate) fn out_of_service(&self) -> Option<String> {
         lock(&self.health).out_of_service().map(Into::into)
     }
 
-    /// Since when an op has been known to take too long, while that goes on.
+    /// Returns since when an op has been known to exceed its time limit, if it still runs.
     pub(crate) fn stuck_since(&self) -> Option<Instant> {
         lock(&self.health).stuck_since()
     }
 
-    /// Looks after the device, on which `sessions` are, as far as they are not gone.
+    /// Checks the device and executes what its [`Health`] decides. `sessions` are the
+    /// sessions on the device that are not gone.
     pub(crate) fn tend(&self, now: Instant, sessions: &[&Arc<Session>]) -> Outcome {
         let overdue: Vec<_> = sessions.iter().filter_map(|s| s.overdue(now)).collect();
         let leases = sessions.iter().map(|session| session.grant.lease);
@@ -175,12 +177,12 @@ impl DeviceSlot {
     fn restart(&self) {
         match self.executor.restart() {
             Ok(()) => info!(device = self.index, "started its executor anew"),
-            // The test op will not be answered, which is then the reason.
+            // The test op then does not complete, which puts the device out of service.
             Err(e) => error!(device = self.index, "cannot start its executor anew: {e}"),
         }
     }
 
-    /// Has the executor run a test op, behind all that it has to do.
+    /// Queues a test op behind all jobs of the executor.
     fn probe(&self, number: u64) {
         let (device, runtime) = (
             self.device_context.device.clone(),

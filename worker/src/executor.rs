@@ -1,14 +1,14 @@
-//! One thread per device, shared by all its sessions.
+//! One thread per device, shared by all sessions on that device.
 //!
-//! A session with work stands in the run queue at most once. The executor runs
-//! it for a quantum and puts it back at the end, so that sessions share the
-//! device by time. A session that cannot go on (its client does not take its
-//! answers) leaves the queue until it can; it costs the others nothing.
+//! A session with work is in the run queue at most once. The executor runs it for a quantum
+//! and then puts it back at the end, so that sessions share the device's time. A session
+//! that is blocked (its client does not read its replies) leaves the queue until it can
+//! continue, and costs the others nothing.
 //!
-//! What takes no time worth the name, a session may do where it stands ([`give_turn`]).
+//! Work of negligible duration may run on the caller's thread instead, by [`give_turn`].
 //!
-//! A thread cannot be stopped from outside. One whose op does not return is *retired*: it
-//! ends when the op returns after all, and a new one takes its place, with the same queue.
+//! A thread cannot be killed. A thread whose op does not return is *retired*: it ends if
+//! the op does return, and then a new thread takes over the same queue.
 
 use std::{
     collections::VecDeque,
@@ -26,31 +26,31 @@ use crate::{
     session::{Session, Turn},
 };
 
-/// How long a session runs before the next one's turn. Long against the cost
-/// of switching, short against what a person or a training step would notice.
+/// How long a session runs before the next one's turn. Long against the cost of switching,
+/// short against what a user or a training step would notice.
 const QUANTUM: Duration = Duration::from_millis(5);
 
-/// How long the end of a thread is waited for when its device is given up: one that is
-/// stuck ends with the process.
+/// How long dropping an executor waits for its thread to end. A thread that is stuck ends
+/// with the process.
 const END: Duration = Duration::from_secs(5);
 
-/// How often it is looked at meanwhile.
+/// Polling interval of this wait.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Name prefix of executor threads; the panic hook knows them by it.
+/// Name prefix of executor threads, by which the panic hook recognises them.
 const THREAD_PREFIX: &str = "tensord-device-";
 
-/// A handle on one device's executor. Dropping the last one ends the thread.
+/// The executor of one device. Dropping it stops the thread.
 pub(crate) struct Executor {
     index: usize,
     queue: Arc<RunQueue>,
-    /// `None` if the latest could not be started.
+    /// `None` if the last start failed.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What an executor has to do.
+/// A job for an executor.
 enum Job {
-    /// To give a session a turn.
+    /// Runs a session for one turn.
     Turn(Arc<Session>),
     Task(Box<dyn FnOnce() + Send>),
 }
@@ -65,28 +65,29 @@ pub(crate) struct RunQueue {
 #[derive(Default)]
 struct RunState {
     jobs: VecDeque<Job>,
-    /// The thread is to end.
+    /// Whether the thread must end.
     stopped: bool,
 }
 
 impl RunQueue {
-    /// Puts `session` at the end. The caller makes sure that it is not in.
+    /// Queues `session` at the end. The caller ensures that the session is not in the
+    /// queue.
     pub(crate) fn push(&self, session: Arc<Session>) {
         self.put(Job::Turn(session));
     }
 
-    /// Puts `task` at the end. It must not panic.
+    /// Queues `task` at the end. It must not panic.
     pub(crate) fn push_task(&self, task: Box<dyn FnOnce() + Send>) {
         self.put(Job::Task(task));
     }
 
     fn put(&self, job: Job) {
         lock(&self.state).jobs.push_back(job);
-        // Without the lock, which who is woken takes first.
+        // Notifies after releasing the lock, as the woken thread takes the lock first.
         self.ready.notify_one();
     }
 
-    /// The next session, if one waits.
+    /// Removes the next session from the queue, if there is one.
     #[cfg(test)]
     pub(crate) fn try_pop(&self) -> Option<Arc<Session>> {
         match lock(&self.state).jobs.pop_front()? {
@@ -111,7 +112,7 @@ impl RunQueue {
         }
     }
 
-    /// Has the thread end after what it is at, or lets another begin.
+    /// Sets whether the thread must end after its current job.
     fn set_stopped(&self, stopped: bool) {
         lock(&self.state).stopped = stopped;
         self.ready.notify_all();
@@ -131,19 +132,19 @@ impl Executor {
         })
     }
 
-    /// Has the thread end as soon as what it is at returns. What waits, waits for the
-    /// next.
+    /// Makes the thread end as soon as its current job returns. Queued jobs wait for the
+    /// next thread.
     pub(crate) fn retire(&self) {
         self.queue.set_stopped(true);
     }
 
-    /// Whether the thread has not ended.
+    /// Returns whether the thread is still running.
     pub(crate) fn has_thread(&self) -> bool {
         let thread = lock(&self.thread);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Starts a thread in the place of one that has ended.
+    /// Starts a new thread after the previous one has ended.
     pub(crate) fn restart(&self) -> std::io::Result<()> {
         let mut thread = lock(&self.thread);
         self.queue.set_stopped(false);
@@ -183,7 +184,7 @@ fn run(queue: &RunQueue) {
     }
 }
 
-/// Runs a session that is scheduled, and in no queue, for a quantum.
+/// Runs a session for a quantum. The session must be scheduled, but not in the queue.
 pub(crate) fn give_turn(queue: &RunQueue, session: Arc<Session>) {
     let until = Instant::now() + QUANTUM;
     let turn = catch_unwind(AssertUnwindSafe(|| {
@@ -193,7 +194,7 @@ pub(crate) fn give_turn(queue: &RunQueue, session: Arc<Session>) {
         Ok(Turn::Again) => queue.push(session),
         Ok(Turn::Over) => {}
         Err(_) => {
-            // A bug of ours, as what ops do is caught closer to them. The
+            // This is a bug in the worker, as panics of ops are caught closer to them. The
             // session still counts as scheduled; its next turn ends it.
             error!(session = %session.id, "the executor panicked; ending the session");
             let reason = "the worker failed while running this session";
@@ -203,8 +204,8 @@ pub(crate) fn give_turn(queue: &RunQueue, session: Arc<Session>) {
     }
 }
 
-/// Panics of ops are caught and become faults; the default hook would print
-/// each with its backtrace as if the worker had failed.
+/// Keeps caught panics out of the log, except at debug level. Panics of ops become faults;
+/// the default hook would print each with its backtrace as if the worker had failed.
 fn quiet_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,13 +1,13 @@
-//! Whether a device may be leased: the decisions about one device, from what is seen of
-//! it and the time.
+//! Decides whether a device may be leased, from observations of the device and the time.
 //!
-//! A pure state machine, which [`DeviceSlot`](crate::device_slot::DeviceSlot) feeds and obeys:
+//! A pure state machine. [`DeviceSlot`](crate::device_slot::DeviceSlot) passes it the
+//! observations and executes its actions:
 //!
-//! - A device is *released* from a lease that has ended once no session of it is left,
-//!   its memory is back, and a test op has given the right result since.
-//! - A device is *out of service* while an op does not return, and while the test op
-//!   fails or is not answered. It is in service again when the test op passes, which is
-//!   tried every few seconds.
+//! - A device is *released* from a lease that has ended once no session of the lease is
+//!   left on it, its memory is free, and a test op has since returned the right result.
+//! - A device is *out of service* while an op does not return, and while the test op fails
+//!   or does not complete. It is in service again when the test op passes, which is retried
+//!   every few seconds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,53 +16,52 @@ use std::{
 
 use tensord_proto::ids::LeaseId;
 
-/// How long a test op may take before the device counts as broken: long enough for a
-/// driver to compile its kernel.
+/// How long a test op may take before the device counts as broken. A driver needs time to
+/// compile its kernel.
 pub(crate) const PROBE: Duration = Duration::from_secs(20);
 
-/// How long after a test op that failed the next is tried.
+/// Delay before the next test op after one that failed.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// How long memory may stay in use after the last session of a lease is gone: frames on
-/// their way out hold values. The connections that they go out on end before that.
+/// How long memory may stay in use after the last session of a lease is gone, as queued
+/// frames hold values. The connections that send these frames end before that.
 const MEMORY: Duration = Duration::from_secs(15);
 
-/// What is seen of a device.
+/// Observations of a device.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
-    /// The leases of the sessions that are still there, also of those that are about to
-    /// end.
+    /// The leases of the sessions that still exist, including those about to end.
     pub(crate) sessions: BTreeSet<LeaseId>,
-    /// What sessions hold of its memory.
+    /// Bytes of the device's memory that sessions hold.
     pub(crate) live_bytes: u64,
-    /// What runs on it beyond its limit of time.
+    /// Description of an op that has exceeded its time limit.
     pub(crate) overdue: Option<String>,
-    /// Its backend has failed since the last look.
+    /// Whether the backend has failed since the previous observation.
     pub(crate) has_failed: bool,
-    /// Its executor's thread has not ended.
+    /// Whether the executor's thread is still running.
     pub(crate) has_thread: bool,
-    /// What came of the latest test op, with its number.
+    /// Number and result of the latest test op that completed.
     pub(crate) answer: Option<(u64, Result<(), String>)>,
 }
 
-/// What is to be done.
+/// An action for the caller to execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Have the executor's thread end as soon as what it is at returns.
+    /// Make the executor's thread end as soon as its current job returns.
     Retire,
-    /// Start a new thread in its place.
+    /// Start a new executor thread after the previous one has ended.
     Restart,
-    /// Have the executor run a test op of this number.
+    /// Make the executor run the test op with this number.
     Probe(u64),
 }
 
-/// What came of a look.
+/// The result of [`Health::look`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) actions: Vec<Action>,
-    /// The leases that the device is free of.
+    /// Leases from which the device is now released.
     pub(crate) released: Vec<LeaseId>,
-    /// Whether it is out of service has changed, or why.
+    /// Whether [`Health::out_of_service`] has changed.
     pub(crate) has_changed: bool,
 }
 
@@ -70,46 +69,48 @@ pub(crate) struct Outcome {
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     stage: Stage,
-    /// Why it is out of service.
+    /// Why the device is out of service.
     out_of_service: Option<String>,
-    /// Leases that were ended and are not released, and since when no session is left.
+    /// Leases that were ended but not released, each with the time since which no session
+    /// of such leases is left.
     ending: BTreeMap<LeaseId, Option<Instant>>,
-    /// The lease that had the latest session here.
+    /// The lease of the latest session on the device.
     latest: Option<LeaseId>,
-    /// The backend failed, and no test has passed since.
+    /// Whether the backend has failed since the last test op was started.
     has_failed: bool,
-    /// Test ops so far, and when the latest began.
+    /// Number of test ops started so far, and when the latest was started.
     probes: u64,
     probed: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 enum Stage {
-    /// Nothing is known against it.
+    /// No failure is known.
     #[default]
     Fit,
-    /// What it runs does not return, as is known since then.
+    /// An op does not return. This has been known `since` then.
     Stuck { since: Instant },
-    /// A test op runs, for these leases among others.
+    /// A test op runs. These leases are released if it passes.
     Probing(Vec<LeaseId>),
     /// The test op failed.
     Unfit { retry_at: Instant },
 }
 
 impl Health {
-    /// Notes that a session of `lease` was opened.
+    /// Records that a session of `lease` was opened.
     pub(crate) fn opened(&mut self, lease: LeaseId) {
         self.latest = Some(lease);
     }
 
-    /// Notes that `lease` was ended. `has_sessions` says whether sessions of it are left.
+    /// Records that `lease` was ended. `has_sessions`: whether sessions of the lease are
+    /// left on the device.
     pub(crate) fn end(&mut self, lease: LeaseId, has_sessions: bool) {
         if has_sessions || self.latest == Some(lease) {
             self.ending.entry(lease).or_default();
         }
     }
 
-    /// The leases that were ended and are not released.
+    /// Returns the leases that were ended but not released.
     pub(crate) fn ending(&self) -> impl Iterator<Item = LeaseId> {
         self.ending.keys().copied()
     }
@@ -118,12 +119,13 @@ impl Health {
         self.ending.contains_key(&lease)
     }
 
-    /// Why it cannot be leased, if so.
+    /// Returns why the device cannot be leased, if it cannot.
     pub(crate) fn out_of_service(&self) -> Option<&str> {
         self.out_of_service.as_deref()
     }
 
-    /// Since when what it runs has been known to take too long, while that goes on.
+    /// Returns since when the running op has been known to exceed its time limit, if it
+    /// still runs.
     pub(crate) fn stuck_since(&self) -> Option<Instant> {
         match self.stage {
             Stage::Stuck { since } => Some(since),
@@ -131,7 +133,7 @@ impl Health {
         }
     }
 
-    /// Decides by what is seen at `now`.
+    /// Decides what to do, from what is `seen` of the device at `now`.
     pub(crate) fn look(&mut self, now: Instant, seen: &Seen) -> Outcome {
         let before = self.out_of_service.clone();
         let mut outcome = Outcome::default();
@@ -203,7 +205,8 @@ impl Health {
         outcome.actions.push(Action::Probe(self.probes));
     }
 
-    /// The leases that have left the device, as far as can be seen.
+    /// Returns the leases that can be released after a test op: no session is left, and
+    /// memory is free or has been waited for long enough.
     fn due(&self, now: Instant, seen: &Seen) -> Vec<LeaseId> {
         let is_due = |quiet: Instant| seen.live_bytes == 0 || now >= quiet + MEMORY;
         let due = self.ending.iter();
@@ -253,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Looks at a device at times in ms, and checks what comes of each look.
+    /// Passes observations at times in ms, and checks each outcome.
     fn check(health: &mut Health, steps: &[(u64, Seen, Outcome)]) {
         let start = Instant::now();
         for (step, (at, seen, expected)) in steps.iter().enumerate() {
@@ -319,7 +322,7 @@ mod tests {
         health.end(LEASE, false);
         assert!(!health.is_ending(LEASE));
         check(&mut health, &[(0, idle(), Outcome::default())]);
-        // The sessions of the one that was have ended before it.
+        // The sessions of lease 8 have ended before the lease.
         health.end(LeaseId(8), false);
         assert!(health.is_ending(LeaseId(8)));
         check(
@@ -396,7 +399,7 @@ mod tests {
             &[
                 (0, stuck(true), acts(&[Action::Retire], true)),
                 (100, stuck(true), Outcome::default()),
-                // A read is late that another thread waits for.
+                // A read that another thread waits for is late.
                 (200, stuck(false), Outcome::default()),
             ],
         );
@@ -408,7 +411,7 @@ mod tests {
             &mut health,
             &[
                 (300, stuck(true), Outcome::default()),
-                // It has returned, and its thread is about to end.
+                // The op has returned, and its thread is about to end.
                 (400, idle(), Outcome::default()),
                 (500, gone, acts(&[Action::Restart, Action::Probe(1)], false)),
                 (600, answered(1, Ok(())), back),
@@ -447,7 +450,7 @@ mod tests {
             &[
                 (0, failed.clone(), acts(&[Action::Probe(1)], false)),
                 (10, answered(1, Ok(())), Outcome::default()),
-                // A program whose ops all fail does not have it tested all the time.
+                // A program whose ops all fail does not cause a test op each time.
                 (20, failed.clone(), Outcome::default()),
                 (4_999, failed, Outcome::default()),
                 (5_000, busy(), acts(&[Action::Probe(2)], false)),

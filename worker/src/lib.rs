@@ -1,19 +1,21 @@
 //! The worker: offers a host's devices to a pool and runs sessions on them.
 //!
-//! - [`devices`](parse_devices): what this host offers.
-//! - [`custom`]: ops of one's own, beside Burn's.
-//! - `backend`: the seam to Burn's backends.
-//! - `session`: an op stream with its tensors; faults as data.
-//! - `collective`: what sessions of one lease do together, on one worker or several.
-//! - `blobs`: uploads kept for sessions to come.
-//! - `executor`: a thread per device, shared fairly by sessions.
+//! - [`devices`](parse_devices): the devices of this host.
+//! - [`custom`]: custom ops, in addition to Burn's.
+//! - `backend`: the interface to Burn's backends.
+//! - `session`: an op stream with its tensors; failures of ops are values (faults).
+//! - `collective`: all-reduces and transfers between sessions of one lease, on one worker
+//!   or several.
+//! - `blobs`: uploads kept for later sessions.
+//! - `executor`: a thread per device, shared fairly by its sessions.
 //! - `admission`: which grant of a device is the current one.
-//! - `registry`, `connection`: who may open a session, and its wire.
+//! - `registry`, `connection`: who may open a session, and the session's connections.
 //! - `restart`: whether a device is lost until the process is started again.
-//! - `registration`: the worker's place in its pool.
-//! - `testing`: a session without a network, with the feature of that name.
+//! - `registration`: joins the pool and keeps the worker registered.
+//! - `testing`: a session without a network; needs the feature `testing`.
 //!
-//! It knows no scheduler and no client, only the messages of `tensord-proto`.
+//! The crate does not depend on the scheduler or the client, only on the messages of
+//! `tensord-proto`.
 
 mod admission;
 mod at_hand;
@@ -73,60 +75,62 @@ use self::{
     registry::Registry,
 };
 
-/// How often what waits is looked at: sessions without a client, groups without a
-/// rank. Short against what a worker that cannot tell who is at fault waits longer
-/// than one that can.
+/// Interval of the checks for sessions without a client, groups without a rank, and
+/// devices. It is short against the difference between the timeout of a worker that can
+/// name the rank at fault and the longer one of a worker that cannot.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// What a worker is told at its start.
+/// The configuration of a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
-    /// Its name in status and errors; host name by convention.
+    /// The worker's name in status output and errors; the host name by convention.
     pub name: String,
-    /// Where it listens, UDP and TCP; port 0 picks one.
+    /// The address to listen on, for UDP and TCP; port 0 lets the system choose a port.
     pub listen: SocketAddr,
-    /// The host under which clients reach it. None: the address the scheduler
-    /// sees it come from, unless `listen` names one.
+    /// The host name or address under which clients reach the worker. `None`: the address
+    /// from which the scheduler sees the worker connect, unless `listen` names one.
     pub advertise: Option<String>,
-    /// The devices it offers.
+    /// The devices to offer.
     pub devices: Vec<DeviceSelection>,
-    /// Who it is: its certificate, which it shows to its scheduler, to programs and to
-    /// other workers, and the key. A worker that keeps its key needs a token once.
+    /// The worker's key and certificate, which it presents to its scheduler, to programs
+    /// and to other workers. A worker that keeps its key needs a token only once.
     pub identity: Arc<Identity>,
-    /// Its scheduler, with the token for workers.
+    /// The scheduler's URL, with the token for workers.
     pub scheduler: PoolUrl,
-    /// Memory of each device. None: what it has; CPU devices share the host's.
+    /// Memory limit of each device in bytes. `None`: all of the device's memory; CPU
+    /// devices share the host's.
     pub memory_bytes: Option<u64>,
-    /// Host memory for uploads that are kept, so that they need not be sent
-    /// again; 0 keeps none.
+    /// Bytes of host memory for uploads that are kept so that they need not be sent again;
+    /// 0 keeps none.
     pub cache_bytes: u64,
     /// How long a rank of a collective may keep the others waiting.
     pub collective_timeout: Duration,
-    /// How long an op may take, with the wait for what it reads. A session whose op takes
-    /// longer is ended, and its device is not offered before the op has returned.
+    /// How long an op may take, including the wait for its inputs. A session whose op takes
+    /// longer is ended, and its device is not offered until the op has returned.
     pub op_timeout: Duration,
-    /// Bytes of all-reduces that are begun together. None: by what the links carry.
+    /// Bytes of all-reduces that are started together. `None`: derived from the measured
+    /// rate of the links.
     pub bucket_bytes: Option<u64>,
-    /// Where kernels that were compiled and tuned for this host's devices are kept
-    /// for the next start. None: nowhere.
+    /// Directory that caches the kernels compiled and tuned for this host's devices, for
+    /// the next start. `None`: no cache.
     pub kernel_cache: Option<PathBuf>,
-    /// Ops beside Burn's.
+    /// Custom ops, in addition to Burn's.
     pub custom_ops: CustomOps,
 }
 
-/// Why a worker could not start.
+/// The error when a worker cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// It could not listen.
+    /// The worker could not listen on its address.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The system gave no thread for a device.
+    /// The system could not start a thread for a device.
     #[error("cannot start a thread for a device: {0}")]
     Thread(#[from] std::io::Error),
-    /// None of the devices asked for is to be had.
+    /// None of the selected devices is available.
     #[error("{}", missing.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NoDevice {
-        /// Each of them, and why.
+        /// The missing devices, each with the reason.
         missing: Vec<MissingDevice>,
     },
 }
@@ -142,12 +146,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker. It joins its pool in the background, and joins again
-    /// whenever the scheduler was gone.
+    /// Starts a worker. It joins its pool in the background, and joins again whenever the
+    /// connection to the scheduler was lost.
     ///
     /// # Errors
     ///
-    /// When it cannot listen or its devices cannot be opened.
+    /// When the worker cannot listen, when none of its devices can be opened, or when a
+    /// thread cannot be started.
     pub async fn start(options: WorkerOptions) -> Result<Self, StartError> {
         let identity = options.identity.clone();
         let mut start = [0; START_BYTES];
@@ -205,12 +210,12 @@ impl Worker {
         })
     }
 
-    /// Opens the devices that can be opened, and says which cannot and why.
+    /// Opens the devices that can be opened, and logs which cannot and why.
     async fn open_devices(options: &WorkerOptions) -> Result<Vec<OpenedDevice>, StartError> {
         let selections = options.devices.clone();
         let (memory_bytes, cache) = (options.memory_bytes, options.kernel_cache.clone());
         let custom_ops = options.custom_ops.clone();
-        // A driver takes its time.
+        // Loading a driver may block for long.
         let open = tokio::task::spawn_blocking(move || {
             devices::configure(cache.as_deref());
             devices::open(&chosen(&selections), memory_bytes, &custom_ops)
@@ -229,7 +234,7 @@ impl Worker {
         Ok(opened)
     }
 
-    /// Where it listens.
+    /// Returns the address that the worker listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -238,7 +243,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// When the scheduler refuses it.
+    /// When the scheduler refuses the worker.
     pub async fn joined(&self) -> Result<(), RefusedError> {
         let mut standing = self.standing.clone();
         let stands = standing
@@ -250,7 +255,8 @@ impl Worker {
         }
     }
 
-    /// Ends when the scheduler refuses the worker, which it does not get over.
+    /// Waits until the scheduler refuses the worker, which is final, and returns the
+    /// reason.
     pub async fn failed(&self) -> RefusedError {
         let mut standing = self.standing.clone();
         let refused = |standing: &SchedulerState| matches!(standing, SchedulerState::Refused(_));
@@ -259,13 +265,14 @@ impl Worker {
         {
             return refused.clone();
         }
-        // The registration ended as the worker leaves: that is no failure.
+        // The registration ended because the worker leaves the pool, which is no failure.
         std::future::pending().await
     }
 
-    /// Waits until a device of this worker is lost: an op has kept it for twice
-    /// [`WorkerOptions::op_timeout`], and no session uses another device. The device is back
-    /// when this process has ended and been started again, and not before.
+    /// Waits until a device of this worker is lost: an op has occupied it for twice
+    /// [`WorkerOptions::op_timeout`], and no session uses another device. The device
+    /// becomes usable again only when this process has ended and the program was started
+    /// again.
     pub async fn lost_device(&self) -> LostDevice {
         let mut lost = self.lost.clone();
         if let Ok(lost) = lost.wait_for(Option::is_some).await
@@ -273,12 +280,12 @@ impl Worker {
         {
             return lost.clone();
         }
-        // Nobody looks after the devices of a worker that ends.
+        // The worker is shutting down: its devices are not checked any more.
         std::future::pending().await
     }
 
-    /// Leaves the pool: nothing new comes, and sessions may end by themselves
-    /// until `deadline` has passed; then they are ended.
+    /// Leaves the pool: the worker accepts no new sessions, existing ones may finish until
+    /// `deadline` has passed, and then they are ended.
     pub async fn drain(&self, deadline: Duration) {
         self.leave.send_replace(Leave::Soon);
         let idle = async {
@@ -289,7 +296,7 @@ impl Worker {
         if tokio::time::timeout(deadline, idle).await.is_err() {
             self.registry
                 .end_all(&Error::new(ErrorCode::Draining, "the worker shuts down"));
-            // Time for the farewells to go out.
+            // Leaves time to send the final error to the clients.
             sleep(Duration::from_millis(200)).await;
         }
         self.leave.send_replace(Leave::Now);
@@ -297,12 +304,12 @@ impl Worker {
         let over = |standing: &SchedulerState| {
             !matches!(standing, SchedulerState::Joining | SchedulerState::Joined)
         };
-        // A scheduler that is gone is not waited for.
+        // Bounds the wait in case the scheduler is unreachable.
         let _ = tokio::time::timeout(2 * GOODBYE, standing.wait_for(over)).await;
     }
 }
 
-/// What clients are told; the scheduler fills in a host that is left open.
+/// Returns the address for clients. The scheduler fills in an unspecified host.
 fn advertised(host: Option<&str>, listening: SocketAddr) -> String {
     match host {
         Some(host) if host.contains(':') && !host.starts_with('[') => {
@@ -331,10 +338,10 @@ async fn sweep(registry: Arc<Registry>) {
     }
 }
 
-/// Looks after the devices, whenever there is something to see and from time to time.
+/// Checks the devices when notified, and at least every [`SWEEP`].
 async fn tend(registry: Arc<Registry>, lost: watch::Sender<Option<LostDevice>>) {
     loop {
-        // The end of the time is as good as a reason to look.
+        // A timeout leads to the same check as a notification.
         let _ = tokio::time::timeout(SWEEP, registry.wake()).await;
         registry.tend();
         lost.send_if_modified(|lost| {

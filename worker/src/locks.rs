@@ -1,9 +1,10 @@
-//! One way to take a lock.
+//! A lock function that ignores poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks `mutex`, whoever panicked while holding it: that is a bug which was reported, and
-/// what the worker's locks guard is whole between statements, and better used than stuck.
+/// Locks `mutex` even if a thread panicked while it held the lock. Such a panic is a bug
+/// that was reported, and the data behind the worker's locks is consistent between
+/// statements, so using it is better than blocking.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
 //! Memory accounting: the bytes of a device that sessions hold.
 //!
-//! What is counted is decided where it is held: `session/dataflow/account.rs` for
-//! tensors. Here are the sums, which refuse what cannot fit before the device is
-//! asked, and say whose memory it is.
+//! The owner of memory decides what to count: `session/dataflow/account.rs` does so for
+//! tensors. This module keeps the sums, refuses what does not fit before the device
+//! allocates it, and attributes memory to sessions.
 
 use std::sync::{
     Arc,
@@ -16,14 +16,14 @@ pub(crate) struct DeviceMemory {
     live_bytes: AtomicU64,
 }
 
-/// What one session holds of it; given back when dropped.
+/// The bytes of a device that one session holds; returned on drop.
 #[derive(Debug)]
 pub(crate) struct SessionMemory {
     device: Arc<DeviceMemory>,
     live_bytes: u64,
 }
 
-/// There is not enough left.
+/// The error when the free memory is too small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutOfMemory {
     pub(crate) requested_bytes: u64,
@@ -51,12 +51,12 @@ impl DeviceMemory {
 }
 
 impl SessionMemory {
-    /// An account of the same device with nothing in it.
+    /// Returns an empty account of the same device.
     pub(crate) fn beside(&self) -> Self {
         self.device.open()
     }
 
-    /// Takes `bytes`.
+    /// Adds `bytes` to the account, if the device has room.
     pub(crate) fn take(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
         let capacity = self.device.capacity_bytes;
         let fits = |live: u64| live.checked_add(bytes).filter(|&sum| sum <= capacity);
@@ -73,14 +73,14 @@ impl SessionMemory {
         }
     }
 
-    /// Takes `bytes` even where the device has no room for them: for what is held
-    /// already, or has a small bound of its own.
+    /// Adds `bytes` even if the device has no room: for memory that is held already, or
+    /// that has a small bound of its own.
     pub(crate) fn take_beyond(&mut self, bytes: u64) {
         self.device.live_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.live_bytes += bytes;
     }
 
-    /// Moves `bytes` of what this account holds to one of their own.
+    /// Moves `bytes` of this account to a new account.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         debug_assert!(bytes <= self.live_bytes, "split off more than was taken");
         self.live_bytes -= bytes;
@@ -90,12 +90,12 @@ impl SessionMemory {
         }
     }
 
-    /// What this account holds.
+    /// Returns the bytes of this account.
     pub(crate) fn bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// Takes over what `other` holds of the same device, and says how much.
+    /// Moves all bytes of `other` to this account of the same device. Returns their number.
     pub(crate) fn adopt(&mut self, mut other: Self) -> u64 {
         debug_assert!(
             Arc::ptr_eq(&self.device, &other.device),
@@ -106,7 +106,7 @@ impl SessionMemory {
         bytes
     }
 
-    /// Gives `bytes` back.
+    /// Returns `bytes` to the device.
     pub(crate) fn give_back(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.live_bytes, "gave back more than was taken");
         self.live_bytes -= bytes;
@@ -120,7 +120,7 @@ impl Drop for SessionMemory {
     }
 }
 
-/// Bytes for people: `512 B`, `1.5 GiB`.
+/// Formats bytes for people: `512 B`, `1.5 GiB`.
 pub(crate) fn human(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {

@@ -1,7 +1,8 @@
-//! The worker's place in its pool: join, beat, obey, and join again.
+//! Registers the worker with its scheduler: joins the pool, sends heartbeats, executes
+//! commands, and joins again when the connection is lost.
 //!
-//! A scheduler that is gone never touches running sessions: this task tries
-//! again until it is back and then tells it what runs here.
+//! Running sessions are not affected when the scheduler is unreachable. This task retries
+//! until the scheduler is back, and then reports to it what runs here.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,10 +28,10 @@ use tracing::{info, warn};
 
 use crate::registry::Registry;
 
-/// How long the scheduler may take to answer.
+/// How long the scheduler may take to reply or to read a message.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Pauses between tries: short at first, as schedulers restart fast.
+/// Pauses between attempts. The first ones are short, as schedulers restart fast.
 const RETRY: [Duration; 5] = [
     Duration::from_millis(100),
     Duration::from_millis(300),
@@ -39,53 +40,53 @@ const RETRY: [Duration; 5] = [
     Duration::from_secs(5),
 ];
 
-/// How long the scheduler may take to note that the worker left.
+/// How long the scheduler may take to acknowledge that the worker left.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Messages on the way to the scheduler.
+/// Most messages queued for the scheduler.
 const QUEUE: usize = 8;
 
-/// Heartbeat where the scheduler names none.
+/// Period of heartbeats if the scheduler sets none.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Why the pool does not want this worker; trying again would not help.
+/// The error when the scheduler refuses this worker. Trying again would not help.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the scheduler at {scheduler} turned this worker away: {reason}")]
 pub struct RefusedError {
-    /// Where the scheduler is.
+    /// Address of the scheduler.
     pub scheduler: String,
-    /// What it said.
+    /// The scheduler's reason, or what made the attempt fail here.
     pub reason: String,
 }
 
-/// What a worker says of itself.
+/// The worker's description of itself for the scheduler.
 pub(crate) struct Introduction {
     pub(crate) name: String,
     pub(crate) address: String,
     pub(crate) identity: Arc<Identity>,
-    /// Random bytes of this start, which the worker's id is made of.
+    /// Random bytes of this start, from which the worker's id is derived.
     pub(crate) start: [u8; START_BYTES],
     pub(crate) devices: Vec<Device>,
 }
 
-/// How the worker stands with its scheduler.
+/// The state of the worker's registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SchedulerState {
     Joining,
     Joined,
     Refused(RefusedError),
-    /// Gone from the pool, as it wanted.
+    /// The worker has left the pool as intended.
     Left,
 }
 
-/// How far the worker is from its end.
+/// How far the worker is in leaving the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub(crate) enum Leave {
-    /// It stays.
+    /// The worker stays.
     No,
-    /// Nothing new is to come; what runs goes on.
+    /// The worker accepts no new leases; running sessions continue.
     Soon,
-    /// Nothing runs any more.
+    /// The worker leaves now: nothing runs any more.
     Now,
 }
 
@@ -142,8 +143,9 @@ impl Registration {
         }
     }
 
-    /// Joins, and stays until the worker leaves or is cut off. A worker on its way
-    /// out joins, too: what runs on it is to go on until it ends.
+    /// Joins the pool, and returns when the worker leaves, is refused, or loses the
+    /// connection. A worker that is leaving joins too, as its sessions continue until they
+    /// end.
     async fn stay(&self) -> Ended {
         let mut leave = self.leave.clone();
         let is_leaving = *leave.borrow() >= Leave::Soon;
@@ -173,8 +175,8 @@ impl Registration {
         }
     }
 
-    /// Beats and obeys until the scheduler is gone. `has_sent_leaving` says whether the
-    /// scheduler knows that the worker is leaving.
+    /// Sends heartbeats and executes commands until the connection is lost.
+    /// `has_sent_leaving`: whether the scheduler knows that the worker is leaving.
     async fn serve(
         &self,
         messages: &mpsc::Sender<WorkerMessage>,
@@ -197,7 +199,8 @@ impl Registration {
                 },
                 _ = beat.tick() => {
                     self.registry.look_at_memory();
-                    // A full queue means that the scheduler is slow; the next beat does.
+                    // The queue is full if the scheduler is slow; the next heartbeat
+                    // replaces this one.
                     let _ = messages.try_send(message(Body::Heartbeat(self.heartbeat())));
                 }
                 released = self.registry.reports() => {
@@ -216,7 +219,7 @@ impl Registration {
         }
     }
 
-    /// Carries out a command, and gives the lease that it ended.
+    /// Executes a command. Returns the lease that it ended, if it ended one.
     fn obey(&self, command: WorkerCommand) -> Option<LeaseId> {
         match command.body? {
             worker_command::Body::EndLease(end) => {
@@ -238,8 +241,9 @@ impl Registration {
         }
     }
 
-    /// Tells the scheduler how the devices are, and which are free of leases that have
-    /// ended. If it does not get there, it asks again once the worker has joined again.
+    /// Reports to the scheduler the state of the devices, and which are released from
+    /// leases that have ended. If a report is lost, the scheduler sends `EndLease` again
+    /// after the worker has joined again.
     async fn report(
         &self,
         messages: &mpsc::Sender<WorkerMessage>,
@@ -321,20 +325,21 @@ impl Registration {
     }
 }
 
-/// Tells the scheduler that the worker left, and waits until it took note.
+/// Reports to the scheduler that the worker left, and waits until the scheduler closes the
+/// stream.
 async fn farewell(messages: mpsc::Sender<WorkerMessage>, commands: &mut Streaming<WorkerCommand>) {
     let noted = async {
         let _ = messages.send(message(Body::Left(Left {}))).await;
         drop(messages);
         while let Ok(Some(_)) = commands.message().await {}
     };
-    // A scheduler that does not answer finds out by itself.
+    // Otherwise the scheduler detects the loss of the worker by itself.
     let _ = timeout(GOODBYE, noted).await;
 }
 
-/// Ends once the worker is as far as `stage`.
+/// Waits until the worker has reached `stage` of leaving.
 async fn reached(leave: &mut watch::Receiver<Leave>, stage: Leave) {
-    // An error means that the worker itself is gone.
+    // An error means that the `Worker` was dropped.
     let _ = leave.wait_for(|leave| *leave >= stage).await;
 }
 
@@ -342,7 +347,7 @@ fn message(body: Body) -> WorkerMessage {
     WorkerMessage { body: Some(body) }
 }
 
-/// What a status means for the registration.
+/// Maps a status to the end of the registration.
 fn ended(status: &Status) -> Ended {
     let error = Error::decode(status.details()).unwrap_or_default();
     match error.code() {

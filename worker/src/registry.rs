@@ -1,4 +1,4 @@
-//! All sessions of this worker, and who may open one.
+//! All sessions of this worker, and the checks of who may open one.
 
 mod reports;
 
@@ -33,33 +33,33 @@ use crate::{
     session::{DeviceContext, Grant, Session, Track},
 };
 
-/// Sessions a lease may have on one device: programs hold one, a gateway a few.
+/// Most sessions of a lease on one device; programs have one, a gateway a few.
 const MAX_SESSIONS_PER_DEVICE: usize = 64;
 
-/// How long a session outlives its last connection. Longer than the lease
-/// expiry, so that a client the scheduler still believes in finds it.
+/// How long a session outlives its last connection. Longer than the lease expiry, so that a
+/// client whose lease the scheduler still keeps finds its session.
 const DETACHED_LIFE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Registry {
     pub(crate) worker_id: WorkerId,
     device_slots: Vec<DeviceSlot>,
     sessions: DashMap<SessionId, Arc<Session>>,
-    /// Held by their sessions.
+    /// Kept alive by their sessions.
     cohorts: DashMap<(LeaseId, u64), Weak<Cohort>>,
     membership: Settings,
-    /// Which lease may use which device. Held for moments.
+    /// Which lease may use which device. Locked only briefly.
     admission: Mutex<Admission>,
-    /// Woken when a device is worth a look.
+    /// Notified when a device must be checked.
     wake: Arc<Notify>,
-    /// Leases that devices were released from, which the scheduler was not told.
+    /// Leases from which devices were released, not reported to the scheduler yet.
     released: Mutex<Vec<LeaseId>>,
-    /// Woken when there is something to tell the scheduler.
+    /// Notified when there is something to report to the scheduler.
     reports: Notify,
-    /// Public key that lease tokens are checked with, once registered.
+    /// Public key that verifies lease tokens; `None` until the worker is registered.
     lease_key: Mutex<Option<Vec<u8>>>,
 }
 
-/// A connection's hold on a session.
+/// A connection that was attached to a session.
 pub(crate) struct Attached {
     pub(crate) session: Arc<Session>,
     pub(crate) track: Track,
@@ -79,8 +79,8 @@ impl Registry {
     ) -> std::io::Result<Self> {
         let worker: Arc<str> = name.into();
         let wake = Arc::new(Notify::new());
-        // Half for sessions that run, as many as there are devices, and half for
-        // what is left of those that ended.
+        // Half of the cache is for running sessions, divided among the devices, and half
+        // for the uploads of sessions that ended.
         let blobs = BlobStore::new(cache_bytes / 2);
         let kept_bytes = cache_bytes / 2 / devices.len().max(1) as u64;
         let device_slot = |(index, opened): (usize, OpenedDevice)| {
@@ -117,7 +117,7 @@ impl Registry {
         *lock(&self.lease_key) = Some(key);
     }
 
-    /// Opens or resumes the session that `open` asks for.
+    /// Opens or resumes the session that `open` requests.
     pub(crate) fn attach(&self, open: &Open) -> Result<Attached, Error> {
         let ours = version::hello();
         let protocol =
@@ -150,8 +150,9 @@ impl Registry {
         })
     }
 
-    /// Takes in another worker of a lease, to which this one has sessions, and which
-    /// proved to have the key of the certificate `shown`.
+    /// Accepts the connection of another worker of a lease that has sessions on this one.
+    /// The other worker has proved in the handshake that it has the key of the certificate
+    /// `shown`.
     pub(crate) fn join(&self, join: &Join, shown: Option<Fingerprint>) -> Result<Accepted, Error> {
         let claims = self.verify(&join.lease_token)?;
         let (lease, ours) = (LeaseId(claims.lease_id), self.worker_id.0);
@@ -169,7 +170,7 @@ impl Registry {
         collective::accept(&cohort, join, shown)
     }
 
-    /// The claims of a token that the scheduler signed.
+    /// Verifies the scheduler's signature of a token and returns its claims.
     fn verify(&self, lease_token: &[u8]) -> Result<LeaseClaims, Error> {
         let key = lock(&self.lease_key).clone();
         let key = key.ok_or_else(|| {
@@ -181,7 +182,8 @@ impl Registry {
         token::verify(lease_token, &key).map_err(|e| Error::new(ErrorCode::Token, e.to_string()))
     }
 
-    /// What the token claims of the device that is asked for.
+    /// Verifies the token of `open`, and returns its claim to the requested device and all
+    /// its claims.
     fn authorise(&self, open: &Open) -> Result<(Claim, LeaseClaims), Error> {
         let claims = self.verify(&open.lease_token)?;
         let ours = |share: &v1::LeaseShare| {
@@ -197,7 +199,7 @@ impl Registry {
         }
     }
 
-    /// The session that a connection with `claim` says it is of.
+    /// Returns the existing session with this id, if `claim` entitles the connection to it.
     fn known(&self, id: SessionId, claim: Claim) -> Result<Arc<Session>, Error> {
         lock(&self.admission).check(claim).map_err(refused)?;
         let known = self.sessions.get(&id).map(|session| session.clone());
@@ -225,7 +227,8 @@ impl Registry {
             self.take_from(earlier, claim.device);
         }
         let session = self.open_admitted(id, claim, claims, open)?;
-        // The lease may have ended since, and its sessions with it but for this one.
+        // The lease may have ended meanwhile, and its sessions with it, except for this
+        // one.
         let still = lock(&self.admission).check(claim).map_err(refused);
         match still {
             Ok(()) => Ok(session),
@@ -255,7 +258,7 @@ impl Registry {
             return Err(Error::new(ErrorCode::Limit, reason));
         }
         let session = match self.sessions.entry(id) {
-            // The answer to the first try was lost on the way.
+            // The reply to the first attempt was lost.
             Entry::Occupied(entry) if entry.get().grant.lease == lease => {
                 on_its_device(entry.get(), &claim)?
             }
@@ -287,14 +290,14 @@ impl Registry {
         Ok(session)
     }
 
-    /// The cohort that a session of `lease` is opened for.
+    /// Returns the cohort for a session of `lease`, which is created on first use.
     fn cohort(&self, lease: LeaseId, open: &Open, claims: LeaseClaims) -> Arc<Cohort> {
         let mut known = self.cohorts.entry((lease, open.cohort)).or_default();
         if let Some(cohort) = known.upgrade() {
             return cohort;
         }
         let lease_members = LeaseMembers::new(claims.shares, self.worker_id);
-        // Not a part of the frame it came in, which it would keep alive.
+        // Copied, as a slice would keep the whole frame alive.
         let token = Bytes::copy_from_slice(&open.lease_token);
         let cohort = Cohort::new(
             open.cohort,
@@ -307,8 +310,9 @@ impl Registry {
         cohort
     }
 
-    /// Ends a lease's sessions, and makes every token up to these grants worthless. The
-    /// devices that are not free of it yet are those [`busy_with`](Self::busy_with) it.
+    /// Ends a lease's sessions, and invalidates every token up to these grants.
+    /// [`busy_with`](Self::busy_with) returns the devices that are not released from the
+    /// lease yet.
     pub(crate) fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
         let mut admission = lock(&self.admission);
         for ended in grants {
@@ -326,12 +330,12 @@ impl Registry {
         self.wake.notify_one();
     }
 
-    /// Waits until a device is worth a look.
+    /// Waits until a device must be checked.
     pub(crate) async fn wake(&self) {
         self.wake.notified().await;
     }
 
-    /// Looks after all devices: what takes too long, and what has been left.
+    /// Checks all devices: ops that exceed their time limit, and leases that have ended.
     pub(crate) fn tend(&self) {
         let mut sessions = self.all();
         sessions.retain(|session| !session.is_gone());
@@ -347,8 +351,8 @@ impl Registry {
         }
     }
 
-    /// A device that is lost until this process starts again, if no session on another device
-    /// would end with the process.
+    /// Returns a device that is lost until this process is restarted, if no session on
+    /// another device would end with the process.
     pub(crate) fn lost_device(&self, now: Instant) -> Option<LostDevice> {
         let first = self.device_slots.first()?;
         let stuck = self.device_slots.iter().map(DeviceSlot::stuck_since);
@@ -358,7 +362,7 @@ impl Registry {
                 has_sessions: false,
             })
             .collect();
-        // The usual case, in which no session has to be looked at.
+        // The usual case, which does not iterate over the sessions.
         if devices.iter().all(|device| device.stuck_since.is_none()) {
             return None;
         }
@@ -374,7 +378,8 @@ impl Registry {
         Some(LostDevice { index, reason })
     }
 
-    /// A device was granted: whoever had it before has it no more.
+    /// Records that a device was granted, and ends the sessions of the lease that had it
+    /// before.
     pub(crate) fn granted(&self, granted: &DeviceGrant) {
         let (device, grant) = (granted.device_index, number(granted.grant));
         let earlier = lock(&self.admission).granted(device, grant);
@@ -383,7 +388,7 @@ impl Registry {
         }
     }
 
-    /// Ends the sessions of a lease on a device that went on to another.
+    /// Ends the sessions of a lease on a device that was granted to another lease.
     fn take_from(&self, lease: LeaseId, device: u32) {
         let reason = format!("lease {lease} ended: its device went on to another lease");
         let is_its = |s: &&Arc<Session>| s.grant.lease == lease && s.grant.device_index == device;
@@ -393,12 +398,12 @@ impl Registry {
             .for_each(|session| session.end(Error::new(ErrorCode::Lease, reason.clone())));
     }
 
-    /// It is `time_ms` at the scheduler.
+    /// Records the scheduler's current time, in milliseconds since 1970.
     pub(crate) fn set_time(&self, time_ms: u64) {
         lock(&self.admission).set_time(time_ms, Instant::now());
     }
 
-    /// The scheduler is out of reach.
+    /// Records that the scheduler is unreachable.
     pub(crate) fn cut_off(&self) {
         lock(&self.admission).cut_off();
     }
@@ -410,8 +415,9 @@ impl Registry {
             .for_each(|session| session.end(error.clone()));
     }
 
-    /// Forgets sessions that ended, and ends those whose client is gone, and what
-    /// sessions have waited for from each other for too long.
+    /// Removes sessions that ended, ends sessions without a connection for
+    /// [`DETACHED_LIFE`], and fails collectives and transfers that have exceeded their
+    /// deadline.
     pub(crate) fn sweep(&self) {
         self.cohorts.retain(|_, cohort| cohort.strong_count() > 0);
         let cohorts: Vec<_> = self.cohorts.iter().filter_map(|c| c.upgrade()).collect();
@@ -430,7 +436,7 @@ impl Registry {
         }
     }
 
-    // A copy, so that no shard stays locked while sessions are called.
+    // Returns a copy, so that no shard stays locked while sessions are called.
     fn all(&self) -> Vec<Arc<Session>> {
         self.sessions
             .iter()
@@ -438,7 +444,7 @@ impl Registry {
             .collect()
     }
 
-    /// Sessions that have not ended.
+    /// Returns the number of sessions that have not ended.
     pub(crate) fn live_sessions(&self) -> usize {
         self.sessions
             .iter()
@@ -446,7 +452,8 @@ impl Registry {
             .count()
     }
 
-    /// Has the devices looked at in the background, for later [`usage`](Self::usage).
+    /// Queries the memory of all devices in the background, for later
+    /// [`usage`](Self::usage).
     pub(crate) fn look_at_memory(&self) {
         self.device_slots
             .iter()
@@ -454,7 +461,7 @@ impl Registry {
     }
 }
 
-/// What a token of `lease` claims of one device.
+/// Returns what a token of `lease` claims for one device.
 fn claim(lease: LeaseId, share: &v1::LeaseShare) -> Claim {
     Claim {
         lease,
@@ -463,12 +470,12 @@ fn claim(lease: LeaseId, share: &v1::LeaseShare) -> Claim {
     }
 }
 
-/// A refusal, as its client receives it.
+/// Returns a refusal as the error for the client.
 fn refused(refusal: Refusal) -> Error {
     Error::new(ErrorCode::Lease, refusal.to_string())
 }
 
-/// `session`, if it is on the device that `claim` is for.
+/// Returns `session` if it is on the device that `claim` is for.
 fn on_its_device(session: &Arc<Session>, claim: &Claim) -> Result<Arc<Session>, Error> {
     let (own, named) = (session.grant.device_index, claim.device);
     match own == named {

@@ -1,20 +1,20 @@
-//! Decides when the worker's process has to start again because a device is lost.
+//! Decides when the worker's process must be restarted because a device is lost.
 //!
-//! A thread cannot be ended from outside. A device whose op never returns is therefore out
-//! of service until the process ends. [`crate::Worker::lost_device`] says so to the program
-//! that runs the worker, once no session on another device would end with the process.
+//! A thread cannot be killed, so a device whose op never returns is out of service until
+//! the process ends. [`crate::Worker::lost_device`] reports this to the program that runs
+//! the worker, once no session on another device would end with the process.
 
 use std::{
     fmt,
     time::{Duration, Instant},
 };
 
-/// A device that an op has kept for so long that it is not expected back.
+/// A device that an op has occupied for so long that it is not expected back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostDevice {
-    /// Its number on this worker.
+    /// Its index on this worker.
     pub index: u32,
-    /// The op that does not return, and its limit of time.
+    /// The op that does not return, and its time limit.
     pub reason: String,
 }
 
@@ -24,17 +24,18 @@ impl fmt::Display for LostDevice {
     }
 }
 
-/// What the decision needs to know about a device.
+/// How a device is used, as input of the decision.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DeviceUse {
-    /// Since when an op has been known to take too long, while that goes on.
+    /// Since when an op has been known to exceed its time limit, if it still runs.
     pub(crate) stuck_since: Option<Instant>,
     /// Whether a session uses it.
     pub(crate) has_sessions: bool,
 }
 
-/// The first of `devices` that is lost, if no session uses one that is not. A device is
-/// lost once its op has gone on for `patience` after it was known to take too long.
+/// Returns the first of `devices` that is lost, if no session uses a device that is not
+/// lost. A device is lost once its op has continued for `patience` after it was known to
+/// exceed its time limit.
 pub(crate) fn lost(devices: &[DeviceUse], now: Instant, patience: Duration) -> Option<usize> {
     let is_lost = |device: &DeviceUse| {
         let since = device.stuck_since;

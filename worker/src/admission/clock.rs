@@ -1,31 +1,33 @@
-//! What time it is at the scheduler, as far as that can be known.
+//! Estimates the scheduler's clock.
 
 use std::time::{Duration, Instant};
 
-/// After so long without a message the scheduler counts as out of reach, though no connection
-/// has broken: it may have stopped. Some heartbeats long.
+/// After this long without a message, the scheduler counts as unreachable even if no
+/// connection broke, as its process may have stopped. This is a few heartbeats.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// The scheduler's clock, carried on by this process's own.
+/// The scheduler's clock, extrapolated with the local monotonic clock.
 #[derive(Default)]
 pub(super) struct SchedulerClock {
-    /// Its latest time, and when that came. A message takes its time, so the scheduler's clock is
-    /// ahead of this by that much, which is to the token's favour.
+    /// The latest time received, in milliseconds since 1970, and when it was received. The
+    /// scheduler's clock is ahead of this by the latency of the message, which favours the
+    /// token.
     latest: Option<(u64, Instant)>,
 }
 
 impl SchedulerClock {
-    /// It was `time_ms` there at `now`.
+    /// Records that the scheduler's clock was at `time_ms` at `now`.
     pub(super) fn set(&mut self, time_ms: u64, now: Instant) {
         self.latest = Some((time_ms, now));
     }
 
-    /// Nothing is known of it until its next message.
+    /// Discards the time, which is then unknown until the next message.
     pub(super) fn cut_off(&mut self) {
         self.latest = None;
     }
 
-    /// Milliseconds since 1970; `None` while the scheduler is out of reach.
+    /// Returns the scheduler's time in milliseconds since 1970, or `None` while the
+    /// scheduler is unreachable.
     pub(super) fn time_ms(&self, now: Instant) -> Option<u64> {
         let (time_ms, at) = self.latest?;
         let since = now.saturating_duration_since(at);

@@ -1,5 +1,5 @@
-//! Who is admitted, as tables; then any events at all against a model that keeps every
-//! lease there ever was.
+//! Tests of the decisions by examples, and of random events against a model that keeps
+//! every lease.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Never.
+/// A token that never expires.
 const NO_END: u64 = u64::MAX;
 
 fn grant(count: u64) -> GrantNumber {
@@ -70,14 +70,14 @@ fn what_the_scheduler_ended_opens_nothing_and_what_came_before_neither() {
         admission.check(claim(10, 0, 4)),
         Err(Refusal::Ended { lease })
     );
-    // A grant that nobody used, and that this worker learns of as it ends.
+    // A grant that was never used: the worker learns of it when it ends.
     admission.end(0, grant(6));
     assert!(is_superseded(admission.open(claim(11, 0, 5), NO_END, now)));
-    // The end of an earlier one comes late.
+    // The end of an earlier grant arrives late.
     admission.open(claim(12, 0, 7), NO_END, now).unwrap();
     admission.end(0, grant(6));
     assert_eq!(admission.check(claim(12, 0, 7)), Ok(()));
-    // The other device has nothing to do with it.
+    // The other device is not affected.
     assert_eq!(admission.open(claim(10, 1, 4), NO_END, now), Ok(None));
 }
 
@@ -136,15 +136,15 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
     let lease = LeaseId(10);
     assert_eq!(late, Err(Refusal::Expired { lease, seconds: 2 }));
     assert_eq!(admission.check(token), Ok(()), "links resume");
-    // The token that the scheduler sent in time.
+    // The renewed token that the scheduler sent in time.
     assert_eq!(admission.open(token, 1_602_000, after(4)), Ok(None));
-    // An expired token with a later number takes nothing from anybody.
+    // An expired token with a later grant does not take the device over.
     let stolen = claim(20, 0, 2);
     assert!(admission.open(stolen, 1_002_000, after(4)).is_err());
     assert_eq!(admission.check(token), Ok(()));
 }
 
-/// The scheduler is down for an hour, and tokens live for ten minutes.
+/// The scheduler is down for an hour, with tokens that expire after ten minutes.
 #[test]
 fn an_outage_of_an_hour_ends_nothing() {
     let start = Instant::now();
@@ -163,9 +163,9 @@ fn an_outage_of_an_hour_ends_nothing() {
         let opened = admission.open(token, end, after(second));
         assert_eq!(opened, Ok(None), "nobody could have renewed the token");
     }
-    // It has leased both devices, and had no session on this one yet.
+    // The lease has both devices, but had no session on this one yet.
     assert_eq!(admission.open(given, end, after(3000)), Ok(None));
-    // The scheduler is back, with another term, and takes the lease back.
+    // The scheduler is back, with another term, and adopts the lease.
     admission.set_time(time(3660), after(3660));
     assert_eq!(admission.held().count(), 2);
     assert_eq!(admission.check(token), Ok(()));
@@ -174,7 +174,8 @@ fn an_outage_of_an_hour_ends_nothing() {
     assert_eq!(admission.open(token, renewed, after(3661)), Ok(None));
 }
 
-/// No list is kept, so no number of leases makes a token good again.
+/// Admission keeps no list of leases, so an old token stays invalid after any number of
+/// leases.
 #[test]
 fn a_hundred_thousand_leases_later_an_old_token_is_still_old() {
     let now = Instant::now();
@@ -195,17 +196,17 @@ fn a_hundred_thousand_leases_later_an_old_token_is_still_old() {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// The scheduler grants a device anew; the worker may learn of it.
+    /// The scheduler grants a device again; `delivered`: the worker is notified.
     Grant {
         device: u32,
         delivered: bool,
     },
-    /// The lease of the latest grant ends; the worker may learn of it.
+    /// The lease of the latest grant ends; `delivered`: the worker is notified.
     End {
         device: u32,
         delivered: bool,
     },
-    /// Somebody shows the token of the nth grant there was.
+    /// A client presents the token of the nth grant.
     Open {
         nth: usize,
     },
@@ -224,7 +225,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a worker may know: every end that it learnt of, and the latest grant it saw.
+/// What a worker knows: every end it was notified of, and the latest grant it has seen.
 #[derive(Default)]
 struct Model {
     tokens: Vec<Claim>,

@@ -1,13 +1,14 @@
-//! Indices that kernels take on trust.
+//! Clamps indices that kernels do not check.
 //!
-//! CubeCL launches the kernels of `gather`, `scatter`, `select` and their like without
-//! checks of bounds, and what the indices are is known to the device alone. So they are
-//! clamped there, by an op before the one that uses them: an index that is out of bounds,
-//! which Burn leaves undefined, reaches another element of the same tensor.
+//! CubeCL launches the kernels of `gather`, `scatter`, `select` and similar ops without
+//! bounds checks, and only the device knows the values of the indices. So an op before the
+//! one that uses the indices clamps them on the device. An index out of bounds, whose
+//! effect Burn leaves undefined, then reaches another element of the same tensor.
 //!
-//! Of the other ops that have integers or places among their inputs, `burn-cubecl` 0.22.1
-//! compares the indices of a pool's backward pass and addresses nothing by them, and checks
-//! or clamps each place of a grid sample and of a deformable convolution.
+//! Other ops with integers or positions among their inputs are safe in `burn-cubecl`
+//! 0.22.1: the backward pass of a pool only compares its indices and does not address
+//! memory by them, and grid samples and deformable convolutions check or clamp each
+//! position.
 
 use burn_backend::{Backend, DType, Scalar, Slice, tensor::IntTensor};
 use burn_ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorIr};
@@ -17,12 +18,12 @@ use burn_ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorIr};
 pub(super) enum Range {
     /// From 0 to this.
     UpTo(usize),
-    /// Tuples along the last axis; each of their places is from 0 to its own.
+    /// Tuples along the last axis. The n-th component is from 0 to the n-th value here.
     Tuples(Vec<usize>),
 }
 
-/// The tensors by whose values the kernel of `op` addresses memory. What it declares was
-/// checked.
+/// Returns the tensors by whose values the kernel of `op` addresses memory, with the valid
+/// range of values. The declarations of `op` were checked before.
 pub(super) fn indices(op: &mut OperationIr) -> Vec<(&mut TensorIr, Range)> {
     match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
@@ -86,7 +87,7 @@ fn of_base(op: &mut BaseOperationIr) -> Vec<(&mut TensorIr, Range)> {
 
 fn of_module(op: &mut ModuleOperationIr) -> Vec<(&mut TensorIr, Range)> {
     use ModuleOperationIr as Op;
-    // A loss has classes to look up, and lengths that say how far.
+    // A CTC loss looks up classes, and reads up to the given lengths.
     macro_rules! ctc {
         ($op:expr) => {{
             let steps = Range::UpTo(dim(&$op.log_probs, 0));
@@ -103,7 +104,7 @@ fn of_module(op: &mut ModuleOperationIr) -> Vec<(&mut TensorIr, Range)> {
         Op::EmbeddingBackward(op) => vec![(&mut op.indices, below(&op.weights, 0))],
         Op::CtcLoss(op) => ctc!(op),
         Op::CtcLossBackward(op) => ctc!(op),
-        // The pools' backward passes compare their indices, and address nothing by them.
+        // The pools' backward passes only compare their indices.
         Op::MaxPool1dWithIndicesBackward(_) | Op::MaxPool2dWithIndicesBackward(_) => Vec::new(),
         Op::BatchNorm(_)
         | Op::LayerNorm(_)
@@ -159,7 +160,8 @@ fn dim(tensor: &TensorIr, axis: usize) -> usize {
     tensor.shape.as_slice().get(axis).copied().unwrap_or(0)
 }
 
-/// Places along an axis. Of an axis of 0 nothing is taken, as an op that did is refused.
+/// Returns the range of positions along an axis. An op that takes elements of an axis of
+/// size 0 was refused before.
 fn below(tensor: &TensorIr, axis: usize) -> Range {
     Range::UpTo(dim(tensor, axis).saturating_sub(1))
 }
@@ -175,7 +177,7 @@ fn tuples(data: &TensorIr, indices: &TensorIr) -> Range {
     }
 }
 
-/// `indices` with each value in `range`: what is below is the least, what is above the most.
+/// Returns `indices` with each value clamped to `range`.
 pub(super) fn clamped<B: Backend>(
     indices: IntTensor<B>,
     about: &TensorIr,
@@ -188,7 +190,7 @@ pub(super) fn clamped<B: Backend>(
     };
     let dims = about.shape.as_slice();
     let Some(last) = dims.len().checked_sub(1).filter(|_| !most.is_empty()) else {
-        return indices; // Tuples of nothing.
+        return indices; // Tuples without components.
     };
     let place = |(place, most): (usize, &usize)| {
         let mut part: Vec<Slice> = dims.iter().map(|&dim| Slice::from(0..dim)).collect();
@@ -198,7 +200,7 @@ pub(super) fn clamped<B: Backend>(
     B::int_cat(most.iter().enumerate().map(place).collect(), last)
 }
 
-/// `most`, or the greatest value of `dtype` where that is less.
+/// Returns `most`, or the greatest value of `dtype` if that is less.
 fn greatest(dtype: DType, most: usize) -> Scalar {
     let of_dtype = match dtype {
         DType::I8 => i64::from(i8::MAX),

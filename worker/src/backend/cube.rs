@@ -1,5 +1,5 @@
-//! Burn's CubeCL backend: one type for CUDA, ROCm, Metal, Vulkan, WebGPU and the
-//! CPU, of which a device says which it is. Ops are fused.
+//! Burn's CubeCL backend: one type for CUDA, ROCm, Metal, Vulkan, WebGPU and the CPU; the
+//! device selects the runtime. Ops are fused.
 
 use std::{fmt, sync::Arc};
 
@@ -17,13 +17,13 @@ type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
 impl SessionBackend for Cube {
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = None;
 
-    // Fused ops get their buffers when they are launched.
-    // Of lazy backends nobody knows the dtype before the op is run.
+    // A lazy backend does not know the actual dtype before it runs the op.
     const TYPES_DIFFER: bool = false;
 
+    // Buffers of fused ops are assigned when their kernel is launched.
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = None;
 
-    // `compilation.check_mode` of CubeCL 0.11.3 is read by nothing.
+    // CubeCL 0.11.3 never reads `compilation.check_mode`.
     const TRUSTS_INDICES: bool = true;
 
     fn borrow_value(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
@@ -41,7 +41,7 @@ impl SessionBackend for Cube {
     }
 }
 
-/// Queues a custom op among those that wait to be fused, as one that is not.
+/// Queues a custom op, which is not fused, in order with the ops that are.
 fn defer(
     run: &Handler<CubeBackend>,
     tensors: &mut HandleContainer<<Cube as BackendIr>::Handle>,
@@ -68,12 +68,12 @@ fn defer(
     };
     let made = client.register(StreamId::current(), OperationIr::Custom(queued), deferred);
     for (out, made) in call.outputs.iter().zip(made) {
-        // Kinds differ in their types alone: all have the same handle.
+        // The handle is the same for all kinds of tensors.
         tensors.register_float_tensor::<Cube>(&out.id, made);
     }
 }
 
-/// A custom op whose turn comes when the device's queue has come to it.
+/// A custom op that runs when the device's queue reaches it.
 struct Deferred {
     run: Handler<CubeBackend>,
     call: CustomOpIr,

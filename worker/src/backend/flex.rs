@@ -1,5 +1,4 @@
-//! Burn's Flex: tensors in the host's memory, where they can be lent instead of
-//! copied.
+//! Burn's Flex backend: tensors in host memory, which can be borrowed instead of copied.
 
 use std::sync::Arc;
 
@@ -27,14 +26,14 @@ impl SessionBackend for Flex {
         let tensor = whole(handle)?;
         let shape = tensor.shape();
         let dtype = FlexTensor::dtype(&tensor);
-        // Flex copies what it means to change while somebody else holds it.
+        // Flex copies memory before a change if the memory is shared.
         let lent = bytes::Bytes::from_owner(BorrowedBytes(tensor.data_arc()));
         let lent = Bytes::from_shared(lent, AllocationProperty::Native);
         TensorData::try_from_bytes(lent, shape, dtype).ok()
     }
 }
 
-/// The tensor, if its memory is its elements in their order and nothing else.
+/// Returns the tensor if its memory holds exactly its elements, in order.
 fn whole(handle: <Flex as BackendIr>::Handle) -> Option<FlexTensor> {
     let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) = handle
     else {
@@ -50,14 +49,15 @@ fn whole(handle: <Flex as BackendIr>::Handle) -> Option<FlexTensor> {
 /// them, so they do not make a storage larger than was declared.
 const ROUNDING_BYTES: usize = 64;
 
-/// The memory that a tensor uses.
+/// Returns the storage that a tensor uses.
 fn storage(handle: <Flex as BackendIr>::Handle) -> Option<StorageInfo> {
     let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) = handle
     else {
         return None;
     };
     let memory = tensor.data_arc();
-    // This one, the handle's and that of the tensor itself.
+    // References that do not count as shared: `memory`, `tensor`, and the interpreter's own
+    // tensor.
     let ours = 3;
     Some(StorageInfo {
         id: Arc::as_ptr(&memory) as usize,
@@ -69,7 +69,7 @@ fn storage(handle: <Flex as BackendIr>::Handle) -> Option<StorageInfo> {
     })
 }
 
-/// Holds a tensor's memory.
+/// Keeps a tensor's memory alive.
 struct BorrowedBytes(Arc<Bytes>);
 
 impl AsRef<[u8]> for BorrowedBytes {

@@ -1,8 +1,8 @@
-//! The seam to Burn's backends: everything above it is the same for a CPU and
+//! The interface to Burn's backends. The code above this module is the same for a CPU and
 //! for any GPU.
 //!
-//! An [`TensorStore`] is one session's set of tensors on one device. Calls may
-//! panic, as backends do on ops they cannot carry out; the executor catches.
+//! A [`TensorStore`] holds the tensors of one session on one device. Calls may panic, as
+//! backends do on ops that they cannot execute; the executor catches these panics.
 
 mod bounds;
 #[cfg(feature = "cube")]
@@ -31,53 +31,55 @@ use crate::{
     locks::lock,
 };
 
-/// Which memory a tensor uses.
+/// The memory that a tensor uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StorageInfo {
-    /// Of no other storage that is there at the same time; never 0.
+    /// Differs from the id of every other storage that exists at the same time; never 0.
     pub(crate) id: usize,
-    /// What it takes, whatever the tensor uses of it.
+    /// Size of the whole storage, even if the tensor uses only a part.
     pub(crate) bytes: u64,
-    /// Somebody else uses it, too.
+    /// Whether another tensor or value uses the storage too.
     pub(crate) is_shared: bool,
 }
 
-/// One session's tensors on one device.
+/// The tensors of one session on one device.
 pub(crate) trait TensorStore: Send {
-    /// Why a custom op cannot be carried out, if it is not there.
+    /// Returns the error message if `custom_op` is not installed for this device.
     fn lacks(&self, custom_op: &str) -> Option<String>;
-    /// Carries out an op.
+    /// Executes an op.
     fn execute(&mut self, op: Box<OperationIr>);
-    /// Carries out an op that draws random numbers, with a generator seeded by `seed`.
+    /// Executes an op that draws random numbers, with a generator seeded by `seed`.
     fn execute_seeded(&mut self, op: Box<OperationIr>, seed: u64);
-    /// Makes a tensor of `data`.
+    /// Creates a tensor from `data`.
     fn upload(&mut self, id: TensorId, data: TensorData);
-    /// Gives a tensor that is there a second id.
+    /// Adds `id` as another id of the existing tensor `source`.
     fn alias(&mut self, id: TensorId, source: TensorId);
-    /// Starts to read a tensor; the future gives its data.
+    /// Starts to read a tensor; the future returns its data. Drops the tensor if its status
+    /// is `ReadWrite`.
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>>;
-    /// Forgets a tensor, if it is there.
+    /// Drops a tensor, if it exists.
     fn forget(&mut self, tensor: TensorIr);
-    /// Waits until the device has done everything asked of it.
+    /// Waits until the device has completed all work submitted so far.
     fn sync(&mut self) -> Result<(), ExecutionError>;
-    /// Whether a tensor that is there is in memory of its own and its size, where the host
-    /// reads it without waiting.
+    /// Returns whether an existing tensor has a storage of exactly its own size in host
+    /// memory, so that it can be read without waiting.
     fn is_at_hand(&mut self, tensor: &TensorIr) -> bool;
-    /// Whether values are in the host's memory, so that a read that copies one takes
-    /// more of it.
+    /// Returns whether tensors are in host memory, so that copying one for a read takes
+    /// more host memory.
     fn is_in_host_memory(&self) -> bool;
-    /// The shape and dtype that the backend has for a tensor that is there; none if the
-    /// backend cannot say.
+    /// Returns the shape and dtype that the backend holds for an existing tensor, or `None`
+    /// if the backend cannot determine them.
     #[cfg(feature = "testing")]
     fn made(&mut self, _tensor: &TensorIr) -> Option<(Shape, DType)> {
         None
     }
-    /// Which memory a tensor that is there uses, if the backend can tell.
+    /// Returns the storage of an existing tensor, or `None` if the backend cannot determine
+    /// it.
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
 }
 
-/// Runs a small op on `device` as a session would, and checks what it gives. May take as
-/// long as the device takes, and panic as backends do.
+/// Runs a small op on `device` as a session would, and checks the result. Blocks for as
+/// long as the device takes, and may panic as backends do.
 pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String> {
     const FIRST: [f32; 3] = [1.0, 2.0, 3.0];
     const SECOND: [f32; 3] = [4.0, 8.0, 16.0];
@@ -106,7 +108,7 @@ pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String>
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
@@ -117,35 +119,37 @@ pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
 pub(crate) trait Device: Send + Sync {
     fn open(&self) -> Box<dyn TensorStore>;
     fn profile(&self) -> DeviceProfile;
-    /// Bytes that the backend holds of the device's memory for all its sessions,
-    /// where it counts them. May wait for the device.
+    /// Returns the bytes of device memory that the backend holds for all its sessions, or
+    /// `None` if the backend does not count them. May wait for the device.
     fn reserved_bytes(&self) -> Option<u64>;
 }
 
 /// A Burn backend that sessions can run on.
 pub(crate) trait SessionBackend: BackendIr {
-    /// The value of a tensor in its own memory, where the host can read that. It
-    /// stays as it is, whatever becomes of the tensor.
+    /// Returns the value of a tensor without a copy, if the host can read the tensor's
+    /// memory. The value stays unchanged, whatever happens to the tensor.
     fn borrow_value(handle: Self::Handle) -> Option<TensorData>;
 
-    /// The worker's own ops for this backend.
+    /// Returns the handlers of the worker's custom ops for this backend.
     fn custom_ops(ops: &CustomOps) -> Handlers<Self>
     where
         Self: Sized;
 
-    /// Tells whether a tensor is in memory of its own and its size, where the host reads
-    /// it without waiting. `None`: none is.
+    /// The function that returns whether a tensor has a storage of exactly its own size in
+    /// host memory, so that it can be read without waiting. `None` if no tensor of this
+    /// backend has.
     const IS_AT_HAND: Option<fn(Self::Handle) -> bool>;
 
-    /// Whether an op may make another dtype than it declares, so that this is to be
-    /// looked at: later ops are checked by what was declared.
+    /// Whether an op may make an output of another dtype than declared. Outputs are then
+    /// verified after the op, because later ops are checked against the declared dtype.
     const TYPES_DIFFER: bool;
 
-    /// Tells which memory a tensor uses. `None`: that is decided when kernels are
-    /// launched, which may be later.
+    /// The function that returns the storage that a tensor uses. `None` if the backend
+    /// assigns storages when kernels are launched, which may be later.
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>>;
 
-    /// Kernels address memory by what is in a tensor of indices, and do not check it.
+    /// Whether kernels address memory by the values in a tensor of indices without checking
+    /// them.
     const TRUSTS_INDICES: bool;
 }
 
@@ -197,14 +201,14 @@ impl<B: SessionBackend> Device for BurnDevice<B> {
     }
 
     fn reserved_bytes(&self) -> Option<u64> {
-        // A device that failed counts no more.
+        // The call panics if the device has failed.
         let usage = catch_unwind(AssertUnwindSafe(|| B::memory_pool_usage(&self.device)));
         usage.ok().flatten().map(|usage| usage.bytes_reserved)
     }
 }
 
-/// The dtypes a profile tells about. Quantized ones are not among them: Burn's
-/// router has no quantized ops.
+/// The dtypes listed in a profile. Quantized ones are not among them: Burn's router has no
+/// quantized ops.
 const DTYPES: [DType; 16] = [
     DType::F64,
     DType::F32,
@@ -224,13 +228,14 @@ const DTYPES: [DType; 16] = [
     DType::Bool(BoolStore::U32),
 ];
 
-/// Burn's backends keep one random generator per process. Seeding it and
-/// drawing from it must not be torn apart by another session.
+/// Each Burn backend has one random generator per process. This lock is held from seeding
+/// until drawing has ended, so that no other session draws in between.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-/// One stream of the device for each session: what one waits for, the others do not.
+/// The tensors of a session on a Burn backend. Each session has its own stream of the
+/// device, so that waiting for one session's work does not wait for the others'.
 struct BurnTensors<B: SessionBackend> {
-    /// Taken when the session is over.
+    /// `None` only while the value is dropped.
     interpreter: Option<TensorInterpreter<B>>,
     custom_names: Arc<[String]>,
     device: B::Device,
@@ -243,11 +248,12 @@ impl<B: SessionBackend> BurnTensors<B> {
         self.stream.enter(|| call(interpreter))
     }
 
-    /// Sees to it that `out` is what was declared: later ops are checked by that.
+    /// Verifies that `out` has the declared shape and dtype, because later ops are checked
+    /// against these. Converts the dtype if it differs and can be converted.
     ///
     /// # Panics
     ///
-    /// When it is something else, which makes a fault of the op.
+    /// If they differ and the dtype cannot be converted. The op then fails with a fault.
     fn hold_to(&mut self, out: &TensorIr, who: &str) {
         let (shape, dtype) = self.type_of(out);
         let is_as_declared = (&shape, dtype) == (&out.shape, out.dtype);
@@ -262,8 +268,8 @@ impl<B: SessionBackend> BurnTensors<B> {
         );
     }
 
-    /// Gives `out` the dtype that was declared, where the backend has `made` another of
-    /// the same kind. False: it is something else.
+    /// Converts `out` from the dtype that the backend `made` to the declared one, if both
+    /// are integers or both booleans (or bytes). Returns false if they are not.
     fn mend(&mut self, out: &TensorIr, made: DType) -> bool {
         use BoolStore::{Native, U8};
         let is_int = |dtype: DType| dtype.is_int() || dtype.is_uint();
@@ -295,7 +301,7 @@ impl<B: SessionBackend> BurnTensors<B> {
         true
     }
 
-    /// The shape and dtype that the backend has for a tensor that is there.
+    /// Returns the shape and dtype that the backend holds for an existing tensor.
     fn type_of(&mut self, tensor: &TensorIr) -> (Shape, DType) {
         match self.run(|interpreter| interpreter.get_tensor(&as_shared(tensor))) {
             HandleKind::Float(made) => (made.shape(), made.dtype()),
@@ -305,16 +311,17 @@ impl<B: SessionBackend> BurnTensors<B> {
         }
     }
 
-    /// Has `op` take indices that are within bounds, if its kernel does not look. Returns
-    /// tensors that `op` uses for the last time, and that are to be dropped after it.
+    /// Replaces the index tensors of `op` by clamped copies if the backend's kernels do not
+    /// check indices. Returns the tensors that `op` uses for the last time and that the
+    /// caller must drop after it.
     fn keep_in_bounds(&mut self, op: &mut OperationIr) -> Vec<TensorIr> {
         let mut after = Vec::new();
         if !B::TRUSTS_INDICES || bounds::indices(op).is_empty() {
             return after;
         }
         let ids: Vec<_> = op.nodes().iter().map(|tensor| tensor.id).collect();
-        // Ids that a program has no reason to use. If it does, it loses its own tensor, and
-        // later uses of that are faults.
+        // A program has no reason to use such high ids. One that does loses its own tensor,
+        // and later uses of that tensor are faults.
         let all = (0..=u64::MAX).rev().map(TensorId::new);
         let mut unused = all.filter(|id| !ids.contains(id));
         for (tensor, range) in bounds::indices(op) {
@@ -365,7 +372,8 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         for tensor in after {
             self.forget(tensor);
         }
-        // What it makes is up to its handler, and later ops were checked by this.
+        // A custom op's handler decides what it makes, but later ops were checked against
+        // the declaration.
         let who = if may_differ { "backend" } else { "custom op" };
         for out in &declared {
             self.hold_to(out, who);
@@ -373,7 +381,7 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
     }
 
     fn execute_seeded(&mut self, op: Box<OperationIr>, seed: u64) {
-        // A backend that panicked while drawing leaves nothing half-done here.
+        // A lock poisoned by a panic is fine: each draw seeds the generator anew.
         let _drawing = lock(&GENERATOR);
         let device = self.device.clone();
         let declared: Vec<_> = match B::TYPES_DIFFER {
@@ -383,8 +391,8 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         self.run(|interpreter| {
             interpreter.seed(seed);
             interpreter.register_op(*op);
-            // A lazy backend would draw later, when the seed is another's. Should it
-            // fail, whoever reads the tensor hears why.
+            // A lazy backend would otherwise draw later, with another session's seed. An
+            // error of the flush is reported when the tensor is read.
             let _ = B::flush(&device);
         });
         for out in &declared {
@@ -395,7 +403,8 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
     fn upload(&mut self, id: TensorId, mut data: TensorData) {
         let device = self.device.clone();
         self.run(|interpreter| {
-            // From where the device fetches it by itself, if it has such memory.
+            // Moves the data to memory from which the device can copy by itself, if it has
+            // such memory.
             B::staging(std::iter::once(&mut data), &device);
             interpreter.register_tensor_data_id(id, data);
         });
@@ -436,7 +445,7 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         };
         let shared = as_shared(tensor);
         let look = || self.run(|interpreter| is_at_hand(interpreter.get_tensor_handle(&shared)));
-        // Whoever reads it hears what is wrong with it.
+        // A failure is reported when the tensor is read.
         catch_unwind(AssertUnwindSafe(look)).unwrap_or(false)
     }
 
@@ -453,14 +462,15 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         let storage = B::STORAGE?;
         let shared = as_shared(tensor);
         let look = || self.run(|interpreter| storage(interpreter.get_tensor_handle(&shared)));
-        // An op that made less than it said has no storage there.
+        // An output that the op declared but did not make has no storage.
         catch_unwind(AssertUnwindSafe(look)).ok().flatten()
     }
 }
 
-/// Whether `op` may be one where Flex makes another dtype than is declared: it selects
-/// booleans as bytes, chooses the dtype of indices by itself, and takes dtypes that it does
-/// not have for others. What training steps are full of keeps the dtype of its input.
+/// Returns whether Flex may make an output of another dtype than `op` declares: Flex
+/// selects booleans as bytes, chooses the dtype of indices by itself, and replaces dtypes
+/// that it does not have. The ops that training steps mostly consist of keep the dtype of
+/// their input.
 fn types_may_differ(op: &OperationIr) -> bool {
     use NumericOperationIr as Op;
     match op {
@@ -497,7 +507,7 @@ fn types_may_differ(op: &OperationIr) -> bool {
     }
 }
 
-/// A look at `tensor` that leaves it there.
+/// Returns a reference to `tensor` that does not consume it.
 fn as_shared(tensor: &TensorIr) -> TensorIr {
     TensorIr {
         status: TensorStatus::ReadOnly,
@@ -506,13 +516,13 @@ fn as_shared(tensor: &TensorIr) -> TensorIr {
 }
 
 impl<B: SessionBackend> Drop for BurnTensors<B> {
-    /// Gives the session's memory back to the device: backends keep it by stream.
+    /// Frees the session's memory on the device: backends keep memory per stream.
     fn drop(&mut self) {
         let interpreter = self.interpreter.take();
         let device = &self.device;
         let give_back = || {
             drop(interpreter);
-            // Whoever had to do with what failed here has gone.
+            // The session that an error would concern has ended.
             let _ = B::sync(device);
             B::memory_cleanup(device);
         };

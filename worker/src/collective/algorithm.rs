@@ -33,11 +33,12 @@ use tensord_proto::v1::{Fault, FaultKind, PieceKind};
 
 /// Executes a group's all-reduces by the laws in the module's documentation.
 pub(crate) trait Algorithm: Send {
-    /// A local rank has reached its next all-reduce, with `bytes` or with the fault in
-    /// `arrival`. The rank's [`Done`] will have this `ticket`.
+    /// Records that a local rank has reached its next all-reduce, with `bytes` or with the
+    /// fault in `arrival`. The rank's [`Done`] will have this `ticket`.
     fn arrive(&mut self, rank: usize, ticket: u64, arrival: Arrival, bytes: Bytes, now: Instant);
 
-    /// Another worker has announced that its `rank` has reached its next all-reduce.
+    /// Handles the announcement of another worker that its `rank` has reached its next
+    /// all-reduce.
     fn on_arrival(
         &mut self,
         worker_index: usize,
@@ -46,13 +47,13 @@ pub(crate) trait Algorithm: Send {
         now: Instant,
     ) -> Result<(), Broke>;
 
-    /// Another worker has sent bytes of a slice.
+    /// Handles bytes of a slice that another worker has sent.
     fn piece(&mut self, worker_index: usize, piece: Piece, now: Instant) -> Result<(), Broke>;
 
     /// Ends the group: every open call fails with `reason`, and so do all later ones.
     fn abort(&mut self, reason: &str);
 
-    /// Another worker has ended the group.
+    /// Handles the message of another worker that it has ended the group.
     fn aborted(&mut self, worker_index: usize, reason: &str);
 
     /// Ends the group if others have kept local ranks waiting for `deadline`. From the
@@ -64,15 +65,15 @@ pub(crate) trait Algorithm: Send {
     /// not known to do that.
     fn set_ring_bytes(&mut self, slice_bytes: Option<u64>);
 
-    /// Whether a message for `worker_index` is pending.
+    /// Returns whether a message for `worker_index` is pending.
     fn has_message(&self, worker_index: usize) -> bool;
 
     /// Takes the next message for `worker_index`.
     fn next(&mut self, worker_index: usize) -> Option<GroupMessage>;
 
-    /// How many bytes more than the other workers on average `worker_index` was sent in the
-    /// current exchange, so that links can make all of them end together. `None` if the
-    /// other workers are sent nothing in it.
+    /// Returns how many bytes more than the other workers on average `worker_index` was
+    /// sent in the current exchange, so that links can make all of them end together.
+    /// `None` if the other workers are sent nothing in it.
     fn lead_bytes(&self, worker_index: usize) -> Option<i64>;
 
     /// Takes the calls of local ranks that ended since the last time this was called.

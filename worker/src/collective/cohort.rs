@@ -1,9 +1,10 @@
-//! The sessions of a lease that were opened together, as one worker sees them:
-//! its own members, the other workers, the groups and the transfers between them.
+//! A cohort: the sessions of a lease that were opened together, as one worker sees them. It
+//! has this worker's own members, the other workers, and the groups and transfers between
+//! them.
 //!
-//! Nothing here decides anything: an [`Algorithm`] and [`Transfers`] do. This carries out what they say: hands results to sessions,
-//! and frames to links. No lock of another's is held while a session or a link is
-//! called.
+//! An [`Algorithm`] and [`Transfers`] make the decisions. This module executes them: it
+//! delivers results to sessions, and queues frames on links. It holds none of its locks
+//! while it calls a session or a link.
 
 use std::{
     collections::HashMap,
@@ -35,34 +36,36 @@ use super::{
 };
 use crate::locks::lock;
 
-/// Bytes of all-reduces that are begun together until the links were measured.
+/// Bytes of all-reduces that are started together until the links were measured.
 const FIRST_BUCKET: usize = 1 << 20;
 
-/// A worker of which nothing is heard for so long is out of order; it beats each second.
+/// A worker from which nothing is received for this long counts as silent; it sends a beat
+/// every second.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Groups that a cohort may have: programs have one or a few.
+/// Most groups of a cohort; programs have one or a few.
 const MAX_GROUPS: usize = 1024;
 
-/// A session, as far as its cohort knows it.
+/// A session, as its cohort sees it.
 pub(crate) trait Member: Send + Sync {
-    /// Gets the outcome of what it called `ticket`. Returns at once.
+    /// Delivers the outcome of the all-reduce or transfer with this `ticket`. Returns at
+    /// once.
     fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome);
 }
 
-/// What comes of an all-reduce or a transfer.
+/// The outcome of an all-reduce or a transfer.
 pub(crate) type Outcome = Result<Arrived, Failure>;
 
-/// What a session waited for.
+/// The result that a session waited for.
 #[derive(Debug)]
 pub(crate) enum Arrived {
-    /// The bytes of an all-reduce's result, whose type the session knows.
+    /// The bytes of an all-reduce's result. The session knows its type.
     Reduced(Bytes),
     /// A value that was taken.
     Taken(Value),
 }
 
-/// An all-reduce that a session has come to.
+/// An all-reduce that a session has reached.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) members: Members,
@@ -71,15 +74,16 @@ pub(crate) struct Call {
     pub(crate) bytes: Bytes,
 }
 
-/// What every cohort of a worker needs.
+/// The settings of all cohorts of a worker.
 #[derive(Clone)]
 pub(crate) struct Settings {
     /// How long a rank may keep the others waiting.
     pub(crate) deadline: Duration,
-    /// Bytes of all-reduces that are begun together. None: by what the links carry.
+    /// Bytes of all-reduces that are started together. `None`: derived from the measured
+    /// rate of the links.
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) runtime: Handle,
-    /// What this worker shows to others: the leases pin its certificate.
+    /// This worker's key and certificate; leases pin the certificate.
     pub(crate) identity: Arc<Identity>,
 }
 
@@ -87,23 +91,23 @@ pub(crate) struct Cohort {
     pub(crate) id: u64,
     pub(crate) lease: LeaseId,
     lease_members: Arc<LeaseMembers>,
-    /// Shown to the other workers.
+    /// The lease's token, which this worker presents to the other workers.
     lease_token: Bytes,
     settings: Settings,
     members: Mutex<HashMap<u32, Weak<dyn Member>>>,
     groups: Mutex<HashMap<Members, Arc<Group>>>,
     transfers: Mutex<Transfers>,
     peers: Vec<Arc<Peer>>,
-    /// What is sent to all of them.
+    /// Measures what is sent to all other workers together.
     egress: Arc<Mutex<Egress>>,
     bucket_bytes: Arc<AtomicUsize>,
-    /// Links to workers that this one dials.
+    /// The tasks of links that this worker dials.
     dialling: Mutex<JoinSet<()>>,
-    /// Gone with the cohort, for the links that others dialled.
+    /// Dropped with the cohort, which ends the links that others dialled.
     alive: watch::Sender<()>,
 }
 
-/// A rule that another worker broke; the link to it is of no more use.
+/// The error when another worker broke a rule. The link to it cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PeerFrameError {
     #[error(transparent)]
@@ -143,23 +147,24 @@ impl Cohort {
         })
     }
 
-    /// The devices of the lease.
+    /// Returns the devices of the lease.
     pub(crate) fn lease_members(&self) -> &Arc<LeaseMembers> {
         &self.lease_members
     }
 
-    /// The place of a device of this worker.
+    /// Returns the lease rank of a device of this worker.
     pub(crate) fn lease_rank(&self, device_index: u32) -> Option<u32> {
         self.lease_members
             .lease_rank(self.lease_members.me(), device_index)
     }
 
-    /// Bytes of all-reduces from which on sessions should not hold them back.
+    /// Returns the number of bytes of all-reduces at which sessions should start them,
+    /// shared and kept up to date.
     pub(crate) fn bucket_bytes(&self) -> Arc<AtomicUsize> {
         self.bucket_bytes.clone()
     }
 
-    /// Fits the buckets to what the links carry.
+    /// Updates the bucket size from the measured links.
     fn fit_buckets(&self) {
         let measured = self.peers.iter().filter_map(|peer| peer.bucket_bytes());
         if self.settings.bucket_bytes.is_none()
@@ -169,26 +174,27 @@ impl Cohort {
         }
     }
 
-    /// Bytes of a slice from which on it better goes round a ring.
+    /// Returns the smallest slice, in bytes, that is faster on a ring.
     fn ring_bytes(&self) -> Option<u64> {
         let round_trips = self.peers.iter().filter_map(|peer| peer.round_trip());
-        // Asked first: a link holds its own lock when it takes this one.
+        // The round trips are read first, as a link holds its own lock when it takes this
+        // one.
         let longest = round_trips.max()?;
         lock(&self.egress).ring_bytes(longest)
     }
 
-    /// What says "we are of one lease" to another worker.
+    /// Returns the token that proves to another worker that both belong to the lease.
     pub(crate) fn lease_token(&self) -> Bytes {
         self.lease_token.clone()
     }
 
-    /// Ends when the cohort is gone.
+    /// Returns a receiver that is closed when the cohort is dropped.
     pub(crate) fn alive(&self) -> watch::Receiver<()> {
         self.alive.subscribe()
     }
 
-    /// The session at `lease_rank` of this worker takes part from now on. False: there
-    /// is one already.
+    /// Registers the session at `lease_rank` of this worker. Returns false if another
+    /// session is registered there.
     pub(crate) fn enter(&self, lease_rank: u32, member: Weak<dyn Member>) -> bool {
         let mut members = lock(&self.members);
         if members
@@ -201,7 +207,8 @@ impl Cohort {
         true
     }
 
-    /// The session at `lease_rank` is over, for `reason`.
+    /// Removes the session at `lease_rank`, which has ended for `reason`, and ends its
+    /// groups and transfers.
     pub(crate) fn leave(&self, lease_rank: u32, reason: &str) {
         lock(&self.members).remove(&lease_rank);
         let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
@@ -228,7 +235,7 @@ impl Cohort {
         self.act_all(acts);
     }
 
-    /// The session at `lease_rank` has come to some all-reduces, in this order.
+    /// Starts all-reduces that the session at `lease_rank` has reached, in this order.
     pub(crate) fn call(self: &Arc<Self>, lease_rank: u32, calls: Vec<Call>) {
         let now = Instant::now();
         let mut calls = calls.into_iter().peekable();
@@ -258,7 +265,7 @@ impl Cohort {
         }
     }
 
-    /// The session at `offer.from` offers a value.
+    /// Offers a value of the session at `offer.from`.
     pub(crate) fn offer(self: &Arc<Self>, capability: Capability, offer: Offer) {
         if let Some(worker) = self.lease_members.worker(offer.to) {
             self.want_worker(worker);
@@ -267,7 +274,7 @@ impl Cohort {
         self.act_all(act);
     }
 
-    /// The session at `take.to` takes a value.
+    /// Takes a value for the session at `take.to`.
     pub(crate) fn take(self: &Arc<Self>, capability: Capability, take: Take) {
         if let Some(worker) = self.lease_members.worker(take.from) {
             self.want_worker(worker);
@@ -282,14 +289,15 @@ impl Cohort {
         }
     }
 
-    /// Ends the transfers from another worker.
+    /// Fails the transfers from another worker.
     fn lose(&self, peer: &Peer, why: &str) {
         let acts = lock(&self.transfers).lose(peer.worker, why, &self.lease_members);
         self.act_all(acts);
     }
 
-    /// Another worker broke a `rule`. Its groups and transfers end, and its link is not made
-    /// again: the frames after one that was left out would be misread.
+    /// Records that another worker broke a `rule`. Its groups and transfers fail, and its
+    /// link is not connected again: a frame was left out, so the ones after it would be
+    /// misread.
     pub(crate) fn offended(&self, worker: WorkerId, rule: &str) {
         let Some(peer) = self.peer(worker) else {
             return;
@@ -307,7 +315,7 @@ impl Cohort {
         self.lose(peer, &offence);
     }
 
-    /// Ends a group that has a worker which broke a rule.
+    /// Ends the group if one of its workers broke a rule.
     fn exclude(&self, group: &Arc<Group>) {
         let is_of = |peer: &&Arc<Peer>| group.worker_index(peer.worker).is_some();
         let offence = self.peers.iter().filter(is_of).find_map(|p| p.offence());
@@ -317,12 +325,12 @@ impl Cohort {
         }
     }
 
-    /// The link to `worker`, if it is of the lease.
+    /// Returns the peer for `worker`, if that worker is part of the lease.
     pub(crate) fn peer(&self, worker: WorkerId) -> Option<&Arc<Peer>> {
         self.peers.iter().find(|peer| peer.worker == worker)
     }
 
-    /// Another worker says something.
+    /// Handles a frame of another worker.
     pub(crate) fn on_frame(
         self: &Arc<Self>,
         worker: WorkerId,
@@ -411,7 +419,8 @@ impl Cohort {
         Ok(())
     }
 
-    /// Ends what has waited for too long.
+    /// Fails collectives and transfers that have waited longer than the deadline, and
+    /// updates what depends on the measured links.
     pub(crate) fn tick(&self, now: Instant) {
         self.fit_buckets();
         let ring_bytes = self.ring_bytes();
@@ -445,7 +454,8 @@ impl Cohort {
         }
     }
 
-    /// The group of `members`, which is made when it is first named.
+    /// Returns the group of `members`, which is created on first use, or `None` at the
+    /// limit of groups.
     fn group(&self, members: &Members) -> Option<Arc<Group>> {
         let mut groups = lock(&self.groups);
         if let Some(group) = groups.get(members) {
@@ -469,7 +479,7 @@ impl Cohort {
         }
     }
 
-    /// Sees to it that there will be a link to `worker`.
+    /// Ensures that there is or will be a link to `worker`.
     fn want_worker(self: &Arc<Self>, worker: WorkerId) {
         if let Some(peer) = self.peer(worker)
             && peer.want()
@@ -481,7 +491,7 @@ impl Cohort {
         }
     }
 
-    /// Does what came of a change of a group.
+    /// Notifies links and delivers results after a change of a group.
     fn act(&self, group: &Arc<Group>, changed: Changed) {
         for worker_index in changed.with_messages {
             if let Some(peer) = self.peer(group.worker(worker_index)) {

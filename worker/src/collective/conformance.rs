@@ -45,7 +45,8 @@ struct World {
 }
 
 impl World {
-    /// A group with one rank for each entry of `worker_of_rank`, on the worker of that number.
+    /// Creates a group with one rank for each entry of `worker_of_rank`, on the worker of that
+    /// number.
     fn new(make: Make, worker_of_rank: &[usize]) -> Self {
         let rank = |&worker_index: &usize| Rank {
             worker_index,
@@ -128,7 +129,7 @@ impl World {
         }
     }
 
-    /// The failure of `ticket`, which must be the same on every rank.
+    /// Returns the failure of `ticket`, which must be the same on every rank.
     fn failure(&self, ticket: u64) -> Failure {
         let of = |done: &Vec<(u64, Result<_, Failure>)>| {
             let (_, result) = done.iter().find(|(t, _)| *t == ticket).unwrap();
@@ -140,9 +141,9 @@ impl World {
     }
 }
 
-/// In whatever order ranks arrive and messages are delivered, and whatever the workers have
-/// measured of their links, every rank gets the same bits: the sum in the order of the
-/// workers, starting at one of them.
+/// Every rank gets the same bits, in whatever order ranks arrive and messages are
+/// delivered, and whatever the workers have measured of their links: the sum in the order
+/// of the workers, starting at one of them.
 fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     let sizes = prop_oneof![0usize..40, 1000usize..3000];
     let worlds = (
@@ -168,7 +169,8 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
     ran.unwrap();
 }
 
-/// The results of the first rank.
+/// Runs a world in which `turns` decide the order of events. Returns the results of the
+/// first rank.
 fn in_any_order(
     make: Make,
     mut worker_of_rank: Vec<usize>,
@@ -220,7 +222,7 @@ fn in_any_order(
     world.done.into_iter().next().unwrap_or_default()
 }
 
-/// Element `i` of the tensor of `rank` in a call.
+/// Returns element `i` of the tensor of `rank` in a call.
 fn value(rank: usize, call: usize, i: usize) -> f32 {
     ((rank * 7919 + call * 104_729 + i * 31) % 1000) as f32 * 1.1e-3 + 1e3 * rank as f32
 }

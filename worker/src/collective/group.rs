@@ -45,7 +45,7 @@ pub(crate) struct Changed {
 }
 
 impl Group {
-    /// The group of `members`.
+    /// Creates the group of `members`.
     pub(crate) fn new(members: Members, lease_members: &LeaseMembers) -> Self {
         let mut workers: Vec<WorkerId> = Vec::new();
         let mut ranks = Vec::new();
@@ -81,7 +81,8 @@ impl Group {
         &self.members
     }
 
-    /// The worker with this number in the group; [`worker_index`](Self::worker_index) is the inverse.
+    /// Returns the worker with this index in the group;
+    /// [`worker_index`](Self::worker_index) is the inverse.
     pub(crate) fn worker(&self, worker_index: usize) -> WorkerId {
         self.workers[worker_index]
     }
@@ -90,7 +91,7 @@ impl Group {
         self.workers.iter().position(|id| *id == worker)
     }
 
-    /// Whether the end of the group still has to be reported. Returns true once.
+    /// Returns whether the end of the group still has to be reported. Returns true once.
     pub(crate) fn announce_end(&self) -> bool {
         !self.end_announced.swap(true, Ordering::Relaxed)
     }
@@ -121,7 +122,7 @@ impl Group {
         )
     }
 
-    /// The next message for `worker_index`, whether more are pending, and the
+    /// Returns the next message for `worker_index`, whether more are pending, and the
     /// [lead](Algorithm::lead_bytes) of `worker_index` after it.
     pub(crate) fn next(&self, worker_index: usize) -> (Option<Body>, bool, Option<i64>) {
         let mut state = self.state();

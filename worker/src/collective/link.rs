@@ -1,4 +1,5 @@
-//! The tasks behind a link between two workers: dial or accept, pump, again.
+//! The tasks behind a link between two workers: they dial or accept a connection, exchange
+//! frames on it, and reconnect.
 
 use std::{
     sync::{Arc, Weak},
@@ -22,24 +23,24 @@ use super::{
     peer::{NextFrame, Peer},
 };
 
-/// How long one try to connect may take.
+/// Deadline for one attempt to connect.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Pauses between tries.
+/// First and longest pause between attempts.
 const RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// A connection that is silent for this long is lost; the other side beats each
-/// second.
+/// A connection on which nothing is received for this long counts as lost. The other side
+/// sends a beat every second.
 const SILENCE: Duration = Duration::from_secs(4);
 
-/// How long a writer with nothing to send waits before it beats.
+/// How long an idle writer waits before it sends a beat.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// How long news (an ack, credit) may wait for a frame to ride on.
+/// How long an acknowledgement or credit may wait for a frame to carry it.
 const ACK_DELAY: Duration = Duration::from_millis(20);
 
-/// Frames between two looks at what may be in flight.
+/// Number of frames between updates of the in-flight limit.
 const LOOK_FRAMES: usize = 2;
 
 /// A connection that the other worker opened.
@@ -50,11 +51,11 @@ pub(crate) struct Accepted {
     pub(crate) joined: Joined,
 }
 
-/// Keeps the link to `peer` connected for as long as there is the cohort and the other
-/// worker keeps the rules. Shows `identity`, by which the other knows this worker.
+/// Keeps the link to `peer` connected while the cohort exists and the other worker obeys
+/// the rules. Presents the certificate of `identity`, which identifies this worker.
 pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>, identity: Arc<Identity>) {
-    // Everything goes over TCP: it carries the most by far, and whoever leases
-    // devices of both has let them reach each other.
+    // `Auto` tries TCP first, which carries the most by far. The program that leases
+    // devices of both workers has ensured that they can reach each other.
     let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
     let name = peer.share.worker.clone();
     let mut pause = RETRY;
@@ -123,8 +124,8 @@ async fn connect(
     }
 }
 
-/// Takes in a worker that dialled, whose token was checked, and which proved in the
-/// handshake to have the key of the certificate `shown`.
+/// Accepts the connection of a worker that dialled. The caller has checked its token; the
+/// handshake has proved that it has the key of the certificate `shown`.
 pub(crate) fn accept(
     cohort: &Arc<Cohort>,
     join: &Join,
@@ -158,8 +159,8 @@ pub(crate) fn accept(
     })
 }
 
-/// Checks that the certificate `shown` is that of the worker of `share`, as the scheduler
-/// signed it. The token alone proves nothing, as all workers and programs of the lease
+/// Checks that the certificate `shown` is the one that the scheduler signed for the worker
+/// of `share`. The token alone proves nothing, as all workers and programs of the lease
 /// have it.
 fn prove(share: &LeaseShare, shown: Option<Fingerprint>) -> Result<(), String> {
     let name = &share.worker;
@@ -174,7 +175,7 @@ fn prove(share: &LeaseShare, shown: Option<Fingerprint>) -> Result<(), String> {
     }
 }
 
-/// Serves a connection that was taken in, until it ends.
+/// Serves an accepted connection until it ends.
 pub(crate) async fn serve(accepted: Accepted, mut link: Link) {
     let Accepted {
         cohort,
@@ -226,13 +227,13 @@ async fn read(
             Err(_) => return format!("silent for {SILENCE:?}"),
         };
         if std::mem::take(&mut is_first) {
-            // The other side began to write when it heard from this one.
+            // The other side began to write when it received the first frame of this side.
             peer.answered(joined.elapsed());
         }
         let body = match peer.receive(connection, frame) {
             Ok(Some(body)) => body,
             Ok(None) => return "replaced by a later one".into(),
-            // Another connection makes it good.
+            // The next connection retransmits the lost frames.
             Err(e) if e.is_loss() => return e.to_string(),
             Err(e) => return offend(cohort, peer, &e),
         };
@@ -245,8 +246,8 @@ async fn read(
     }
 }
 
-/// The other worker broke `rule`: everybody who waits for it gets to know, and there is no
-/// other connection.
+/// Reports that the other worker broke `rule`: its groups and transfers fail, and it gets
+/// no further connection. Returns the rule as a message.
 fn offend(cohort: &Weak<Cohort>, peer: &Peer, rule: &dyn std::error::Error) -> String {
     if let Some(cohort) = cohort.upgrade() {
         cohort.offended(peer.worker, &rule.to_string());

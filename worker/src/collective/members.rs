@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tensord_proto::{ids::WorkerId, v1};
 
-/// The devices of a lease, in the order of its shares. A device's *place* is its
+/// The devices of a lease, in the order of its shares. A device's *lease rank* is its
 /// number in this order.
 #[derive(Debug)]
 pub(crate) struct LeaseMembers {
@@ -17,34 +17,34 @@ impl LeaseMembers {
         Self { shares, me }
     }
 
-    /// This worker.
+    /// Returns this worker's id.
     pub(crate) fn me(&self) -> WorkerId {
         self.me
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     pub(crate) fn len(&self) -> usize {
         self.shares.len()
     }
 
-    /// The share at `lease_rank`.
+    /// Returns the share at `lease_rank`.
     pub(crate) fn share(&self, lease_rank: u32) -> Option<&v1::LeaseShare> {
         self.shares.get(lease_rank as usize)
     }
 
-    /// The worker at `lease_rank`.
+    /// Returns the worker at `lease_rank`.
     pub(crate) fn worker(&self, lease_rank: u32) -> Option<WorkerId> {
         self.share(lease_rank)
             .map(|share| WorkerId(share.worker_id))
     }
 
-    /// The place of a device of `worker`.
+    /// Returns the lease rank of a device of `worker`.
     pub(crate) fn lease_rank(&self, worker: WorkerId, device_index: u32) -> Option<u32> {
         let is_it = |s: &v1::LeaseShare| (s.worker_id, s.device_index) == (worker.0, device_index);
         self.shares.iter().position(is_it).map(|at| at as u32)
     }
 
-    /// The first share of each worker but this one.
+    /// Returns the first share of each worker except this one.
     pub(crate) fn others(&self) -> impl Iterator<Item = &v1::LeaseShare> {
         let is_first = |at: usize, worker| !self.shares[..at].iter().any(|s| s.worker_id == worker);
         let shares = self.shares.iter().enumerate();
@@ -53,14 +53,14 @@ impl LeaseMembers {
             .map(|(_, share)| share)
     }
 
-    /// Whether this worker dials `other`; if not, `other` dials. Of two workers, the
-    /// one that comes first in the lease dials.
+    /// Returns whether this worker dials `other`; otherwise, `other` dials. Of two workers,
+    /// the one that comes first in the lease dials.
     pub(crate) fn dials(&self, other: WorkerId) -> bool {
         let first = self.shares.iter().map(|share| WorkerId(share.worker_id));
         first.into_iter().find(|w| [self.me, other].contains(w)) == Some(self.me)
     }
 
-    /// Describes a device in a message.
+    /// Returns a description of a device for messages.
     pub(crate) fn describe(&self, lease_rank: u32) -> String {
         match self.share(lease_rank) {
             Some(share) => format!("device {} of worker {}", share.device_index, share.worker),
@@ -69,17 +69,18 @@ impl LeaseMembers {
     }
 }
 
-/// The devices of a group, by their places in the lease, ascending. A device's
-/// *rank* is its number among them.
+/// The lease ranks of a group's devices, ascending. A device's *rank* in the group is its
+/// position in this list.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Members(Arc<[u32]>);
 
 impl Members {
-    /// A group of the devices at `lease_ranks`, in any order.
+    /// Creates the group of the devices at `lease_ranks`, which may be in any order.
     ///
     /// # Errors
     ///
-    /// A message for the program that says what is wrong with the group.
+    /// If a device is missing, duplicated or not part of the lease: a message for the
+    /// program.
     pub(crate) fn new(
         mut lease_ranks: Vec<u32>,
         lease_members: &LeaseMembers,
@@ -110,12 +111,12 @@ impl Members {
         Ok(Self(lease_ranks.into()))
     }
 
-    /// The places, ascending.
+    /// Returns the lease ranks, ascending.
     pub(crate) fn lease_ranks(&self) -> &[u32] {
         &self.0
     }
 
-    /// The rank of the device at `lease_rank`.
+    /// Returns the rank of the device at `lease_rank` in the group.
     pub(crate) fn rank(&self, lease_rank: u32) -> Option<usize> {
         self.0.binary_search(&lease_rank).ok()
     }

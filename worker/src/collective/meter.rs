@@ -113,14 +113,14 @@ impl Meter {
         }
     }
 
-    /// The shortest round trip seen.
+    /// Returns the shortest round trip measured.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.round_trip
     }
 
-    /// Bytes that fill the link for one round trip, once its rate and round trip are
-    /// known. With smaller buckets the link would fall idle between them; larger ones
-    /// would only start later.
+    /// Returns the bytes that fill the link for one round trip, once its rate and round
+    /// trip are known. With smaller buckets the link would fall idle between them; larger
+    /// ones would only start later.
     pub(super) fn bucket_bytes(&self) -> Option<usize> {
         let bytes = self.bytes_per_second? * self.round_trip?.as_secs_f64();
         Some(bytes.clamp(SMALLEST_BUCKET, LARGEST_BUCKET) as usize)
@@ -128,16 +128,16 @@ impl Meter {
 }
 
 impl Meter {
-    /// Bytes that a new link may have unconfirmed, where `links` new links share the
-    /// bound; `None` once enough bytes were confirmed.
+    /// Returns how many unconfirmed bytes a new link may have in flight, where `links` new
+    /// links share the bound; `None` once enough bytes were confirmed.
     pub(super) fn first_flight_bytes(&self, links: usize) -> Option<usize> {
         let is_new = self.confirmed_bytes < LEAST_BYTES;
         is_new.then_some(LEAST_FLIGHT.max(FIRST_FLIGHT_BYTES / links.max(1)))
     }
 
-    /// In-flight limit in bytes for one of `links` connections, or `None` to leave it to
-    /// the kernel. There is a limit where all connections together carry at most
-    /// [`FLIGHT_BYTES`] in a round trip.
+    /// Returns the in-flight limit in bytes for one of `links` connections, or `None` to
+    /// leave it to the kernel. There is a limit where all connections together carry at
+    /// most [`FLIGHT_BYTES`] in a round trip.
     ///
     /// More bytes would stand in a queue before the bottleneck of the path, where the
     /// connection with the most bytes gets the most bandwidth, and overflow is lost. But
@@ -183,9 +183,10 @@ impl Egress {
         self.meter.confirmed(bytes, self.busy == 0, now);
     }
 
-    /// The smallest slice, in bytes, for which a ring pays, given the round trip. `None`
-    /// if the rate is not known yet, or is more than one connection is sure to carry.
-    /// Sending a slice must take two round trips, so that the next one arrives meanwhile.
+    /// Returns the smallest slice, in bytes, for which a ring pays, given the round trip.
+    /// `None` if the rate is not known yet, or is more than one connection is sure to
+    /// carry. Sending a slice must take two round trips, so that the next one arrives
+    /// meanwhile.
     pub(super) fn ring_bytes(&self, round_trip: Duration) -> Option<u64> {
         let rate = self.meter.bytes_per_second?;
         let carried = rate * round_trip.as_secs_f64();

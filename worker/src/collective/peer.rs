@@ -1,9 +1,9 @@
-//! Another worker of the lease, and the link to it: what is to be said to it, and
-//! what survives a connection.
+//! Another worker of the lease, and the link to it: the frames to send, and the state that
+//! outlives a connection.
 //!
-//! Whoever has something to say puts itself into a queue here and is asked for a
-//! frame when the link can take one. So nothing is encoded that cannot be sent,
-//! and groups and transfers take turns frame by frame.
+//! A source of frames is queued here, and the link requests one frame from it whenever it
+//! can send one. So nothing is encoded before it can be sent, and groups and transfers take
+//! turns frame by frame.
 
 use std::{
     collections::VecDeque,
@@ -34,19 +34,19 @@ use super::{
 };
 use crate::locks::lock;
 
-/// Bytes that the other worker may send ahead; they are taken in at once, so this
-/// only has to cover the way: 10 Gbit/s over 25 ms.
+/// Bytes of credit for the other worker. Frames are consumed at once, so the credit only
+/// has to cover the path: 10 Gbit/s for 25 ms.
 const WINDOW_BYTES: u64 = 32 << 20;
 
-/// Bytes kept for a worker that has not confirmed them.
+/// Most bytes kept for retransmission until the other worker has acknowledged them.
 const OUTBOX_BYTES: usize = 32 << 20;
 
 /// Another worker of the lease.
 pub(crate) struct Peer {
     pub(crate) worker: WorkerId,
-    /// Where it is.
+    /// The worker's first share of the lease, with its address and certificate.
     pub(crate) share: LeaseShare,
-    /// Links of the lease, with this one.
+    /// Number of this worker's links in the lease, including this one.
     links: usize,
     wire: Mutex<Wire>,
     /// Wakes the writer.
@@ -56,42 +56,43 @@ pub(crate) struct Peer {
 
 struct Wire {
     duplex: Duplex,
-    /// Counts connections; only the latest may touch the wire.
+    /// Number of connections so far; only the latest may use the wire.
     connection: u64,
-    /// Since when there is none, and somebody wants one.
+    /// Since when a connection is wanted but missing.
     missing: Option<Instant>,
     sources: VecDeque<FrameSource>,
-    /// The rule that the other worker broke, in words: it gets no connection any more.
+    /// The rule that the other worker broke, as a message. The worker is then refused new
+    /// connections.
     offence: Option<Arc<str>>,
     meter: Meter,
-    /// Something was sent that is not confirmed.
+    /// Whether frames are in flight.
     is_busy: bool,
-    /// Of all links of the lease.
+    /// Measures all links of the lease together.
     egress: Arc<Mutex<Egress>>,
-    /// Bytes that the other worker is ahead of others in what is sent to it, if they are
-    /// sent something.
+    /// By how many bytes the other worker is ahead of the others in the current exchange;
+    /// `None` if it is sent nothing in that exchange.
     lead_bytes: Option<i64>,
-    /// When the other worker was last heard of.
+    /// When the last frame of the other worker was received.
     last_received: Option<Instant>,
 }
 
-/// Somebody with something to say.
+/// A source of frames to send.
 pub(crate) enum FrameSource {
     /// One frame.
     Once(Body),
-    /// A group, to its worker of this number.
+    /// A group, and the index of this peer in it.
     Group(Arc<Group>, usize),
-    /// A value that was fetched: what is left of it.
+    /// The rest of a value that the peer has fetched. The first chunk carries the type.
     Value(Capability, Option<v1::TensorType>, VecDeque<Bytes>),
 }
 
-/// What the writer finds when it asks for the next frame.
+/// The result of requesting the next frame to send.
 pub(crate) enum NextFrame {
     Frame([Bytes; 3]),
-    /// Nothing now; the peer was not told everything, though.
+    /// No frame to send, but an acknowledgement or credit is pending.
     PendingAck,
     Nothing,
-    /// A later connection took over.
+    /// A later connection has replaced this one.
     Replaced,
 }
 
@@ -122,7 +123,7 @@ impl Peer {
         lock(&self.wire)
     }
 
-    /// Notes that a link is wanted. True: for the first time.
+    /// Records that a link is wanted. Returns true on the first call.
     pub(crate) fn want(&self) -> bool {
         if self.wanted.swap(true, Ordering::AcqRel) {
             return false;
@@ -134,12 +135,12 @@ impl Peer {
         true
     }
 
-    /// Since when there is no link, though one is wanted.
+    /// Returns since when the link is missing although one is wanted.
     pub(crate) fn missing(&self) -> Option<Instant> {
         self.wire().missing
     }
 
-    /// Lets `source` speak when it is its turn.
+    /// Queues `source`, unless the other worker broke a rule.
     pub(crate) fn add_source(&self, source: FrameSource) {
         let mut wire = self.wire();
         if wire.offence.is_none() {
@@ -148,7 +149,8 @@ impl Peer {
         }
     }
 
-    /// The other worker broke a rule. False: it has before.
+    /// Records the rule that the other worker broke. Returns false if an earlier one is
+    /// recorded.
     pub(crate) fn offend(&self, offence: Arc<str>) -> bool {
         let mut wire = self.wire();
         if wire.offence.is_some() {
@@ -159,19 +161,20 @@ impl Peer {
         true
     }
 
-    /// The rule that the other worker broke, in words.
+    /// Returns the rule that the other worker broke, as a message.
     pub(crate) fn offence(&self) -> Option<Arc<str>> {
         self.wire().offence.clone()
     }
 
-    /// What this side received and grants, for the other to go on from there.
+    /// Returns the number of the last frame received and the total credit granted, so that
+    /// the other side can resume from there.
     pub(crate) fn acknowledge(&self) -> (u64, u64) {
         self.wire().duplex.inbox().acknowledge()
     }
 
-    /// A connection takes over, on which the other side says that it received
-    /// everything up to `received`. Returns the connection's number, and what this
-    /// side received and grants.
+    /// Attaches a new connection, on which the other side reports that it received all
+    /// frames up to `received` and grants `credit` bytes in all. Returns the number of the
+    /// connection, the last frame received here, and the total credit granted here.
     pub(crate) fn attach(
         &self,
         received: u64,
@@ -188,7 +191,7 @@ impl Peer {
         Ok((wire.connection, received, credit))
     }
 
-    /// The connection is gone, unless a later one took over.
+    /// Records that `connection` was lost. Does nothing if a later one has replaced it.
     pub(crate) fn detach(&self, connection: u64) {
         let mut wire = self.wire();
         if wire.connection == connection {
@@ -197,7 +200,8 @@ impl Peer {
         }
     }
 
-    /// Takes a frame off `connection`. `None`: a later one took over.
+    /// Processes a frame received on `connection`. Returns `Ok(None)` if a later connection
+    /// has replaced this one, and `Ok(Some(None))` if the frame has no body to handle.
     pub(crate) fn receive(
         &self,
         connection: u64,
@@ -211,16 +215,16 @@ impl Peer {
         let before = wire.duplex.outbox().kept_bytes();
         let received = wire.duplex.receive(frame)?;
         wire.settle(before);
-        // What comes has its place already: nothing waits here.
+        // The frame is handled at once, so its bytes are consumed here.
         if let Some((_, bytes)) = &received {
             wire.duplex.inbox().consume(*bytes);
         }
-        // An ack or credit may let the writer go on.
+        // An acknowledgement or credit may unblock the writer.
         self.wake_writer.notify_one();
         Ok(Some(received.map(|(body, _)| body)))
     }
 
-    /// What to send next.
+    /// Returns what to send next on `connection`.
     pub(crate) fn next_to_send(&self, connection: u64) -> NextFrame {
         let mut wire = self.wire();
         if wire.connection != connection {
@@ -230,11 +234,11 @@ impl Peer {
             if let Some(parts) = wire.duplex.next_to_send() {
                 return NextFrame::Frame(parts);
             }
-            // What is there and may not be sent waits for credit.
+            // Frames that are encoded but not sent wait for credit.
             if wire.duplex.outbox().is_full() || wire.duplex.outbox().has_unsent() {
                 break;
             }
-            // More is asked for when some of it is confirmed.
+            // More frames are requested once some of these bytes are acknowledged.
             let first_flight = wire.meter.first_flight_bytes(self.links);
             if first_flight.is_some_and(|most| wire.duplex.outbox().kept_bytes() >= most) {
                 break;
@@ -251,12 +255,13 @@ impl Peer {
         }
     }
 
-    /// The other side took this long to answer.
+    /// Records a round trip: the other side replied `after` this time.
     pub(crate) fn answered(&self, after: Duration) {
         self.wire().meter.answered(after);
     }
 
-    /// Bytes to which a connection's flight is to be bounded, if it is.
+    /// Returns the in-flight limit for the connection in bytes, or `None` to leave it to
+    /// the kernel.
     pub(crate) fn flight_bytes(&self) -> Option<usize> {
         let wire = self.wire();
         match wire.lead_bytes {
@@ -265,25 +270,27 @@ impl Peer {
         }
     }
 
-    /// The least time in which the other worker was seen to answer.
+    /// Returns the shortest round trip measured.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.wire().meter.round_trip()
     }
 
-    /// Whether nothing was heard of the other worker for a `time`.
+    /// Returns whether nothing was received from the other worker for `time`.
     pub(crate) fn is_silent(&self, now: Instant, time: Duration) -> bool {
         let last_received = self.wire().last_received;
         last_received
             .is_none_or(|last_received| now.saturating_duration_since(last_received) >= time)
     }
 
-    /// Bytes that fill the link for a round trip, once that is known.
+    /// Returns the bytes that fill the link for one round trip, once its rate and round
+    /// trip are known.
     pub(crate) fn bucket_bytes(&self) -> Option<usize> {
         self.wire().meter.bucket_bytes()
     }
 
-    /// A frame that says only how far this side got, if `connection` is the latest: what
-    /// another tells counts as told.
+    /// Returns a frame that carries only the acknowledgement and credit, if `connection` is
+    /// the latest. A frame handed out counts as sent, so a replaced connection must not
+    /// take one.
     pub(crate) fn beat(&self, connection: u64) -> Option<[Bytes; 3]> {
         let mut wire = self.wire();
         (wire.connection == connection).then(|| beat(&mut wire.duplex))
@@ -291,7 +298,7 @@ impl Peer {
 }
 
 impl Wire {
-    /// Nothing is sent until there is another connection.
+    /// Pauses the measurements, as nothing is sent until the next connection.
     fn pause(&mut self) {
         self.meter.pause();
         if std::mem::take(&mut self.is_busy) {
@@ -299,7 +306,8 @@ impl Wire {
         }
     }
 
-    /// Notes what was confirmed, or begun, since so many bytes were kept.
+    /// Updates the measurements after the outbox held `before` bytes: with the bytes
+    /// acknowledged since, or the start of a busy period.
     fn settle(&mut self, before: usize) {
         let (now, after) = (Instant::now(), self.duplex.outbox().kept_bytes());
         if after > before {
@@ -315,7 +323,7 @@ impl Wire {
         }
     }
 
-    /// Queues the next frame of `source`, which goes to the end if it has more.
+    /// Encodes the next frame of `source`, and queues the source again if it has more.
     fn enqueue(&mut self, source: FrameSource) {
         let before = self.duplex.outbox().kept_bytes();
         match source {
@@ -349,7 +357,7 @@ impl Wire {
 }
 
 impl FrameSource {
-    /// Sends a value that was fetched.
+    /// Returns the source that sends a fetched value.
     pub(crate) fn value(capability: Capability, value: Value) -> Self {
         let kind = encode_type(&value.shape, value.dtype);
         let chunks = chunks(value.bytes).map(|chunk| chunk.bytes).collect();

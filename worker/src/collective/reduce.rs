@@ -21,7 +21,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// The element type of tensors of `dtype`, if collectives support it.
+    /// Returns the element type of tensors of `dtype`, if collectives support it.
     pub(crate) fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F64 => Some(Self::F64),
@@ -32,7 +32,7 @@ impl Element {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::F64 => 8,
@@ -42,8 +42,8 @@ impl Element {
     }
 }
 
-/// The sum of `parts`, divided by `divisor` if there is one. All parts consist of the
-/// same number of whole elements.
+/// Returns the sum of `parts`, divided by `divisor` if there is one. All parts consist of
+/// the same number of whole elements.
 pub(crate) fn reduce(element: Element, parts: &[&[u8]], divisor: Option<u32>) -> Vec<u8> {
     match element {
         Element::F64 => sum(

@@ -84,7 +84,7 @@ pub(crate) struct Sliced {
 }
 
 impl Sliced {
-    /// A group of `ranks`, of which those on node `me` are local.
+    /// Creates a group of `ranks`, of which those on worker `me` are local.
     pub(crate) fn new(ranks: Vec<Rank>, me: usize) -> Self {
         let worker_count = ranks
             .iter()
@@ -110,7 +110,8 @@ impl Sliced {
         }
     }
 
-    /// Why the group is over, if others have kept local ranks waiting for `deadline`.
+    /// Returns why the group must end if others have kept local ranks waiting for
+    /// `deadline`.
     ///
     /// Only the first open call shows which rank is to blame: a rank that has not
     /// reached a later call may itself be waiting for the first.
@@ -233,9 +234,9 @@ impl Sliced {
     }
 }
 
-/// How the slices of a call travel between so many workers: round a ring if all workers
-/// would use one for slices of this size. Half types never do, as a ring would round
-/// them at each step.
+/// Returns how the slices of a call travel between `worker_count` workers: round a ring if all
+/// workers would use one for slices of this size. Half types never use a ring, which would
+/// round them at each step.
 fn route(agreed: &Agreed, worker_count: usize) -> Route {
     let is_whole = matches!(agreed.element, Element::F32 | Element::F64);
     let slice_bytes = (agreed.size / worker_count) as u64;

@@ -1,10 +1,10 @@
 //! Moves values from one session of a cohort to another.
 //!
-//! One session *offers* a value under a capability that the client drew at random,
-//! another session *takes* it, and each value is taken once. Whichever of the two
-//! comes first waits here. Within one worker the value is handed over in memory.
-//! Between two workers, the worker that takes the value fetches it, so a value is sent
-//! only after its receiver has reserved memory for it.
+//! One session *offers* a value under a capability that the client drew at random, another
+//! session *takes* it, and each value is taken once. Whichever request arrives first is
+//! kept here until the other arrives. Within one worker the value is handed over in memory.
+//! Between two workers, the worker that takes the value fetches it, so a value is sent only
+//! after its receiver has reserved memory for it.
 //!
 //! This is a pure state machine: it returns the actions to execute as [`Act`]s.
 
@@ -40,7 +40,7 @@ pub(crate) struct Value {
 /// A value that a session offers.
 #[derive(Debug)]
 pub(crate) struct Offer {
-    /// The places of the two sessions.
+    /// The lease ranks of the two sessions.
     pub(crate) from: u32,
     pub(crate) to: u32,
     pub(crate) value: Result<Value, Arc<Fault>>,
@@ -114,7 +114,8 @@ struct Arriving {
 }
 
 impl Transfers {
-    /// A session of this worker offers a value.
+    /// Records that a session of this worker offers a value. Returns an action if the
+    /// request for the value has already arrived.
     pub(crate) fn offer(&mut self, capability: Capability, offer: Offer) -> Option<Act> {
         if let Some(fetch) = self.fetches.remove(&capability) {
             return Some(send(fetch, capability, offer));
@@ -132,7 +133,8 @@ impl Transfers {
         None
     }
 
-    /// A session of this worker takes a value.
+    /// Records that a session of this worker takes a value. Returns the action for an offer
+    /// that has already arrived, the request to another worker, or the failure of the take.
     pub(crate) fn take(
         &mut self,
         capability: Capability,
@@ -175,8 +177,8 @@ impl Transfers {
         act
     }
 
-    /// Another worker fetches a value that a session of this worker offers to one of
-    /// its sessions.
+    /// Handles the request of another worker to fetch a value for one of its sessions from
+    /// a session of this worker.
     pub(crate) fn fetch(
         &mut self,
         worker: WorkerId,
@@ -195,7 +197,8 @@ impl Transfers {
         let fetch = Fetch { worker, from, to };
         match self.offers.remove(&capability) {
             Some(offer) => Ok(Some(send(fetch, capability, offer))),
-            // The program has as many open, which is no other worker's fault.
+            // The program has this many transfers pending, so the other worker broke no
+            // rule.
             None if self.is_full() => Ok(Some(Act::Send {
                 worker: fetch.worker,
                 capability,
@@ -213,7 +216,7 @@ impl Transfers {
         }
     }
 
-    /// Another worker has sent the next part of a value that this one fetches.
+    /// Handles the next part of a value that this worker fetches from another.
     pub(crate) fn fetched(
         &mut self,
         worker: WorkerId,
@@ -263,8 +266,8 @@ impl Transfers {
         Ok(self.end(&capability, Ok(value)))
     }
 
-    /// The session at `lease_rank` of this worker has ended: the takes and fetches that wait
-    /// for it fail with `why`.
+    /// Removes the session at `lease_rank` of this worker, which has ended: the takes and
+    /// fetches that wait for it fail with `why`.
     pub(crate) fn leave(&mut self, lease_rank: u32, why: &Arc<Fault>) -> Vec<Act> {
         self.offers.retain(|_, offer| offer.from != lease_rank);
         self.takes.retain(|_, taking| taking.take.to != lease_rank);
@@ -349,7 +352,7 @@ mod tests {
     const KEY: Capability = [1; 16];
     const OTHER: WorkerId = WorkerId(2);
 
-    /// Places 0 and 1 on this worker, 2 on another.
+    /// Lease ranks 0 and 1 are on this worker, 2 is on another.
     fn lease_members() -> LeaseMembers {
         let share = |worker_id| LeaseShare {
             worker_id,

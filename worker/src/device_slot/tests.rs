@@ -1,4 +1,4 @@
-//! A real executor with a device that the test breaks and repairs.
+//! Tests with a real executor and a device that the test breaks and repairs.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -18,14 +18,14 @@ use crate::{
 
 const LEASE: LeaseId = LeaseId(7);
 
-/// How a device behaves.
+/// The behaviour of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Mode {
     #[default]
     Right,
-    /// It gives a wrong result.
+    /// Returns a wrong result.
     Wrong,
-    /// It gives an error, as when its context has died.
+    /// Returns an error, as if its context had died.
     Dead,
     Panics,
 }
@@ -115,7 +115,8 @@ fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {
     DeviceSlot::new(3, executor, device_context)
 }
 
-/// Tends to the unit at `now` until it has released the lease or is out of service.
+/// Checks the device at `now` until it is released from a lease or goes out of or into
+/// service. Returns the released leases.
 async fn settled(device_slot: &DeviceSlot, now: Instant) -> Vec<LeaseId> {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
@@ -189,7 +190,7 @@ async fn a_new_thread_does_what_the_retired_one_left() {
     let (done, is_done) = std::sync::mpsc::channel();
     let queue = &device_slot.device_context.queue;
     queue.push_task(Box::new(move || {
-        // An error is as good: the test is over.
+        // An error ends the wait too: the test has dropped the sender.
         let _ = blocked.recv();
     }));
     device_slot.executor.retire();

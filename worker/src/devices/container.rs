@@ -1,22 +1,22 @@
-//! The memory that a container leaves to this process: the least of the limits of its
-//! control group and of those above it, of either version of Linux's control groups.
+//! The memory limit of a container: the lowest limit of this process's control group and
+//! its ancestors, for versions 1 and 2 of Linux's control groups.
 //!
-//! Elsewhere there are none of these files, and so no limit.
+//! Other systems do not have these files, and so no limit.
 
 use std::path::{Component, Path, PathBuf};
 
-/// What the files with a limit are called, in each version. Beyond `memory.high` the kernel
-/// kills nobody, but holds up whoever allocates. Limits on swap count on top of these, and
-/// tensors are not to be swapped.
+/// Names of the files with a limit, for each version. Above `memory.high` the kernel does
+/// not kill the process but throttles its allocations. Limits on swap are in addition to
+/// these and are ignored, as tensors must not be swapped.
 const V1_LIMITS: &[&str] = &["memory.limit_in_bytes"];
 const V2_LIMITS: &[&str] = &["memory.max", "memory.high"];
 
-/// The limit of this process, if it has one.
+/// Returns the memory limit of this process in bytes, if there is one.
 pub(super) fn memory_limit() -> Option<u64> {
     limit(&|path| std::fs::read_to_string(path).ok())
 }
 
-/// The limit that the files tell of which `read` gives.
+/// Returns the limit according to the files that `read` returns.
 fn limit(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let groups = read(Path::new("/proc/self/cgroup"))?;
     let mounts = read(Path::new("/proc/self/mountinfo"))?;
@@ -33,8 +33,8 @@ fn limit(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     limits.min()
 }
 
-/// The group that a line of `/proc/self/cgroup` names, if it is one that may limit
-/// memory, and whether it is of version 2.
+/// Returns the group in a line of `/proc/self/cgroup` and whether it is of version 2, if
+/// the group may limit memory.
 fn memory_group(line: &str) -> Option<(bool, &str)> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (controllers, group) = (parts.next()?, parts.next()?);
@@ -43,23 +43,23 @@ fn memory_group(line: &str) -> Option<(bool, &str)> {
     is_memory.then_some((is_v2, group))
 }
 
-/// Bytes; `max` is no limit, nor is an empty file.
+/// Parses a limit in bytes. `max` or an empty file is no limit.
 fn parse_limit(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Where a hierarchy of control groups that may limit memory is mounted.
+/// A mount of a hierarchy of control groups that may limit memory.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     is_v2: bool,
-    /// The group that the mount shows.
+    /// The group at the root of the mount.
     root: PathBuf,
-    /// Where it shows it.
+    /// The mount point.
     at: PathBuf,
 }
 
 impl Mount {
-    /// Reads a line of `/proc/self/mountinfo`.
+    /// Parses a line of `/proc/self/mountinfo`.
     fn parse(line: &str) -> Option<Self> {
         let (mount, system) = line.split_once(" - ")?;
         let mut mount = mount.split(' ').skip(3);
@@ -81,10 +81,11 @@ impl Mount {
         })
     }
 
-    /// The folders of `group` and of those above it, as far as the mount shows them.
+    /// Returns the directories of `group` and its ancestors, as far as the mount contains
+    /// them.
     fn folders(&self, group: &Path) -> impl Iterator<Item = PathBuf> {
-        // A container may be told of a group outside of what it sees: then the mount is
-        // the nearest that it does see.
+        // In a container, the group may be outside the mount. The mount point is then the
+        // nearest visible group.
         let below = group.strip_prefix(&self.root).unwrap_or(Path::new(""));
         let is_plain = |part| matches!(part, Component::Normal(_));
         let below = match below.components().all(is_plain) {
@@ -96,7 +97,7 @@ impl Mount {
     }
 }
 
-/// A path of `mountinfo`, where spaces and the like are octal numbers.
+/// Unescapes a path of `mountinfo`, where spaces and similar characters are octal numbers.
 fn unescaped(path: &str) -> String {
     let escapes = [
         ("\\040", " "),
@@ -119,7 +120,8 @@ mod tests {
         "31 23 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate";
     const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
 
-    /// The limit where there are these files beside the two of the process.
+    /// Returns the limit for these contents of the process's two files, and these other
+    /// files.
     fn limit_of(groups: &str, mounts: &[&str], files: &[(&str, &str)]) -> Option<u64> {
         let mounts = mounts.join("\n");
         let mut all = vec![
@@ -195,7 +197,7 @@ mod tests {
             limit_of("4:memory:/docker/1f\n", &[mount], &files),
             Some(4096)
         );
-        // A group beside it: the mount is all that is seen.
+        // A group outside the mount: only the mount point is visible.
         assert_eq!(
             limit_of("4:memory:/docker/2e\n", &[mount], &files),
             Some(4096)

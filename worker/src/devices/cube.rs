@@ -1,5 +1,5 @@
-//! Devices of CubeCL's runtimes. Drivers are loaded here, so a host without one is
-//! no error, and says so.
+//! Devices of CubeCL's runtimes. Drivers are loaded at run time, so on a host without a
+//! driver this code reports the missing driver and does not fail to start.
 
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -21,22 +21,22 @@ use burn_cubecl::{
 use super::{DEVICE_SHARE, DeviceSelection, FoundDevice, OpenedDevice};
 use crate::{backend::BurnDevice, custom::CustomOps};
 
-/// A device that a driver tells of.
+/// A device that a driver lists.
 pub(super) struct Candidate {
     device: CubeDevice,
-    /// What runs it, with the version where it is known.
+    /// Name of the driver, with the version if it is known.
     driver: String,
-    /// It is no hardware, but a program that acts as one.
+    /// Whether the device is emulated in software.
     pub(super) is_software: bool,
-    /// Why it is not to be opened.
+    /// Why the device must not be opened, if it must not.
     trouble: Option<String>,
 }
 
-/// Has kernels and what tuning found kept in `cache`, unless a `cubecl.toml` or
-/// `burn.toml` of the user says where.
+/// Sets `cache` as the directory for compiled kernels and tuning results, unless the user's
+/// `cubecl.toml` or `burn.toml` sets one.
 pub(super) fn configure(cache: Option<&Path>) {
     if let Some(cache) = cache {
-        // CubeCL says so if it cannot write there.
+        // CubeCL reports an error if it cannot write there.
         let _ = private_directory(cache);
     }
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
@@ -47,11 +47,11 @@ pub(super) fn configure(cache: Option<&Path>) {
         Some(_) => {}
         None => config.autotune.disable_cache = true,
     }
-    // Set already: a worker before this one in the same process has done so.
+    // An error means that an earlier worker in this process has set it.
     let _ = CubeClRuntimeConfig::try_set(config);
 }
 
-/// Makes a directory that is its owner's alone.
+/// Creates a directory that only its owner can access.
 fn private_directory(path: &Path) -> std::io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
@@ -60,11 +60,11 @@ fn private_directory(path: &Path) -> std::io::Result<()> {
     builder.create(path)
 }
 
-/// The devices of `kind`, of which there is at least one.
+/// Returns the devices of `kind`, at least one.
 ///
 /// # Errors
 ///
-/// Why there is none.
+/// If there is none: the reason.
 pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
     let found = catch_unwind(AssertUnwindSafe(|| match kind {
         "cuda" => listed(
@@ -90,7 +90,7 @@ pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
     found.unwrap_or_else(|panic| Err(format!("its driver failed: {}", text(panic.as_ref()))))
 }
 
-/// All devices like `first`, the runtime's own list.
+/// Returns all devices of the same type as `first`, as the runtime lists them.
 fn listed(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candidate>, String> {
     let ids = CubeDevice::enumerate(first.to_id());
     let candidate = |id| Candidate {
@@ -106,7 +106,7 @@ fn listed(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candidate>,
     }
 }
 
-/// The version of NVIDIA's driver, as Linux tells it.
+/// Returns the version of NVIDIA's driver, as Linux reports it.
 fn cuda_driver() -> String {
     let version_file = std::fs::read_to_string("/sys/module/nvidia/version");
     version_file.map_or("NVIDIA".into(), |version| {
@@ -115,7 +115,8 @@ fn cuda_driver() -> String {
 }
 
 impl Candidate {
-    /// Opens it; `share` is its part of the host's memory, if that is what it uses.
+    /// Opens the device. `share` is its share of the host's memory in bytes, used if the
+    /// device has no memory of its own or is emulated.
     pub(super) fn open(
         &self,
         selection: &DeviceSelection,

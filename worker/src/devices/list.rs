@@ -1,4 +1,4 @@
-//! Reads a list of devices that a worker is to offer.
+//! Parses the list of devices for a worker to offer.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use super::{AUTO, KINDS};
 /// Most devices of one worker.
 const MAX_DEVICES: usize = 64;
 
-/// One device asked for.
+/// A device selected by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSelection {
     /// One of [`KINDS`], or [`AUTO`].
     pub kind: String,
-    /// Which of that kind.
+    /// Index among the devices of that kind.
     pub index: usize,
 }
 
-/// Why a device list cannot be served.
+/// The error for a device list that is malformed or names an unknown kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; a right list is auto, flex*2, or cuda:0,1")]
 pub struct DeviceParseError {
     problem: String,
 }
 
-/// Reads a device list: `auto`, or kinds separated by commas, each with a count
-/// (`flex*2`) or indices (`cuda:0,1`). A kind by itself is its first device.
+/// Parses a device list: `auto`, or kinds separated by commas, each with a count (`flex*2`)
+/// or indices (`cuda:0,1`). A kind by itself is its first device.
 ///
 /// # Errors
 ///
@@ -82,7 +82,8 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceSelection>, DeviceParseErro
     Ok(devices)
 }
 
-/// Why `kind` cannot be had of this build, and how it could.
+/// Returns the message that this build does not support `kind`, and how to build one that
+/// does.
 fn not_built(kind: &str) -> String {
     let built = KINDS.join(", ");
     let known = ["cuda", "rocm", "metal", "vulkan", "webgpu", "cpu"].contains(&kind);
@@ -95,8 +96,8 @@ fn not_built(kind: &str) -> String {
 }
 
 impl DeviceSelection {
-    /// Whether kernels for it are compiled by a graphics driver, inside the process
-    /// that uses it; such drivers have been seen to crash.
+    /// Returns whether kernels for the device are compiled by a graphics driver inside the
+    /// process; such drivers have been seen to crash.
     pub fn has_graphics_driver(&self) -> bool {
         ["metal", "vulkan", "webgpu"].contains(&self.kind.as_str())
     }

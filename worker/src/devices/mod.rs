@@ -1,5 +1,5 @@
-//! Which devices this host offers: what was asked for, what there is, and what is
-//! not there and why.
+//! Finds and opens the devices that this host offers, and reports which are missing and
+//! why.
 
 mod container;
 #[cfg(feature = "cube")]
@@ -19,7 +19,7 @@ use crate::{
     custom::CustomOps,
 };
 
-/// Device kinds that this build can run, those first that `auto` prefers.
+/// Device kinds that this build supports, in the order in which `auto` prefers them.
 pub const KINDS: &[&str] = &[
     #[cfg(feature = "cuda")]
     "cuda",
@@ -36,42 +36,42 @@ pub const KINDS: &[&str] = &[
     FLEX,
 ];
 
-/// The kind that leaves the choice to the worker: every device of the first kind
-/// that has hardware, or one CPU.
+/// The kind that lets the worker choose: all devices of the first kind that has hardware,
+/// or one CPU device.
 pub const AUTO: &str = "auto";
 
-/// The kind that is always there.
+/// The kind that is available on every host.
 const FLEX: &str = "flex";
 
-/// Share of the host's memory, or of the container's, that CPU devices offer: the rest
-/// is for the system, the wire and what the accounting does not see.
+/// Share of the host's or container's memory that CPU devices offer. The rest is for the
+/// system, the network and memory outside the accounting.
 const HOST_SHARE: f64 = 0.8;
 
-/// Share of a device's own memory that is offered: the rest is for kernels, the
-/// runtime's buffers, and what its pools lose.
+/// Share of a device's own memory that is offered. The rest is for kernels, the runtime's
+/// buffers, and fragmentation of its pools.
 #[cfg(feature = "cube")]
 const DEVICE_SHARE: f64 = 0.95;
 
 /// A device of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundDevice {
-    /// What to ask for it by.
+    /// The selection that names this device.
     pub selection: DeviceSelection,
-    /// What its maker calls it.
+    /// The name that its manufacturer gives it.
     pub name: String,
-    /// The memory that sessions may use.
+    /// Memory for sessions, in bytes.
     pub memory_bytes: u64,
-    /// What runs it, with the version.
+    /// Name of the driver, with the version.
     pub driver: String,
 }
 
-/// A device, or all of a kind, that is not there.
+/// A device, or a whole kind of devices, that is missing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no {what}: {reason}")]
 pub struct MissingDevice {
-    /// What was looked for.
+    /// The device or kind that is missing.
     pub what: String,
-    /// Why it is not to be had, and what there is instead.
+    /// The reason, and which devices exist instead.
     pub reason: String,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct OpenedDevice {
 }
 
 impl OpenedDevice {
-    /// What the pool is told of it.
+    /// Returns the description of the device for the pool.
     pub(crate) fn description(&self) -> v1::Device {
         v1::Device {
             kind: self.found.selection.kind.clone(),
@@ -92,8 +92,8 @@ impl OpenedDevice {
     }
 }
 
-/// Tells the runtimes where to keep what they compile and tune. Only what is said
-/// before the first device is opened has an effect.
+/// Configures where the runtimes cache kernels and tuning results. It has an effect only
+/// before the first device is opened.
 pub(crate) fn configure(kernel_cache: Option<&Path>) {
     #[cfg(feature = "cube")]
     cube::configure(kernel_cache);
@@ -101,7 +101,8 @@ pub(crate) fn configure(kernel_cache: Option<&Path>) {
     let _ = kernel_cache;
 }
 
-/// Looks for every device that this build could run.
+/// Returns every device on this host that this build supports, and the kinds and devices
+/// that are missing.
 pub fn discover() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for kind in KINDS {
@@ -119,9 +120,9 @@ pub fn discover() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
     (found, missing)
 }
 
-/// What `selections` come to on this host: the same, unless they are [`AUTO`]. Then
-/// the drivers are asked, which takes a moment, and the log says which kinds have
-/// nothing, and why.
+/// Resolves `selections` on this host. They are returned unchanged unless they are
+/// [`AUTO`]; then the drivers are queried, which takes a moment, and the log names the
+/// kinds without a device, with the reasons.
 pub fn chosen(selections: &[DeviceSelection]) -> Vec<DeviceSelection> {
     match selections {
         [one] if one.kind == AUTO => {
@@ -135,9 +136,9 @@ pub fn chosen(selections: &[DeviceSelection]) -> Vec<DeviceSelection> {
     }
 }
 
-/// Opens the devices of `selections`, as they were [`chosen`], that can be opened. CPU
-/// devices share what memory there is; `memory_bytes` takes the place of what a device
-/// has.
+/// Opens the devices of `selections`, which were resolved by [`chosen`], and returns those
+/// that were opened and those that were not. CPU devices share the host's memory.
+/// `memory_bytes` replaces the memory size of each device.
 pub(crate) fn open(
     selections: &[DeviceSelection],
     memory_bytes: Option<u64>,
@@ -146,7 +147,7 @@ pub(crate) fn open(
     Candidates::default().open_all(selections, memory_bytes, custom_ops)
 }
 
-/// What `auto` comes to, and the kinds that have nothing.
+/// Returns the devices that `auto` selects, and the preferred kinds without a device.
 fn choose(candidates: &mut Candidates) -> (Vec<DeviceSelection>, Vec<MissingDevice>) {
     let mut missing = Vec::new();
     for kind in KINDS.iter().filter(|kind| !["cpu", FLEX].contains(kind)) {
@@ -176,7 +177,7 @@ fn selection(kind: &str, index: usize) -> DeviceSelection {
     DeviceSelection { kind, index }
 }
 
-/// What there is of each kind, looked for once.
+/// The devices of each kind, queried once.
 #[derive(Default)]
 struct Candidates {
     #[cfg(feature = "cube")]
@@ -184,7 +185,7 @@ struct Candidates {
 }
 
 impl Candidates {
-    /// How many there are of `kind`, or why there are none.
+    /// Returns the number of devices of `kind`, or why there are none.
     fn of(&mut self, kind: &str) -> Result<usize, String> {
         match kind {
             FLEX => Ok(1),
@@ -202,7 +203,7 @@ impl Candidates {
         found.as_deref().map_err(Clone::clone)
     }
 
-    /// Whether it is more than a program that acts as one.
+    /// Returns whether the device is hardware, not an emulation.
     #[cfg_attr(not(feature = "cube"), expect(unused_variables, clippy::unused_self))]
     fn is_hardware(&mut self, kind: &str, index: usize) -> bool {
         #[cfg(feature = "cube")]
@@ -273,7 +274,8 @@ fn flex(selection: &DeviceSelection, share: u64, custom_ops: &CustomOps) -> Open
     }
 }
 
-/// The memory that this process may use: the host's, or its container's if that is less.
+/// Returns the memory that this process may use in bytes: the host's, or its container's if
+/// that is less.
 fn host_memory() -> u64 {
     let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let host = System::new_with_specifics(what).total_memory();

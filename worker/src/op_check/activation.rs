@@ -23,7 +23,7 @@ pub(super) fn check(op: &ActivationOperationIr) -> Checked {
             Kind::Float.of(&op.tensor)?;
             alike(&op.out, &op.tensor)
         }
-        // The gradient is that of each element.
+        // The gradient has one value for each element.
         Op::ReluBackward(op)
         | Op::GeluBackward(op)
         | Op::SigmoidBackward(op)

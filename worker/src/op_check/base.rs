@@ -81,7 +81,7 @@ pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> Checked {
     }
 }
 
-/// A view, where the backend has views: of the dtype of what it shows.
+/// Checks the dtype of an output that may be a view: it must be that of the input.
 fn views(out: &TensorIr, input: &TensorIr, kind: Kind) -> Result<(), Broken> {
     kind.of(input)?;
     has_dtype(out, input.dtype)
@@ -128,7 +128,8 @@ fn permute(op: &PermuteOpIr, kind: Kind) -> Checked {
     Ok(0)
 }
 
-/// Flex moves a view's start once for each mention of an axis.
+/// Checks a flip. Axes must not repeat, as Flex moves a view's start for each mention of an
+/// axis.
 fn flip(op: &FlipOpIr, kind: Kind) -> Checked {
     views(&op.out, &op.input, kind)?;
     axes(&op.input, &op.axes)?;
@@ -160,7 +161,7 @@ fn unfold(op: &UnfoldOpIr, kind: Kind) -> Checked {
         op.step
     );
     let input = dims(&op.input);
-    // A kernel multiplies the step with a stride.
+    // A kernel multiplies the step by a stride.
     product(&[op.step, product(input)?.max(1)])?;
     let windows = input[op.dim]
         .checked_sub(op.size)
@@ -186,7 +187,7 @@ fn slice_assign(op: &SliceAssignOpIr, kind: Kind) -> Checked {
     Ok(bytes(&op.value))
 }
 
-/// `part` has the dims of what `ranges` take of `tensor`.
+/// Checks that `part` has the dims of the part of `tensor` that `ranges` select.
 fn part(tensor: &TensorIr, ranges: &[burn_backend::Slice], part: &TensorIr) -> Result<(), Broken> {
     let (of, part) = (dims(tensor), dims(part));
     must!(
@@ -218,7 +219,7 @@ fn repeat_dim(op: &RepeatDimOpIr, kind: Kind) -> Checked {
     let input = dims(&op.tensor);
     let repeated = product(&[input[op.dim], op.times])?;
     but_axis(&op.out, &op.tensor, op.dim, repeated)?;
-    // Flex repeats nothing as often as something.
+    // Flex loops over the repetitions even if there is nothing to repeat.
     if repeated == 0 {
         let rounds = TensorIr {
             shape: [op.times, 0].into(),

@@ -1,4 +1,4 @@
-//! Ops on booleans alone.
+//! Ops on booleans only.
 
 use burn_ir::BoolOperationIr;
 

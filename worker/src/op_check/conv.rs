@@ -8,13 +8,14 @@ use super::{
     scratch::{bytes, elements, threads, times, total, widened},
 };
 
-/// Places of the output that Flex makes columns of at a time.
+/// Output positions for which Flex builds columns at a time.
 const TILE: usize = 512;
 
-/// Bytes that Flex keeps of each place of a kernel's axis: where it is inside the input.
+/// Bytes that Flex stores for each position along a kernel's axis: the range inside the
+/// input.
 const RANGE_BYTES: u64 = 16;
 
-/// Bytes of an element in a column: `f64`, the widest.
+/// Size of an element in a column: that of `f64`, the widest type.
 pub(super) const COLUMN_BYTES: u64 = 8;
 
 /// How a kernel slides over `N` dims.
@@ -58,16 +59,16 @@ impl From<&Conv3dOptionsIr> for Sliding<3> {
     }
 }
 
-/// What a convolution comes to.
+/// The derived dims of a convolution.
 struct Slid<'a> {
     x: &'a [usize],
     weight: &'a [usize],
-    /// Dims of the output beyond batch and channels, then those of the padded input.
+    /// All dims of the output, and the padded input's dims without batch and channels.
     out: Vec<usize>,
     padded: Vec<usize>,
 }
 
-/// The length of a kernel's axis with the holes that a dilation makes.
+/// Returns the length of a kernel's axis including the gaps of a dilation.
 pub(super) fn extent(kernel: usize, dilation: usize) -> Result<usize, Broken> {
     must!(
         kernel >= 1 && dilation >= 1,
@@ -77,7 +78,8 @@ pub(super) fn extent(kernel: usize, dilation: usize) -> Result<usize, Broken> {
 }
 
 impl<const N: usize> Sliding<N> {
-    /// Derives what the convolution makes; each axis of the weight must fit the input.
+    /// Derives the dims of the convolution, and checks that each axis of the weight fits
+    /// the input.
     fn slide<'a>(&self, x: &'a TensorIr, weight: &'a TensorIr) -> Result<Slid<'a>, Broken> {
         Kind::Float.of(x)?;
         same_dtype(x, weight)?;
@@ -107,12 +109,13 @@ impl<const N: usize> Sliding<N> {
         })
     }
 
-    /// The dims of what the convolution makes.
+    /// Returns the dims of the output.
     pub(super) fn dims(&self, x: &TensorIr, weight: &TensorIr) -> Result<Vec<usize>, Broken> {
         self.slide(x, weight).map(|slid| slid.out)
     }
 
-    /// Flex multiplies the weight's channels with the input's by pointers.
+    /// Checks the groups, as Flex multiplies the weight's channels with the input's through
+    /// unchecked pointers.
     fn grouped(&self, x: &[usize], weight: &[usize]) -> Result<(), Broken> {
         let groups = self.groups;
         let channels = product(&[weight[1], groups])?;
@@ -152,7 +155,7 @@ impl<const N: usize> Sliding<N> {
         Ok(total(&[
             tiles,
             ranges.saturating_mul(RANGE_BYTES),
-            // The input with its padding, and again with its channels last.
+            // The padded input, and a copy with its channels last.
             self.padded_bytes(&slid, x).saturating_mul(2),
             bytes(weight),
             widened(x),
@@ -170,7 +173,8 @@ impl<const N: usize> Sliding<N> {
         planes.saturating_mul(times(&slid.padded))
     }
 
-    /// Made by a transposed convolution of the gradient.
+    /// Checks the gradient of the input. Flex computes it by a transposed convolution of
+    /// the gradient.
     pub(super) fn x_backward(
         &self,
         x: &TensorIr,
@@ -190,7 +194,8 @@ impl<const N: usize> Sliding<N> {
         ]))
     }
 
-    /// Made by a convolution of the input with the gradient, which is cut to the weight.
+    /// Checks the gradient of the weight. Flex computes it by a convolution of the input
+    /// with the gradient, and crops the result to the weight.
     pub(super) fn weight_backward(
         &self,
         x: &TensorIr,
@@ -226,17 +231,17 @@ impl<const N: usize> Sliding<N> {
     }
 }
 
-/// Bytes of the columns of a transposed convolution with `weight`, each of Flex's threads
-/// with its own: some MiB, or one place of all channels.
+/// Returns the bytes of the columns of a transposed convolution with `weight`. Each of
+/// Flex's threads has its own: some MiB, or one position of all channels.
 pub(super) fn columns(weight: &TensorIr, places: u64) -> u64 {
-    /// What Flex keeps to where it can.
+    /// The limit that Flex observes if one position fits.
     const COLUMNS_BYTES: u64 = 8 << 20;
     let column = times(&dims(weight)[1..]).saturating_mul(COLUMN_BYTES);
     let each = column.saturating_mul(places).min(column.max(COLUMNS_BYTES));
     each.saturating_mul(threads())
 }
 
-/// A bias is a number for each channel.
+/// Checks that a bias has one number for each channel.
 pub(super) fn biased(x: &TensorIr, bias: Option<&TensorIr>, channels: usize) -> Result<(), Broken> {
     let Some(bias) = bias else {
         return Ok(());
@@ -245,7 +250,7 @@ pub(super) fn biased(x: &TensorIr, bias: Option<&TensorIr>, channels: usize) -> 
     shaped("the bias", bias, &[channels])
 }
 
-/// The gradient is that of the output.
+/// Checks that the gradient has the dims of the output.
 pub(super) fn graded(x: &TensorIr, grad: &TensorIr, out: &[usize]) -> Result<(), Broken> {
     same_dtype(x, grad)?;
     shaped("the gradient", grad, out)

@@ -11,7 +11,7 @@ use super::{
     scratch::{bytes, elements, threads, times, total, widened},
 };
 
-/// How a kernel spreads `N` dims.
+/// The options of a transposed convolution over `N` dims.
 pub(super) struct Spread<const N: usize> {
     stride: [usize; N],
     padding: [usize; N],
@@ -40,7 +40,7 @@ spread_from!(2, ConvTranspose2dOptionsIr);
 spread_from!(3, ConvTranspose3dOptionsIr);
 
 impl<const N: usize> Spread<N> {
-    /// Derives the dims of what it makes.
+    /// Derives the dims of the output.
     fn spread(&self, x: &TensorIr, weight: &TensorIr) -> Result<Vec<usize>, Broken> {
         Kind::Float.of(x)?;
         same_dtype(x, weight)?;
@@ -64,7 +64,7 @@ impl<const N: usize> Spread<N> {
             );
             let kernel = extent(weight[i + 2], self.dilation[i])?;
             let whole = sum(&[product(&[size - 1, stride])?, kernel, self.padding_out[i]])?;
-            // Kernels add the padding to the size of the output.
+            // Kernels add the padding to the size of the output, which must not overflow.
             let cut = product(&[padding, 2])?;
             sum(&[whole, cut])?;
             must!(cut <= whole, "a padding of {padding} of an axis of {whole}");
@@ -93,7 +93,8 @@ impl<const N: usize> Spread<N> {
         ]))
     }
 
-    /// Made by a convolution of the gradient with the input, which is cut to the weight.
+    /// Checks the gradient of the weight. Flex computes it by a convolution of the gradient
+    /// with the input, and crops the result to the weight.
     pub(super) fn weight_backward(
         &self,
         x: &TensorIr,

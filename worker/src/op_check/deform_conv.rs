@@ -1,4 +1,4 @@
-//! Convolutions whose kernels are bent by offsets.
+//! Deformable convolutions, whose kernels are displaced by offsets.
 
 use burn_ir::{DeformConv2dBackwardOpIr, DeformConv2dOpIr, DeformableConv2dOptionsIr, TensorIr};
 
@@ -65,7 +65,8 @@ fn sliding(options: &DeformableConv2dOptionsIr) -> Sliding<2> {
     }
 }
 
-/// Offsets and masks are there for each place of the output, and each of the kernel.
+/// Checks that there is an offset, and a mask if any, for each position of the output and
+/// of the kernel.
 fn bent(
     options: &DeformableConv2dOptionsIr,
     x: &TensorIr,
@@ -96,7 +97,7 @@ fn bent(
     Ok(())
 }
 
-/// The columns of each image, and each tensor in another width.
+/// Returns the bytes of the columns of each image, and of wider copies of each tensor.
 fn bent_bytes(x: &TensorIr, weight: &TensorIr, offset: &TensorIr, out: &[usize]) -> u64 {
     let images = threads().max(out[0] as u64);
     let column = times(&weight.shape.as_slice()[1..]).saturating_mul(times(&out[2..]));

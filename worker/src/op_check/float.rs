@@ -1,4 +1,4 @@
-//! Ops on floats alone.
+//! Ops on floats only.
 
 use burn_backend::Distribution;
 use burn_ir::{CrossOpIr, FloatOperationIr, GridSample2dOpIr, MatmulOpIr, RandomOpIr};
@@ -62,8 +62,8 @@ pub(super) fn check(op: &FloatOperationIr) -> Checked {
     }
 }
 
-/// Flex multiplies by pointers, as far as the dims say. Floats may be of two dtypes, which
-/// some backends multiply.
+/// Checks a matrix product, which Flex computes through unchecked pointers according to the
+/// dims. Floats may have two different dtypes, which some backends can multiply.
 pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
     let (lhs, rhs) = (dims(&op.lhs), dims(&op.rhs));
     kind.of(&op.lhs)?;
@@ -87,8 +87,8 @@ pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
             lhs[i],
             rhs[i]
         );
-        // Flex takes the larger of the two for what it makes, and multiplies what is not
-        // there.
+        // Flex uses the larger of the two for the output, and would read memory that an
+        // empty batch does not have.
         must!(
             lhs[i].min(rhs[i]) > 0 || lhs[i] == rhs[i],
             "batches of {} and {} along axis {i} cannot be multiplied",
@@ -103,7 +103,7 @@ pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
         _ => batch(i),
     });
     has_dims(&op.out, derived)?;
-    // As f32; and integers are multiplied in rows that lie one after the other.
+    // Copies of half types as f32; integers are copied into contiguous rows.
     let wider = total(&[widened(&op.lhs), widened(&op.rhs), widened(&op.out)]);
     match kind {
         Kind::Float => Ok(wider),
@@ -125,11 +125,12 @@ fn cross(op: &CrossOpIr) -> Checked {
             show(dims(side))
         );
     }
-    // Each part of each side, and each product, is a tensor of its own.
+    // Each component of each side, and each product, is a separate tensor.
     Ok(bytes(&op.out).saturating_mul(4))
 }
 
-/// Backends panic on a distribution that is none, some with a lock in hand.
+/// Checks the distribution, as backends panic on an invalid one, some while they hold a
+/// lock.
 pub(super) fn random(op: &RandomOpIr, kind: Kind) -> Checked {
     kind.of(&op.out)?;
     distribution(&op.distribution)?;
@@ -159,11 +160,12 @@ fn grid_sample(op: &GridSample2dOpIr) -> Checked {
     );
     let fits = grid[0] == x[0] && grid[3] == 2;
     must!(fits, "a grid {} for an input {}", show(grid), show(x));
-    // CubeCL's kernel clamps each place to what is there, and believes that something is.
+    // CubeCL's kernel clamps each position to the input, and assumes that the input is not
+    // empty.
     let nothing = x[2..].contains(&0) && !dims(&op.out).contains(&0);
     must!(!nothing, "a grid {} over nothing: {}", show(grid), show(x));
     makes(&op.out, &[x[0], x[1], grid[1], grid[2]], op.tensor.dtype)?;
-    // Backends without a kernel of their own gather each of the four neighbours.
+    // Backends without their own kernel gather each of the four neighbours.
     let around = bytes(&op.out).saturating_mul(8);
     Ok(total(&[around, bytes(&op.grid).saturating_mul(8)]))
 }

@@ -1,8 +1,8 @@
-//! Ops that take or put elements where other tensors say.
+//! Ops that read or write elements at positions given by other tensors.
 //!
-//! What the indices are is data: Flex checks each, and for CubeCL's kernels they are clamped
-//! on the device (`backend/bounds.rs`). Neither helps where no index is right, so ops that
-//! take something of nothing are refused.
+//! The values of indices are data: Flex checks each, and for CubeCL's kernels they are
+//! clamped on the device (`backend/bounds.rs`). Neither works where no index is valid, so
+//! ops that take elements of an empty axis are refused.
 
 use burn_ir::TensorIr;
 use burn_ir::{GatherNdOpIr, GatherOpIr, ScatterNdOpIr, ScatterOpIr, SelectAssignOpIr, SelectOpIr};
@@ -35,7 +35,7 @@ pub(super) fn scatter(op: &ScatterOpIr, kind: Kind) -> Checked {
     Ok(total(&[bytes(&op.value), indices(&op.indices)]))
 }
 
-/// The indices have the dims of the tensor, but along one axis.
+/// Checks that the indices have the dims of the tensor, except along one axis.
 fn beside(tensor: &TensorIr, at: &TensorIr, along: usize) -> Result<(), Broken> {
     Kind::Int.of(at)?;
     axis(tensor, along)?;
@@ -70,7 +70,7 @@ pub(super) fn select_assign(op: &SelectAssignOpIr, kind: Kind) -> Checked {
     Ok(total(&[bytes(&op.value), indices(&op.indices)]))
 }
 
-/// Elements `of` such dims are taken or put as `visited`: where a dim is 0 there are none.
+/// Checks that no element is `visited` if a dim in `of` is 0, as no index is valid then.
 pub(super) fn points(of: &[usize], visited: &TensorIr) -> Result<(), Broken> {
     let nowhere = of.contains(&0) && !dims(visited).contains(&0);
     must!(
@@ -81,7 +81,7 @@ pub(super) fn points(of: &[usize], visited: &TensorIr) -> Result<(), Broken> {
     Ok(())
 }
 
-/// How many indices are in a list of them.
+/// Returns the number of indices in a one-dimensional tensor of them.
 fn listed(indices: &TensorIr) -> Result<usize, Broken> {
     Kind::Int.of(indices)?;
     Ok(ranked("the list of indices", indices, 1)?[0])
@@ -123,7 +123,8 @@ pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> Checked {
     ]))
 }
 
-/// Where each tuple of indices is, and the dims of what it points to.
+/// Returns the dims over which the tuples of indices extend, and the dims of the slice to
+/// which each points.
 fn tuples<'a>(
     data: &'a TensorIr,
     indices: &'a TensorIr,

@@ -1,4 +1,4 @@
-//! Ops on integers alone.
+//! Ops on integers only.
 
 use burn_ir::IntOperationIr;
 

@@ -1,16 +1,17 @@
-//! What an op must be before a backend may run it.
+//! The checks that an op must pass before a backend may run it.
 //!
-//! Burn's kernels take much on trust: that batches fit each other, that an axis is one,
-//! that a window fits what it slides over. The client's own checks see to it in an honest
-//! program; a program that writes its own ops has none. So every op is checked here, and
-//! what it makes is derived here: an output that is declared with another shape or dtype
-//! is refused. Nothing is computed from an op's arguments without a check for overflow.
+//! Burn's kernels leave much unchecked: that batches are compatible, that an axis exists,
+//! that a window fits its input. The client's own checks ensure this in an honest program,
+//! but a program that writes its own ops has no checks. So every op is checked here, and
+//! the shapes and dtypes of its outputs are derived here: an output that is declared
+//! differently is refused. Arithmetic on an op's arguments is always checked for overflow.
 //!
-//! One file a family, each an exhaustive `match` without a wildcard: a variant without a
-//! rule does not compile. Index values are data and cannot be seen here. Flex's kernels
-//! check each; for CubeCL's they are clamped on the device (`backend/bounds.rs`).
+//! There is one file per family of ops, each with an exhaustive `match` without a wildcard:
+//! a variant without a rule does not compile. The values of indices are data, which these
+//! checks cannot see. Flex's kernels check each index; for CubeCL's kernels, indices are
+//! clamped on the device (`backend/bounds.rs`).
 //!
-//! Pure: no backend, no state. On success nothing is allocated.
+//! The checks are pure: they use no backend and no state. They allocate nothing on success.
 
 mod activation;
 mod base;
@@ -39,51 +40,52 @@ use tensord_proto::v1::FaultKind;
 
 use self::rules::{Kind, alike, unsupported, volume};
 
-/// An op breaks a rule: why it must not run.
+/// The rule that an op breaks, because of which it must not run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Broken {
     pub(crate) kind: FaultKind,
-    /// Names the rule and the values.
+    /// A message that names the rule and the values.
     pub(crate) reason: String,
 }
 
-/// The bytes that an op's kernel takes beside its inputs and outputs while it runs, at
-/// most, or the rule that the op breaks.
+/// The most bytes that an op's kernel allocates in addition to its inputs and outputs while
+/// it runs, or the rule that the op breaks.
 pub(crate) type Checked = Result<u64, Broken>;
 
-/// Decides whether a backend may run `op`, whose inputs are what it takes them for.
+/// Checks whether a backend may run `op`. The caller has verified that the declared inputs
+/// match the actual tensors.
 ///
 /// # Errors
 ///
-/// The rule that it breaks.
+/// If `op` breaks a rule: the rule.
 pub(crate) fn check(op: &OperationIr) -> Checked {
     match op {
         OperationIr::BaseFloat(op) => base::check(op, Kind::Float),
         OperationIr::BaseInt(op) => base::check(op, Kind::Int),
         OperationIr::BaseBool(op) => base::check(op, Kind::Bool),
-        // The dtype beside the op is that of a tensor of it; no backend looks at it.
+        // The separate dtype repeats that of the tensors; no backend reads it.
         OperationIr::NumericFloat(_, op) => numeric::check(op, Kind::Float),
         OperationIr::NumericInt(_, op) => numeric::check(op, Kind::Int),
         OperationIr::Bool(op) => self::bool::check(op),
         OperationIr::Int(op) => int::check(op),
         OperationIr::Float(_, op) => float::check(op),
         OperationIr::Module(op) => module::check(op),
-        // Uploads come by a way of their own, which has a tensor's bytes.
+        // Uploads arrive separately, with the bytes of the tensor.
         OperationIr::Init(_) => unsupported("an upload without contents"),
         OperationIr::Custom(op) => custom(op),
-        // It computes nothing.
+        // A drop computes nothing.
         OperationIr::Drop(_) => Ok(0),
         OperationIr::Distributed(op) => distributed(op),
         OperationIr::Activation(op) => activation::check(op),
     }
 }
 
-/// Decides whether a tensor may be made as declared, by what is no op: an upload, or a
-/// value from another session.
+/// Checks whether a tensor that is not the output of an op may be created as declared: an
+/// upload, or a value from another session.
 ///
 /// # Errors
 ///
-/// The rule that it breaks.
+/// If the tensor breaks a rule: the rule.
 pub(crate) fn check_tensor(tensor: &TensorIr) -> Result<(), Broken> {
     if matches!(tensor.dtype, burn_backend::DType::QFloat(_)) {
         return unsupported("quantized tensors are not supported by Burn's router");
@@ -91,8 +93,8 @@ pub(crate) fn check_tensor(tensor: &TensorIr) -> Result<(), Broken> {
     volume(tensor)
 }
 
-/// What it makes is the handler's to know; the engine compares it with what the op
-/// declares once it ran.
+/// Checks a custom op. Only its handler knows what the op makes; the tensor store compares
+/// the outputs with the declaration after it has run.
 fn custom(op: &CustomOpIr) -> Checked {
     op.outputs.iter().try_for_each(check_tensor)?;
     Ok(0)

@@ -1,4 +1,4 @@
-//! What layers of networks are made of.
+//! Ops of which layers of networks consist.
 
 use burn_ir::ModuleOperationIr;
 
@@ -11,7 +11,7 @@ use super::{
     resize, sequence,
 };
 
-// The rules of a convolution, whose ops for one, two and three dims have types of their own.
+// The rules of convolutions. The ops for one, two and three dims have different types.
 macro_rules! forward {
     ($op:expr, $options:ty) => {
         <$options>::from(&$op.options).forward(&$op.x, &$op.weight, $op.bias.as_ref(), &$op.out)
@@ -28,7 +28,7 @@ macro_rules! bias {
     };
 }
 
-// What a pool looks at: one dim, or several.
+// The windows of a pool over one dim, or over several.
 macro_rules! window {
     ($op:expr, $dilation:expr) => {
         Pool {

@@ -43,15 +43,16 @@ pub(super) fn layer_norm(op: &LayerNormOpIr) -> Checked {
         .saturating_add(widened(&op.input)))
 }
 
-/// The size of a tensor's last axis, and which it is.
+/// Returns the size and the index of a tensor's last axis.
 fn last(tensor: &TensorIr) -> Result<(usize, usize), Broken> {
     let dims = dims(tensor);
     must!(!dims.is_empty(), "a tensor without dims");
     Ok((dims[dims.len() - 1], dims.len() - 1))
 }
 
-/// Rows in batches, which are multiplied with a weight that has none. Flex takes no batch
-/// for one then, and multiplies what is not there.
+/// Checks that no batch is empty where batches of rows are multiplied with a weight without
+/// batches. Flex would take an empty batch for one of size 1, and read memory that is not
+/// there.
 fn in_batches(rows: &TensorIr) -> Result<(), Broken> {
     let dims = dims(rows);
     let batches = &dims[..dims.len().saturating_sub(2)];
@@ -64,7 +65,7 @@ fn in_batches(rows: &TensorIr) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A weight of `[inputs, outputs]`.
+/// Checks that a weight has two dims, and returns them: `[inputs, outputs]`.
 fn weight(weight: &TensorIr) -> Result<[usize; 2], Broken> {
     Kind::Float.of(weight)?;
     let dims = ranked("the weight", weight, 2)?;
@@ -118,7 +119,8 @@ pub(super) fn linear_bias_backward(op: &LinearBiasBackwardOpIr) -> Checked {
     Ok(bytes(&op.output_grad))
 }
 
-/// Copies of what is multiplied, in rows, and of half types as `f32`.
+/// Returns the bytes of contiguous copies of the operands, and of `f32` copies of half
+/// types.
 fn multiplied(tensors: [&TensorIr; 3]) -> u64 {
     total(&tensors.map(|tensor| bytes(tensor).saturating_add(widened(tensor))))
 }

@@ -1,4 +1,4 @@
-//! Ops on numbers, be they floats or integers.
+//! Ops on numbers, both floats and integers.
 
 use burn_ir::{
     BinaryOpIr, NumericOperationIr, PadModeIr, PadOpIr, ReduceDimOpIr, ReduceOpIr, ScalarOpIr,
@@ -112,19 +112,19 @@ pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> Checked {
     }
 }
 
-/// An output for each element of the input.
+/// Checks an op that makes one output element for each element of the input.
 pub(super) fn unary(op: &UnaryOpIr, kind: Kind) -> Checked {
     kind.of(&op.input)?;
     alike(&op.out, &op.input)
 }
 
-/// An output for each element of the input, with one number.
+/// Checks an op that makes one output element for each element of the input and one number.
 pub(super) fn scalar(op: &ScalarOpIr, kind: Kind) -> Checked {
     kind.of(&op.lhs)?;
     alike(&op.out, &op.lhs)
 }
 
-/// Both sides have one dtype, which kernels take from the first.
+/// Checks an op with two operands of the same dtype; kernels use the dtype of the first.
 pub(super) fn binary(op: &BinaryOpIr, kind: Kind) -> Checked {
     kind.of(&op.lhs)?;
     same_dtype(&op.lhs, &op.rhs)?;
@@ -133,7 +133,8 @@ pub(super) fn binary(op: &BinaryOpIr, kind: Kind) -> Checked {
     Ok(0)
 }
 
-/// The answer about booleans is of their dtype, and any boolean one about others.
+/// Checks a comparison. The result for booleans has their dtype; the result for other kinds
+/// has any boolean dtype.
 pub(super) fn compare(op: &BinaryOpIr, kind: Kind) -> Checked {
     kind.of(&op.lhs)?;
     same_dtype(&op.lhs, &op.rhs)?;
@@ -142,7 +143,7 @@ pub(super) fn compare(op: &BinaryOpIr, kind: Kind) -> Checked {
     Ok(0)
 }
 
-/// As [`compare`], with one value.
+/// Checks a comparison with one value, as [`compare`].
 pub(super) fn compare_scalar(op: &ScalarOpIr, kind: Kind) -> Checked {
     kind.of(&op.lhs)?;
     answers(&op.out, &op.lhs, kind)?;
@@ -150,7 +151,7 @@ pub(super) fn compare_scalar(op: &ScalarOpIr, kind: Kind) -> Checked {
     Ok(0)
 }
 
-/// An output is an answer about a tensor.
+/// Checks the dtype of the result of a comparison of `about`.
 pub(super) fn answers(out: &TensorIr, about: &TensorIr, kind: Kind) -> Result<(), Broken> {
     match kind {
         Kind::Float | Kind::Int => Kind::Bool.of(out),
@@ -158,7 +159,7 @@ pub(super) fn answers(out: &TensorIr, about: &TensorIr, kind: Kind) -> Result<()
     }
 }
 
-/// A power of floats is by integers or floats.
+/// Checks an integer power of floats or integers.
 fn powi(op: &BinaryOpIr, kind: Kind) -> Checked {
     kind.of(&op.lhs)?;
     Kind::Int.of(&op.rhs)?;
@@ -167,7 +168,7 @@ fn powi(op: &BinaryOpIr, kind: Kind) -> Checked {
     }
     has_dtype(&op.out, op.lhs.dtype)?;
     broadcast(&op.out, &[&op.lhs, &op.rhs])?;
-    // The integers as floats.
+    // The integer exponents as floats.
     Ok(bytes(&op.out))
 }
 
@@ -191,7 +192,7 @@ fn arg_reduce(op: &ReduceDimOpIr, kind: Kind, len: usize) -> Checked {
     Ok(indices(&op.out).saturating_add(bytes(&op.input)))
 }
 
-/// A reduction keeps `len` of an axis.
+/// Checks a reduction that keeps `len` elements of an axis.
 pub(super) fn keeps(op: &ReduceDimOpIr, len: usize) -> Result<(), Broken> {
     let declared = op.accumulator_len;
     must!(
@@ -201,7 +202,7 @@ pub(super) fn keeps(op: &ReduceDimOpIr, len: usize) -> Result<(), Broken> {
     but_axis(&op.out, &op.input, op.axis, len)
 }
 
-/// How many of an axis are kept, which has as many.
+/// Checks that an axis has `k` elements, and returns `k`.
 fn top(input: &TensorIr, along: usize, k: usize) -> Result<usize, Broken> {
     axis(input, along)?;
     let of = dims(input)[along];
@@ -229,7 +230,8 @@ fn sorts(input: &TensorIr, along: usize, kind: Kind) -> Result<(), Broken> {
     axis(input, along)
 }
 
-/// A copy of the tensor and the place of each element, twice: once as sorted.
+/// Returns the bytes for sorting: twice a copy of the tensor and of the index of each
+/// element, before and after.
 fn sorting(input: &TensorIr) -> u64 {
     let once = total(&[bytes(input), widened(input), indices(input)]);
     once.saturating_mul(2)
@@ -263,6 +265,6 @@ fn pad(op: &PadOpIr, kind: Kind) -> Checked {
         &op.out,
         padded.map(|(dim, (before, after))| dim + before + after),
     )?;
-    // Each side is made by itself and then put in its place.
+    // Each side is computed separately and then copied to its position.
     Ok(bytes(&op.out).saturating_mul(2))
 }

@@ -9,11 +9,11 @@ use super::{
     scratch::{bytes, elements, indices, times, total, widened},
 };
 
-/// Places that the backward pass of an average pool may visit. Flex visits each of a
-/// window, outside the input too: so many take minutes.
+/// Most positions that the backward pass of an average pool may visit. Flex visits each
+/// position of a window, even outside the input: this number takes minutes.
 const MAX_VISITS: u64 = 1 << 38;
 
-/// What a pool looks at.
+/// The windows of a pool over `N` dims.
 pub(super) struct Pool<const N: usize> {
     pub(super) kernel: [usize; N],
     pub(super) stride: [usize; N],
@@ -23,7 +23,7 @@ pub(super) struct Pool<const N: usize> {
 }
 
 impl<const N: usize> Pool<N> {
-    /// Derives the dims of what it makes.
+    /// Derives the dims of the output.
     fn dims(&self, x: &TensorIr) -> Result<Vec<usize>, Broken> {
         Kind::Float.of(x)?;
         let x = ranked("the input", x, N + 2)?;
@@ -31,7 +31,7 @@ impl<const N: usize> Pool<N> {
         for i in 0..N {
             let (size, stride, padding) = (x[i + 2], self.stride[i], self.padding[i]);
             must!(stride >= 1, "a stride of {stride}");
-            // Kernels add any two of these.
+            // Kernels add any two of these numbers.
             let padded = sum(&[size, padding, padding, stride])? - stride;
             let kernel = extent(self.kernel[i], self.dilation[i])?;
             let begin = if self.ceil_mode { stride - 1 } else { 0 };
@@ -41,7 +41,7 @@ impl<const N: usize> Pool<N> {
                 return Err(super::rules::mismatch(reason));
             };
             let windows = room / stride + 1;
-            // The last one would begin beyond the input.
+            // The last window would start beyond the input.
             let beyond = self.ceil_mode && (windows - 1) * stride >= size + padding;
             out.push(windows - usize::from(beyond));
         }
@@ -51,7 +51,7 @@ impl<const N: usize> Pool<N> {
 
 pub(super) fn pool<const N: usize>(pool: &Pool<N>, x: &TensorIr, out: &TensorIr) -> Checked {
     makes(out, &pool.dims(x)?, x.dtype)?;
-    // Flex finds a maximum with its place.
+    // Flex computes the index of each maximum too.
     Ok(total(&[bytes(x), widened(x), widened(out), indices(out)]))
 }
 

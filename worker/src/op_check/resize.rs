@@ -1,4 +1,4 @@
-//! Pools to a size, interpolation, and windows laid out in rows.
+//! Adaptive pools, interpolation, and windows laid out as columns.
 
 use burn_ir::{InterpolateBackwardOpIr, InterpolateOpIr, TensorIr, Unfold4dOpIr};
 
@@ -9,8 +9,8 @@ use super::{
     scratch::{bytes, threads, times, total, widened},
 };
 
-/// Bytes that Flex keeps of each row and column of the output: where it is in the input,
-/// six places and weights at most.
+/// Bytes that Flex stores for each row and column of the output: at most six input
+/// positions and weights.
 const TAPS_BYTES: u64 = 128;
 
 pub(super) fn adaptive<const N: usize>(x: &TensorIr, out: &TensorIr, size: [usize; N]) -> Checked {
@@ -49,7 +49,7 @@ pub(super) fn adaptive_backward<const N: usize>(
     ]))
 }
 
-/// Kernels multiply the place in one with the size of the other.
+/// Checks for overflow, as kernels multiply the position in one with the size of the other.
 fn scaled(of: &[usize], to: &[usize]) -> Result<(), Broken> {
     for (&of, &to) in of.iter().zip(to) {
         product(&[sum(&[of, 1])?, sum(&[to, 1])?])?;
@@ -97,7 +97,8 @@ fn taps(size: [usize; 2]) -> u64 {
     total(&size.map(|of| of as u64)).saturating_mul(TAPS_BYTES)
 }
 
-/// Backends make it by a convolution with a weight of ones and zeros.
+/// Checks an unfold, which backends compute by a convolution with a weight of ones and
+/// zeros.
 pub(super) fn unfold4d(op: &Unfold4dOpIr) -> Checked {
     Kind::Float.of(&op.x)?;
     let x = ranked("the input", &op.x, 4)?;

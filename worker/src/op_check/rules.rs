@@ -8,15 +8,16 @@ use tensord_proto::v1::FaultKind;
 
 use super::{Broken, Checked};
 
-/// Dims of a tensor, at most. Burn has the rank in a tensor's type, and programs have one
-/// digit there; a rule may look at each pair of dims, or have a bit for each.
+/// Most dims of a tensor. In Burn the rank is part of a tensor's type, and programs use
+/// single-digit ranks; a rule may compare each pair of dims, or use a bit for each.
 const MAX_RANK: usize = 32;
 
-/// The product of a tensor's dims that are not 0, at most, if one is 0. Such a tensor has
-/// no bytes, and kernels loop over its other dims all the same: within seconds.
+/// Largest product of the nonzero dims of a tensor that also has a dim of 0. Such a tensor
+/// has no bytes, but kernels still loop over its other dims; the limit keeps that within
+/// seconds.
 const MAX_EMPTY_VOLUME: usize = 1 << 30;
 
-/// Dims that an error shows.
+/// Most dims shown in an error.
 const SHOWN_DIMS: usize = 8;
 
 /// Returns with an error if the rule does not hold.
@@ -29,7 +30,7 @@ macro_rules! must {
 }
 pub(super) use must;
 
-/// An op breaks the rule that `reason` names.
+/// Returns the error of an op that breaks the rule in `reason`.
 #[cold]
 pub(super) fn mismatch(reason: String) -> Broken {
     Broken {
@@ -38,7 +39,7 @@ pub(super) fn mismatch(reason: String) -> Broken {
     }
 }
 
-/// An op that no honest client sends.
+/// Returns the error of an op that no honest client sends.
 #[cold]
 pub(super) fn unsupported<T>(what: &str) -> Result<T, Broken> {
     Err(Broken {
@@ -47,7 +48,8 @@ pub(super) fn unsupported<T>(what: &str) -> Result<T, Broken> {
     })
 }
 
-/// An op that would take more than can be addressed, or for ever.
+/// Returns the error of an op that would need more memory than can be addressed, or would
+/// run practically forever.
 #[cold]
 pub(super) fn too_large(reason: String) -> Broken {
     Broken {
@@ -56,7 +58,7 @@ pub(super) fn too_large(reason: String) -> Broken {
     }
 }
 
-/// Dims for people: `[2, 3]`.
+/// Formats dims for people: `[2, 3]`.
 pub(super) fn show(dims: &[usize]) -> String {
     let mut text = String::from("[");
     for (i, dim) in dims.iter().take(SHOWN_DIMS).enumerate() {
@@ -67,7 +69,7 @@ pub(super) fn show(dims: &[usize]) -> String {
     text + more + "]"
 }
 
-/// The kinds of tensor that Burn keeps apart by type.
+/// The kinds of tensors, which Burn distinguishes by type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Float,
@@ -84,7 +86,7 @@ impl Kind {
         }
     }
 
-    /// The tensor must be of this kind.
+    /// Checks that the tensor is of this kind.
     pub(super) fn of(self, tensor: &TensorIr) -> Result<(), Broken> {
         must!(
             self.holds(tensor.dtype),
@@ -96,12 +98,12 @@ impl Kind {
     }
 }
 
-/// The dims of a tensor.
+/// Returns the dims of a tensor.
 pub(super) fn dims(tensor: &TensorIr) -> &[usize] {
     tensor.shape.as_slice()
 }
 
-/// The tensor has `rank` dims.
+/// Checks that the tensor has `rank` dims, and returns them.
 pub(super) fn ranked<'a>(
     what: &str,
     tensor: &'a TensorIr,
@@ -116,7 +118,7 @@ pub(super) fn ranked<'a>(
     Ok(dims)
 }
 
-/// The tensor has exactly these dims.
+/// Checks that the tensor has exactly these dims.
 pub(super) fn shaped(what: &str, tensor: &TensorIr, expected: &[usize]) -> Result<(), Broken> {
     must!(
         dims(tensor) == expected,
@@ -127,14 +129,14 @@ pub(super) fn shaped(what: &str, tensor: &TensorIr, expected: &[usize]) -> Resul
     Ok(())
 }
 
-/// `axis` is one of the tensor's.
+/// Checks that the tensor has this `axis`.
 pub(super) fn axis(tensor: &TensorIr, axis: usize) -> Result<(), Broken> {
     let rank = dims(tensor).len();
     must!(axis < rank, "axis {axis} of a tensor of {rank} dims");
     Ok(())
 }
 
-/// Each axis is one of the tensor's, and none comes twice.
+/// Checks that the tensor has each of these axes, and that none is repeated.
 pub(super) fn axes(tensor: &TensorIr, axes: &[usize]) -> Result<(), Broken> {
     let rank = dims(tensor).len();
     must!(
@@ -150,7 +152,8 @@ pub(super) fn axes(tensor: &TensorIr, axes: &[usize]) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Two tensors have one dtype: kernels read both as the first's.
+/// Checks that two tensors have the same dtype, as kernels read both with the dtype of the
+/// first.
 pub(super) fn same_dtype(a: &TensorIr, b: &TensorIr) -> Result<(), Broken> {
     must!(
         a.dtype == b.dtype,
@@ -161,7 +164,7 @@ pub(super) fn same_dtype(a: &TensorIr, b: &TensorIr) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A sum of what an op says, or none if it cannot be addressed.
+/// Returns the sum of an op's arguments, or an error if it exceeds the address space.
 pub(super) fn sum(parts: &[usize]) -> Result<usize, Broken> {
     let sum = parts
         .iter()
@@ -170,9 +173,10 @@ pub(super) fn sum(parts: &[usize]) -> Result<usize, Broken> {
     fits.ok_or_else(|| too_large(format!("{} added cannot be addressed", show(parts))))
 }
 
-/// A product of what an op says, or none if it cannot be addressed.
+/// Returns the product of an op's arguments, or an error if it exceeds the address space.
 pub(super) fn product(parts: &[usize]) -> Result<usize, Broken> {
-    // As a kernel may multiply in any order, a 0 does not make up for the rest.
+    // A kernel may multiply in any order, so a factor of 0 does not excuse an overflow of
+    // the others.
     let product = parts
         .iter()
         .filter(|&&part| part != 0)
@@ -183,7 +187,8 @@ pub(super) fn product(parts: &[usize]) -> Result<usize, Broken> {
         .ok_or_else(|| too_large(format!("{} multiplied cannot be addressed", show(parts))))
 }
 
-/// The tensor can be addressed, and looped over.
+/// Checks that the tensor can be addressed, and that loops over its dims end in a
+/// reasonable time.
 pub(super) fn volume(tensor: &TensorIr) -> Result<(), Broken> {
     let dims = dims(tensor);
     must!(
@@ -210,7 +215,7 @@ fn beyond(dims: &[usize]) -> Broken {
     too_large(format!("a tensor of {} is beyond any device", show(dims)))
 }
 
-/// An output has these dims.
+/// Checks that an output has the `derived` dims and a valid volume.
 pub(super) fn has_dims(
     out: &TensorIr,
     derived: impl Iterator<Item = usize> + Clone,
@@ -226,7 +231,7 @@ pub(super) fn has_dims(
     volume(out)
 }
 
-/// An output has this dtype.
+/// Checks that an output has this dtype.
 pub(super) fn has_dtype(out: &TensorIr, dtype: DType) -> Result<(), Broken> {
     must!(
         out.dtype == dtype,
@@ -237,19 +242,19 @@ pub(super) fn has_dtype(out: &TensorIr, dtype: DType) -> Result<(), Broken> {
     Ok(())
 }
 
-/// An output has these dims and this dtype.
+/// Checks that an output has these dims and this dtype.
 pub(super) fn makes(out: &TensorIr, derived: &[usize], dtype: DType) -> Result<(), Broken> {
     has_dtype(out, dtype)?;
     has_dims(out, derived.iter().copied())
 }
 
-/// An output is as the input.
+/// Checks that an output has the dims and dtype of the input.
 pub(super) fn alike(out: &TensorIr, input: &TensorIr) -> Checked {
     makes(out, dims(input), input.dtype)?;
     Ok(0)
 }
 
-/// An output has the dims of the input, but `dim` along `axis`.
+/// Checks that an output has the dims of the input, except for `dim` along one axis.
 pub(super) fn but_axis(
     out: &TensorIr,
     input: &TensorIr,
@@ -264,7 +269,7 @@ pub(super) fn but_axis(
     )
 }
 
-/// An output has the dims that the inputs broadcast to.
+/// Checks that an output has the dims to which the inputs broadcast.
 pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Broken> {
     if inputs.iter().all(|input| input.shape == out.shape) {
         return volume(out);
@@ -296,8 +301,8 @@ pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Brok
     volume(out)
 }
 
-/// Elements that a slice takes of a dim. A step that kernels could not multiply with a
-/// stride is refused.
+/// Returns the number of elements that a slice takes of a dim. Refuses a step whose product
+/// with a stride would overflow in a kernel.
 pub(super) fn sliced(slice: &Slice, dim: usize, elements: usize) -> Result<usize, Broken> {
     let step = slice.step.unsigned_abs();
     must!(step != 0, "a slice with a step of 0");
@@ -312,8 +317,8 @@ pub(super) fn sliced(slice: &Slice, dim: usize, elements: usize) -> Result<usize
     Ok(len.div_ceil(step))
 }
 
-/// Where a bound of a slice is: one below 0 counts from the end, one outside is at the end
-/// that it is beyond.
+/// Resolves a bound of a slice to a position: a negative bound counts from the end, and one
+/// outside the dim is moved to the nearest end.
 fn bound(at: isize, dim: usize) -> usize {
     match usize::try_from(at) {
         Ok(at) => at.min(dim),

@@ -1,4 +1,4 @@
-//! What works on sequences: embeddings, attention, CTC.
+//! Ops on sequences: embeddings, attention, CTC.
 
 use burn_ir::{
     AttentionOpIr, CtcLossBackwardOpIr, CtcLossOpIr, EmbeddingBackwardOpIr, EmbeddingOpIr,
@@ -12,14 +12,16 @@ use super::{
     scratch::{bytes, indices, threads, times, total, widened},
 };
 
-/// Scores that Flex has at once of a head: of few places all, else of a tile of the keys.
+/// Scores of a head that Flex holds at once: all if there are at most [`SCORES`], otherwise
+/// those of a [`TILE`] of the keys.
 const SCORES: u64 = 256 << 10;
 const TILE: u64 = 64;
 
-/// Steps of a CTC loss. Each is a dozen ops, however little there is in it.
+/// Most steps of a CTC loss. Each step is a dozen ops, however small its tensors.
 const MAX_STEPS: usize = 1 << 20;
 
-/// Tensors of the size of all states that a CTC loss has at once, with its gradient.
+/// Number of tensors of the size of all states that a CTC loss holds at once, including its
+/// gradient.
 const STATES: u64 = 8;
 
 pub(super) fn embedding(op: &EmbeddingOpIr) -> Checked {
@@ -108,7 +110,8 @@ fn attention_bytes(op: &AttentionOpIr, scores: &[usize; 4]) -> u64 {
         .max(SCORES)
         .min(times(&scores[2..]).max(1));
     let heads = times(&scores[..2]).min(threads());
-    // Two numbers a row beside the scores; what is laid over them is spread out.
+    // Two numbers per row in addition to the scores. Masks and biases are expanded to the
+    // dims of the scores.
     let each = tile
         .saturating_add(rows.saturating_mul(2))
         .saturating_mul(8);
@@ -148,7 +151,8 @@ pub(super) fn ctc_loss_backward(op: &CtcLossBackwardOpIr) -> Checked {
     Ok(scratch)
 }
 
-/// The dims of the probabilities, and the bytes of all states.
+/// Checks the inputs of a CTC loss. Returns the dims of the probabilities, and the bytes of
+/// all states.
 fn ctc<'a>(
     log_probs: &'a TensorIr,
     targets: &TensorIr,

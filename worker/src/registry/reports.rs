@@ -1,5 +1,5 @@
-//! What the scheduler learns of the devices: who holds them, what has ended, what is left of
-//! it, and what is in use.
+//! Reports to the scheduler: which leases hold devices, which grants have ended, what is
+//! left of them, and how the devices are used.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,8 @@ use super::Registry;
 use crate::{device_slot::DeviceSlot, locks::lock};
 
 impl Registry {
-    /// What leases hold here, and what is left of those that have ended.
+    /// Returns which devices leases hold here, including devices that are not released from
+    /// a lease that has ended.
     pub(crate) fn held(&self) -> Vec<HeldDevice> {
         let mut sessions = self.all();
         sessions.retain(|session| !session.is_gone());
@@ -54,7 +55,7 @@ impl Registry {
         held.chain(over).map(device).collect()
     }
 
-    /// The number up to which all grants of each device have ended.
+    /// Returns, for each device, the number up to which all its grants have ended.
     pub(crate) fn ended_grants(&self) -> Vec<DeviceGrant> {
         let device = |(device_index, grant): (u32, GrantNumber)| DeviceGrant {
             device_index,
@@ -63,14 +64,14 @@ impl Registry {
         lock(&self.admission).ended().map(device).collect()
     }
 
-    /// The devices that are not free of a lease that was ended.
+    /// Returns the devices that are not released from a lease that was ended.
     pub(crate) fn busy_with(&self, lease: LeaseId) -> Vec<u32> {
         let device_slots = (0..).zip(&self.device_slots);
         let busy = device_slots.filter(|(_, device_slot)| device_slot.is_ending(lease));
         busy.map(|(index, _)| index).collect()
     }
 
-    /// The devices that cannot be used at the moment.
+    /// Returns the devices that are out of service, with the reasons.
     pub(crate) fn out_of_service(&self) -> Vec<OutOfService> {
         let out = |(device_index, device_slot): (u32, &DeviceSlot)| {
             let reason = device_slot.out_of_service()?;
@@ -82,14 +83,14 @@ impl Registry {
         (0..).zip(&self.device_slots).filter_map(out).collect()
     }
 
-    /// Waits until the scheduler is to be told of a change, and gives the leases that
-    /// devices were released from.
+    /// Waits until there is something to report to the scheduler. Returns the leases from
+    /// which devices were released since the last call.
     pub(crate) async fn reports(&self) -> Vec<LeaseId> {
         self.reports.notified().await;
         std::mem::take(&mut *lock(&self.released))
     }
 
-    /// Use of each device, in order.
+    /// Returns the usage of each device, in order.
     pub(crate) fn usage(&self) -> Vec<DeviceUsage> {
         let mut usage: Vec<DeviceUsage> = self
             .device_slots

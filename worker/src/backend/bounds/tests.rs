@@ -1,4 +1,4 @@
-//! Which values indices may have, and what becomes of others.
+//! Tests of the ranges of indices, and of clamping.
 
 use burn_backend::{TensorData, ops::IntTensorOps, tensor::IndexingUpdateOp};
 use burn_flex::{Flex, FlexDevice};
@@ -84,7 +84,7 @@ fn clamp(data: TensorData, range: &Range) -> TensorData {
     at_once(read)
 }
 
-/// Flex has its values at once.
+/// Returns the result of a read, which is ready at once on Flex.
 fn at_once<T, E: std::fmt::Debug>(read: impl Future<Output = Result<T, E>>) -> T {
     let mut read = std::pin::pin!(read);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -99,7 +99,7 @@ fn values_beyond_a_range_are_its_ends() {
     let far = TensorData::from([i64::MIN, -1, 0, 3, 4, i64::MAX]);
     let near = TensorData::from([0i64, 0, 0, 3, 3, 3]);
     assert_eq!(clamp(far, &Range::UpTo(3)), near);
-    // What the dtype cannot say is in no tensor of it.
+    // The limit exceeds the dtype, so no value of the dtype is too large.
     let small = TensorData::from([-128i8, 100, 127]);
     let near = TensorData::from([0i8, 100, 127]);
     assert_eq!(clamp(small, &Range::UpTo(299)), near);

@@ -17,7 +17,7 @@ use super::super::{
 };
 use super::*;
 
-/// A session that only listens.
+/// A session that only collects its outcomes.
 struct Ear(mpsc::UnboundedSender<(u64, Outcome)>);
 
 impl Member for Ear {
@@ -32,7 +32,7 @@ struct Worker {
     heard: mpsc::UnboundedReceiver<(u64, Outcome)>,
 }
 
-/// The worker of the lease with this id, with the session at `lease_rank`.
+/// Creates the worker with this id, with the session at `lease_rank`.
 fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u32) -> Worker {
     let settings = Settings {
         deadline: Duration::from_secs(20),
@@ -82,7 +82,7 @@ impl Worker {
         heard.unwrap().unwrap()
     }
 
-    /// Why the next call has no result.
+    /// Waits for the next call and returns why it failed.
     async fn failed(&mut self) -> String {
         match self.ended().await {
             (_, Err(Failure::New(FaultKind::Peer, reason))) => reason,
@@ -91,7 +91,7 @@ impl Worker {
     }
 }
 
-/// A lease of two workers, with their identities. The second listens.
+/// Returns a lease of two workers, with their identities. The second worker listens.
 async fn lease() -> ([LeaseShare; 2], [Arc<Identity>; 2], Listener) {
     let identities = [(); 2].map(|()| Arc::new(Identity::self_signed().unwrap()));
     let any = "127.0.0.1:0".parse().unwrap();
@@ -111,7 +111,7 @@ async fn lease() -> ([LeaseShare; 2], [Arc<Identity>; 2], Listener) {
     (shares, identities, listener)
 }
 
-/// Takes in whoever dials; the last connection can be cut.
+/// Accepts every connection. `last` aborts the latest.
 async fn accepting(
     mut listener: Listener,
     cohort: Arc<Cohort>,
@@ -142,7 +142,7 @@ async fn a_link_that_is_lost_is_made_again_and_nothing_with_it() {
         first.call(0, ticket, size);
         second.call(1, ticket, size);
         if ticket % 8 == 7 {
-            // In the middle of what was begun last.
+            // The connection is cut in the middle of the latest call.
             assert_eq!(first.next().await.0, ticket / 8);
             let connected = async {
                 loop {
@@ -177,7 +177,7 @@ fn join(from: u64) -> Join {
     }
 }
 
-/// The token of the lease, which all its workers and programs have, proves nothing.
+/// The token of the lease proves nothing, as all its workers and programs have it.
 #[tokio::test]
 async fn a_worker_is_known_by_its_certificate_alone() {
     let (shares, [one, two], _listener) = lease().await;
@@ -193,7 +193,7 @@ async fn a_worker_is_known_by_its_certificate_alone() {
             Some(other.fingerprint()),
             format!("{}, which is another's", other.fingerprint()),
         ),
-        // A third worker of the gang would have such a one.
+        // A third worker of the lease would show such a certificate.
         (
             Some(two.fingerprint()),
             format!("{}, which is another's", two.fingerprint()),
@@ -209,8 +209,8 @@ async fn a_worker_is_known_by_its_certificate_alone() {
     assert!(error.message.contains("not of the lease"), "{error}");
 }
 
-/// The first frame after the greeting is an arrival of a rank that is not there. To leave
-/// it out and go on, as if it had been none, would keep the first worker waiting.
+/// The first frame after the greeting is an arrival of a rank that does not exist. Ignoring
+/// this frame would keep the first worker waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frame_that_breaks_a_rule_ends_the_link_and_the_group() {
     let (shares, [one, _], mut listener) = lease().await;
@@ -246,7 +246,7 @@ async fn a_frame_that_breaks_a_rule_ends_the_link_and_the_group() {
     assert!(reason.contains("worker w2 at 127.0.0.1:"), "{reason}");
     assert!(reason.contains("broke a rule between workers"), "{reason}");
     assert!(reason.contains("announces rank 9 of 2"), "{reason}");
-    // What comes later fails at once, with the same words, and nobody dials again.
+    // Later calls fail at once with the same message, and the link is not dialled again.
     first.call(0, 2, 4);
     assert_eq!(first.failed().await, reason);
     let again = timeout(2 * LAST_RETRY, listener.accept()).await;

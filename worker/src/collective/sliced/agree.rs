@@ -66,7 +66,7 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
     }
 }
 
-/// The largest of the arrivals' bounds, if all of them have one.
+/// Returns the largest of the arrivals' bounds, if all of them have one.
 fn ring_bytes(arrivals: &[&Arrival]) -> Option<u64> {
     let mut sizes = arrivals.iter().map(|arrival| arrival.ring_bytes);
     sizes.try_fold(0, |most, bytes| bytes.map(|bytes| most.max(bytes)))

@@ -21,7 +21,7 @@ const KEPT_BYTES: usize = 256 << 20;
 pub(super) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Buffers {
-    /// A buffer of `size` bytes with unspecified contents.
+    /// Returns a buffer of `size` bytes with unspecified contents.
     pub(super) fn take(&self, size: usize) -> Vec<u8> {
         let mut kept = lock(&self.0);
         let fits = kept.iter().position(|buffer| buffer.len() == size);

@@ -60,13 +60,13 @@ pub(super) enum Route {
 }
 
 impl Running {
-    /// The bytes that `worker_index` of `worker_count` reduces.
+    /// Returns the range of bytes that `worker_index` of `worker_count` reduces.
     pub(super) fn slice(&self, worker_index: usize, worker_count: usize) -> Range<usize> {
         let (size, element) = (self.own.len(), self.element.bytes());
         layout::slice(size, element, self.number, worker_count, worker_index)
     }
 
-    /// The sum of `parts`. If this is the last addition, divides for a mean.
+    /// Returns the sum of `parts`. If this is the last addition, divides for a mean.
     pub(super) fn sum(&self, parts: &[&[u8]], is_last: bool) -> Bytes {
         let divisor = self.divisor.filter(|_| is_last);
         reduce(self.element, parts, divisor).into()
@@ -79,7 +79,7 @@ impl Running {
 }
 
 impl Calls {
-    /// The number of the first open call.
+    /// Returns the number of the first open call.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
@@ -92,13 +92,13 @@ impl Calls {
         self.open_bytes
     }
 
-    /// The first open call.
+    /// Returns the first open call.
     pub(super) fn front(&self) -> Option<&Call> {
         self.open.front()
     }
 
-    /// The call with this number, if it runs: it is decided, has not failed and is not
-    /// over.
+    /// Returns the call with this number, if it runs: it is decided, has not failed and is
+    /// not over.
     pub(super) fn running(&mut self, number: u64) -> Option<&mut Running> {
         let at = number.checked_sub(self.first)?;
         self.open.get_mut(at as usize)?.running.as_mut()
@@ -160,12 +160,12 @@ impl Call {
         self.running.insert(running)
     }
 
-    /// How the call's slices travel, if it runs.
+    /// Returns how the call's slices travel, if it runs.
     pub(super) fn route(&self) -> Option<Route> {
         self.running.as_ref().map(|running| running.route)
     }
 
-    /// The running part, if the call runs, and its local ranks.
+    /// Returns the running part, if the call runs, and its local ranks.
     pub(super) fn into_parts(self) -> (Option<Running>, Vec<(usize, u64, Bytes)>) {
         (self.running, self.local)
     }

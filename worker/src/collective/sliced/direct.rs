@@ -58,8 +58,8 @@ impl Direct {
         }
     }
 
-    /// Queues what `worker_index` has sent: sums, or parts. Returns how many bytes of this kind
-    /// are queued.
+    /// Queues what `worker_index` has sent: sums, or parts. Returns how many bytes of this
+    /// kind are queued.
     pub(super) fn take(&mut self, worker_index: usize, are_sums: bool, bytes: Bytes) -> usize {
         let peer = &mut self.peers[worker_index];
         let queue = match are_sums {
@@ -76,16 +76,16 @@ impl Direct {
         self.gather(calls);
     }
 
-    /// All direct calls before this number are over.
+    /// Returns the number before which all direct calls are over.
     pub(super) fn over(&self) -> u64 {
         let gathering = others(self.me, self.peers.len())
             .map(|worker_index| self.peers[worker_index].gathering);
         gathering.fold(self.reducing, u64::min)
     }
 
-    /// The workers that call `first` waits for, and whether they are at fault. A worker
-    /// that owes a reduced slice may itself be waiting for another worker's part of it,
-    /// and only it knows whose.
+    /// Returns the workers that call `first` waits for, and whether they are at fault. A
+    /// worker that owes a reduced slice may itself be waiting for another worker's part of
+    /// it, and only it knows whose.
     pub(super) fn late(&self, first: u64) -> (Vec<usize>, bool) {
         let is_reducing = self.reducing == first;
         let is_late = |worker_index: &usize| match is_reducing {
@@ -121,7 +121,7 @@ impl Direct {
         }
     }
 
-    /// The next bytes of the sum, for the `left` range of this worker's slice.
+    /// Returns the next bytes of the sum, for the `left` range of this worker's slice.
     fn sum(&mut self, running: &Running, left: std::ops::Range<usize>) -> Option<Bytes> {
         let (me, worker_count) = (self.me, self.peers.len());
         let element = running.element.bytes();

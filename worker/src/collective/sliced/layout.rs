@@ -6,8 +6,8 @@ use std::ops::Range;
 /// for their slices would cost more than the bytes in them.
 const WHOLE_BYTES: usize = 4 << 10;
 
-/// The bytes that `worker_index` of `worker_count` reduces of the tensor of `size` bytes in the
-/// `call`-th all-reduce, in whole elements of `element` bytes.
+/// Returns the range of bytes that `worker_index` of `worker_count` reduces of the tensor of
+/// `size` bytes in the `call`-th all-reduce, in whole elements of `element` bytes.
 pub(super) fn slice(
     size: usize,
     element: usize,

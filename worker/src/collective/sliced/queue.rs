@@ -23,7 +23,7 @@ impl ByteQueue {
         }
     }
 
-    /// The first bytes that lie together: at least `least` if the queue has so many.
+    /// Returns the first contiguous bytes: at least `least` if the queue has so many.
     pub(super) fn front(&mut self, least: usize) -> &[u8] {
         let short = |pieces: &VecDeque<Bytes>| pieces.front().is_some_and(|p| p.len() < least);
         if short(&self.pieces) && self.len >= least {
@@ -39,7 +39,7 @@ impl ByteQueue {
         self.pieces.front().map_or(&[], |piece| piece)
     }
 
-    /// Takes the first bytes that lie together, up to `most`.
+    /// Takes the first contiguous bytes, up to `most`.
     pub(super) fn take(&mut self, most: usize) -> Bytes {
         let Some(front) = self.pieces.front_mut() else {
             return Bytes::new();

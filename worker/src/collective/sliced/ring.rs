@@ -50,12 +50,12 @@ impl Ring {
         }
     }
 
-    /// The worker that sends to this one.
+    /// Returns the worker that sends to this one.
     pub(super) fn previous(&self) -> usize {
         (self.me + self.worker_count - 1) % self.worker_count
     }
 
-    /// The worker that this one sends to.
+    /// Returns the worker that this one sends to.
     fn next(&self) -> usize {
         (self.me + 1) % self.worker_count
     }
@@ -66,7 +66,7 @@ impl Ring {
         self.incoming.len()
     }
 
-    /// All ring calls before this number are over.
+    /// Returns the number before which all ring calls are over.
     pub(super) fn over(&self) -> u64 {
         self.call
     }
@@ -119,8 +119,8 @@ impl Ring {
         true
     }
 
-    /// The next received bytes of the range from `at` to `end`, with this worker's part
-    /// added if it is missing.
+    /// Returns the next received bytes of the range from `at` to `end`, with this worker's
+    /// part added if it is missing.
     fn next_bytes(&mut self, running: &Running, at: usize, end: usize) -> Option<Bytes> {
         let element = running.element.bytes();
         let count = self.incoming.front(element).len();

@@ -67,9 +67,9 @@ impl SendQueues {
         Some(Piece { kind, bytes })
     }
 
-    /// How many bytes more than the other workers on average `worker_index` was sent in the
-    /// current exchange. `None` if its last piece went round a ring, where the others
-    /// are sent nothing.
+    /// Returns how many bytes more than the other workers on average `worker_index` was
+    /// sent in the current exchange. `None` if its last piece went round a ring, where the
+    /// others are sent nothing.
     pub(super) fn lead_bytes(&self, worker_index: usize) -> Option<i64> {
         let sent = |peer: &Peer| peer.sent_bytes as i64;
         let others = self.0.len().max(2) as i64 - 1;

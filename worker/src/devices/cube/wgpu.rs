@@ -1,4 +1,4 @@
-//! Devices behind a graphics API, as the API lists them.
+//! Devices that a graphics API lists.
 
 use burn_cubecl::{
     CubeDevice,
@@ -20,8 +20,8 @@ const ORDER: [DeviceType; 5] = [
     DeviceType::Cpu,
 ];
 
-/// The APIs that a kind of device may be behind, the best first: what each is to wgpu,
-/// and to CubeCL.
+/// Returns the APIs for a kind of device, the preferred one first, as wgpu's and CubeCL's
+/// constants.
 fn apis(kind: &str) -> &'static [(Backend, WgpuBackend)] {
     match kind {
         "vulkan" => &[(Backend::Vulkan, WgpuBackend::Vulkan)],
@@ -35,7 +35,7 @@ fn apis(kind: &str) -> &'static [(Backend, WgpuBackend)] {
     }
 }
 
-/// The devices of `kind`, of which there is at least one.
+/// Returns the devices of `kind`, at least one.
 pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
     let lists = apis(kind).iter().map(|(api, pin)| (adapters(*api), *pin));
     let first = lists.into_iter().find(|(list, _)| !list.is_empty());
@@ -58,7 +58,7 @@ pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
                 is_software: device_type == DeviceType::Cpu,
                 trouble: trouble(info),
             });
-            // CubeCL has one name for all of these.
+            // CubeCL has only one id for all CPU devices.
             if device_type == DeviceType::Cpu {
                 break;
             }
@@ -95,9 +95,9 @@ fn driver(info: &AdapterInfo) -> String {
     }
 }
 
-/// Why a driver is not to be used, where that is known: Mesa's CPU driver ends the
-/// process as it compiles some matrix products that come to it as SPIR-V (seen with
-/// 22.3.6 and 25.0.7).
+/// Returns why a driver must not be used, if a problem is known: Mesa's CPU driver crashes
+/// the process when it compiles some matrix products from SPIR-V (seen with 22.3.6 and
+/// 25.0.7).
 fn trouble(info: &AdapterInfo) -> Option<String> {
     let is_mesa_cpu = info.driver == "llvmpipe" || info.name.starts_with("llvmpipe");
     let as_spirv = cfg!(feature = "vulkan") && info.backend == Backend::Vulkan;

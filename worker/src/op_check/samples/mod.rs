@@ -1,6 +1,6 @@
-//! Each variant of Burn's ops once, as clients send it: made by Burn's own constructors.
+//! Each variant of Burn's ops once, as clients send it, made by Burn's own constructors.
 //!
-//! The rules are tested with them, and the fuzzer begins with them.
+//! The tests of the rules use these ops, and the fuzzer starts from them.
 
 mod modules;
 
@@ -17,7 +17,7 @@ thread_local! {
     static IDS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// An id that no other tensor of the thread has.
+/// Returns an id that no other tensor of the thread has.
 pub(super) fn id() -> TensorId {
     IDS.set(IDS.get() + 1);
     TensorId::new(IDS.get())
@@ -44,7 +44,7 @@ pub(super) fn boolean<const N: usize>(dims: [usize; N]) -> TensorIr {
     typed(dims, BOOL)
 }
 
-/// A tensor as an op makes it.
+/// Marks a tensor as an output of an op.
 pub(super) fn made(tensor: TensorIr) -> TensorIr {
     TensorIr {
         status: TensorStatus::NotInit,
@@ -56,7 +56,7 @@ pub(super) fn numeric(op: NumericOperationIr) -> OperationIr {
     OperationIr::NumericFloat(DType::F32, op)
 }
 
-/// All of them but those that no client sends.
+/// Returns all variants except those that no client sends.
 pub(crate) fn ops() -> Vec<OperationIr> {
     let mut ops = Vec::new();
     let float_base = base(DType::F32)
@@ -186,7 +186,7 @@ fn base(dtype: DType) -> Vec<BaseOperationIr> {
     ]
 }
 
-/// Those that booleans lack.
+/// Returns the base ops that do not exist for booleans.
 fn base_of_numbers(dtype: DType) -> Vec<BaseOperationIr> {
     use BaseOperationIr as Op;
     vec![

@@ -1,4 +1,4 @@
-//! What layers of networks are made of.
+//! Ops of which layers of networks consist.
 
 use burn_backend::{
     DType,
@@ -50,7 +50,7 @@ fn norms() -> Vec<ModuleOperationIr> {
     ]
 }
 
-/// `$op` with an input, a weight, a bias and options, and its three gradients.
+/// A convolution with an input, a weight, a bias and options, and its three gradients.
 macro_rules! convolved {
     ($x:expr, $w:expr, $options:expr, $bias:expr, $forward:ident($f:ident),
      $($of:ident($b:ident)),* ; $bias_of:ident($bb:ident)) => {{

@@ -1,4 +1,4 @@
-//! Arguments that kernels take on trust, and what a refusal of each says.
+//! Arguments that kernels do not check, and the reason for refusing each.
 
 use burn_backend::{Distribution, Slice, tensor::IndexingUpdateOp};
 use burn_ir::*;
@@ -34,7 +34,7 @@ fn products_of_matrices() {
         "cannot be multiplied",
     );
     says(matmul([3], [3], [1]), "cannot be multiplied");
-    // Flex read what an empty batch does not have.
+    // Flex reads memory that an empty batch does not have.
     says(
         matmul([0, 6, 3], [1, 3, 4], [0, 6, 4]),
         "batches of 0 and 1",
@@ -63,7 +63,7 @@ fn products_of_matrices() {
         matmul([2, 3], [3, 4], [2, 5]),
         "it makes [2, 4], declared is [2, 5]",
     );
-    // The dims of batches that broadcast are those of the other.
+    // Batches of size 1 broadcast to the other side's dims.
     accepted(&matmul([1, 2, 3], [5, 3, 4], [5, 2, 4]));
     says(
         matmul([1, 2, 3], [5, 3, 4], [1, 2, 4]),
@@ -84,7 +84,7 @@ fn repeat(times: usize, dims: [usize; 1], out: [usize; 1]) -> OperationIr {
 fn repeats() {
     says(repeat(1 << 44, [4], [4]), "declared is [4]");
     says(repeat(usize::MAX, [4], [4]), "cannot be addressed");
-    // Nothing, as often as would take for ever.
+    // Repeating nothing this often would take practically forever.
     says(repeat(1 << 44, [0], [0]), "beyond any device");
     accepted(&repeat(0, [4], [0]));
     accepted(&repeat(1000, [0], [0]));
@@ -190,7 +190,7 @@ fn slices() {
     says(unfold(9, 1, float([1, 9])), "it makes [0, 9]");
 }
 
-/// Fields as a frame may have them.
+/// A slice with any fields, as a frame may have.
 fn raw_slice(start: isize, end: Option<isize>, step: isize) -> Slice {
     Slice { start, end, step }
 }
@@ -342,7 +342,7 @@ fn convolutions() {
     let w = || float([3, 2, 3, 3]);
     let out = || float([1, 3, 3, 3]);
     accepted(&conv(x(), w(), options(), out()));
-    // Flex multiplies by pointers, as far as the weight's channels say.
+    // Flex multiplies through unchecked pointers, as many as the weight has channels.
     says(
         conv(x(), float([3, 200, 3, 3]), options(), out()),
         "for an input [1, 2, 5, 5]",
@@ -370,7 +370,7 @@ fn convolutions() {
         "cannot be addressed",
     );
     says(bad(|o| o.padding[0].1 = 1), "it makes [1, 3, 4, 3]");
-    // The gradient of a kernel that slides far over padding alone takes much to make.
+    // Computing the gradient of a kernel that slides far over padding takes much memory.
     let grad = Conv2dWeightBackwardOpIr {
         x: x(),
         weight: w(),
@@ -442,7 +442,7 @@ fn pools() {
         pool(2, 1, usize::MAX / 2, float([1, 2, 5])),
         "cannot be addressed",
     );
-    // Small tensors, and a loop that takes for ever.
+    // Small tensors, but a loop that takes practically forever.
     let backward = AvgPool1dBackwardOpIr {
         x: float([1, 2, 5]),
         grad: float([1, 2, 6]),

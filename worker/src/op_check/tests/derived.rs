@@ -1,4 +1,4 @@
-//! What is derived here is what Burn derives, for any arguments that it can take.
+//! The derived outputs are those that Burn derives, for all arguments that Burn accepts.
 
 use burn_backend::{Shape, Slice};
 use burn_ir::*;
@@ -17,7 +17,8 @@ fn tensor(dims: &[usize]) -> TensorIr {
     }
 }
 
-/// `op` and Burn's view of its output are accepted, and nothing else is.
+/// Checks that `op` is accepted with the output that Burn derives, and refused with
+/// another.
 fn only(op: impl Fn(TensorIr) -> OperationIr, derived: &Shape, other: usize) {
     let out = made(tensor(derived.as_slice()));
     accepted(&op(out.clone()));
@@ -99,7 +100,8 @@ proptest! {
             let matmul = MatmulOpIr { lhs: lhs.clone(), rhs: rhs.clone(), out };
             OperationIr::Float(DType::F32, FloatOperationIr::Matmul(matmul))
         };
-        // Flex multiplies an empty batch with one that is broadcast by memory that is not there.
+        // Flex would read memory that is not there for an empty batch times a broadcast
+        // one.
         match batch_sizes.iter().zip(ones).any(|(&size, one)| one && size == 0) {
             true => drop(refused(&op(made(tensor(derived.as_slice()))))),
             false => only(op, &derived, other),

@@ -1,5 +1,5 @@
-//! Indices into an axis of 0: none is right, so a kernel that clamps them or trusts them
-//! would leave its tensor.
+//! Indices into an axis of 0. No such index is valid, so a kernel that clamps or does not
+//! check indices would access memory outside its tensor.
 
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_ir::*;
@@ -12,7 +12,8 @@ fn base(op: BaseOperationIr) -> OperationIr {
     OperationIr::BaseFloat(op)
 }
 
-/// Each op that takes or puts `count` elements of an axis of 0, with `width` beside it.
+/// Returns each op that reads or writes `count` elements of an axis of 0; `width` is the
+/// other dim.
 fn ops(count: usize, width: usize) -> Vec<OperationIr> {
     let none = || float([0, width]);
     let some = || float([count, width]);

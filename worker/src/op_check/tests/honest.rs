@@ -1,4 +1,4 @@
-//! Each variant once, as clients send it.
+//! Tests that each variant is accepted as clients send it.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +6,9 @@ use tensord_proto::codec::OpName;
 
 use super::{super::samples::ops, *};
 
-/// Variants of Burn's ops, as its enums have them, but those that no client sends: an
-/// `Init` is an upload, integers and booleans have no casts in Burn's interpreter, booleans
-/// no tuples of indices, floats no random integers, and nothing is quantized.
+/// Number of variants in Burn's enums, except those that no client sends: an `Init` is an
+/// upload, Burn's interpreter has no casts of integers and booleans, booleans have no
+/// tuples of indices, floats no random integers, and nothing is quantized.
 const VARIANTS: usize = BASE + NUMERIC + (35 - 2) + 13 + 6 + 53 + 14 + 2 + 2;
 const BASE: usize = 30 + (30 - 1) + (30 - 3);
 const NUMERIC: usize = (56 - 1) + 56;

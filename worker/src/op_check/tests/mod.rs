@@ -1,5 +1,5 @@
-//! Honest ops are made by Burn's own constructors, so that what is derived here is held
-//! against what clients declare.
+//! Tests of the checks. Honest ops are made by Burn's own constructors, so the derived
+//! outputs are compared with what clients declare.
 
 mod arguments;
 mod derived;
@@ -12,7 +12,7 @@ use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr};
 
 use super::samples::{BOOL, boolean, float, id, int, made, numeric, typed};
 
-/// What a refusal of `op` says.
+/// Checks that `op` is refused, and returns the reason.
 #[track_caller]
 fn refused(op: &OperationIr) -> String {
     let name = tensord_proto::codec::OpName::of(op);
@@ -36,6 +36,7 @@ fn a_check_of_a_common_op_takes_no_time() {
     for _ in 0..100_000 {
         std::hint::black_box(super::check(std::hint::black_box(&add))).unwrap();
     }
-    // Tens of nanoseconds; a debug build on a busy machine has a hundred times as much.
+    // A check takes tens of nanoseconds, and up to a hundred times as long in a debug build
+    // on a busy machine.
     assert!(begun.elapsed().as_millis() < 1000, "{:?}", begun.elapsed());
 }

@@ -1,13 +1,13 @@
-//! What an op declares to make must be what it makes.
+//! The declared outputs of an op must match the derived ones.
 
 use burn_backend::DType;
 use burn_ir::{IrVisitorMut, OperationIr, TensorIr, TensorStatus};
 
 use super::{super::samples, accepted, refused};
 
-/// Has one of an op's outputs changed.
+/// Changes one of an op's outputs.
 struct Change<F> {
-    /// Outputs that are left alone first.
+    /// Number of outputs to skip.
     skip: usize,
     change: F,
 }
@@ -30,7 +30,8 @@ fn changed(op: &OperationIr, skip: usize, change: impl Fn(&mut TensorIr)) -> Ope
     op
 }
 
-/// The shape of its output is its argument; `arguments` has what it must not be.
+/// Returns whether the shape of the output is an argument of the op; `arguments` tests
+/// invalid ones.
 fn takes_a_shape(op: &OperationIr) -> bool {
     use burn_ir::BaseOperationIr as Base;
     match op {
@@ -41,7 +42,8 @@ fn takes_a_shape(op: &OperationIr) -> bool {
     }
 }
 
-/// Burn's constructors mark outputs; what has any shape or dtype has no rule to break.
+/// Returns whether the op's output may have any shape or dtype, so that there is no rule to
+/// break.
 fn is_free(op: &OperationIr) -> bool {
     use burn_ir::{BaseOperationIr as Base, FloatOperationIr as Float, NumericOperationIr as Num};
     match op {
