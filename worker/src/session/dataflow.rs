@@ -1,13 +1,13 @@
-//! Which tensors of a session exist, which are poisoned, and by what.
+//! Which tensors of a session exist, which are poisoned, and by which fault.
 //!
-//! Before an op reaches the backend this table decides whether it may: every
-//! input must be there, of the kind and shape the op believes, and have a
-//! value. An op that may not run, or that failed, leaves its outputs poisoned
-//! with the first cause, and so the fault travels the dataflow to whoever
-//! reads it, while everything else goes on.
+//! Before an op reaches the backend, this table decides whether the op may run: every
+//! input must exist, have the shape and dtype that the op declares, and have a value. An
+//! op that may not run, or that failed, leaves its outputs poisoned with the first fault.
+//! So a fault propagates along the dataflow to the reads that depend on it, and
+//! everything else runs on.
 //!
-//! Knows no backend: it sees ops and answers with decisions. What tensors cost is in
-//! `account`, and which of them share a storage in `storages`.
+//! The table does not call a backend. `account` has the cost of tensors, and `storages`
+//! decides which tensors share a storage.
 
 mod account;
 mod storages;
@@ -34,10 +34,10 @@ use crate::{
     op_check::Broken,
 };
 
-/// Tensors a session may have at once, live or poisoned.
+/// Maximum number of tensors of a session at a time: live, pending or poisoned.
 const MAX_TENSORS: usize = 1 << 22;
 
-/// Tensors of an op that room is kept for, from one op to the next.
+/// Number of tensors for which the lists of an op keep their capacity for the next op.
 const KEPT: usize = 64;
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ enum Slot {
         dtype: DType,
         holding: Holding,
     },
-    /// Its value is on the way, under this ticket.
+    /// The value arrives later, under this ticket.
     Pending {
         ticket: u64,
         shape: Shape,
@@ -68,30 +68,31 @@ impl From<Broken> for Refusal {
 pub(crate) enum Refusal {
     /// The op itself is at fault.
     New(FaultKind, String),
-    /// It reads what an earlier fault left without a value.
+    /// An input has no value because of this earlier fault.
     Inherited(Arc<Fault>),
 }
 
 /// The tensors of one session.
 #[derive(Debug)]
 pub(crate) struct Dataflow {
-    /// Looked up several times an op, so not by the standard library's hasher; by a
-    /// seeded one all the same, as a program chooses the ids.
+    /// Looked up several times per op, so the hasher is faster than the standard
+    /// library's. It is seeded all the same, as a program chooses the ids.
     tensors: HashMap<TensorId, Slot, RandomState>,
-    /// Tensors whose values are on the way.
+    /// Number of pending tensors.
     pending: usize,
     account: Account,
-    /// What the op at hand consumes, noted as it is begun: the op itself goes to the
-    /// backend, and to copy it takes time.
+    /// The tensors that the current op consumes, recorded when it begins: the op itself
+    /// goes to the backend, and copying it takes time.
     consumed: Vec<TensorIr>,
-    /// What it makes, and what was taken for each.
+    /// The outputs of the current op, and the memory taken for each.
     made: Vec<(TensorIr, Holding)>,
-    /// Whether what it makes may use the storages of its inputs, and then these.
+    /// Whether the outputs may use storages of the inputs. If so, `sources` has the
+    /// inputs.
     shares: Aliasing,
     sources: Vec<TensorIr>,
 }
 
-/// The kinds of tensor that Burn keeps apart by type.
+/// The kinds of tensors that Burn distinguishes by type.
 #[derive(Debug, PartialEq)]
 enum Kind {
     Float,
@@ -122,18 +123,19 @@ impl Dataflow {
         }
     }
 
-    /// Number of tensors, live or poisoned.
+    /// Returns the number of tensors: live, pending or poisoned.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn len(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Whether `tensor` may be read.
+    /// Checks that `tensor` may be read.
     pub(crate) fn check(&self, tensor: &TensorIr) -> Result<(), Refusal> {
         self.find(tensor).map(drop)
     }
 
-    /// The entry of `tensor`, if it may be read, and the bytes that it keeps.
+    /// Returns the entry of `tensor`, if it may be read, and the bytes that the tensor
+    /// keeps from being freed.
     fn find(&self, tensor: &TensorIr) -> Result<(&Slot, u64), Refusal> {
         let slot = self.tensors.get(&tensor.id).ok_or_else(|| {
             let reason = format!("tensor {} was never made or was dropped", tensor.id.value());
@@ -166,33 +168,33 @@ impl Dataflow {
         Err(Refusal::New(FaultKind::Mismatch, reason))
     }
 
-    /// Whether the value of `id` is on the way.
+    /// Returns whether the value of `id` is pending.
     pub(crate) fn is_pending(&self, id: TensorId) -> bool {
         self.pending > 0 && matches!(self.tensors.get(&id), Some(Slot::Pending { .. }))
     }
 
-    /// Whether `id` has a value.
+    /// Returns whether `id` has a value.
     pub(crate) fn is_live(&self, id: TensorId) -> bool {
         matches!(self.tensors.get(&id), Some(Slot::Live { .. }))
     }
 
-    /// Whether `op` needs a value that is on the way. A drop needs none.
+    /// Returns whether `op` needs a pending value. A drop needs none.
     pub(crate) fn must_wait(&self, op: &OperationIr) -> bool {
         self.pending > 0
             && !matches!(op, OperationIr::Drop(_))
             && op.inputs().any(|input| self.is_pending(input.id))
     }
 
-    /// Takes memory for a tensor that is no op's output, or for as long as an op runs: what
-    /// its kernel needs beside them.
+    /// Takes memory that is not for an op's outputs: for a tensor that no op makes, or
+    /// for what a kernel needs in addition while its op runs.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<SessionMemory, Refusal> {
         let mut memory = self.account.beside();
         memory.take(bytes).map_err(out_of_memory)?;
         Ok(memory)
     }
 
-    /// As [`check_new`](Self::check_new), and takes what the name of a new tensor costs
-    /// on top of what `held` has for its elements.
+    /// Does the same as [`check_new`](Self::check_new), and adds the cost of the new
+    /// tensor's name to `held`, which has the bytes of its elements.
     pub(crate) fn name_new(
         &mut self,
         id: TensorId,
@@ -204,12 +206,12 @@ impl Dataflow {
 
     /// Decides whether `op` may run, and takes the memory its outputs need.
     ///
-    /// If it may, [`finish`](Self::finish), [`fail`](Self::fail) or
-    /// [`defer`](Self::defer) must come next, and otherwise [`poison`](Self::poison). A
-    /// drop may go on all the same, as if it had not been refused.
+    /// If `op` may run, [`finish`](Self::finish), [`fail`](Self::fail) or
+    /// [`defer`](Self::defer) must follow, otherwise [`poison`](Self::poison). A refused
+    /// drop may be finished as if it had been accepted.
     pub(crate) fn begin(&mut self, op: &OperationIr) -> Result<(), Refusal> {
-        // First, as a drop that is refused goes on: an op that was refused before it has
-        // left here what it would have made.
+        // Cleared first, because a refused drop is finished: it must not make the outputs
+        // of an op that was refused before it.
         self.made.clear();
         self.shares = Aliasing::No;
         let inputs = self.note_consumed(op)?;
@@ -231,8 +233,8 @@ impl Dataflow {
         Ok(())
     }
 
-    /// Notes all that `op` consumes, and tells the first thing that is wrong with its
-    /// inputs: in one pass, as Burn allocates for each.
+    /// Records the tensors that `op` consumes, and checks its inputs. Returns the first
+    /// refusal. A single pass does both, as Burn allocates for each pass.
     fn note_consumed(&mut self, op: &OperationIr) -> Result<Inputs, Refusal> {
         let is_drop = matches!(op, OperationIr::Drop(_));
         let mut consumed = std::mem::take(&mut self.consumed);
@@ -252,7 +254,8 @@ impl Dataflow {
         inputs
     }
 
-    /// Whether a tensor with a new `id` may be made.
+    /// Checks that a tensor may be made under `id`, and charges for its place in the
+    /// tables.
     pub(crate) fn check_new(&mut self, id: TensorId) -> Result<(), Refusal> {
         if self.tensors.contains_key(&id) {
             let reason = format!("tensor {} exists already", id.value());
@@ -266,8 +269,9 @@ impl Dataflow {
             .make_room(self.tensors.len() + self.made.len() + 1)
     }
 
-    /// The op that was begun ran: what it consumed is gone, what it made is there.
-    /// `look` says which storage a tensor uses, if the backend can tell.
+    /// Completes the op that was begun: removes the tensors that it consumed, and makes
+    /// its outputs live. `look` returns the storage of a tensor, if the backend reports
+    /// it.
     pub(crate) fn finish(&mut self, look: StorageLookup<'_>) {
         if self.shares != Aliasing::No {
             self.settle_storages(look);
@@ -284,15 +288,16 @@ impl Dataflow {
                 self.account.release(&holding);
             }
         }
-        // An op may have very many tensors; then their room is not kept.
+        // An op may have very many tensors. The capacity for those is not kept.
         consumed.clear();
         consumed.shrink_to(KEPT);
         self.consumed = consumed;
         self.made.shrink_to(KEPT);
     }
 
-    /// The op that was begun failed: its outputs carry `fault`. Returns the tensors that
-    /// it was to consume, and those that it may have made, for the backend to forget.
+    /// Poisons the outputs of the op that was begun, which failed with `fault`. Returns
+    /// the tensors that it was to consume, and those that it may have made, for the
+    /// backend to forget.
     pub(crate) fn fail(&mut self, fault: &Arc<Fault>) -> Vec<TensorIr> {
         let mut left = self.consume();
         for (out, holding) in std::mem::take(&mut self.made) {
@@ -303,10 +308,10 @@ impl Dataflow {
         left
     }
 
-    /// `op` may not run: its outputs carry `fault`. Returns the tensors that it was to
-    /// consume, for the backend to forget.
+    /// Poisons the outputs of `op`, which may not run, with `fault`. Returns the tensors
+    /// that it was to consume, for the backend to forget.
     pub(crate) fn poison(&mut self, op: &OperationIr, fault: &Arc<Fault>) -> Vec<TensorIr> {
-        // Why it may not run is known.
+        // The caller has the refusal already.
         let _ = self.note_consumed(op);
         self.made.clear();
         let consumed = self.consume();
@@ -316,8 +321,8 @@ impl Dataflow {
         consumed
     }
 
-    /// The op that was begun goes on elsewhere: its output will come under `ticket`.
-    /// Returns the tensors that it consumed, for the backend to forget.
+    /// Makes the outputs of the op that was begun pending: they arrive under `ticket`.
+    /// Returns the tensors that the op consumed, for the backend to forget.
     pub(crate) fn defer(&mut self, ticket: u64) -> Vec<TensorIr> {
         let consumed = self.consume();
         for (out, holding) in std::mem::take(&mut self.made) {
@@ -326,7 +331,8 @@ impl Dataflow {
         consumed
     }
 
-    /// A tensor will come under `ticket`, for which memory was taken.
+    /// Adds a pending tensor that arrives under `ticket`. `held` is the memory taken for
+    /// the tensor and its name.
     pub(crate) fn expect(&mut self, out: &TensorIr, ticket: u64, held: SessionMemory) {
         let holding = self.account.adopt(held);
         self.insert_pending(out, ticket, holding);
@@ -344,7 +350,8 @@ impl Dataflow {
         self.tensors.insert(out.id, slot);
     }
 
-    /// What was expected of `id` under `ticket`, unless it was dropped meanwhile.
+    /// Returns the shape and dtype of the pending tensor `id` with this `ticket`, or
+    /// `None` if it was dropped meanwhile.
     pub(crate) fn expected(&self, id: TensorId, ticket: u64) -> Option<(Shape, DType)> {
         match self.tensors.get(&id) {
             Some(Slot::Pending {
@@ -357,7 +364,7 @@ impl Dataflow {
         }
     }
 
-    /// What was expected of `id` is there, or will never be.
+    /// Makes the pending tensor `id` live, or poisons it with the fault in `value`.
     pub(crate) fn settle(&mut self, id: TensorId, value: Result<(), Arc<Fault>>) {
         if !matches!(self.tensors.get(&id), Some(Slot::Pending { .. })) {
             return;
@@ -384,8 +391,7 @@ impl Dataflow {
         self.insert_poisoned(id, fault);
     }
 
-    /// A tensor from the client is there, with the memory that was taken for it and its
-    /// name.
+    /// Adds an uploaded tensor. `held` is the memory taken for the tensor and its name.
     pub(crate) fn insert(&mut self, id: TensorId, shape: Shape, dtype: DType, held: SessionMemory) {
         let holding = self.account.adopt(held);
         self.tensors.insert(
@@ -398,15 +404,16 @@ impl Dataflow {
         );
     }
 
-    /// Declares a tensor without a value. Never in the place of another, and
-    /// not beyond the limit: such a tensor is unknown, which is a fault too.
+    /// Adds a poisoned tensor. Does nothing if `id` exists or there is no room for
+    /// another tensor: then `id` is unknown or keeps its value, and using an unknown
+    /// tensor is a fault too.
     pub(crate) fn insert_poisoned(&mut self, id: TensorId, fault: Arc<Fault>) {
         if self.check_new(id).is_ok() && self.account.take_fault(&fault).is_ok() {
             self.tensors.insert(id, Slot::Poisoned(fault));
         }
     }
 
-    /// A read used `tensor`; the last use frees it.
+    /// Removes `tensor` after a read, if the read was its last use.
     pub(crate) fn release(&mut self, tensor: &TensorIr) {
         if tensor.status == TensorStatus::ReadWrite {
             self.remove(tensor.id);
@@ -434,7 +441,7 @@ impl Dataflow {
     }
 }
 
-/// Whether Burn's interpreter could try an op on such a tensor at all.
+/// Refuses the dtypes that Burn's interpreter cannot process at all.
 fn check_dtype(dtype: DType) -> Result<(), Refusal> {
     if kind(dtype) == Kind::Quantized {
         let reason = "quantized tensors are not supported by Burn's router".into();

@@ -1,5 +1,5 @@
-//! Ends that do not wait for the device: its op, or a value that it was asked for, takes
-//! longer than it may.
+//! Ends a session without waiting for its device, when an op or a read exceeds the op
+//! timeout.
 
 use std::{
     pin::pin,
@@ -13,26 +13,26 @@ use tokio::time::timeout;
 use super::{Session, Track};
 
 impl Session {
-    /// Whether the client was told that the session has ended. Its device may still be at
-    /// its last op.
+    /// Returns whether `Closed` is queued for the client. The device may still be
+    /// executing the session's last op.
     pub(crate) fn has_ended(&self) -> bool {
         self.wire(Track::Ops).closing
     }
 
-    /// Whether the session has ended and left its device.
+    /// Returns whether the session has ended and the device executes nothing for it.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire) && !self.at_hand.has_late_reads()
     }
 
-    /// Ends the session at once if its device is at something for longer than it may, and
-    /// says what that is for as long as it goes on.
+    /// Ends the session at once if an op or a read exceeds the op timeout. Returns a
+    /// description of the op or read for as long as it has not returned.
     pub(crate) fn overdue(self: &Arc<Self>, now: Instant) -> Option<String> {
         let overdue = self.at_hand.look(now)?.to_string();
         self.expel(&overdue);
         Some(overdue)
     }
 
-    /// Ends the session without waiting for what its device is at.
+    /// Ends the session without waiting for the op or read in progress.
     fn expel(self: &Arc<Self>, reason: &str) {
         if self.end_announced.load(Ordering::Acquire) {
             return;
@@ -43,8 +43,8 @@ impl Session {
         self.send_end(error);
     }
 
-    /// Waits for an answer of the device. If it does not come in time, the session ends,
-    /// and its device counts as busy until it comes.
+    /// Waits until the device has read a value. If that exceeds the op timeout, the
+    /// session ends, and its device counts as busy until the value has been read.
     pub(super) async fn in_time<T>(self: &Arc<Self>, answer: impl Future<Output = T>) -> T {
         let mut answer = pin!(answer);
         if let Ok(answer) = timeout(self.device_context.signals.op_timeout, &mut answer).await {

@@ -1,8 +1,9 @@
-//! Frames of a session into pieces of work, and into payloads.
+//! Turns the frames of a session into pieces of work and payloads.
 //!
-//! The one thing that spans frames is a payload: it is gathered here, in memory
-//! that was taken from the device's account first, so that a client cannot make a
-//! worker hold more than its device has.
+//! Only payloads span several frames. They are gathered here, in memory that is taken
+//! from the device's account first, so that a client cannot make a worker hold more than
+//! its device has. The exception is a payload that fits what the session may keep of its
+//! uploads: it is gathered even if the device is full.
 
 use std::sync::Arc;
 
@@ -26,21 +27,23 @@ use crate::{
     memory::{DeviceMemory, SessionMemory},
 };
 
-/// Bytes of a client's fault that are kept: of its reason, and of a name in it.
+/// Maximum bytes that are kept of a fault from the client: of its reason, and of each
+/// name.
 const CLIENT_REASON_BYTES: usize = 1 << 10;
 const CLIENT_NAME_BYTES: usize = 128;
 
-/// What the executor gets.
+/// An entry of a session's work queue.
 pub(crate) enum Item {
-    /// Work, and the bytes of credit it gives back when done.
+    /// Work, and the bytes of credit that it returns when done.
     Work(Work, usize),
-    /// Reads, from a request's number on, and the credit of all.
+    /// Reads whose request ids count up from this one, and the bytes of credit of all.
     Reads(u64, Vec<TensorIr>, usize),
-    /// The client is done.
+    /// The client closes the session.
     Close,
 }
 
-/// Makes work of a body on the track for ops, which took `bytes` of credit.
+/// Decodes a body from the track for ops, which took `bytes` of credit. Returns `None`
+/// for a ping.
 pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundError> {
     let work = match body {
         Body::Ops(ops) => Work::Ops {
@@ -92,8 +95,8 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundErro
     Ok(Some(Item::Work(work, bytes)))
 }
 
-/// A client's words, which a session keeps for as long as the tensor, of a size that is
-/// worth reading.
+/// Shortens the texts of a fault from the client: a session keeps them for as long as the
+/// tensor.
 fn bounded(fault: Fault) -> Fault {
     let cut = |text: String, most: usize| match text.len() {
         size if size <= most => text,
@@ -120,10 +123,10 @@ fn unexpected() -> InboundError {
     InboundError::Order("a frame that clients do not send on this track".into())
 }
 
-/// Gathers the payloads of the track for bulk bytes.
+/// Gathers the payloads of the bulk track.
 pub(crate) struct Payloads {
     memory: Arc<DeviceMemory>,
-    /// What the session keeps of its uploads, at most.
+    /// Maximum bytes of uploads that the session keeps.
     kept_bytes: u64,
     gathering: Gathering<Result<SessionMemory, Refusal>>,
 }
@@ -137,12 +140,13 @@ impl Payloads {
         }
     }
 
-    /// Gives up what was gathered.
+    /// Drops the payload that is partly received.
     pub(crate) fn clear(&mut self) {
         self.gathering = Gathering::default();
     }
 
-    /// Takes the next body of the track.
+    /// Processes the next body of the bulk track. Returns a payload when its last chunk
+    /// has arrived.
     pub(crate) fn take(&mut self, body: Body) -> Result<Option<Payload>, InboundError> {
         let chunk = match body {
             Body::Chunk(chunk) => chunk,
@@ -153,8 +157,8 @@ impl Payloads {
         let begin = |size: u64| {
             let mut memory = device.open();
             let taken = memory.take(size).map_err(out_of_memory);
-            // What the device has no room for may be wanted all the same, to be
-            // kept for later.
+            // A payload that the device has no room for is gathered all the same if the
+            // session may keep it for later.
             let keep = taken.is_ok() || size.saturating_add(kept_cost(0)) <= kept_bytes;
             (taken.map(|()| memory), keep)
         };

@@ -1,7 +1,7 @@
-//! A session on Flex by itself: no connection, no executor, no neighbours.
+//! A session on Flex without a connection, an executor or peers.
 //!
-//! The caller brings frames as a client's connection would, and gives the session its
-//! turns one op at a time. It learns of each op what became of it.
+//! The caller passes frames to the session, as a client's connection would, and runs it
+//! one op at a time. Each step returns the outcome of its op.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,48 +30,49 @@ use crate::{
     memory::DeviceMemory,
 };
 
-/// What one session may keep of its uploads.
+/// Maximum bytes of uploads that the session keeps.
 const KEPT_BYTES: u64 = 1 << 20;
 
-/// A session on Flex, alone in its lease, in the caller's thread.
+/// A session on Flex that is alone in its lease and runs on the caller's thread.
 pub struct LoneSession {
-    /// Its end of the wire.
+    /// The session's end of the connection.
     wire: Duplex,
     runner: Runner,
     memory: Arc<DeviceMemory>,
     replies: Vec<Reply>,
 }
 
-/// What one turn came to.
+/// The outcome of one step.
 #[derive(Debug)]
 pub enum Stepped {
-    /// An op had its turn.
+    /// An op was processed.
     Op(OpReport),
-    /// Something else was carried out.
+    /// Another piece of work was processed.
     Other,
     /// There is no work.
     Idle,
 }
 
-/// What became of one op.
+/// The outcome of one op.
 #[derive(Debug)]
 pub struct OpReport {
-    /// Its name.
+    /// The name of the op.
     pub name: OpName,
     /// Whether it was executed.
     pub became: Became,
-    /// How an output that is there differs from what the op declares, if one does.
+    /// How an output differs from what the op declares, or that it is missing. `None` if
+    /// all outputs are as declared.
     pub differs: Option<String>,
 }
 
 /// Whether an op was executed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Became {
-    /// The backend carried it out.
+    /// The backend executed it.
     Executed,
-    /// It has a fault of its own: a rule that it breaks, or a panic of the backend.
+    /// It has a fault of its own: it breaks a rule, or the backend panicked.
     Refused(FaultKind, String),
-    /// One of its inputs has no value, because of an earlier fault.
+    /// An input has no value, because of an earlier fault.
     Poisoned,
 }
 
@@ -90,7 +91,7 @@ impl LoneSession {
             lease_rank: 0,
             bucket_bytes: Arc::default(),
         };
-        // Nobody watches it: the caller has the thread.
+        // The caller owns the thread, so no op timeout applies.
         let signals = Signals::new("lone".into(), Duration::MAX, Arc::default());
         let runner = Runner::new(
             device.open(),
@@ -108,11 +109,11 @@ impl LoneSession {
         }
     }
 
-    /// Takes a frame of the client's.
+    /// Processes a frame from the client.
     ///
     /// # Errors
     ///
-    /// When it breaks a rule, which ends a session: this one must be closed.
+    /// When the frame breaks a rule. That ends a session, so this one must be closed.
     pub fn receive(&mut self, frame: Bytes) -> Result<(), String> {
         let Some((body, bytes)) = self.wire.receive(frame).map_err(|e| e.to_string())? else {
             return Ok(());
@@ -134,12 +135,12 @@ impl LoneSession {
         self.runner.plan(work, credit).map_err(|e| e.to_string())
     }
 
-    /// Gives the session a turn: for one op, or another piece of work.
+    /// Processes one op or another piece of work.
     ///
     /// # Errors
     ///
-    /// When a frame breaks a rule, or needs bytes that do not come: the session must be
-    /// closed.
+    /// When a frame breaks a rule, or an upload needs a payload, which this session never
+    /// receives. The session must be closed.
     pub fn step(&mut self) -> Result<Stepped, String> {
         let next = self.runner.next_planned();
         let next = next.map(|op| {
@@ -162,7 +163,7 @@ impl LoneSession {
         };
         let is_there = |out: &TensorIr| self.runner.is_live(out.id);
         let became = match seen {
-            // It ran, and the device could not take what came of it.
+            // The all-reduce ran, but the device could not store its result.
             Seen::Ran if is_late && !outputs.iter().all(is_there) => {
                 Became::Refused(FaultKind::Backend, "no value arrived".into())
             }
@@ -185,7 +186,7 @@ impl LoneSession {
         }))
     }
 
-    /// How what the backend has for `out` differs from what was declared.
+    /// Returns how the backend's tensor for `out` differs from what the op declares.
     fn difference(&mut self, out: &TensorIr) -> Option<String> {
         let Some((shape, dtype)) = self.runner.made(out) else {
             return Some(format!("there is no output {}", out.id.value()));
@@ -199,7 +200,8 @@ impl LoneSession {
         })
     }
 
-    /// Answers what the session asks of its lease, where it is alone.
+    /// Answers the session's requests to its peers, of which there are none. Returns
+    /// whether there were requests.
     fn answer(&mut self) -> bool {
         let requests = self.runner.take_requests(true);
         let any = !requests.is_empty();
@@ -212,7 +214,7 @@ impl LoneSession {
                     };
                     self.runner.arrive(call.ticket, reduced);
                 }
-                // There is nobody to take it, and nobody who offers.
+                // No other session takes or offers a value.
                 Request::Offer(..) | Request::Take(..) | Request::Later(_) => {}
             }
         }
@@ -223,7 +225,7 @@ impl LoneSession {
     ///
     /// # Errors
     ///
-    /// The fault, if it has no value.
+    /// The fault, if the tensor has no value.
     pub fn read(&mut self, tensor: TensorIr) -> Result<TensorData, String> {
         self.replies.clear();
         self.plan(Work::Read { request: 0, tensor }, 0)?;
@@ -234,17 +236,18 @@ impl LoneSession {
         }
     }
 
-    /// Number of its tensors, with a value or a fault.
+    /// Returns the number of the session's tensors, with a value or a fault.
     pub fn tensors(&self) -> usize {
         self.runner.tensors()
     }
 
-    /// What it holds of its device's memory.
+    /// Returns the bytes of device memory that the session holds.
     pub fn live_bytes(&self) -> u64 {
         self.memory.live_bytes()
     }
 
-    /// Ends the session, and says how much of the device's memory it did not give back.
+    /// Ends the session, and returns the bytes of device memory that it did not give
+    /// back.
     pub fn close(self) -> u64 {
         let Self {
             runner,
@@ -295,7 +298,7 @@ mod tests {
         OperationIr::Init(InitOperationIr { out: made(tensor) })
     }
 
-    /// What became of `ops`, whose uploads have `contents`.
+    /// Runs `ops`, whose uploads have `contents`, and returns their outcomes.
     fn run(session: &mut LoneSession, ops: &[OperationIr], contents: &[&[u8]]) -> Vec<OpReport> {
         let (mut encoder, mut encoded) = (OpEncoder::default(), Vec::new());
         ops.iter().for_each(|op| encoder.encode(op, &mut encoded));

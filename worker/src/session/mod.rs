@@ -1,11 +1,10 @@
-//! A session on the worker: an op stream, the tensors it made, and its wire.
+//! A session on the worker: an op stream, the tensors it made, and its connections.
 //!
-//! Three parties meet here, each with a lock of its own so that none waits for
-//! another's work: the connection's reader brings work ([`Session::receive`]),
-//! the device's executor carries it out ([`Session::run`]), and the
-//! connection's writer takes what is to be sent ([`Session::next_to_send`]).
-//! Reads that are no work worth the name the reader carries out itself.
-//! Connections come and go; a session outlives them.
+//! Three parties use a session, each with a lock of its own so that none waits for
+//! another's work: the connection's reader queues work ([`Session::receive`]), the
+//! device's executor executes it ([`Session::run`]), and the connection's writer sends
+//! the replies ([`Session::next_to_send`]). The reader itself executes small reads whose
+//! values are in host memory. A session outlives its connections.
 
 mod dataflow;
 mod end;
@@ -60,37 +59,38 @@ use crate::{
     memory::DeviceMemory,
 };
 
-/// Bytes of work a client may be ahead of the executor, encoded: some hundred
+/// Bytes of encoded work that a client may be ahead of the executor: some hundred
 /// thousand ops, or the uploads of a few steps.
 pub(crate) const WINDOW_BYTES: u64 = 32 << 20;
 
-/// Bytes of answers kept for a client that has not confirmed them; beyond this
-/// the session waits.
+/// Bytes of replies kept on a track until the client acknowledges them. Beyond this limit
+/// the session pauses.
 const OUTBOX_BYTES: usize = 64 << 20;
 
-/// Values that a device may be at for one session, and their bytes: beyond it the
-/// session waits. As for answers, one may be of any size.
+/// Maximum number of a session's reads in flight on the device, and the maximum bytes of
+/// their values. At either limit the session pauses. As for replies, a single value may
+/// exceed the limit.
 const MAX_LATER: usize = 1024;
 const LATER_BYTES: usize = OUTBOX_BYTES;
 
-/// What a session needs of its device.
+/// The device of a session, and what the session shares with the device's other sessions.
 #[derive(Clone)]
 pub(crate) struct DeviceContext {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) queue: Arc<RunQueue>,
     pub(crate) signals: Arc<Signals>,
-    /// Ops carried out on the device for its latest lease.
+    /// Number of ops executed on the device for its latest lease.
     pub(crate) ops: Arc<AtomicU64>,
-    /// Where slow reads are awaited.
+    /// The runtime on which slow reads are awaited.
     pub(crate) runtime: Handle,
-    /// What was kept of earlier sessions.
+    /// Uploads kept from earlier sessions.
     pub(crate) blobs: Arc<BlobStore>,
-    /// What one session may keep of its uploads.
+    /// Maximum bytes of uploads that one session may keep.
     pub(crate) kept_bytes: u64,
 }
 
-/// Who may use a session, and for what.
+/// The lease and tenant that a session belongs to, and its device.
 #[derive(Debug, Clone)]
 pub(crate) struct Grant {
     pub(crate) lease: LeaseId,
@@ -98,12 +98,12 @@ pub(crate) struct Grant {
     pub(crate) device_index: u32,
 }
 
-/// The links of a session.
+/// One of the two links of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Track {
-    /// For ops and the answers to them.
+    /// Carries ops and the replies to them.
     Ops,
-    /// For bulk bytes; there is none until there are any.
+    /// Carries bulk bytes. The client opens this link when there are any.
     Bulk,
 }
 
@@ -111,22 +111,22 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) grant: Grant,
     device_context: DeviceContext,
-    /// The sessions of the lease, and this one's place among them.
+    /// The sessions of the lease, in which this one has `lease_rank`.
     cohort: Arc<Cohort>,
     lease_rank: u32,
     wires: [Mutex<Wire>; 2],
-    /// Held by the reader of each track.
+    /// Held by the reader of each track while it processes a frame.
     readers: [Mutex<()>; 2],
     payloads: Mutex<Payloads>,
     todo: Mutex<Todo>,
-    /// `None` once the session ended.
+    /// `None` after the session has ended.
     runner: Mutex<Option<Runner>>,
     peer_requests: Mutex<PeerRequests>,
-    /// `todo.end` is set, for a look without the lock.
+    /// Whether `todo.end` is set, readable without the lock.
     ending: AtomicBool,
-    /// The client was told that it has ended, or is about to be.
+    /// Whether `Closed` is queued for the client, or is about to be queued.
     end_announced: AtomicBool,
-    /// Its state is gone, and its memory back.
+    /// Whether the session's state is dropped and its device memory given back.
     gone: AtomicBool,
     at_hand: Arc<AtHand>,
     /// Wakes the writer of each track.
@@ -135,16 +135,16 @@ pub(crate) struct Session {
 
 struct Wire {
     duplex: Duplex,
-    /// Counts connections; only the latest may touch the wire.
+    /// Number of the latest connection, the only one that may use the wire.
     connection: u64,
-    /// Since when there is none.
+    /// Since when the track has no connection; `None` while it has one.
     detached: Option<Instant>,
-    /// Values that are sent together with what is said next, and their bytes.
+    /// Values batched for the next flush, and their encoded bytes.
     values: Vec<Value>,
     value_bytes: usize,
-    /// Payloads sent.
+    /// Number of payloads queued so far.
     payloads: u64,
-    /// Everything was said: the connection ends once it is delivered.
+    /// Whether the last frame is queued. The connection ends once it is delivered.
     closing: bool,
 }
 
@@ -152,23 +152,26 @@ struct Wire {
 struct Todo {
     items: VecDeque<Item>,
     payloads: VecDeque<Payload>,
-    /// What came of all-reduces and transfers, by ticket: no more than were asked for.
+    /// Outcomes of all-reduces and transfers, by ticket. There is at most one per
+    /// request.
     arrivals: Vec<(u64, Outcome)>,
-    /// Credit of what came in behind payloads that still wait: given back when
-    /// none does, so that they are bounded, and the one at hand may be any size.
+    /// Credit in bytes of chunks that arrived while payloads were queued. It is returned
+    /// when the queue is empty. So the queued payloads are bounded, but a payload that
+    /// arrives while none is queued may have any size.
     payload_credit: usize,
-    /// Waits for the next payload.
+    /// Whether the session waits for the next payload.
     starved: bool,
-    /// In the run queue, or running.
+    /// Whether the session is in the run queue or running.
     scheduled: bool,
-    /// Waits until the client takes its answers, or the device has read some.
+    /// Whether the session is paused until the client acknowledges replies or a read in
+    /// flight completes.
     blocked: bool,
     later: Later,
-    /// Set once; nothing is carried out after it.
+    /// Why the session ends. Set once; no work is executed after that.
     end: Option<Error>,
 }
 
-/// Reads whose values the device has not given yet.
+/// The number of reads in flight on the device, and the bytes of their values.
 #[derive(Default)]
 struct Later {
     count: usize,
@@ -192,11 +195,11 @@ impl Later {
 }
 
 impl Session {
-    /// Opens a session, which takes its place in `cohort`.
+    /// Opens a session and enters it into `cohort`.
     ///
     /// # Errors
     ///
-    /// When another session has that place.
+    /// When the device has no rank in the lease, or another session has that rank.
     pub(crate) fn new(
         id: SessionId,
         grant: Grant,
@@ -222,7 +225,7 @@ impl Session {
             },
         );
         let wire = || Wire {
-            // The client always takes its answers, so it grants without a bound.
+            // The client always reads its replies, so it grants unlimited credit.
             duplex: Duplex::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES),
             connection: 0,
             detached: Some(Instant::now()),
@@ -272,15 +275,15 @@ impl Session {
         &self.writer_woken[track as usize]
     }
 
-    /// A connection takes a track over. The client received everything up to
-    /// `received`. Returns the connection's number, and what this side received
-    /// and grants.
+    /// Makes a new connection the current one of a track. The client has received the
+    /// frames up to number `received`. Returns the connection's number, the number of the
+    /// last frame received here, and the bytes granted in all.
     pub(crate) fn attach(
         &self,
         track: Track,
         received: u64,
     ) -> Result<(u64, u64, u64), ResumeError> {
-        // Waits for the reader before to finish the frame it is at.
+        // Waits until the previous connection's reader has finished its current frame.
         let _reader = lock(&self.readers[track as usize]);
         let mut wire = self.wire(track);
         wire.duplex.rewind(received, u64::MAX)?;
@@ -291,7 +294,7 @@ impl Session {
         Ok((wire.connection, received, credit))
     }
 
-    /// The connection is gone, unless a later one took over.
+    /// Marks the track as detached, unless a later connection has taken over.
     pub(crate) fn detach(&self, track: Track, connection: u64) {
         let mut wire = self.wire(track);
         if wire.connection == connection {
@@ -299,20 +302,21 @@ impl Session {
         }
     }
 
-    /// When the last connection was lost, if there is none now.
+    /// Returns since when the track for ops has no connection, or `None` if it has one.
     pub(crate) fn detached(&self) -> Option<Instant> {
         self.wire(Track::Ops).detached
     }
 
-    /// Takes a frame off `connection`. False: a later one took over.
+    /// Processes a frame from `connection`. Returns `false` if a later connection has
+    /// taken over.
     pub(crate) fn receive(
         self: &Arc<Self>,
         track: Track,
         connection: u64,
         frame: Bytes,
     ) -> Result<bool, InboundError> {
-        // Stays locked until the work is queued: a later connection's reader must
-        // not get in between.
+        // Locked until the work is queued, so that a later connection's reader cannot
+        // queue its frames before this one.
         let _reader = lock(&self.readers[track as usize]);
         let (received, was_full) = {
             let mut wire = self.wire(track);
@@ -332,7 +336,7 @@ impl Session {
             return Ok(true);
         };
         if self.ending.load(Ordering::Acquire) {
-            // Nobody needs it any more.
+            // Frames for a session that ends are dropped.
             return Ok(true);
         }
         match track {
@@ -349,7 +353,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Takes `bytes` of credit worth of a payload, and the payload once it is whole.
+    /// Accounts for a chunk that took `bytes` of credit, and queues its payload if the
+    /// chunk was the last.
     fn enqueue_payload(self: &Arc<Self>, payload: Option<Payload>, bytes: usize) {
         let mut todo = lock(&self.todo);
         let others_wait = !todo.payloads.is_empty();
@@ -380,14 +385,14 @@ impl Session {
         }
     }
 
-    /// Whether a session that rests answers `item` sooner than the executor could be
-    /// woken, so that the connection's reader may do it.
+    /// Returns whether the connection's reader may execute `item` itself: the session is
+    /// idle, and the reply takes less time than waking the executor.
     fn is_done_at_once(&self, item: &Item) -> bool {
         let Item::Reads(_, tensors, _) = item else {
             return false;
         };
-        // The turn before may still be at its last lines, and wants the lock that is
-        // held here.
+        // Must not block: the executor may be at the end of a turn with `runner` locked,
+        // and wait for `todo`, which the caller holds.
         let Ok(mut runner) = self.runner.try_lock() else {
             return false;
         };
@@ -395,10 +400,10 @@ impl Session {
         runner.is_some_and(|runner| runner.has_at_hand(tensors))
     }
 
-    /// Has the session run, unless it is to already, or waits for something else.
+    /// Puts the session into the run queue, unless it is scheduled, blocked or starved.
     fn schedule(self: &Arc<Self>, mut todo: MutexGuard<'_, Todo>) {
         let due = todo.schedule();
-        // The executor begins with this lock.
+        // Unlocked first, as the executor locks it at the start of a turn.
         drop(todo);
         if due {
             self.device_context.queue.push(self.clone());
@@ -412,8 +417,9 @@ impl Session {
         }
     }
 
-    /// Ends the session soon, from outside: its lease ended, or its client
-    /// broke the protocol or is gone.
+    /// Requests the end of the session, for example because its lease ended, or its
+    /// client broke the protocol or is gone. The session ends in its next turn. Later
+    /// calls have no effect.
     pub(crate) fn end(self: &Arc<Self>, error: Error) {
         let mut todo = lock(&self.todo);
         if todo.end.is_none() {
@@ -437,8 +443,8 @@ impl Session {
 }
 
 impl Todo {
-    /// Notes that the session is to run. False: it is to already, or waits for
-    /// something else.
+    /// Marks the session as scheduled. Returns `false` if it is already scheduled,
+    /// blocked or starved.
     fn schedule(&mut self) -> bool {
         let due = !self.scheduled && !self.blocked && !self.starved;
         self.scheduled |= due;
@@ -456,7 +462,8 @@ impl Member for Session {
     }
 }
 
-/// Why a frame could not be taken: the client broke a rule, the session ends.
+/// The error when a frame is rejected. The client broke a rule and the session ends,
+/// except after a [loss](Self::is_loss).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InboundError {
     #[error(transparent)]
@@ -470,7 +477,7 @@ pub(crate) enum InboundError {
 }
 
 impl InboundError {
-    /// Whether the connection lost something, which the next makes good.
+    /// Returns whether the connection lost a frame, which a new connection repairs.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Frame(e) if e.is_loss())
     }

@@ -1,4 +1,4 @@
-//! Answers of a session into frames, and what the connection's writer takes.
+//! Turns the replies of a session into frames, which the connection's writer sends.
 
 use std::{mem::take, sync::Arc};
 
@@ -14,30 +14,30 @@ use tensord_transport::duplex::Duplex;
 
 use super::{Reply, Session, Track, Wire, lock};
 
-/// Bytes of a fault's reason that a program hears.
+/// Maximum bytes of a fault's reason in a reply.
 const REASON_BYTES: usize = 16 << 10;
 
-/// Values in a frame at most, and from how many bytes on it is sent: what goes out in one
-/// write.
+/// Maximum number of values in a frame, and the encoded bytes from which on the frame is
+/// queued: about one write.
 const VALUES_PER_FRAME: usize = 256;
 const VALUE_BYTES: usize = 48 << 10;
 
-/// What the writer finds when it asks for the next frames.
+/// The result of [`Session::next_to_send`].
 pub(crate) enum NextFrames {
-    /// The parts of frames.
+    /// The frames to send, each in three parts.
     Frames(Vec<[Bytes; 3]>),
-    /// Nothing now; the peer was not told everything, though.
+    /// No frame, but an acknowledgement is pending.
     PendingAck,
-    /// Nothing at all.
+    /// No frame, and no acknowledgement either.
     Nothing,
-    /// The session ended and everything was said and confirmed.
+    /// The session has ended, and nothing is left to send or to be acknowledged.
     Done,
-    /// A later connection took over.
+    /// A later connection has taken over.
     Replaced,
 }
 
 impl Session {
-    /// Queues an answer; it is sent once the writer is [told](Self::wake_writer).
+    /// Queues a reply. It is sent once the writer is [woken](Self::wake_writer).
     pub(super) fn reply(self: &Arc<Self>, reply: Reply) {
         match reply {
             Reply::Value { request, result } => self.queue_value(request, result),
@@ -56,7 +56,8 @@ impl Session {
             } => {
                 lock(&self.todo).later.begin(bytes);
                 let session = self.clone();
-                // Ends with the device's answer; the session may be gone by then.
+                // Ends when the device has read the value. The session may have ended by
+                // then.
                 self.device_context.runtime.spawn(async move {
                     let read = session.in_time(read).await;
                     let result = read.map_err(|e| about.fault(FaultKind::Backend, e.reason()));
@@ -81,8 +82,8 @@ impl Session {
             .queue_value(Value { request_id, result });
     }
 
-    /// A tensor's value; a large one's bytes go ahead on the track for them, in
-    /// chunks that share the tensor's memory.
+    /// Encodes a tensor's value. The bytes of a large value are queued on the bulk track,
+    /// in chunks that share the tensor's memory.
     fn tensor_value(&self, data: TensorData) -> TensorValue {
         let kind = encode_type(data.shape(), data.dtype());
         let bytes = shared(data.into_bytes());
@@ -109,12 +110,12 @@ impl Session {
         self.wire(Track::Ops).queue(body);
     }
 
-    /// Has the writer send what was said.
+    /// Wakes the writer of the track for ops, which sends the queued frames.
     pub(super) fn wake_writer(&self) {
         self.writer_wake(Track::Ops).notify_one();
     }
 
-    /// What `connection`'s writer is to send next.
+    /// Returns what the writer of `connection` is to send next.
     pub(crate) fn next_to_send(&self, track: Track, connection: u64) -> NextFrames {
         let mut wire = self.wire(track);
         if wire.connection != connection {
@@ -125,7 +126,7 @@ impl Session {
         if !frames.is_empty() {
             return NextFrames::Frames(frames);
         }
-        // Of values, nobody waits for one any more.
+        // The client no longer waits for values, so the bulk track ends unacknowledged.
         if wire.closing && (track == Track::Bulk || wire.duplex.outbox().is_empty()) {
             return NextFrames::Done;
         }
@@ -136,21 +137,22 @@ impl Session {
         }
     }
 
-    /// A frame that says only how far this side got, if `connection` is the latest: what
-    /// another tells counts as told.
+    /// Returns a ping frame, which carries the acknowledgement, if `connection` is the
+    /// latest. An earlier connection must not send one: its acknowledgement would be lost
+    /// and yet count as sent.
     pub(crate) fn beat(&self, track: Track, connection: u64) -> Option<[Bytes; 3]> {
         let mut wire = self.wire(track);
         (wire.connection == connection).then(|| beat(&mut wire.duplex))
     }
 
-    /// Ends when there may be something to send.
+    /// Waits until there may be something to send.
     pub(crate) async fn writer_woken(&self, track: Track) {
         self.writer_wake(track).notified().await;
     }
 }
 
 impl Wire {
-    /// Says a value, with those that are said next if nothing goes out before.
+    /// Batches a value with later ones until the next flush.
     fn queue_value(&mut self, value: Value) {
         if self.closing {
             return;

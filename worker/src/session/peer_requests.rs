@@ -1,8 +1,8 @@
-//! What a session asks of other sessions, in the order in which it asks.
+//! The requests of a session to its peers, the other sessions of the lease, in order.
 //!
-//! A tensor that is to be reduced or moved has to be read first, and a device takes
-//! its time. Whatever is asked meanwhile waits behind it: the n-th all-reduce of a
-//! group is the n-th on every rank.
+//! A tensor that is to be reduced or moved must be read first, which takes time on a
+//! device. Later requests are queued behind that one: the n-th all-reduce of a group must
+//! be the n-th on every rank.
 
 use std::{
     collections::VecDeque,
@@ -14,18 +14,19 @@ use super::{
     runner::{Request, Runner},
 };
 
-/// What waits to be passed on. As much as a runner has on the way at most, which is
-/// bounded there.
+/// Requests that wait to be passed on. The runner's limit on results in flight bounds the
+/// all-reduces and takes among them. Offers hold device memory for their values.
 #[derive(Default)]
 pub(super) struct PeerRequests {
     waiting: VecDeque<Request>,
-    /// Somebody passes on, and will look here again before it stops.
+    /// Whether a thread or task is passing requests on. It checks `waiting` again before
+    /// it stops.
     busy: bool,
 }
 
 impl Session {
-    /// Passes on what the runner asks of other sessions: all, or what it does not hold
-    /// back.
+    /// Passes on the runner's requests to peers: all of them, or those that the runner
+    /// does not hold back.
     pub(super) fn ask(self: &Arc<Self>, runner: &mut Runner, all: bool) {
         let requests = runner.take_requests(all);
         if requests.is_empty() {
@@ -41,7 +42,8 @@ impl Session {
         self.pass_on();
     }
 
-    /// Passes on what waits, up to a value that is not there yet.
+    /// Passes on the queued requests. When a value has not been read yet, a task waits
+    /// for it and continues after that.
     fn pass_on(self: &Arc<Self>) {
         loop {
             let (mut ready, mut later) = (Vec::new(), None);
@@ -76,7 +78,7 @@ impl Session {
 
     fn pass(&self, requests: Vec<Request>) {
         if self.ending.load(Ordering::Acquire) {
-            // Others have heard, or hear soon, that it is gone.
+            // The cohort notifies the peers that the session has ended.
             return;
         }
         let mut calls = Vec::new();

@@ -1,15 +1,16 @@
-//! Carries out one session's work, in order, one piece at a time.
+//! Executes one session's work in order, one piece at a time.
 //!
-//! - `schedule`: what is carried out when; `deferred` has what waits. Work is decoded
-//!   some way ahead.
-//! - `membership`: all-reduces and transfers. An all-reduce ahead whose tensor is there
-//!   begins at once, and goes on while the ops before it are carried out.
-//! - `reading`: values, and what holds their memory until they are sent.
-//! - `upload`: tensors of bytes that the client has.
+//! - `schedule`: decides what is executed when, and decodes work ahead; `deferred` has
+//!   the work that waits.
+//! - `collective_requests`: all-reduces and transfers. An all-reduce that is decoded
+//!   ahead and whose tensor has a value begins at once, and runs while the ops before it
+//!   are executed.
+//! - `reading`: reads values, and holds their memory until they are sent.
+//! - `upload`: makes tensors of bytes from the client.
 //!
-//! One thread has it at a time, as a rule the device's executor. Everything that can
-//! go wrong with an op ends here as a [`Fault`]: a refusal of the dataflow table, an
-//! error or a panic of the backend. Only bytes that are no ops at all end the session.
+//! One thread uses a runner at a time, usually the device's executor. Every failure of an
+//! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a panic of
+//! the backend. Only bytes that break the protocol end the session.
 
 mod collective_requests;
 mod deferred;
@@ -62,15 +63,15 @@ use crate::{
     op_check,
 };
 
-/// Faults remembered for syncs to tell; a program that reads nothing and syncs
-/// never would pile them up.
+/// Maximum number of faults kept for syncs to report. Without a limit, a program that
+/// never reads or syncs would accumulate them.
 const MAX_UNREPORTED: usize = 64;
 
-/// Bytes of the reason of a fault that is made here: a backend may give the source of a
-/// whole kernel.
+/// Maximum bytes of the reason of a fault that is created here: a backend's error may
+/// have the source of a whole kernel.
 const REASON_BYTES: usize = 16 << 10;
 
-/// A piece of work, as it came off the wire.
+/// A piece of work, as received from the client.
 pub(crate) enum Work {
     Ops {
         count: u32,
@@ -105,16 +106,16 @@ pub(crate) enum Work {
     },
 }
 
-/// What a piece of work gives the client.
+/// A reply to the client.
 pub(crate) enum Reply {
     Value {
         request: u64,
         result: Result<TensorData, Arc<Fault>>,
     },
-    /// The device is still at it; the future gives the value.
+    /// The device is still reading the value, which the future returns.
     Later {
         request: u64,
-        /// Bytes of host memory that the value takes once it is there.
+        /// Bytes of host memory that the value takes once it is read.
         bytes: usize,
         read: DynFut<Result<TensorData, ExecutionError>>,
         about: FaultContext,
@@ -125,7 +126,7 @@ pub(crate) enum Reply {
     },
 }
 
-/// Who to name when an op turns out to have failed.
+/// The op and worker that a fault names.
 #[derive(Debug, Clone)]
 pub(crate) struct FaultContext {
     op_number: u64,
@@ -155,42 +156,44 @@ pub(crate) struct Runner {
     backend: Box<dyn TensorStore>,
     flow: Dataflow,
     decoder: OpDecoder,
-    /// Told of each op.
+    /// Records the op that is being executed.
     at_hand: Arc<AtHand>,
-    /// Work that was decoded, with the credit it gives back.
+    /// Decoded work, with the bytes of credit that each piece returns.
     plans: VecDeque<(Plan, usize)>,
-    /// Ops among it.
+    /// Number of ops and other pieces of work in `plans`.
     planned_ops: usize,
     /// Work that waits for values.
     deferred: Deferred,
     uploads: Uploads,
-    /// An upload that waits for its payload, to be kept in a slot if there is one.
+    /// The upload that waits for its payload, and the slot to keep the payload in, if
+    /// any.
     awaiting: Option<(TensorIr, Option<u32>)>,
     membership: LeaseMembership,
-    /// All-reduces among the work that were not begun, in order, by their groups.
+    /// Decoded all-reduces that have not begun, in order, by group.
     reduces: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
-    /// Those that were, and have not had their turn, by their output.
+    /// All-reduces that have begun but whose turn has not come, by output.
     started: HashMap<TensorId, Started>,
-    /// What is on the way, by ticket.
+    /// Results in flight, by ticket.
     awaited: HashMap<u64, Awaited>,
-    /// What to ask others for.
+    /// Requests to peers that have not been passed on.
     requests: Vec<Request>,
-    /// Bytes of all-reduces among it.
+    /// Bytes of the all-reduces in `requests`.
     bucket_bytes: usize,
-    /// It is not to wait for more.
+    /// Whether `requests` must be passed on without waiting for more.
     urgent: bool,
     tickets: u64,
-    /// Ops that had their turn.
+    /// Number of ops whose turn has come.
     ops_seen: u64,
-    /// The number of the op at hand, or the last.
+    /// Number of the current op, or of the last one.
     op_number: u64,
     seed: u64,
-    /// Random ops since the seed was set. A replay draws the same numbers, and
-    /// so does a program that runs again, whatever else it did in between.
+    /// Number of random ops since the seed was set. An op's numbers depend on the seed
+    /// and this count alone, so a replay draws the same numbers, and so does a program
+    /// that runs again, whatever its other ops.
     draws: u64,
-    /// Faults that no answer told of yet, oldest first.
+    /// Faults that no reply has reported, oldest first.
     unreported: VecDeque<Arc<Fault>>,
-    /// What became of the op at hand, or the last.
+    /// Outcome of the current op, or of the last one.
     #[cfg(feature = "testing")]
     seen: Option<Seen>,
 }
@@ -232,12 +235,12 @@ impl Runner {
         }
     }
 
-    /// What the session kept of its uploads, now that it is over.
+    /// Ends the runner, and returns the uploads that the session kept.
     pub(crate) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
         self.uploads.into_kept()
     }
 
-    /// Carries out what is no run of ops.
+    /// Executes a piece of work other than a frame of ops.
     fn carry_out(&mut self, work: Work) -> Option<Reply> {
         match work {
             Work::Ops { .. } => unreachable!("ops were decoded when they were planned"),
@@ -281,7 +284,7 @@ impl Runner {
         }
     }
 
-    /// Keeps a fault for a sync to tell.
+    /// Keeps a fault for a sync to report.
     fn note_fault(&mut self, fault: &Arc<Fault>) {
         if self.unreported.len() < MAX_UNREPORTED {
             self.unreported.push_back(fault.clone());
@@ -292,7 +295,7 @@ impl Runner {
         if let OperationIr::Distributed(distributed) = &*op {
             return match distributed {
                 DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
-                // Whoever needs a result waits for it by itself.
+                // Work that needs a result waits for the result, not for this op.
                 DistributedOperationIr::SyncCollective => {
                     self.urgent = true;
                     self.saw_ran();
@@ -333,7 +336,7 @@ impl Runner {
                 let refusal = Refusal::New(FaultKind::Panic, panic_text(panic.as_ref()));
                 self.saw_refused(&refusal);
                 let fault = self.fault_of(refusal, name);
-                // It may have come after some outputs were made.
+                // The panic may have come after some outputs were made.
                 for tensor in self.flow.fail(&fault) {
                     self.backend.forget(tensor);
                 }
@@ -342,7 +345,7 @@ impl Runner {
     }
 
     /// Decides whether a backend may run `op`, and takes the memory that its kernel needs
-    /// beside its inputs and outputs.
+    /// in addition to inputs and outputs.
     fn check_op(&self, op: &OperationIr) -> Result<Option<SessionMemory>, Refusal> {
         match op_check::check(op)? {
             0 => Ok(None),
@@ -350,7 +353,7 @@ impl Runner {
         }
     }
 
-    /// Why the device could not even try `op`, if so.
+    /// Returns why the device cannot try `op` at all, or `None` if it can.
     fn unsupported(&self, op: &OperationIr) -> Option<String> {
         match op {
             OperationIr::Custom(call) => self.backend.lacks(&call.id),
@@ -358,7 +361,7 @@ impl Runner {
         }
     }
 
-    /// Leaves `op` undone.
+    /// Poisons the outputs of `op`, which is not executed.
     fn refuse(&mut self, op: &OperationIr, refusal: Refusal) {
         self.saw_refused(&refusal);
         let fault = self.fault_of(refusal, OpName::of(op));
@@ -391,7 +394,7 @@ impl Runner {
         Reply::Synced { request, fault }
     }
 
-    /// Notes that the client hears of `fault`, so that a sync does not tell it again.
+    /// Records that a reply reports `fault`, so that no sync reports it again.
     fn reported(&mut self, fault: Arc<Fault>) -> Arc<Fault> {
         self.unreported
             .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
@@ -399,7 +402,7 @@ impl Runner {
     }
 }
 
-/// Where nobody looks, nothing is noted.
+/// Outcomes are only recorded with the feature `testing`.
 #[cfg(not(feature = "testing"))]
 impl Runner {
     fn saw_ran(&mut self) {}
@@ -407,8 +410,7 @@ impl Runner {
     fn saw_refused(&mut self, _refusal: &Refusal) {}
 }
 
-/// Has an empty tensor filled with zeros: what was in its memory before may be another
-/// program's.
+/// Replaces `Empty` with `Zeros`: uninitialised memory may have another program's data.
 fn fill(op: &mut OperationIr) {
     let (OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op)) = op
     else {
@@ -419,7 +421,7 @@ fn fill(op: &mut OperationIr) {
     }
 }
 
-/// Whether `op` draws random numbers.
+/// Returns whether `op` draws random numbers.
 fn draws(op: &OperationIr) -> bool {
     matches!(
         op,
@@ -428,9 +430,9 @@ fn draws(op: &OperationIr) -> bool {
     )
 }
 
-/// The seed of random op number `draw`. SplitMix64's finalizer (Steele, Lea and
-/// Flood, "Fast splittable pseudorandom number generators", 2014), so that
-/// neighbouring draws share nothing.
+/// Returns the seed of random op number `draw`. It uses SplitMix64's finalizer (Steele,
+/// Lea and Flood, "Fast splittable pseudorandom number generators", 2014), so that the
+/// seeds of neighbouring ops are unrelated.
 fn mix(seed: u64, draw: u64) -> u64 {
     let mut z = seed.wrapping_add(draw.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! A session between a client's end of the wire and a real device, without a
+//! A session between a client's end of its connections and a real device, without a
 //! network.
 
 mod bench;
@@ -53,8 +53,8 @@ fn small_reads_of_a_session_that_rests_need_no_executor() {
     assert!(bench.queue.try_pop().is_none() && bench.was_told());
     bench.hear();
     assert_eq!(bench.values(), [(1, Ok(vec![1.0, 2.0]))]);
-    // What has a turn before it waits for the executor, as does what takes longer, or
-    // is not there.
+    // A read waits for the executor if it is large, its tensor does not exist, or other
+    // work comes before it.
     let large = TensorIr {
         shape: Shape::new([1 << 20]),
         ..tensor(1, TensorStatus::ReadOnly)
@@ -82,7 +82,7 @@ fn no_work_is_forgotten_between_the_reader_and_the_executor() {
     let mut bench = Bench::with(BlobStore::new(0), executor.queue().clone());
     bench.upload(1, &[1.0, 2.0]);
     for number in 0..10_000u64 {
-        // The read comes as the turn for the op ends, or a little before or after.
+        // The read arrives about when the op's turn ends.
         bench.ops(&[add(1, 1, 2 + number)]);
         bench.carry(usize::MAX).unwrap();
         (0..number % 50 * 20).for_each(|_| std::hint::spin_loop());
@@ -112,7 +112,7 @@ fn each_op_runs_once_however_often_the_connection_is_lost() {
     bench.read(1, &tensor(21, TensorStatus::ReadOnly));
     for frames in [3, 1, 0, 7, 2] {
         bench.carry(frames).unwrap();
-        // What the session had to say, acks included, is lost with the connection.
+        // The session's frames, acknowledgements included, are lost with the connection.
         bench.connect();
     }
     bench.all();
@@ -140,11 +140,11 @@ fn answers_in_a_row_are_sent_together_and_none_waits_for_ops() {
     bench.ops(&[add(1, 1, 2)]);
     bench.read(5, &tensor(2, TensorStatus::ReadOnly));
     bench.carry(usize::MAX).unwrap();
-    // The writer has said all there was so far.
+    // Clears earlier wake-ups of the writer.
     let _ = bench.was_told();
     let mut told = Vec::new();
     let session = bench.queue.try_pop().unwrap();
-    // A turn for each piece of work, and all of it in one.
+    // Each turn executes one piece of work.
     while session.run(&mut || false) == Turn::Again {
         told.push(bench.was_told());
     }
@@ -176,7 +176,7 @@ fn a_replaced_connection_has_no_say() {
         bench.session.next_to_send(Track::Ops, old),
         NextFrames::Replaced
     ));
-    // What it told would count as told.
+    // An acknowledgement on it would count as sent.
     assert_eq!(bench.session.beat(Track::Ops, old), None);
     assert!(bench.session.beat(Track::Ops, bench.connection).is_some());
 }
@@ -243,7 +243,7 @@ fn a_client_that_takes_no_answers_stops_its_own_session_alone() {
         status: TensorStatus::ReadOnly,
         ..tensor(1, TensorStatus::ReadOnly)
     };
-    // 16 MiB each, of which the outbox keeps 64.
+    // 16 MiB each; the outbox keeps 64 MiB.
     (1..=8).for_each(|request| bench.read(request, &big));
     bench.carry(usize::MAX).unwrap();
     bench.run();
@@ -260,7 +260,7 @@ fn a_client_that_takes_no_answers_stops_its_own_session_alone() {
         4,
         "it waits for its client, and its turn is over"
     );
-    // The client's next word confirms what it took.
+    // The client's next frame acknowledges the values that it received.
     let (beat, connection) = (bench.bulk.beat(), bench.bulk_connection);
     bench
         .session
@@ -309,7 +309,7 @@ fn payloads_may_come_first_and_what_waits_is_bounded() {
         bench.all();
         frames += bench.carry_bulk();
     }
-    // The large one is no pair of values: its upload fails, and the next works.
+    // The large payload is not a pair of values: its upload fails, and the next succeeds.
     bench.upload_from(2, payload());
     bench.upload_from(3, payload());
     bench.read(2, &tensor(2, TensorStatus::ReadOnly));
@@ -336,7 +336,7 @@ fn what_is_kept_serves_this_session_and_the_next_of_its_tenant() {
             keep,
         },
     );
-    // In place, where Burn can: what is kept must not change with it.
+    // Burn may add in place, which must not change the kept bytes.
     let owned = tensor(1, TensorStatus::ReadWrite);
     let op = BinaryOpIr {
         lhs: owned.clone(),
@@ -354,7 +354,7 @@ fn what_is_kept_serves_this_session_and_the_next_of_its_tenant() {
     bench.client.push(Body::Close(v1::Close {}));
     bench.all();
     let blobs = bench.blobs.clone();
-    // Waits for what was begun when the session ended.
+    // Drops the runtime, which waits until the blob store has the kept uploads.
     drop(bench);
 
     let mut next = Bench::with_blobs(blobs);

@@ -1,5 +1,5 @@
-//! A session's turns on its device: work comes from the queue, answers go to the
-//! wire, and what must be waited for ends the turn.
+//! A session's turns on its device. A turn executes queued work and queues the replies.
+//! It ends when the session must wait.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -18,18 +18,18 @@ use super::{
     uploads::Payload,
 };
 
-/// Whether a session that ran wants another turn.
+/// Whether a session needs another turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// It has more work.
     Again,
-    /// It has none, or must wait; it will put itself back.
+    /// It has none, or must wait. The event that it waits for schedules it again.
     Over,
 }
 
 impl Session {
-    /// Carries out work while `on` says so. Called by who takes it off the run queue, or
-    /// scheduled it and did not put it there.
+    /// Runs until `on()` is false, or the session has no work or must wait. The caller
+    /// must own this session's slot in the run queue.
     pub(crate) fn run(self: &Arc<Self>, on: &mut dyn FnMut() -> bool) -> Turn {
         let mut guard = lock(&self.runner);
         self.at_hand.step();
@@ -48,7 +48,7 @@ impl Session {
             return Turn::Over;
         };
         let before = runner.ops_seen();
-        // There are answers that the writer was not told of.
+        // Whether replies are queued for which the writer has not been woken.
         let mut queued = false;
         self.feed(runner);
         let turn = loop {
@@ -60,13 +60,13 @@ impl Session {
                     break Some(Turn::Over);
                 }
             } else if std::mem::take(&mut queued) {
-                // Answers in a row go out together, and none waits for an op.
+                // Consecutive replies are sent together, and no reply waits for an op.
                 self.wake_writer();
             }
             self.at_hand.step();
             match self.step(runner) {
                 Step::Ran(credit, reply) => {
-                    // What the client was told last is the end.
+                    // No reply may follow `Closed`.
                     let is_over = self.ending.load(Ordering::Acquire);
                     if let Some(reply) = reply.filter(|_| !is_over) {
                         self.reply(reply);
@@ -106,12 +106,12 @@ impl Session {
         })
     }
 
-    /// Runs one op, with the payload it needs if there is one.
+    /// Executes one step. If it needs a payload and one is queued, continues with that.
     fn step(self: &Arc<Self>, runner: &mut Runner) -> Step {
         let stepped = match runner.step() {
             Ok(Step::NeedsPayload) => match self.next_payload() {
                 Some(payload) => runner.payload(payload),
-                // Ended meanwhile, which is seen next.
+                // The session ended meanwhile, which the caller checks next.
                 None if self.ending.load(Ordering::Acquire) => return Step::Ran(0, None),
                 None => return Step::NeedsPayload,
             },
@@ -123,7 +123,7 @@ impl Session {
         })
     }
 
-    /// Gives the runner what came, as far as it takes it.
+    /// Passes all arrivals to the runner, and queued work while it has room.
     fn feed(self: &Arc<Self>, runner: &mut Runner) {
         loop {
             let (item, arrivals) = {
@@ -154,8 +154,8 @@ impl Session {
         }
     }
 
-    /// Whether there is nothing that a waiting runner can be given. Whatever comes
-    /// from then on schedules the session.
+    /// Returns whether there is nothing to pass to a waiting runner. If so, the session
+    /// is marked as not scheduled, and the next event schedules it.
     fn rests(&self, runner: &Runner) -> bool {
         let mut todo = lock(&self.todo);
         let has_items = !todo.items.is_empty() && runner.has_room();
@@ -166,8 +166,9 @@ impl Session {
         true
     }
 
-    /// Whether the client must take its answers first, or the device give those that it
-    /// is at.
+    /// Returns whether the session must pause until the client acknowledges replies or
+    /// reads in flight complete. If so, the session is marked as blocked and not
+    /// scheduled.
     fn is_blocked(&self) -> bool {
         let mut todo = lock(&self.todo);
         let is_full = |track| self.wire(track).duplex.outbox().is_full();
@@ -185,7 +186,7 @@ impl Session {
         self.end(Error::new(ErrorCode::Protocol, rule));
     }
 
-    /// The end: tells whoever has to do with it, and lets go of everything.
+    /// Completes the end: notifies the cohort and the client, and drops all state.
     fn finish(&self, runner: Option<Runner>) {
         let error = {
             let mut todo = lock(&self.todo);
@@ -195,26 +196,27 @@ impl Session {
         self.at_hand.step();
         self.cohort.leave(self.lease_rank, &error.message);
         self.close(runner);
-        // Nothing more of them comes.
+        // Frees a payload that is partly received.
         lock(&self.payloads).clear();
         self.send_end(error);
         self.gone.store(true, Ordering::Release);
         self.device_context.signals.wake();
     }
 
-    /// Lets go of everything but what is kept for later sessions.
+    /// Drops the runner, and passes its kept uploads to the blob store for later
+    /// sessions.
     fn close(&self, runner: Option<Runner>) {
         if let Some(runner) = runner {
             let (blobs, tenant) = (self.device_context.blobs.clone(), self.grant.tenant.clone());
             let kept = runner.into_kept();
-            // Takes a while, and the device is somebody else's by then.
+            // Hashing takes a while, and the device may serve another session by then.
             self.device_context
                 .runtime
                 .spawn_blocking(move || blobs.keep(&tenant, kept));
         }
     }
 
-    /// Tells the client that the session is over, unless it was told, and lets the
+    /// Queues `Closed` for the client, unless it was queued before, and lets the
     /// connections end.
     pub(super) fn send_end(&self, error: Error) {
         if self.end_announced.swap(true, Ordering::AcqRel) {
@@ -223,7 +225,8 @@ impl Session {
         info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
         let closed = frame::Body::Closed(Closed { error: Some(error) });
         self.wire(Track::Ops).queue(closed);
-        // Nobody waits for a value any more, and what they hold is another's by now.
+        // The client no longer waits for values. Dropping them frees the device memory
+        // that they hold.
         self.wire(Track::Bulk).duplex.abandon();
         for track in [Track::Bulk, Track::Ops] {
             self.wire(track).closing = true;
@@ -231,7 +234,8 @@ impl Session {
         }
     }
 
-    /// The next payload. If there is none, the session is scheduled when it comes.
+    /// Returns the next payload. If there is none, the session is marked as starved, and
+    /// scheduled when a payload arrives.
     fn next_payload(&self) -> Option<Payload> {
         let mut todo = lock(&self.todo);
         let payload = todo.payloads.pop_front();

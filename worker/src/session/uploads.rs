@@ -1,5 +1,5 @@
-//! The bytes of uploads: where the client says they are, to where the device
-//! takes them from.
+//! The bytes of uploads: finds them where the frame's list places them, and keeps the
+//! ones that the client names for reuse.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use tensord_proto::{
 use super::dataflow::Refusal;
 use crate::memory::SessionMemory;
 
-/// A payload that arrived, and the memory taken for it.
+/// A received payload, and the memory taken for it.
 pub(crate) struct Payload {
     pub(crate) bytes: burn_backend::Bytes,
     pub(crate) memory: Result<SessionMemory, Refusal>,
@@ -25,21 +25,21 @@ pub(crate) struct Payload {
 /// The bytes of one upload.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Of nobody else.
+    /// Used by this upload only.
     Owned(burn_backend::Bytes),
-    /// Also kept for later.
+    /// Shared with the copy that is kept for later uploads.
     Kept(Bytes),
 }
 
-/// Where an upload comes from.
+/// Where the bytes of an upload are.
 #[derive(Debug)]
 pub(super) enum Next {
     Here(Source),
-    /// From the next payload, to be kept in a slot if there is one.
+    /// In the next payload, which is to be kept in this slot if there is one.
     Payload(Option<u32>),
 }
 
-/// What a session keeps of its uploads, and the list of the frame at work.
+/// The uploads that a session keeps, and the contents list of the current frame.
 pub(super) struct Uploads {
     contents: Contents,
     slots: HashMap<u32, Bytes>,
@@ -59,17 +59,17 @@ impl Uploads {
         }
     }
 
-    /// An error about the place in the frame's list.
+    /// Returns an error that names the current position in the frame's list.
     pub(super) fn error(&self, rule: &str) -> CodecError {
         self.contents.error(rule)
     }
 
-    /// Begins a frame with this list.
+    /// Begins a frame with this contents list.
     pub(super) fn begin(&mut self, list: Bytes) {
         self.contents = Contents::new(list);
     }
 
-    /// Checks that the frame's list was used up.
+    /// Checks that the frame's list is used up.
     pub(super) fn finish(&self) -> Result<(), CodecError> {
         match self.contents.is_empty() {
             true => Ok(()),
@@ -77,7 +77,7 @@ impl Uploads {
         }
     }
 
-    /// Where the next upload is, of a tensor of `size` bytes.
+    /// Returns where the next upload is, which is of a tensor of `size` bytes.
     pub(super) fn next(&mut self, size: usize) -> Result<Next, CodecError> {
         loop {
             let content = match self.contents.next(size)? {
@@ -97,7 +97,7 @@ impl Uploads {
                 Content::Slot(slot) => kept(self.slots.get(&slot), &format!("slot {slot}")),
                 Content::Held(at) => kept(self.held.get(at as usize), &format!("place {at}")),
                 Content::Payload { keep } => Ok(Next::Payload(keep)),
-                // Out of the frame, which it would keep alive, and aligned.
+                // A copy is aligned, and does not keep the frame alive.
                 Content::Inline { bytes, keep } => {
                     self.keep(aligned::copy(&bytes), keep).map(Next::Here)
                 }
@@ -105,7 +105,7 @@ impl Uploads {
         }
     }
 
-    /// Keeps `bytes` if there is a slot for them.
+    /// Keeps `bytes` in `slot`, if there is one.
     pub(super) fn keep(
         &mut self,
         bytes: burn_backend::Bytes,
@@ -131,14 +131,14 @@ impl Uploads {
         }
     }
 
-    /// What was kept.
+    /// Returns the uploads in all slots.
     pub(super) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
         self.slots.into_values()
     }
 }
 
 impl Source {
-    /// Makes what Burn takes of it.
+    /// Converts the bytes to Burn's data for the tensor `out`.
     pub(super) fn into_data(self, out: &TensorIr) -> Result<TensorData, Refusal> {
         let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
         let bytes = match &self {
@@ -147,13 +147,13 @@ impl Source {
         };
         let is_byte_bool = matches!(out.dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
         if is_byte_bool && let Some(at) = bytes.iter().position(|&byte| byte > 1) {
-            // Any other byte is no Rust bool at all.
+            // Any other byte is not a valid Rust `bool`.
             let reason = format!("byte {at} of a bool tensor is {}, not 0 or 1", bytes[at]);
             return Err(mismatch(reason));
         }
         let bytes = match self {
             Self::Owned(bytes) => bytes,
-            // Written to by nobody: Burn copies what it means to change.
+            // Not written to: Burn copies shared bytes before it changes them.
             Self::Kept(bytes) => {
                 burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native)
             }

@@ -1,11 +1,12 @@
-//! What a session's tensors cost: storages are counted, not names.
+//! What a session's tensors cost: storages are charged, not names.
 //!
-//! Several tensors may use one storage: a second name, a slice that outlives its
-//! tensor, an answer on its way to the client. The storage is charged once, until the
-//! last of them is gone. On top of it each name has a fixed cost, and so has a fault.
+//! A storage may have several users: a second name of a tensor, a slice that outlives its
+//! tensor, a reply that the client has not acknowledged. The storage is charged once,
+//! until its last user is gone. In addition, each name has a fixed cost, and each fault
+//! costs its record and texts.
 //!
-//! A backend that can tell which storage a tensor uses is asked (see
-//! [`StorageInfo`]); for others [`Holding::view_of`] counts no less than they may use.
+//! If the backend reports which storage a tensor uses (see [`StorageInfo`]), that is
+//! charged. Otherwise [`Account::view_of`] charges no less than a tensor may use.
 
 use std::{collections::HashMap, mem::size_of, sync::Arc};
 
@@ -14,44 +15,46 @@ use tensord_proto::v1::Fault;
 use super::{Refusal, out_of_memory};
 use crate::{backend::StorageInfo, memory::SessionMemory};
 
-/// What a tensor costs beside its elements, whatever its rank: the backend's handle with
-/// its shape and strides, the storage's own records and the allocator's rounding, 240
-/// bytes for a matrix and 900 for the highest rank.
+/// Bytes charged for a tensor in addition to its elements, whatever its rank: the
+/// backend's handle with shape and strides, the storage's own records and the allocator's
+/// rounding. These take 240 bytes for a matrix and 900 for the highest rank.
 pub(crate) const NAME_BYTES: u64 = 1 << 10;
 
-/// What the two tables of a session, ours and the backend's, take for each name that
-/// they ever had at once: they grow by doubling and never shrink.
+/// Bytes that the two tables of a session, this one and the backend's, take for each
+/// name. The highest number of names so far counts, as the tables grow by doubling and
+/// never shrink.
 pub(super) const TABLE_BYTES: u64 = 704;
 
-/// Names whose place in the tables is within what a session costs anyway, and the steps
-/// in which further ones are paid for: 5.5 MiB.
+/// Number of names for which the tables are not charged, and the step in which further
+/// names are charged: 5.5 MiB.
 pub(super) const TABLE_NAMES: usize = 1 << 13;
 
-/// What the tensors without a value may take where the device is full: an op that did
-/// not fit leaves a fault that names the cause, and that has to be kept somewhere.
+/// Bytes that poisoned tensors may take while the device is full: an op that did not fit
+/// leaves a fault that names the cause, and that fault must be kept.
 const FAULT_RESERVE_BYTES: u64 = 1 << 20;
 
-/// What a fault costs beside its texts: its record and its place among the faults.
+/// Bytes charged for a fault in addition to its texts: its record and its table entry.
 const FAULT_BYTES: usize = size_of::<Fault>() + 64;
 
-/// A storage that is used more than once. Its memory is given back with the last use.
+/// A storage that may have several users. Its memory is given back when the last one is
+/// gone.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    /// As the backend names it; 0 where it does not.
+    /// The backend's id of the storage, or 0 if it is not known.
     id: usize,
     memory: SessionMemory,
 }
 
-/// What one name has of the account, beside its fixed cost.
+/// What one name holds of the account, in addition to its fixed cost.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
-    /// Bytes that no other name pays for.
+    /// Bytes that are charged for this name alone.
     own_bytes: u64,
     shared: Option<Arc<Storage>>,
 }
 
 impl Holding {
-    /// Of `bytes` that were taken for it alone.
+    /// Creates a holding of `bytes` that were taken for one name alone.
     pub(super) fn own(bytes: u64) -> Self {
         Self {
             own_bytes: bytes,
@@ -59,34 +62,34 @@ impl Holding {
         }
     }
 
-    /// All that it keeps from being freed.
+    /// Returns all bytes that the name keeps from being freed.
     pub(super) fn bytes(&self) -> u64 {
         let shared = self.shared.as_ref();
         self.own_bytes + shared.map_or(0, |storage| storage.memory.bytes())
     }
 
-    /// Whether other names may use the same storage.
+    /// Returns whether the storage may have other users.
     pub(super) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// The storage, if it is known to be the one of `info`.
+    /// Returns the shared storage, if it is known to be the one of `info`.
     fn known_as(&self, info: &StorageInfo) -> Option<Arc<Storage>> {
-        // Both must be the same: a storage that was freed may leave its id to another.
+        // Both must match: a new storage may have the id of one that was freed.
         let is_it = |s: &&Arc<Storage>| s.id == info.id && s.memory.bytes() == info.bytes;
         self.shared.as_ref().filter(is_it).cloned()
     }
 }
 
-/// What a session's tensors hold of its device.
+/// The device memory that a session's tensors hold.
 #[derive(Debug)]
 pub(super) struct Account {
     memory: SessionMemory,
-    /// Names that the tables were paid for.
+    /// Number of names that the paid tables have room for.
     table_names: usize,
-    /// Names that hold each fault, by its address.
+    /// Number of names that have each fault, by the fault's address.
     faults: HashMap<usize, usize>,
-    /// What all names without a value cost.
+    /// Bytes charged for all poisoned names.
     fault_bytes: u64,
 }
 
@@ -100,7 +103,7 @@ impl Account {
         }
     }
 
-    /// An account of the same device with nothing in it.
+    /// Returns an empty account of the same device.
     pub(super) fn beside(&self) -> SessionMemory {
         self.memory.beside()
     }
@@ -109,7 +112,7 @@ impl Account {
         self.memory.take(bytes).map_err(out_of_memory)
     }
 
-    /// Pays for tables with room for `names`.
+    /// Charges for tables with room for `names`.
     pub(super) fn make_room(&mut self, names: usize) -> Result<(), Refusal> {
         while names > self.table_names {
             self.take(TABLE_NAMES as u64 * TABLE_BYTES)?;
@@ -118,22 +121,22 @@ impl Account {
         Ok(())
     }
 
-    /// A name is gone, with what it had.
+    /// Gives back the cost of a removed name, and the bytes that it alone held.
     pub(super) fn release(&mut self, holding: &Holding) {
         self.memory.give_back(holding.own_bytes + NAME_BYTES);
     }
 
-    /// Takes over what `held` has, for a tensor and its name.
+    /// Takes over the bytes in `held`, which were taken for a tensor and its name.
     pub(super) fn adopt(&mut self, held: SessionMemory) -> Holding {
         let bytes = self.memory.adopt(held);
         Holding::own(bytes.saturating_sub(NAME_BYTES))
     }
 
-    /// The holding uses the storage of `info` alone.
+    /// Charges `holding` for the storage of `info`, of which it is the only user.
     pub(super) fn resize(&mut self, holding: &mut Holding, info: &StorageInfo) {
         let (was, is) = (holding.own_bytes, info.bytes);
         if is > was {
-            // The backend has it already.
+            // The backend has allocated it already.
             self.memory.take_beyond(is - was);
         } else {
             self.memory.give_back(was - is);
@@ -141,7 +144,7 @@ impl Account {
         holding.own_bytes = is;
     }
 
-    /// The holding uses `storage` in the place of what was taken for it.
+    /// Makes `holding` a user of `storage`, and gives back what was taken for it.
     pub(super) fn join(&mut self, holding: &mut Holding, storage: Arc<Storage>) {
         self.memory.give_back(holding.own_bytes);
         *holding = Holding {
@@ -150,8 +153,8 @@ impl Account {
         };
     }
 
-    /// The storage of `holding`, if it is the one of `info`, for another to use; `look`
-    /// asks the backend what it uses.
+    /// Returns the storage of `holding` for one more user, if it is the one of `info`.
+    /// `look` returns the storage of the holding's tensor, if the backend reports it.
     pub(super) fn find(
         &mut self,
         holding: &mut Holding,
@@ -166,7 +169,8 @@ impl Account {
         Some(self.share(holding, its.id))
     }
 
-    /// The storage of `holding`, for another to use, too. Names it `id`.
+    /// Returns the storage of `holding` for one more user. A storage that was not shared
+    /// gets the id `id`.
     pub(super) fn share(&mut self, holding: &mut Holding, id: usize) -> Arc<Storage> {
         if let Some(storage) = &holding.shared {
             return storage.clone();
@@ -177,9 +181,9 @@ impl Account {
         storage
     }
 
-    /// A second name for all that `source` has.
+    /// Creates the holding of a second name for the tensor of `source`.
     pub(super) fn alias(&mut self, source: &mut Holding, id: usize) -> Result<Holding, Refusal> {
-        // What a holding has beside a shared storage is counted again.
+        // Bytes that a holding has in addition to a shared storage are charged again.
         let own_bytes = match source.is_shared() {
             true => source.own_bytes,
             false => 0,
@@ -191,12 +195,12 @@ impl Account {
         })
     }
 
-    /// Makes `out`, for which memory of its own was taken, hold whatever it may use of
-    /// `source` as well. For backends that do not say whether a view shares memory with
-    /// its source: it may be a copy, or keep all of it.
+    /// Makes `out`, for which memory of its own was taken, also hold what it may use of
+    /// `source`. For backends that do not report whether a view shares memory with its
+    /// source: the view may be a copy, or keep all of the source's storage.
     pub(super) fn view_of(&mut self, out: &mut Holding, source: &mut Holding, is_last_use: bool) {
         if is_last_use || source.is_shared() || out.own_bytes >= source.own_bytes {
-            // One of the two storages is left in the end: the larger counts.
+            // Only one of the two storages is left in the end, so the larger is charged.
             let missing = source.own_bytes.saturating_sub(out.own_bytes);
             self.memory.take_beyond(missing);
             out.own_bytes += missing;
@@ -206,7 +210,7 @@ impl Account {
         }
     }
 
-    /// Takes what one more tensor costs that has `fault` in the place of a value.
+    /// Charges for one more tensor that is poisoned with `fault`.
     pub(super) fn take_fault(&mut self, fault: &Arc<Fault>) -> Result<(), Refusal> {
         let cost = self.fault_cost(fault) + NAME_BYTES;
         if let Err(refusal) = self.take(cost) {
@@ -220,7 +224,7 @@ impl Account {
         Ok(())
     }
 
-    /// Such a tensor is gone.
+    /// Gives back what a tensor cost that was poisoned with `fault`.
     pub(super) fn release_fault(&mut self, fault: &Arc<Fault>) {
         if let Some(names) = self.faults.get_mut(&address(fault)) {
             *names -= 1;
@@ -233,7 +237,8 @@ impl Account {
         self.memory.give_back(cost);
     }
 
-    /// What a fault costs, once however many tensors have it.
+    /// Returns the bytes to charge for a fault: 0 if it is charged already, as a fault is
+    /// charged once for all tensors that have it.
     fn fault_cost(&self, fault: &Arc<Fault>) -> u64 {
         if self.faults.contains_key(&address(fault)) {
             return 0;

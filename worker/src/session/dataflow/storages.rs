@@ -1,9 +1,10 @@
 //! Which tensors of a session share a storage.
 //!
-//! The outputs of most ops have storages of their own, of their size, and cost no look.
-//! Those of views do not, nor may those of ops on views, as backends work in place where
-//! they can. For these the backend is asked which storage an output uses, and where it
-//! cannot tell, whatever the output may use is counted.
+//! The outputs of most ops have storages of their own, of their declared size, and need
+//! no lookup. The outputs of views may use an input's storage, and so may the outputs of
+//! ops on views, as backends work in place where they can. For these the backend is
+//! queried for the storage that an output uses. If it cannot report that, all that the
+//! output may use is charged.
 
 use std::sync::Arc;
 
@@ -21,39 +22,42 @@ use super::{
 };
 use crate::backend::StorageInfo;
 
-/// Says which storage a tensor uses, if the backend can tell.
+/// Returns the storage that a tensor uses, if the backend reports it.
 pub(crate) type StorageLookup<'a> = &'a mut dyn FnMut(&TensorIr) -> Option<StorageInfo>;
 
-/// Tensors of an op that are searched for the storage of an output. Views have one
-/// input; beyond it an output is charged for a storage of its own.
+/// Maximum number of an op's tensors that are searched for the storage of an output.
+/// Views have one input. If the storage is not found, the output is charged for one of
+/// its own.
 const SEARCHED: usize = 64;
 
-/// An output that is smaller than an input by so many bytes may be a view that keeps
-/// the input: to look costs nothing beside reading so much.
+/// An output that is smaller than an input by at least this many bytes may be a view that
+/// keeps the input's storage. The lookup costs little compared with reading so many
+/// bytes.
 const LOOK_BYTES: u64 = 64 << 10;
 
 /// Whether an op's outputs may use the storages of its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aliasing {
-    /// Each has one of its own, of its size.
+    /// Each output has a storage of its own, of its declared size.
     No,
-    /// An input that it consumes may be reused, and may be larger, or used by others.
+    /// An output may reuse the storage of a consumed input, which may be larger, or have
+    /// other users.
     InPlace,
-    /// It may be a view of its first input.
+    /// An output may be a view of the first input.
     View,
 }
 
-/// What an op's inputs say of the storages of its outputs.
+/// What an op's inputs imply for the storages of its outputs.
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
-    /// Bytes that the largest keeps.
+    /// Maximum of the bytes that an input keeps from being freed.
     largest_bytes: u64,
-    /// One has a storage that is not its own, or not of its size.
+    /// Whether the storage of an input may be shared, or does not have the input's size.
     irregular: bool,
 }
 
 impl Dataflow {
-    /// Checks an input, and takes note of its storage.
+    /// Checks an input, and records its storage in `known`.
     pub(super) fn note_input(&self, input: &TensorIr, known: &mut Inputs) -> Result<(), Refusal> {
         check_dtype(input.dtype)?;
         let (slot, bytes) = self.find(input)?;
@@ -65,8 +69,8 @@ impl Dataflow {
         Ok(())
     }
 
-    /// Notes the inputs of `op` if its outputs, of which the smallest has `least_bytes`,
-    /// may use their storages.
+    /// Records the inputs of `op` if its outputs may use their storages. `least_bytes` is
+    /// the size of the smallest output.
     pub(super) fn note_sources(&mut self, op: &OperationIr, inputs: &Inputs, least_bytes: u64) {
         let is_much_smaller = inputs.largest_bytes >= least_bytes.saturating_add(LOOK_BYTES);
         self.shares = match may_view(op) {
@@ -78,8 +82,8 @@ impl Dataflow {
         self.sources.extend(op.inputs().take(SEARCHED).cloned());
     }
 
-    /// Counts the storages that the outputs of the op at hand use in the place of what
-    /// was taken for them.
+    /// Charges for the storages that the current op's outputs use, in place of what was
+    /// taken for them.
     pub(super) fn settle_storages(&mut self, look: StorageLookup<'_>) {
         for at in 0..self.made.len() {
             let Some(info) = look(&self.made[at].0) else {
@@ -99,7 +103,7 @@ impl Dataflow {
         }
     }
 
-    /// The storage of `info`, if an input of the op at hand has it.
+    /// Returns the storage of `info`, if an input of the current op uses it.
     fn storage_among_sources(
         &mut self,
         info: &StorageInfo,
@@ -110,15 +114,15 @@ impl Dataflow {
             let Some(Slot::Live { holding, .. }) = self.tensors.get_mut(&source.id) else {
                 return None;
             };
-            // One that is gone cannot be looked at; nor does anything share with it that
-            // was its alone.
+            // The backend no longer has a consumed input. If that input was the only user
+            // of its storage, no output shares the storage.
             let is_gone = consumed.iter().any(|gone| gone.id == source.id);
             let look = || (!is_gone).then(|| look(source)).flatten();
             self.account.find(holding, info, look)
         })
     }
 
-    /// The storage of `info`, if an output before the one at `at` has it.
+    /// Returns the storage of `info`, if an output before the one at `at` uses it.
     fn storage_among_made(
         &mut self,
         at: usize,
@@ -132,8 +136,9 @@ impl Dataflow {
         before.find_map(|(out, holding)| self.account.find(holding, info, || look(out)))
     }
 
-    /// Has the output at `at` keep what it may use, of a backend that does not tell: of a
-    /// view the first input, else a view that it consumes and is no larger than.
+    /// Makes the output at `at` hold the storage that it may use, for a backend that does
+    /// not report storages. For a view, that is the storage of the first input.
+    /// Otherwise, it is the shared storage of a consumed input that is at least as large.
     fn keep_source(&mut self, at: usize) {
         let (out, holding) = &mut self.made[at];
         let out_bytes = tensor_bytes(&out.shape, out.dtype);
@@ -151,7 +156,7 @@ impl Dataflow {
         }
     }
 
-    /// Gives the value of `source` a second id. The two share a storage, which is
+    /// Gives the value of `source` a second id. The two tensors share a storage, which is
     /// charged until both are gone. `look` is as for [`finish`](Self::finish).
     pub(crate) fn alias(
         &mut self,
@@ -192,8 +197,9 @@ impl Dataflow {
         Ok(())
     }
 
-    /// The storage of a tensor with a value, for an answer that uses it: charged until
-    /// the answer is gone, too. `look` is as for [`finish`](Self::finish).
+    /// Returns the storage of a tensor with a value, for a reply that uses it: the
+    /// storage stays charged until the reply is dropped, too. `look` is as for
+    /// [`finish`](Self::finish).
     pub(crate) fn hold(&mut self, id: TensorId, look: StorageLookup<'_>) -> Option<Arc<Storage>> {
         let Some(Slot::Live {
             shape,
@@ -208,8 +214,9 @@ impl Dataflow {
     }
 }
 
-/// What the backend calls the storage of a tensor that nothing shares yet; 0 where that
-/// is not known, or no matter.
+/// Returns the backend's id of a tensor's storage, for when the storage is shared for the
+/// first time. Returns 0 if the backend does not report it, or the storage is shared and
+/// has its id already.
 fn storage_id(
     id: TensorId,
     shape: &Shape,
@@ -229,7 +236,8 @@ fn storage_id(
     look(&tensor).map_or(0, |info| info.id)
 }
 
-/// Whether an output of `op` may be a view of its first input, or that input itself.
+/// Returns whether an output of `op` may be a view of its first input, or that input
+/// itself.
 fn may_view(op: &OperationIr) -> bool {
     match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {

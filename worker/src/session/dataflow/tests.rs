@@ -1,4 +1,4 @@
-//! The table by itself: what may run. What it costs is in `costs`.
+//! Tests of the table alone: which ops may run. The tests of costs are in `costs`.
 
 mod costs;
 
@@ -7,15 +7,16 @@ use burn_ir::{BinaryOpIr, NumericOperationIr};
 use super::*;
 use crate::{backend::StorageInfo, memory::DeviceMemory};
 
-/// What one of these tests' tensors costs.
+/// Bytes charged for a tensor of these tests.
 const TENSOR: u64 = 16 + NAME_BYTES;
 
-/// A backend that cannot tell which storage a tensor uses.
+/// The lookup of a backend that does not report storages.
 fn unknown(_: &TensorIr) -> Option<StorageInfo> {
     None
 }
 
-/// What a tensor costs that has a fault for this reason, if no other has it.
+/// Returns the bytes charged for a tensor that is the only one with a fault of this
+/// reason.
 fn poisoned(reason: &str) -> u64 {
     NAME_BYTES + (size_of::<Fault>() + 64 + reason.len()) as u64
 }
@@ -77,7 +78,7 @@ fn what_an_op_that_was_refused_would_have_made_does_not_come_to_be() {
     let on = add(1, tensor(3, TensorStatus::ReadOnly), 4);
     flow.begin(&on).unwrap_err();
     flow.poison(&on, &fault("full"));
-    // Drops go on, whatever became of the tensor.
+    // A drop is finished even if the tensor is poisoned.
     for id in [4, 3] {
         let drop = OperationIr::Drop(tensor(id, TensorStatus::ReadWrite));
         assert!(matches!(flow.begin(&drop), Err(Refusal::Inherited(_))));

@@ -1,13 +1,14 @@
-//! All-reduces and transfers: what a session does with others of its lease.
+//! All-reduces and transfers: what a session does with its peers, the other sessions of
+//! the lease.
 //!
-//! The runner asks ([`Request`]), the session passes it on, and the outcome comes
-//! back under the ticket of the one who asked. Until then the tensor is pending.
+//! The runner creates a [`Request`], the session passes it on, and the outcome arrives
+//! under the request's ticket. Until then the tensor is pending.
 //!
-//! All-reduces are asked for in buckets: they are held back while the ops between
-//! them are carried out, until there are many bytes of them, the program syncs, an
-//! op needs a result, or the session's turn is over. Those of a group keep their
-//! order, as the n-th is the n-th on every rank; so one that cannot begin holds up
-//! those after it.
+//! All-reduces are requested in buckets: they are held back while the ops between them
+//! are executed, until the bucket is full, the program syncs, an op needs a result, or
+//! the session's turn is over. The all-reduces of a group keep their order, as the n-th
+//! must be the n-th on every rank. So an all-reduce that cannot begin delays those after
+//! it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -41,19 +42,20 @@ use crate::collective::{
 };
 use crate::op_check;
 
-/// Results that a session may have on the way: beyond it an all-reduce waits.
+/// Maximum number of results of a session in flight. Beyond this limit an all-reduce
+/// waits.
 const MAX_AWAITED: usize = 1 << 15;
 
-/// A session's place among those of its lease.
+/// The sessions of the lease, and this session's rank among them.
 #[derive(Debug, Clone)]
 pub(crate) struct LeaseMembership {
     pub(crate) lease_members: Arc<LeaseMembers>,
     pub(crate) lease_rank: u32,
-    /// Bytes of all-reduces from which on they are not held back.
+    /// Bytes of all-reduces at which a bucket is full.
     pub(crate) bucket_bytes: Arc<AtomicUsize>,
 }
 
-/// What a read came to.
+/// Converts the result of a read.
 fn valued(data: Result<TensorData, ExecutionError>, about: &FaultContext) -> Read {
     let data = data.map_err(|e| about.fault(FaultKind::Backend, e.reason()))?;
     Ok(Value {
@@ -63,39 +65,39 @@ fn valued(data: Result<TensorData, ExecutionError>, about: &FaultContext) -> Rea
     })
 }
 
-/// What a session asks of others.
+/// A request of a session to its peers.
 pub(crate) enum Request {
     Call(Call),
     Offer(Capability, Offer),
     Take(Capability, Take),
-    /// One of them, once the device has made the value that goes with it.
+    /// One of the others, once the device has read its value.
     Later(DynFut<Request>),
 }
 
-/// A tensor's value, or the fault that is in its place.
+/// A tensor's value, or the fault that it has instead.
 type Read = Result<Value, Arc<Fault>>;
 
-/// What became of an all-reduce that was begun ahead of its turn.
+/// The state of an all-reduce that was begun before its turn.
 #[derive(Debug)]
 pub(super) enum Started {
-    /// It is on the way.
+    /// The result is in flight under this ticket.
     Ticket(u64),
-    /// It makes no sense.
+    /// The group is not valid, for this reason.
     Wrong(String),
 }
 
-/// Something on its way.
+/// A result in flight.
 #[derive(Debug)]
 pub(super) struct Awaited {
-    /// The tensor it is for, and the number of the op that makes it, once that has
-    /// had its turn.
+    /// The tensor that the result is for, and the number of the op that makes it. `None`
+    /// until that op's turn.
     out: Option<(TensorId, u64)>,
-    /// What came before then.
+    /// The outcome, if it arrived before the op's turn.
     early: Option<Outcome>,
     about: FaultContext,
 }
 
-/// The all-reduce that `op` is, if it is one.
+/// Returns `op` as an all-reduce, if it is one.
 pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
     match op {
         OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => Some(op),
@@ -103,14 +105,15 @@ pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
     }
 }
 
-/// Whether results are on the way of what had its turn up to op `number`.
+/// Returns whether results are in flight for ops up to `number` whose turn has come.
 pub(super) fn awaits_from_before(awaited: &HashMap<u64, Awaited>, number: u64) -> bool {
     let before = |awaited: &Awaited| awaited.out.is_some_and(|(_, turn)| turn <= number);
     awaited.values().any(before)
 }
 
 impl Runner {
-    /// What to ask others for: all there is, or what is not held back.
+    /// Returns the requests to pass on. Unless `all` is true, they are held back until a
+    /// bucket is full or one of them is urgent.
     pub(crate) fn take_requests(&mut self, all: bool) -> Vec<Request> {
         let bucket_bytes = || self.membership.bucket_bytes.load(Ordering::Relaxed);
         let is_small = self.bucket_bytes == 0 || self.bucket_bytes < bucket_bytes();
@@ -121,7 +124,7 @@ impl Runner {
         std::mem::take(&mut self.requests)
     }
 
-    /// Takes note of the all-reduces ahead.
+    /// Records the all-reduces among `ops`, which were just decoded.
     pub(super) fn note_all_reduces(&mut self, ops: &DecodedOps) {
         for op in ops.iter().filter_map(|op| all_reduce(op)) {
             let group = self.reduces.entry(op.device_ids.clone()).or_default();
@@ -129,7 +132,8 @@ impl Runner {
         }
     }
 
-    /// Begins those all-reduces ahead whose tensors are there.
+    /// Begins the decoded all-reduces whose tensors have values, in the order of each
+    /// group.
     pub(super) fn begin_early(&mut self) {
         if self.reduces.is_empty() {
             return;
@@ -147,14 +151,15 @@ impl Runner {
         begin.iter().for_each(|op| self.begin_all_reduce(op));
     }
 
-    /// The tensor of the all-reduce of the same group that is to begin before `op`.
+    /// Returns the output of the all-reduce of the same group that must begin just before
+    /// `op`, if it has not begun.
     pub(super) fn one_before(&self, op: &AllReduceOpIr) -> Option<TensorId> {
         let group = self.reduces.get(&op.device_ids)?;
         let at = group.iter().position(|one| one.out.id == op.out.id)?;
         Some(group.get(at.checked_sub(1)?)?.out.id)
     }
 
-    /// Whether so many results are on the way that all waits for them.
+    /// Returns whether so many results are in flight that all work must wait for them.
     pub(super) fn awaits_too_much(&self) -> bool {
         self.awaited.len() >= MAX_AWAITED
     }
@@ -186,8 +191,9 @@ impl Runner {
         }
     }
 
-    /// Brings the tensor to the group, or the reason why there is none: the other
-    /// ranks must hear of it, or they would wait.
+    /// Creates the request for an all-reduce, with the tensor's value or the fault that
+    /// it has instead: the other ranks need one of the two, or they would wait. Returns
+    /// the ticket.
     fn call(&mut self, op: &AllReduceOpIr, members: Members) -> u64 {
         let about = self.fault_context("Distributed.AllReduce");
         let read = self.flow.check(&op.tensor).map(|()| false);
@@ -221,8 +227,9 @@ impl Runner {
         ticket
     }
 
-    /// Asks what `request` makes of the value of `tensor`, which stays. If it has none,
-    /// `checked` says why, and else whether there is a place for it.
+    /// Queues the request that `request` creates from the value of `tensor`, which is not
+    /// consumed. `checked` is the fault if the tensor has no value, otherwise whether
+    /// memory is already taken for the value.
     fn ask_with(
         &mut self,
         tensor: &TensorIr,
@@ -252,8 +259,9 @@ impl Runner {
         self.tickets
     }
 
-    /// Starts to read a tensor, which stays. Unless the value has a place already, it
-    /// holds one until everybody is done with it.
+    /// Starts to read a tensor, which is not consumed. Unless `has_place` is true, which
+    /// means that memory is already taken for the value, the value holds memory until it
+    /// is dropped.
     fn value(
         &mut self,
         tensor: &TensorIr,
@@ -271,7 +279,8 @@ impl Runner {
         self.begin_read(tensor, held, about)
     }
 
-    /// The turn of an all-reduce, which has begun by now.
+    /// Executes the turn of an all-reduce: begins it, unless it has begun before, and
+    /// makes its output pending.
     pub(super) fn all_reduce(&mut self, op: &OperationIr) {
         let OperationIr::Distributed(DistributedOperationIr::AllReduce(reduce)) = op else {
             return;
@@ -314,7 +323,7 @@ impl Runner {
         }
     }
 
-    /// Takes what others have sent.
+    /// Processes the outcome that arrived under `ticket`.
     pub(crate) fn arrive(&mut self, ticket: u64, outcome: Outcome) {
         let Some(awaited) = self.awaited.get_mut(&ticket) else {
             return;
@@ -328,7 +337,7 @@ impl Runner {
             .remove(&ticket)
             .expect("it was just there")
             .about;
-        // Else it was dropped meanwhile.
+        // `None` if the tensor was dropped meanwhile.
         if let Some((shape, dtype)) = self.flow.expected(id, ticket) {
             let out = TensorIr {
                 id,
@@ -368,7 +377,7 @@ impl Runner {
             let wanted = format!("{} of {wanted}", out.shape);
             return Err(mismatch(format!("{shape} of {is} came for {wanted}")));
         }
-        // Written to by nobody: Burn copies what it means to change.
+        // Not written to: Burn copies shared bytes before it changes them.
         let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);
         let data = TensorData::try_from_bytes(bytes, shape, dtype);
         let data = data.map_err(|e| mismatch(e.to_string()))?;
@@ -377,14 +386,14 @@ impl Runner {
             .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))
     }
 
-    /// Offers a tensor's value to another session.
+    /// Offers a tensor's value to the session with rank `to` in the lease.
     pub(super) fn offer(&mut self, tensor: &TensorIr, capability: Capability, to: u32) {
         let about = self.fault_context("Offer");
         let checked = self
             .flow
             .check(tensor)
             .map_err(|refusal| self.blamed(&about, refusal));
-        // It has a place on the device until it is taken.
+        // The value takes memory of the device until the other session has taken it.
         let size = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
         let reserved = checked.and_then(|()| {
             let reserved = self.flow.reserve(size as u64);
@@ -412,7 +421,7 @@ impl Runner {
         self.urgent = true;
     }
 
-    /// Makes a tensor of what another session offers.
+    /// Makes a pending tensor of the value that the session with rank `from` offers.
     pub(super) fn take(&mut self, out: &TensorIr, capability: Capability, from: u32) {
         let about = self.fault_context("Take");
         let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);

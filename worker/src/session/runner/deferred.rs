@@ -1,9 +1,9 @@
-//! Work that is put aside, and what each piece of it waits for.
+//! Deferred work, and what each task waits for.
 //!
-//! A piece waits for the values of tensors that are on their way, for pieces that
-//! make what it uses, and, if it takes a tensor away, for pieces that still use it.
-//! Each event frees those that waited for it and touches no others, so a long queue
-//! behind one value costs no more than a short one.
+//! A task waits for pending values, for earlier tasks that make a tensor that it uses,
+//! and, if it consumes a tensor, for earlier tasks that still use that tensor. Each event
+//! visits only the tasks that waited for it, so the cost of an event does not depend on
+//! the length of the queue.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -11,32 +11,32 @@ use burn_ir::TensorId;
 
 use super::schedule::Task;
 
-/// Work that waits.
+/// Deferred tasks and syncs.
 #[derive(Default)]
 pub(super) struct Deferred {
-    /// By number, in the order it came.
+    /// Tasks by number, in the order they were deferred.
     waiting: BTreeMap<u64, DeferredTask>,
     next: u64,
-    /// Those that wait for nothing any more.
+    /// Numbers of the tasks that no longer wait.
     ready: BTreeSet<u64>,
-    /// Who makes a tensor, and who uses it.
+    /// The task that makes a tensor, and the tasks that use it.
     makers: HashMap<TensorId, u64>,
     users: HashMap<TensorId, Vec<u64>>,
-    /// Who waits for a value.
+    /// The tasks that wait for a pending value.
     values: HashMap<TensorId, Vec<u64>>,
-    /// Syncs, which wait for all that came before: the number that the next piece of
-    /// work had then, their op's number, and the request.
+    /// Syncs, which wait for all work before them: the number of the next task at the
+    /// time, the op number, and the request id.
     syncs: VecDeque<(u64, u64, u64)>,
 }
 
 struct DeferredTask {
-    /// `None` while it is being looked at.
+    /// `None` while the caller of [`Deferred::next_ready`] has the task.
     task: Option<Task>,
     made: Vec<TensorId>,
     used: Vec<TensorId>,
-    /// Events that it waits for.
+    /// Number of events that the task waits for.
     events: usize,
-    /// Who waits for it.
+    /// Tasks that wait for this one.
     others: Vec<u64>,
 }
 
@@ -49,8 +49,8 @@ impl Deferred {
         self.len() == 0
     }
 
-    /// Whether `task` uses what waits to be made, or takes away what is still to be
-    /// used.
+    /// Returns whether `task` uses a tensor that a deferred task makes, or consumes one
+    /// that a deferred task uses.
     pub(super) fn must_follow(&self, task: &Task) -> bool {
         if self.waiting.is_empty() {
             return false;
@@ -62,8 +62,8 @@ impl Deferred {
         held
     }
 
-    /// Puts `task` aside, behind all others. `on_the_way` says which values are;
-    /// `behind` is a tensor whose maker goes first.
+    /// Defers `task`, behind all others. `on_the_way` returns whether a value is pending.
+    /// The task that makes the tensor `behind` must run first.
     pub(super) fn put(
         &mut self,
         task: Task,
@@ -97,7 +97,8 @@ impl Deferred {
         }
     }
 
-    /// Puts one that was ready back in its place, as it has to wait again.
+    /// Defers a task that was ready again, under its old number, because it must still
+    /// wait.
     pub(super) fn put_back(
         &mut self,
         number: u64,
@@ -127,7 +128,7 @@ impl Deferred {
             }
         });
         others.extend(behind.and_then(|id| self.makers.get(&id)));
-        // What came later does not go first, and nothing waits for itself.
+        // A task waits for earlier tasks only, not for later ones or itself.
         others.retain(|other| *other < number);
         let events = others.len() + values.len();
         for other in others {
@@ -146,20 +147,20 @@ impl Deferred {
         }
     }
 
-    /// The first piece of work that waits for nothing any more, with its number.
-    /// Must be followed by [`done`](Self::done) or [`put_back`](Self::put_back).
+    /// Returns the first task that no longer waits, with its number. [`done`](Self::done)
+    /// or [`put_back`](Self::put_back) must follow.
     pub(super) fn next_ready(&mut self) -> Option<(u64, Task)> {
         let number = self.ready.pop_first()?;
         let task = self.waiting.get_mut(&number)?.task.take()?;
         Some((number, task))
     }
 
-    /// The first that is ready, if there is one.
+    /// Returns the first task that no longer waits, and leaves it in place.
     pub(super) fn peek_ready(&self) -> Option<&Task> {
         self.waiting.get(self.ready.first()?)?.task.as_ref()
     }
 
-    /// A piece of work was carried out.
+    /// Removes a task that was executed, and frees those that waited for it.
     pub(super) fn done(&mut self, number: u64) {
         let Some(waiting) = self.waiting.remove(&number) else {
             return;
@@ -178,7 +179,7 @@ impl Deferred {
         self.free(waiting.others);
     }
 
-    /// The value of `id` is there, or will never be.
+    /// Frees the tasks that waited for the value of `id`, which has arrived or failed.
     pub(super) fn settled(&mut self, id: TensorId) {
         let who = self.values.remove(&id).unwrap_or_default();
         self.free(who);
@@ -195,13 +196,14 @@ impl Deferred {
         }
     }
 
-    /// Puts a sync aside.
+    /// Defers a sync.
     pub(super) fn put_sync(&mut self, op_number: u64, request: u64) {
         self.syncs.push_back((self.next, op_number, request));
     }
 
-    /// The first sync before which nothing waits, if `is_over` says that nothing is
-    /// on the way of what came up to its op.
+    /// Removes the first sync, and returns its op number and request id, if no earlier
+    /// task is deferred and `is_over(op_number)` is true: no result of an op up to that
+    /// number is in flight.
     pub(super) fn next_sync(&mut self, is_over: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
         let (number, op_number, request) = *self.syncs.front()?;
         let first = self.waiting.first_key_value().map(|(first, _)| *first);

@@ -1,10 +1,10 @@
-//! Values of tensors, and what holds their memory until they are sent.
+//! Reads the values of tensors, and holds their memory until they are sent.
 //!
-//! An answer may use a tensor's storage, or be a copy in the same memory. Either is
-//! charged to the session until the client has taken the answer, whatever becomes of
-//! the tensor; so a client that takes none makes the worker keep no more than its
-//! device has. Copies in the host's memory of what a GPU has are not the device's:
-//! their bound is in `turn.rs`.
+//! A reply may use a tensor's storage, or be a copy in the same memory. Either is charged
+//! to the session until the client has acknowledged the reply, even if the tensor is
+//! dropped before. So a client that reads no replies makes the worker keep no more than
+//! its device has. Copies of a GPU's tensors are in host memory and not charged to the
+//! device: `LATER_BYTES` in `session/mod.rs` bounds them.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -27,27 +27,28 @@ use super::{
 };
 use crate::memory::SessionMemory;
 
-/// What may be read, and let go of, without a thought: some microseconds.
+/// Maximum bytes of reads that the connection's reader executes itself, in some
+/// microseconds.
 const AT_HAND_BYTES: usize = 16 << 10;
 
-/// A read that was begun.
+/// A read that has begun.
 pub(super) enum Begun {
-    /// The value is there.
+    /// The value, or the backend's error.
     Value(Result<TensorData, ExecutionError>),
-    /// The device is still at it.
+    /// The device is still reading the value.
     Later(DynFut<Result<TensorData, ExecutionError>>),
 }
 
-/// What an answer holds of the session's memory.
+/// The session's memory that a reply holds.
 #[expect(dead_code, reason = "held for what happens when it is dropped")]
 pub(super) enum AnswerMemory {
-    /// The storage that it shares with a tensor.
+    /// The storage that the reply shares with a tensor.
     Storage(Arc<Storage>),
-    /// What was taken for a copy.
+    /// The memory taken for a copy.
     Copy(SessionMemory),
 }
 
-/// The bytes of an answer with what they hold.
+/// The bytes of a reply, with the memory that they hold.
 struct Charged {
     bytes: bytes::Bytes,
     _held: AnswerMemory,
@@ -106,7 +107,7 @@ impl Runner {
         self.reported(fault)
     }
 
-    /// Begins to read a tensor that has a value, which holds `held`.
+    /// Begins to read a tensor that has a value. The value holds `held`.
     pub(super) fn begin_read(
         &mut self,
         tensor: TensorIr,
@@ -129,8 +130,8 @@ impl Runner {
         }
     }
 
-    /// What the value of `tensor` holds until it is sent. Small ones are copied into the
-    /// frame that answers, which is bounded with all answers.
+    /// Returns the memory that the value of `tensor` holds until it is sent. Small values
+    /// hold none: they are copied into the reply's frame, which the outbox bounds.
     pub(super) fn hold(&mut self, tensor: &TensorIr) -> Result<Option<AnswerMemory>, Refusal> {
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
         if bytes <= INLINE_BYTES || !self.backend.is_in_host_memory() {
@@ -145,8 +146,8 @@ impl Runner {
         Ok(Some(AnswerMemory::Copy(copy)))
     }
 
-    /// Whether there is nothing to do before `tensors` are read, and to read them is
-    /// nothing either.
+    /// Returns whether no work must be done before `tensors` are read, and their values
+    /// are small and in host memory.
     pub(crate) fn has_at_hand(&mut self, tensors: &[TensorIr]) -> bool {
         let rests = self.plans.is_empty() && self.deferred.is_empty() && self.awaited.is_empty();
         let bytes = tensors.iter().try_fold(0usize, |sum, tensor| {
@@ -158,7 +159,7 @@ impl Runner {
     }
 }
 
-/// The value with what it holds.
+/// Adds the memory that it holds to a value.
 fn charged(data: TensorData, held: Option<AnswerMemory>) -> TensorData {
     let Some(held) = held else {
         return data;

@@ -1,15 +1,15 @@
-//! In which order a session's work is carried out: as it came, but for what needs a
-//! value that is on its way from elsewhere.
+//! The order in which a session's work is executed: as received, except for work that
+//! needs a pending value.
 //!
-//! That is put aside, with whatever depends on it, and the rest goes on. So the
-//! optimiser's ops for one parameter run while the gradients of others are still
-//! being reduced. And ranks may come to their collectives in different orders, as
-//! the threads of a program do whose ops meet in one stream: if everything waited
-//! for the first of them, two sessions could wait for each other for ever.
+//! That work is deferred, with all work that depends on it, and the rest is executed. So
+//! the optimiser's ops for one parameter run while the gradients of others are still
+//! being reduced. And ranks may reach their collectives in different orders, which
+//! happens when several threads of a program record into one stream: if all work waited
+//! for the first collective, two sessions could deadlock.
 //!
-//! The order shows in nothing but time: a tensor is made before it is used, and
-//! consumed after its other uses, and ops that draw random numbers need no tensor,
-//! so they are never put aside.
+//! The reordering changes timing only. A tensor is made before it is used, and consumed
+//! after its other uses. Ops that draw random numbers need no tensor, so they are never
+//! deferred.
 
 use std::collections::VecDeque;
 
@@ -19,40 +19,40 @@ use tensord_proto::codec::CodecError;
 
 use super::{Reply, Runner, Work, collective_requests};
 
-/// Ops that are decoded ahead, about: several steps of a small model, or the
-/// backward pass of a large one, at some hundred bytes each.
+/// Approximate number of ops that are decoded ahead: several steps of a small model, or
+/// the backward pass of a large one, at some hundred bytes each.
 const AHEAD_OPS: usize = 8192;
 
-/// Pieces of work that are put aside, at most; then all wait.
+/// Maximum number of deferred tasks and syncs. At the limit all other work waits.
 const ASIDE: usize = 8192;
 
-/// What one step came to.
+/// The outcome of one step.
 pub(crate) enum Step {
-    /// Something was carried out or put aside: the bytes of credit that it gives
-    /// back, and what the client is told.
+    /// Work was executed or deferred. Has the bytes of credit that it returns, and the
+    /// reply to the client.
     Ran(usize, Option<Reply>),
     /// The next op is an upload whose bytes are in the next payload.
     NeedsPayload,
-    /// Nothing goes on until a value arrives.
+    /// No work can be executed until a value arrives.
     NeedsArrival,
     /// There is no work.
     Idle,
-    /// The client is done with the session.
+    /// The client closed the session, and all work is done.
     Closed,
 }
 
-/// Work that was decoded.
+/// Decoded work.
 pub(super) enum Plan {
-    /// A frame of ops, and what it needs for its uploads until it is begun.
+    /// A frame of ops, and the contents list of its uploads until the frame begins.
     Ops(VecDeque<Box<OperationIr>>, Option<Bytes>),
     Other(Work),
     Close,
 }
 
-/// A piece of work that is its turn, or was and is put aside.
+/// Work that is due now or was deferred.
 pub(super) struct Task {
     what: TaskKind,
-    /// Its number among the session's ops, or that of the op before it.
+    /// Number of the op in the session, or of the last op before this work.
     number: u64,
 }
 
@@ -62,7 +62,8 @@ enum TaskKind {
 }
 
 impl Task {
-    /// Visits the tensors that it uses, and whether it takes them away.
+    /// Calls `visit` with each tensor that the task uses, and whether the task consumes
+    /// it.
     pub(super) fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
         let mut one = |tensor: &TensorIr| visit(tensor.id, takes_away(tensor));
         match &self.what {
@@ -76,7 +77,7 @@ impl Task {
         }
     }
 
-    /// Visits the tensors that it makes.
+    /// Calls `visit` with each tensor that the task makes.
     pub(super) fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
         match &self.what {
             TaskKind::Op(op) => op.outputs().for_each(|out| visit(out.id)),
@@ -92,19 +93,19 @@ fn takes_away(tensor: &TensorIr) -> bool {
 }
 
 impl Runner {
-    /// Ops that had their turn so far.
+    /// Returns the number of ops whose turn has come.
     pub(crate) fn ops_seen(&self) -> u64 {
         self.ops_seen
     }
 
-    /// Whether more work may be decoded ahead.
+    /// Returns whether more work may be decoded ahead.
     pub(crate) fn has_room(&self) -> bool {
         self.planned_ops < AHEAD_OPS
     }
 
-    /// Takes the next piece of work, which gives back `credit` when it is done.
+    /// Decodes and queues the next piece of work, which returns `credit` bytes when done.
     pub(crate) fn plan(&mut self, work: Work, credit: usize) -> Result<(), CodecError> {
-        // The other end's encoder counts these tensors, too.
+        // The client's encoder records these tensors at the same point of the stream.
         if let Work::Poison { id, .. }
         | Work::Alias { id, .. }
         | Work::Take {
@@ -135,12 +136,12 @@ impl Runner {
         Ok(())
     }
 
-    /// Nothing comes after what was planned.
+    /// Queues the end of the session behind all planned work.
     pub(crate) fn plan_close(&mut self) {
         self.plans.push_back((Plan::Close, 0));
     }
 
-    /// Whether the next step may have something to tell the client.
+    /// Returns whether the next step may have a reply to the client.
     pub(crate) fn replies_next(&self) -> bool {
         match self.deferred.peek_ready() {
             Some(task) => matches!(task.what, TaskKind::Other(_)),
@@ -148,7 +149,7 @@ impl Runner {
         }
     }
 
-    /// Carries out an op, or another piece of work.
+    /// Executes or defers an op or another piece of work.
     pub(crate) fn step(&mut self) -> Result<Step, CodecError> {
         if self.awaiting.is_some() {
             return Ok(Step::NeedsPayload);
@@ -191,7 +192,7 @@ impl Runner {
                 let (what, number) = (TaskKind::Other(work), self.ops_seen);
                 Ok(self.turn_of(Task { what, number }, credit))
             }
-            // What it left behind is done first.
+            // Deferred work is executed first.
             Plan::Close if self.deferred.is_empty() => Ok(Step::Closed),
             Plan::Close => Ok(Step::NeedsArrival),
         }
@@ -226,7 +227,7 @@ impl Runner {
         Ok(step)
     }
 
-    /// Goes on with what was put aside and waits for nothing any more.
+    /// Executes a deferred task or sync that no longer waits, if there is one.
     fn go_on(&mut self) -> Option<Step> {
         if self.deferred.is_empty() {
             return None;
@@ -249,7 +250,7 @@ impl Runner {
         Some(Step::Ran(0, Some(self.sync(request))))
     }
 
-    /// Carries `task` out, or puts it aside.
+    /// Executes `task`, or defers it.
     fn turn_of(&mut self, task: Task, credit: usize) -> Step {
         if let TaskKind::Other(Work::Sync { request }) = task.what {
             self.urgent = true;
@@ -279,7 +280,8 @@ impl Runner {
         reply
     }
 
-    /// Whether `task` needs a value that is on the way, or another to begin first.
+    /// Returns whether `task` needs a pending value, or must wait until another
+    /// all-reduce has begun.
     fn must_wait(&self, task: &Task) -> bool {
         match &task.what {
             TaskKind::Op(op) => self.flow.must_wait(op) || self.goes_behind(task).is_some(),
@@ -291,7 +293,8 @@ impl Runner {
         }
     }
 
-    /// The tensor of the all-reduce that begins before this one.
+    /// Returns the output of the all-reduce that must begin just before `task`, or `None`
+    /// if `task` is not an all-reduce or may begin.
     fn goes_behind(&self, task: &Task) -> Option<TensorId> {
         match &task.what {
             TaskKind::Op(op) => {

@@ -1,5 +1,5 @@
-//! The account of a session on real Flex, after each op of random programs: no less and
-//! no more than the storages that there are.
+//! The account of a session on real Flex is exactly the bytes of the storages that exist,
+//! after each op of random programs.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     memory::DeviceMemory,
 };
 
-/// Elements of a row: with a hundred rows, values go without a copy.
+/// Elements of a row. A value of more than 64 rows is not copied into a frame.
 const COLUMNS: usize = 64;
 
-/// Room for most of what these programs make, but not for all.
+/// Bytes of device memory: enough for most tensors of these programs, but not for all.
 const CAPACITY: u64 = 1 << 20;
 
 /// What a program does to the tensors that it picks.
@@ -46,7 +46,7 @@ enum Step {
     Drop(usize),
 }
 
-/// A step, and whether it uses its input for the last time.
+/// Returns random steps, each with whether it uses its input for the last time.
 fn steps() -> impl Strategy<Value = Vec<(Step, bool)>> {
     let pick = || 0usize..64;
     let step = prop_oneof![
@@ -70,7 +70,7 @@ fn steps() -> impl Strategy<Value = Vec<(Step, bool)>> {
     prop::collection::vec((step, any::<bool>()), 0..80)
 }
 
-/// What an answer of more than a few bytes holds.
+/// A reply of more than `INLINE_BYTES`, with the memory that it holds.
 enum Answer {
     Storage {
         id: usize,
@@ -83,14 +83,14 @@ enum Answer {
     },
 }
 
-/// A program at a runner, with all that it has.
+/// A program, its runner and all that the program holds.
 struct Program {
     runner: Runner,
     device: Arc<DeviceMemory>,
-    /// Tensors with a value, and without.
+    /// Tensors with a value, and poisoned ones.
     live: Vec<TensorIr>,
     poisoned: Vec<TensorIr>,
-    /// Answers that were not taken.
+    /// Replies that the client has not acknowledged.
     answers: Vec<Answer>,
     next: u64,
 }
@@ -131,7 +131,7 @@ impl Program {
         )
     }
 
-    /// One of the live tensors, for the last time if `last`.
+    /// Picks a live tensor, for its last use if `last` is true.
     fn pick(&mut self, at: usize, last: bool) -> Option<TensorIr> {
         let at = at % self.live.len().max(1);
         let picked = self.live.get(at)?.clone();
@@ -145,7 +145,7 @@ impl Program {
         Some(TensorIr { status, ..picked })
     }
 
-    /// Carries out `op`, which makes `out`, and notes whether there is a value.
+    /// Executes `op`, which makes `out`, and records whether `out` has a value.
     fn run(&mut self, op: OperationIr, out: TensorIr) {
         self.runner.run_op(Box::new(op));
         self.note(out);
@@ -287,7 +287,7 @@ impl Program {
                 };
                 self.runner
                     .run_op(Box::new(number(NumericOperationIr::Sum(op))));
-                // Its rank is another, so it is of no use to the other steps.
+                // The other steps need tensors of rank 2.
                 let used = TensorIr {
                     status: TensorStatus::ReadWrite,
                     ..out
@@ -342,7 +342,8 @@ impl Program {
         let Reply::Value { result, .. } = self.runner.read(1, tensor) else {
             panic!("Flex has its values at hand");
         };
-        // Else there was no room for a copy. What is small is copied into a frame.
+        // An error means that there was no room for a copy. Small values are copied into
+        // a frame.
         if let Ok(data) = result
             && bytes > INLINE_BYTES
         {
@@ -361,7 +362,7 @@ impl Program {
         Some(())
     }
 
-    /// What all of it takes, by the storages that there are.
+    /// Returns the bytes that should be charged, derived from the backend's storages.
     fn expected(&mut self) -> u64 {
         let names = (self.live.len() + self.poisoned.len()) as u64;
         let mut storages = HashMap::new();

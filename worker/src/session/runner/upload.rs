@@ -1,4 +1,4 @@
-//! Uploads: tensors of bytes that the client has.
+//! Uploads: makes tensors of bytes from the client.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,7 +18,7 @@ use super::{
 use crate::{memory::SessionMemory, op_check};
 
 impl Runner {
-    /// Begins an upload; its bytes may still have to come.
+    /// Executes an upload, or begins to wait for its payload.
     pub(super) fn init(&mut self, out: TensorIr) -> Result<Step, CodecError> {
         let size = tensor_bytes(&out.shape, out.dtype)
             .ok_or_else(|| self.uploads.error("an upload beyond what can be addressed"))?;
@@ -34,10 +34,11 @@ impl Runner {
         Ok(Step::Ran(0, None))
     }
 
-    /// Goes on with the upload that [`step`](Self::step) wants a payload for.
+    /// Executes the upload for which [`step`](Self::step) needs a payload.
     pub(crate) fn payload(&mut self, payload: Payload) -> Result<Step, CodecError> {
         let (out, keep) = self.awaiting.take().expect("it is given when asked for");
-        // Kept even if the device has no room for it: the client counts on that.
+        // Kept even if the device has no room for the tensor: the client relies on the
+        // slot.
         let source = self.uploads.keep(payload.bytes, keep)?;
         self.upload(&out, source, payload.memory);
         self.begin_early();

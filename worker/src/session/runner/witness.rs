@@ -1,4 +1,4 @@
-//! What became of each op, for who tests sessions.
+//! Records the outcome of each op, for tests of sessions.
 
 use burn_backend::{DType, Shape};
 use burn_ir::{OperationIr, TensorId, TensorIr};
@@ -6,10 +6,10 @@ use tensord_proto::v1::FaultKind;
 
 use super::{super::dataflow::Refusal, Runner, schedule::Plan};
 
-/// What became of an op.
+/// The outcome of an op.
 #[derive(Debug, Clone)]
 pub(crate) enum Seen {
-    /// The backend carried it out.
+    /// The backend executed it.
     Ran,
     /// It has a fault of its own.
     Refused(FaultKind, String),
@@ -23,20 +23,19 @@ impl Runner {
     }
 
     pub(super) fn saw_refused(&mut self, refusal: &Refusal) {
-        // Of several reasons the first counts, as for a program.
+        // Of several reasons the first counts, which is the one that a program receives.
         self.seen.get_or_insert_with(|| match refusal {
             Refusal::New(kind, reason) => Seen::Refused(*kind, reason.clone()),
             Refusal::Inherited(_) => Seen::Inherited,
         });
     }
 
-    /// What became of the op whose turn was last, if one had its turn since this was
-    /// asked last.
+    /// Returns the outcome of the last op, if an op had its turn since the last call.
     pub(crate) fn take_seen(&mut self) -> Option<Seen> {
         self.seen.take()
     }
 
-    /// The op whose turn is next, unless something else is.
+    /// Returns the next planned op, or `None` if other work is planned before it.
     pub(crate) fn next_planned(&self) -> Option<&OperationIr> {
         match self.plans.front() {
             Some((Plan::Ops(ops, _), _)) => ops.front().map(|op| &**op),
@@ -44,8 +43,8 @@ impl Runner {
         }
     }
 
-    /// The shape and dtype that the backend has for `tensor`, if the table has it with a
-    /// value and the backend can say.
+    /// Returns the shape and dtype that the backend has for `tensor`, if the tensor is
+    /// live and the backend can report them.
     pub(crate) fn made(&mut self, tensor: &TensorIr) -> Option<(Shape, DType)> {
         match self.flow.is_live(tensor.id) {
             true => self.backend.made(tensor),
@@ -53,12 +52,12 @@ impl Runner {
         }
     }
 
-    /// Whether a tensor is in the table, with a value.
+    /// Returns whether a tensor has a value.
     pub(crate) fn is_live(&self, id: TensorId) -> bool {
         self.flow.is_live(id)
     }
 
-    /// Number of tensors in the table.
+    /// Returns the number of tensors in the table.
     pub(crate) fn tensors(&self) -> usize {
         self.flow.len()
     }

@@ -1,4 +1,4 @@
-//! The test's end of a session: it carries the frames and gives the turns.
+//! A test bench for one session: delivers its frames and runs its turns.
 
 use std::{
     pin::pin,
@@ -31,13 +31,14 @@ use crate::{
 pub(super) const CAPACITY: u64 = 1 << 30;
 pub(super) const KEPT: u64 = 1 << 10;
 
-/// What an op may take: short, as tests of it wait for so long.
+/// The op timeout: short, as tests wait for it.
 pub(super) const OP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a tensor of two values costs.
+/// Bytes charged for a tensor of two `f32` values.
 pub(super) const PAIR: u64 = 8 + NAME_BYTES;
 
-/// A session, its client's end of the wire, and what came back.
+/// A session, the client's end of its connections, and the bodies that the client
+/// received.
 pub(super) struct Bench {
     pub(super) session: Arc<Session>,
     pub(super) queue: Arc<RunQueue>,
@@ -61,13 +62,13 @@ impl Bench {
         Self::with(blobs, Arc::default())
     }
 
-    /// One whose sessions wait for their turns in `queue`.
+    /// Creates a bench whose session is scheduled in `queue`.
     pub(super) fn with(blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
         let device = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new());
         Self::on(device, blobs, queue)
     }
 
-    /// One on a device of the test's own.
+    /// Creates a bench on `device`.
     pub(super) fn on(device: Arc<dyn Device>, blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -122,7 +123,7 @@ impl Bench {
         bench
     }
 
-    /// A new connection, as after a loss.
+    /// Opens a new connection for each track, as after a loss.
     pub(super) fn connect(&mut self) {
         self.connection = attach(&self.session, Track::Ops, &mut self.client);
         self.bulk_connection = attach(&self.session, Track::Bulk, &mut self.bulk);
@@ -164,7 +165,7 @@ impl Bench {
         }));
     }
 
-    /// Carries frames from the client, at most `count`.
+    /// Delivers at most `count` frames from the client.
     pub(super) fn carry(&mut self, count: usize) -> Result<(), InboundError> {
         for _ in 0..count {
             let Some(parts) = self.client.next_to_send() else {
@@ -176,7 +177,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Carries frames of bulk bytes, and says how many there were.
+    /// Delivers all frames of bulk bytes that may be sent, and returns their number.
     pub(super) fn carry_bulk(&mut self) -> usize {
         let mut frames = 0;
         while let Some(parts) = self.bulk.next_to_send() {
@@ -189,7 +190,7 @@ impl Bench {
         frames
     }
 
-    /// Gives turns while there are any to give.
+    /// Runs turns until the queue is empty.
     pub(super) fn run(&mut self) {
         while let Some(session) = self.queue.try_pop() {
             if session.run(&mut || true) == Turn::Again {
@@ -198,7 +199,7 @@ impl Bench {
         }
     }
 
-    /// Lets what was spawned go on as far as it can.
+    /// Runs spawned tasks until they wait.
     pub(super) fn settle(&self) {
         self.runtime.block_on(async {
             for _ in 0..64 {
@@ -207,20 +208,20 @@ impl Bench {
         });
     }
 
-    /// As [`settle`](Self::settle), for some time.
+    /// Runs spawned tasks for `time`.
     pub(super) fn wait(&self, time: Duration) {
         self.runtime
             .block_on(async { tokio::time::sleep(time).await });
     }
 
-    /// Whether the writer was told since this was asked last.
+    /// Returns whether the writer was woken since the last call.
     pub(super) fn was_told(&self) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         let told = pin!(self.session.writer_woken(Track::Ops)).poll(&mut context);
         told.is_ready()
     }
 
-    /// Carries what the session says.
+    /// Delivers the session's frames to the client.
     pub(super) fn hear(&mut self) {
         for (track, connection, client) in [
             (Track::Ops, self.connection, &mut self.client),
@@ -241,7 +242,7 @@ impl Bench {
         self.hear();
     }
 
-    /// The values answered, by request.
+    /// Returns the values that the client received, by request.
     pub(super) fn values(&self) -> Vec<(u64, Result<Vec<f32>, String>)> {
         let values = |body: &Body| match body {
             Body::Values(values) => values.values.clone(),

@@ -1,5 +1,4 @@
-//! All-reduces and transfers in the op stream of a session. The other rank is the
-//! test itself.
+//! All-reduces and transfers in a session's op stream. The test itself is the other rank.
 
 use burn_backend::distributed::ReduceOperation;
 use burn_ir::{AllReduceOpIr, DeviceIdIr, DistributedOperationIr};
@@ -7,7 +6,7 @@ use burn_ir::{AllReduceOpIr, DeviceIdIr, DistributedOperationIr};
 use super::*;
 use crate::collective::{Arrival, Arrived, Call, Capability, Members, Offer, Take, Value};
 
-/// The second device of the lease.
+/// The session on the lease's second device.
 #[derive(Default)]
 struct Other(Mutex<Vec<(u64, Outcome)>>);
 
@@ -129,7 +128,7 @@ fn what_is_put_aside_keeps_its_tensors_and_its_order() {
     bench.upload(2, &[5.0, 5.0]);
     bench.ops(&[
         all_reduce(used(1), 3, &[0, 1]),
-        // Waits, and what it uses must not go before it.
+        // Deferred; the tensors that it uses must not be dropped before it runs.
         add(3, 2, 4),
         OperationIr::Drop(used(2)),
         OperationIr::Drop(used(3)),
@@ -160,7 +159,7 @@ fn a_long_row_of_waiting_ops_goes_on_in_order() {
     let calls = 50;
     let mut ops = Vec::new();
     for call in 0..calls {
-        // 10 ops for each result, and all after the one before.
+        // 10 ops per round, which depend on the round before.
         let base = 1 + 10 * call;
         ops.push(all_reduce(used(base), base + 1, &[0, 1]));
         ops.extend((1..10).map(|i| {
@@ -202,7 +201,8 @@ fn ranks_may_come_to_groups_in_different_orders() {
     let mut bench = Bench::new();
     let other = Other::enter(&bench);
     bench.upload(1, &[1.0, 2.0]);
-    // A group of its own between two calls of another, each with a use behind it.
+    // An all-reduce of a group of one between two of another group, with ops that use the
+    // results.
     bench.ops(&[
         all_reduce(kept(1), 2, &[0, 1]),
         add(2, 2, 3),
@@ -226,7 +226,7 @@ fn an_all_reduce_begins_as_soon_as_its_tensor_is_there() {
     let mut bench = Bench::new();
     let other = Other::enter(&bench);
     bench.upload(1, &[1.0, 2.0]);
-    // The next op waits for bytes that have not come.
+    // This upload waits for a payload that has not arrived.
     bench.upload_from(2, Content::Payload { keep: None });
     bench.ops(&[
         add(1, 2, 3),

@@ -1,4 +1,4 @@
-//! Reads that a device takes its time for, as GPUs do.
+//! Reads that complete later, as on GPUs.
 
 use burn_backend::{ExecutionError, TensorData};
 use burn_flex::{Flex, FlexDevice};
@@ -12,7 +12,7 @@ use crate::{
     custom::CustomOps,
 };
 
-/// A device that does nothing, and gives a value when the test says so.
+/// A device that executes nothing, and completes a read when the test signals it.
 #[derive(Default)]
 struct Slow(Arc<Mutex<VecDeque<oneshot::Sender<()>>>>);
 
@@ -47,7 +47,7 @@ impl TensorStore for Slow {
         let (done, wait) = oneshot::channel();
         lock(&self.0).push_back(done);
         Box::pin(async {
-            // A test that is over says nothing more.
+            // An error means that the test has ended.
             let _ = wait.await;
             Ok(TensorData::from([1.0f32, 2.0]))
         })
@@ -72,7 +72,8 @@ impl TensorStore for Slow {
     }
 }
 
-/// Makes a tensor of `elements` and asks for it `reads` times.
+/// Makes a tensor of `elements` and reads it `reads` times. Returns the bench and the
+/// senders that complete the reads.
 pub(super) fn asked(
     elements: usize,
     reads: u64,
@@ -96,7 +97,7 @@ pub(super) fn asked(
     (bench, waiting)
 }
 
-/// Gives so many values, and turns to whoever waited for them.
+/// Completes the next `values` reads, and runs the session.
 pub(super) fn give(
     bench: &mut Bench,
     waiting: &Mutex<VecDeque<oneshot::Sender<()>>>,

@@ -1,4 +1,4 @@
-//! Devices that do not answer in time, and sessions that do not wait for them.
+//! Devices that exceed the op timeout, and sessions that end without waiting for them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     custom::CustomOps,
 };
 
-/// A device whose ops return when the test unlocks it.
+/// A device whose ops do not return until the test unlocks it.
 #[derive(Default)]
 struct Stuck(Arc<Mutex<()>>);
 
@@ -69,7 +69,7 @@ impl TensorStore for Stuck {
     }
 }
 
-/// What the client was told at the end, if it was.
+/// Returns the error in the last frame, if that is `Closed`.
 fn farewell(bench: &Bench) -> Option<String> {
     match bench.answers.last() {
         Some(Body::Closed(closed)) => closed.error.as_ref().map(ToString::to_string),
@@ -95,7 +95,7 @@ fn a_session_whose_op_does_not_return_ends_without_it() {
         assert_eq!(waiting.run(&mut || true), Turn::Over);
     });
     let until = Instant::now() + Duration::from_secs(20);
-    // Each look is so much later that what the one before saw is overdue.
+    // `now` advances by the timeout, so a step that the check before saw is overdue.
     let mut now = Instant::now();
     assert_eq!(session.overdue(now), None);
     let overdue = loop {
@@ -113,7 +113,7 @@ fn a_session_whose_op_does_not_return_ends_without_it() {
     assert!(session.has_ended() && !session.is_gone());
     bench.hear();
     assert!(farewell(&bench).unwrap().contains(&overdue));
-    // What comes now means nothing, and to look again is no harm.
+    // Later frames are ignored, and another check has no effect.
     bench.read(2, &tensor(1, TensorStatus::ReadOnly));
     bench.carry(usize::MAX).unwrap();
     assert!(session.overdue(now + 2 * OP_TIMEOUT).is_some());

@@ -1,4 +1,4 @@
-//! Exact accounts.
+//! Tests of the bytes charged, which must be exact.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-/// A backend that knows storages: the storage of each tensor, with its bytes.
+/// The storages of a backend that reports them: id and bytes, by tensor.
 #[derive(Default)]
 struct Storages(HashMap<u64, (usize, u64)>);
 
@@ -31,7 +31,7 @@ fn gone(id: u64) -> TensorIr {
 }
 
 fn drop_of(flow: &mut Dataflow, id: u64) {
-    // A drop goes on whatever the tensor is.
+    // A drop is finished even if it is refused.
     let _ = flow.begin(&OperationIr::Drop(gone(id)));
     flow.finish(&mut unknown);
 }
@@ -52,7 +52,7 @@ fn neg(input: TensorIr, out: TensorIr) -> OperationIr {
     OperationIr::NumericFloat(DType::F32, op)
 }
 
-/// Runs `op`, after which the backend has these storages.
+/// Runs `op`, after which the backend reports these storages.
 fn run(flow: &mut Dataflow, op: &OperationIr, storages: &[(u64, (usize, u64))]) {
     flow.begin(op).unwrap();
     let storages = Storages(storages.iter().copied().collect());
@@ -101,7 +101,7 @@ fn a_view_that_outlives_its_tensor_is_charged_for_all_of_it() {
     assert_eq!(device.live_bytes(), 16 + 2 * NAME_BYTES);
     drop_of(&mut flow, 1);
     assert_eq!(device.live_bytes(), TENSOR);
-    // An op on it that works in place keeps it too, and one that does not frees it.
+    // An op on the view that works in place keeps the storage; one that copies frees it.
     let in_place = neg(
         sized(3, 1, TensorStatus::ReadWrite),
         sized(4, 1, TensorStatus::NotInit),
@@ -154,7 +154,7 @@ fn a_storage_that_takes_the_place_of_one_that_was_freed_is_another() {
     .unwrap();
     drop_of(&mut flow, 1);
     drop_of(&mut flow, 2);
-    // Something that is no tensor of the table uses it, too.
+    // The storage has another user, which is not in the table.
     flow.begin(&view(gone(3), sized(4, 1, TensorStatus::NotInit)))
         .unwrap();
     flow.finish(&mut |_| {
@@ -293,8 +293,8 @@ fn a_place_in_the_tables_costs_what_they_take() {
     }
     let ours = entry(None::<HashMap<TensorId, Slot, RandomState>>);
     let backends = entry(None::<Handles>);
-    // Seven eighths are used at most, and half of it after they grew; a byte each
-    // for what the hash says.
+    // A table is at most seven eighths full, and half of that just after it grew. Each
+    // entry has one control byte in addition.
     let bytes = (ours + backends + 2) * 16 / 7;
     assert!(
         bytes as u64 <= TABLE_BYTES,
