@@ -80,7 +80,7 @@ impl Blobs {
         }
         self.held = (0..)
             .zip(hashes)
-            .map(|(lease_rank, &hash)| (hash, lease_rank))
+            .map(|(index, &hash)| (hash, index))
             .collect();
         Ok(())
     }
@@ -93,12 +93,12 @@ impl Blobs {
 
     /// Where the upload with this hash and size is. What is to be sent counts as
     /// kept from now on.
-    pub(super) fn lease_rank(&mut self, hash: Hash, size: usize) -> UploadSource {
+    pub(super) fn source(&mut self, hash: Hash, size: usize) -> UploadSource {
         if let Some((slot, _)) = self.slots.get(&hash) {
             return UploadSource::Slot(*slot);
         }
-        if let Some(&lease_rank) = self.held.get(&hash) {
-            return UploadSource::Held(lease_rank);
+        if let Some(&index) = self.held.get(&hash) {
+            return UploadSource::Held(index);
         }
         let cost = kept_cost(size);
         if cost > self.budget_bytes {
@@ -145,13 +145,13 @@ mod tests {
     fn nothing_is_sent_twice_while_it_is_kept() {
         let mut blobs = Blobs::default();
         blobs.set_budget(2 * kept_cost(1000));
-        assert_eq!(blobs.lease_rank(named(1), 1000), kept(0));
-        assert_eq!(blobs.lease_rank(named(2), 1000), kept(1));
-        assert_eq!(blobs.lease_rank(named(1), 1000), UploadSource::Slot(0));
+        assert_eq!(blobs.source(named(1), 1000), kept(0));
+        assert_eq!(blobs.source(named(2), 1000), kept(1));
+        assert_eq!(blobs.source(named(1), 1000), UploadSource::Slot(0));
         // 2 was used longest ago.
-        assert_eq!(blobs.lease_rank(named(3), 1000), kept(1));
-        assert_eq!(blobs.lease_rank(named(1), 1000), UploadSource::Slot(0));
-        assert_eq!(blobs.lease_rank(named(2), 1000), kept(1));
+        assert_eq!(blobs.source(named(3), 1000), kept(1));
+        assert_eq!(blobs.source(named(1), 1000), UploadSource::Slot(0));
+        assert_eq!(blobs.source(named(2), 1000), kept(1));
     }
 
     #[test]
@@ -159,9 +159,9 @@ mod tests {
         let mut blobs = Blobs::default();
         blobs.set_budget(3 * kept_cost(1000));
         for n in 0..3 {
-            assert_eq!(blobs.lease_rank(named(n), 1000), kept(u32::from(n)));
+            assert_eq!(blobs.source(named(n), 1000), kept(u32::from(n)));
         }
-        let placed = blobs.lease_rank(named(9), 2500);
+        let placed = blobs.source(named(9), 2500);
         let forget = vec![0, 1];
         assert_eq!(
             placed,
@@ -170,7 +170,7 @@ mod tests {
                 forget
             }
         );
-        assert_eq!(blobs.lease_rank(named(4), 0), kept(1));
+        assert_eq!(blobs.source(named(4), 0), kept(1));
     }
 
     #[test]
@@ -181,11 +181,11 @@ mod tests {
             forget: Vec::new(),
         };
         assert!(!blobs.wants(1000));
-        assert_eq!(blobs.lease_rank(named(1), 1000), sent);
+        assert_eq!(blobs.source(named(1), 1000), sent);
         blobs.set_held(&[named(5), named(1)].concat()).unwrap();
         assert!(blobs.wants(1000) && !blobs.wants(MIN_BYTES - 1));
-        assert_eq!(blobs.lease_rank(named(1), 1000), UploadSource::Held(1));
-        assert_eq!(blobs.lease_rank(named(2), 1000), sent);
+        assert_eq!(blobs.source(named(1), 1000), UploadSource::Held(1));
+        assert_eq!(blobs.source(named(2), 1000), sent);
     }
     #[test]
     fn a_list_of_kept_uploads_is_whole_short_and_said_once() {

@@ -72,7 +72,7 @@ pub(super) struct LentSender<'a>(SenderSlot<'a>);
 
 enum SenderSlot<'a> {
     /// In the session, for whoever asks something.
-    LentSender(&'a Session),
+    Lent(&'a Session),
     /// It is of no use to others.
     Kept(LinkSender),
     /// The driver has it again.
@@ -85,12 +85,12 @@ impl<'a> LentSender<'a> {
             return Self(SenderSlot::Kept(sender));
         }
         *session.lent_sender() = Some(sender);
-        Self(SenderSlot::LentSender(session))
+        Self(SenderSlot::Lent(session))
     }
 
     pub(super) fn back(mut self) -> LinkSender {
         match std::mem::replace(&mut self.0, SenderSlot::Back) {
-            SenderSlot::LentSender(session) => {
+            SenderSlot::Lent(session) => {
                 session.lent_sender().take().expect("nobody else takes it")
             }
             SenderSlot::Kept(sender) => sender,
@@ -102,7 +102,7 @@ impl<'a> LentSender<'a> {
 impl Drop for LentSender<'_> {
     /// The driver has gone while it waited: its link has ended.
     fn drop(&mut self) {
-        if let SenderSlot::LentSender(session) = self.0 {
+        if let SenderSlot::Lent(session) = self.0 {
             drop(session.lent_sender().take());
         }
     }

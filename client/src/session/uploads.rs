@@ -25,23 +25,23 @@ impl Session {
         if state.end.is_some() {
             return;
         }
-        let lease_rank = match hash {
-            Some(hash) => state.blobs.lease_rank(hash, bytes.len()),
+        let source = match hash {
+            Some(hash) => state.blobs.source(hash, bytes.len()),
             None => UploadSource::New {
                 keep: None,
                 forget: Vec::new(),
             },
         };
-        let entries = self.send(&mut state, lease_rank, bytes);
+        let entries = self.send(&mut state, source, bytes);
         self.append(state, Item::Upload(out, entries));
     }
 
     /// Says where the bytes of an upload are, and sends them if they are new.
-    fn send(&self, state: &mut State, lease_rank: UploadSource, bytes: Bytes) -> Vec<Entry> {
+    fn send(&self, state: &mut State, source: UploadSource, bytes: Bytes) -> Vec<Entry> {
         let mut entries = Vec::new();
-        let content = match lease_rank {
+        let content = match source {
             UploadSource::Slot(slot) => Content::Slot(slot),
-            UploadSource::Held(lease_rank) => Content::Held(lease_rank),
+            UploadSource::Held(index) => Content::Held(index),
             UploadSource::New { keep, forget } => {
                 entries.extend(forget.into_iter().map(Entry::Forget));
                 let counter = &self.counters.tensors_up;

@@ -383,13 +383,10 @@ mod tests {
             assert_eq!(report.became, Became::Executed, "{report:?}");
             assert_eq!(report.differs, None, "{report:?}");
         }
-        let lease_rank = session.read(typed(2, [1], DType::U8)).unwrap();
-        assert_eq!(
-            (lease_rank.dtype(), lease_rank.as_bytes()),
-            (DType::U8, &[2][..])
-        );
-        let lease_rank = session.read(typed(3, [1], DType::I32)).unwrap();
-        assert_eq!(lease_rank.as_bytes(), 2i32.to_le_bytes());
+        let value = session.read(typed(2, [1], DType::U8)).unwrap();
+        assert_eq!((value.dtype(), value.as_bytes()), (DType::U8, &[2][..]));
+        let value = session.read(typed(3, [1], DType::I32)).unwrap();
+        assert_eq!(value.as_bytes(), 2i32.to_le_bytes());
         assert_eq!(session.close(), 0);
     }
 }

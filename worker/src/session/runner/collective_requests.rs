@@ -426,9 +426,9 @@ impl Runner {
         let about = self.fault_context("Take");
         let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
         let sound = op_check::check_tensor(out).map_err(Refusal::from);
-        let lease_rank = sound.and_then(|()| self.flow.check_new(out.id));
+        let is_new = sound.and_then(|()| self.flow.check_new(out.id));
         let named = (size as u64).saturating_add(NAME_BYTES);
-        let memory = lease_rank.and_then(|()| self.flow.reserve(named));
+        let memory = is_new.and_then(|()| self.flow.reserve(named));
         let memory = match memory {
             Ok(memory) => memory,
             Err(refusal) => {
