@@ -88,7 +88,7 @@ impl fmt::Debug for LeaseRequest {
     }
 }
 
-/// Describes a leased device and says which worker has it.
+/// A description of a leased device, with the name of its worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasedDevice {
     /// Its kind, such as `"cuda"`.

@@ -1,8 +1,8 @@
-//! The task that speaks with the scheduler.
+//! The task that exchanges messages with the scheduler.
 //!
-//! Owns the one control stream of this client, makes a new one when it is lost,
-//! and then tells the scheduler again what it holds and what it waits for. A
-//! scheduler that is away touches no lease: sessions go on without it.
+//! It owns the one control stream of this client, opens a new one when the stream is lost,
+//! and then claims its leases and repeats its pending requests. Leases and sessions go on
+//! while the scheduler cannot be reached.
 
 use std::{
     collections::HashMap,
@@ -33,19 +33,20 @@ use tracing::{info, warn};
 
 use crate::{error::ConnectError, session::Session};
 
-/// How long the scheduler may take to answer.
+/// How long the scheduler may take to reply.
 const DEADLINE: Duration = Duration::from_millis(3500);
 
-/// A stream that is silent for this long is lost; schedulers beat each second.
+/// A stream on which nothing is received for this long is lost; schedulers send at least a
+/// ping each second.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Pause between tries to reconnect.
+/// Pause between attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Messages on the way to the scheduler.
+/// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 64;
 
-/// What the rest of the client asks.
+/// A request of the rest of the client to this task.
 pub(crate) enum ControlRequest {
     Lease {
         request: LeaseRequest,
@@ -53,18 +54,18 @@ pub(crate) enum ControlRequest {
     },
     Cancel(RequestId),
     Release(LeaseId),
-    /// Says when it has left.
+    /// Leaves the pool; the sender is used when the client has left.
     Leave(blocking::SyncSender<()>),
 }
 
-/// What becomes of a request.
+/// What happens to a request for a lease.
 pub(crate) enum RequestEvent {
     Queued(u32),
     Granted(Granted, LeaseWatch),
     Refused(Error),
 }
 
-/// What happens to a lease from the pool's side.
+/// What the pool reports about a lease.
 #[derive(Clone, Default)]
 pub(crate) struct LeaseWatch(Arc<Mutex<Watched>>);
 
@@ -83,7 +84,7 @@ impl LeaseWatch {
             .clone()
     }
 
-    /// `session` fails when the lease ends.
+    /// Registers `session`, which fails when the lease ends.
     pub(crate) fn add(&self, session: &Arc<Session>) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watched.sessions.push(Arc::downgrade(session));
@@ -108,15 +109,14 @@ struct PendingRequest {
 struct HeldLease {
     token: Bytes,
     watch: LeaseWatch,
-    /// It goes back as soon as there is a stream. Until then it stays among what
-    /// is claimed: a scheduler that restarted must hear both that it was ours and
-    /// that it goes back.
+    /// The lease was dropped, and is released as soon as there is a stream. Until then it is
+    /// still claimed: a scheduler that restarted needs the claim before the release.
     released: bool,
 }
 
 pub(crate) struct Control {
     url: PoolUrl,
-    /// What this client's id is made of.
+    /// The credential of which this client's id is the hash.
     credential: ClientCredential,
     requests: mpsc::Receiver<ControlRequest>,
     waiting: HashMap<RequestId, PendingRequest>,
@@ -149,7 +149,7 @@ impl Control {
         }
     }
 
-    /// Runs until the client leaves. `connected` hears how the first try went.
+    /// Runs until the client leaves. `connected` receives the result of the first attempt.
     pub(crate) async fn run(mut self, connected: blocking::SyncSender<Result<(), ConnectError>>) {
         let mut stream = match self.attach().await {
             Ok(stream) => stream,
@@ -206,7 +206,7 @@ impl Control {
                 .map(|holding| holding.token.clone())
                 .collect(),
         });
-        // Nothing is in the queue yet.
+        // The queue is still empty, so this does not wait.
         let _ = outbound.try_send(message(hello));
         for waiting in self.waiting.values() {
             let _ = outbound.try_send(message(client_message::Body::Request(
@@ -234,7 +234,7 @@ impl Control {
         Ok(Stream { outbound, inbound })
     }
 
-    /// What to say of leases that go back.
+    /// Returns the messages that release dropped leases.
     fn released(&mut self) -> Vec<client_message::Body> {
         let released = self.holding.extract_if(|_, holding| holding.released);
         let release = |lease: LeaseId| ReleaseLease { lease_id: lease.0 };
@@ -266,7 +266,7 @@ impl Control {
                     Ok(None) => {}
                     Err(left) => {
                         leave(stream).await;
-                        // Nobody waits any more if that took too long.
+                        // The receiver may have given up waiting.
                         let _ = left.map(|left| left.send(()));
                         return Ended::Left;
                     }
@@ -275,7 +275,8 @@ impl Control {
         }
     }
 
-    /// Takes note of `request_control`; what is to be said of it, or who wants to leave.
+    /// Handles `request_control`. Returns the messages to send for it, or the sender to use
+    /// when the client has left.
     fn requests(
         &mut self,
         request_control: Option<ControlRequest>,
@@ -299,7 +300,7 @@ impl Control {
                 Some(client_message::Body::Cancel(CancelRequest { request_id }))
             }
             Some(ControlRequest::Release(lease)) => {
-                // One that is not among them has ended already.
+                // A lease that is not in the table has ended already.
                 if let Some(holding) = self.holding.get_mut(&lease) {
                     holding.released = true;
                 }
@@ -308,7 +309,8 @@ impl Control {
         })
     }
 
-    /// Between two tries: takes notes, and says whether the client left.
+    /// Handles requests during the pause between two attempts. Returns whether the client
+    /// left.
     async fn left_meanwhile(&mut self) -> bool {
         let pause = sleep(RETRY);
         tokio::pin!(pause);
@@ -325,7 +327,7 @@ impl Control {
         }
     }
 
-    /// Passes on what the pool says.
+    /// Handles a message of the pool.
     fn on_message(&mut self, message: PoolMessage) {
         match message.body {
             Some(pool_message::Body::Queued(queued)) => {
@@ -354,7 +356,7 @@ impl Control {
         }
     }
 
-    /// A lease has a later token. Sessions that were opened need none.
+    /// Stores a lease's new token. Open sessions do not need it.
     fn renewed(&mut self, renewed: Renewed) {
         if let Some(holding) = self.holding.get_mut(&LeaseId(renewed.lease_id)) {
             holding.token = renewed.token;
@@ -368,7 +370,7 @@ impl Control {
         let waiting = self.waiting.remove(&RequestId(granted.request_id));
         let on_message = RequestEvent::Granted(granted, watch.clone());
         let taken = waiting.is_some_and(|waiting| waiting.events.send(on_message).is_ok());
-        // If it was cancelled as it was granted, it goes back.
+        // A request that was cancelled meanwhile has its lease released.
         let released = !taken;
         let holding = HeldLease {
             token,
@@ -379,7 +381,7 @@ impl Control {
     }
 }
 
-/// Ends the stream in an orderly way, so that what was said before is heard.
+/// Finishes the stream, so that the scheduler receives all messages sent before.
 async fn leave(stream: Stream) {
     drop(stream.outbound);
     let mut inbound = stream.inbound;
@@ -404,7 +406,7 @@ fn authorised<T>(body: T, url: &PoolUrl) -> Result<Request<T>, ConnectError> {
     Ok(request)
 }
 
-/// Asks the pool at `url` what it has and does.
+/// Requests the status of the pool at `url`.
 pub(super) async fn status(url: &PoolUrl) -> Result<StatusReply, ConnectError> {
     let mut client = connect(url).await?;
     let reply = client.status(authorised(StatusRequest {}, url)?).await;

@@ -1,37 +1,37 @@
-//! What the worker keeps of a session's uploads, so that nothing is sent twice.
+//! Which uploads of a session the worker keeps, so that no content is sent twice.
 //!
-//! The client decides: it knows what was used last, and saying so costs less
-//! than asking. Contents go by their BLAKE3 hash, in an order of latest use; what
-//! has not been used for longest makes room. The worker only carries it out.
+//! The client decides, as it knows which contents were used last, and a decision costs less
+//! than a query. It identifies contents by their BLAKE3 hash and evicts the least recently
+//! used. The worker only executes the decisions.
 
 use std::collections::HashMap;
 
 use lru::LruCache;
 use tensord_proto::content::{HASH_BYTES, Hash, MAX_HELD, MAX_SLOTS, kept_cost};
 
-/// Uploads below this size are always sent: their hash would say as much.
+/// Uploads below this size, in bytes, are always sent: a hash would hardly be smaller.
 pub(super) const MIN_BYTES: usize = 128;
 
-/// Where an upload is, or goes.
+/// Where the content of an upload comes from.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum UploadSource {
     /// The worker has it in this slot.
     Slot(u32),
-    /// The worker has it from an earlier session.
+    /// The worker has it from an earlier session, at this index of its list.
     Held(u32),
-    /// It must be sent, and is kept where `keep` says; the slots in `forget` are
-    /// needed no longer.
+    /// The client sends it; the worker keeps it in slot `keep` and frees the slots in
+    /// `forget`.
     New { keep: Option<u32>, forget: Vec<u32> },
 }
 
-/// What the worker keeps for one session.
+/// The contents that the worker keeps for one session.
 #[derive(Debug)]
 pub(super) struct Blobs {
     budget_bytes: u64,
     used_bytes: u64,
-    /// Slot and cost of each content that is kept.
+    /// Slot and cost in bytes of each content.
     slots: LruCache<Hash, (u32, u64)>,
-    /// Slots that had something once.
+    /// Slots that were used and are free.
     free: Vec<u32>,
     held: HashMap<Hash, u32>,
     is_held_known: bool,
@@ -51,16 +51,17 @@ impl Default for Blobs {
 }
 
 impl Blobs {
-    /// The worker says how much it keeps.
+    /// Sets how many bytes the worker keeps.
     pub(super) fn set_budget(&mut self, bytes: u64) {
         self.budget_bytes = bytes;
     }
 
-    /// The worker says what it has of earlier sessions, once.
+    /// Sets the contents that the worker has from earlier sessions. The worker sends this
+    /// list once.
     ///
     /// # Errors
     ///
-    /// The rule that it broke.
+    /// The rule that the worker broke.
     pub(super) fn set_held(&mut self, hashes: &[u8]) -> Result<(), String> {
         let (hashes, rest) = hashes.as_chunks();
         if !rest.is_empty() {
@@ -85,14 +86,14 @@ impl Blobs {
         Ok(())
     }
 
-    /// Whether it is worth hashing an upload of `size` bytes.
+    /// Returns whether an upload of `size` bytes may be kept, so that it needs a hash.
     pub(super) fn wants(&self, size: usize) -> bool {
         let kept = kept_cost(size) <= self.budget_bytes || !self.held.is_empty();
         kept && size >= MIN_BYTES
     }
 
-    /// Where the upload with this hash and size is. What is to be sent counts as
-    /// kept from now on.
+    /// Returns where the content with this hash and size comes from. A content that has to be
+    /// sent counts as kept from now on.
     pub(super) fn source(&mut self, hash: Hash, size: usize) -> UploadSource {
         if let Some((slot, _)) = self.slots.get(&hash) {
             return UploadSource::Slot(*slot);
@@ -113,7 +114,7 @@ impl Blobs {
             self.used_bytes -= freed;
             forget.push(slot);
         }
-        // What is put into a slot takes the place of what was there.
+        // A content replaces the one that was in its slot.
         let slot = forget.pop().or_else(|| self.free.pop());
         let slot = slot.unwrap_or(self.slots.len() as u32);
         self.free.extend(&forget);

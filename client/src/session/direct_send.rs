@@ -1,13 +1,13 @@
-//! How whoever waits for an answer sends the question by itself.
+//! Lets a thread that reads or syncs send its request without the driver.
 //!
-//! To wake the driver takes a system call, a place on a processor and a switch to it,
-//! which is more than there is to do for a question. So the driver leaves its sender in
-//! the session while it waits, and a thread that asks takes the driver's part with it: it
-//! makes frames of what was recorded and gives them to the system. What the system does
-//! not take at once is the driver's again.
+//! To wake the driver takes a system call, a free processor and a context switch, which is
+//! more work than the request. So the driver leaves its sender in the session while it
+//! waits. A thread that makes a request borrows the sender, encodes what was recorded and
+//! writes the frames to the socket. The driver later writes what the socket did not accept
+//! at once.
 //!
-//! The sender is in one place at a time, with the driver or here, and is used here under
-//! the lock alone. So whoever has it is the only one to ask for the next frames.
+//! The sender is either with the driver or here, and is used here only under the lock. So
+//! only its owner takes the next frames.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -15,50 +15,50 @@ use tensord_transport::LinkSender;
 
 use super::{DriverState, Session, State, Track, wire::NextFrames};
 
-/// How often a borrower looks for more to say: once for ops and what was asked after
-/// them, and a few times more for what others said meanwhile.
+/// How often a borrower looks for frames to send: once for its own request and the ops
+/// before it, and a few times more for what other threads recorded meanwhile.
 const MAX_PASSES: usize = 4;
 
 impl Session {
     fn lent_sender(&self) -> MutexGuard<'_, Option<LinkSender>> {
-        // A panic in a borrower was over a link that the driver will find broken.
+        // If a borrower panicked, the driver will find the link broken.
         self.lent_sender
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says at once what is recorded, if the driver waits; if it does not, it will see by
-    /// itself.
+    /// Sends what is recorded if the driver waits; a driver that does not wait will do that
+    /// by itself.
     pub(super) fn send_now(&self, mut state: MutexGuard<'_, State>) {
         let waiting = std::mem::take(&mut state.driver);
-        // The driver begins with this lock.
+        // The driver takes this lock first when it wakes.
         drop(state);
         if waiting != DriverState::No && !self.send_pending(waiting == DriverState::ForAny) {
             self.wake.notify_one();
         }
     }
 
-    /// Takes the part of the driver, which `rested` if it waits for acks as well: whether
-    /// it may wait on.
+    /// Sends in the driver's place; `rested` if the driver waits for acks, too. Returns
+    /// whether the driver may go on waiting.
     fn send_pending(&self, rested: bool) -> bool {
         let mut lent_sender = self.lent_sender();
         let Some(sender) = lent_sender.as_mut() else {
             return false;
         };
         for pass in 0..MAX_PASSES {
-            // What others have recorded meanwhile is not urgent.
+            // Ops that other threads have recorded meanwhile are not urgent.
             let patient = pass > 0;
             match self.next_to_send(Track::Ops, patient, rested) {
                 NextFrames::Frames(frames) => {
                     self.count_up(&frames);
-                    // After an error the driver meets the same.
+                    // After an error the driver gets the same error.
                     if !matches!(sender.send_now(&frames), Ok(true)) {
                         return false;
                     }
                 }
-                // The driver waits again, as it did.
+                // The driver's waiting state was set again.
                 NextFrames::Nothing => return true,
-                // It will see to an ack by itself, unless it sleeps.
+                // The driver sends an ack by itself, unless it waits without a timeout.
                 NextFrames::PendingAck => return !rested,
                 NextFrames::Few(_) | NextFrames::Goodbye => return false,
             }
@@ -67,15 +67,16 @@ impl Session {
     }
 }
 
-/// The driver's sender, which others may use until it is taken [`back`](Self::back).
+/// The driver's sender, which other threads may borrow until it is taken
+/// [`back`](Self::back).
 pub(super) struct LentSender<'a>(SenderSlot<'a>);
 
 enum SenderSlot<'a> {
-    /// In the session, for whoever asks something.
+    /// In the session, where other threads may borrow it.
     Lent(&'a Session),
-    /// It is of no use to others.
+    /// Not lent, because its track or carrier does not allow that.
     Kept(LinkSender),
-    /// The driver has it again.
+    /// The driver has taken it back.
     Back,
 }
 
@@ -100,7 +101,7 @@ impl<'a> LentSender<'a> {
 }
 
 impl Drop for LentSender<'_> {
-    /// The driver has gone while it waited: its link has ended.
+    /// Drops the sender if the driver was dropped while it waited: the link has ended.
     fn drop(&mut self) {
         if let SenderSlot::Lent(session) = self.0 {
             drop(session.lent_sender().take());

@@ -1,5 +1,5 @@
-//! The tasks that keep a session connected, one for each of its tracks: dial,
-//! open or resume, pump, again.
+//! The tasks that keep a session connected, one for each of its tracks: dial, open or
+//! resume, exchange frames, and again.
 
 use std::{
     convert::Infallible,
@@ -27,37 +27,39 @@ use super::{
     wire::{Ended, NextFrames},
 };
 
-/// How long one try to connect may take.
+/// How long one attempt to connect may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 
-/// A connection that is silent for this long is lost; workers beat each second.
+/// A connection on which nothing is received for this long is lost; workers send at least
+/// a ping each second.
 const SILENCE: Duration = Duration::from_secs(4);
 
-/// A worker that was not heard of for this long is given up. With the time
-/// until silence is noticed this keeps an error within 10 s of the cause.
+/// A worker from which nothing was received for this long is given up. With the time
+/// until silence is noticed, the error comes within 10 s of the cause.
 const GIVE_UP: Duration = Duration::from_secs(8);
 
-/// Pause between tries.
+/// Pause between attempts.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long a driver with nothing to send waits before it beats.
+/// How long a driver with nothing to send waits before it sends a ping.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// How long few ops wait for more. The timer's own grain; nobody waits for these
-/// ops, or a read, or the end of a row of all-reduces, would have sent them.
+/// How long a few ops wait for more: the resolution of the timer. The program does not
+/// wait for these ops, as a read or the end of a series of all-reduces would have sent
+/// them.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// It doubles with each time that few ops were sent since something was urgent, up to
-/// here: the worker has something to do then, and a frame costs it more than an op.
+/// [`GATHER`] doubles up to this with each time that a few ops were sent since the last
+/// urgent item: the worker is busy then, and a frame costs it more than an op.
 const GATHER_MOST: Duration = Duration::from_millis(4);
 
-/// How long news (an ack) may wait for a frame to ride on.
+/// How long an ack waits for a frame that can carry it.
 const ACK_DELAY: Duration = Duration::from_millis(20);
 
-/// Frames that are taken before what they bring is handed out, at most.
+/// Limit on the number of frames processed before their replies are delivered.
 const ROW: usize = 256;
 
-/// How long a closed session may take to say so.
+/// How long a closed session may take to send its last frames.
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// What a session connects to.
@@ -71,8 +73,8 @@ pub(crate) struct Target {
     pub(crate) seed: u64,
 }
 
-/// Keeps `session` connected until it is over. `opened` hears when the first
-/// connection stands, or why it never will.
+/// Keeps `session` connected until it is over. `opened` receives the result of the first
+/// connection.
 pub(crate) fn drive(
     session: Arc<Session>,
     target: Target,
@@ -82,14 +84,15 @@ pub(crate) fn drive(
     async move {
         let Driven(session) = &driven;
         let target = Arc::new(target);
-        // Ends with this one.
+        // Aborted when this task ends.
         let mut bulk = JoinSet::new();
         bulk.spawn(drive_bulk(Driven(session.clone()), target.clone()));
         keep_connected(session, &target, Track::Ops, Some(opened)).await;
     }
 }
 
-/// A session that has a driver. Once it has none, nobody would answer what waits.
+/// A session that has a driver. Without one, pending requests would get no reply, so the
+/// session fails when this is dropped.
 struct Driven(Arc<Session>);
 
 impl Drop for Driven {
@@ -322,8 +325,8 @@ async fn write(
     }
 }
 
-/// Waits until there is something to say, or until `until`: whether it was woken.
-/// Meanwhile others may use its sender.
+/// Waits until the driver is woken, or until `until`. Other threads may borrow the sender
+/// meanwhile. Returns the sender, and whether the driver was woken.
 async fn wait_until(
     session: &Session,
     track: Track,
@@ -333,7 +336,7 @@ async fn wait_until(
     let lent_sender = LentSender::new(session, track, sender);
     let woken = timeout_at(until, session.wake_of(track).notified()).await;
     let mut sender = lent_sender.back();
-    // What they could not send at once.
+    // Sends what the socket did not accept from a borrower.
     send(session, &mut sender, &[]).await?;
     Ok((sender, woken.is_ok()))
 }

@@ -1,11 +1,12 @@
-//! A session on the client: ops go in, in order; frames go out; values come back.
+//! A session on the client: it records ops in order, sends them in frames and receives
+//! values.
 //!
-//! Callers of [`Session::record`] and its like are Burn's threads: they must
-//! return at once, so they only append to a list, unless the worker is so far
-//! behind that the outbox is full. One task ([`driver`]) owns the connection. It
-//! takes the list whenever it is ready to send and makes frames of it, which are
-//! small while the worker keeps up, and large when there is much to say. Who asks
-//! something while it waits does that in its place ([`direct_send`]).
+//! [`Session::record`] and its like are called by Burn's threads and must return at once:
+//! they append to a list, and wait only while the outbox is full because the worker is far
+//! behind. One task ([`driver`]) owns the connection. Whenever it can send, it encodes the
+//! whole list into frames, which are small while the worker keeps up and large otherwise. A
+//! thread that reads or syncs while the driver waits sends in the driver's place
+//! ([`direct_send`]).
 
 mod blobs;
 mod direct_send;
@@ -44,32 +45,33 @@ use self::{
 };
 use crate::cohort::CohortMember;
 
-/// What is kept until the worker confirms it, ops counted by what they take of
-/// the credit; a program that is further ahead waits in the op it records.
+/// Bytes of frames kept until the worker acknowledges them; ops count with their cost in
+/// credit. A program that is further ahead waits in the call that records its next op.
 const OUTBOX_BYTES: usize = 32 << 20;
 
-/// So many ops are sent at once. Fewer wait a moment for more, unless something
-/// else is said after them, such as a read: a frame costs more than an op.
+/// Number of ops that are sent at once. Fewer wait a moment for more, as a frame costs
+/// more than an op; a read or another request after them sends them at once.
 const EAGER_OPS: usize = 512;
 
-/// Items that wait to be encoded, at most: some megabytes.
+/// Limit on the number of recorded items that are not encoded yet: some megabytes.
 const RECORDED_ITEMS: usize = 4096;
 
-/// Bytes of answers the worker may send: all, as only what was asked for comes.
+/// Bytes of replies that the worker may send. There is no limit, as it sends only what was
+/// requested.
 const WINDOW_BYTES: u64 = u64::MAX;
 
-/// Lets its holder take one value from a session, once.
+/// The secret with which a session takes one offered value, once.
 pub(crate) type Capability = [u8; 16];
 
 /// The answer to a read or a sync.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
 
-/// Bytes that crossed the wire.
+/// Bytes sent and received.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) up: AtomicU64,
     pub(crate) down: AtomicU64,
-    /// Of those, the bytes of tensors.
+    /// The bytes of tensors among them, sent; the next field has those received.
     pub(crate) tensors_up: AtomicU64,
     pub(crate) tensors_down: AtomicU64,
 }
@@ -77,9 +79,9 @@ pub(crate) struct Counters {
 /// The links of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Track {
-    /// For ops and the answers to them.
+    /// For ops and their replies.
     Ops,
-    /// For bulk bytes; there is none until there are any.
+    /// For large payloads; it is opened when there is the first.
     Bulk,
 }
 
@@ -87,13 +89,13 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) cohort_member: CohortMember,
     state: Mutex<State>,
-    /// Of whoever has the sender: the driver, or a borrower.
+    /// Locked by the owner of the sender: the driver, or a thread that borrows it.
     op_encoder: Mutex<FrameEncoder>,
-    /// The driver's sender, while it waits.
+    /// The driver's sender, while the driver waits.
     lent_sender: Mutex<Option<LinkSender>>,
     /// Signals that the outbox has room again.
     room: Condvar,
-    /// Wakes the driver of each track.
+    /// Wakes the driver of the ops track; `wake_bulk` wakes that of the bulk track.
     wake: Notify,
     wake_bulk: Notify,
     next_tensor: AtomicU64,
@@ -103,18 +105,19 @@ pub(crate) struct Session {
 struct State {
     duplex: Duplex,
     bulk: Duplex,
-    /// What was recorded and is not encoded yet.
+    /// Recorded items that are not encoded yet.
     op_buffer: OpBuffer,
-    /// Something in it is not to wait for more.
+    /// Whether `op_buffer` has an item that must not wait for more ops.
     urgent: bool,
-    /// How often few ops were sent, as no more came in time, since something was urgent.
+    /// How often fewer than [`EAGER_OPS`] were sent because no more came in time, since the
+    /// last urgent item.
     sent_few: u32,
     blobs: Blobs,
     next_request: u64,
     values: Values,
     syncs: HashMap<u64, Answer<()>>,
     driver: DriverState,
-    /// There are, or will be, bulk bytes.
+    /// Whether the session needs the bulk track.
     has_bulk: bool,
     profile: Option<DeviceProfile>,
     /// Why the session is over, once it is.
@@ -124,23 +127,23 @@ struct State {
 /// What the driver waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum DriverState {
-    /// It does not: it will look at the state by itself.
+    /// It does not wait, and will look at the state by itself.
     #[default]
     No,
-    /// Anything to say. In a moment it will look by itself for an ack to send.
+    /// A frame to send. After [`driver`]'s `ACK_DELAY` it checks for acks by itself.
     ForWork,
-    /// Anything to say, and acks.
+    /// A frame or an ack to send.
     ForAny,
-    /// More ops than the few there are, for a moment.
+    /// More ops than the few that are recorded, for a moment.
     ForMore,
 }
 
 /// Why a session is over.
 #[derive(Debug, Clone)]
 pub(crate) enum End {
-    /// The program is done with it.
+    /// The program has dropped the lease.
     Closed,
-    /// It cannot go on.
+    /// The session failed for this reason.
     Failed(String),
 }
 
@@ -159,7 +162,7 @@ impl Session {
             id,
             cohort_member,
             state: Mutex::new(State {
-                // The worker says what it lets us send when it opens the session.
+                // The worker grants credit when it opens the session.
                 duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 op_buffer: OpBuffer::default(),
@@ -185,11 +188,12 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code of others runs under this lock, and ours leaves it whole.
+        // No foreign code runs under this lock, and the code here does not panic halfway
+        // through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A tensor id not used before in this session.
+    /// Returns a tensor id that was not used before in this session.
     pub(crate) fn new_tensor(&self) -> TensorId {
         TensorId::new(self.next_tensor.fetch_add(1, Ordering::Relaxed))
     }
@@ -197,11 +201,11 @@ impl Session {
     /// Records an op. Waits while the worker is too far behind.
     pub(crate) fn record(&self, op: OperationIr) {
         if matches!(op, OperationIr::Init(_)) {
-            // Follows an upload, which said the same.
+            // An `Init` follows an upload, which has made the tensor already.
             return;
         }
         let mut state = self.lock();
-        // Other ranks wait for what ends here.
+        // Other ranks wait for the all-reduces that end here.
         state.urgent |= matches!(
             op,
             OperationIr::Distributed(DistributedOperationIr::SyncCollective)
@@ -219,13 +223,14 @@ impl Session {
         }
     }
 
-    /// Sees to what was just recorded.
+    /// Waits for room if the session is full, and wakes the driver for the item that was
+    /// just recorded.
     fn appended<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         if state.is_full() {
             state = self.wait_for_room(state);
         }
         match state.driver {
-            // More ops come in a moment, and one wake does for all of them.
+            // The driver wakes by itself in a moment, and sends what was recorded until then.
             DriverState::ForMore if state.has_few() => {}
             _ => self.wake(state),
         }
@@ -259,8 +264,8 @@ impl Session {
         );
     }
 
-    /// Offers a tensor's value to the session at place `to` of the cohort, or to
-    /// whoever else there has the capability.
+    /// Offers a tensor's value to the session with lease rank `to`, or to another session
+    /// of the lease that has the capability.
     pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32) {
         self.push(Body::Offer(Offer {
             tensor: encode_tensor(tensor),
@@ -269,7 +274,7 @@ impl Session {
         }));
     }
 
-    /// Makes a tensor of what the session at place `from` offers.
+    /// Makes a tensor of the value that the session with lease rank `from` offers.
     pub(crate) fn take_offer(
         &self,
         id: TensorId,
@@ -291,7 +296,7 @@ impl Session {
         self.push(Body::Seed(Seed { seed }));
     }
 
-    /// Asks for a tensor's data.
+    /// Requests a tensor's data.
     pub(crate) fn read(
         &self,
         tensor: &TensorIr,
@@ -301,12 +306,12 @@ impl Session {
         answered
     }
 
-    /// Asks for the data of tensors, on behalf of whoever waits for each.
+    /// Requests the data of tensors; each goes to its `Answer`.
     pub(crate) fn answer(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
         let mut reads = reads.into_iter();
         let mut state = self.lock();
         if let Some(end) = &state.end {
-            // Whoever waited may be gone; then there is nobody to tell.
+            // The receiver may have been dropped.
             return reads.for_each(|(_, answer)| drop(answer.send(Err(end.error()))));
         }
         while reads.len() > 0 {
@@ -327,12 +332,12 @@ impl Session {
         self.send_now(state);
     }
 
-    /// Asks to hear when everything recorded is done.
+    /// Requests a reply for when all recorded ops are done.
     pub(crate) fn sync(&self) -> oneshot::Receiver<Result<(), ExecutionError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.lock();
         match &state.end {
-            // What was recorded before is on its way; there is nothing to wait for.
+            // Recorded ops are still sent, and a closed session has no reply to wait for.
             Some(End::Closed) => drop(answer.send(Ok(()))),
             Some(end) => drop(answer.send(Err(end.error()))),
             None => {
@@ -345,7 +350,7 @@ impl Session {
         answered
     }
 
-    /// What the device can do with `dtype`, as the bits of a set.
+    /// Returns the set of usages that the device supports for `dtype`, as bits.
     pub(crate) fn dtype_usage(&self, dtype: DType) -> u8 {
         let state = self.lock();
         let dtypes = state.profile.iter().flat_map(|profile| &profile.dtypes);
@@ -355,12 +360,12 @@ impl Session {
             .map_or(0, |(_, usage)| *usage)
     }
 
-    /// The dtypes the device prefers, once the session was opened.
+    /// Returns the device's default dtypes, once the session was opened.
     pub(crate) fn settings(&self) -> Option<burn_backend::DeviceSettings> {
         self.lock().profile.as_ref().map(|profile| profile.settings)
     }
 
-    /// Why the session failed, if it did.
+    /// Returns why the session failed, if it did.
     pub(crate) fn failure(&self) -> Option<String> {
         match &self.lock().end {
             Some(End::Failed(reason)) => Some(reason.clone()),
@@ -368,13 +373,13 @@ impl Session {
         }
     }
 
-    /// Ends the session after what was recorded.
+    /// Ends the session after the recorded ops.
     pub(crate) fn close(&self) {
         self.push(Body::Close(Close {}));
         self.end(End::Closed);
     }
 
-    /// Ends the session for `reason`; what waits for an answer gets it.
+    /// Ends the session; pending reads and syncs fail with `reason`.
     pub(crate) fn fail(&self, reason: impl Into<String>) {
         self.end(End::Failed(reason.into()));
     }
@@ -394,7 +399,7 @@ impl Session {
         self.room.notify_all();
         self.wake.notify_one();
         self.wake_bulk.notify_one();
-        // Whoever waited may be gone; then there is nobody to tell.
+        // The receivers may have been dropped.
         reads
             .into_answers()
             .for_each(|answer| drop(answer.send(Err(end.error()))));
@@ -409,7 +414,7 @@ impl Session {
         self.wake(state);
     }
 
-    /// Says something that makes a tensor.
+    /// Queues a frame that makes a tensor.
     fn push_tensor(&self, id: TensorId, body: Body) {
         let mut state = self.lock();
         state.queue(Item::Made(id, body));
@@ -418,7 +423,7 @@ impl Session {
 
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let waits = state.driver_waits();
-        // The driver begins with this lock.
+        // The driver takes this lock first when it wakes.
         drop(state);
         if waits {
             self.wake.notify_one();
@@ -426,7 +431,7 @@ impl Session {
     }
 
     fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        // Bounded by the driver: it makes room or ends the session.
+        // The driver bounds the wait: it makes room or ends the session.
         while state.is_full() && state.end.is_none() {
             if state.driver_waits() {
                 self.wake.notify_one();
@@ -453,19 +458,20 @@ impl State {
         }
     }
 
-    /// Whether the driver waits, which whoever asks puts an end to.
+    /// Clears the driver's waiting state and returns whether it was waiting; the caller must
+    /// then wake it.
     fn driver_waits(&mut self) -> bool {
         std::mem::take(&mut self.driver) != DriverState::No
     }
 
-    /// Whether a program is too far ahead.
+    /// Returns whether the program must wait before it records more.
     fn is_full(&self) -> bool {
         self.op_buffer.len() >= RECORDED_ITEMS
             || self.duplex.outbox().is_full()
             || self.bulk.outbox().is_full()
     }
 
-    /// Whether there is little to send, to which more may come.
+    /// Returns whether there are only a few ops to send, and none of them urgent.
     fn has_few(&self) -> bool {
         !self.urgent && (1..EAGER_OPS).contains(&self.op_buffer.len())
     }
@@ -483,7 +489,7 @@ impl State {
     }
 }
 
-/// A session that was closed before it began, for a device without a lease.
+/// Returns a session that is closed from the start, for a device without a lease.
 pub(crate) fn closed() -> Arc<Session> {
     let session = Session::new(SessionId(0), CohortMember::default());
     session.end(End::Closed);

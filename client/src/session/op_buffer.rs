@@ -1,8 +1,7 @@
-//! What a program recorded, into the bodies of frames.
+//! Recorded ops and requests, and their encoding into the bodies of frames.
 //!
-//! The program's threads only leave ops in a list: they have better things to do
-//! than to encode them. Whoever sends, mostly the driver, takes the list as a
-//! whole and encodes it here.
+//! The program's threads only append to a list, as encoding would slow them down. The
+//! sender, mostly the driver, takes the whole list and encodes it here.
 
 use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
 use tensord_proto::{
@@ -11,21 +10,21 @@ use tensord_proto::{
     v1::{Ops, frame::Body},
 };
 
-/// Ops in a frame, at most: some milliseconds of work for a worker, which can
-/// start on them while the next are encoded.
+/// Limit on the number of ops in a frame: some milliseconds of work for a worker, which
+/// starts on them while the next are encoded.
 const CUT_OPS: u32 = 4096;
 
-/// Bytes from which on a frame is cut.
+/// Size in bytes at which a frame is complete.
 const CUT_BYTES: usize = 48 << 10;
 
-/// What a program asked for, in order.
+/// The items that a program recorded, in order.
 ///
-/// Nearly all are ops. They have a list of their own because one is over 600 bytes: it
-/// is moved there, and encoded where it lies.
+/// Nearly all are ops. They have a list of their own, because an op is over 600 bytes: it
+/// is moved once, and encoded in place.
 #[derive(Debug, Default)]
 pub(super) struct OpBuffer {
     ops: Vec<OperationIr>,
-    /// All else, with the number of ops before it.
+    /// The other items, each with the number of ops before it.
     others: Vec<(usize, Item)>,
 }
 
@@ -47,22 +46,22 @@ impl OpBuffer {
     }
 }
 
-/// Something other than an op that a program asked for.
+/// A recorded item that is not an op.
 #[derive(Debug)]
 pub(super) enum Item {
-    /// A tensor of bytes from here, and where they are.
+    /// An upload: the tensor, and the entries that show where its bytes are.
     Upload(TensorIr, Vec<Entry>),
-    /// A body of its own.
+    /// A frame.
     Frame(Body),
-    /// A body of its own that makes a tensor.
+    /// A frame that makes a tensor.
     Made(TensorId, Body),
 }
 
-/// Encodes what a session recorded. Frames are encoded once, in order: the encoder
-/// remembers what it said.
+/// Encodes what a session recorded. Each item is encoded once, in order, because the
+/// encoder predicts ops from those before.
 #[derive(Default)]
 pub(super) struct FrameEncoder {
-    /// What is at hand; empty in between, and kept for its memory.
+    /// The items to encode; empty between calls, and kept for its allocation.
     taken: OpBuffer,
     encoder: OpEncoder,
     ops: Vec<u8>,
@@ -71,13 +70,13 @@ pub(super) struct FrameEncoder {
 }
 
 impl FrameEncoder {
-    /// Takes what is in `op_buffer`, and leaves nothing in it.
+    /// Takes all items out of `op_buffer`.
     pub(super) fn take(&mut self, op_buffer: &mut OpBuffer) {
         assert!(self.taken.is_empty(), "what was taken was not encoded");
         std::mem::swap(&mut self.taken, op_buffer);
     }
 
-    /// Makes bodies of what was taken.
+    /// Encodes the items taken, into the bodies of frames.
     pub(super) fn encode(&mut self) -> Vec<Body> {
         let mut bodies = Vec::new();
         let mut taken = std::mem::take(&mut self.taken);
@@ -113,7 +112,7 @@ impl FrameEncoder {
             Item::Made(id, body) => {
                 self.cut(bodies);
                 bodies.push(body);
-                // The worker counts it in the same place.
+                // The worker's decoder counts the tensor at the same point.
                 self.encoder.note_tensor(id);
             }
         }

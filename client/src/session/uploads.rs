@@ -1,5 +1,4 @@
-//! Tensors from the program to the worker: an op in the stream, and the bytes,
-//! unless the worker has them.
+//! Uploads of tensors: an op in the stream, and the bytes, unless the worker has them.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +14,7 @@ use tensord_proto::{
 use super::{Session, State, blobs::UploadSource, op_buffer::Item};
 
 impl Session {
-    /// Makes a tensor of `data`.
+    /// Makes a tensor of `data` on the device.
     pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
         let out = TensorIr::uninit(id, data.shape().clone(), data.dtype());
         let bytes = shared(data.into_bytes());
@@ -36,7 +35,8 @@ impl Session {
         self.append(state, Item::Upload(out, entries));
     }
 
-    /// Says where the bytes of an upload are, and sends them if they are new.
+    /// Returns the entries that describe an upload's bytes, and queues the bytes on the bulk
+    /// track if they are new and large.
     fn send(&self, state: &mut State, source: UploadSource, bytes: Bytes) -> Vec<Entry> {
         let mut entries = Vec::new();
         let content = match source {
@@ -49,7 +49,8 @@ impl Session {
                 match bytes.len() {
                     0..=INLINE_BYTES => Content::Inline { bytes, keep },
                     _ => {
-                        // They share the tensor's memory until they are there.
+                        // The chunks share the tensor's memory until they are
+                        // acknowledged.
                         chunks(bytes).for_each(|chunk| state.bulk.push(Body::Chunk(chunk)));
                         self.want_bulk(state);
                         Content::Payload { keep }
@@ -61,7 +62,7 @@ impl Session {
         entries
     }
 
-    /// Has the track for bulk bytes opened, or looked after.
+    /// Has the bulk track opened, or its driver woken.
     pub(super) fn want_bulk(&self, state: &mut State) {
         state.has_bulk = true;
         self.wake_bulk.notify_one();

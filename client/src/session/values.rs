@@ -1,4 +1,4 @@
-//! Answers of the worker into values.
+//! Assembles values from the worker's replies.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use tensord_proto::{
 
 use super::{Answer, State};
 
-/// An answer and who waits for it.
+/// A reply and its receiver.
 pub(super) enum Delivery {
     Value(Answer<TensorData>, Result<TensorData, ExecutionError>),
     Synced(Answer<()>, Result<(), ExecutionError>),
@@ -21,7 +21,7 @@ pub(super) enum Delivery {
 
 impl Delivery {
     pub(super) fn deliver(self) {
-        // Whoever waited may be gone; then there is nobody to tell.
+        // The receiver may have been dropped.
         match self {
             Self::Value(answer, result) => drop(answer.send(result)),
             Self::Synced(answer, result) => drop(answer.send(result)),
@@ -29,42 +29,42 @@ impl Delivery {
     }
 }
 
-/// The worker broke a rule; the session cannot go on.
+/// The rule that the worker broke; the session cannot go on.
 pub(super) type Broken = String;
 
 /// Reads that wait for their values. A large value comes in two parts that may
 /// overtake each other: its type on one track, its payload on the other.
 ///
-/// Nothing is kept that was not asked for: each answer must be to a read that waits, and of
-/// its shape and dtype, and payloads that nobody has announced yet have no more bytes than
-/// the reads that wait for one.
+/// Nothing is kept that was not requested: each reply must be to a pending read and have its
+/// shape and dtype, and payloads that no reply has announced yet have no more bytes than the
+/// pending reads.
 #[derive(Default)]
 pub(super) struct Values {
     reads: HashMap<u64, PendingRead>,
-    /// Bytes of the reads that no answer has come to.
+    /// Bytes of the reads without a reply.
     pending_bytes: usize,
-    /// Reads whose payload is still to come, by its number.
+    /// Reads whose payload was announced and is not complete, by the payload's number.
     announced: HashMap<u64, u64>,
-    /// Payloads whose value was not announced yet, by number.
+    /// Payloads that no reply has announced yet, by number.
     arrived: HashMap<u64, Bytes>,
     arrived_bytes: usize,
     gathering: Gathering<()>,
-    /// Payloads that are whole.
+    /// Number of complete payloads.
     payloads: u64,
 }
 
-/// A read, and who waits for it.
+/// A pending read.
 struct PendingRead {
     answer: Answer<TensorData>,
     shape: Shape,
     dtype: DType,
     bytes: usize,
-    /// The answer, once there is only its payload to come.
+    /// The reply, once only its payload is missing.
     announced: Option<(Shape, DType)>,
 }
 
 impl Values {
-    /// Notes who waits for `tensor`. True: its value will be a payload.
+    /// Adds a read of `tensor`. Returns whether its value comes as a payload.
     pub(super) fn expect(
         &mut self,
         request: u64,
@@ -119,7 +119,7 @@ impl Values {
                         "the answer to read {request} is payload {number}, again"
                     ));
                 }
-                // Each that has not come is of a read that waits.
+                // Each payload that is missing is that of a pending read.
                 None if number - self.payloads >= waiting => {
                     return Err(format!(
                         "the answer to read {request} is payload {number} where {} have come",
@@ -134,13 +134,13 @@ impl Values {
                 }
             },
             Some(tensor_value::Content::Bytes(bytes)) => aligned::copy(&bytes),
-            // Burn has tensors without elements.
+            // A tensor may have no elements.
             None => aligned::room(0),
         };
         self.whole(request, shape, dtype, bytes)
     }
 
-    /// Takes bytes of a payload.
+    /// Adds bytes of a payload. Returns the reply that they complete.
     pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, Broken> {
         if chunk.size_bytes > 0 {
             self.begins(chunk.size_bytes)?;
@@ -163,7 +163,7 @@ impl Values {
         self.whole(request, shape, dtype, bytes)
     }
 
-    /// Whether the next payload may have `size` bytes.
+    /// Returns whether the next payload may have `size` bytes.
     fn begins(&self, size: u64) -> Result<(), Broken> {
         let announced = self.announced.get(&self.payloads);
         let announced = announced.and_then(|request| self.reads.get(request));
@@ -206,8 +206,8 @@ impl Values {
 }
 
 impl PendingRead {
-    /// Whether a value of this type is what was asked for. A device may have bools and
-    /// `flex32` in another form than the program.
+    /// Returns whether a value of this type was requested. A device may represent bools and
+    /// `flex32` in another way than the program.
     fn check(&self, request: u64, shape: &Shape, dtype: DType) -> Result<(), Broken> {
         let is_like = |a: DType, b: DType| matches!((a, b), (DType::Flex32, DType::F32));
         let fits = dtype == self.dtype
@@ -226,7 +226,7 @@ impl PendingRead {
     }
 }
 
-/// What an answer is that nobody waits for.
+/// Returns the rule that a reply without a pending request breaks.
 fn unexpected(what: &str, request: u64) -> Broken {
     format!("it answers {what} {request}, which was not asked or has its answer")
 }

@@ -1,4 +1,4 @@
-//! What a session says and hears on the links of its tracks.
+//! Frames that a session sends and receives on the links of its tracks.
 
 use std::sync::{PoisonError, atomic::Ordering};
 
@@ -14,7 +14,7 @@ use super::{DriverState, EAGER_OPS, Session, State, Track, values::Delivery};
 
 /// Why a connection ended.
 pub(super) enum Ended {
-    /// Worth another try.
+    /// The connection was lost; the session may continue on another.
     Lost(String),
     /// The session is over.
     Over(String),
@@ -22,13 +22,13 @@ pub(super) enum Ended {
     Broke(String),
 }
 
-/// What the driver finds when it asks for the next frames.
+/// What there is to send on a track.
 pub(super) enum NextFrames {
     Frames(Vec<[Bytes; 3]>),
-    /// Some ops, to which more may come, and how often such were sent since something
-    /// was urgent.
+    /// A few ops that may wait for more; has the number of times that few ops were sent
+    /// since the last urgent item.
     Few(u32),
-    /// Nothing now; the worker was not told everything, though.
+    /// Nothing now, but an ack is pending.
     PendingAck,
     Nothing,
     /// The session is over and everything was sent.
@@ -74,8 +74,8 @@ impl Session {
         Ok(())
     }
 
-    /// What to send next; few ops are held back if the driver is `patient`. If it has
-    /// `rested`, it is going to sleep until it is woken.
+    /// Returns the next frames to send. A `patient` caller gets no frames for a few ops that
+    /// are not urgent. `rested`: the driver is about to wait until it is woken.
     pub(super) fn next_to_send(&self, track: Track, patient: bool, rested: bool) -> NextFrames {
         let mut state = self.lock();
         let frames = state.track(track).next_frames();
@@ -118,10 +118,10 @@ impl Session {
         }
     }
 
-    /// Makes frames of what was recorded.
+    /// Encodes the recorded items into frames.
     fn encode(&self) {
-        // Taken before the state, by whoever has the sender: what is recorded meanwhile
-        // comes after.
+        // The owner of the sender locks the encoder before the state, so items that are
+        // recorded meanwhile are encoded after these.
         let mut op_encoder = self
             .op_encoder
             .lock()
@@ -140,7 +140,7 @@ impl Session {
         bodies.into_iter().for_each(|body| state.duplex.push(body));
     }
 
-    /// Whether the worker was not told everything.
+    /// Returns whether an ack for the worker is pending.
     pub(super) fn has_pending_ack(&self, track: Track) -> bool {
         self.lock().track(track).inbox().has_pending_ack()
     }
@@ -150,8 +150,7 @@ impl Session {
         [beat, Bytes::new(), Bytes::new()]
     }
 
-    /// Takes a frame from the worker. What is to be handed out because of it is
-    /// added to `deliveries`.
+    /// Processes a frame from the worker, and adds the replies it completes to `deliveries`.
     pub(super) fn receive(
         &self,
         track: Track,
@@ -172,7 +171,7 @@ impl Session {
         if let Some((_, bytes)) = &received {
             duplex.inbox().consume(*bytes);
         }
-        // There may be room or credit for what waits, or an ack to send.
+        // The frame may have freed room or granted credit, or an ack may be due.
         let due = freed || duplex.outbox().has_unsent() || duplex.inbox().is_ack_due();
         match track {
             Track::Ops => {
@@ -201,7 +200,7 @@ impl Session {
             (_, Body::Closed(closed)) => {
                 return Err(closed_by(closed.error.unwrap_or_default()));
             }
-            // Nobody waits any more for what was asked.
+            // A session that has ended has no pending requests.
             _ if state.end.is_some() => {}
             (Track::Bulk, Body::Chunk(chunk)) => {
                 self.count_down(chunk.bytes.len());
@@ -228,7 +227,7 @@ impl Session {
         Ok(())
     }
 
-    /// Counts what is sent.
+    /// Counts the bytes of `frames` as sent.
     pub(super) fn count_up(&self, frames: &[[Bytes; 3]]) {
         let bytes: usize = frames.as_flattened().iter().map(Bytes::len).sum();
         let counter = &self.counters.up;
@@ -241,7 +240,7 @@ impl Session {
     }
 }
 
-/// The bytes of a tensor that `value` has in itself.
+/// Returns the number of tensor bytes within `value`.
 fn inline_bytes(value: &Value) -> usize {
     match &value.result {
         Some(value::Result::Tensor(TensorValue {
