@@ -36,6 +36,7 @@ use crate::{
     connection::{Caller, Closer, Connection, Peer},
     dial::DialError,
     gate::{Gate, GateEntry},
+    handshakes::{self, Handshakes},
     identity::Identity,
     link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
     listen::BindError,
@@ -240,6 +241,7 @@ pub struct Server {
     /// Queue for the links of connections that negotiated frames instead of gRPC.
     links: Option<mpsc::Sender<Link>>,
     gate: Arc<Gate>,
+    handshakes: Handshakes,
 }
 
 /// Limits on the calls of one connection.
@@ -300,6 +302,8 @@ fn serve_on(
         calls,
         links,
         gate,
+        handshakes: Handshakes::start()
+            .map_err(|e| BindError::new("start the thread for TLS handshakes", e))?,
     })
 }
 
@@ -318,6 +322,7 @@ impl Server {
         let mut open = JoinSet::new();
         let handoff = Handoff {
             acceptor: self.acceptor,
+            handshakes: self.handshakes.handle(),
             grpc,
             links: self.links,
         };
@@ -355,6 +360,7 @@ impl Server {
 #[derive(Clone)]
 struct Handoff {
     acceptor: TlsAcceptor,
+    handshakes: handshakes::Handle,
     grpc: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
     links: Option<mpsc::Sender<Link>>,
 }
@@ -409,12 +415,13 @@ async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: GateEntry, handoff:
 async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Handoff) {
     let Handoff {
         acceptor,
+        handshakes,
         grpc,
         links,
     } = handoff;
     let handshake = async {
         tcp.set_nodelay(true)?;
-        let mut stream = acceptor.accept(tcp).await?;
+        let mut stream = handshakes.run(acceptor.accept(tcp)).await?;
         if stream.get_ref().1.alpn_protocol() == Some(ALPN_FRAMES) {
             return Ok((stream, None));
         }

@@ -23,6 +23,7 @@ pub mod faults;
 mod framing;
 mod gate;
 mod grpc;
+mod handshakes;
 pub mod identity;
 pub mod link;
 pub mod listen;

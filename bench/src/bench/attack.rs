@@ -1,5 +1,5 @@
 //! The speed of a training next to a hostile program on the same worker, and next to an
-//! honest one.
+//! honest one that keeps its device busy.
 //!
 //! Both programs have leases on devices of the same worker. The hostile program attacks the
 //! worker ([`crate::hostile`]); the honest one trains as well. Only the neighbour differs,
@@ -32,6 +32,10 @@ use crate::{
 
 /// The MLP's steps are short, so delays of single ops show; the CNN's are mostly computation.
 const MODELS: [Model; 2] = [Model::Mlp, Model::Cnn];
+
+/// The model of the honest neighbour: its steps are mostly computation, so it keeps its
+/// device busy, as an attack does. The MLP's client is its bottleneck, and its device idles.
+const BUSY: Model = Model::Cnn;
 
 /// Runs the bench.
 ///
@@ -102,7 +106,7 @@ fn measure(context: &Context, pool: &LocalPool, model: Model) -> Result<Results>
         (
             "honest_ms",
             "a training",
-            Some(Turn::Neighbour(address, model)),
+            Some(Turn::Neighbour(address, BUSY)),
         ),
         ("attack_ms", "an attack", Some(Turn::Attack(url))),
     ];
