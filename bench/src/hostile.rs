@@ -11,7 +11,7 @@ use burn_backend::DType;
 use burn_ir::{BinaryOpIr, CustomOpIr, NumericOperationIr, OperationIr, TensorIr};
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt as _};
-use tensord_tests::raw::{self, Attached, Broken, RawSession, Target};
+use tensord_tests::raw::{self, ClientStream, RawSession, SessionError, Target};
 use tensord_transport::{Dialer, TransportChoice};
 use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
 
@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// A task's work in a session until the session ends.
-type Act = fn(RawSession) -> BoxFuture<'static, Result<Infallible, Broken>>;
+type Act = fn(RawSession) -> BoxFuture<'static, Result<Infallible, SessionError>>;
 
 /// Leases a device of the pool at `url`, and attacks its worker as long as the process
 /// lives. Calls `begun` once all tasks have started.
@@ -45,7 +45,7 @@ type Act = fn(RawSession) -> BoxFuture<'static, Result<Infallible, Broken>>;
 /// If there is no lease, or the lease ends.
 pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Result<Infallible> {
     runtime.block_on(async {
-        let attached = Attached::to(url).await;
+        let attached = ClientStream::to(url).await;
         let mut attached = attached.context("cannot attach")?;
         let leased = attached.lease(1).await;
         let leased = leased.map_err(|e| anyhow::anyhow!("no lease: {e}"))?;
@@ -88,7 +88,7 @@ async fn again(target: Target, first: RawSession, act: Act) -> Infallible {
 }
 
 /// Sends ops that name a tensor with a wrong shape, and ops on tensors that do not exist.
-async fn refused(mut session: RawSession) -> Result<Infallible, Broken> {
+async fn refused(mut session: RawSession) -> Result<Infallible, SessionError> {
     let there = session.upload(&[1.0, 2.0]);
     let wrong = raw::tensor(there.id.value(), &[3]);
     loop {
@@ -117,7 +117,7 @@ fn add(to_itself: &TensorIr, out: TensorIr) -> OperationIr {
 
 /// Sends custom ops with unknown and very long names, and reads their results: each reply
 /// is a fault that names the op.
-async fn faults(mut session: RawSession) -> Result<Infallible, Broken> {
+async fn faults(mut session: RawSession) -> Result<Infallible, SessionError> {
     let mut number = 0u64;
     loop {
         number += 1;
@@ -138,7 +138,7 @@ async fn faults(mut session: RawSession) -> Result<Infallible, Broken> {
 }
 
 /// Sends one malformed frame; the worker ends the session.
-async fn malformed(mut session: RawSession) -> Result<Infallible, Broken> {
+async fn malformed(mut session: RawSession) -> Result<Infallible, SessionError> {
     session.send_bytes(vec![0xff; GARBAGE_BYTES]).await?;
     Err(session.end().await)
 }

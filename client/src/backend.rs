@@ -129,11 +129,11 @@ impl RouterClient for TensordClient {
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         let answered = self.0.session.read(&tensor);
-        Box::pin(async move { answered.await.unwrap_or_else(|_| Err(unanswered())) })
+        Box::pin(async move { answered.await.unwrap_or_else(|_| Err(no_reply_error())) })
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
-        wait(self.0.session.sync()).unwrap_or_else(|_| Err(unanswered()))
+        block_on(self.0.session.sync()).unwrap_or_else(|_| Err(no_reply_error()))
     }
 
     fn flush(&self) {
@@ -208,7 +208,7 @@ impl TensordClient {
 
     /// Reads tensors, and sends each value to the [`Answer`] beside it.
     pub(crate) fn read(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
-        self.0.session.answer(reads);
+        self.0.session.read_many(reads);
     }
 
     fn replay(&self, graph: &Graph, bindings: GraphBindings) {
@@ -244,7 +244,7 @@ impl TensordClient {
         let op = DistributedOperationIr::AllReduce(op);
         self.0.session.record(OperationIr::Distributed(op));
         let CohortMember { cohort, lease_rank } = &self.0.session.cohort_member;
-        cohort.reached(&lease_ranks, *lease_rank);
+        cohort.record_all_reduce(&lease_ranks, *lease_rank);
     }
 
     /// The place in this client's lease of the device that Burn knows by `id`.
@@ -266,14 +266,14 @@ impl TensordClient {
     }
 }
 
-fn unanswered() -> ExecutionError {
+fn no_reply_error() -> ExecutionError {
     ExecutionError::with_context("the session ended before it answered")
 }
 
 /// Blocks on `answer`, also on a thread that is inside a runtime, where Tokio's
 /// own blocking receive panics: Burn calls us from its runtimes and from plain
 /// threads. The wait is bounded, as a session that gets no answers fails.
-pub(crate) fn wait<F: Future>(answer: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(answer: F) -> F::Output {
     // Inside a Tokio task the cooperative budget would run out: the task does not
     // yield while we wait, and Tokio would defer every poll from then on.
     burn_std::future::block_on(tokio::task::unconstrained(answer))
@@ -327,7 +327,7 @@ impl RouterChannel for TensordChannel {
             return RouterTensor::new(id, tensor.shape, tensor.dtype, target);
         }
         // Between leases, the tensor has to pass through this process.
-        match wait(source.0.session.read(&tensor)).unwrap_or_else(|_| Err(unanswered())) {
+        match block_on(source.0.session.read(&tensor)).unwrap_or_else(|_| Err(no_reply_error())) {
             Ok(data) => target.register_tensor_data(data),
             Err(e) => {
                 let id = target.0.session.new_tensor();

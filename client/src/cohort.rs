@@ -17,10 +17,10 @@ use tokio::{runtime::Handle, sync::Notify, time::sleep};
 
 /// Delay until the ops of a rank that is behind are flushed. Threads that run at
 /// about the same speed reach the all-reduce by themselves within that time.
-const FIRST_FLUSH: Duration = Duration::from_millis(1);
+const MIN_FLUSH_DELAY: Duration = Duration::from_millis(1);
 
 /// Longest pause between two flushes of a rank that stays behind.
-const LAST_FLUSH: Duration = Duration::from_millis(100);
+const MAX_FLUSH_DELAY: Duration = Duration::from_millis(100);
 
 /// Sessions that were opened together.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub(crate) struct Cohort {
     /// By a group's places: how many all-reduces each member is ahead of the
     /// slowest. Groups whose members are level have no entry.
     ahead: Mutex<HashMap<Vec<u32>, Vec<u64>>>,
-    uneven: Notify,
+    imbalance: Notify,
 }
 
 /// A session's place in its cohort.
@@ -51,7 +51,7 @@ impl Cohort {
 
     /// Records that the session at `lease_rank` has reached an all-reduce of `group`,
     /// whose places are in ascending order.
-    pub(crate) fn reached(&self, group: &[u32], lease_rank: u32) {
+    pub(crate) fn record_all_reduce(&self, group: &[u32], lease_rank: u32) {
         let Ok(rank) = group.binary_search(&lease_rank) else {
             return;
         };
@@ -66,12 +66,12 @@ impl Cohort {
         if counts.iter().all(|count| *count == 0) {
             ahead.remove(group);
         } else {
-            self.uneven.notify_one();
+            self.imbalance.notify_one();
         }
     }
 
     /// The places of the sessions that others wait for.
-    fn behind(&self) -> Vec<u32> {
+    fn lagging_ranks(&self) -> Vec<u32> {
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let members = ahead
             .iter()
@@ -84,16 +84,20 @@ impl Cohort {
 }
 
 /// Flushes the ops of members that are behind. Runs until the future is dropped.
-pub(crate) async fn flush_those_behind(cohort: Arc<Cohort>, devices: Vec<Device>, runtime: Handle) {
-    let mut pause = FIRST_FLUSH;
+pub(crate) async fn flush_lagging_ranks(
+    cohort: Arc<Cohort>,
+    devices: Vec<Device>,
+    runtime: Handle,
+) {
+    let mut pause = MIN_FLUSH_DELAY;
     loop {
-        if cohort.behind().is_empty() {
-            pause = FIRST_FLUSH;
-            cohort.uneven.notified().await;
+        if cohort.lagging_ranks().is_empty() {
+            pause = MIN_FLUSH_DELAY;
+            cohort.imbalance.notified().await;
         }
         sleep(pause).await;
-        pause = (pause * 2).min(LAST_FLUSH);
-        let behind = cohort.behind();
+        pause = (pause * 2).min(MAX_FLUSH_DELAY);
+        let behind = cohort.lagging_ranks();
         let behind = behind
             .iter()
             .filter_map(|lease_rank| devices.get(*lease_rank as usize));
@@ -110,20 +114,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_whom_others_wait_for_are_behind() {
+    fn lagging_ranks_are_those_with_fewer_all_reduces() {
         let cohort = Cohort::default();
         let both = [1, 4];
-        assert!(cohort.behind().is_empty());
-        cohort.reached(&both, 4);
-        cohort.reached(&both, 4);
-        assert_eq!(cohort.behind(), [1]);
-        cohort.reached(&[0, 4], 0);
-        assert_eq!(cohort.behind(), [1, 4]);
-        cohort.reached(&both, 1);
-        cohort.reached(&[0, 4], 4);
-        assert_eq!(cohort.behind(), [1]);
-        cohort.reached(&both, 1);
-        assert!(cohort.behind().is_empty());
+        assert!(cohort.lagging_ranks().is_empty());
+        cohort.record_all_reduce(&both, 4);
+        cohort.record_all_reduce(&both, 4);
+        assert_eq!(cohort.lagging_ranks(), [1]);
+        cohort.record_all_reduce(&[0, 4], 0);
+        assert_eq!(cohort.lagging_ranks(), [1, 4]);
+        cohort.record_all_reduce(&both, 1);
+        cohort.record_all_reduce(&[0, 4], 4);
+        assert_eq!(cohort.lagging_ranks(), [1]);
+        cohort.record_all_reduce(&both, 1);
+        assert!(cohort.lagging_ranks().is_empty());
         assert!(cohort.ahead.lock().unwrap().is_empty());
     }
 }

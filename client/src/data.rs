@@ -112,7 +112,7 @@ pub fn from_data<const D: usize, K: Kind>(
     let data = data
         .try_cast(dtype)
         .expect("elements that convert to the tensor's type");
-    let tensor = exchange.hand_over(data, |client, ticket| {
+    let tensor = exchange.stage_upload(data, |client, ticket| {
         let out = TensorIr::uninit(client.create_empty_handle(), shape, dtype);
         client
             .register(CustomOpIr::with_scalars(UPLOAD, &[], &[out], vec![ticket]))

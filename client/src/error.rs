@@ -2,7 +2,7 @@
 
 use prost::Message;
 use tensord_proto::{
-    text::{MESSAGE_CHARS, foreign},
+    text::{MESSAGE_CHARS, sanitize},
     v1,
 };
 use tensord_transport::{dial::DialError, url::UrlError};
@@ -40,7 +40,7 @@ pub enum ConnectError {
     },
     /// A call to the pool failed for another reason.
     #[error("the pool at {pool} broke off: {reason}")]
-    Broken {
+    CallFailed {
         /// The pool's address.
         pool: String,
         /// The reason that the call failed with.
@@ -60,14 +60,14 @@ impl ConnectError {
             reason = format!(
                 "{}: {}",
                 status.code(),
-                foreign(status.message(), MESSAGE_CHARS)
+                sanitize(status.message(), MESSAGE_CHARS)
             );
         }
         let pool = pool.to_owned();
         match error.code() {
             v1::ErrorCode::Token => Self::Token { pool, reason },
             v1::ErrorCode::Version => Self::Version { pool, reason },
-            _ => Self::Broken { pool, reason },
+            _ => Self::CallFailed { pool, reason },
         }
     }
 }

@@ -135,13 +135,13 @@ pub struct Traffic {
 pub struct Lease {
     pub(crate) id: LeaseId,
     pub(crate) pool: Arc<Inner>,
-    pub(crate) held: Vec<HeldDevice>,
+    pub(crate) lease_devices: Vec<LeaseDevice>,
     pub(crate) bridge: Option<Bridge>,
     pub(crate) watch: LeaseWatch,
 }
 
 /// One device of a lease.
-pub(crate) struct HeldDevice {
+pub(crate) struct LeaseDevice {
     pub(crate) device: TensordDevice,
     pub(crate) session: Arc<Session>,
     pub(crate) description: LeasedDevice,
@@ -157,21 +157,28 @@ impl Lease {
     /// The devices for code that is generic over Burn's `Backend`, where
     /// [`Tensord`](crate::Tensord) is the backend.
     pub fn backend_devices(&self) -> Vec<TensordDevice> {
-        self.held.iter().map(|held| held.device).collect()
+        self.lease_devices
+            .iter()
+            .map(|lease_device| lease_device.device)
+            .collect()
     }
 
     /// A description of each device, in the order of [`devices`](Self::devices).
     pub fn descriptions(&self) -> Vec<LeasedDevice> {
-        self.held
+        self.lease_devices
             .iter()
-            .map(|held| held.description.clone())
+            .map(|lease_device| lease_device.description.clone())
             .collect()
     }
 
     /// Bytes sent and received so far, summed over all devices.
     pub fn traffic(&self) -> Traffic {
-        let sum =
-            |count: fn(&Session) -> u64| self.held.iter().map(|held| count(&held.session)).sum();
+        let sum = |count: fn(&Session) -> u64| {
+            self.lease_devices
+                .iter()
+                .map(|lease_device| count(&lease_device.session))
+                .sum()
+        };
         Traffic {
             bytes_up: sum(|session| session.counters.up.load(Ordering::Relaxed)),
             bytes_down: sum(|session| session.counters.down.load(Ordering::Relaxed)),
@@ -183,7 +190,11 @@ impl Lease {
     /// Why the lease can no longer be used, or `None` while it can: the pool ended
     /// it, or a worker is lost. Its devices return errors from then on.
     pub fn ended(&self) -> Option<String> {
-        let failure = || self.held.iter().find_map(|held| held.session.failure());
+        let failure = || {
+            self.lease_devices
+                .iter()
+                .find_map(|lease_device| lease_device.session.failure())
+        };
         self.watch.ended().or_else(failure)
     }
 
@@ -221,9 +232,9 @@ impl fmt::Debug for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.bridge.take();
-        for held in &self.held {
-            held.session.close();
-            held.device.unregister();
+        for lease_device in &self.lease_devices {
+            lease_device.session.close();
+            lease_device.device.unregister();
         }
         self.pool.release(self.id);
     }

@@ -59,32 +59,32 @@ pub fn run(data: &[u8]) {
         session.step(usize::from(control & 1), step, &mut input);
         session.check();
     }
-    session.settle();
+    session.drain();
 }
 
 #[derive(Default)]
 struct Session {
-    ends: [End; 2],
+    ends: [Peer; 2],
 }
 
-struct End {
+struct Peer {
     duplex: Duplex,
-    said: Vec<frame::Body>,
-    taken: Vec<frame::Body>,
+    sent: Vec<frame::Body>,
+    received: Vec<frame::Body>,
     /// What was taken and not acted on.
     unconsumed: VecDeque<usize>,
     /// Frames on their way to this end.
-    coming: VecDeque<Bytes>,
+    in_flight: VecDeque<Bytes>,
 }
 
-impl Default for End {
+impl Default for Peer {
     fn default() -> Self {
         Self {
             duplex: Duplex::new(CAPACITY_BYTES, WINDOW_BYTES, WINDOW_BYTES),
-            said: Vec::new(),
-            taken: Vec::new(),
+            sent: Vec::new(),
+            received: Vec::new(),
             unconsumed: VecDeque::new(),
-            coming: VecDeque::new(),
+            in_flight: VecDeque::new(),
         }
     }
 }
@@ -97,11 +97,11 @@ impl Session {
             _ => (right, left),
         };
         match step {
-            Step::Push => end.say(input.byte()),
+            Step::Push => end.push(input.byte()),
             Step::Send => {
                 let frame = end.duplex.next_to_send();
                 other
-                    .coming
+                    .in_flight
                     .extend(frame.map(|parts| parts.concat().into()));
             }
             Step::Deliver => self.deliver(at),
@@ -110,11 +110,11 @@ impl Session {
                     end.duplex.inbox().consume(bytes);
                 }
             }
-            Step::Beat => other.coming.push_back(end.duplex.beat()),
-            Step::Lose => drop(end.coming.pop_front()),
+            Step::Beat => other.in_flight.push_back(end.duplex.beat()),
+            Step::Lose => drop(end.in_flight.pop_front()),
             Step::Repeat => {
-                if let Some(frame) = end.coming.front().cloned() {
-                    end.coming.push_front(frame);
+                if let Some(frame) = end.in_flight.front().cloned() {
+                    end.in_flight.push_front(frame);
                 }
             }
             Step::Cut => self.reconnect(),
@@ -123,13 +123,13 @@ impl Session {
 
     fn deliver(&mut self, at: usize) {
         let end = &mut self.ends[at];
-        let Some(frame) = end.coming.pop_front() else {
+        let Some(frame) = end.in_flight.pop_front() else {
             return;
         };
         match end.duplex.receive(frame) {
             Ok(Some((frame::Body::Ping(_), 0)) | None) => {}
             Ok(Some((body, bytes))) => {
-                end.taken.push(body);
+                end.received.push(body);
                 end.unconsumed.push_back(bytes);
             }
             // Nobody broke a rule here, so nothing but a loss can be found.
@@ -142,7 +142,7 @@ impl Session {
 
     fn reconnect(&mut self) {
         let news = self.ends.each_mut().map(|end| {
-            end.coming.clear();
+            end.in_flight.clear();
             end.duplex.inbox().acknowledge()
         });
         for (end, (received, credit)) in self.ends.iter_mut().zip(news.into_iter().rev()) {
@@ -154,14 +154,14 @@ impl Session {
 
     fn check(&self) {
         let [left, right] = &self.ends;
-        assert!(left.said.starts_with(&right.taken));
-        assert!(right.said.starts_with(&left.taken));
+        assert!(left.sent.starts_with(&right.received));
+        assert!(right.sent.starts_with(&left.received));
     }
 
     /// Left alone on a good connection, everything arrives.
-    fn settle(&mut self) {
+    fn drain(&mut self) {
         self.reconnect();
-        let rounds = 2 + self.ends.iter().map(|end| end.said.len()).sum::<usize>();
+        let rounds = 2 + self.ends.iter().map(|end| end.sent.len()).sum::<usize>();
         for _ in 0..rounds {
             for at in [0, 1] {
                 let none = &mut Input(&[]);
@@ -177,7 +177,7 @@ impl Session {
             }
         }
         let [left, right] = &self.ends;
-        assert!(left.said == right.taken && right.said == left.taken);
+        assert!(left.sent == right.received && right.sent == left.received);
         for end in &self.ends {
             assert!(end.duplex.outbox().is_empty());
             assert_eq!(end.duplex.outbox().kept_bytes(), 0);
@@ -185,8 +185,8 @@ impl Session {
     }
 }
 
-impl End {
-    fn say(&mut self, what: u8) {
+impl Peer {
+    fn push(&mut self, what: u8) {
         if self.duplex.outbox().is_full() {
             return;
         }
@@ -207,7 +207,7 @@ impl End {
                 ..Ops::default()
             }),
         };
-        self.said.push(body.clone());
+        self.sent.push(body.clone());
         self.duplex.push(body);
     }
 }

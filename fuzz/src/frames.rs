@@ -24,12 +24,12 @@ const WINDOW_BYTES: u64 = 64 << 10;
 
 /// Most bytes that taking a frame may allocate: a shape's dimensions take a byte
 /// each on the wire and eight in memory, and a vector that grows has two copies.
-const MOST_BYTES: usize = 2 << 20;
+const MAX_BYTES: usize = 2 << 20;
 
 /// Runs the target.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
-    let mut end = End::new();
+    let mut end = Receiver::new();
     while !input.is_empty() {
         let len = input.short();
         let frame = Bytes::copy_from_slice(input.bytes(len.into()));
@@ -42,14 +42,14 @@ pub fn run(data: &[u8]) {
 }
 
 /// One end, and what it must have by now.
-struct End {
+struct Receiver {
     duplex: Duplex,
     ops: OpDecoder,
     received: u64,
     received_bytes: u64,
 }
 
-impl End {
+impl Receiver {
     /// An end that has said three things and sent two of them.
     fn new() -> Self {
         let mut duplex = Duplex::new(1 << 20, 1 << 20, WINDOW_BYTES);
@@ -70,7 +70,7 @@ impl End {
     fn receive(&mut self, bytes: Bytes) {
         let seq = duplex::decode(bytes.clone()).map_or(0, |frame| frame.seq);
         let (taken, peak) = peak_of(|| self.duplex.receive(bytes));
-        assert!(peak < MOST_BYTES, "{peak} bytes for a frame");
+        assert!(peak < MAX_BYTES, "{peak} bytes for a frame");
         if let Ok(Some((body, cost))) = taken {
             if seq > 0 {
                 self.received += 1;

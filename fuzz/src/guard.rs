@@ -1,6 +1,6 @@
 //! An allocator that ends the process at the first access beyond an allocation.
 //!
-//! While a thread is within [`on`], what it allocates comes from slots of whole pages. An
+//! While a thread is within [`with_guards`], what it allocates comes from slots of whole pages. An
 //! allocation ends where its slot ends, and behind that is a page that cannot be accessed:
 //! what reads or writes beyond is killed by the system (`SIGSEGV`). Where an alignment
 //! leaves room at the end, and for some bytes before the beginning, there is a pattern that
@@ -89,7 +89,7 @@ struct Slot {
 }
 
 /// Runs `work` with guards around what this thread allocates, if they were set up.
-pub fn on<T>(work: impl FnOnce() -> T) -> T {
+pub fn with_guards<T>(work: impl FnOnce() -> T) -> T {
     struct Off;
     impl Drop for Off {
         fn drop(&mut self) {
@@ -101,8 +101,8 @@ pub fn on<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Whether this thread is within [`on`].
-pub fn is_on() -> bool {
+/// Whether this thread is within [`with_guards`].
+pub fn is_active() -> bool {
     DEPTH.get() > 0
 }
 
@@ -112,7 +112,7 @@ pub fn is_on() -> bool {
 ///
 /// When the system gives no memory for it, or has pages of another size.
 #[cfg(unix)]
-pub fn set_up() -> Result<(), String> {
+pub fn install() -> Result<(), String> {
     if BASE.load(Ordering::Acquire) != 0 {
         return Ok(());
     }
@@ -151,7 +151,7 @@ pub fn set_up() -> Result<(), String> {
                     std::io::Error::last_os_error()
                 ));
             }
-            give(slot);
+            release_slot(slot);
         }
     }
     BASE.store(base, Ordering::Release);
@@ -164,14 +164,14 @@ pub fn set_up() -> Result<(), String> {
 ///
 /// Always.
 #[cfg(not(unix))]
-pub fn set_up() -> Result<(), String> {
+pub fn install() -> Result<(), String> {
     Err("guard pages need a Unix".into())
 }
 
 /// Reads the byte behind an allocation of `size` bytes, so that a test sees what comes of
 /// it. With guards the process ends here.
 pub fn read_beyond(size: usize) -> u8 {
-    let bytes = on(|| vec![1u8; size]);
+    let bytes = with_guards(|| vec![1u8; size]);
     // SAFETY: none, on purpose: the byte is not the allocation's. What follows it is a page
     // that cannot be read if guards are set up, which the one caller sees to; a read of
     // one byte does nothing else.
@@ -181,18 +181,18 @@ pub fn read_beyond(size: usize) -> u8 {
 /// Memory with a guard behind it. None: it is not asked for, or there is none left.
 pub(crate) fn alloc(layout: Layout) -> Option<*mut u8> {
     let base = BASE.load(Ordering::Acquire);
-    if base == 0 || !is_on() || layout.size() == 0 || layout.align() > PAGE {
+    if base == 0 || !is_active() || layout.size() == 0 || layout.align() > PAGE {
         return None;
     }
     let first = CLASSES
         .iter()
         .position(|(pages, _)| pages * PAGE >= layout.size())?;
-    let slot = take(base, first)?;
+    let slot = acquire_slot(base, first)?;
     if is_closed(slot) && !protect(slot, true) {
-        give(slot);
+        release_slot(slot);
         return None;
     }
-    let start = place(slot, layout);
+    let start = start_address(slot, layout);
     fill(slot.start.max(start.saturating_sub(BEFORE)), start, AROUND);
     fill(start + layout.size(), slot.end, AROUND);
     Some(start as *mut u8)
@@ -210,22 +210,22 @@ pub(crate) unsafe fn dealloc(memory: *mut u8, layout: Layout) -> bool {
         return false;
     };
     let before = slot.start.max(start.saturating_sub(BEFORE));
-    let is_intact = start == place(slot, layout)
-        && has(before, start, AROUND)
-        && has(start + layout.size(), slot.end, AROUND);
+    let is_intact = start == start_address(slot, layout)
+        && is_filled_with(before, start, AROUND)
+        && is_filled_with(start + layout.size(), slot.end, AROUND);
     if !is_intact {
-        die(b"fuzz: memory around an allocation was written to, found as it was freed\n");
+        abort_with(b"fuzz: memory around an allocation was written to, found as it was freed\n");
     }
     fill(start, start + layout.size().min(FILLED), FREED);
     if is_closed(slot) {
         protect(slot, false);
     }
-    give(slot);
+    release_slot(slot);
     true
 }
 
 /// Where in its slot an allocation begins: so that it ends at the end.
-fn place(slot: Slot, layout: Layout) -> usize {
+fn start_address(slot: Slot, layout: Layout) -> usize {
     (slot.end - layout.size()) & !(layout.align() - 1)
 }
 
@@ -271,7 +271,7 @@ fn find(base: usize, address: usize) -> Option<Slot> {
 }
 
 /// The slot that is free for longest, of this class or the next.
-fn take(base: usize, first: usize) -> Option<Slot> {
+fn acquire_slot(base: usize, first: usize) -> Option<Slot> {
     let mut classes = first..CLASSES.len().min(first + 2);
     classes.find_map(|class| {
         let (_, slots) = CLASSES[class];
@@ -289,7 +289,7 @@ fn take(base: usize, first: usize) -> Option<Slot> {
     })
 }
 
-fn give(slot: Slot) {
+fn release_slot(slot: Slot) {
     let (_, slots) = CLASSES[slot.class];
     locked(slot.class, |ring| {
         let len = ring.len.load(Ordering::Relaxed);
@@ -322,7 +322,7 @@ fn fill(start: usize, end: usize, with: u8) {
 }
 
 /// Whether memory around an allocation has the pattern.
-fn has(start: usize, end: usize, pattern: u8) -> bool {
+fn is_filled_with(start: usize, end: usize, pattern: u8) -> bool {
     // SAFETY: `start..end` is within a slot whose allocation is being given back, so it may
     // be accessed, and outside the allocation, so `fill` wrote it.
     let around = unsafe { std::slice::from_raw_parts(start as *const u8, end - start) };
@@ -337,7 +337,7 @@ fn protect(slot: Slot, open: bool) -> bool {
         false => libc::PROT_NONE,
     };
     let bytes = slot.end - slot.start;
-    // SAFETY: these pages are of the mapping of `set_up`, which is never unmapped, and no
+    // SAFETY: these pages are of the mapping of `install`, which is never unmapped, and no
     // allocation is in them.
     unsafe { libc::mprotect(slot.start as *mut libc::c_void, bytes, access) == 0 }
 }
@@ -348,7 +348,7 @@ fn protect(_: Slot, _: bool) -> bool {
 }
 
 /// Says what was found, without allocating, and ends the process.
-fn die(what: &[u8]) -> ! {
+fn abort_with(what: &[u8]) -> ! {
     // SAFETY: `what` is as long as it says; nothing is done with the result.
     #[cfg(unix)]
     unsafe {

@@ -48,18 +48,18 @@ pub(crate) fn plain<'a>(ops: impl IntoIterator<Item = &'a OperationIr>) -> Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seeds::Numbers;
+    use crate::seeds::Rng;
 
     /// Spoils an input at a few places.
-    fn spoil(data: &mut Vec<u8>, numbers: &mut Numbers) {
-        for _ in 0..=numbers.below(3) {
+    fn corrupt(data: &mut Vec<u8>, rng: &mut Rng) {
+        for _ in 0..=rng.below(3) {
             if data.is_empty() {
                 return;
             }
-            let at = numbers.below(data.len());
-            match numbers.below(4) {
-                0 => data[at] ^= 1 << numbers.below(8),
-                1 => data[at] = numbers.next() as u8,
+            let at = rng.below(data.len());
+            match rng.below(4) {
+                0 => data[at] ^= 1 << rng.below(8),
+                1 => data[at] = rng.next() as u8,
                 2 => drop(data.remove(at)),
                 _ => data.truncate(at),
             }
@@ -67,8 +67,8 @@ mod tests {
     }
 
     #[test]
-    fn seeds_and_spoilt_seeds_pass() {
-        let mut numbers = Numbers(5);
+    fn targets_accept_seeds_and_corrupted_seeds() {
+        let mut rng = Rng(5);
         for (name, run) in TARGETS {
             let seeds = seeds::of(name);
             assert!(seeds.len() >= 4, "{name}");
@@ -76,7 +76,7 @@ mod tests {
                 run(&seed);
                 for _ in 0..20 {
                     let mut spoilt = seed.clone();
-                    spoil(&mut spoilt, &mut numbers);
+                    corrupt(&mut spoilt, &mut rng);
                     run(&spoilt);
                 }
             }

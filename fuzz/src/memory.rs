@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_of_this_thread_alone() {
+    fn peak_counts_only_this_thread() {
         let work = || {
             let other = std::thread::spawn(|| drop(vec![1u8; 1 << 26]));
             other.join().expect("it does not panic");

@@ -6,13 +6,13 @@
 
 use burn_ir::{IrVisitorMut, OperationIr, TensorId, TensorIr};
 
-use crate::{input::Input, op_stream::Echo};
+use crate::{input::Input, op_stream::RoundTrip};
 
 /// Ids below this are of tensors that outlive the loop.
 const CONSTANTS: u64 = 16;
 
 /// Most ops of a loop's body, and of an input in all: more only take time.
-const MOST_OPS: (usize, usize) = (64, 1 << 12);
+const MAX_OPS: (usize, usize) = (64, 1 << 12);
 
 /// What a control byte asks for, in the order of their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,16 +44,16 @@ const STEPS: [Step; 6] = [
 /// Runs the target.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
-    let (mut echo, mut body, mut pending) = (Echo::default(), Vec::new(), Vec::new());
+    let (mut echo, mut body, mut pending) = (RoundTrip::default(), Vec::new(), Vec::new());
     let (mut ops, mut round) = (0, 0);
-    while !input.is_empty() && ops < MOST_OPS.1 {
+    while !input.is_empty() && ops < MAX_OPS.1 {
         match STEPS[usize::from(input.byte()) % STEPS.len()] {
             step @ (Step::Op | Step::Exception) => {
                 let Some(op) = read_op(&mut input) else {
                     continue;
                 };
                 pending.push(moved(&op, round));
-                if step == Step::Op && body.len() < MOST_OPS.0 {
+                if step == Step::Op && body.len() < MAX_OPS.0 {
                     body.push(op);
                 }
             }
@@ -71,7 +71,7 @@ pub fn run(data: &[u8]) {
             }
             Step::Forget => body.clear(),
         }
-        if pending.len() > MOST_OPS.1 {
+        if pending.len() > MAX_OPS.1 {
             break;
         }
     }

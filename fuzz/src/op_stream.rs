@@ -18,18 +18,18 @@ pub(crate) const NOTE: u8 = 128;
 
 /// Most bytes that decoding one frame may allocate: eight million bytes of ops,
 /// at worst all tensors of four bytes, which take some ninety in memory.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 
 /// Ops after which an input has said enough: more only take time.
-const MOST_OPS: usize = 1 << 17;
+const MAX_OPS: usize = 1 << 17;
 
 /// Runs the target.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let mut decoder = OpDecoder::default();
-    let mut echo = Echo::default();
+    let mut echo = RoundTrip::default();
     let mut ops = 0;
-    while !input.is_empty() && ops < MOST_OPS {
+    while !input.is_empty() && ops < MAX_OPS {
         if input.byte() >= NOTE {
             let id = TensorId::new(input.long());
             decoder.note_tensor(id);
@@ -53,7 +53,7 @@ pub fn run(data: &[u8]) {
 fn decode(decoder: &mut OpDecoder, frame: &[u8], count: u32) -> Result<DecodedOps, CodecError> {
     let (decoded, bytes) = peak_of(|| decoder.decode(frame, count));
     assert!(
-        bytes < MOST_BYTES,
+        bytes < MAX_BYTES,
         "{bytes} bytes for a frame of {} bytes",
         frame.len()
     );
@@ -71,12 +71,12 @@ fn check(error: &CodecError, frame: &[u8]) {
 
 /// The same ops on a stream of its own.
 #[derive(Default)]
-pub(crate) struct Echo {
+pub(crate) struct RoundTrip {
     encoder: OpEncoder,
     decoder: OpDecoder,
 }
 
-impl Echo {
+impl RoundTrip {
     pub(crate) fn note(&mut self, id: TensorId) {
         self.encoder.note_tensor(id);
         self.decoder.note_tensor(id);
@@ -84,22 +84,22 @@ impl Echo {
 
     /// Sends `ops`, in as many frames as the encoder wants.
     pub(crate) fn send<'a>(&mut self, ops: impl IntoIterator<Item = &'a OperationIr>) {
-        let (mut frame, mut said) = (Vec::new(), Vec::new());
+        let (mut frame, mut sent) = (Vec::new(), Vec::new());
         for op in ops {
             self.encoder.encode(op, &mut frame);
-            said.push(op);
+            sent.push(op);
             if self.encoder.is_full() {
-                self.receive(&mut frame, &mut said);
+                self.receive(&mut frame, &mut sent);
             }
         }
-        if !said.is_empty() {
-            self.receive(&mut frame, &mut said);
+        if !sent.is_empty() {
+            self.receive(&mut frame, &mut sent);
         }
     }
 
-    fn receive(&mut self, frame: &mut Vec<u8>, said: &mut Vec<&OperationIr>) {
+    fn receive(&mut self, frame: &mut Vec<u8>, sent: &mut Vec<&OperationIr>) {
         self.encoder.finish(frame);
-        let (frame, ops) = (std::mem::take(frame), std::mem::take(said));
+        let (frame, ops) = (std::mem::take(frame), std::mem::take(sent));
         let decoded = self
             .decoder
             .decode(&frame, ops.len() as u32)
@@ -125,7 +125,7 @@ mod tests {
 
     /// A few bytes that stand for as many small tensors as a frame may hold.
     #[test]
-    fn the_frame_that_grows_most_stays_within_the_bound() {
+    fn largest_expansion_of_a_frame_is_bounded() {
         let scalar = TensorIr::uninit(TensorId::new(1), Shape::new([]), DType::F32);
         let op = OperationIr::Custom(CustomOpIr::new("", &vec![scalar; 1 << 10], &[]));
         let count = tensord_proto::codec::MAX_PLAIN_BYTES_PER_FRAME / plain([&op]).len();
@@ -139,6 +139,6 @@ mod tests {
             "{bytes} bytes for {count} ops in a frame of {} bytes",
             frame.len()
         );
-        assert!(bytes < MOST_BYTES);
+        assert!(bytes < MAX_BYTES);
     }
 }

@@ -34,9 +34,9 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
 }
 
 /// A generator of numbers: SplitMix64 (Steele, Lea and Flood, 2014).
-pub(crate) struct Numbers(pub(crate) u64);
+pub(crate) struct Rng(pub(crate) u64);
 
-impl Numbers {
+impl Rng {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -91,12 +91,12 @@ fn round(number: u64) -> Vec<OperationIr> {
 /// Ops of all kinds, from random bytes: small ones for the most part, so that
 /// many are valid.
 fn any_ops() -> Vec<OperationIr> {
-    let mut numbers = Numbers(1);
+    let mut rng = Rng(1);
     let bytes = std::iter::repeat_with(|| {
-        let mut bytes = [0; 160].map(|_: u8| numbers.below(3) as u8);
-        bytes[0] = numbers.below(14) as u8;
-        bytes[1] = numbers.below(70) as u8;
-        bytes[2] = numbers.below(70) as u8;
+        let mut bytes = [0; 160].map(|_: u8| rng.below(3) as u8);
+        bytes[0] = rng.below(14) as u8;
+        bytes[1] = rng.below(70) as u8;
+        bytes[2] = rng.below(70) as u8;
         bytes
     });
     let ops = bytes.take(3_000);
@@ -274,8 +274,8 @@ fn conversations() -> Vec<Vec<u8>> {
 
 fn scripts() -> Vec<Vec<u8>> {
     let script = |seed: u64| {
-        let mut numbers = Numbers(seed);
-        (0..40 * seed).map(|_| numbers.next() as u8).collect()
+        let mut rng = Rng(seed);
+        (0..40 * seed).map(|_| rng.next() as u8).collect()
     };
     (1..=8).map(script).collect()
 }

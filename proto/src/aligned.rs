@@ -9,14 +9,14 @@ use burn_backend::Bytes;
 type Unit = u128;
 
 /// Returns empty bytes with capacity for `size_bytes`.
-pub fn room(size_bytes: usize) -> Bytes {
+pub fn with_capacity(size_bytes: usize) -> Bytes {
     let room = Vec::<Unit>::with_capacity(size_bytes.div_ceil(size_of::<Unit>()));
     Bytes::from_elems(room)
 }
 
 /// Returns a copy of `bytes`.
 pub fn copy(bytes: &[u8]) -> Bytes {
-    let mut copy = room(bytes.len());
+    let mut copy = with_capacity(bytes.len());
     copy.extend_from_byte_slice(bytes);
     copy
 }
@@ -26,10 +26,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_are_put_there_stay_where_they_are() {
+    fn written_bytes_are_not_moved() {
         for size in [0, 1, 15, 16, 17, 100_000] {
             let bytes: Vec<u8> = (0..size).map(|i| i as u8).collect();
-            let mut room = room(size);
+            let mut room = with_capacity(size);
             let at = room.as_ptr();
             assert!(room.is_empty() && room.align() == align_of::<Unit>());
             for part in bytes.chunks(7) {

@@ -31,10 +31,10 @@ pub fn chunks(payload: Bytes) -> impl Iterator<Item = Chunk> {
 pub enum PayloadError {
     /// The first chunk of a payload has no size.
     #[error("a payload begins without a size")]
-    NoSize,
+    MissingSize,
     /// A chunk within a payload has a size.
     #[error("a payload of {size} bytes begins {left} bytes before the end of another")]
-    Begun {
+    UnexpectedSize {
         /// Size of the second payload in bytes.
         size: u64,
         /// Bytes missing of the first payload.
@@ -50,7 +50,7 @@ pub enum PayloadError {
 
 /// Result of adding a chunk.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Gathered<T> {
+pub enum ChunkResult<T> {
     /// The payload is not complete yet.
     More,
     /// The payload is complete.
@@ -60,25 +60,25 @@ pub enum Gathered<T> {
 /// Assembles a payload from its chunks. `T` is what the receiver records about the
 /// payload.
 #[derive(Debug)]
-pub struct Gathering<T> {
+pub struct PayloadAssembler<T> {
     payload: Option<Payload<T>>,
 }
 
 #[derive(Debug)]
 struct Payload<T> {
-    note: T,
+    context: T,
     left: u64,
     /// `None` if there is no room for the bytes.
     bytes: Option<burn_backend::Bytes>,
 }
 
-impl<T> Default for Gathering<T> {
+impl<T> Default for PayloadAssembler<T> {
     fn default() -> Self {
         Self { payload: None }
     }
 }
 
-impl<T> Gathering<T> {
+impl<T> PayloadAssembler<T> {
     /// Adds the next chunk. When a payload begins, `begin` is called with its size in
     /// bytes. It returns a note about the payload, and whether to keep its bytes.
     ///
@@ -89,20 +89,20 @@ impl<T> Gathering<T> {
         &mut self,
         chunk: &Chunk,
         begin: impl FnOnce(u64) -> (T, bool),
-    ) -> Result<Gathered<T>, PayloadError> {
+    ) -> Result<ChunkResult<T>, PayloadError> {
         let payload = match (&mut self.payload, chunk.size_bytes) {
-            (None, 0) => return Err(PayloadError::NoSize),
+            (None, 0) => return Err(PayloadError::MissingSize),
             (None, size) => {
-                let (note, keep) = begin(size);
+                let (context, keep) = begin(size);
                 self.payload.insert(Payload {
-                    note,
+                    context,
                     left: size,
-                    bytes: keep.then(|| aligned::room(size as usize)),
+                    bytes: keep.then(|| aligned::with_capacity(size as usize)),
                 })
             }
             (Some(payload), 0) => payload,
             (Some(Payload { left, .. }), size) => {
-                return Err(PayloadError::Begun { size, left: *left });
+                return Err(PayloadError::UnexpectedSize { size, left: *left });
             }
         };
         let bytes = chunk.bytes.len() as u64;
@@ -118,10 +118,10 @@ impl<T> Gathering<T> {
         let whole = self.payload.take_if(|payload| payload.left == 0);
         Ok(match whole {
             Some(payload) => {
-                let bytes = payload.bytes.unwrap_or_else(|| aligned::room(0));
-                Gathered::Whole(payload.note, bytes)
+                let bytes = payload.bytes.unwrap_or_else(|| aligned::with_capacity(0));
+                ChunkResult::Whole(payload.context, bytes)
             }
-            None => Gathered::More,
+            None => ChunkResult::More,
         })
     }
 }
@@ -140,49 +140,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_payload_is_gathered_from_its_chunks() {
+    fn payload_is_assembled_from_chunks() {
         for size in [1, CHUNK_BYTES, CHUNK_BYTES + 5, 3 * CHUNK_BYTES] {
             let payload = Bytes::from((0..size).map(|i| i as u8).collect::<Vec<_>>());
-            let mut gathering = Gathering::default();
+            let mut gathering = PayloadAssembler::default();
             let mut whole = None;
             for chunk in chunks(payload.clone()) {
                 assert!(whole.is_none() && chunk.bytes.len() <= CHUNK_BYTES);
                 match gathering.take(&chunk, |size| (size, true)).unwrap() {
-                    Gathered::More => {}
-                    Gathered::Whole(note, bytes) => whole = Some((note, bytes)),
+                    ChunkResult::More => {}
+                    ChunkResult::Whole(context, bytes) => whole = Some((context, bytes)),
                 }
             }
-            let (note, bytes) = whole.expect("all of it was taken");
-            assert_eq!((note, &*bytes), (size as u64, &payload[..]));
+            let (context, bytes) = whole.expect("all of it was taken");
+            assert_eq!((context, &*bytes), (size as u64, &payload[..]));
             // Burn would copy bytes of another alignment.
-            assert_eq!(bytes.align(), aligned::room(0).align());
+            assert_eq!(bytes.align(), aligned::with_capacity(0).align());
         }
     }
 
     #[test]
-    fn bytes_without_room_are_counted_and_not_kept() {
-        let mut gathering = Gathering::default();
+    fn bytes_without_room_are_counted_and_dropped() {
+        let mut gathering = PayloadAssembler::default();
         let mut taken = None;
         for chunk in chunks(Bytes::from(vec![1; CHUNK_BYTES + 1])) {
             taken = Some(gathering.take(&chunk, |_| ("no room", false)));
         }
         assert_eq!(
             taken,
-            Some(Ok(Gathered::Whole("no room", aligned::room(0))))
+            Some(Ok(ChunkResult::Whole("no room", aligned::with_capacity(0))))
         );
     }
 
     #[test]
-    fn a_peer_that_breaks_the_rules_is_told_which() {
+    fn payload_errors_name_the_broken_rule() {
         let chunk = |size_bytes, bytes: &'static [u8]| Chunk {
             size_bytes,
             bytes: Bytes::from_static(bytes),
         };
-        let mut gathering = Gathering::default();
+        let mut gathering = PayloadAssembler::default();
         let mut take = |chunk| gathering.take(&chunk, |_| ((), true)).map(drop);
-        assert_eq!(take(chunk(0, b"a")), Err(PayloadError::NoSize));
+        assert_eq!(take(chunk(0, b"a")), Err(PayloadError::MissingSize));
         assert_eq!(take(chunk(3, b"a")), Ok(()));
-        let begun = PayloadError::Begun { size: 9, left: 2 };
+        let begun = PayloadError::UnexpectedSize { size: 9, left: 2 };
         assert_eq!(take(chunk(9, b"a")), Err(begun));
         let long = PayloadError::TooLong { excess: 1 };
         assert_eq!(take(chunk(0, b"abc")), Err(long));

@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_are_read_as_they_were_put(entries in prop::collection::vec(entries(), 0..20)) {
+        fn entries_survive_the_round_trip(entries in prop::collection::vec(entries(), 0..20)) {
             let mut list = Vec::new();
             entries.iter().for_each(|entry| put(&mut list, entry));
             let mut contents = Contents::new(list.into());
@@ -208,7 +208,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_else_is_an_error_that_names_the_place(
+        fn malformed_list_error_names_the_offset(
             list in prop::collection::vec(any::<u8>(), 0..40),
             size in 0usize..50,
         ) {

@@ -31,7 +31,7 @@ impl ClientCredential {
     }
 
     /// Reads the credential in a hello; `None` if it has another length.
-    pub fn shown(bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
@@ -60,7 +60,7 @@ pub struct CredentialHash(blake3::Hash);
 
 impl CredentialHash {
     /// Reads the hash in a message; `None` if it has another length.
-    pub fn read(bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes = <[u8; 32]>::try_from(bytes).ok()?;
         Some(Self(blake3::Hash::from_bytes(bytes)))
     }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credential_and_the_hello_that_shows_it_print_without_it() {
+    fn debug_output_hides_the_credential() {
         let credential = ClientCredential::new([0xab; 32]);
         let hello = ClientHello {
             client_id: 7,
@@ -111,21 +111,24 @@ mod tests {
     }
 
     #[test]
-    fn each_credential_has_an_id_of_its_own() {
+    fn different_credentials_have_different_ids() {
         let hash = |byte: u8| ClientCredential::new([byte; 32]).hash();
         assert_eq!(hash(1), hash(1));
         assert_ne!(hash(1), hash(2));
         assert_eq!(hash(1).client_id(), hash(1).client_id());
         assert_ne!(hash(1).client_id(), hash(2).client_id());
-        assert_eq!(CredentialHash::read(&hash(1).to_bytes()), Some(hash(1)));
+        assert_eq!(
+            CredentialHash::from_bytes(&hash(1).to_bytes()),
+            Some(hash(1))
+        );
     }
 
     #[test]
-    fn another_length_is_no_credential() {
+    fn credential_of_wrong_length_is_rejected() {
         for length in [0, 31, 33] {
-            assert!(ClientCredential::shown(&vec![0; length]).is_none());
-            assert!(CredentialHash::read(&vec![0; length]).is_none());
+            assert!(ClientCredential::from_bytes(&vec![0; length]).is_none());
+            assert!(CredentialHash::from_bytes(&vec![0; length]).is_none());
         }
-        assert!(ClientCredential::shown(&[0; 32]).is_some());
+        assert!(ClientCredential::from_bytes(&[0; 32]).is_some());
     }
 }

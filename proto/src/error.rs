@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    text::{MESSAGE_CHARS, NAME_CHARS, foreign},
+    text::{MESSAGE_CHARS, NAME_CHARS, sanitize},
     v1::{Error, ErrorCode, Fault, FaultKind},
 };
 
@@ -20,7 +20,7 @@ impl Error {
 /// Prints the message, which may be a peer's, in a form that is safe to show.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", foreign(&self.message, MESSAGE_CHARS))
+        write!(f, "{}", sanitize(&self.message, MESSAGE_CHARS))
     }
 }
 
@@ -63,10 +63,10 @@ impl fmt::Display for Fault {
             f,
             "op {} ({}) on worker {} {}: {}",
             self.op_number,
-            foreign(&self.op_name, NAME_CHARS),
-            foreign(&self.worker, NAME_CHARS),
+            sanitize(&self.op_name, NAME_CHARS),
+            sanitize(&self.worker, NAME_CHARS),
             self.kind().describe(),
-            foreign(&self.reason, MESSAGE_CHARS)
+            sanitize(&self.reason, MESSAGE_CHARS)
         )
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_of_a_reason_has_a_bound() {
+    fn fault_reason_sent_to_peers_is_bounded() {
         let fault = Fault {
             reason: "a€b".into(),
             ..Fault::default()

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_each_others_next_and_previous() {
+    fn next_and_previous_are_inverse() {
         for (low, high) in [
             (grant(1, 1), grant(1, 2)),
             (grant(1, u64::MAX), grant(2, 0)),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_number_is_no_grant() {
+    fn missing_number_is_zero() {
         assert_eq!(number(None), GrantNumber::ZERO);
         assert_eq!(number(Some(grant(3, 4).into())), grant(3, 4));
     }

@@ -2,7 +2,7 @@
 //!
 //! A peer may put anything in a name or a reason: line breaks that forge log lines,
 //! escape sequences that a terminal executes, marks that change the direction of writing,
-//! or megabytes. All code that shows such text must use [`foreign`].
+//! or megabytes. All code that shows such text must use [`sanitize`].
 
 use std::fmt::{self, Write};
 
@@ -14,8 +14,8 @@ pub const MESSAGE_CHARS: usize = 2000;
 
 /// Returns `text` in a form that is safe to show: control characters escaped, at most
 /// `chars` characters.
-pub fn foreign(text: &str, chars: usize) -> impl fmt::Display {
-    fmt::from_fn(move |f| Escaping::new(f, chars).write_str(text))
+pub fn sanitize(text: &str, chars: usize) -> impl fmt::Display {
+    fmt::from_fn(move |f| EscapingWriter::new(f, chars).write_str(text))
 }
 
 /// Returns whether a character could change how the text around it is shown.
@@ -28,13 +28,13 @@ fn is_active(c: char) -> bool {
 
 /// Writes text with control characters escaped, up to a number of characters. The first
 /// character over the limit is replaced by `…`; the rest is dropped.
-pub struct Escaping<'a, W: ?Sized> {
+pub struct EscapingWriter<'a, W: ?Sized> {
     to: &'a mut W,
     left: usize,
     is_cut: bool,
 }
 
-impl<'a, W: Write + ?Sized> Escaping<'a, W> {
+impl<'a, W: Write + ?Sized> EscapingWriter<'a, W> {
     /// Creates a writer that passes at most `chars` characters on to `to`.
     pub fn new(to: &'a mut W, chars: usize) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl<'a, W: Write + ?Sized> Escaping<'a, W> {
     }
 }
 
-impl<W: Write + ?Sized> Write for Escaping<'_, W> {
+impl<W: Write + ?Sized> Write for EscapingWriter<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {
             if self.left == 0 {
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_escaped_and_all_else_is_as_it_was() {
+    fn only_control_characters_are_escaped() {
         let cases = [
             ("gpu-1 (Zürich) 雪 \\ \"x\"", "gpu-1 (Zürich) 雪 \\ \"x\""),
             ("a\nINFO forged\r\n", "a\\nINFO forged\\r\\n"),
@@ -81,17 +81,17 @@ mod tests {
             ),
         ];
         for (text, shown) in cases {
-            assert_eq!(foreign(text, NAME_CHARS).to_string(), shown);
+            assert_eq!(sanitize(text, NAME_CHARS).to_string(), shown);
         }
     }
 
     #[test]
-    fn what_is_too_long_is_cut_once() {
-        assert_eq!(foreign("abc", 3).to_string(), "abc");
-        assert_eq!(foreign("abcd", 3).to_string(), "abc…");
-        assert_eq!(foreign(&"\n".repeat(3 << 20), 2).to_string(), "\\n\\n…");
+    fn long_text_is_truncated_once() {
+        assert_eq!(sanitize("abc", 3).to_string(), "abc");
+        assert_eq!(sanitize("abcd", 3).to_string(), "abc…");
+        assert_eq!(sanitize(&"\n".repeat(3 << 20), 2).to_string(), "\\n\\n…");
         let mut shown = String::new();
-        let mut escaping = Escaping::new(&mut shown, 4);
+        let mut escaping = EscapingWriter::new(&mut shown, 4);
         for part in ["ab", "-", "cd", "-ef"] {
             escaping.write_str(part).unwrap();
         }

@@ -6,7 +6,7 @@
 //! must have the same one.
 
 use crate::{
-    text::{NAME_CHARS, foreign},
+    text::{NAME_CHARS, sanitize},
     v1::{Error, ErrorCode, Hello},
 };
 
@@ -43,10 +43,10 @@ pub fn negotiate(ours: &Hello, theirs: &Hello) -> Result<u32, Error> {
                 ours.protocol_min,
                 ours.protocol_max,
                 ours.ir_version,
-                foreign(&theirs.software, NAME_CHARS),
+                sanitize(&theirs.software, NAME_CHARS),
                 theirs.protocol_min,
                 theirs.protocol_max,
-                foreign(&theirs.ir_version, NAME_CHARS),
+                sanitize(&theirs.ir_version, NAME_CHARS),
             ),
         })
     };
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_calls_itself_forges_no_line() {
+    fn peer_version_text_is_escaped_in_refusals() {
         let theirs = Hello {
             software: "x\nINFO all is well".repeat(100_000),
             ..peer(90, 99, "burn-ir 0\r\n")

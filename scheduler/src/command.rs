@@ -71,7 +71,7 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasedDevice {
     /// The worker and the device's index.
-    pub share: DeviceRef,
+    pub device_ref: DeviceRef,
     /// The number of this grant: higher than that of any earlier grant of the device.
     pub grant: GrantNumber,
     /// The device's kind, name and memory.

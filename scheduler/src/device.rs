@@ -59,7 +59,7 @@ pub struct Inventory {
 
 impl Inventory {
     /// The largest number of kind-and-memory pairs listed in an error.
-    const MAX_SPELLED_OUT: usize = 8;
+    const MAX_LISTED: usize = 8;
 
     /// Counts one more worker and the devices that it can still lease.
     pub(crate) fn add<'a>(&mut self, devices: impl Iterator<Item = &'a DeviceSpec>) {
@@ -81,7 +81,7 @@ impl fmt::Display for Inventory {
         }
         write!(f, "the pool has ")?;
         for (i, ((kind, memory), count)) in self.devices.iter().enumerate() {
-            if i == Self::MAX_SPELLED_OUT {
+            if i == Self::MAX_LISTED {
                 let more: usize = self.devices.values().skip(i).sum();
                 return write!(f, " and {more} more");
             }

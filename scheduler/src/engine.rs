@@ -23,10 +23,10 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::command::Command;
-use crate::event::{DeviceGrant, DeviceRef, Event, GrantedShare, StreamId};
+use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId};
 use crate::lease::Leases;
 use crate::options::Options;
-use crate::pool::{Pool, Verdict};
+use crate::pool::{Feasibility, Pool};
 use crate::queue::{Queue, QueuedRequest};
 use crate::reason::{EndReason, RefuseReason};
 use crate::snapshot::{LeaseSnapshot, Snapshot};
@@ -83,7 +83,7 @@ impl Engine {
                 event,
             } => self.client_event(client, stream, event),
         }
-        self.settle();
+        self.process_queue();
         mem::take(&mut self.commands)
     }
 
@@ -92,7 +92,7 @@ impl Engine {
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let losses = self
             .pool
-            .losses(self.options.worker_timeout)
+            .loss_deadlines(self.options.worker_timeout)
             .map(|(at, _)| at);
         let ends = self.leases.iter().filter_map(|(_, lease)| lease.ends_at());
         losses.chain(ends).min()
@@ -116,10 +116,11 @@ impl Engine {
     /// Returns the lease of this id, if it exists.
     pub fn lease(&self, id: LeaseId) -> Option<LeaseSnapshot> {
         let lease = self.leases.get(id)?;
-        let device = |(&share, &grant)| self.pool.leased_device(GrantedShare { share, grant });
+        let device =
+            |(&device_ref, &grant)| self.pool.leased_device(GrantedDevice { device_ref, grant });
         Some(LeaseSnapshot {
             owner: lease.owner,
-            devices: lease.shares.iter().map(device).collect(),
+            devices: lease.lease_devices.iter().map(device).collect(),
         })
     }
 
@@ -133,15 +134,15 @@ impl Engine {
     /// engine has lost no state.
     fn resume_after(&mut self, since: Timestamp) {
         let wait = self.options.lease_expiry;
-        self.pool.spare_until(self.now + wait);
-        self.leases.put_off(since, self.now, wait);
+        self.pool.postpone_loss(self.now + wait);
+        self.leases.extend_deadlines(since, self.now, wait);
     }
 
     fn tick(&mut self) {
-        let losses = self.pool.losses(self.options.worker_timeout);
+        let losses = self.pool.loss_deadlines(self.options.worker_timeout);
         let due = losses.filter(|(at, _)| *at <= self.now);
         for (_, worker) in due.collect::<Vec<_>>() {
-            self.lose(worker);
+            self.remove_lost_worker(worker);
         }
         let ends = self.leases.iter();
         let due = ends.filter(|(_, lease)| lease.ends_at().is_some_and(|at| at <= self.now));
@@ -227,19 +228,19 @@ impl Engine {
             return;
         };
         let mut complete = true;
-        for (share, grant) in lease.shares.clone() {
+        for (device_ref, grant) in lease.lease_devices.clone() {
             let unavailable = EndReason::DeviceUnavailable {
-                worker: share.worker,
-                index: share.index,
+                worker: device_ref.worker,
+                index: device_ref.index,
             };
-            if !self.pool.contains(share.worker) {
+            if !self.pool.contains(device_ref.worker) {
                 complete = false;
                 continue;
             }
-            if let Some(earlier) = self.outranked(share, id, grant) {
+            if let Some(earlier) = self.superseded_lease(device_ref, id, grant) {
                 self.end_lease(earlier, Some(unavailable.clone()));
             }
-            if self.pool.take(share, id, grant).is_err() {
+            if self.pool.take(device_ref, id, grant).is_err() {
                 return self.end_lease(id, Some(unavailable));
             }
         }
@@ -255,19 +256,27 @@ impl Engine {
     /// Returns the other lease that has this device by an earlier grant than `grant`. Two
     /// leases can claim the same device only if both date from before a restart; the one
     /// with the earlier grant has ended.
-    fn outranked(&self, share: DeviceRef, lease: LeaseId, grant: GrantNumber) -> Option<LeaseId> {
-        let holder = self.pool.holder(share).filter(|holder| *holder != lease)?;
-        let held_by = self.leases.get(holder)?.shares.get(&share)?;
-        (self.pool.is_good(share, grant) && *held_by < grant).then_some(holder)
+    fn superseded_lease(
+        &self,
+        device_ref: DeviceRef,
+        lease: LeaseId,
+        grant: GrantNumber,
+    ) -> Option<LeaseId> {
+        let holder = self
+            .pool
+            .holder(device_ref)
+            .filter(|holder| *holder != lease)?;
+        let held_by = self.leases.get(holder)?.lease_devices.get(&device_ref)?;
+        (self.pool.may_be_valid(device_ref, grant) && *held_by < grant).then_some(holder)
     }
 
     /// Grants or refuses every pending request that can be decided now, and reports changed
     /// positions to the clients of the others.
-    fn settle(&mut self) {
+    fn process_queue(&mut self) {
         // A grant only takes devices away, so one pass is enough.
         if self.pool.take_changed() {
             for waiting in self.queue.take() {
-                if let Some(waiting) = self.resolve(waiting) {
+                if let Some(waiting) = self.try_decide(waiting) {
                     self.queue.push(waiting);
                 }
             }
@@ -285,11 +294,11 @@ impl Engine {
     }
 
     /// Grants or refuses a request, or returns it if it has to wait.
-    fn resolve(&mut self, waiting: QueuedRequest) -> Option<QueuedRequest> {
+    fn try_decide(&mut self, waiting: QueuedRequest) -> Option<QueuedRequest> {
         match self.pool.assess(&waiting.demand) {
-            Verdict::Fits(shares) => self.grant(waiting, shares),
-            Verdict::Busy => return Some(waiting),
-            Verdict::Never => {
+            Feasibility::Fits(lease_devices) => self.grant(waiting, lease_devices),
+            Feasibility::Busy => return Some(waiting),
+            Feasibility::Never => {
                 let QueuedRequest {
                     client,
                     request,

@@ -76,7 +76,7 @@ pub enum WorkerEvent {
         leaving: bool,
     },
     /// A heartbeat.
-    Beat,
+    Heartbeat,
     /// The worker has ended a lease and released its devices, except for the busy ones.
     /// Sent in reply to every [`EndLease`](crate::Command::EndLease), and again when the
     /// list of busy devices becomes shorter.
@@ -96,7 +96,7 @@ pub enum WorkerEvent {
     /// The worker has stopped.
     Left,
     /// The worker's stream ended. The driver must end a stream that stays open but silent.
-    Gone,
+    Disconnected,
 }
 
 /// What a worker offers. It stays the same for the life of a worker, because clients that
@@ -178,7 +178,7 @@ pub enum ClientEvent {
         lease: LeaseId,
     },
     /// The client's stream ended.
-    Gone,
+    Disconnected,
 }
 
 /// A lease that a client holds, according to its token.
@@ -187,14 +187,14 @@ pub struct Claim {
     /// The lease.
     pub lease: LeaseId,
     /// All devices of the lease.
-    pub shares: Vec<GrantedShare>,
+    pub lease_devices: Vec<GrantedDevice>,
 }
 
 /// One device of a lease, and the grant by which the lease has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GrantedShare {
+pub struct GrantedDevice {
     /// The device.
-    pub share: DeviceRef,
+    pub device_ref: DeviceRef,
     /// The grant's number.
     pub grant: GrantNumber,
 }

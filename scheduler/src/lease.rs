@@ -11,7 +11,7 @@ use std::time::Duration;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
-use crate::event::{DeviceGrant, DeviceRef, GrantedShare};
+use crate::event::{DeviceGrant, DeviceRef, GrantedDevice};
 use crate::time::Timestamp;
 
 /// A client's right to use some devices.
@@ -22,7 +22,7 @@ pub(crate) struct Lease {
     pub(crate) owner: Option<ClientId>,
     /// All devices of the lease, including those of workers that have yet to join, each
     /// with the grant by which the lease has it.
-    pub(crate) shares: BTreeMap<DeviceRef, GrantNumber>,
+    pub(crate) lease_devices: BTreeMap<DeviceRef, GrantNumber>,
     /// The time at which the lease ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
     /// The time at which the lease ends unless all its workers have joined.
@@ -31,34 +31,39 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Creates a lease that was granted to `client` or claimed by it.
-    pub(crate) fn owned(client: ClientId, shares: &[GrantedShare]) -> Self {
+    pub(crate) fn owned(client: ClientId, lease_devices: &[GrantedDevice]) -> Self {
         let mut lease = Self {
             owner: Some(client),
             ..Self::default()
         };
-        lease.add(shares);
+        lease.add(lease_devices);
         lease
     }
 
     /// Adds devices, and updates the grants of devices that the lease has already.
-    pub(crate) fn add(&mut self, shares: &[GrantedShare]) {
-        let shares = shares.iter().map(|granted| (granted.share, granted.grant));
-        self.shares.extend(shares);
+    pub(crate) fn add(&mut self, lease_devices: &[GrantedDevice]) {
+        let lease_devices = lease_devices
+            .iter()
+            .map(|granted| (granted.device_ref, granted.grant));
+        self.lease_devices.extend(lease_devices);
     }
 
     pub(crate) fn workers(&self) -> BTreeSet<WorkerId> {
-        self.shares.keys().map(|share| share.worker).collect()
+        self.lease_devices
+            .keys()
+            .map(|device_ref| device_ref.worker)
+            .collect()
     }
 
     /// Returns the grants by which the lease has devices of `worker`.
     pub(crate) fn grants_on(&self, worker: WorkerId) -> Vec<DeviceGrant> {
-        let shares = self.shares.iter();
-        let shares = shares.filter(|(share, _)| share.worker == worker);
-        let grant = |(share, &grant): (&DeviceRef, _)| DeviceGrant {
-            index: share.index,
+        let lease_devices = self.lease_devices.iter();
+        let lease_devices = lease_devices.filter(|(device_ref, _)| device_ref.worker == worker);
+        let grant = |(device_ref, &grant): (&DeviceRef, _)| DeviceGrant {
+            index: device_ref.index,
             grant,
         };
-        shares.map(grant).collect()
+        lease_devices.map(grant).collect()
     }
 
     /// Returns the earlier of the two deadlines.
@@ -125,7 +130,7 @@ impl Leases {
     /// Extends the deadlines, because the scheduler did not run from `since` until `now`:
     /// those of leases to at least `wait` from now, and the adoption window by the gap if
     /// it was open.
-    pub(crate) fn put_off(&mut self, since: Timestamp, now: Timestamp, wait: Duration) {
+    pub(crate) fn extend_deadlines(&mut self, since: Timestamp, now: Timestamp, wait: Duration) {
         if since < self.adopt_until {
             self.adopt_until = self.adopt_until + now.saturating_since(since);
         }

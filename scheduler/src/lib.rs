@@ -33,8 +33,8 @@ pub use command::{Command, LeasedDevice};
 pub use device::{Demand, DeviceSpec, Inventory};
 pub use engine::Engine;
 pub use event::{
-    Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedShare, HeldDevice, Outages,
-    Registration, StreamId, WorkerEvent,
+    Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HeldDevice,
+    Outages, Registration, StreamId, WorkerEvent,
 };
 pub use options::Options;
 pub use reason::{EndReason, RefuseReason};

@@ -35,7 +35,7 @@ impl Candidate {
         (sum(taken), sum(left))
     }
 
-    fn shares(&self, n: usize) -> impl Iterator<Item = DeviceRef> {
+    fn device_refs(&self, n: usize) -> impl Iterator<Item = DeviceRef> {
         let worker = self.worker;
         let taken = self.devices.iter().take(n);
         taken.map(move |&(_, index)| DeviceRef { worker, index })
@@ -52,10 +52,10 @@ pub(crate) fn choose(mut candidates: Vec<Candidate>, mut wanted: usize) -> Optio
             break last;
         }
         let whole = candidates.swap_remove(largest(&candidates)?);
-        chosen.extend(whole.shares(whole.devices.len()));
+        chosen.extend(whole.device_refs(whole.devices.len()));
         wanted -= whole.devices.len();
     };
-    chosen.extend(last.shares(wanted));
+    chosen.extend(last.device_refs(wanted));
     chosen.sort_unstable();
     Some(chosen)
 }
@@ -100,10 +100,10 @@ mod tests {
                 candidates.reverse();
             }
             let chosen = choose(candidates, wanted);
-            let chosen: Option<Vec<_>> = chosen.map(|shares| {
-                shares
+            let chosen: Option<Vec<_>> = chosen.map(|device_refs| {
+                device_refs
                     .iter()
-                    .map(|share| (share.worker.0, share.index))
+                    .map(|device_ref| (device_ref.worker.0, device_ref.index))
                     .collect()
             });
             assert_eq!(chosen.as_deref(), expected, "{wanted} of {free:?}");
@@ -111,19 +111,19 @@ mod tests {
     }
 
     #[test]
-    fn all_or_none() {
+    fn all_devices_or_none() {
         check(&[], 1, None);
         check(&[&[8, 8], &[8]], 4, None);
         check(&[&[8, 8], &[8]], 3, Some(&[(0, 0), (0, 1), (1, 0)]));
     }
 
     #[test]
-    fn one_worker_if_one_can() {
+    fn one_worker_is_preferred() {
         check(&[&[1], &[1], &[8, 8]], 2, Some(&[(2, 0), (2, 1)]));
     }
 
     #[test]
-    fn as_few_workers_as_can() {
+    fn fewest_workers_are_chosen() {
         check(
             &[&[8, 8], &[8, 8, 8], &[8], &[8]],
             4,
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_devices_that_do() {
+    fn smallest_sufficient_devices_are_chosen() {
         check(&[&[80], &[8, 40]], 1, Some(&[(1, 0)]));
         check(&[&[80, 16, 24]], 2, Some(&[(0, 1), (0, 2)]));
     }
 
     #[test]
-    fn whole_workers_stay_whole() {
+    fn tightest_fitting_workers_are_preferred() {
         check(&[&[8, 8, 8, 8], &[8, 8]], 1, Some(&[(1, 0)]));
         check(&[&[8, 8, 8], &[8, 8, 8], &[8], &[8, 8]], 5, {
             Some(&[(0, 0), (0, 1), (0, 2), (3, 0), (3, 1)])
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equals_the_lower_worker_and_index() {
+    fn ties_go_to_the_lower_worker_and_index() {
         check(&[&[8, 8], &[8, 8]], 1, Some(&[(0, 0)]));
         check(&[&[8], &[8], &[8]], 2, Some(&[(0, 0), (1, 0)]));
     }

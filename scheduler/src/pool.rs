@@ -15,7 +15,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
 use crate::device::{Demand, Inventory};
-use crate::event::{DeviceGrant, DeviceRef, GrantedShare, Outages, Registration, StreamId};
+use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration, StreamId};
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
@@ -26,13 +26,13 @@ pub(crate) use worker::Worker;
 #[derive(Default)]
 pub(crate) struct Pool {
     workers: BTreeMap<WorkerId, Worker>,
-    /// Whether a demand that was [`Busy`](Verdict::Busy) may now fit, or can never fit.
+    /// Whether a demand that was [`Busy`](Feasibility::Busy) may now fit, or can never fit.
     changed: bool,
 }
 
 /// The verdict on a demand.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Feasibility {
     /// It can be met now, with these devices.
     Fits(Vec<DeviceRef>),
     /// It can be met later, when devices are released or in service again, or a worker is
@@ -63,7 +63,7 @@ impl Pool {
     }
 
     /// Returns whether `stream` is the worker's current stream.
-    pub(crate) fn is_speaking(&self, worker: WorkerId, stream: StreamId) -> bool {
+    pub(crate) fn is_current_stream(&self, worker: WorkerId, stream: StreamId) -> bool {
         self.get(worker)
             .is_some_and(|worker| worker.stream == Some(stream))
     }
@@ -85,7 +85,7 @@ impl Pool {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.stream = Some(stream);
             worker.last_beat = now;
-            worker.spared_until = None;
+            worker.not_lost_before = None;
             self.changed = true;
         }
     }
@@ -116,14 +116,17 @@ impl Pool {
     }
 
     /// Postpones the loss of every current worker until `until` at the earliest.
-    pub(crate) fn spare_until(&mut self, until: Timestamp) {
+    pub(crate) fn postpone_loss(&mut self, until: Timestamp) {
         for worker in self.workers.values_mut() {
-            worker.spared_until = Some(until);
+            worker.not_lost_before = Some(until);
         }
     }
 
     /// Returns the workers without a stream and the time at which each is lost.
-    pub(crate) fn losses(&self, timeout: Duration) -> impl Iterator<Item = (Timestamp, WorkerId)> {
+    pub(crate) fn loss_deadlines(
+        &self,
+        timeout: Duration,
+    ) -> impl Iterator<Item = (Timestamp, WorkerId)> {
         self.workers
             .iter()
             .filter(|(_, worker)| worker.stream.is_none())
@@ -135,28 +138,30 @@ impl Pool {
 impl Pool {
     /// Returns whether a grant of a device may still be valid: it is later than every grant
     /// known to have ended.
-    pub(crate) fn is_good(&self, share: DeviceRef, grant: GrantNumber) -> bool {
-        let grants = self.grants(share);
+    pub(crate) fn may_be_valid(&self, device_ref: DeviceRef, grant: GrantNumber) -> bool {
+        let grants = self.grants(device_ref);
         grants.is_some_and(|grants| grant > grants.ended)
     }
 
     /// Returns a number above every known grant of the device.
-    pub(crate) fn next_grant(&self, share: DeviceRef) -> GrantNumber {
-        let latest = self.grants(share).map_or(GrantNumber::ZERO, |g| g.latest);
+    pub(crate) fn next_grant(&self, device_ref: DeviceRef) -> GrantNumber {
+        let latest = self
+            .grants(device_ref)
+            .map_or(GrantNumber::ZERO, |g| g.latest);
         latest.next().unwrap_or(latest)
     }
 
     /// Records that this grant of a device exists or existed.
-    pub(crate) fn note_grant(&mut self, share: DeviceRef, grant: GrantNumber) {
-        let worker = self.workers.get_mut(&share.worker);
-        let grants = worker.and_then(|worker| worker.grants.get_mut(share.index as usize));
+    pub(crate) fn record_grant(&mut self, device_ref: DeviceRef, grant: GrantNumber) {
+        let worker = self.workers.get_mut(&device_ref.worker);
+        let grants = worker.and_then(|worker| worker.grants.get_mut(device_ref.index as usize));
         if let Some(grants) = grants {
             grants.latest = grants.latest.max(grant);
         }
     }
 
     /// Records that these grants of devices of `worker`, and all earlier ones, have ended.
-    pub(crate) fn note_ended(&mut self, worker: WorkerId, ended: &[DeviceGrant]) {
+    pub(crate) fn record_ended(&mut self, worker: WorkerId, ended: &[DeviceGrant]) {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return;
         };
@@ -168,8 +173,10 @@ impl Pool {
         }
     }
 
-    fn grants(&self, share: DeviceRef) -> Option<&Grants> {
-        self.get(share.worker)?.grants.get(share.index as usize)
+    fn grants(&self, device_ref: DeviceRef) -> Option<&Grants> {
+        self.get(device_ref.worker)?
+            .grants
+            .get(device_ref.index as usize)
     }
 }
 
@@ -179,31 +186,34 @@ impl Pool {
     /// same lease changes nothing.
     pub(crate) fn take(
         &mut self,
-        share: DeviceRef,
+        device_ref: DeviceRef,
         lease: LeaseId,
         grant: GrantNumber,
     ) -> Result<(), Unavailable> {
-        if !self.is_good(share, grant) {
+        if !self.may_be_valid(device_ref, grant) {
             return Err(Unavailable);
         }
-        let worker = self.workers.get_mut(&share.worker);
-        if !worker.is_some_and(|worker| worker.take(share.index, lease, grant)) {
+        let worker = self.workers.get_mut(&device_ref.worker);
+        if !worker.is_some_and(|worker| worker.take(device_ref.index, lease, grant)) {
             return Err(Unavailable);
         }
-        self.note_grant(share, grant);
+        self.record_grant(device_ref, grant);
         Ok(())
     }
 
     /// Returns the lease that has a device.
-    pub(crate) fn holder(&self, share: DeviceRef) -> Option<LeaseId> {
-        *self.get(share.worker)?.leases.get(share.index as usize)?
+    pub(crate) fn holder(&self, device_ref: DeviceRef) -> Option<LeaseId> {
+        *self
+            .get(device_ref.worker)?
+            .leases
+            .get(device_ref.index as usize)?
     }
 
     /// Takes the devices granted by `grants` on a worker from `lease`; they stay
     /// unavailable until the worker has released them. These grants and all earlier ones
     /// have ended.
     pub(crate) fn end(&mut self, worker: WorkerId, lease: LeaseId, grants: &[DeviceGrant]) {
-        self.note_ended(worker, grants);
+        self.record_ended(worker, grants);
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.end(lease, grants);
         }
@@ -211,10 +221,10 @@ impl Pool {
 
     /// Records the worker's report that an ended lease still uses a device. This grant and
     /// all earlier ones have ended.
-    pub(crate) fn note_ending(&mut self, worker: WorkerId, lease: LeaseId, grant: DeviceGrant) {
-        self.note_ended(worker, &[grant]);
+    pub(crate) fn record_ending(&mut self, worker: WorkerId, lease: LeaseId, grant: DeviceGrant) {
+        self.record_ended(worker, &[grant]);
         if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.note_ending(lease, grant);
+            worker.record_ending(lease, grant);
         }
     }
 
@@ -240,20 +250,20 @@ impl Pool {
     }
 
     /// Returns whether a demand can be met, and with which devices.
-    pub(crate) fn assess(&self, demand: &Demand) -> Verdict {
+    pub(crate) fn assess(&self, demand: &Demand) -> Feasibility {
         let wanted = demand.devices as usize;
         let free = self.workers.values().flat_map(|worker| worker.free(demand));
         // Any `wanted` devices are enough, so a count is a cheap test before choosing.
         if free.count() >= wanted
-            && let Some(shares) = placement::choose(self.candidates(demand), wanted)
+            && let Some(lease_devices) = placement::choose(self.candidates(demand), wanted)
         {
-            return Verdict::Fits(shares);
+            return Feasibility::Fits(lease_devices);
         }
         let offered = self.workers.values().flat_map(Worker::offers);
         if offered.filter(|device| demand.accepts(device)).count() >= wanted {
-            Verdict::Busy
+            Feasibility::Busy
         } else {
-            Verdict::Never
+            Feasibility::Never
         }
     }
 
@@ -270,13 +280,13 @@ impl Pool {
         mem::take(&mut self.changed)
     }
 
-    pub(crate) fn leased_device(&self, granted: GrantedShare) -> Option<LeasedDevice> {
-        let GrantedShare { share, grant } = granted;
-        let Registration { endpoint, devices } = &self.get(share.worker)?.registration;
+    pub(crate) fn leased_device(&self, granted: GrantedDevice) -> Option<LeasedDevice> {
+        let GrantedDevice { device_ref, grant } = granted;
+        let Registration { endpoint, devices } = &self.get(device_ref.worker)?.registration;
         Some(LeasedDevice {
-            share,
+            device_ref,
             grant,
-            device: devices.get(share.index as usize)?.clone(),
+            device: devices.get(device_ref.index as usize)?.clone(),
             worker: endpoint.clone(),
         })
     }

@@ -24,7 +24,7 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceGrant, DeviceRef, DeviceSpec, EndReason, Endpoint,
-    Engine, Event, GrantedShare, HeldDevice, LeasedDevice, Options, Outages, RefuseReason,
+    Engine, Event, GrantedDevice, HeldDevice, LeasedDevice, Options, Outages, RefuseReason,
     Registration, StreamId, Timestamp, WorkerEvent,
 };
 
@@ -89,7 +89,7 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
 }
 
 /// The grant by which a lease from before a restart has its devices.
-fn before(lease: u64) -> GrantNumber {
+fn old_grant(lease: u64) -> GrantNumber {
     GrantNumber {
         term: TERM - 1,
         count: lease,
@@ -139,7 +139,7 @@ fn endpoint(worker: u64) -> Endpoint {
     }
 }
 
-fn share(worker: u64, index: u32) -> DeviceRef {
+fn device_ref(worker: u64, index: u32) -> DeviceRef {
     DeviceRef {
         worker: WorkerId(worker),
         index,
@@ -153,7 +153,7 @@ fn tick() -> Event {
 }
 
 /// Moves an event to another stream.
-fn on(other: u64, event: Event) -> Event {
+fn on_stream(other: u64, event: Event) -> Event {
     let stream = StreamId(other);
     match event {
         Event::Tick | Event::Suspended { .. } | Event::Evict { .. } => event,
@@ -191,7 +191,7 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
     let held = held.iter().map(|&(lease, index)| HeldDevice {
         lease: LeaseId(lease),
         index,
-        grant: before(lease),
+        grant: old_grant(lease),
         ended: false,
     });
     worker(
@@ -220,7 +220,7 @@ fn join_ending(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
 }
 
 /// Marks the joining worker as leaving.
-fn on_its_way_out(join: Event) -> Event {
+fn join_leaving(join: Event) -> Event {
     match join {
         Event::Worker {
             worker,
@@ -248,7 +248,7 @@ fn on_its_way_out(join: Event) -> Event {
 }
 
 fn beat(id: u64) -> Event {
-    worker(id, WorkerEvent::Beat)
+    worker(id, WorkerEvent::Heartbeat)
 }
 
 /// The worker has released all devices of an ended lease.
@@ -277,8 +277,8 @@ fn worker_left(id: u64) -> Event {
     worker(id, WorkerEvent::Left)
 }
 
-fn worker_gone(id: u64) -> Event {
-    worker(id, WorkerEvent::Gone)
+fn worker_disconnected(id: u64) -> Event {
+    worker(id, WorkerEvent::Disconnected)
 }
 
 fn client(client: u64, event: ClientEvent) -> Event {
@@ -295,13 +295,13 @@ fn attach(id: u64) -> Event {
 
 /// An attach; `claims` are leases, with the worker and index of each device.
 fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
-    let claims = claims.iter().map(|&(lease, shares)| Claim {
+    let claims = claims.iter().map(|&(lease, lease_devices)| Claim {
         lease: LeaseId(lease),
-        shares: shares
+        lease_devices: lease_devices
             .iter()
-            .map(|&(worker, index)| GrantedShare {
-                share: share(worker, index),
-                grant: before(lease),
+            .map(|&(worker, index)| GrantedDevice {
+                device_ref: device_ref(worker, index),
+                grant: old_grant(lease),
             })
             .collect(),
     });
@@ -357,8 +357,8 @@ fn release(id: u64, lease: u64) -> Event {
     )
 }
 
-fn client_gone(id: u64) -> Event {
-    client(id, ClientEvent::Gone)
+fn client_disconnected(id: u64) -> Event {
+    client(id, ClientEvent::Disconnected)
 }
 
 // Commands.
@@ -374,7 +374,7 @@ fn queued(client: u64, request: u64, position: u32) -> Command {
 /// A grant; `devices` are worker, index and description.
 fn granted(client: u64, request: u64, devices: &[(u64, u32, DeviceSpec)]) -> Command {
     let devices = devices.iter().map(|(worker, index, device)| LeasedDevice {
-        share: share(*worker, *index),
+        device_ref: device_ref(*worker, *index),
         grant: GrantNumber::ZERO,
         device: device.clone(),
         worker: endpoint(*worker),

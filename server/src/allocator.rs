@@ -19,21 +19,21 @@ use libmimalloc_sys::{mi_collect, mi_option_set, mi_option_t};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Purge delay: how long freed memory is kept, in milliseconds.
-const KEPT_MS: std::ffi::c_long = 10_000;
+const PURGE_DELAY_MS: std::ffi::c_long = 10_000;
 
 /// `mi_option_purge_delay` in `mimalloc.h`, for which the crate has no name.
-const PURGE_DELAY: mi_option_t = 15;
+const PURGE_DELAY_OPTION: mi_option_t = 15;
 
-/// Interval between two checks for memory to return. Short compared with [`KEPT_MS`].
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval between two checks for memory to return. Short compared with [`PURGE_DELAY_MS`].
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sets the purge delay to [`KEPT_MS`], unless `MIMALLOC_PURGE_DELAY` sets it.
+/// Sets the purge delay to [`PURGE_DELAY_MS`], unless `MIMALLOC_PURGE_DELAY` sets it.
 #[expect(unsafe_code, reason = "an option of a C library")]
-pub(crate) fn keep_memory() {
+pub(crate) fn set_purge_delay() {
     if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
         // SAFETY: `mi_option_set` stores any number and has no precondition. Options are
         // atomics that are read whenever memory is freed.
-        unsafe { mi_option_set(PURGE_DELAY, KEPT_MS) }
+        unsafe { mi_option_set(PURGE_DELAY_OPTION, PURGE_DELAY_MS) }
     }
 }
 
@@ -43,12 +43,12 @@ pub(crate) fn keep_memory() {
 /// # Errors
 ///
 /// If the thread cannot be started.
-pub(crate) fn give_back() -> io::Result<()> {
+pub(crate) fn start_purge_thread() -> io::Result<()> {
     let looking = thread::Builder::new().name("tensord-memory".into());
     let looking = looking.spawn(|| {
         loop {
-            thread::sleep(LOOK);
-            look();
+            thread::sleep(POLL_INTERVAL);
+            purge_expired();
         }
     });
     looking.map(drop)
@@ -57,7 +57,7 @@ pub(crate) fn give_back() -> io::Result<()> {
 /// Returns memory whose purge delay is over, whichever thread freed it. Keeps memory whose
 /// delay is not over, as a running session needs it again.
 #[expect(unsafe_code, reason = "a call of a C library")]
-fn look() {
+fn purge_expired() {
     // SAFETY: `mi_collect` has no precondition; any thread may call it at any time.
     unsafe { mi_collect(false) }
 }
@@ -70,11 +70,11 @@ mod tests {
 
     #[test]
     #[expect(unsafe_code, reason = "an option of a C library")]
-    fn the_option_is_the_one_it_is_taken_for() {
+    fn purge_delay_option_number_is_right() {
         // SAFETY: `mi_option_get` reads an atomic and has no precondition.
-        let delay = || unsafe { mi_option_get(PURGE_DELAY) };
+        let delay = || unsafe { mi_option_get(PURGE_DELAY_OPTION) };
         assert_eq!(delay(), 1000, "mimalloc's default");
-        keep_memory();
-        assert_eq!(delay(), KEPT_MS);
+        set_purge_delay();
+        assert_eq!(delay(), PURGE_DELAY_MS);
     }
 }

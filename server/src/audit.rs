@@ -21,15 +21,15 @@ use std::{
 };
 
 use serde::Serialize;
-use tensord_proto::text::{MESSAGE_CHARS, NAME_CHARS, foreign};
+use tensord_proto::text::{MESSAGE_CHARS, NAME_CHARS, sanitize};
 use tracing::warn;
 
 use self::file::Files;
-use crate::rate::{Limiter, SECOND, Verdict};
+use crate::rate::{Decision, Limiter, SECOND};
 
 /// Capacity of the queue of entries to write: as many as a busy pool records in a second,
 /// in at most a few hundred kilobytes.
-const QUEUE: usize = 1024;
+const QUEUE_CAPACITY: usize = 1024;
 
 /// The log's location, and how much of it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) struct Settings {
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Event {
+pub(crate) enum EntryKind {
     /// A client or a worker was admitted.
     Admitted,
     /// A client was granted a lease.
@@ -64,7 +64,7 @@ pub(crate) enum Event {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Entry {
     time_ms: u64,
-    event: Event,
+    event: EntryKind,
     /// The name of the token that the peer sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<String>,
@@ -95,7 +95,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// Creates an entry with the current time.
-    pub(crate) fn new(event: Event) -> Self {
+    pub(crate) fn new(event: EntryKind) -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let millis = since.unwrap_or_default().as_millis();
         Self {
@@ -117,9 +117,9 @@ impl Entry {
 
     /// Sets the name, role and tenant of the token that the peer sent.
     pub(crate) fn token(mut self, name: &str, role: &'static str, tenant: &str) -> Self {
-        self.token = Some(foreign(name, NAME_CHARS).to_string());
+        self.token = Some(sanitize(name, NAME_CHARS).to_string());
         self.role = Some(role);
-        self.tenant = Some(foreign(tenant, NAME_CHARS).to_string());
+        self.tenant = Some(sanitize(tenant, NAME_CHARS).to_string());
         self
     }
 
@@ -137,14 +137,14 @@ impl Entry {
 
     /// Sets the worker's name alone, where its id is not known.
     pub(crate) fn name(mut self, name: &str) -> Self {
-        self.name = Some(foreign(name, NAME_CHARS).to_string());
+        self.name = Some(sanitize(name, NAME_CHARS).to_string());
         self
     }
 
     /// Sets the worker's id and name.
     pub(crate) fn worker(mut self, id: impl ToString, name: &str) -> Self {
         self.worker = Some(id.to_string());
-        self.name = Some(foreign(name, NAME_CHARS).to_string());
+        self.name = Some(sanitize(name, NAME_CHARS).to_string());
         self
     }
 
@@ -168,7 +168,7 @@ impl Entry {
 
     /// Sets the reason.
     pub(crate) fn reason(mut self, reason: impl ToString) -> Self {
-        self.reason = Some(foreign(&reason.to_string(), MESSAGE_CHARS).to_string());
+        self.reason = Some(sanitize(&reason.to_string(), MESSAGE_CHARS).to_string());
         self
     }
 
@@ -210,7 +210,7 @@ impl Shared {
 
 impl Audit {
     /// Returns a log that discards every entry.
-    pub(crate) fn none() -> Self {
+    pub(crate) fn disabled() -> Self {
         Self(None)
     }
 
@@ -221,10 +221,10 @@ impl Audit {
     /// If the file cannot be opened, or the thread cannot be started.
     pub(crate) fn open(settings: Settings) -> std::io::Result<Self> {
         if settings.file_bytes == 0 {
-            return Ok(Self::none());
+            return Ok(Self::disabled());
         }
         let mut files = Files::open(settings)?;
-        let (sender, entries) = sync_channel(QUEUE);
+        let (sender, entries) = sync_channel(QUEUE_CAPACITY);
         let shared = Arc::<Shared>::default();
         let counts = shared.clone();
         let thread = thread::Builder::new().name("tensord-audit".into());
@@ -254,7 +254,7 @@ impl Audit {
         };
         let now = Instant::now();
         let verdict = inner.shared.denials().line(cause, now, || cause.into());
-        if verdict == Verdict::Write {
+        if verdict == Decision::Write {
             self.record(entry());
         }
     }
@@ -297,11 +297,11 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
         let until = if over { now + SECOND } else { now };
         let skipped = shared.denials().skipped(until);
         for (count, cause) in skipped {
-            put(&Entry::new(Event::Denied).reason(cause).count(count));
+            put(&Entry::new(EntryKind::Denied).reason(cause).count(count));
         }
         match shared.lost.swap(0, Ordering::Relaxed) {
             0 => {}
-            lost => put(&Entry::new(Event::Lost).count(lost)),
+            lost => put(&Entry::new(EntryKind::Lost).count(lost)),
         }
         if over {
             return;

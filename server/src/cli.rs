@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn help_is_no_error() {
+    fn help_is_not_an_error() {
         let args = ["tensord", "worker", "--help"].map(OsString::from);
         let Ok(Parsed::Text(help)) = parse(args) else {
             panic!("help is a text");

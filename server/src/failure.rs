@@ -3,7 +3,7 @@
 
 use std::{io, process::ExitCode};
 
-use tensord_proto::text::{MESSAGE_CHARS, foreign};
+use tensord_proto::text::{MESSAGE_CHARS, sanitize};
 
 use crate::{
     commands::{AdminError, GatewayError},
@@ -93,7 +93,7 @@ impl Failure {
             .map(str::trim)
             .filter(|line| !line.is_empty())
             .collect();
-        foreign(&lines.join("; "), MESSAGE_CHARS).to_string()
+        sanitize(&lines.join("; "), MESSAGE_CHARS).to_string()
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_tell_causes_apart_and_the_message_is_one_line() {
+    fn exit_codes_differ_by_cause_and_messages_are_one_line() {
         let config = Failure::from(ConfigError::CommandLine("--listen: no".into()));
         let worker = tensord_worker::StartError::Thread(io::Error::other("no\n  threads\n"));
         let worker = Failure::from(worker);

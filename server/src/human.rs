@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_read_well() {
+    fn amounts_are_formatted_for_people() {
         let cases = [
             (0, "0 B"),
             (1023, "1023 B"),

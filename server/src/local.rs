@@ -189,7 +189,7 @@ workers:   {last}
     }
 
     #[test]
-    fn a_host_that_was_chosen_is_the_host_that_is_told() {
+    fn chosen_host_is_used_in_urls() {
         let host = |address: &str| reachable_host(address.parse().unwrap(), Some("gpu-1"));
         assert_eq!(host("10.0.0.5"), "10.0.0.5");
         assert_eq!(host("::1"), "::1");

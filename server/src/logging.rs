@@ -12,7 +12,7 @@ use std::io::{self, IsTerminal};
 
 use tracing_subscriber::{fmt, layer::SubscriberExt, registry, util::SubscriberInitExt};
 
-use self::{fields::Shown, rate::Rated};
+use self::{fields::EscapedFields, rate::RateLimitLayer};
 use crate::config::values::Filter;
 
 /// Starts to log the events that `filter` passes. Uses colours if stderr is a terminal and
@@ -20,12 +20,12 @@ use crate::config::values::Filter;
 pub(crate) fn start(filter: &Filter) {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let lines = fmt::layer()
-        .fmt_fields(Shown)
+        .fmt_fields(EscapedFields)
         .with_ansi(io::stderr().is_terminal() && !no_color)
         .with_writer(io::stderr);
     registry()
         .with(lines)
         .with(filter.to_env_filter())
-        .with(Rated::start())
+        .with(RateLimitLayer::start())
         .init();
 }

@@ -21,11 +21,11 @@ mod config;
 #[cfg(feature = "demo")]
 mod demo;
 mod failure;
+mod grpc_status;
 mod human;
 mod local;
 mod logging;
 mod rate;
-mod refusal;
 mod scheduler;
 mod shutdown;
 mod state;
@@ -42,7 +42,7 @@ use crate::{
 };
 
 fn main() -> ExitCode {
-    allocator::keep_memory();
+    allocator::set_purge_delay();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -57,7 +57,7 @@ fn run() -> Result<(), Failure> {
     let file = File::read(cli.common.config.as_deref())?;
     logging::start(&config::log_filter(&cli, &file));
     let config = config::resolve(cli.command, file, &Environment::capture())?;
-    allocator::give_back().map_err(Failure::system("start a thread"))?;
+    allocator::start_purge_thread().map_err(Failure::system("start a thread"))?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system("start threads"))?;
     let result = runtime.block_on(commands::run(config));
     // Does not wait for blocking tasks that still run, such as one that waits for a lease.

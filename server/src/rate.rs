@@ -8,14 +8,14 @@ use std::{
 };
 
 /// The most lines of a kind that may be written in a second.
-const LINES: u64 = 10;
+const MAX_LINES_PER_SECOND: u64 = 10;
 
 /// The period over which lines are counted.
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// The decision on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// The line may be written.
     Write,
     /// The line is skipped and counted.
@@ -28,7 +28,7 @@ struct Window {
     until: Instant,
     lines: u64,
     /// The first skipped line, if one was skipped.
-    like: Option<String>,
+    sample: Option<String>,
 }
 
 /// Counts lines by their kind.
@@ -48,17 +48,22 @@ impl<K> Default for Limiter<K> {
 impl<K: Eq + Hash> Limiter<K> {
     /// Counts a line of `kind` and decides whether it may be written. `text` returns the
     /// line, to be kept if it is the first that is skipped.
-    pub(crate) fn line(&mut self, kind: K, now: Instant, text: impl FnOnce() -> String) -> Verdict {
+    pub(crate) fn line(
+        &mut self,
+        kind: K,
+        now: Instant,
+        text: impl FnOnce() -> String,
+    ) -> Decision {
         let window = self.windows.entry(kind).or_insert_with(|| Window::new(now));
-        if window.until <= now && window.like.is_none() {
+        if window.until <= now && window.sample.is_none() {
             *window = Window::new(now);
         }
         window.lines += 1;
-        if window.lines <= LINES {
-            return Verdict::Write;
+        if window.lines <= MAX_LINES_PER_SECOND {
+            return Decision::Write;
         }
-        window.like.get_or_insert_with(text);
-        Verdict::Skip
+        window.sample.get_or_insert_with(text);
+        Decision::Skip
     }
 
     /// Returns the number of lines that were skipped in the seconds that are over by `now`,
@@ -70,8 +75,8 @@ impl<K: Eq + Hash> Limiter<K> {
             if window.until > now {
                 return true;
             }
-            let like = window.like.take();
-            skipped.extend(like.map(|like| (window.lines - LINES, like)));
+            let sample = window.sample.take();
+            skipped.extend(sample.map(|sample| (window.lines - MAX_LINES_PER_SECOND, sample)));
             false
         });
         skipped
@@ -79,8 +84,8 @@ impl<K: Eq + Hash> Limiter<K> {
 
     /// Returns whether skipped lines were counted but not returned by
     /// [`skipped`](Self::skipped) yet.
-    pub(crate) fn owes(&self) -> bool {
-        self.windows.values().any(|window| window.like.is_some())
+    pub(crate) fn has_skipped(&self) -> bool {
+        self.windows.values().any(|window| window.sample.is_some())
     }
 }
 
@@ -89,7 +94,7 @@ impl Window {
         Self {
             until: now + SECOND,
             lines: 0,
-            like: None,
+            sample: None,
         }
     }
 }
@@ -102,7 +107,7 @@ mod tests {
     fn written(limiter: &mut Limiter<u8>, kind: u8, start: Instant, at: &[u64]) -> usize {
         let mut line = |&millis: &u64| {
             let now = start + Duration::from_millis(millis);
-            limiter.line(kind, now, || format!("at {millis}")) == Verdict::Write
+            limiter.line(kind, now, || format!("at {millis}")) == Decision::Write
         };
         at.iter().map(&mut line).filter(|written| *written).count()
     }
@@ -113,11 +118,11 @@ mod tests {
         let at: Vec<u64> = (0..500).collect();
         assert_eq!(written(&mut limiter, 1, start, &at), 10);
         assert_eq!(written(&mut limiter, 2, start, &[0, 1, 2]), 3);
-        assert!(limiter.owes());
+        assert!(limiter.has_skipped());
         assert_eq!(limiter.skipped(start + SECOND / 2), []);
-        let told = limiter.skipped(start + SECOND);
-        assert_eq!(told, [(490, "at 10".to_owned())]);
-        assert!(!limiter.owes());
+        let skipped = limiter.skipped(start + SECOND);
+        assert_eq!(skipped, [(490, "at 10".to_owned())]);
+        assert!(!limiter.has_skipped());
         assert_eq!(limiter.skipped(start + 2 * SECOND), []);
         assert!(
             limiter.windows.is_empty(),
@@ -126,20 +131,20 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_trickle_is_written_whole() {
+    fn lines_below_the_limit_are_all_written() {
         let (mut limiter, start) = (Limiter::default(), Instant::now());
         let at: Vec<u64> = (0..100).map(|line| line * 150).collect();
         assert_eq!(written(&mut limiter, 1, start, &at), 100);
-        assert!(!limiter.owes());
+        assert!(!limiter.has_skipped());
     }
 
     #[test]
-    fn nothing_more_is_written_before_the_count_was_told() {
+    fn lines_are_skipped_until_the_count_is_reported() {
         let (mut limiter, start) = (Limiter::default(), Instant::now());
         assert_eq!(written(&mut limiter, 1, start, &[0; 12]), 10);
         assert_eq!(written(&mut limiter, 1, start, &[1500; 5]), 0);
-        let told = limiter.skipped(start + 2 * SECOND);
-        assert_eq!(told, [(7, "at 0".to_owned())]);
+        let skipped = limiter.skipped(start + 2 * SECOND);
+        assert_eq!(skipped, [(7, "at 0".to_owned())]);
         assert_eq!(written(&mut limiter, 1, start, &[2000; 12]), 10);
     }
 }

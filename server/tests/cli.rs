@@ -14,7 +14,7 @@ fn tensord(home: &Path, args: &[&str]) -> Command {
 }
 
 /// Returns exit code, stdout and stderr.
-fn told(output: &Output) -> (Option<i32>, String, String) {
+fn parse_output(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (
         output.status.code(),
@@ -25,7 +25,7 @@ fn told(output: &Output) -> (Option<i32>, String, String) {
 
 fn run(home: &Path, args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let variables = variables.iter().copied();
-    told(&tensord(home, args).envs(variables).output().unwrap())
+    parse_output(&tensord(home, args).envs(variables).output().unwrap())
 }
 
 #[track_caller]
@@ -36,12 +36,12 @@ fn refused(home: &Path, args: &[&str], variables: &[(&str, &str)], expected: &st
 }
 
 /// A command that runs until it is stopped. Dropping it kills it.
-struct Running {
+struct RunningCommand {
     child: Child,
     stdout: BufReader<std::process::ChildStdout>,
 }
 
-impl Running {
+impl RunningCommand {
     fn start(mut command: Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -66,7 +66,7 @@ impl Running {
         }
     }
 
-    fn terminated(mut self) -> ExitStatus {
+    fn terminate(mut self) -> ExitStatus {
         let kill = Command::new("kill")
             .arg(self.child.id().to_string())
             .status();
@@ -75,7 +75,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         // Both fail if the process has already exited.
         let _ = self.child.kill();
@@ -106,13 +106,13 @@ fn devices_lists_what_the_host_has() {
     assert_eq!(header, ["DEVICE", "NAME", "MEMORY", "DRIVER"]);
     assert!(lines.any(|line| line.starts_with("flex:0 ") && line.ends_with("Burn Flex")));
     let (_, stdout, _) = run(home.path(), &["devices", "--json"], &[]);
-    let told: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-    let devices = told["devices"].as_array().unwrap();
+    let parsed: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let devices = parsed["devices"].as_array().unwrap();
     assert!(devices.iter().any(|device| device["device"] == "flex:0"));
 }
 
 #[test]
-fn a_wrong_setting_exits_64_with_one_line_that_names_it() {
+fn invalid_setting_exits_64_with_one_line_that_names_it() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     refused(
@@ -201,7 +201,7 @@ fn help_and_version_go_to_stdout() {
 }
 
 #[test]
-fn flags_go_before_the_environment_which_goes_before_the_file() {
+fn flags_override_the_environment_which_overrides_the_file() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let file = home.join("tensord.toml");
@@ -216,7 +216,7 @@ fn flags_go_before_the_environment_which_goes_before_the_file() {
             .env("TENSORD_CONFIG", &file)
             .args(args)
             .envs(variables.iter().copied());
-        let mut scheduler = Running::start(command);
+        let mut scheduler = RunningCommand::start(command);
         let first = scheduler.lines_until("tensord pool at ").remove(0);
         let authority = first.split_whitespace().nth(3).unwrap().to_owned();
         authority.split(':').next().unwrap().to_owned()
@@ -232,7 +232,7 @@ fn a_scheduler_prints_urls_that_work_and_keeps_them() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let args = ["scheduler", "--listen", "127.0.0.1:0"];
-    let mut scheduler = Running::start(tensord(home, &args));
+    let mut scheduler = RunningCommand::start(tensord(home, &args));
     let lines = scheduler.lines_until("workers:");
     assert!(
         lines[0].ends_with("  (state in ~/.local/state/tensord)"),
@@ -264,8 +264,8 @@ fn a_scheduler_prints_urls_that_work_and_keeps_them() {
     );
     assert_eq!(taken, (Some(1), String::new(), expected));
 
-    assert_eq!(scheduler.terminated().code(), Some(0));
-    let mut again = Running::start(tensord(home, &args));
+    assert_eq!(scheduler.terminate().code(), Some(0));
+    let mut again = RunningCommand::start(tensord(home, &args));
     let again = again.lines_until("workers:");
     let token = |line: &str| url(line).split('@').next().unwrap().to_owned();
     assert_eq!(token(&again[2]), token(&lines[2]));
@@ -273,7 +273,7 @@ fn a_scheduler_prints_urls_that_work_and_keeps_them() {
 }
 
 #[test]
-fn up_is_a_pool_with_devices_and_stops_in_order() {
+fn up_runs_a_pool_and_stops_in_order() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let args = [
@@ -285,7 +285,7 @@ fn up_is_a_pool_with_devices_and_stops_in_order() {
         "--name",
         "here",
     ];
-    let mut up = Running::start(tensord(home, &args));
+    let mut up = RunningCommand::start(tensord(home, &args));
     let lines = up.lines_until("workers:");
     let variables = [("TENSORD_URL", url(&lines[2]))];
     let (code, stdout, stderr) = run(home, &["status"], &variables);
@@ -299,7 +299,7 @@ fn up_is_a_pool_with_devices_and_stops_in_order() {
     let status: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(status["workers"][0]["name"], "here");
     assert_eq!(status["workers"][0]["devices"][1]["kind"], "flex");
-    assert_eq!(up.terminated().code(), Some(0));
+    assert_eq!(up.terminate().code(), Some(0));
 }
 
 #[cfg(feature = "demo")]
@@ -329,16 +329,16 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let args = ["scheduler", "--listen", "127.0.0.1:0"];
-    let mut scheduler = Running::start(tensord(home, &args));
+    let mut scheduler = RunningCommand::start(tensord(home, &args));
     let lines = scheduler.lines_until("workers:");
-    let told = |args: &[&str]| {
+    let stdout_of = |args: &[&str]| {
         let (code, stdout, stderr) = run(home, args, &[]);
         assert_eq!((code, stderr.as_str()), (Some(0), ""));
         stdout
     };
     let listed = || {
         let list: serde_json::Value =
-            serde_json::from_str(&told(&["worker", "list", "--json"])).unwrap();
+            serde_json::from_str(&stdout_of(&["worker", "list", "--json"])).unwrap();
         list["workers"].as_array().unwrap().clone()
     };
     assert_eq!(listed(), Vec::<serde_json::Value>::new());
@@ -353,7 +353,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
     ];
     let mut worker = tensord(home, &args);
     worker.env("TENSORD_URL", url(&lines[3]));
-    let mut worker = Running::start(worker);
+    let mut worker = RunningCommand::start(worker);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !listed().iter().any(|worker| worker["joined"] == true) {
         assert!(
@@ -369,7 +369,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
     let key = home.join(".local/state/tensord/worker-gpu-1.pem");
     let mode = std::os::unix::fs::PermissionsExt::mode(&key.metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
-    let table = told(&["worker", "list"]);
+    let table = stdout_of(&["worker", "list"]);
     let words = |line: &str| {
         line.split_whitespace()
             .map(str::to_owned)
@@ -396,7 +396,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
         ];
         let mut passing = tensord(home, &args);
         passing.env("TENSORD_URL", url(&lines[3]));
-        let _passing = Running::start(passing);
+        let _passing = RunningCommand::start(passing);
         let is_one =
             |worker: &&serde_json::Value| worker["name"].as_str().unwrap().starts_with("gpu-2-");
         while listed().iter().filter(is_one).count() < count {
@@ -410,18 +410,18 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
     for worker in listed() {
         let name = worker["name"].as_str().unwrap().to_owned();
         if name.starts_with("gpu-2-") {
-            told(&["worker", "remove", &name]);
+            stdout_of(&["worker", "remove", &name]);
         }
     }
     // Each of the three workers used the first worker token once.
     let tokens: serde_json::Value =
-        serde_json::from_str(&told(&["token", "list", "--json"])).unwrap();
+        serde_json::from_str(&stdout_of(&["token", "list", "--json"])).unwrap();
     let tokens = tokens["tokens"].as_array().unwrap();
     let used = tokens.iter().find(|token| token["name"] == "worker");
     assert_eq!(used.unwrap()["used"], 3);
 
     assert_eq!(
-        told(&["worker", "remove", "gpu-1"]),
+        stdout_of(&["worker", "remove", "gpu-1"]),
         "gpu-1 is removed, and its leases have ended\n"
     );
     assert_eq!(worker.child.wait().unwrap().code(), Some(1));
@@ -451,23 +451,23 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
         none.2
     );
     let args = ["scheduler", "--listen", "127.0.0.1:0"];
-    let mut scheduler = Running::start(tensord(home, &args));
+    let mut scheduler = RunningCommand::start(tensord(home, &args));
     let lines = scheduler.lines_until("workers:");
     let programs = url(&lines[2]);
     let status = |url: &str| run(home, &["status"], &[("TENSORD_URL", url)]);
-    let told = |args: &[&str]| {
+    let stdout_of = |args: &[&str]| {
         let (code, stdout, stderr) = run(home, args, &[]);
         assert_eq!((code, stderr.as_str()), (Some(0), ""));
         stdout
     };
     let listed = |name: &str| {
         let list: serde_json::Value =
-            serde_json::from_str(&told(&["token", "list", "--json"])).unwrap();
+            serde_json::from_str(&stdout_of(&["token", "list", "--json"])).unwrap();
         let tokens = list["tokens"].as_array().unwrap();
         tokens.iter().find(|token| token["name"] == name).cloned()
     };
 
-    let made = told(&[
+    let made = stdout_of(&[
         "token",
         "create",
         "--name",
@@ -485,7 +485,7 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     let ci = url(made.next().unwrap()).to_owned();
     assert_eq!(status(&ci).0, Some(0));
     assert_eq!(listed("ci").unwrap()["tenant"], "red");
-    let table = told(&["token", "list"]);
+    let table = stdout_of(&["token", "list"]);
     let names = table
         .lines()
         .map(|line| line.split_whitespace().next().unwrap());
@@ -498,12 +498,12 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
         "{table}"
     );
 
-    let rotated = told(&["token", "rotate", "ci"]);
+    let rotated = stdout_of(&["token", "rotate", "ci"]);
     let successor = url(rotated.lines().nth(1).unwrap()).to_owned();
     assert_eq!((status(&ci).0, status(&successor).0), (Some(0), Some(0)));
     assert_eq!(listed("ci").unwrap()["standing"], "rotating");
     assert_eq!(
-        told(&["token", "revoke", "ci"]),
+        stdout_of(&["token", "revoke", "ci"]),
         "ci is revoked; 0 clients and 0 workers were cut off\n"
     );
     for url in [&ci, &successor] {
@@ -519,12 +519,12 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     );
 
     // From the next start on, the printed URL has the successor's token.
-    let successor = told(&["token", "rotate", "program", "--grace", "0s"]);
+    let successor = stdout_of(&["token", "rotate", "program", "--grace", "0s"]);
     let successor = url(successor.lines().nth(1).unwrap()).to_owned();
     assert_eq!(status(programs).0, Some(1));
-    told(&["token", "revoke", "worker"]);
-    assert_eq!(scheduler.terminated().code(), Some(0));
-    let mut again = Running::start(tensord(home, &args));
+    stdout_of(&["token", "revoke", "worker"]);
+    assert_eq!(scheduler.terminate().code(), Some(0));
+    let mut again = RunningCommand::start(tensord(home, &args));
     let again = again.lines_until("workers:");
     let token = |url: &str| url.split('@').next().unwrap().to_owned();
     assert_eq!(token(url(&again[2])), token(&successor));

@@ -1,7 +1,7 @@
 //! Clients that use the real protocol and can break any rule of it.
 //!
 //! Nothing here uses `tensord-client`, so a test can send what honest code cannot.
-//! [`Attached`] is a stream to the scheduler, with any hello and any message on it.
+//! [`ClientStream`] is a stream to the scheduler, with any hello and any message on it.
 //! [`RawSession`] is one track of a session with a worker, with any opening, any ops and
 //! any frame. [`RawWorker`] registers at the scheduler under any identity, and dials other
 //! workers. [`RawPool`] gives programs leases on a worker that the test implements. By
@@ -27,7 +27,7 @@
 //! - A [`RawSession`] has no task of its own. It sends and acknowledges frames only while
 //!   one of its `async` methods is awaited, and a worker drops a connection that is silent
 //!   for 4 s. Call [`RawSession::rest`] to stay connected without doing anything.
-//! - The lease ends when its [`Attached`] is dropped, after the scheduler's lease expiry.
+//! - The lease ends when its [`ClientStream`] is dropped, after the scheduler's lease expiry.
 
 mod calls;
 mod pool;
@@ -45,10 +45,10 @@ use tokio::runtime::Runtime;
 
 pub use self::{
     calls::open_call,
-    pool::{RAW_WORKER, RawPool, Served},
-    scheduler::{Attached, Target, authorised, channel, hello},
-    session::{Broken, RawSession, carriers, type_of},
-    worker::{RawWorker, Registered, join_over},
+    pool::{RAW_WORKER, RawPool, ServedTrack},
+    scheduler::{ClientStream, Target, authorised, channel, hello},
+    session::{RawSession, SessionError, carriers, type_of},
+    worker::{RawWorker, WorkerStream, join_over},
 };
 
 /// How long a raw client waits for a reply before the test fails. Debug builds on a busy

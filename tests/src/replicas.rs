@@ -36,7 +36,7 @@ pub const MEAN: DistributedConfig = DistributedConfig {
 };
 
 /// Locks out all other trainings, because Burn has one communication server per process.
-pub fn alone() -> MutexGuard<'static, ()> {
+pub fn training_lock() -> MutexGuard<'static, ()> {
     static TRAINING: Mutex<()> = Mutex::new(());
     TRAINING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -47,7 +47,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// # Panics
 ///
 /// If `training` panics or takes more than 120 s.
-pub fn in_time<T: Send + 'static>(training: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn with_deadline<T: Send + 'static>(training: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(training()));
     let result = result.recv_timeout(Duration::from_secs(120));
@@ -87,7 +87,7 @@ impl ModuleMapper for Shared {
 
 /// One device's record of a training.
 #[derive(Default)]
-pub struct Seen {
+pub struct TrainingRecord {
     /// Loss of each step.
     pub losses: Vec<f32>,
     /// Bits of the weights after each epoch.
@@ -101,8 +101,8 @@ fn replica<M: Classifier>(
     device: &Device,
     (rank, ranks): (usize, usize),
     epochs: usize,
-    together: &Barrier,
-) -> Seen {
+    barrier: &Barrier,
+) -> TrainingRecord {
     let mut model = model.fork(device);
     if ranks > 1 {
         model = model.map(&mut Shared);
@@ -111,10 +111,10 @@ fn replica<M: Classifier>(
     let cross_entropy = CrossEntropyLossConfig::new().init(device);
     let share = BATCH / ranks;
     let (train, _) = digits::split();
-    let mut seen = Seen::default();
+    let mut seen = TrainingRecord::default();
     for _ in 0..epochs {
         for step in train.chunks(BATCH) {
-            together.wait();
+            barrier.wait();
             let (images, labels) = digits::batch(&step[rank * share..][..share], device);
             let loss = cross_entropy.forward(model.forward(images), labels);
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
@@ -135,17 +135,17 @@ pub fn replicas<M: Classifier + 'static>(
     model: &M,
     devices: &[Device],
     epochs: usize,
-) -> Vec<Seen> {
+) -> Vec<TrainingRecord> {
     let model = model.clone();
     let devices: Vec<_> = devices.iter().map(|d| d.clone().autodiff()).collect();
     let count = devices.len();
     let context = (count > 1).then(|| DistributedContext::init(devices.clone(), MEAN));
-    let together = Barrier::new(count);
-    let seen = in_time(move || {
+    let barrier = Barrier::new(count);
+    let seen = with_deadline(move || {
         std::thread::scope(|scope| {
             let ranks = devices.iter().enumerate().map(|(rank, device)| {
-                let (model, together) = (model.clone(), &together);
-                scope.spawn(move || replica(model, device, (rank, count), epochs, together))
+                let (model, barrier) = (model.clone(), &barrier);
+                scope.spawn(move || replica(model, device, (rank, count), epochs, barrier))
             });
             let ranks: Vec<_> = ranks.collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

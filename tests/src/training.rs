@@ -113,9 +113,9 @@ fn noise(count: usize, salt: usize) -> Vec<f32> {
 }
 
 /// Replaces every weight by fixed noise.
-struct Fix<'a>(&'a Device, usize);
+struct FixWeights<'a>(&'a Device, usize);
 
-impl ModuleMapper for Fix<'_> {
+impl ModuleMapper for FixWeights<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         let shape = tensor.shape();
@@ -142,7 +142,7 @@ pub fn losses<M: Classifier>(
     mut between: impl FnMut(usize),
 ) -> Result<Vec<f32>, String> {
     let device = device.clone().autodiff();
-    let mut model = M::new(&device).map(&mut Fix(&device, 0));
+    let mut model = M::new(&device).map(&mut FixWeights(&device, 0));
     let mut optimizer = AdamConfig::new().init();
     let loss = CrossEntropyLossConfig::new().init(&device);
     let mut losses = Vec::new();

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use prost::Message;
 use tensord_proto::{
     ids::LeaseId,
-    text::{MESSAGE_CHARS, foreign},
+    text::{MESSAGE_CHARS, sanitize},
     v1::{
         Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, Released,
         WorkerCommand, WorkerMessage, worker_command, worker_message::Body,
@@ -355,7 +355,7 @@ fn ended(status: &Status) -> Ended {
             Ended::Refused(error.message)
         }
         _ if error.message.is_empty() => {
-            Ended::Lost(foreign(status.message(), MESSAGE_CHARS).to_string())
+            Ended::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string())
         }
         _ => Ended::Lost(error.message),
     }

@@ -12,7 +12,7 @@ use std::{cell::RefCell, time::Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tensord_tests::meters::Meters;
+use tensord_tests::resource_usage::ResourceUsage;
 use tensord_transport::TransportChoice;
 
 use crate::{
@@ -46,7 +46,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     // A device for each program, and some more: the lease of a killed program ends only
     // after the scheduler's lease expiry.
     let pool = LocalPool::start("flex*8")?;
-    let before = meters(&pool);
+    let before = resource_usage(&pool);
     let mut rows = table(
         &["model", "beside"],
         &["ms a step", "quartiles", "speed, × beside a training"],
@@ -70,7 +70,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         json.insert(model.name().into(), figures.into());
     }
     rest(&[pool.process_id()]);
-    let after = meters(&pool);
+    let after = resource_usage(&pool);
     let mut text = rows.to_string();
     if let (Some(before), Some(after)) = (before, after) {
         text = format!("{text}\nthe pool before: {before}\nand after: {after}");
@@ -85,15 +85,15 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 }
 
 /// Returns the usage of the pool's process, on Linux.
-fn meters(pool: &LocalPool) -> Option<Meters> {
-    cfg!(target_os = "linux").then(|| Meters::of(pool.process_id()))
+fn resource_usage(pool: &LocalPool) -> Option<ResourceUsage> {
+    cfg!(target_os = "linux").then(|| ResourceUsage::of(pool.process_id()))
 }
 
-fn taken(meters: &Meters) -> Value {
+fn taken(resource_usage: &ResourceUsage) -> Value {
     json!({
-        "resident_mib": meters.resident_bytes >> 20,
-        "descriptors": meters.descriptors,
-        "threads": meters.threads,
+        "resident_mib": resource_usage.resident_bytes >> 20,
+        "descriptors": resource_usage.descriptors,
+        "threads": resource_usage.threads,
     })
 }
 

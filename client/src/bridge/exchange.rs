@@ -8,7 +8,7 @@
 //! custom op that keeps its place among the other ops.
 //!
 //! The bridge takes a ticket within moments, unless Burn's own session there has
-//! died. [`watch`] then drops the tickets that are left, so nothing waits for
+//! died. [`drop_expired_tickets`] then drops the tickets that are left, so nothing waits for
 //! ever.
 
 use std::{
@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 
 use super::{
     forward::{FORWARD, forward},
-    reads::{self, READ, Reads},
+    reads::{self, READ, ReadQueue},
 };
 use crate::{
     backend::{Tensord, TensordChannel, TensordDevice},
@@ -38,21 +38,21 @@ pub(crate) const UPLOAD: &str = "tensord.upload";
 
 /// Bytes that may be queued for the bridge. While there are more, the next upload
 /// blocks.
-const WAITING_BYTES: usize = 32 << 20;
+const MAX_QUEUED_BYTES: usize = 32 << 20;
 
 /// Burn's client buffers ops and does not see the bytes behind their tickets. After
 /// so many bytes it is flushed, as it would flush itself if it saw them.
 const FLUSH_BYTES: usize = 1 << 20;
 
-/// Age from which [`watch`] suspects that the bridge will never take a ticket.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Age from which [`drop_expired_tickets`] suspects that the bridge will never take a ticket.
+const TICKET_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What waits to pass between Burn's client and the bridge for one device, by ticket.
 /// Each device has an exchange, as each has to be flushed separately.
 pub(crate) struct Exchange {
     tickets: Mutex<Tickets>,
     /// Locked while reads become an op. Lock it before `tickets`.
-    pub(super) giving: Mutex<()>,
+    pub(super) read_op_lock: Mutex<()>,
     /// Notified when the bytes of an upload were taken.
     room: Condvar,
     /// Runs the flushes of callers that must not block.
@@ -73,7 +73,7 @@ pub(super) struct Tickets {
     uploads: HashMap<u64, (TensorData, Instant)>,
     /// By ticket of a read op: where to send the values of its inputs.
     pub(super) requested: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
-    pub(super) reads: Reads,
+    pub(super) reads: ReadQueue,
     /// Bytes in `uploads`.
     waiting_bytes: usize,
     /// Bytes uploaded since Burn's client was last flushed.
@@ -81,7 +81,7 @@ pub(super) struct Tickets {
 }
 
 impl Tickets {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(super) fn new_ticket(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
@@ -92,12 +92,12 @@ impl Tickets {
         Some(data)
     }
 
-    /// The newest ticket, if any ticket is older than [`PATIENCE`].
-    fn overdue(&self) -> Option<u64> {
+    /// The newest ticket, if any ticket is older than [`TICKET_TIMEOUT`].
+    fn newest_if_expired(&self) -> Option<u64> {
         let uploads = self.uploads.values().map(|(_, since)| since);
         let mut waiting = uploads.chain(self.requested.values().map(|(_, since)| since));
         waiting
-            .any(|since| since.elapsed() >= PATIENCE)
+            .any(|since| since.elapsed() >= TICKET_TIMEOUT)
             .then_some(self.last)
     }
 }
@@ -106,7 +106,7 @@ impl Exchange {
     pub(crate) fn new(runtime: Handle) -> Self {
         Self {
             tickets: Mutex::default(),
-            giving: Mutex::default(),
+            read_op_lock: Mutex::default(),
             room: Condvar::new(),
             runtime,
             burn: OnceLock::new(),
@@ -138,7 +138,7 @@ impl Exchange {
 
     /// Stores `data` for the bridge under a ticket. `register` registers the op that
     /// carries the ticket with Burn's client.
-    pub(crate) fn hand_over<T>(
+    pub(crate) fn stage_upload<T>(
         &self,
         data: TensorData,
         register: impl FnOnce(&CustomOpClient, ScalarIr) -> T,
@@ -153,7 +153,7 @@ impl Exchange {
             if send {
                 tickets.unsent_bytes = 0;
             }
-            let ticket = tickets.next();
+            let ticket = tickets.new_ticket();
             tickets.uploads.insert(ticket, (data, Instant::now()));
             (ticket, send)
         };
@@ -166,7 +166,7 @@ impl Exchange {
     }
 
     fn wait_for_room(&self) -> MutexGuard<'_, Tickets> {
-        let full = |tickets: &mut Tickets| tickets.waiting_bytes > WAITING_BYTES;
+        let full = |tickets: &mut Tickets| tickets.waiting_bytes > MAX_QUEUED_BYTES;
         // This wait ends: what is queued was flushed, so the bridge takes it or
         // `watch` drops it.
         self.room
@@ -181,13 +181,13 @@ impl Exchange {
     }
 
     /// Drops all tickets.
-    pub(super) fn give_up_all(&self) {
+    pub(super) fn drop_all(&self) {
         let last = self.lock().last;
-        self.give_up(last);
+        self.drop_until(last);
     }
 
     /// Drops all tickets up to `last`. Pending reads among them fail.
-    fn give_up(&self, last: u64) {
+    fn drop_until(&self, last: u64) {
         let mut tickets = self.lock();
         let mut old: Vec<u64> = tickets.uploads.keys().copied().collect();
         old.retain(|&ticket| ticket <= last);
@@ -202,13 +202,17 @@ impl Exchange {
 
 /// Drops tickets of `device` that the bridge will never take. Ends when the exchange
 /// is dropped.
-pub(crate) async fn watch(exchange: Weak<Exchange>, device: Device, runtime: Handle) {
+pub(crate) async fn drop_expired_tickets(
+    exchange: Weak<Exchange>,
+    device: Device,
+    runtime: Handle,
+) {
     loop {
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(TICKET_TIMEOUT).await;
         let Some(exchange) = exchange.upgrade() else {
             return;
         };
-        let Some(last) = exchange.lock().overdue() else {
+        let Some(last) = exchange.lock().newest_if_expired() else {
             continue;
         };
         // After this sync, every op registered before it has been processed. The
@@ -216,7 +220,7 @@ pub(crate) async fn watch(exchange: Weak<Exchange>, device: Device, runtime: Han
         let device = device.clone();
         // An error means that the session is dead, and the tickets with it.
         let _ = runtime.spawn_blocking(move || device.sync()).await;
-        exchange.give_up(last);
+        exchange.drop_until(last);
     }
 }
 

@@ -15,15 +15,15 @@ use crate::backend::{Tensord, TensordChannel, TensordClient, TensordDevice};
 pub(crate) const FORWARD: &str = "tensord.forward";
 
 /// Bytes of the name in each scalar.
-const BYTES: usize = size_of::<u64>();
+const BYTES_PER_SCALAR: usize = size_of::<u64>();
 
 type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
 
 /// The scalars of a forwarded call of `name`: the name's length, its bytes, then the
 /// call's own scalars.
 pub(crate) fn pack(name: &str, scalars: Vec<ScalarIr>) -> Vec<ScalarIr> {
-    let chunks = name.as_bytes().chunks(BYTES).map(|chunk| {
-        let mut bytes = [0; BYTES];
+    let chunks = name.as_bytes().chunks(BYTES_PER_SCALAR).map(|chunk| {
+        let mut bytes = [0; BYTES_PER_SCALAR];
         bytes[..chunk.len()].copy_from_slice(chunk);
         u64::from_le_bytes(bytes)
     });
@@ -37,7 +37,7 @@ pub(crate) fn pack(name: &str, scalars: Vec<ScalarIr>) -> Vec<ScalarIr> {
 fn unpack(packed: &[ScalarIr]) -> Option<(String, Vec<ScalarIr>)> {
     let (length, rest) = packed.split_first()?;
     let length = usize::try_from(length.elem::<u64>()).ok()?;
-    let (chunks, scalars) = rest.split_at_checked(length.div_ceil(BYTES))?;
+    let (chunks, scalars) = rest.split_at_checked(length.div_ceil(BYTES_PER_SCALAR))?;
     let bytes = chunks
         .iter()
         .flat_map(|chunk| chunk.elem::<u64>().to_le_bytes());
@@ -61,7 +61,7 @@ pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDev
     let client = get_client::<TensordChannel>(&device);
     let call = unpack(&ir.scalars).filter(|_| error.is_none());
     let Some((id, scalars)) = call else {
-        let error = error.unwrap_or_else(|| TensorError::new(unreadable()));
+        let error = error.unwrap_or_else(|| TensorError::new(malformed_call_error()));
         for out in &ir.outputs {
             handles.set_error(out.id, error.clone());
         }
@@ -83,7 +83,7 @@ pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDev
     }
 }
 
-fn unreadable() -> burn_backend::ExecutionError {
+fn malformed_call_error() -> burn_backend::ExecutionError {
     burn_backend::ExecutionError::with_context(
         "the bridge received a custom op without a readable name",
     )
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_any_length_arrive_with_their_scalars() {
+    fn names_of_any_length_round_trip_with_scalars() {
         for name in ["", "swish", "eight_by", "a_longer_name_ü"] {
             let scalars = vec![ScalarIr::Float(1.5), ScalarIr::Int(-3)];
             let packed = pack(name, scalars.clone());
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_none() {
+    fn malformed_calls_unpack_to_none() {
         assert_eq!(unpack(&[]), None);
         assert_eq!(unpack(&[ScalarIr::UInt(9), ScalarIr::UInt(0)]), None);
         assert_eq!(unpack(&[ScalarIr::UInt(1), ScalarIr::UInt(0xff)]), None);

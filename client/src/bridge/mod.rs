@@ -23,7 +23,7 @@ use tracing::error;
 pub(crate) use self::exchange::{Exchange, UPLOAD};
 use crate::{
     backend::{Tensord, TensordDevice},
-    cohort::{Cohort, flush_those_behind},
+    cohort::{Cohort, flush_lagging_ranks},
     data,
 };
 
@@ -40,7 +40,7 @@ impl Bridge {
         devices: Vec<TensordDevice>,
         cohort: Arc<Cohort>,
     ) -> Result<Self, String> {
-        tune::send_in_batches();
+        tune::set_batch_size();
         let listener = TcpListener::bind(("127.0.0.1", 0));
         let listener = listener.map_err(|e| format!("cannot bind a loopback port: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
@@ -64,12 +64,13 @@ impl Bridge {
             .with_credential(token.reveal().to_owned());
         let devices = host.devices().map_err(|e| e.to_string())?;
         bridge.devices = devices.into_iter().collect();
-        let flushing = flush_those_behind(cohort, bridge.devices.clone(), runtime.clone());
+        let flushing = flush_lagging_ranks(cohort, bridge.devices.clone(), runtime.clone());
         bridge.tasks.push(runtime.spawn(flushing).abort_handle());
         for (device, exchange) in bridge.devices.iter().zip(&exchanges) {
             data::set_exchange(device, Some(exchange));
             let exchange = Arc::downgrade(exchange);
-            let watching = exchange::watch(exchange, device.clone(), runtime.clone());
+            let watching =
+                exchange::drop_expired_tickets(exchange, device.clone(), runtime.clone());
             bridge.tasks.push(runtime.spawn(watching).abort_handle());
         }
         Ok(bridge)

@@ -4,7 +4,7 @@
 //! users spin while it is full, and through an encoder, a socket and a decoder. So
 //! successive reads share one op. A read queues the tensor's id here and returns.
 //! The first reader that waits has Burn's client send all queued reads; if none waits
-//! within [`GATHER`], a thread of the runtime sends them. The worker's answers go from
+//! within [`BATCH_DELAY`], a thread of the runtime sends them. The worker's answers go from
 //! the session straight to the readers.
 //!
 //! The tensor itself stays alive in [`RequestedTensor`] meanwhile; otherwise its drop could be
@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 
 use super::exchange::{Exchange, Tickets};
 use crate::{
-    backend::{Tensord, TensordChannel, TensordClient, TensordDevice, wait},
+    backend::{Tensord, TensordChannel, TensordClient, TensordDevice, block_on},
     session::Answer,
 };
 
@@ -36,38 +36,38 @@ pub(super) const READ: &str = "tensord.read";
 
 /// How long reads that nobody awaits are queued before they are sent: the resolution
 /// of the runtime's timer.
-const GATHER: Duration = Duration::from_millis(1);
+const BATCH_DELAY: Duration = Duration::from_millis(1);
 
 /// Most reads that may be queued. The read that reaches the limit gives all of them to
 /// Burn's client.
-const WAITING_READS: usize = 256;
+const MAX_QUEUED_READS: usize = 256;
 
 /// Most tensors that may wait for the threads that requested them, as a thread may
 /// never read again. While there are so many, each read goes to Burn's client at once.
-const LEFT_TENSORS: usize = 256;
+const MAX_TENSORS_TO_DROP: usize = 256;
 
 /// State shared by the threads that request reads and those that send them.
 #[derive(Default)]
-pub(super) struct Reads {
-    unsent: Vec<Read>,
+pub(super) struct ReadQueue {
+    unsent: Vec<QueuedRead>,
     /// Number of the last read that was queued.
     number: u64,
     /// A timer or thread is running that will send the queued reads.
-    due: bool,
+    send_scheduled: bool,
     /// Burn's client was given reads since it was last flushed.
     unflushed: bool,
     /// Tensors that the thread beside them must drop.
-    left: Vec<(ThreadId, FloatTensor<Remote>)>,
+    tensors_to_drop: Vec<(ThreadId, FloatTensor<Remote>)>,
 }
 
-struct Read {
+struct QueuedRead {
     number: u64,
     tensor: TensorIr,
     answer: Answer<TensorData>,
 }
 
 /// A read that was requested.
-pub(crate) struct PendingRead {
+pub(crate) struct ReadHandle {
     answered: oneshot::Receiver<Result<TensorData, ExecutionError>>,
     held: Option<RequestedTensor>,
 }
@@ -78,11 +78,11 @@ struct RequestedTensor {
     tensor: Option<FloatTensor<Remote>>,
     exchange: Weak<Exchange>,
     number: u64,
-    by: ThreadId,
+    owner_thread: ThreadId,
     answered: bool,
 }
 
-impl PendingRead {
+impl ReadHandle {
     pub(crate) async fn answer(mut self) -> Result<TensorData, ExecutionError> {
         if let Some(held) = &self.held {
             held.send();
@@ -91,7 +91,7 @@ impl PendingRead {
         if let (Ok(_), Some(held)) = (&answer, &mut self.held) {
             held.answered = true;
         }
-        answer.unwrap_or_else(|_| Err(unanswered()))
+        answer.unwrap_or_else(|_| Err(no_reply_error()))
     }
 }
 
@@ -116,98 +116,106 @@ impl Drop for RequestedTensor {
         if !self.answered {
             // Cancels the read if it is still queued. If another thread is making
             // an op of it, this lock waits until the op is registered.
-            let _giving = exchange.giving();
+            let _giving = exchange.read_op_lock();
             let unsent = &mut exchange.lock().reads.unsent;
             unsent.retain(|read| read.number != self.number);
         }
-        if self.by != thread::current().id() {
-            let left = self.tensor.take().map(|tensor| (self.by, tensor));
-            exchange.lock().reads.left.extend(left);
+        if self.owner_thread != thread::current().id() {
+            let tensors_to_drop = self.tensor.take().map(|tensor| (self.owner_thread, tensor));
+            exchange
+                .lock()
+                .reads
+                .tensors_to_drop
+                .extend(tensors_to_drop);
         }
     }
 }
 
-fn unanswered() -> ExecutionError {
+fn no_reply_error() -> ExecutionError {
     ExecutionError::with_context("the read failed: the bridge to the leased device has ended")
 }
 
 impl Exchange {
     /// Reads a tensor and waits for its value.
     pub(crate) fn read(&self, tensor: FloatTensor<Remote>) -> Result<TensorData, ExecutionError> {
-        let requested = self.request_now(tensor);
+        let requested = self.submit_now(tensor);
         self.flush()?;
-        wait(requested.answer())
+        block_on(requested.answer())
     }
 
     /// Requests a tensor. The read is sent when its answer is awaited, or within
-    /// [`GATHER`].
-    pub(crate) fn request(self: &Arc<Self>, tensor: FloatTensor<Remote>) -> PendingRead {
+    /// [`BATCH_DELAY`].
+    pub(crate) fn request(self: &Arc<Self>, tensor: FloatTensor<Remote>) -> ReadHandle {
         let me = thread::current().id();
         let (mine, full) = {
-            let left = &mut self.lock().reads.left;
-            let mine: Vec<_> = left.extract_if(.., |(by, _)| *by == me).collect();
-            (mine, left.len() >= LEFT_TENSORS)
+            let tensors_to_drop = &mut self.lock().reads.tensors_to_drop;
+            let mine: Vec<_> = tensors_to_drop
+                .extract_if(.., |(owner_thread, _)| *owner_thread == me)
+                .collect();
+            (mine, tensors_to_drop.len() >= MAX_TENSORS_TO_DROP)
         };
         // Outside the lock: this registers drops with Burn's client, which may block.
         drop(mine);
         let requested = match full {
-            true => self.request_now(tensor),
-            false => self.leave(tensor, me),
+            true => self.submit_now(tensor),
+            false => self.queue(tensor, me),
         };
         // After the read was queued: a timer that finds no reads ends.
-        self.send_soon();
+        self.schedule_send();
         requested
     }
 
     /// Queues a read; gives all of them to Burn's client if there are enough.
-    fn leave(self: &Arc<Self>, tensor: FloatTensor<Remote>, by: ThreadId) -> PendingRead {
+    fn queue(self: &Arc<Self>, tensor: FloatTensor<Remote>, owner_thread: ThreadId) -> ReadHandle {
         let (answer, answered) = oneshot::channel();
         // `into_ir` of a clone does not release the tensor.
         let ir = tensor.clone().into_ir();
         let (number, full) = {
             let reads = &mut self.lock().reads;
             reads.number += 1;
-            reads.unsent.push(Read {
+            reads.unsent.push(QueuedRead {
                 number: reads.number,
                 tensor: ir,
                 answer,
             });
-            (reads.number, reads.unsent.len() >= WAITING_READS)
+            (reads.number, reads.unsent.len() >= MAX_QUEUED_READS)
         };
         if full {
-            self.deliver(None);
+            self.submit_reads(None);
         }
         let held = RequestedTensor {
             tensor: Some(tensor),
             exchange: Arc::downgrade(self),
             number,
-            by,
+            owner_thread,
             answered: false,
         };
-        PendingRead {
+        ReadHandle {
             answered,
             held: Some(held),
         }
     }
 
     /// Gives Burn's client this read and all queued ones.
-    fn request_now(&self, tensor: FloatTensor<Remote>) -> PendingRead {
+    fn submit_now(&self, tensor: FloatTensor<Remote>) -> ReadHandle {
         let (answer, answered) = oneshot::channel();
-        self.deliver(Some((tensor, answer)));
-        PendingRead {
+        self.submit_reads(Some((tensor, answer)));
+        ReadHandle {
             answered,
             held: None,
         }
     }
 
     /// Locked while queued reads become an op.
-    fn giving(&self) -> MutexGuard<'_, ()> {
-        self.giving.lock().unwrap_or_else(PoisonError::into_inner)
+    fn read_op_lock(&self) -> MutexGuard<'_, ()> {
+        self.read_op_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives Burn's client one op for all queued reads and `more`.
-    fn deliver(&self, more: Option<(FloatTensor<Remote>, Answer<TensorData>)>) {
-        let _giving = self.giving();
+    fn submit_reads(&self, more: Option<(FloatTensor<Remote>, Answer<TensorData>)>) {
+        let _giving = self.read_op_lock();
         let unsent = std::mem::take(&mut self.lock().reads.unsent);
         let unsent = unsent.into_iter().map(|read| (read.tensor, read.answer));
         let more = more.map(|(tensor, answer)| (tensor.into_ir(), answer));
@@ -217,7 +225,7 @@ impl Exchange {
         }
         let ticket = {
             let mut tickets = self.lock();
-            let ticket = tickets.next();
+            let ticket = tickets.new_ticket();
             tickets.requested.insert(ticket, (answers, Instant::now()));
             ticket
         };
@@ -245,26 +253,26 @@ impl Exchange {
 
     /// Has Burn's client send all queued reads.
     fn send(&self) {
-        self.deliver(None);
+        self.submit_reads(None);
         if self.flush().is_err() {
             // The readers get an error, as this drops their answers.
-            self.give_up_all();
+            self.drop_all();
         }
     }
 
-    /// Has another thread send the queued reads after [`GATHER`], unless they were
+    /// Has another thread send the queued reads after [`BATCH_DELAY`], unless they were
     /// sent by then.
-    fn send_soon(self: &Arc<Self>) {
-        if std::mem::replace(&mut self.lock().reads.due, true) {
+    fn schedule_send(self: &Arc<Self>) {
+        if std::mem::replace(&mut self.lock().reads.send_scheduled, true) {
             return;
         }
         let exchange = self.clone();
         self.runtime.spawn(async move {
-            tokio::time::sleep(GATHER).await;
-            if exchange.lock().reads.are_due() {
+            tokio::time::sleep(BATCH_DELAY).await;
+            if exchange.lock().reads.has_more_to_send() {
                 // `send` blocks until Burn's client accepts the flush.
                 let send = move || {
-                    while exchange.lock().reads.are_due() {
+                    while exchange.lock().reads.has_more_to_send() {
                         exchange.send();
                     }
                 };
@@ -274,16 +282,16 @@ impl Exchange {
     }
 }
 
-impl Reads {
-    /// Whether there are reads left to send. Clears `due` if not.
-    fn are_due(&mut self) -> bool {
-        self.due = self.unflushed || !self.unsent.is_empty();
-        self.due
+impl ReadQueue {
+    /// Whether there are reads left to send. Clears `send_scheduled` if not.
+    fn has_more_to_send(&mut self) -> bool {
+        self.send_scheduled = self.unflushed || !self.unsent.is_empty();
+        self.send_scheduled
     }
 
     /// Whether the read with this number may not have been sent yet.
     fn has_unsent(&self, number: u64) -> bool {
-        let unsent = |read: &Read| read.number == number;
+        let unsent = |read: &QueuedRead| read.number == number;
         self.unflushed || self.unsent.iter().any(unsent)
     }
 }

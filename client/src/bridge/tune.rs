@@ -11,7 +11,7 @@ const BATCH_OPS: usize = 64;
 /// Makes [`BATCH_OPS`] the default of this process, unless the program or its
 /// `burn.toml` has set another value, or Burn has read its configuration already,
 /// which can then not be changed any more.
-pub(super) fn send_in_batches() {
+pub(super) fn set_batch_size() {
     let config = BurnConfig::from_current_dir().override_from_env();
     let default = BurnConfig::default().remote().flush_threshold;
     if config.remote().flush_threshold != default {
@@ -32,11 +32,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_set_nothing_sends_in_batches() {
-        send_in_batches();
+    fn batch_size_is_the_default_of_an_unconfigured_program() {
+        set_batch_size();
         assert_eq!(BurnConfig::get().remote().flush_threshold, BATCH_OPS);
         // The first configuration that was set stays.
-        send_in_batches();
+        set_batch_size();
         assert!(!BurnConfig::try_set(BurnConfig::default()));
     }
 }

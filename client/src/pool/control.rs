@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tensord_proto::{
     credential::ClientCredential,
     ids::{LeaseId, RequestId},
-    text::{MESSAGE_CHARS, foreign},
+    text::{MESSAGE_CHARS, sanitize},
     v1::{
         CancelRequest, ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest,
         PoolMessage, ReleaseLease, Renewed, StatusReply, StatusRequest, client_message,
@@ -67,10 +67,10 @@ pub(crate) enum RequestEvent {
 
 /// What the pool reports about a lease.
 #[derive(Clone, Default)]
-pub(crate) struct LeaseWatch(Arc<Mutex<Watched>>);
+pub(crate) struct LeaseWatch(Arc<Mutex<LeaseStatus>>);
 
 #[derive(Default)]
-struct Watched {
+struct LeaseStatus {
     ended: Option<String>,
     sessions: Vec<Weak<Session>>,
 }
@@ -119,17 +119,17 @@ pub(crate) struct Control {
     /// The credential of which this client's id is the hash.
     credential: ClientCredential,
     requests: mpsc::Receiver<ControlRequest>,
-    waiting: HashMap<RequestId, PendingRequest>,
-    holding: HashMap<LeaseId, HeldLease>,
+    pending: HashMap<RequestId, PendingRequest>,
+    leases: HashMap<LeaseId, HeldLease>,
 }
 
-struct Stream {
+struct ControlStream {
     outbound: mpsc::Sender<ClientMessage>,
     inbound: Streaming<PoolMessage>,
 }
 
 /// Why a stream is no longer used.
-enum Ended {
+enum StreamEnd {
     Lost(String),
     Left,
 }
@@ -144,8 +144,8 @@ impl Control {
             url,
             credential,
             requests,
-            waiting: HashMap::new(),
-            holding: HashMap::new(),
+            pending: HashMap::new(),
+            leases: HashMap::new(),
         }
     }
 
@@ -162,8 +162,8 @@ impl Control {
         drop(connected);
         loop {
             match self.serve(stream).await {
-                Ended::Left => return,
-                Ended::Lost(reason) => {
+                StreamEnd::Left => return,
+                StreamEnd::Lost(reason) => {
                     warn!(
                         "lost the scheduler at {} ({reason}); leases go on",
                         self.url.authority()
@@ -173,7 +173,7 @@ impl Control {
             stream = loop {
                 match self.attach().await {
                     Ok(stream) => break stream,
-                    Err(_) if self.left_meanwhile().await => return,
+                    Err(_) if self.pause_and_serve().await => return,
                     Err(_) => {}
                 }
             };
@@ -181,36 +181,36 @@ impl Control {
         }
     }
 
-    async fn attach(&self) -> Result<Stream, ConnectError> {
+    async fn attach(&self) -> Result<ControlStream, ConnectError> {
         let attached = timeout(DEADLINE, self.try_attach()).await;
         attached.unwrap_or_else(|_| {
             let reason = format!("no answer within {DEADLINE:?}");
-            Err(ConnectError::Broken {
+            Err(ConnectError::CallFailed {
                 pool: self.url.authority(),
                 reason,
             })
         })
     }
 
-    async fn try_attach(&self) -> Result<Stream, ConnectError> {
+    async fn try_attach(&self) -> Result<ControlStream, ConnectError> {
         let pool = self.url.authority();
         let mut client = connect(&self.url).await?;
-        let (outbound, messages) = mpsc::channel(QUEUE + self.waiting.len());
+        let (outbound, messages) = mpsc::channel(QUEUE + self.pending.len());
         let hello = client_message::Body::Hello(ClientHello {
             hello: Some(version::hello()),
             client_id: self.credential.hash().client_id().0,
             credential: self.credential.reveal(),
             lease_tokens: self
-                .holding
+                .leases
                 .values()
-                .map(|holding| holding.token.clone())
+                .map(|held_lease| held_lease.token.clone())
                 .collect(),
         });
         // The queue is still empty, so this does not wait.
         let _ = outbound.try_send(message(hello));
-        for waiting in self.waiting.values() {
+        for pending in self.pending.values() {
             let _ = outbound.try_send(message(client_message::Body::Request(
-                waiting.request.clone(),
+                pending.request.clone(),
             )));
         }
         let request = authorised(ReceiverStream::new(messages), &self.url)?;
@@ -223,7 +223,7 @@ impl Control {
             .and_then(|message| message.body);
         let Some(pool_message::Body::Hello(hello)) = first else {
             let reason = "it did not answer the hello".into();
-            return Err(ConnectError::Broken { pool, reason });
+            return Err(ConnectError::CallFailed { pool, reason });
         };
         version::negotiate(&version::hello(), &hello.hello.unwrap_or_default()).map_err(|e| {
             ConnectError::Version {
@@ -231,36 +231,36 @@ impl Control {
                 reason: e.message,
             }
         })?;
-        Ok(Stream { outbound, inbound })
+        Ok(ControlStream { outbound, inbound })
     }
 
     /// Returns the messages that release dropped leases.
-    fn released(&mut self) -> Vec<client_message::Body> {
-        let released = self.holding.extract_if(|_, holding| holding.released);
+    fn release_messages(&mut self) -> Vec<client_message::Body> {
+        let released = self.leases.extract_if(|_, held_lease| held_lease.released);
         let release = |lease: LeaseId| ReleaseLease { lease_id: lease.0 };
         released
             .map(|(lease, _)| client_message::Body::Release(release(lease)))
             .collect()
     }
 
-    async fn serve(&mut self, mut stream: Stream) -> Ended {
+    async fn serve(&mut self, mut stream: ControlStream) -> StreamEnd {
         loop {
-            for body in self.released() {
+            for body in self.release_messages() {
                 if stream.outbound.send(message(body)).await.is_err() {
-                    return Ended::Lost("the stream ended".into());
+                    return StreamEnd::Lost("the stream ended".into());
                 }
             }
             tokio::select! {
                 received = timeout(SILENCE, stream.inbound.message()) => match received {
                     Ok(Ok(Some(received))) => self.on_message(received),
-                    Ok(Ok(None)) => return Ended::Lost("it closed the connection".into()),
-                    Ok(Err(status)) => return Ended::Lost(foreign(status.message(), MESSAGE_CHARS).to_string()),
-                    Err(_) => return Ended::Lost(format!("silent for {SILENCE:?}")),
+                    Ok(Ok(None)) => return StreamEnd::Lost("it closed the connection".into()),
+                    Ok(Err(status)) => return StreamEnd::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string()),
+                    Err(_) => return StreamEnd::Lost(format!("silent for {SILENCE:?}")),
                 },
-                request_control = self.requests.recv() => match self.requests(request_control) {
+                control_request = self.requests.recv() => match self.on_request(control_request) {
                     Ok(Some(body)) => {
                         if stream.outbound.send(message(body)).await.is_err() {
-                            return Ended::Lost("the stream ended".into());
+                            return StreamEnd::Lost("the stream ended".into());
                         }
                     }
                     Ok(None) => {}
@@ -268,25 +268,25 @@ impl Control {
                         leave(stream).await;
                         // The receiver may have given up waiting.
                         let _ = left.map(|left| left.send(()));
-                        return Ended::Left;
+                        return StreamEnd::Left;
                     }
                 },
             }
         }
     }
 
-    /// Handles `request_control`. Returns the messages to send for it, or the sender to use
+    /// Handles `control_request`. Returns the messages to send for it, or the sender to use
     /// when the client has left.
-    fn requests(
+    fn on_request(
         &mut self,
-        request_control: Option<ControlRequest>,
+        control_request: Option<ControlRequest>,
     ) -> Result<Option<client_message::Body>, Option<blocking::SyncSender<()>>> {
-        Ok(match request_control {
+        Ok(match control_request {
             None => return Err(None),
             Some(ControlRequest::Leave(left)) => return Err(Some(left)),
             Some(ControlRequest::Lease { request, events }) => {
                 let id = RequestId(request.request_id);
-                self.waiting.insert(
+                self.pending.insert(
                     id,
                     PendingRequest {
                         request: request.clone(),
@@ -296,13 +296,13 @@ impl Control {
                 Some(client_message::Body::Request(request))
             }
             Some(ControlRequest::Cancel(RequestId(request_id))) => {
-                self.waiting.remove(&RequestId(request_id));
+                self.pending.remove(&RequestId(request_id));
                 Some(client_message::Body::Cancel(CancelRequest { request_id }))
             }
             Some(ControlRequest::Release(lease)) => {
                 // A lease that is not in the table has ended already.
-                if let Some(holding) = self.holding.get_mut(&lease) {
-                    holding.released = true;
+                if let Some(held_lease) = self.leases.get_mut(&lease) {
+                    held_lease.released = true;
                 }
                 None
             }
@@ -311,14 +311,14 @@ impl Control {
 
     /// Handles requests during the pause between two attempts. Returns whether the client
     /// left.
-    async fn left_meanwhile(&mut self) -> bool {
+    async fn pause_and_serve(&mut self) -> bool {
         let pause = sleep(RETRY);
         tokio::pin!(pause);
         loop {
             tokio::select! {
                 () = &mut pause => return false,
-                request_control = self.requests.recv() => {
-                    if let Err(left) = self.requests(request_control) {
+                control_request = self.requests.recv() => {
+                    if let Err(left) = self.on_request(control_request) {
                         let _ = left.map(|left| left.send(()));
                         return true;
                     }
@@ -331,25 +331,25 @@ impl Control {
     fn on_message(&mut self, message: PoolMessage) {
         match message.body {
             Some(pool_message::Body::Queued(queued)) => {
-                if let Some(waiting) = self.waiting.get(&RequestId(queued.request_id)) {
-                    let _ = waiting.events.send(RequestEvent::Queued(queued.position));
+                if let Some(pending) = self.pending.get(&RequestId(queued.request_id)) {
+                    let _ = pending.events.send(RequestEvent::Queued(queued.position));
                 }
             }
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
             Some(pool_message::Body::Renewed(renewed)) => self.renewed(renewed),
             Some(pool_message::Body::Refused(refused)) => {
-                if let Some(waiting) = self.waiting.remove(&RequestId(refused.request_id)) {
+                if let Some(pending) = self.pending.remove(&RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
-                    let _ = waiting.events.send(RequestEvent::Refused(error));
+                    let _ = pending.events.send(RequestEvent::Refused(error));
                 }
             }
             Some(pool_message::Body::Ended(ended)) => {
-                if let Some(holding) = self.holding.remove(&LeaseId(ended.lease_id)) {
+                if let Some(held_lease) = self.leases.remove(&LeaseId(ended.lease_id)) {
                     let error = ended.error.unwrap_or_else(|| {
                         Error::new(ErrorCode::Lease, "the pool did not say why")
                     });
                     warn!("lease {} ended: {error}", LeaseId(ended.lease_id));
-                    holding.watch.end(&format!("the lease ended: {error}"));
+                    held_lease.watch.end(&format!("the lease ended: {error}"));
                 }
             }
             Some(pool_message::Body::Hello(_) | pool_message::Body::Beat(_)) | None => {}
@@ -358,8 +358,8 @@ impl Control {
 
     /// Stores a lease's new token. Open sessions do not need it.
     fn renewed(&mut self, renewed: Renewed) {
-        if let Some(holding) = self.holding.get_mut(&LeaseId(renewed.lease_id)) {
-            holding.token = renewed.token;
+        if let Some(held_lease) = self.leases.get_mut(&LeaseId(renewed.lease_id)) {
+            held_lease.token = renewed.token;
         }
     }
 
@@ -367,22 +367,22 @@ impl Control {
         let lease = LeaseId(granted.lease_id);
         let token = granted.token.clone();
         let watch = LeaseWatch::default();
-        let waiting = self.waiting.remove(&RequestId(granted.request_id));
+        let pending = self.pending.remove(&RequestId(granted.request_id));
         let on_message = RequestEvent::Granted(granted, watch.clone());
-        let taken = waiting.is_some_and(|waiting| waiting.events.send(on_message).is_ok());
+        let taken = pending.is_some_and(|pending| pending.events.send(on_message).is_ok());
         // A request that was cancelled meanwhile has its lease released.
         let released = !taken;
-        let holding = HeldLease {
+        let held_lease = HeldLease {
             token,
             watch,
             released,
         };
-        self.holding.insert(lease, holding);
+        self.leases.insert(lease, held_lease);
     }
 }
 
 /// Finishes the stream, so that the scheduler receives all messages sent before.
-async fn leave(stream: Stream) {
+async fn leave(stream: ControlStream) {
     drop(stream.outbound);
     let mut inbound = stream.inbound;
     while let Ok(Some(_)) = inbound.message().await {}

@@ -31,8 +31,8 @@ use crate::{
     bridge::Bridge,
     cohort::{Cohort, CohortMember},
     error::{ConnectError, LeaseError},
-    lease::{HeldDevice, Lease, LeaseRequest},
-    session::{Session, Target, drive},
+    lease::{Lease, LeaseDevice, LeaseRequest},
+    session::{Session, SessionTarget, drive},
 };
 
 /// How long a pool may take to answer at first.
@@ -42,13 +42,13 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long leaving may take; the pool finds out by itself if it takes longer.
-const GOODBYE: Duration = Duration::from_secs(1);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Threads that move bytes; the work itself is done elsewhere.
 const IO_THREADS: usize = 2;
 
 /// Questions on the way to the control task.
-const ASK_QUEUE: usize = 64;
+const CONTROL_QUEUE: usize = 64;
 
 /// Settings beyond the URL, for tests.
 #[derive(Debug, Clone, Default)]
@@ -64,7 +64,7 @@ pub struct Pool(Arc<Inner>);
 pub(crate) struct Inner {
     url: PoolUrl,
     dialer: Dialer,
-    request_control: mpsc::Sender<ControlRequest>,
+    control: mpsc::Sender<ControlRequest>,
     next_request: std::sync::atomic::AtomicU64,
     handle: Handle,
     /// Taken when dropped.
@@ -109,11 +109,11 @@ impl Pool {
             .thread_name("tensord-io")
             .enable_all()
             .build()?;
-        let (request_control, requests) = mpsc::channel(ASK_QUEUE);
+        let (control, requests) = mpsc::channel(CONTROL_QUEUE);
         let credential = ClientCredential::new(rand::random());
-        let control = Control::new(url.clone(), credential, requests);
+        let task = Control::new(url.clone(), credential, requests);
         let (connected, connects) = blocking::sync_channel(1);
-        runtime.spawn(control.run(connected));
+        runtime.spawn(task.run(connected));
         let mut dialer = Dialer::new(url.transport);
         if let Some(faults) = options.faults {
             dialer = dialer.with_faults(faults);
@@ -123,12 +123,12 @@ impl Pool {
         let inner = Inner {
             url,
             dialer,
-            request_control,
+            control,
             next_request: 1.into(),
             handle,
             runtime,
         };
-        let broken = |reason: &str| ConnectError::Broken {
+        let broken = |reason: &str| ConnectError::CallFailed {
             pool: inner.url.authority(),
             reason: reason.to_owned(),
         };
@@ -161,7 +161,7 @@ impl Pool {
             .unwrap_or_else(|_| {
                 let pool = self.0.url.authority();
                 let reason = format!("no status within {CONNECT_DEADLINE:?}");
-                Err(ConnectError::Broken { pool, reason })
+                Err(ConnectError::CallFailed { pool, reason })
             })
     }
 
@@ -174,7 +174,7 @@ impl Pool {
         let mut on_queued = request.on_queued;
         let id = self.0.new_request();
         let (events, on_message) = blocking::channel();
-        self.0.request_control(ControlRequest::Lease {
+        self.0.send_control(ControlRequest::Lease {
             request: v1::LeaseRequest {
                 request_id: id.0,
                 devices: request.devices,
@@ -212,7 +212,7 @@ impl Pool {
                     });
                 }
                 Err(blocking::RecvTimeoutError::Timeout) => {
-                    self.0.request_control(ControlRequest::Cancel(id))?;
+                    self.0.send_control(ControlRequest::Cancel(id))?;
                     let waited = begun.elapsed();
                     return Err(LeaseError::TimedOut { waited, position });
                 }
@@ -227,7 +227,7 @@ impl Pool {
         let mut lease = Lease {
             id: LeaseId(granted.lease_id),
             pool: self.0.clone(),
-            held: Vec::new(),
+            lease_devices: Vec::new(),
             bridge: None,
             watch,
         };
@@ -238,13 +238,13 @@ impl Pool {
                 cohort: cohort.clone(),
                 lease_rank,
             };
-            let (held, opening) = self.0.open_session(leased, granted, cohort_member)?;
-            lease.watch.add(&held.session);
-            lease.held.push(held);
+            let (lease_device, opening) = self.0.open_session(leased, granted, cohort_member)?;
+            lease.watch.add(&lease_device.session);
+            lease.lease_devices.push(lease_device);
             openings.push(opening);
         }
-        for (opening, held) in openings.into_iter().zip(&lease.held) {
-            let worker = || held.description.worker.clone();
+        for (opening, lease_device) in openings.into_iter().zip(&lease.lease_devices) {
+            let worker = || lease_device.description.worker.clone();
             let opened = opening.recv_timeout(OPEN_DEADLINE);
             let opened =
                 opened.unwrap_or_else(|_| Err(format!("no answer within {OPEN_DEADLINE:?}")));
@@ -267,16 +267,16 @@ impl Inner {
         RequestId(self.next_request.fetch_add(1, order))
     }
 
-    fn request_control(&self, request_control: ControlRequest) -> Result<(), LeaseError> {
+    fn send_control(&self, control_request: ControlRequest) -> Result<(), LeaseError> {
         // The control task takes these as they come; a full queue means that
         // this process asks for dozens of leases at once.
-        let mut request_control = request_control;
+        let mut control_request = control_request;
         for _ in 0..1000 {
-            match self.request_control.try_send(request_control) {
+            match self.control.try_send(control_request) {
                 Ok(()) => return Ok(()),
                 Err(mpsc::error::TrySendError::Closed(_)) => return Err(LeaseError::Closed),
                 Err(mpsc::error::TrySendError::Full(back)) => {
-                    request_control = back;
+                    control_request = back;
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -289,7 +289,7 @@ impl Inner {
         leased: &v1::LeasedDevice,
         granted: &v1::Granted,
         cohort_member: CohortMember,
-    ) -> Result<(HeldDevice, Opening), LeaseError> {
+    ) -> Result<(LeaseDevice, Opening), LeaseError> {
         let worker = leased.worker.clone().unwrap_or_default();
         let unusable = |reason: &str| LeaseError::Worker {
             worker: worker.name.clone(),
@@ -300,7 +300,7 @@ impl Inner {
         let session = Session::new(SessionId(rand::rng().next_u64()), cohort_member);
         let device = TensordDevice::register(session.clone())
             .ok_or_else(|| unusable("this process has leased 65,536 devices; restart it"))?;
-        let target = Target {
+        let target = SessionTarget {
             dialer: self.dialer.clone(),
             worker: worker.name.clone(),
             address: worker.address,
@@ -319,27 +319,27 @@ impl Inner {
             let _ = events.send(opened);
         });
         let registration = TensordClient::register(device);
-        let held = HeldDevice {
+        let lease_device = LeaseDevice {
             device,
             session,
             description: leased.into(),
             _registration: registration,
         };
-        Ok((held, opening))
+        Ok((lease_device, opening))
     }
 
     /// Gives a lease back. Best effort: the pool takes it back by itself when
     /// this process is gone.
     pub(crate) fn release(&self, lease: LeaseId) {
-        let _ = self.request_control(ControlRequest::Release(lease));
+        let _ = self.send_control(ControlRequest::Release(lease));
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         let (events, on_message) = blocking::sync_channel(1);
-        if self.request_control(ControlRequest::Leave(events)).is_ok() {
-            let _ = on_message.recv_timeout(GOODBYE);
+        if self.send_control(ControlRequest::Leave(events)).is_ok() {
+            let _ = on_message.recv_timeout(LEAVE_TIMEOUT);
         }
         let runtime = self
             .runtime

@@ -13,7 +13,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use tensord_transport::LinkSender;
 
-use super::{DriverState, Session, State, Track, wire::NextFrames};
+use super::{DriverWait, Session, State, Track, wire::NextFrames};
 
 /// How often a borrower looks for frames to send: once for its own request and the ops
 /// before it, and a few times more for what other threads recorded meanwhile.
@@ -33,7 +33,7 @@ impl Session {
         let waiting = std::mem::take(&mut state.driver);
         // The driver takes this lock first when it wakes.
         drop(state);
-        if waiting != DriverState::No && !self.send_pending(waiting == DriverState::ForAny) {
+        if waiting != DriverWait::No && !self.send_pending(waiting == DriverWait::ForFramesOrAcks) {
             self.wake.notify_one();
         }
     }
@@ -77,7 +77,7 @@ enum SenderSlot<'a> {
     /// Not lent, because its track or carrier does not allow that.
     Kept(LinkSender),
     /// The driver has taken it back.
-    Back,
+    Returned,
 }
 
 impl<'a> LentSender<'a> {
@@ -90,12 +90,12 @@ impl<'a> LentSender<'a> {
     }
 
     pub(super) fn back(mut self) -> LinkSender {
-        match std::mem::replace(&mut self.0, SenderSlot::Back) {
+        match std::mem::replace(&mut self.0, SenderSlot::Returned) {
             SenderSlot::Lent(session) => {
                 session.lent_sender().take().expect("nobody else takes it")
             }
             SenderSlot::Kept(sender) => sender,
-            SenderSlot::Back => unreachable!("it can be taken once"),
+            SenderSlot::Returned => unreachable!("it can be taken once"),
         }
     }
 }

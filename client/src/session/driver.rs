@@ -23,8 +23,8 @@ use tracing::{debug, info, warn};
 use super::{
     Session, Track,
     direct_send::LentSender,
-    values::Delivery,
-    wire::{Ended, NextFrames},
+    pending_reads::Delivery,
+    wire::{ConnectionEnd, NextFrames},
 };
 
 /// How long one attempt to connect may take.
@@ -32,38 +32,38 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 
 /// A connection on which nothing is received for this long is lost; workers send at least
 /// a ping each second.
-const SILENCE: Duration = Duration::from_secs(4);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A worker from which nothing was received for this long is given up. With the time
 /// until silence is noticed, the error comes within 10 s of the cause.
-const GIVE_UP: Duration = Duration::from_secs(8);
+const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Pause between attempts.
-const RETRY: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// How long a driver with nothing to send waits before it sends a ping.
-const BEAT: Duration = Duration::from_secs(1);
+const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a few ops wait for more: the resolution of the timer. The program does not
 /// wait for these ops, as a read or the end of a series of all-reduces would have sent
 /// them.
-const GATHER: Duration = Duration::from_millis(1);
+const BATCH_DELAY: Duration = Duration::from_millis(1);
 
-/// [`GATHER`] doubles up to this with each time that a few ops were sent since the last
+/// [`BATCH_DELAY`] doubles up to this with each time that a few ops were sent since the last
 /// urgent item: the worker is busy then, and a frame costs it more than an op.
-const GATHER_MOST: Duration = Duration::from_millis(4);
+const MAX_BATCH_DELAY: Duration = Duration::from_millis(4);
 
 /// How long an ack waits for a frame that can carry it.
 const ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Limit on the number of frames processed before their replies are delivered.
-const ROW: usize = 256;
+const MAX_FRAMES_PER_BATCH: usize = 256;
 
 /// How long a closed session may take to send its last frames.
-const GOODBYE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a session connects to.
-pub(crate) struct Target {
+pub(crate) struct SessionTarget {
     pub(crate) dialer: Dialer,
     pub(crate) worker: String,
     pub(crate) address: String,
@@ -77,25 +77,25 @@ pub(crate) struct Target {
 /// connection.
 pub(crate) fn drive(
     session: Arc<Session>,
-    target: Target,
+    target: SessionTarget,
     opened: oneshot::Sender<Result<(), String>>,
 ) -> impl Future<Output = ()> {
-    let driven = Driven(session);
+    let driven = DriverGuard(session);
     async move {
-        let Driven(session) = &driven;
+        let DriverGuard(session) = &driven;
         let target = Arc::new(target);
         // Aborted when this task ends.
         let mut bulk = JoinSet::new();
-        bulk.spawn(drive_bulk(Driven(session.clone()), target.clone()));
+        bulk.spawn(drive_bulk(DriverGuard(session.clone()), target.clone()));
         keep_connected(session, &target, Track::Ops, Some(opened)).await;
     }
 }
 
 /// A session that has a driver. Without one, pending requests would get no reply, so the
 /// session fails when this is dropped.
-struct Driven(Arc<Session>);
+struct DriverGuard(Arc<Session>);
 
-impl Drop for Driven {
+impl Drop for DriverGuard {
     fn drop(&mut self) {
         self.0.fail(match std::thread::panicking() {
             true => "its driver panicked, which is a bug of tensord's; please report it",
@@ -105,8 +105,8 @@ impl Drop for Driven {
 }
 
 /// Keeps the session's second track connected, once there are bulk bytes.
-async fn drive_bulk(driven: Driven, target: Arc<Target>) {
-    let Driven(session) = &driven;
+async fn drive_bulk(driven: DriverGuard, target: Arc<SessionTarget>) {
+    let DriverGuard(session) = &driven;
     while !session.lock().has_bulk {
         session.wake_bulk.notified().await;
     }
@@ -116,7 +116,7 @@ async fn drive_bulk(driven: Driven, target: Arc<Target>) {
 /// Keeps a track connected until the session is over.
 async fn keep_connected(
     session: &Session,
-    target: &Target,
+    target: &SessionTarget,
     track: Track,
     mut opened: Option<oneshot::Sender<Result<(), String>>>,
 ) {
@@ -124,9 +124,10 @@ async fn keep_connected(
     let mut resume = false;
     while track == Track::Ops || !session.is_over() {
         // A try must not outlast the time in which a worker is given up.
-        let until = last_received + GIVE_UP;
+        let until = last_received + WORKER_TIMEOUT;
         let connected = timeout_at(until, connect(session, target, track, resume)).await;
-        let ended = match connected.unwrap_or_else(|_| Err(Ended::Lost("no answer".into()))) {
+        let ended = match connected.unwrap_or_else(|_| Err(ConnectionEnd::Lost("no answer".into())))
+        {
             Ok(link) => {
                 last_received = Instant::now();
                 let (worker, carrier) = (&target.worker, link.carrier);
@@ -145,17 +146,19 @@ async fn keep_connected(
             Err(ended) => ended,
         };
         let reason = match ended {
-            Ended::Over(reason) => reason,
-            Ended::Broke(rule) => format!(
+            ConnectionEnd::Over(reason) => reason,
+            ConnectionEnd::BrokeRule(rule) => format!(
                 "worker {} at {} broke the protocol: {rule}",
                 target.worker, target.address
             ),
-            Ended::Lost(reason) if last_received.elapsed() < GIVE_UP && !session.is_over() => {
+            ConnectionEnd::Lost(reason)
+                if last_received.elapsed() < WORKER_TIMEOUT && !session.is_over() =>
+            {
                 debug!(session = %session.id, ?track, worker = target.worker, "no connection: {reason}");
-                sleep(RETRY).await;
+                sleep(RETRY_DELAY).await;
                 continue;
             }
-            Ended::Lost(reason) => {
+            ConnectionEnd::Lost(reason) => {
                 format!(
                     "worker {} at {} is lost ({reason})",
                     target.worker, target.address
@@ -175,11 +178,11 @@ async fn keep_connected(
 
 async fn connect(
     session: &Session,
-    target: &Target,
+    target: &SessionTarget,
     track: Track,
     resume: bool,
-) -> Result<Link, Ended> {
-    let lost = |e: &dyn std::fmt::Display| Ended::Lost(e.to_string());
+) -> Result<Link, ConnectionEnd> {
+    let lost = |e: &dyn std::fmt::Display| ConnectionEnd::Lost(e.to_string());
     let (dialer, address, trust) = (&target.dialer, &target.address, &target.trust);
     let dialled = match track {
         Track::Ops => dialer.dial(address, trust, DIAL_DEADLINE).await,
@@ -202,20 +205,30 @@ async fn connect(
         .await
         .map_err(|e| lost(&e))?;
     let answer = timeout(DIAL_DEADLINE, link.receiver.recv()).await;
-    let answer = answer.map_err(|_| Ended::Lost("no answer to the opening".into()))?;
+    let answer = answer.map_err(|_| ConnectionEnd::Lost("no answer to the opening".into()))?;
     let answer = answer.map_err(|e| lost(&e))?;
-    let answer = answer.ok_or_else(|| Ended::Lost("closed before an answer".into()))?;
-    let over = |e: &dyn std::fmt::Display| Ended::Over(format!("worker {}: {e}", target.worker));
-    let answer = duplex::decode(answer).map_err(|e| Ended::Broke(e.to_string()))?;
+    let answer = answer.ok_or_else(|| ConnectionEnd::Lost("closed before an answer".into()))?;
+    let over =
+        |e: &dyn std::fmt::Display| ConnectionEnd::Over(format!("worker {}: {e}", target.worker));
+    let answer = duplex::decode(answer).map_err(|e| ConnectionEnd::BrokeRule(e.to_string()))?;
     match answer.body {
         Some(Body::Opened(opened)) => session.opened(track, opened).map_err(|e| over(&e))?,
         Some(Body::Rejected(rejected)) => return Err(over(&rejected.error.unwrap_or_default())),
-        _ => return Err(Ended::Broke("it did not answer the opening".into())),
+        _ => {
+            return Err(ConnectionEnd::BrokeRule(
+                "it did not answer the opening".into(),
+            ));
+        }
     }
     Ok(link)
 }
 
-async fn pump(session: &Session, track: Track, link: Link, last_received: &mut Instant) -> Ended {
+async fn pump(
+    session: &Session,
+    track: Track,
+    link: Link,
+    last_received: &mut Instant,
+) -> ConnectionEnd {
     let Link {
         sender, receiver, ..
     } = link;
@@ -230,11 +243,11 @@ async fn read(
     track: Track,
     mut receiver: LinkReceiver,
     last_received: &mut Instant,
-) -> Ended {
+) -> ConnectionEnd {
     let mut deliveries = Vec::new();
     loop {
-        let Ok(mut next) = timeout(SILENCE, receiver.recv()).await else {
-            return Ended::Lost(format!("silent for {SILENCE:?}"));
+        let Ok(mut next) = timeout(SILENCE_TIMEOUT, receiver.recv()).await else {
+            return ConnectionEnd::Lost(format!("silent for {SILENCE_TIMEOUT:?}"));
         };
         // Those that came together are handed out together: whoever waits for many
         // values, one after the other, is then woken once.
@@ -242,17 +255,19 @@ async fn read(
         let ended = loop {
             let frame = match next {
                 Ok(Some(frame)) => frame,
-                Ok(None) => break Some(Ended::Lost("finished by the worker".into())),
+                Ok(None) => break Some(ConnectionEnd::Lost("finished by the worker".into())),
                 // Another connection would bring it again.
-                Err(e @ LinkError::TooLarge(_)) => break Some(Ended::Broke(e.to_string())),
-                Err(e) => break Some(Ended::Lost(e.to_string())),
+                Err(e @ LinkError::TooLarge(_)) => {
+                    break Some(ConnectionEnd::BrokeRule(e.to_string()));
+                }
+                Err(e) => break Some(ConnectionEnd::Lost(e.to_string())),
             };
             *last_received = Instant::now();
-            if let Err(ended) = take(session, track, frame, &mut deliveries) {
+            if let Err(ended) = receive_frame(session, track, frame, &mut deliveries) {
                 break Some(ended);
             }
             row += 1;
-            if row == ROW {
+            if row == MAX_FRAMES_PER_BATCH {
                 break None;
             }
             next = match receiver.arrived() {
@@ -268,12 +283,12 @@ async fn read(
     }
 }
 
-fn take(
+fn receive_frame(
     session: &Session,
     track: Track,
     frame: Bytes,
     deliveries: &mut Vec<Delivery>,
-) -> Result<(), Ended> {
+) -> Result<(), ConnectionEnd> {
     let counter = &session.counters.down;
     counter.fetch_add(frame.len() as u64, Ordering::Relaxed);
     session.receive(track, frame, deliveries)
@@ -283,7 +298,7 @@ async fn write(
     session: &Session,
     track: Track,
     mut sender: LinkSender,
-) -> Result<Infallible, Ended> {
+) -> Result<Infallible, ConnectionEnd> {
     // When few ops have waited long enough, if some do.
     let mut gathered_at: Option<Instant> = None;
     let mut rested = false;
@@ -296,18 +311,18 @@ async fn write(
                 continue;
             }
             NextFrames::Few(before) => {
-                let gather = GATHER_MOST.min(GATHER * (1 << before.min(8)));
+                let gather = MAX_BATCH_DELAY.min(BATCH_DELAY * (1 << before.min(8)));
                 let until = *gathered_at.get_or_insert_with(|| Instant::now() + gather);
                 (sender, _) = wait_until(session, track, sender, until).await?;
                 continue;
             }
-            NextFrames::Nothing if rested => BEAT,
+            NextFrames::Nothing if rested => PING_INTERVAL,
             // What comes meanwhile need not wake it for an ack: it will look by itself,
             // and most answers are soon followed by the next request.
             NextFrames::PendingAck | NextFrames::Nothing => ACK_DELAY,
             NextFrames::Goodbye => {
-                sleep(GOODBYE).await;
-                return Err(Ended::Over("closed".into()));
+                sleep(CLOSE_TIMEOUT).await;
+                return Err(ConnectionEnd::Over("closed".into()));
             }
         };
         // Without credit, too, ops are gathered.
@@ -332,7 +347,7 @@ async fn wait_until(
     track: Track,
     sender: LinkSender,
     until: Instant,
-) -> Result<(LinkSender, bool), Ended> {
+) -> Result<(LinkSender, bool), ConnectionEnd> {
     let lent_sender = LentSender::new(session, track, sender);
     let woken = timeout_at(until, session.wake_of(track).notified()).await;
     let mut sender = lent_sender.back();
@@ -345,8 +360,8 @@ async fn send(
     session: &Session,
     sender: &mut LinkSender,
     frames: &[[Bytes; 3]],
-) -> Result<(), Ended> {
+) -> Result<(), ConnectionEnd> {
     session.count_up(frames);
     let sent = sender.send_all(frames).await;
-    sent.map_err(|e| Ended::Lost(e.to_string()))
+    sent.map_err(|e| ConnectionEnd::Lost(e.to_string()))
 }

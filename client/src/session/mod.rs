@@ -8,14 +8,14 @@
 //! thread that reads or syncs while the driver waits sends in the driver's place
 //! ([`direct_send`]).
 
-mod blobs;
 mod direct_send;
 mod driver;
 mod op_buffer;
+mod pending_reads;
 #[cfg(test)]
 mod tests;
+mod upload_cache;
 mod uploads;
-mod values;
 mod wire;
 
 use std::{
@@ -37,11 +37,11 @@ use tensord_proto::{
 use tensord_transport::{LinkSender, duplex::Duplex};
 use tokio::sync::{Notify, oneshot};
 
-pub(crate) use self::driver::{Target, drive};
+pub(crate) use self::driver::{SessionTarget, drive};
 use self::{
-    blobs::Blobs,
     op_buffer::{FrameEncoder, Item, OpBuffer},
-    values::Values,
+    pending_reads::PendingReads,
+    upload_cache::UploadCache,
 };
 use crate::cohort::CohortMember;
 
@@ -54,7 +54,7 @@ const OUTBOX_BYTES: usize = 32 << 20;
 const EAGER_OPS: usize = 512;
 
 /// Limit on the number of recorded items that are not encoded yet: some megabytes.
-const RECORDED_ITEMS: usize = 4096;
+const MAX_RECORDED_ITEMS: usize = 4096;
 
 /// Bytes of replies that the worker may send. There is no limit, as it sends only what was
 /// requested.
@@ -68,7 +68,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
 
 /// Bytes sent and received.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct ByteCounters {
     pub(crate) up: AtomicU64,
     pub(crate) down: AtomicU64,
     /// The bytes of tensors among them, sent; the next field has those received.
@@ -99,7 +99,7 @@ pub(crate) struct Session {
     wake: Notify,
     wake_bulk: Notify,
     next_tensor: AtomicU64,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ByteCounters,
 }
 
 struct State {
@@ -111,43 +111,43 @@ struct State {
     urgent: bool,
     /// How often fewer than [`EAGER_OPS`] were sent because no more came in time, since the
     /// last urgent item.
-    sent_few: u32,
-    blobs: Blobs,
+    small_batches: u32,
+    upload_cache: UploadCache,
     next_request: u64,
-    values: Values,
+    pending_reads: PendingReads,
     syncs: HashMap<u64, Answer<()>>,
-    driver: DriverState,
+    driver: DriverWait,
     /// Whether the session needs the bulk track.
     has_bulk: bool,
     profile: Option<DeviceProfile>,
     /// Why the session is over, once it is.
-    end: Option<End>,
+    end: Option<SessionEnd>,
 }
 
 /// What the driver waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum DriverState {
+enum DriverWait {
     /// It does not wait, and will look at the state by itself.
     #[default]
     No,
     /// A frame to send. After [`driver`]'s `ACK_DELAY` it checks for acks by itself.
-    ForWork,
+    ForFrames,
     /// A frame or an ack to send.
-    ForAny,
+    ForFramesOrAcks,
     /// More ops than the few that are recorded, for a moment.
-    ForMore,
+    ForMoreOps,
 }
 
 /// Why a session is over.
 #[derive(Debug, Clone)]
-pub(crate) enum End {
+pub(crate) enum SessionEnd {
     /// The program has dropped the lease.
     Closed,
     /// The session failed for this reason.
     Failed(String),
 }
 
-impl End {
+impl SessionEnd {
     fn error(&self) -> ExecutionError {
         ExecutionError::with_context(match self {
             Self::Closed => "the lease was dropped, and its devices with it".to_owned(),
@@ -167,12 +167,12 @@ impl Session {
                 bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
                 op_buffer: OpBuffer::default(),
                 urgent: false,
-                sent_few: 0,
-                blobs: Blobs::default(),
+                small_batches: 0,
+                upload_cache: UploadCache::default(),
                 next_request: 1,
-                values: Values::default(),
+                pending_reads: PendingReads::default(),
                 syncs: HashMap::new(),
-                driver: DriverState::No,
+                driver: DriverWait::No,
                 has_bulk: false,
                 profile: None,
                 end: None,
@@ -183,7 +183,7 @@ impl Session {
             wake: Notify::new(),
             wake_bulk: Notify::new(),
             next_tensor: AtomicU64::new(1),
-            counters: Counters::default(),
+            counters: ByteCounters::default(),
         })
     }
 
@@ -231,7 +231,7 @@ impl Session {
         }
         match state.driver {
             // The driver wakes by itself in a moment, and sends what was recorded until then.
-            DriverState::ForMore if state.has_few() => {}
+            DriverWait::ForMoreOps if state.has_only_few_ops() => {}
             _ => self.wake(state),
         }
     }
@@ -302,12 +302,12 @@ impl Session {
         tensor: &TensorIr,
     ) -> oneshot::Receiver<Result<TensorData, ExecutionError>> {
         let (answer, answered) = oneshot::channel();
-        self.answer(vec![(tensor.clone(), answer)]);
+        self.read_many(vec![(tensor.clone(), answer)]);
         answered
     }
 
     /// Requests the data of tensors; each goes to its `Answer`.
-    pub(crate) fn answer(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
+    pub(crate) fn read_many(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
         let mut reads = reads.into_iter();
         let mut state = self.lock();
         if let Some(end) = &state.end {
@@ -319,7 +319,7 @@ impl Session {
             let mut tensors = Vec::with_capacity(reads.len().min(MAX_READS_PER_FRAME));
             for (tensor, answer) in reads.by_ref().take(MAX_READS_PER_FRAME) {
                 let request_id = state.request();
-                if state.values.expect(request_id, &tensor, answer) {
+                if state.pending_reads.expect(request_id, &tensor, answer) {
                     self.want_bulk(&mut state);
                 }
                 tensors.push(encode_tensor(&tensor));
@@ -338,7 +338,7 @@ impl Session {
         let mut state = self.lock();
         match &state.end {
             // Recorded ops are still sent, and a closed session has no reply to wait for.
-            Some(End::Closed) => drop(answer.send(Ok(()))),
+            Some(SessionEnd::Closed) => drop(answer.send(Ok(()))),
             Some(end) => drop(answer.send(Err(end.error()))),
             None => {
                 let request_id = state.request();
@@ -368,23 +368,23 @@ impl Session {
     /// Returns why the session failed, if it did.
     pub(crate) fn failure(&self) -> Option<String> {
         match &self.lock().end {
-            Some(End::Failed(reason)) => Some(reason.clone()),
-            Some(End::Closed) | None => None,
+            Some(SessionEnd::Failed(reason)) => Some(reason.clone()),
+            Some(SessionEnd::Closed) | None => None,
         }
     }
 
     /// Ends the session after the recorded ops.
     pub(crate) fn close(&self) {
         self.push(Body::Close(Close {}));
-        self.end(End::Closed);
+        self.end(SessionEnd::Closed);
     }
 
     /// Ends the session; pending reads and syncs fail with `reason`.
     pub(crate) fn fail(&self, reason: impl Into<String>) {
-        self.end(End::Failed(reason.into()));
+        self.end(SessionEnd::Failed(reason.into()));
     }
 
-    fn end(&self, end: End) {
+    fn end(&self, end: SessionEnd) {
         let (reads, syncs) = {
             let mut state = self.lock();
             if state.end.is_some() {
@@ -392,7 +392,7 @@ impl Session {
             }
             state.end = Some(end.clone());
             (
-                std::mem::take(&mut state.values),
+                std::mem::take(&mut state.pending_reads),
                 std::mem::take(&mut state.syncs),
             )
         };
@@ -417,12 +417,12 @@ impl Session {
     /// Queues a frame that makes a tensor.
     fn push_tensor(&self, id: TensorId, body: Body) {
         let mut state = self.lock();
-        state.queue(Item::Made(id, body));
+        state.queue(Item::NewTensor(id, body));
         self.wake(state);
     }
 
     fn wake(&self, mut state: MutexGuard<'_, State>) {
-        let waits = state.driver_waits();
+        let waits = state.take_driver_wait();
         // The driver takes this lock first when it wakes.
         drop(state);
         if waits {
@@ -433,7 +433,7 @@ impl Session {
     fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         // The driver bounds the wait: it makes room or ends the session.
         while state.is_full() && state.end.is_none() {
-            if state.driver_waits() {
+            if state.take_driver_wait() {
                 self.wake.notify_one();
             }
             state = self
@@ -460,19 +460,19 @@ impl State {
 
     /// Clears the driver's waiting state and returns whether it was waiting; the caller must
     /// then wake it.
-    fn driver_waits(&mut self) -> bool {
-        std::mem::take(&mut self.driver) != DriverState::No
+    fn take_driver_wait(&mut self) -> bool {
+        std::mem::take(&mut self.driver) != DriverWait::No
     }
 
     /// Returns whether the program must wait before it records more.
     fn is_full(&self) -> bool {
-        self.op_buffer.len() >= RECORDED_ITEMS
+        self.op_buffer.len() >= MAX_RECORDED_ITEMS
             || self.duplex.outbox().is_full()
             || self.bulk.outbox().is_full()
     }
 
     /// Returns whether there are only a few ops to send, and none of them urgent.
-    fn has_few(&self) -> bool {
+    fn has_only_few_ops(&self) -> bool {
         !self.urgent && (1..EAGER_OPS).contains(&self.op_buffer.len())
     }
 
@@ -492,6 +492,6 @@ impl State {
 /// Returns a session that is closed from the start, for a device without a lease.
 pub(crate) fn closed() -> Arc<Session> {
     let session = Session::new(SessionId(0), CohortMember::default());
-    session.end(End::Closed);
+    session.end(SessionEnd::Closed);
     session
 }

@@ -12,10 +12,10 @@ use tensord_proto::{
 
 /// Limit on the number of ops in a frame: some milliseconds of work for a worker, which
 /// starts on them while the next are encoded.
-const CUT_OPS: u32 = 4096;
+const MAX_FRAME_OPS: u32 = 4096;
 
 /// Size in bytes at which a frame is complete.
-const CUT_BYTES: usize = 48 << 10;
+const TARGET_FRAME_BYTES: usize = 48 << 10;
 
 /// The items that a program recorded, in order.
 ///
@@ -54,7 +54,7 @@ pub(super) enum Item {
     /// A frame.
     Frame(Body),
     /// A frame that makes a tensor.
-    Made(TensorId, Body),
+    NewTensor(TensorId, Body),
 }
 
 /// Encodes what a session recorded. Each item is encoded once, in order, because the
@@ -87,7 +87,7 @@ impl FrameEncoder {
             self.item(item, &mut bodies);
         }
         self.ops(&taken.ops[encoded..], &mut bodies);
-        self.cut(&mut bodies);
+        self.finish_frame(&mut bodies);
         taken.ops.clear();
         self.taken = taken;
         bodies
@@ -106,11 +106,11 @@ impl FrameEncoder {
                 self.op(&OperationIr::Init(InitOperationIr { out }), bodies);
             }
             Item::Frame(body) => {
-                self.cut(bodies);
+                self.finish_frame(bodies);
                 bodies.push(body);
             }
-            Item::Made(id, body) => {
-                self.cut(bodies);
+            Item::NewTensor(id, body) => {
+                self.finish_frame(bodies);
                 bodies.push(body);
                 // The worker's decoder counts the tensor at the same point.
                 self.encoder.note_tensor(id);
@@ -122,12 +122,12 @@ impl FrameEncoder {
         self.encoder.encode(op, &mut self.ops);
         self.count += 1;
         let bytes = self.ops.len() + self.contents.len();
-        if bytes >= CUT_BYTES || self.count >= CUT_OPS || self.encoder.is_full() {
-            self.cut(bodies);
+        if bytes >= TARGET_FRAME_BYTES || self.count >= MAX_FRAME_OPS || self.encoder.is_full() {
+            self.finish_frame(bodies);
         }
     }
 
-    fn cut(&mut self, bodies: &mut Vec<Body>) {
+    fn finish_frame(&mut self, bodies: &mut Vec<Body>) {
         if self.count > 0 {
             self.encoder.finish(&mut self.ops);
             bodies.push(Body::Ops(Ops {

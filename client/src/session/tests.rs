@@ -42,7 +42,7 @@ fn record(session: &Session, count: usize) {
 }
 
 /// What the driver finds, in a word, and what it sends to `worker`.
-fn look(session: &Session, worker: &mut Duplex, patient: bool, rested: bool) -> String {
+fn poll_driver(session: &Session, worker: &mut Duplex, patient: bool, rested: bool) -> String {
     match session.next_to_send(Track::Ops, patient, rested) {
         NextFrames::Frames(frames) => {
             for parts in &frames {
@@ -51,7 +51,7 @@ fn look(session: &Session, worker: &mut Duplex, patient: bool, rested: bool) -> 
             format!("{} frames", frames.len())
         }
         NextFrames::Few(before) => format!("few after {before}"),
-        NextFrames::PendingAck => "news".into(),
+        NextFrames::PendingAck => "pending ack".into(),
         NextFrames::Nothing => "nothing".into(),
         NextFrames::Goodbye => "goodbye".into(),
     }
@@ -77,48 +77,53 @@ fn answer(session: &Session, worker: &mut Duplex, request_id: u64) {
     let mut deliveries = Vec::new();
     let received = session.receive(Track::Ops, frame, &mut deliveries);
     assert!(received.is_ok());
-    deliveries.into_iter().for_each(values::Delivery::deliver);
+    deliveries
+        .into_iter()
+        .for_each(pending_reads::Delivery::deliver);
 }
 
 #[test]
-fn few_ops_wait_for_more_and_longer_each_time_until_something_is_urgent() {
+fn small_batches_back_off_until_an_urgent_item() {
     let (session, mut worker) = pair();
-    let mut look = |patient| look(&session, &mut worker, patient, false);
+    let mut next = |patient| poll_driver(&session, &mut worker, patient, false);
     record(&session, 3);
-    assert_eq!(look(true), "few after 0");
+    assert_eq!(next(true), "few after 0");
     record(&session, 3);
-    assert_eq!(look(true), "few after 0");
-    assert_eq!(look(false), "1 frames");
-    assert_eq!(look(true), "nothing");
+    assert_eq!(next(true), "few after 0");
+    assert_eq!(next(false), "1 frames");
+    assert_eq!(next(true), "nothing");
     record(&session, 1);
-    assert_eq!(look(true), "few after 1");
+    assert_eq!(next(true), "few after 1");
     record(&session, EAGER_OPS - 1);
-    assert_eq!(look(true), "1 frames");
+    assert_eq!(next(true), "1 frames");
     record(&session, 1);
-    assert_eq!(look(true), "few after 1");
-    assert_eq!(look(false), "1 frames");
+    assert_eq!(next(true), "few after 1");
+    assert_eq!(next(false), "1 frames");
     record(&session, 1);
-    assert_eq!(look(true), "few after 2");
+    assert_eq!(next(true), "few after 2");
     let _sync = session.sync();
-    assert_eq!(look(true), "2 frames");
+    assert_eq!(next(true), "2 frames");
     record(&session, 1);
-    assert_eq!(look(true), "few after 0");
+    assert_eq!(next(true), "few after 0");
 }
 
 #[test]
-fn an_answer_wakes_a_driver_only_for_an_ack_that_it_would_not_see() {
+fn reply_wakes_driver_only_if_it_does_not_poll_for_acks() {
     let (session, mut worker) = pair();
     let mut answers = Vec::new();
     for (number, rested) in [(1, false), (2, true), (3, false)] {
         let read = tensor(session.new_tensor(), TensorStatus::ReadOnly);
         answers.push(session.read(&read));
-        assert_eq!(look(&session, &mut worker, true, false), "1 frames");
-        assert_eq!(look(&session, &mut worker, true, rested), "nothing");
+        assert_eq!(poll_driver(&session, &mut worker, true, false), "1 frames");
+        assert_eq!(poll_driver(&session, &mut worker, true, rested), "nothing");
         answer(&session, &mut worker, number);
-        let woken = session.lock().driver == DriverState::No;
+        let woken = session.lock().driver == DriverWait::No;
         assert_eq!(woken, rested, "read {number}");
         // The ack rides on the next read's frame, or goes alone.
-        assert_eq!(look(&session, &mut worker, true, rested), "news");
+        assert_eq!(
+            poll_driver(&session, &mut worker, true, rested),
+            "pending ack"
+        );
     }
     for mut answer in answers {
         assert!(answer.try_recv().unwrap().is_ok());
@@ -126,7 +131,7 @@ fn an_answer_wakes_a_driver_only_for_an_ack_that_it_would_not_see() {
     let beat = session.beat(Track::Ops).concat().into();
     worker.receive(beat).unwrap();
     assert!(worker.outbox().is_empty());
-    assert_eq!(look(&session, &mut worker, true, true), "nothing");
+    assert_eq!(poll_driver(&session, &mut worker, true, true), "nothing");
 }
 
 /// Both ends of a link, over which a first frame has gone.
@@ -157,13 +162,13 @@ fn was_woken(session: &Session) -> bool {
 }
 
 /// Asks for a tensor on a thread that has no runtime, as programs do.
-async fn ask(session: &Arc<Session>) {
+async fn request_read(session: &Arc<Session>) {
     let session = session.clone();
-    let asking = move || {
-        let asked = tensor(session.new_tensor(), TensorStatus::ReadOnly);
-        drop(session.read(&asked));
+    let request = move || {
+        let requested = tensor(session.new_tensor(), TensorStatus::ReadOnly);
+        drop(session.read(&requested));
     };
-    tokio::task::spawn_blocking(asking).await.unwrap();
+    tokio::task::spawn_blocking(request).await.unwrap();
 }
 
 /// What came over a link, as the worker takes it.
@@ -174,68 +179,71 @@ async fn take(far: &mut Link, worker: &mut Duplex) -> Body {
 }
 
 #[tokio::test]
-async fn a_question_is_sent_by_who_asks_while_the_driver_waits() {
+async fn requesting_thread_sends_while_the_driver_waits() {
     let (session, mut worker) = pair();
     let (near, mut far) = link(TransportChoice::Tcp).await;
     // The driver looks, finds nothing and waits.
-    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
     let lent_sender = LentSender::new(&session, Track::Ops, near.sender);
     for _ in 0..3 {
-        ask(&session).await;
+        request_read(&session).await;
         assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     }
     assert!(!was_woken(&session));
     // A few ops are the driver's, and a question after them is no more than said.
     record(&session, 2);
     assert!(was_woken(&session));
-    ask(&session).await;
+    request_read(&session).await;
     let sender = lent_sender.back();
-    assert_eq!(look(&session, &mut worker, true, false), "2 frames");
+    assert_eq!(poll_driver(&session, &mut worker, true, false), "2 frames");
     // Gathering more ops it waits as well, and a question takes them along.
     record(&session, 2);
-    assert_eq!(look(&session, &mut worker, true, false), "few after 0");
+    assert_eq!(
+        poll_driver(&session, &mut worker, true, false),
+        "few after 0"
+    );
     let lent_sender = LentSender::new(&session, Track::Ops, sender);
-    ask(&session).await;
+    request_read(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Ops(_)));
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     assert!(!was_woken(&session));
     // As it ends, nobody may use its link any more.
     drop(lent_sender);
     assert!(far.receiver.recv().await.is_err());
-    ask(&session).await;
+    request_read(&session).await;
     assert!(was_woken(&session));
 }
 
 #[tokio::test]
-async fn the_driver_of_bulk_bytes_keeps_its_sender_and_touches_no_other() {
+async fn bulk_driver_never_lends_a_sender() {
     let (session, mut worker) = pair();
     let (ops, mut far) = link(TransportChoice::Tcp).await;
     let (bulk, _far_bulk) = link(TransportChoice::Tcp).await;
-    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
     let lent_sender = LentSender::new(&session, Track::Ops, ops.sender);
     let kept = LentSender::new(&session, Track::Bulk, bulk.sender);
-    ask(&session).await;
+    request_read(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     drop(kept.back());
-    ask(&session).await;
+    request_read(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     drop(lent_sender.back());
 }
 
 #[tokio::test]
-async fn where_sending_may_wait_the_driver_does_it() {
+async fn only_the_driver_sends_on_blocking_carriers() {
     let (session, mut worker) = pair();
     let (near, _far) = link(TransportChoice::Quic).await;
-    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
     let lent_sender = LentSender::new(&session, Track::Ops, near.sender);
-    ask(&session).await;
+    request_read(&session).await;
     assert!(was_woken(&session));
     drop(lent_sender.back());
-    assert_eq!(look(&session, &mut worker, true, false), "1 frames");
+    assert_eq!(poll_driver(&session, &mut worker, true, false), "1 frames");
 }
 
 #[tokio::test]
-async fn what_the_system_does_not_take_at_once_is_the_drivers() {
+async fn driver_sends_what_the_socket_did_not_accept() {
     let (session, mut worker) = pair();
     let (near, mut far) = link(TransportChoice::Tcp).await;
     let mut sender = near.sender;
@@ -245,9 +253,9 @@ async fn what_the_system_does_not_take_at_once_is_the_drivers() {
     while sender.send_now(std::slice::from_ref(&row)).unwrap() {
         filled += 1;
     }
-    assert_eq!(look(&session, &mut worker, true, false), "nothing");
+    assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
     let lent_sender = LentSender::new(&session, Track::Ops, sender);
-    ask(&session).await;
+    request_read(&session).await;
     assert!(was_woken(&session));
     let mut sender = lent_sender.back();
     let sending = async { sender.send_all(&[]).await.unwrap() };
@@ -262,10 +270,10 @@ async fn what_the_system_does_not_take_at_once_is_the_drivers() {
 }
 
 #[test]
-fn a_session_whose_driver_is_gone_answers_and_keeps_nobody_waiting() {
+fn requests_fail_at_once_after_the_driver_is_dropped() {
     let (session, _worker) = pair();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let target = Target {
+    let target = SessionTarget {
         dialer: Dialer::default(),
         worker: "worker-0".into(),
         // Nobody listens on a port that is not one.
@@ -276,11 +284,11 @@ fn a_session_whose_driver_is_gone_answers_and_keeps_nobody_waiting() {
         seed: 0,
     };
     let (opened, _opens) = oneshot::channel();
-    let mut asked = session.read(&tensor(session.new_tensor(), TensorStatus::ReadOnly));
+    let mut requested = session.read(&tensor(session.new_tensor(), TensorStatus::ReadOnly));
     let driver = runtime.spawn(drive(session.clone(), target, opened));
     drop(runtime);
     assert!(driver.is_finished());
-    let error = asked.try_recv().unwrap().unwrap_err();
+    let error = requested.try_recv().unwrap().unwrap_err();
     assert!(
         error.to_string().contains("the client is shutting down"),
         "{error}"

@@ -11,21 +11,21 @@ use tensord_proto::{
     v1::frame::Body,
 };
 
-use super::{Session, State, blobs::UploadSource, op_buffer::Item};
+use super::{Session, State, op_buffer::Item, upload_cache::UploadSource};
 
 impl Session {
     /// Makes a tensor of `data` on the device.
     pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
         let out = TensorIr::uninit(id, data.shape().clone(), data.dtype());
         let bytes = shared(data.into_bytes());
-        let hashed = self.lock().blobs.wants(bytes.len());
+        let hashed = self.lock().upload_cache.is_cacheable(bytes.len());
         let hash = hashed.then(|| hash(&bytes));
         let mut state = self.lock();
         if state.end.is_some() {
             return;
         }
         let source = match hash {
-            Some(hash) => state.blobs.source(hash, bytes.len()),
+            Some(hash) => state.upload_cache.source(hash, bytes.len()),
             None => UploadSource::New {
                 keep: None,
                 forget: Vec::new(),

@@ -10,16 +10,16 @@ use tensord_proto::{
 };
 use tokio::sync::Notify;
 
-use super::{DriverState, EAGER_OPS, Session, State, Track, values::Delivery};
+use super::{DriverWait, EAGER_OPS, Session, State, Track, pending_reads::Delivery};
 
 /// Why a connection ended.
-pub(super) enum Ended {
+pub(super) enum ConnectionEnd {
     /// The connection was lost; the session may continue on another.
     Lost(String),
     /// The session is over.
     Over(String),
     /// The worker broke this rule, so the session is over.
-    Broke(String),
+    BrokeRule(String),
 }
 
 /// What there is to send on a track.
@@ -65,7 +65,7 @@ impl Session {
         let profile = DeviceProfile::decode(&profile.encoded).map_err(|e| e.to_string())?;
         let mut state = self.lock();
         state.profile = Some(profile);
-        state.blobs.set_budget(opened.kept_bytes);
+        state.upload_cache.set_budget(opened.kept_bytes);
         let duplex = state.track(track);
         let rewound = duplex.rewind(opened.received, opened.credit_bytes);
         rewound.map_err(|e| e.to_string())?;
@@ -84,7 +84,7 @@ impl Session {
         }
         let mut few = false;
         if track == Track::Ops {
-            few = patient && state.has_few();
+            few = patient && state.has_only_few_ops();
             if !few && !state.op_buffer.is_empty() && !state.duplex.outbox().is_full() {
                 drop(state);
                 self.encode();
@@ -95,8 +95,8 @@ impl Session {
             return NextFrames::Goodbye;
         }
         if few {
-            state.driver = DriverState::ForMore;
-            return NextFrames::Few(state.sent_few);
+            state.driver = DriverWait::ForMoreOps;
+            return NextFrames::Few(state.small_batches);
         }
         let duplex = state.track(track);
         let (due, ack) = (
@@ -108,8 +108,8 @@ impl Session {
         }
         if track == Track::Ops {
             state.driver = match rested && !ack {
-                true => DriverState::ForAny,
-                false => DriverState::ForWork,
+                true => DriverWait::ForFramesOrAcks,
+                false => DriverWait::ForFrames,
             };
         }
         match ack {
@@ -128,8 +128,8 @@ impl Session {
             .unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
         match std::mem::take(&mut state.urgent) {
-            true => state.sent_few = 0,
-            false if state.op_buffer.len() < EAGER_OPS => state.sent_few += 1,
+            true => state.small_batches = 0,
+            false if state.op_buffer.len() < EAGER_OPS => state.small_batches += 1,
             false => {}
         }
         op_encoder.take(&mut state.op_buffer);
@@ -156,13 +156,13 @@ impl Session {
         track: Track,
         frame: Bytes,
         deliveries: &mut Vec<Delivery>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), ConnectionEnd> {
         let mut state = self.lock();
         let duplex = state.track(track);
         let was_full = duplex.outbox().is_full();
         let received = duplex.receive(frame).map_err(|e| match e.is_loss() {
-            true => Ended::Lost(e.to_string()),
-            false => Ended::Broke(e.to_string()),
+            true => ConnectionEnd::Lost(e.to_string()),
+            false => ConnectionEnd::BrokeRule(e.to_string()),
         })?;
         let freed = was_full && !duplex.outbox().is_full();
         if freed {
@@ -175,8 +175,8 @@ impl Session {
         let due = freed || duplex.outbox().has_unsent() || duplex.inbox().is_ack_due();
         match track {
             Track::Ops => {
-                let wanted = due || state.driver == DriverState::ForAny;
-                if wanted && state.driver_waits() {
+                let wanted = due || state.driver == DriverWait::ForFramesOrAcks;
+                if wanted && state.take_driver_wait() {
                     self.wake.notify_one();
                 }
             }
@@ -194,7 +194,7 @@ impl Session {
         track: Track,
         body: Body,
         deliveries: &mut Vec<Delivery>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), ConnectionEnd> {
         match (track, body) {
             (_, Body::Ping(_)) => {}
             (_, Body::Closed(closed)) => {
@@ -204,24 +204,34 @@ impl Session {
             _ if state.end.is_some() => {}
             (Track::Bulk, Body::Chunk(chunk)) => {
                 self.count_down(chunk.bytes.len());
-                deliveries.extend(state.values.chunk(&chunk).map_err(Ended::Broke)?);
+                deliveries.extend(
+                    state
+                        .pending_reads
+                        .chunk(&chunk)
+                        .map_err(ConnectionEnd::BrokeRule)?,
+                );
             }
             (Track::Ops, Body::Values(values)) => {
                 for value in values.values {
                     self.count_down(inline_bytes(&value));
-                    deliveries.extend(state.values.value(value).map_err(Ended::Broke)?);
+                    deliveries.extend(
+                        state
+                            .pending_reads
+                            .value(value)
+                            .map_err(ConnectionEnd::BrokeRule)?,
+                    );
                 }
             }
             (Track::Ops, Body::Synced(synced)) => {
-                deliveries.push(state.synced(synced).map_err(Ended::Broke)?);
+                deliveries.push(state.synced(synced).map_err(ConnectionEnd::BrokeRule)?);
             }
             (Track::Ops, Body::Held(held)) => {
-                let listed = state.blobs.set_held(&held.hashes);
-                listed.map_err(Ended::Broke)?;
+                let listed = state.upload_cache.set_held(&held.hashes);
+                listed.map_err(ConnectionEnd::BrokeRule)?;
             }
             _ => {
                 let rule = format!("it sent a frame that workers do not send for {track:?}");
-                return Err(Ended::Broke(rule));
+                return Err(ConnectionEnd::BrokeRule(rule));
             }
         }
         Ok(())
@@ -251,9 +261,9 @@ fn inline_bytes(value: &Value) -> usize {
     }
 }
 
-fn closed_by(error: Error) -> Ended {
+fn closed_by(error: Error) -> ConnectionEnd {
     match error.code() {
-        ErrorCode::Unspecified => Ended::Over("closed".into()),
-        _ => Ended::Over(format!("the worker ended the session: {error}")),
+        ErrorCode::Unspecified => ConnectionEnd::Over("closed".into()),
+        _ => ConnectionEnd::Over(format!("the worker ended the session: {error}")),
     }
 }

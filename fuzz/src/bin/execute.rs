@@ -21,8 +21,8 @@ use tensord_fuzz::{
 };
 
 /// From how long on an op is looked at, and given up.
-const SLOW: Duration = Duration::from_secs(10);
-const STUCK: Duration = Duration::from_secs(120);
+const WARN_AFTER: Duration = Duration::from_secs(10);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(120);
 
 /// Bytes of a thread's position: session, op, variant.
 const POSITION_BYTES: usize = 24;
@@ -134,19 +134,19 @@ fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
             let (last, since, is_told) = &mut seen[i];
             if *last != position {
                 (*last, *since, *is_told) = (position, now, false);
-            } else if now - *since > SLOW && !*is_told {
+            } else if now - *since > WARN_AFTER && !*is_told {
                 *is_told = true;
                 let at = position.show(&templates);
                 eprintln!(
-                    "fuzz: seed {}: an op takes over {SLOW:?}: {at}",
+                    "fuzz: seed {}: an op takes over {WARN_AFTER:?}: {at}",
                     options.seed
                 );
-            } else if now - *since > STUCK {
+            } else if now - *since > GIVE_UP_AFTER {
                 let _ = work.kill();
                 let _ = work.wait();
                 let at = position.show(&templates);
                 return Err(format!(
-                    "seed {}: an op did not end within {STUCK:?}: {at}",
+                    "seed {}: an op did not end within {GIVE_UP_AFTER:?}: {at}",
                     options.seed
                 ));
             }
@@ -211,7 +211,7 @@ fn read(positions: &Path) -> Vec<Position> {
 /// Does the work, in all threads.
 fn work(options: &Options, positions: &Path) -> Result<(), String> {
     if !options.no_guard {
-        guard::set_up()?;
+        guard::install()?;
     }
     let begun = Instant::now();
     let templates = Templates::default();
@@ -246,7 +246,7 @@ fn work(options: &Options, positions: &Path) -> Result<(), String> {
         "{total}\n{:.0} ops/s for {seconds:.1} s, nothing found",
         total.ops() as f64 / seconds
     );
-    let lacks = total.lacks(options.require_counts);
+    let lacks = total.undertested_variants(options.require_counts);
     match lacks.is_empty() {
         true => Ok(()),
         false => Err(format!(

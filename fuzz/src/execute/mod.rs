@@ -11,8 +11,8 @@
 mod mutate;
 mod panics;
 pub mod report;
-mod supply;
 pub mod templates;
+mod tensor_pool;
 pub mod variants;
 
 use burn_ir::{BackendIr, CustomOpIr, IrVisitorMut, OperationIr, TensorIr, TensorStatus};
@@ -28,12 +28,12 @@ use tensord_worker::{
 };
 
 use self::{
-    panics::{caught, take_own_panic, watch_panics},
+    panics::{caught, install_panic_hook, take_own_panic},
     report::Report,
-    supply::{Batch, MOST_BYTES, Supply},
     templates::Templates,
+    tensor_pool::{Batch, MAX_BYTES, TensorPool},
 };
-use crate::{frames, guard, seeds::Numbers};
+use crate::{frames, guard, seeds::Rng};
 
 /// Memory of the device: little, so that it is full now and then, and that no op takes long.
 const CAPACITY_BYTES: u64 = 2 << 20;
@@ -43,10 +43,10 @@ const VARIANTS: usize = 16;
 const ROUNDS: usize = 768;
 
 /// Ops of a variant that a session has to go on from.
-const VARIETY: usize = 12;
+const OPS_PER_VARIANT: usize = 12;
 
 /// Frames that are spoilt at the end of a session, at most.
-const SPOILT: usize = 12;
+const MAX_CORRUPTED_FRAMES: usize = 12;
 
 /// Where a session is: for whoever wants to know where it ended.
 pub trait Position {
@@ -62,9 +62,9 @@ impl<F: FnMut(u64, u64, usize)> Position for F {
 
 /// The seed of session `number` of a run.
 pub fn session_seed(run: u64, number: u64) -> u64 {
-    let mut numbers = Numbers(run ^ number.wrapping_mul(0xd134_2543_de82_ef95));
-    numbers.next();
-    numbers.next()
+    let mut rng = Rng(run ^ number.wrapping_mul(0xd134_2543_de82_ef95));
+    rng.next();
+    rng.next()
 }
 
 /// Runs the session of `seed`, and counts what became of its ops.
@@ -78,16 +78,16 @@ pub fn run(
     report: &mut Report,
     position: &mut dyn Position,
 ) -> Result<(), String> {
-    watch_panics();
-    let numbers = Numbers(seed);
+    install_panic_hook();
+    let rng = Rng(seed);
     let mut program = Program {
         session: LoneSession::open(CAPACITY_BYTES, seed, &custom_ops()),
         encoder: OpEncoder::default(),
         seed,
         frames: 0,
         ops: 0,
-        numbers,
-        supply: Supply::default(),
+        rng,
+        tensor_pool: TensorPool::default(),
         left: Vec::new(),
         templates,
         report,
@@ -113,8 +113,8 @@ struct Program<'a> {
     seed: u64,
     frames: u64,
     ops: u64,
-    numbers: Numbers,
-    supply: Supply,
+    rng: Rng,
+    tensor_pool: TensorPool,
     /// What the next frame drops.
     left: Vec<TensorIr>,
     templates: &'a Templates,
@@ -123,38 +123,38 @@ struct Program<'a> {
 }
 
 /// Ops of a variant to go on from.
-struct Line {
+struct VariantOps {
     variant: usize,
     ops: Vec<OperationIr>,
 }
 
 impl Program<'_> {
     fn run(&mut self) -> Result<(), String> {
-        let mut lines: Vec<Line> = (0..VARIANTS)
+        let mut lines: Vec<VariantOps> = (0..VARIANTS)
             .map(|_| {
-                let variant = self.numbers.below(self.templates.len());
+                let variant = self.rng.below(self.templates.len());
                 let ops = vec![self.templates.get(variant).1.clone()];
-                Line { variant, ops }
+                VariantOps { variant, ops }
             })
             .collect();
         let mut last = None;
         for _ in 0..ROUNDS {
-            let at = self.numbers.below(lines.len());
+            let at = self.rng.below(lines.len());
             last = Some(self.round(&mut lines[at])?);
         }
-        self.spoil(&last.unwrap_or_default())
+        self.corrupt(&last.unwrap_or_default())
     }
 
     /// An op with the inputs that it needs. Gives the frame's body.
-    fn round(&mut self, line: &mut Line) -> Result<Ops, String> {
-        let which = self.numbers.below(line.ops.len());
+    fn round(&mut self, line: &mut VariantOps) -> Result<Ops, String> {
+        let which = self.rng.below(line.ops.len());
         let mut op = line.ops[which].clone();
-        let mutations = match self.numbers.below(8) {
+        let mutations = match self.rng.below(8) {
             0..=3 => 0,
             4..=6 => 1,
             _ => 3,
         };
-        (0..mutations).for_each(|_| mutate::mutate(&mut op, &mut self.numbers));
+        (0..mutations).for_each(|_| mutate::mutate(&mut op, &mut self.rng));
         let mut batch = Batch::default();
         batch.ops.extend(self.left.drain(..).map(OperationIr::Drop));
         self.supply_inputs(&mut op, &mut batch);
@@ -164,11 +164,11 @@ impl Program<'_> {
             OperationIr::Init(init) => {
                 let bytes = tensor_bytes(&init.out.shape, init.out.dtype);
                 // One that says more than it brings would end the session.
-                if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
+                if bytes.is_none_or(|bytes| bytes > MAX_BYTES) {
                     return Ok(Ops::default());
                 }
-                let mut bytes = supply::contents(&init.out, &mut self.numbers);
-                if self.numbers.below(4) == 0
+                let mut bytes = tensor_pool::contents(&init.out, &mut self.rng);
+                if self.rng.below(4) == 0
                     && let Some(byte) = bytes.first_mut()
                 {
                     *byte = 2;
@@ -190,10 +190,10 @@ impl Program<'_> {
         let variant = self.templates.number(name);
         if executed && mutations > 0 && variant == Some(line.variant) && is_small(&kept) {
             match line.ops.len() {
-                0..VARIETY => line.ops.push(kept),
+                0..OPS_PER_VARIANT => line.ops.push(kept),
                 len => {
                     // The first stays as it is.
-                    let at = 1 + self.numbers.below(len - 1);
+                    let at = 1 + self.rng.below(len - 1);
                     line.ops[at] = kept;
                 }
             }
@@ -203,27 +203,27 @@ impl Program<'_> {
 
     /// Gives the tensors of `op` ids, mostly of tensors that are there and as declared.
     fn supply_inputs(&mut self, op: &mut OperationIr, batch: &mut Batch) {
-        let mischief = self.numbers.below(24);
-        let (supply, numbers) = (&mut self.supply, &mut self.numbers);
+        let mischief = self.rng.below(24);
+        let (tensor_pool, rng) = (&mut self.tensor_pool, &mut self.rng);
         let is_drop = matches!(op, OperationIr::Drop(_));
         each_tensor(op, |tensor| {
             let is_output = tensor.status == TensorStatus::NotInit;
             tensor.id = match (mischief, is_output) {
                 // One that exists already, or is taken for what it is not.
-                (0, true) | (1, false) => match supply.any(numbers) {
+                (0, true) | (1, false) => match tensor_pool.any(rng) {
                     Some(any) => any.id,
-                    None => supply.id(),
+                    None => tensor_pool.id(),
                 },
                 // One that never was.
-                (2, false) => supply.id(),
-                (_, true) => supply.id(),
+                (2, false) => tensor_pool.id(),
+                (_, true) => tensor_pool.id(),
                 (_, false) => {
-                    let found = supply.find(&tensor.shape, tensor.dtype, batch, numbers);
-                    found.unwrap_or_else(|| supply.id())
+                    let found = tensor_pool.find(&tensor.shape, tensor.dtype, batch, rng);
+                    found.unwrap_or_else(|| tensor_pool.id())
                 }
             };
             if !is_output {
-                tensor.status = match is_drop || numbers.below(3) == 0 {
+                tensor.status = match is_drop || rng.below(3) == 0 {
                     true => TensorStatus::ReadWrite,
                     false => TensorStatus::ReadOnly,
                 };
@@ -250,7 +250,7 @@ impl Program<'_> {
         self.frames += 1;
         let frame = frames::encode(self.frames, 0, Some(frame::Body::Ops(body)));
         let session = &mut self.session;
-        caught(|| guard::on(|| session.receive(frame.into())))?
+        caught(|| guard::with_guards(|| session.receive(frame.into())))?
     }
 
     /// One turn. Gives what became of the op that had it.
@@ -258,7 +258,7 @@ impl Program<'_> {
         self.ops += 1;
         self.position.at(self.seed, self.ops, variant);
         let session = &mut self.session;
-        let stepped = caught(|| guard::on(|| session.step()));
+        let stepped = caught(|| guard::with_guards(|| session.step()));
         let about = |what: String| format!("{what}\nmade for it: {op:?}");
         let stepped = stepped.map_err(about)?.map_err(about)?;
         let Stepped::Op(done) = stepped else {
@@ -289,7 +289,7 @@ impl Program<'_> {
     fn session_is_idle(&mut self, variant: usize) -> Result<bool, String> {
         self.position.at(self.seed, self.ops, variant);
         let session = &mut self.session;
-        let stepped = caught(|| guard::on(|| session.step()))??;
+        let stepped = caught(|| guard::with_guards(|| session.step()))??;
         Ok(matches!(stepped, Stepped::Idle))
     }
 
@@ -297,7 +297,7 @@ impl Program<'_> {
     fn settle(&mut self, op: &OperationIr, executed: bool) {
         for input in op.inputs() {
             if input.status == TensorStatus::ReadWrite {
-                self.supply.forget(input.id);
+                self.tensor_pool.forget(input.id);
             }
         }
         for out in op.outputs() {
@@ -308,11 +308,11 @@ impl Program<'_> {
             let bytes = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
             // Now and then one without a value is left to be read.
             let keep = match executed {
-                true => bytes <= MOST_BYTES,
-                false => self.numbers.below(48) == 0,
+                true => bytes <= MAX_BYTES,
+                false => self.rng.below(48) == 0,
             };
             match keep {
-                true => self.left.extend(self.supply.keep(read, &mut self.numbers)),
+                true => self.left.extend(self.tensor_pool.keep(read, &mut self.rng)),
                 false => self.left.push(read),
             }
         }
@@ -320,14 +320,14 @@ impl Program<'_> {
 
     /// Sends the last frame again with a few bytes changed, until one is refused as a
     /// whole: no session goes on after that.
-    fn spoil(&mut self, last: &Ops) -> Result<(), String> {
-        for _ in 0..SPOILT {
+    fn corrupt(&mut self, last: &Ops) -> Result<(), String> {
+        for _ in 0..MAX_CORRUPTED_FRAMES {
             self.frames += 1;
-            let body = match self.numbers.below(4) {
+            let body = match self.rng.below(4) {
                 0 => last.clone(),
                 _ => {
                     let mut encoded = last.encoded.to_vec();
-                    spoil_bytes(&mut encoded, &mut self.numbers);
+                    corrupt_bytes(&mut encoded, &mut self.rng);
                     Ops {
                         encoded: encoded.into(),
                         ..last.clone()
@@ -337,11 +337,11 @@ impl Program<'_> {
             let is_whole = body == *last;
             let mut frame = frames::encode(self.frames, 0, Some(frame::Body::Ops(body)));
             if is_whole {
-                spoil_bytes(&mut frame, &mut self.numbers);
+                corrupt_bytes(&mut frame, &mut self.rng);
             }
             let session = &mut self.session;
-            let taken = caught(|| guard::on(|| session.receive(frame.into())))?;
-            let taken = taken.is_ok() && self.finish_spoilt()?;
+            let taken = caught(|| guard::with_guards(|| session.receive(frame.into())))?;
+            let taken = taken.is_ok() && self.finish_corrupted()?;
             if let Some(panic) = take_own_panic() {
                 return Err(format!("a spoilt frame made tensord panic: {panic}"));
             }
@@ -355,13 +355,13 @@ impl Program<'_> {
     }
 
     /// Carries out what a spoilt frame holds. False: the session cannot go on.
-    fn finish_spoilt(&mut self) -> Result<bool, String> {
+    fn finish_corrupted(&mut self) -> Result<bool, String> {
         // A frame of a few bytes may stand for many ops.
         for _ in 0..10_000 {
             self.ops += 1;
             self.position.at(self.seed, self.ops, self.templates.len());
             let session = &mut self.session;
-            match caught(|| guard::on(|| session.step()))? {
+            match caught(|| guard::with_guards(|| session.step()))? {
                 Err(_) => return Ok(false),
                 Ok(Stepped::Idle) => return Ok(true),
                 Ok(Stepped::Other) => {}
@@ -383,21 +383,21 @@ impl Program<'_> {
 fn is_small(op: &OperationIr) -> bool {
     let is_small = |tensor: &TensorIr| {
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype);
-        bytes.is_some_and(|bytes| bytes <= MOST_BYTES) && tensor.shape.as_slice().len() <= 6
+        bytes.is_some_and(|bytes| bytes <= MAX_BYTES) && tensor.shape.as_slice().len() <= 6
     };
     op.inputs().chain(op.outputs()).all(is_small)
 }
 
-fn spoil_bytes(bytes: &mut [u8], numbers: &mut Numbers) {
+fn corrupt_bytes(bytes: &mut [u8], rng: &mut Rng) {
     if bytes.is_empty() {
         return;
     }
-    for _ in 0..=numbers.below(3) {
-        let at = numbers.below(bytes.len());
-        bytes[at] = match numbers.below(3) {
-            0 => numbers.next() as u8,
-            1 => bytes[at] ^ (1 << numbers.below(8)),
-            _ => numbers.below(4) as u8,
+    for _ in 0..=rng.below(3) {
+        let at = rng.below(bytes.len());
+        bytes[at] = match rng.below(3) {
+            0 => rng.next() as u8,
+            1 => bytes[at] ^ (1 << rng.below(8)),
+            _ => rng.below(4) as u8,
         };
     }
 }
@@ -437,7 +437,7 @@ mod tests {
 
     /// A few thousand ops; `src/bin/execute.rs` runs for longer.
     #[test]
-    fn sessions_of_ops_of_every_kind_hold_what_must_hold() {
+    fn sessions_with_ops_of_every_kind_keep_the_invariants() {
         let templates = Templates::default();
         let mut report = Report::new(&templates);
         let mut positions = 0u64;
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_the_same_whenever_it_runs() {
+    fn sessions_are_deterministic_by_seed() {
         let templates = Templates::default();
         let counted = || {
             let mut report = Report::new(&templates);

@@ -7,7 +7,7 @@ use burn_backend::{BoolStore, DType, Shape, Slice};
 use burn_ir::{IrVisitorMut, OperationIr, ScalarIr, TensorIr};
 
 use super::each_tensor;
-use crate::seeds::Numbers;
+use crate::seeds::Rng;
 
 /// Dims to try: around what kernels have as the size of a block.
 const DIMS: [usize; 14] = [0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64];
@@ -63,19 +63,19 @@ const SCALARS: [ScalarIr; 14] = [
 const BOUNDS: [isize; 8] = [0, 1, -1, 2, -3, 9, isize::MIN, isize::MAX];
 
 /// One of `all`.
-fn one_of<T: Copy>(numbers: &mut Numbers, all: &[T]) -> T {
-    all[numbers.below(all.len())]
+fn one_of<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
+    all[rng.below(all.len())]
 }
 
 /// Changes `op` at one place, or at all places that have the same there.
-pub(super) fn mutate(op: &mut OperationIr, numbers: &mut Numbers) {
-    match numbers.below(16) {
-        0..=4 => dim(op, numbers),
-        5 | 6 => dtype(op, numbers),
-        7 => rank(op, numbers),
-        8 => scalar(op, numbers),
-        9 => range(op, numbers),
-        _ => argument(op, numbers),
+pub(super) fn mutate(op: &mut OperationIr, rng: &mut Rng) {
+    match rng.below(16) {
+        0..=4 => dim(op, rng),
+        5 | 6 => dtype(op, rng),
+        7 => rank(op, rng),
+        8 => scalar(op, rng),
+        9 => range(op, rng),
+        _ => argument(op, rng),
     }
 }
 
@@ -86,12 +86,12 @@ fn tensors(op: &mut OperationIr) -> Vec<TensorIr> {
 }
 
 /// One of the tensors of `op`, by its number.
-fn pick(op: &mut OperationIr, numbers: &mut Numbers) -> Option<(usize, TensorIr)> {
+fn pick(op: &mut OperationIr, rng: &mut Rng) -> Option<(usize, TensorIr)> {
     let mut tensors = tensors(op);
     if tensors.is_empty() {
         return None;
     }
-    let at = numbers.below(tensors.len());
+    let at = rng.below(tensors.len());
     Some((at, tensors.swap_remove(at)))
 }
 
@@ -107,25 +107,25 @@ fn change(op: &mut OperationIr, at: Option<usize>, mut change: impl FnMut(&mut T
 }
 
 /// All of them mostly, so that what is changed fits again.
-fn scope(at: usize, numbers: &mut Numbers) -> Option<usize> {
-    (numbers.below(3) == 0).then_some(at)
+fn scope(at: usize, rng: &mut Rng) -> Option<usize> {
+    (rng.below(3) == 0).then_some(at)
 }
 
-fn dim(op: &mut OperationIr, numbers: &mut Numbers) {
-    let Some((at, tensor)) = pick(op, numbers) else {
+fn dim(op: &mut OperationIr, rng: &mut Rng) {
+    let Some((at, tensor)) = pick(op, rng) else {
         return;
     };
     let dims = tensor.shape.as_slice();
     if dims.is_empty() {
         return;
     }
-    let axis = numbers.below(dims.len());
+    let axis = rng.below(dims.len());
     let from = dims[axis];
-    let (to, scope) = match numbers.below(12) {
-        0 => (one_of(numbers, &HUGE), Some(at)),
-        1 => (from.wrapping_add(1), scope(at, numbers)),
-        2 => (from.saturating_sub(1), scope(at, numbers)),
-        _ => (one_of(numbers, &DIMS), scope(at, numbers)),
+    let (to, scope) = match rng.below(12) {
+        0 => (one_of(rng, &HUGE), Some(at)),
+        1 => (from.wrapping_add(1), scope(at, rng)),
+        2 => (from.saturating_sub(1), scope(at, rng)),
+        _ => (one_of(rng, &DIMS), scope(at, rng)),
     };
     change(op, scope, |tensor| {
         let mut dims = tensor.shape.as_slice().to_vec();
@@ -140,12 +140,12 @@ fn dim(op: &mut OperationIr, numbers: &mut Numbers) {
     });
 }
 
-fn dtype(op: &mut OperationIr, numbers: &mut Numbers) {
-    let Some((at, tensor)) = pick(op, numbers) else {
+fn dtype(op: &mut OperationIr, rng: &mut Rng) {
+    let Some((at, tensor)) = pick(op, rng) else {
         return;
     };
-    let to = one_of(numbers, &DTYPES);
-    let scope = scope(at, numbers);
+    let to = one_of(rng, &DTYPES);
+    let scope = scope(at, rng);
     change(op, scope, |one| {
         if one.dtype == tensor.dtype {
             one.dtype = to;
@@ -154,12 +154,12 @@ fn dtype(op: &mut OperationIr, numbers: &mut Numbers) {
 }
 
 /// Another number of dims, or another order.
-fn rank(op: &mut OperationIr, numbers: &mut Numbers) {
-    let Some((at, _)) = pick(op, numbers) else {
+fn rank(op: &mut OperationIr, rng: &mut Rng) {
+    let Some((at, _)) = pick(op, rng) else {
         return;
     };
-    let how = numbers.below(4);
-    let scope = scope(at, numbers);
+    let how = rng.below(4);
+    let scope = scope(at, rng);
     change(op, scope, |tensor| {
         let mut dims = tensor.shape.as_slice().to_vec();
         match how {
@@ -174,48 +174,45 @@ fn rank(op: &mut OperationIr, numbers: &mut Numbers) {
 
 /// Changes every scalar, and one range in two.
 struct Arguments<'a> {
-    numbers: &'a mut Numbers,
+    rng: &'a mut Rng,
     scalars: bool,
 }
 
 impl IrVisitorMut for Arguments<'_> {
     fn visit_scalar_mut(&mut self, scalar: &mut ScalarIr) {
         if self.scalars {
-            *scalar = one_of(self.numbers, &SCALARS);
+            *scalar = one_of(self.rng, &SCALARS);
         }
     }
 
     fn visit_range_mut(&mut self, range: &mut Slice) {
-        if self.scalars || self.numbers.below(2) == 0 {
+        if self.scalars || self.rng.below(2) == 0 {
             return;
         }
-        match self.numbers.below(3) {
-            0 => range.start = one_of(self.numbers, &BOUNDS),
+        match self.rng.below(3) {
+            0 => range.start = one_of(self.rng, &BOUNDS),
             1 => {
-                let end = one_of(self.numbers, &BOUNDS);
-                range.end = (self.numbers.below(4) > 0).then_some(end);
+                let end = one_of(self.rng, &BOUNDS);
+                range.end = (self.rng.below(4) > 0).then_some(end);
             }
-            _ => range.step = one_of(self.numbers, &BOUNDS),
+            _ => range.step = one_of(self.rng, &BOUNDS),
         }
     }
 }
 
-fn scalar(op: &mut OperationIr, numbers: &mut Numbers) {
-    op.visit_mut(&mut Arguments {
-        numbers,
-        scalars: true,
-    });
+fn scalar(op: &mut OperationIr, rng: &mut Rng) {
+    op.visit_mut(&mut Arguments { rng, scalars: true });
 }
 
-fn range(op: &mut OperationIr, numbers: &mut Numbers) {
+fn range(op: &mut OperationIr, rng: &mut Rng) {
     op.visit_mut(&mut Arguments {
-        numbers,
+        rng,
         scalars: false,
     });
 }
 
 /// Another byte, or another number in the place of a small one.
-fn argument(op: &mut OperationIr, numbers: &mut Numbers) {
+fn argument(op: &mut OperationIr, rng: &mut Rng) {
     let bytes = postcard::to_stdvec(&*op).expect("ops serialize without failing");
     // The first bytes are the variant.
     if bytes.len() < 3 {
@@ -223,19 +220,19 @@ fn argument(op: &mut OperationIr, numbers: &mut Numbers) {
     }
     // Some changes leave no op.
     for _ in 0..4 {
-        let at = 2 + numbers.below(bytes.len() - 2);
+        let at = 2 + rng.below(bytes.len() - 2);
         let mut changed = bytes.clone();
-        match numbers.below(8) {
-            0 => changed[at] = numbers.next() as u8,
-            1 => changed[at] ^= 1 << numbers.below(8),
+        match rng.below(8) {
+            0 => changed[at] = rng.next() as u8,
+            1 => changed[at] ^= 1 << rng.below(8),
             2 => {
-                let wide = postcard::to_stdvec(&one_of(numbers, &HUGE));
+                let wide = postcard::to_stdvec(&one_of(rng, &HUGE));
                 let wide = wide.expect("numbers serialize without failing");
                 changed.splice(at..=at, wide);
             }
             3 => changed[at] = changed[at].wrapping_add(1),
             4 => changed[at] = changed[at].wrapping_sub(1),
-            _ => changed[at] = numbers.below(10) as u8,
+            _ => changed[at] = rng.below(10) as u8,
         }
         if let Ok(other) = postcard::from_bytes::<OperationIr>(&changed) {
             *op = other;

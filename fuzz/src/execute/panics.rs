@@ -30,12 +30,12 @@ pub(super) fn take_own_panic() -> Option<String> {
 }
 
 /// Has panics noted instead of printed: backends panic at what they cannot do.
-pub(super) fn watch_panics() {
+pub(super) fn install_panic_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            if !guard::is_on() {
+            if !guard::is_active() {
                 return before(panic);
             }
             let file = panic.location().map_or("", |place| place.file());
@@ -45,9 +45,13 @@ pub(super) fn watch_panics() {
             let text = payload.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
             // Those that say that a backend or a custom op made what was not declared.
-            let says = ["the custom op made", "the backend made"];
-            let is_told = text.is_some_and(|text| says.iter().any(|say| text.starts_with(say)));
-            let is_own = is_ours && !is_told;
+            let expected_messages = ["the custom op made", "the backend made"];
+            let is_expected = text.is_some_and(|text| {
+                expected_messages
+                    .iter()
+                    .any(|prefix| text.starts_with(prefix))
+            });
+            let is_own = is_ours && !is_expected;
             // Of several the first of tensord's own counts.
             if is_own || PANIC.with_borrow(|last| !matches!(last, Some((true, _)))) {
                 PANIC.set(Some((is_own, panic.to_string())));

@@ -72,7 +72,7 @@ impl Report {
     }
 
     /// Variants that were not executed, or not refused, `least` times.
-    pub fn lacks(&self, least: u64) -> Vec<String> {
+    pub fn undertested_variants(&self, least: u64) -> Vec<String> {
         let mut lacks = Vec::new();
         for (name, count) in self.names.iter().zip(&self.counts) {
             let refused = count.refused + count.panicked;
@@ -88,7 +88,7 @@ impl Report {
     }
 
     /// The fewest times that any variant was executed, and refused, of those that can be.
-    pub fn least(&self) -> (u64, u64) {
+    pub fn minimum_counts(&self) -> (u64, u64) {
         let all = || self.names.iter().zip(&self.counts);
         let executed = all().filter(|(name, _)| !NEVER_EXECUTED.contains(&name.as_str()));
         let refused = all().filter(|(name, _)| !NEVER_REFUSED.contains(&name.as_str()));
@@ -121,7 +121,7 @@ impl fmt::Display for Report {
                 "{name:width$} {executed:>10} {refused:>10} {panicked:>10} {poisoned:>10}"
             )?;
         }
-        let (executed, refused) = self.least();
+        let (executed, refused) = self.minimum_counts();
         write!(
             f,
             "{} ops in {} sessions; each variant executed at least {executed} times and refused \

@@ -150,7 +150,7 @@ mod tests {
     use crate::execute::variants;
 
     #[test]
-    fn each_variant_of_burns_ops_has_one() {
+    fn every_op_variant_has_a_template() {
         let templates = Templates::default();
         let have = templates.ops.iter().map(|(name, _)| name.to_string());
         let have: BTreeSet<String> = have.collect();

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_has_every_family_and_what_is_in_it() {
+    fn variant_names_cover_every_family() {
         let names = names();
         for name in ["BaseBool.Select", "NumericInt.IntRandom", "Drop", "Init"] {
             assert!(names.iter().any(|one| one == name), "{name} of {names:?}");

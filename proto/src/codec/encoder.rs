@@ -13,7 +13,7 @@ use burn_ir::{OperationIr, TensorId};
 use super::{
     MAX_OPS_PER_FRAME, MAX_PLAIN_BYTES_PER_FRAME,
     finder::Finder,
-    flatten::Flat,
+    flatten::FlatOp,
     model::Model,
     template::Template,
     value::Value,
@@ -22,7 +22,7 @@ use super::{
 
 /// How far from its expected position an op is searched for: this many ops earlier (the
 /// order changed) or later (some ops were left out).
-const NEAR: (u64, u64) = (4, 8);
+const SEARCH_WINDOW: (u64, u64) = (4, 8);
 
 /// Encodes a session's ops, in order.
 ///
@@ -33,13 +33,13 @@ pub struct OpEncoder {
     model: Model,
     finder: Finder,
     /// The current op.
-    flat: Flat,
+    flat: FlatOp,
     /// The predicted values of the current op, or its values as they were written.
     values: Vec<Value>,
     /// Number of ops that came as predicted and were not written yet.
     run: u64,
     /// Number of ops since the last one that came as predicted.
-    surprises: u32,
+    mispredictions: u32,
     /// The cursor before the first of these ops.
     anchor: u64,
     frame_ops: u32,
@@ -60,10 +60,10 @@ impl OpEncoder {
         self.frame_ops += 1;
         self.frame_plain_bytes += self.flat.plain_bytes();
         if self.changes(self.model.cursor) == Some(0) {
-            return self.expected();
+            return self.extend_run();
         }
         self.end_run(out);
-        self.surprise(out);
+        self.write_mispredicted(out);
     }
 
     /// Completes the frame in `out`. Must be called when the frame is cut.
@@ -124,14 +124,14 @@ impl OpEncoder {
 
     /// Adds the current op to the run: it is the op at the cursor, as predicted in
     /// `self.values`.
-    fn expected(&mut self) {
+    fn extend_run(&mut self) {
         let past = self
             .model
             .history
             .get(self.model.cursor)
             .expect("it was compared");
         self.run += 1;
-        self.surprises = 0;
+        self.mispredictions = 0;
         self.push(Some(past.template));
     }
 
@@ -150,17 +150,17 @@ impl OpEncoder {
     }
 
     /// Writes an op that is not the one at the cursor.
-    fn surprise(&mut self, out: &mut Vec<u8>) {
-        if self.surprises == 0 {
+    fn write_mispredicted(&mut self, out: &mut Vec<u8>) {
+        if self.mispredictions == 0 {
             self.anchor = self.model.cursor;
         }
         let Some(number) = self.finder.number(&self.flat.bytes, &self.model.templates) else {
-            self.surprises += 1;
+            self.mispredictions += 1;
             return self.write_new(out);
         };
         if let Some(at) = self.find_exact(number) {
             self.move_to(at, out);
-            return self.expected();
+            return self.extend_run();
         }
         match self.find_similar(number) {
             Some((at, changes)) => {
@@ -169,14 +169,14 @@ impl OpEncoder {
             }
             None => self.write_known(number, out),
         }
-        self.surprises += 1;
+        self.mispredictions += 1;
     }
 
     /// Returns a past op that predicts the current op. Leaves the prediction in
     /// `self.values`.
     fn find_exact(&mut self, number: u32) -> Option<u64> {
-        let near = self.anchor.saturating_sub(NEAR.0)..=self.anchor + NEAR.1;
-        near.chain(self.elsewhere(number))
+        let near = self.anchor.saturating_sub(SEARCH_WINDOW.0)..=self.anchor + SEARCH_WINDOW.1;
+        near.chain(self.other_candidates(number))
             .find(|&at| self.changes(at) == Some(0))
     }
 
@@ -184,15 +184,15 @@ impl OpEncoder {
     /// Leaves the prediction in `self.values`.
     fn find_similar(&mut self, number: u32) -> Option<(u64, u64)> {
         let here = iter::once(self.model.cursor);
-        here.chain(self.elsewhere(number))
+        here.chain(self.other_candidates(number))
             .find_map(|at| Some((at, self.changes(at)?)))
     }
 
     /// Returns other positions in the history to try; none while it is too early to leave
     /// the loop.
-    fn elsewhere(&self, number: u32) -> impl Iterator<Item = u64> + use<> {
-        let places = (self.surprises > 0).then(|| self.finder.places(number));
-        places.into_iter().flatten()
+    fn other_candidates(&self, number: u32) -> impl Iterator<Item = u64> + use<> {
+        let positions = (self.mispredictions > 0).then(|| self.finder.positions(number));
+        positions.into_iter().flatten()
     }
 
     fn move_to(&mut self, at: u64, out: &mut Vec<u8>) {
@@ -237,7 +237,7 @@ impl OpEncoder {
 
     /// Writes an op of a new template.
     fn write_new(&mut self, out: &mut Vec<u8>) {
-        let Flat { bytes, holes, .. } = &self.flat;
+        let FlatOp { bytes, holes, .. } = &self.flat;
         put_head(out, RecordKind::New, bytes.len() as u64);
         out.extend(bytes);
         put_varint(out, holes.len() as u64);

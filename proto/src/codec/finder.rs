@@ -37,7 +37,7 @@ impl Finder {
     }
 
     /// Returns positions where a template occurred before, the likeliest first.
-    pub(super) fn places(&self, template: u32) -> impl Iterator<Item = u64> + use<> {
+    pub(super) fn positions(&self, template: u32) -> impl Iterator<Item = u64> + use<> {
         let context = self.contexts.get(self.context(template)).copied();
         let latest = self.latest.get(template as usize).copied();
         context.into_iter().chain(latest)

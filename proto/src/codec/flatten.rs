@@ -1,6 +1,6 @@
 //! Splits an op into what stays the same in each iteration of a loop and what changes.
 //!
-//! [`Flat`] serializes an op as postcard would, but leaves holes at tensor ids, scalars
+//! [`FlatOp`] serializes an op as postcard would, but leaves holes at tensor ids, scalars
 //! and the bounds of slices, and keeps these values in a list. The bytes between the
 //! holes are the op's *template*. It takes one pass for any op, and no allocation once
 //! the buffers have grown.
@@ -21,7 +21,7 @@ use super::{
 
 /// An op split into its template and values.
 #[derive(Debug, Default)]
-pub(super) struct Flat {
+pub(super) struct FlatOp {
     /// The template's bytes.
     pub(super) bytes: Vec<u8>,
     /// Its holes.
@@ -32,7 +32,7 @@ pub(super) struct Flat {
     within: Option<HoleKind>,
 }
 
-impl Flat {
+impl FlatOp {
     /// Splits `op`, replacing the previous contents.
     pub(super) fn take(&mut self, op: &OperationIr) -> Result<(), Error> {
         self.bytes.clear();
@@ -74,7 +74,7 @@ macro_rules! numbers {
     };
 }
 
-impl Serializer for &mut Flat {
+impl Serializer for &mut FlatOp {
     type Ok = ();
     type Error = Error;
     type SerializeSeq = Self;
@@ -250,7 +250,7 @@ impl Serializer for &mut Flat {
 /// Implements compounds whose parts are written one after the other.
 macro_rules! compound {
     ($($trait:ident: $method:ident($($key:ident)?);)*) => {
-        $(impl ser::$trait for &mut Flat {
+        $(impl ser::$trait for &mut FlatOp {
             type Ok = ();
             type Error = Error;
 
@@ -279,7 +279,7 @@ compound! {
     SerializeStructVariant: serialize_field(_key);
 }
 
-impl ser::SerializeMap for &mut Flat {
+impl ser::SerializeMap for &mut FlatOp {
     type Ok = ();
     type Error = Error;
 

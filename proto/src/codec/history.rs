@@ -6,13 +6,13 @@
 use super::value::Value;
 
 /// Number of ops remembered: a training step of a deep model has some thousands.
-const OPS: usize = 1 << 15;
+const MAX_OPS: usize = 1 << 15;
 /// Number of values remembered; an op has three or four.
-const VALUES: usize = 1 << 17;
+const MAX_VALUES: usize = 1 << 17;
 
 /// A past op.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Past {
+pub(super) struct PastOp {
     /// The number of its template.
     pub(super) template: u32,
     /// The id counter before it.
@@ -28,8 +28,8 @@ const UNKNOWN: u32 = u32::MAX;
 /// The last ops of a stream.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct History {
-    ops: Ring<Past, OPS>,
-    values: Ring<Value, VALUES>,
+    ops: Ring<PastOp, MAX_OPS>,
+    values: Ring<Value, MAX_VALUES>,
 }
 
 impl History {
@@ -39,23 +39,23 @@ impl History {
     }
 
     /// Returns op number `at`, if it is still remembered and its template is kept.
-    pub(super) fn get(&self, at: u64) -> Option<Past> {
+    pub(super) fn get(&self, at: u64) -> Option<PastOp> {
         let past = self.ops.get(at)?;
-        let is_whole = past.values + VALUES as u64 >= self.values.end;
+        let is_whole = past.values + MAX_VALUES as u64 >= self.values.end;
         (past.template != UNKNOWN && is_whole).then_some(past)
     }
 
     /// Returns the values of an op that [`get`](Self::get) has just returned.
-    pub(super) fn values(&self, past: Past) -> impl Iterator<Item = Value> {
+    pub(super) fn values(&self, past: PastOp) -> impl Iterator<Item = Value> {
         (past.values..past.values + u64::from(past.len))
-            .map(|at| self.values.slots[at as usize % VALUES])
+            .map(|at| self.values.slots[at as usize % MAX_VALUES])
     }
 
     /// Adds an op; `template` is `None` if its template is not kept.
     pub(super) fn push(&mut self, template: Option<u32>, counter: u64, values: &[Value]) {
         // An op without a template cannot be looked up, so its values are not kept.
         let values = if template.is_some() { values } else { &[] };
-        self.ops.push(Past {
+        self.ops.push(PastOp {
             template: template.unwrap_or(UNKNOWN),
             counter,
             values: self.values.end,
@@ -117,11 +117,11 @@ mod tests {
     #[test]
     fn the_oldest_op_is_forgotten_first() {
         let mut history = History::default();
-        for n in 0..OPS as u64 + 10 {
+        for n in 0..MAX_OPS as u64 + 10 {
             history.push(Some(n as u32), n, &values(n, 2));
         }
         assert!(history.get(9).is_none() && history.get(history.end()).is_none());
-        for n in [10, OPS as u64, OPS as u64 + 9] {
+        for n in [10, MAX_OPS as u64, MAX_OPS as u64 + 9] {
             let past = history.get(n).unwrap();
             assert_eq!(u64::from(past.template), n);
             assert_eq!(history.values(past).collect::<Vec<_>>(), values(n, 2));
@@ -129,9 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn an_op_goes_with_its_values() {
+    fn ops_are_forgotten_with_their_values() {
         let mut history = History::default();
-        let many = VALUES / 16;
+        let many = MAX_VALUES / 16;
         for n in 0..20 {
             history.push(Some(0), 0, &values(n, many));
         }

@@ -4,7 +4,7 @@
 //! order, record by record, so both make the same predictions.
 
 use super::{
-    history::{History, Past},
+    history::{History, PastOp},
     template::{Dictionary, Template},
     value::Value,
 };
@@ -23,14 +23,14 @@ pub(super) struct Model {
 
 impl Model {
     /// Returns the values to expect if `past` repeats.
-    pub(super) fn predict(&self, past: Past) -> impl Iterator<Item = Value> {
+    pub(super) fn predict(&self, past: PastOp) -> impl Iterator<Item = Value> {
         let values = self.history.values(past);
         values.map(|value| self.successors.of(value))
     }
 
     /// Records that `past` repeated with `values`, of which those with a bit in `changed`
     /// are new.
-    pub(super) fn learn(&mut self, past: Past, values: &[Value], changed: u64) {
+    pub(super) fn learn(&mut self, past: PastOp, values: &[Value], changed: u64) {
         for (i, old) in self
             .history
             .values(past)

@@ -21,7 +21,7 @@ pub struct OpName {
 impl OpName {
     /// Returns the name of `op`.
     pub fn of(op: &OperationIr) -> Self {
-        let mut names = Names::default();
+        let mut names = VariantRecorder::default();
         // The serialization is ended early with an error.
         let _ = op.serialize(&mut names);
         Self {
@@ -50,7 +50,7 @@ impl fmt::Display for OpName {
 
 /// A serializer that records the variant it is given and the variant within that one.
 #[derive(Default)]
-struct Names {
+struct VariantRecorder {
     outer: Option<&'static str>,
     inner: Option<&'static str>,
 }
@@ -58,7 +58,7 @@ struct Names {
 type Done = Result<(), fmt::Error>;
 type Never = Impossible<(), fmt::Error>;
 
-impl Names {
+impl VariantRecorder {
     /// Records a variant, and returns whether it is the outer one.
     fn note(&mut self, variant: &'static str) -> bool {
         let is_outer = self.outer.is_none();
@@ -79,13 +79,13 @@ macro_rules! nameless {
     };
 }
 
-impl<'a> Serializer for &'a mut Names {
+impl<'a> Serializer for &'a mut VariantRecorder {
     type Ok = ();
     type Error = fmt::Error;
     type SerializeSeq = Never;
     type SerializeTuple = Never;
     type SerializeTupleStruct = Never;
-    type SerializeTupleVariant = &'a mut Names;
+    type SerializeTupleVariant = &'a mut VariantRecorder;
     type SerializeMap = Never;
     type SerializeStruct = Never;
     type SerializeStructVariant = Never;
@@ -187,7 +187,7 @@ impl<'a> Serializer for &'a mut Names {
     }
 }
 
-impl SerializeTupleVariant for &mut Names {
+impl SerializeTupleVariant for &mut VariantRecorder {
     type Ok = ();
     type Error = fmt::Error;
 

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_are_spelt_as_burn_has_them() {
+    fn scalars_are_written_as_postcard_writes_them() {
         let scalars = [
             (
                 Value::new(Form::Float, 0.1f64.to_bits()),

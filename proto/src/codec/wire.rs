@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn ones_are_the_bits_that_are_set() {
+    fn ones_returns_positions_of_set_bits() {
         assert!(ones(0).next().is_none());
         assert!(ones(1 << 63 | 0b101).eq([0, 2, 63]));
         assert!(ones(u64::MAX).eq(0..64));

@@ -6,7 +6,7 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use super::Engine;
 use crate::command::Command;
-use crate::event::{Claim, ClientEvent, DeviceRef, GrantedShare, StreamId};
+use crate::event::{Claim, ClientEvent, DeviceRef, GrantedDevice, StreamId};
 use crate::lease::Lease;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
@@ -26,7 +26,7 @@ impl Engine {
             }
             ClientEvent::Cancel { request } => self.cancel(client, request),
             ClientEvent::Release { lease } => self.release(client, lease),
-            ClientEvent::Gone => self.detach(client),
+            ClientEvent::Disconnected => self.detach(client),
         }
     }
 
@@ -71,18 +71,21 @@ impl Engine {
     }
 
     fn claim(&mut self, client: ClientId, claim: Claim) {
-        let Claim { lease: id, shares } = claim;
-        let may_adopt = self.leases.may_adopt(id, self.now) && !shares.is_empty();
+        let Claim {
+            lease: id,
+            lease_devices,
+        } = claim;
+        let may_adopt = self.leases.may_adopt(id, self.now) && !lease_devices.is_empty();
         match self.leases.get_mut(id) {
             Some(lease) if lease.owner == Some(client) => lease.expires_at = None,
             Some(lease) if lease.owner.is_none() => {
                 lease.owner = Some(client);
                 lease.expires_at = None;
-                lease.add(&shares);
+                lease.add(&lease_devices);
                 self.reserve(id);
             }
             None if may_adopt => {
-                self.leases.insert(id, Lease::owned(client, &shares));
+                self.leases.insert(id, Lease::owned(client, &lease_devices));
                 self.reserve(id);
             }
             Some(_) | None => self.report_ended(client, id, EndReason::Unknown),
@@ -99,7 +102,7 @@ impl Engine {
         if queued.demand.devices == 0 {
             return self.refuse(client, request, RefuseReason::NoDevices);
         }
-        let Some(waiting) = self.resolve(queued) else {
+        let Some(waiting) = self.try_decide(queued) else {
             return;
         };
         let max = self.options.max_waiting_per_client;
@@ -129,21 +132,21 @@ impl Engine {
         }
     }
 
-    pub(super) fn grant(&mut self, granted: QueuedRequest, shares: Vec<DeviceRef>) {
+    pub(super) fn grant(&mut self, granted: QueuedRequest, lease_devices: Vec<DeviceRef>) {
         let QueuedRequest {
             client,
             request,
             lease,
             ..
         } = granted;
-        let shares = self.number(shares);
-        for &GrantedShare { share, grant } in &shares {
-            let taken = self.pool.take(share, lease, grant);
-            assert!(taken.is_ok(), "{share:?} was free a moment ago");
+        let lease_devices = self.assign_grant_numbers(lease_devices);
+        for &GrantedDevice { device_ref, grant } in &lease_devices {
+            let taken = self.pool.take(device_ref, lease, grant);
+            assert!(taken.is_ok(), "{device_ref:?} was free a moment ago");
         }
-        let devices = shares
+        let devices = lease_devices
             .iter()
-            .filter_map(|share| self.pool.leased_device(*share));
+            .filter_map(|device_ref| self.pool.leased_device(*device_ref));
         let devices = devices.collect();
         self.commands.push(Command::Granted {
             client,
@@ -151,20 +154,21 @@ impl Engine {
             lease,
             devices,
         });
-        self.leases.insert(lease, Lease::owned(client, &shares));
+        self.leases
+            .insert(lease, Lease::owned(client, &lease_devices));
     }
 
     /// Numbers the grants of free devices: with the engine's next number, or with the
     /// number after the latest grant that the worker knows if that is higher, for example
     /// because the state of an earlier scheduler was lost. A worker's report affects the
     /// numbers of its own devices only.
-    fn number(&mut self, shares: Vec<DeviceRef>) -> Vec<GrantedShare> {
+    fn assign_grant_numbers(&mut self, lease_devices: Vec<DeviceRef>) -> Vec<GrantedDevice> {
         self.granted = self.granted.next().unwrap_or(self.granted);
-        let number = |share| GrantedShare {
-            share,
-            grant: self.granted.max(self.pool.next_grant(share)),
+        let number = |device_ref| GrantedDevice {
+            device_ref,
+            grant: self.granted.max(self.pool.next_grant(device_ref)),
         };
-        shares.into_iter().map(number).collect()
+        lease_devices.into_iter().map(number).collect()
     }
 
     pub(super) fn refuse(&mut self, client: ClientId, request: RequestId, reason: RefuseReason) {

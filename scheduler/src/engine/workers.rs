@@ -6,7 +6,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use crate::event::{
-    DeviceGrant, DeviceRef, GrantedShare, HeldDevice, Registration, StreamId, WorkerEvent,
+    DeviceGrant, DeviceRef, GrantedDevice, HeldDevice, Registration, StreamId, WorkerEvent,
 };
 use crate::lease::Lease;
 use crate::reason::EndReason;
@@ -22,7 +22,7 @@ impl Engine {
                 leaving,
             } => {
                 self.join(worker, stream, registration);
-                self.pool.note_ended(worker, &ended);
+                self.pool.record_ended(worker, &ended);
                 let (over, held): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.ended);
                 self.resume_ended(worker, over);
                 self.resume_held(worker, held);
@@ -33,15 +33,15 @@ impl Engine {
                 }
             }
             // An event from a stream that was replaced.
-            _ if !self.pool.is_speaking(worker, stream) => {}
-            WorkerEvent::Beat => self.pool.beat(worker, self.now),
+            _ if !self.pool.is_current_stream(worker, stream) => {}
+            WorkerEvent::Heartbeat => self.pool.beat(worker, self.now),
             WorkerEvent::Released { lease, busy } => self.pool.release(worker, lease, &busy),
             WorkerEvent::OutOfService { devices } => {
                 self.pool.set_out_of_service(worker, devices);
             }
             WorkerEvent::Leaving => self.pool.leave(worker),
-            WorkerEvent::Left => self.lose(worker),
-            WorkerEvent::Gone => self.pool.disconnect(worker),
+            WorkerEvent::Left => self.remove_lost_worker(worker),
+            WorkerEvent::Disconnected => self.pool.disconnect(worker),
         }
     }
 
@@ -50,7 +50,7 @@ impl Engine {
         if known.is_some_and(|known| known.is_registered_as(&registration)) {
             self.pool.reconnect(worker, stream, self.now);
         } else {
-            self.lose(worker);
+            self.remove_lost_worker(worker);
             self.pool.insert(worker, registration, stream, self.now);
         }
     }
@@ -67,7 +67,7 @@ impl Engine {
         } in ended
         {
             let grant = DeviceGrant { index, grant };
-            self.pool.note_ending(worker, lease, grant);
+            self.pool.record_ending(worker, lease, grant);
         }
         for (lease, grants) in self.pool.ending(worker) {
             self.send_end(worker, lease, grants);
@@ -75,7 +75,7 @@ impl Engine {
     }
 
     /// Removes a worker, if it is known, and ends the leases that use it.
-    pub(super) fn lose(&mut self, id: WorkerId) {
+    pub(super) fn remove_lost_worker(&mut self, id: WorkerId) {
         let Some(worker) = self.pool.remove(id) else {
             return;
         };
@@ -97,7 +97,7 @@ impl Engine {
 
     /// Resumes, adopts or ends each lease that a worker reports as still running.
     fn resume_held(&mut self, worker: WorkerId, held: Vec<HeldDevice>) {
-        let mut held_by_lease = BTreeMap::<LeaseId, Vec<GrantedShare>>::new();
+        let mut held_by_lease = BTreeMap::<LeaseId, Vec<GrantedDevice>>::new();
         for HeldDevice {
             lease,
             index,
@@ -105,31 +105,31 @@ impl Engine {
             ..
         } in held
         {
-            let share = DeviceRef { worker, index };
-            self.pool.note_grant(share, grant);
+            let device_ref = DeviceRef { worker, index };
+            self.pool.record_grant(device_ref, grant);
             held_by_lease
                 .entry(lease)
                 .or_default()
-                .push(GrantedShare { share, grant });
+                .push(GrantedDevice { device_ref, grant });
         }
         // If a worker runs two leases on one device, the one that the engine knows stays.
         let (known, unknown): (Vec<_>, Vec<_>) = held_by_lease
             .into_iter()
             .partition(|(id, _)| self.leases.get(*id).is_some());
-        for (lease, shares) in known.into_iter().chain(unknown) {
-            self.resume(worker, lease, shares);
+        for (lease, lease_devices) in known.into_iter().chain(unknown) {
+            self.resume(worker, lease, lease_devices);
         }
     }
 
-    fn resume(&mut self, worker: WorkerId, id: LeaseId, shares: Vec<GrantedShare>) {
+    fn resume(&mut self, worker: WorkerId, id: LeaseId, lease_devices: Vec<GrantedDevice>) {
         let may_adopt = self.leases.may_adopt(id, self.now);
         let has_all = |lease: &Lease| {
-            let mut shares = shares.iter();
-            shares.all(|granted| lease.shares.contains_key(&granted.share))
+            let mut lease_devices = lease_devices.iter();
+            lease_devices.all(|granted| lease.lease_devices.contains_key(&granted.device_ref))
         };
         match self.leases.get_mut(id) {
             // No client has claimed it yet, so these may be further devices of it.
-            Some(lease) if lease.owner.is_none() => lease.add(&shares),
+            Some(lease) if lease.owner.is_none() => lease.add(&lease_devices),
             Some(lease) if has_all(lease) => {}
             None if may_adopt => {
                 let expires_at = Some(self.now + self.options.lease_expiry);
@@ -137,18 +137,18 @@ impl Engine {
                     expires_at,
                     ..Lease::default()
                 };
-                lease.add(&shares);
+                lease.add(&lease_devices);
                 self.leases.insert(id, lease);
             }
             // The lease ended, or has no right to these devices.
             Some(_) | None => {
-                let grant = |granted: &GrantedShare| DeviceGrant {
-                    index: granted.share.index,
+                let grant = |granted: &GrantedDevice| DeviceGrant {
+                    index: granted.device_ref.index,
                     grant: granted.grant,
                 };
-                let grants: Vec<_> = shares.iter().map(grant).collect();
+                let grants: Vec<_> = lease_devices.iter().map(grant).collect();
                 for &grant in &grants {
-                    self.pool.note_ending(worker, id, grant);
+                    self.pool.record_ending(worker, id, grant);
                 }
                 return self.send_end(worker, id, grants);
             }

@@ -22,7 +22,7 @@ pub(crate) struct Worker {
     pub(super) last_beat: Timestamp,
     /// The worker is not lost before this time, because the scheduler did not run for a
     /// while.
-    pub(super) spared_until: Option<Timestamp>,
+    pub(super) not_lost_before: Option<Timestamp>,
     pub(super) leaving: bool,
     /// The lease that has each device, by device index.
     pub(super) leases: Vec<Option<LeaseId>>,
@@ -49,7 +49,7 @@ impl Worker {
         Self {
             stream: Some(stream),
             last_beat: now,
-            spared_until: None,
+            not_lost_before: None,
             leaving: false,
             leases: vec![None; registration.devices.len()],
             grants: vec![Grants::default(); registration.devices.len()],
@@ -69,7 +69,7 @@ impl Worker {
 
     /// Returns when the worker is lost unless it comes back.
     pub(super) fn lost_at(&self, timeout: Duration) -> Timestamp {
-        (self.last_beat + timeout).max(self.spared_until.unwrap_or(self.last_beat))
+        (self.last_beat + timeout).max(self.not_lost_before.unwrap_or(self.last_beat))
     }
 
     /// Returns whether the worker joined with this `registration`.
@@ -113,7 +113,7 @@ impl Worker {
     }
 
     /// Records the worker's report that an ended lease still uses a device.
-    pub(super) fn note_ending(&mut self, lease: LeaseId, grant: DeviceGrant) {
+    pub(super) fn record_ending(&mut self, lease: LeaseId, grant: DeviceGrant) {
         let DeviceGrant { index, grant } = grant;
         if (index as usize) < self.leases.len() {
             let noted = self.ending.entry((index, lease)).or_default();

@@ -1,7 +1,7 @@
 //! Actions of workers and clients in the simulated world, with the effect that each must
 //! have on the scheduler.
 
-use super::world::{KnownWorker, SimWorker, Waiting, World, engine_at};
+use super::world::{KnownWorker, SimRequest, SimWorker, World, engine_at};
 use super::*;
 
 impl World {
@@ -19,7 +19,7 @@ impl World {
             last_beat: now,
         };
         worker.known = Some(known);
-        worker.spared_until = 0;
+        worker.not_lost_before = 0;
         let registration = Registration {
             endpoint: endpoint(worker.id),
             devices,
@@ -28,7 +28,7 @@ impl World {
             let held = uses.iter().map(|&(lease, index)| HeldDevice {
                 lease,
                 index,
-                grant: self.grants[&(lease, share(worker.id, index))],
+                grant: self.grants[&(lease, device_ref(worker.id, index))],
                 ended,
             });
             held.collect::<Vec<_>>()
@@ -60,7 +60,7 @@ impl World {
         {
             known.last_beat = self.now;
         }
-        self.send_worker(i, WorkerEvent::Beat);
+        self.send_worker(i, WorkerEvent::Heartbeat);
     }
 
     pub(super) fn leaving(&mut self, i: usize) {
@@ -83,11 +83,11 @@ impl World {
         self.send_worker(i, WorkerEvent::Left);
     }
 
-    pub(super) fn worker_gone(&mut self, i: usize) {
+    pub(super) fn worker_disconnected(&mut self, i: usize) {
         if let Some(known) = &mut self.workers[i].known {
             known.connected = false;
         }
-        self.send_worker(i, WorkerEvent::Gone);
+        self.send_worker(i, WorkerEvent::Disconnected);
     }
 
     /// A worker finishes ending leases on some devices, and reports so if it is connected.
@@ -109,7 +109,7 @@ impl World {
     }
 
     /// Toggles a device between broken and working.
-    pub(super) fn break_down(&mut self, i: usize, device: u32) {
+    pub(super) fn toggle_broken(&mut self, i: usize, device: u32) {
         let worker = &mut self.workers[i];
         if !worker.broken.insert(device) {
             worker.broken.remove(&device);
@@ -139,14 +139,14 @@ impl World {
             .chain(outdated)
             .collect();
         let claims = client.leases.iter().map(|&lease| {
-            let shares = client.tokens[&lease].iter();
-            let shares = shares.map(|&share| GrantedShare {
-                share,
-                grant: self.grants[&(lease, share)],
+            let lease_devices = client.tokens[&lease].iter();
+            let lease_devices = lease_devices.map(|&device_ref| GrantedDevice {
+                device_ref,
+                grant: self.grants[&(lease, device_ref)],
             });
             Claim {
                 lease,
-                shares: shares.collect(),
+                lease_devices: lease_devices.collect(),
             }
         });
         let claims = claims.collect();
@@ -167,7 +167,7 @@ impl World {
         self.send_client(i, ClientEvent::Attach { claims });
     }
 
-    pub(super) fn client_gone(&mut self, i: usize) {
+    pub(super) fn client_disconnected(&mut self, i: usize) {
         let was_attached = std::mem::take(&mut self.clients[i].attached);
         for lease in self
             .leases
@@ -179,19 +179,19 @@ impl World {
             }
         }
         self.waiting.retain(|waiting| waiting.client != i);
-        self.send_client(i, ClientEvent::Gone);
+        self.send_client(i, ClientEvent::Disconnected);
     }
 
     pub(super) fn request(&mut self, i: usize, demand: Demand) {
         let (request, lease) = (RequestId(self.number()), LeaseId(self.number()));
         if self.clients[i].attached {
             let demand = demand.clone();
-            self.waiting.push(Waiting {
+            self.waiting.push(SimRequest {
                 client: i,
                 request,
                 lease,
                 demand,
-                told: 0,
+                reported_position: 0,
             });
         }
         self.send_client(
@@ -286,7 +286,7 @@ impl World {
         let since = at(self.now);
         self.now += millis;
         for worker in self.workers.iter_mut().filter(|w| w.known.is_some()) {
-            worker.spared_until = self.now + 30_000;
+            worker.not_lost_before = self.now + 30_000;
         }
         for lease in self
             .leases
@@ -337,7 +337,12 @@ impl World {
     fn lose_leases_of(&mut self, i: usize) {
         let id = WorkerId(self.workers[i].id);
         if let Some(leases) = &mut self.leases {
-            leases.retain(|_, lease| lease.shares.iter().all(|share| share.worker != id));
+            leases.retain(|_, lease| {
+                lease
+                    .lease_devices
+                    .iter()
+                    .all(|device_ref| device_ref.worker != id)
+            });
         }
     }
 }

@@ -16,13 +16,13 @@ fn check_leased(steps: impl IntoIterator<Item = Step>) -> Engine {
 }
 
 #[test]
-fn the_leases_of_a_client_that_stays_away_expire() {
+fn leases_of_a_disconnected_client_expire() {
     let engine = check_leased([
-        (1_000, client_gone(9), vec![]),
+        (1_000, client_disconnected(9), vec![]),
         (31_000, tick(), vec![end_lease(1, 10)]),
         (
             32_000,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![ended(9, 10, EndReason::Unknown)],
         ),
     ]);
@@ -30,12 +30,12 @@ fn the_leases_of_a_client_that_stays_away_expire() {
 }
 
 #[test]
-fn a_client_that_is_back_in_time_keeps_its_leases() {
+fn reconnected_client_keeps_its_leases() {
     let engine = check_leased([
-        (1_000, client_gone(9), vec![]),
+        (1_000, client_disconnected(9), vec![]),
         (
             30_999,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
         (90_000, attach(8), vec![]),
@@ -45,33 +45,33 @@ fn a_client_that_is_back_in_time_keeps_its_leases() {
 }
 
 #[test]
-fn every_absence_starts_the_expiry_anew() {
+fn every_disconnect_restarts_lease_expiry() {
     check_leased([
-        (1_000, client_gone(9), vec![]),
+        (1_000, client_disconnected(9), vec![]),
         (
             20_000,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
-        (25_000, on(19, client_gone(9)), vec![]),
+        (25_000, on_stream(19, client_disconnected(9)), vec![]),
         (55_000, tick(), vec![end_lease(1, 10)]),
     ]);
 }
 
 #[test]
-fn the_late_end_of_a_replaced_stream_means_nothing() {
+fn end_of_a_replaced_stream_is_ignored() {
     let engine = check_leased([
         (
             1_000,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
-        (1_001, client_gone(9), vec![]),
+        (1_001, client_disconnected(9), vec![]),
         (1_002, release(9, 10), vec![]),
         (1_003, request(9, 2, 1), vec![]),
         (
             1_004,
-            on(19, request(9, 3, 1)),
+            on_stream(19, request(9, 3, 1)),
             vec![granted(9, 3, &[(1, 1, flex(1))])],
         ),
     ]);
@@ -79,47 +79,51 @@ fn the_late_end_of_a_replaced_stream_means_nothing() {
 }
 
 #[test]
-fn a_lease_not_claimed_on_return_was_given_up() {
+fn leases_not_claimed_on_reattach_end() {
     check_leased([
         (0, request(9, 2, 1), vec![granted(9, 2, &[(1, 1, flex(1))])]),
-        (1_000, client_gone(9), vec![]),
+        (1_000, client_disconnected(9), vec![]),
         (
             2_000,
-            on(19, attach_claiming(9, &[(20, &[(1, 1)])])),
+            on_stream(19, attach_claiming(9, &[(20, &[(1, 1)])])),
             vec![end_lease(1, 10)],
         ),
         (2_000, released(1, 10), vec![]),
         (
             2_000,
-            on(19, request(9, 3, 1)),
+            on_stream(19, request(9, 3, 1)),
             vec![granted(9, 3, &[(1, 0, flex(1))])],
         ),
     ]);
 }
 
 #[test]
-fn what_waits_is_dropped_with_the_stream() {
+fn pending_requests_are_dropped_on_disconnect() {
     check_leased([
         (0, attach(8), vec![]),
         (0, request(9, 2, 2), vec![queued(9, 2, 1)]),
         (0, request(8, 3, 2), vec![queued(8, 3, 2)]),
         (0, request(9, 4, 2), vec![queued(9, 4, 3)]),
-        (1_000, client_gone(9), vec![queued(8, 3, 1)]),
+        (1_000, client_disconnected(9), vec![queued(8, 3, 1)]),
         // It repeats the request, which goes to the end of the queue.
         (
             2_000,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
-        (2_000, on(19, request(9, 2, 2)), vec![queued(9, 2, 2)]),
+        (
+            2_000,
+            on_stream(19, request(9, 2, 2)),
+            vec![queued(9, 2, 2)],
+        ),
         // The end of the old stream is noticed only because of the new one.
         (
             3_000,
-            on(29, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(29, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
-        (3_000, on(29, cancel(9, 2)), vec![]),
-        (3_000, on(29, release(9, 10)), vec![end_lease(1, 10)]),
+        (3_000, on_stream(29, cancel(9, 2)), vec![]),
+        (3_000, on_stream(29, release(9, 10)), vec![end_lease(1, 10)]),
         (
             3_000,
             released(1, 10),
@@ -129,10 +133,10 @@ fn what_waits_is_dropped_with_the_stream() {
 }
 
 #[test]
-fn nobody_tells_a_client_that_is_away() {
+fn disconnected_clients_get_no_commands() {
     check_leased([
         (0, attach(8), vec![]),
-        (1_000, client_gone(9), vec![]),
+        (1_000, client_disconnected(9), vec![]),
         (1_000, leaving(1), vec![]),
         (1_000, worker_left(1), vec![]),
         (1_000, release(9, 10), vec![]),
@@ -141,7 +145,7 @@ fn nobody_tells_a_client_that_is_away() {
 }
 
 #[test]
-fn a_client_may_release_only_what_it_has() {
+fn client_can_release_only_its_own_leases() {
     check_leased([
         (0, attach(8), vec![]),
         // A lease of another client and one that never existed give the same answer.
@@ -153,7 +157,7 @@ fn a_client_may_release_only_what_it_has() {
 }
 
 #[test]
-fn a_client_may_claim_only_what_it_has() {
+fn client_can_claim_only_its_own_leases() {
     let engine = check_leased([
         (
             0,
@@ -164,12 +168,12 @@ fn a_client_may_claim_only_what_it_has() {
         // The token is still valid, but the lease has ended.
         (
             0,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![ended(9, 10, EndReason::Unknown)],
         ),
         (
             0,
-            on(29, attach_claiming(9, &[(70, &[])])),
+            on_stream(29, attach_claiming(9, &[(70, &[])])),
             vec![ended(9, 70, EndReason::Unknown)],
         ),
     ]);
@@ -177,21 +181,21 @@ fn a_client_may_claim_only_what_it_has() {
 }
 
 #[test]
-fn those_who_never_attached_are_not_heard() {
+fn events_of_unattached_clients_are_ignored() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, request(9, 1, 1), vec![]),
         (0, release(9, 10), vec![]),
-        (0, client_gone(9), vec![]),
+        (0, client_disconnected(9), vec![]),
         (0, beat(2), vec![]),
         (0, leaving(2), vec![]),
         (0, worker_left(2), vec![]),
-        (0, worker_gone(2), vec![]),
+        (0, worker_disconnected(2), vec![]),
     ]);
 }
 
 #[test]
-fn a_client_that_is_evicted_loses_what_it_holds_and_waits_for() {
+fn evicted_client_loses_leases_and_requests() {
     let evict = |client| Event::Evict {
         client: ClientId(client),
     };
@@ -216,9 +220,9 @@ fn a_client_that_is_evicted_loses_what_it_holds_and_waits_for() {
         ),
         // Events that were still in its stream.
         (1_000, request(9, 3, 1), vec![]),
-        (1_000, client_gone(9), vec![]),
+        (1_000, client_disconnected(9), vec![]),
         // Detached clients can be evicted too, with or without leases.
-        (2_000, client_gone(8), vec![]),
+        (2_000, client_disconnected(8), vec![]),
         (2_000, evict(8), vec![end_lease(1, 30), end_lease(1, 40)]),
         (2_000, evict(8), vec![]),
     ]);

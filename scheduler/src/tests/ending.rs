@@ -57,19 +57,19 @@ fn a_device_gets_no_lease_before_its_worker_has_released_it() {
 }
 
 #[test]
-fn what_a_worker_releases_of_other_leases_means_nothing() {
+fn release_of_an_unrelated_lease_is_ignored() {
     check_leased([
         (1_000, released(1, 10), vec![]),
         (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
         (2_000, release(9, 10), vec![end_lease(1, 10)]),
         (2_000, released(1, 20), vec![]),
         (2_000, released(2, 10), vec![]),
-        (2_000, on(7, released(1, 10)), vec![]),
+        (2_000, on_stream(7, released(1, 10)), vec![]),
     ]);
 }
 
 #[test]
-fn leases_that_expire_or_lose_a_worker_are_released_like_others() {
+fn expired_and_lost_leases_wait_for_release() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, join(2, &[flex(1)]), vec![]),
@@ -90,7 +90,7 @@ fn leases_that_expire_or_lose_a_worker_are_released_like_others() {
             released(2, 10),
             vec![granted(9, 2, &[(2, 0, flex(1))])],
         ),
-        (4_000, client_gone(9), vec![]),
+        (4_000, client_disconnected(9), vec![]),
         (34_000, tick(), vec![end_lease(2, 20)]),
         (34_000, attach(8), vec![]),
         (34_000, request(8, 3, 1), vec![queued(8, 3, 1)]),
@@ -103,48 +103,48 @@ fn leases_that_expire_or_lose_a_worker_are_released_like_others() {
 }
 
 #[test]
-fn a_worker_that_joins_again_is_asked_again_for_what_it_has_not_released() {
+fn rejoined_worker_gets_end_lease_again_for_unreleased_devices() {
     check_leased([
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (1_000, release(9, 10), vec![]),
         (1_000, request(8, 2, 1), vec![queued(8, 2, 1)]),
         // It may have ended the lease and reported so, or never have received the command.
         (
             2_000,
-            on(11, join(1, &[flex(1), flex(1)])),
+            on_stream(11, join(1, &[flex(1), flex(1)])),
             vec![end_lease(1, 10)],
         ),
         (
             2_500,
-            on(12, join_ending(1, &[flex(1), flex(1)], &[(10, 0)])),
+            on_stream(12, join_ending(1, &[flex(1), flex(1)], &[(10, 0)])),
             vec![end_lease(1, 10)],
         ),
         (
             3_000,
-            on(13, join_holding(1, &[flex(1), flex(1)], &[(10, 1)])),
+            on_stream(13, join_holding(1, &[flex(1), flex(1)], &[(10, 1)])),
             vec![end_lease(1, 10)],
         ),
         (
             3_500,
-            on(13, released(1, 10)),
+            on_stream(13, released(1, 10)),
             vec![granted(8, 2, &[(1, 0, flex(1))])],
         ),
         // It has reported the release, so the command is not repeated.
         (
             4_000,
-            on(14, join_holding(1, &[flex(1), flex(1)], &[(20, 0)])),
+            on_stream(14, join_holding(1, &[flex(1), flex(1)], &[(20, 0)])),
             vec![],
         ),
     ]);
 }
 
 #[test]
-fn a_worker_that_is_lost_takes_what_it_has_not_released_along() {
+fn losing_a_worker_forgets_its_unreleased_devices() {
     let engine = check_leased([
         (1_000, release(9, 10), vec![end_lease(1, 10)]),
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (5_000, tick(), vec![]),
-        (6_000, on(11, join(1, &[flex(1), flex(1)])), vec![]),
+        (6_000, on_stream(11, join(1, &[flex(1), flex(1)])), vec![]),
         (
             6_000,
             request(8, 2, 1),
@@ -158,7 +158,7 @@ fn a_worker_that_is_lost_takes_what_it_has_not_released_along() {
 }
 
 #[test]
-fn a_scheduler_that_restarted_learns_what_is_not_released() {
+fn restarted_scheduler_learns_unreleased_devices() {
     check([
         (
             0,
@@ -176,7 +176,7 @@ fn a_scheduler_that_restarted_learns_what_is_not_released() {
 }
 
 #[test]
-fn a_lease_that_its_worker_was_told_to_end_cannot_be_claimed() {
+fn lease_being_ended_cannot_be_claimed() {
     let unavailable = EndReason::DeviceUnavailable {
         worker: WorkerId(1),
         index: 0,
@@ -204,29 +204,29 @@ fn a_lease_that_its_worker_was_told_to_end_cannot_be_claimed() {
 }
 
 #[test]
-fn a_worker_that_runs_a_lease_that_ended_has_its_device_back_after_it() {
+fn device_is_free_after_a_stale_lease_is_released() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, attach(9), vec![]),
         (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (5_000, tick(), vec![ended(9, 10, lost(1))]),
         (
             6_000,
-            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1)], &[(10, 0)])),
             vec![end_lease(1, 10)],
         ),
         (6_000, request(9, 2, 1), vec![queued(9, 2, 1)]),
         (
             7_000,
-            on(11, released(1, 10)),
+            on_stream(11, released(1, 10)),
             vec![granted(9, 2, &[(1, 0, flex(1))])],
         ),
     ]);
 }
 
 #[test]
-fn a_device_out_of_service_is_waited_for() {
+fn requests_wait_for_devices_out_of_service() {
     let two = [flex(1), flex(1)];
     let engine = check([
         (0, join(1, &two), vec![]),
@@ -238,7 +238,7 @@ fn a_device_out_of_service_is_waited_for() {
         // The current lease goes on, and the next request for the device has to wait.
         (2_000, release(9, 20), vec![end_lease(1, 20)]),
         (2_000, released(1, 20), vec![]),
-        (2_000, on(7, out_of_service(1, &[])), vec![]),
+        (2_000, on_stream(7, out_of_service(1, &[])), vec![]),
     ]);
     let broken = || (false, false, Some("broken".to_owned()));
     assert_eq!(devices(&engine), [broken(), broken()]);
@@ -278,7 +278,7 @@ fn a_worker_may_join_with_a_device_out_of_service() {
         (0, request(9, 1, 1), vec![queued(9, 1, 1)]),
         (
             1_000,
-            on(11, join_holding(1, &[flex(1)], &[])),
+            on_stream(11, join_holding(1, &[flex(1)], &[])),
             vec![granted(9, 1, &[(1, 0, flex(1))])],
         ),
     ]);

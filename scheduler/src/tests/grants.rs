@@ -50,7 +50,7 @@ fn join_after(id: u64, devices: &[DeviceSpec], ended: &[(u32, GrantNumber)]) -> 
 }
 
 #[test]
-fn each_grant_has_a_higher_number_and_its_end_names_it() {
+fn grant_numbers_rise_and_end_lease_names_them() {
     let mut engine = engine();
     engine.handle(join(1, &[flex(1), flex(1)]), at(0));
     engine.handle(attach(9), at(0));
@@ -68,7 +68,7 @@ fn each_grant_has_a_higher_number_and_its_end_names_it() {
 }
 
 #[test]
-fn a_grant_is_above_what_its_worker_knows_and_other_devices_are_not_touched() {
+fn grant_number_exceeds_those_known_to_the_worker() {
     let far = GrantNumber {
         term: u64::MAX,
         count: 3,
@@ -89,7 +89,7 @@ fn a_grant_is_above_what_its_worker_knows_and_other_devices_are_not_touched() {
 }
 
 #[test]
-fn a_device_whose_worker_knows_of_the_highest_number_is_never_granted() {
+fn device_with_exhausted_grant_numbers_is_never_granted() {
     let highest = GrantNumber {
         term: u64::MAX,
         count: u64::MAX,
@@ -111,13 +111,13 @@ fn a_device_whose_worker_knows_of_the_highest_number_is_never_granted() {
 }
 
 #[test]
-fn a_claim_by_a_grant_that_its_worker_saw_end_is_void() {
+fn claim_by_an_ended_grant_is_rejected() {
     let unavailable = DeviceUnavailable {
         worker: WorkerId(1),
         index: 0,
     };
     check([
-        (0, join_after(1, &[flex(1)], &[(0, before(10))]), vec![]),
+        (0, join_after(1, &[flex(1)], &[(0, old_grant(10))]), vec![]),
         (
             0,
             attach_claiming(9, &[(10, &[(1, 0)])]),
@@ -127,7 +127,7 @@ fn a_claim_by_a_grant_that_its_worker_saw_end_is_void() {
         (0, attach_claiming(8, &[(20, &[(2, 0)])]), vec![]),
         (
             0,
-            join_after(2, &[flex(1)], &[(0, before(20))]),
+            join_after(2, &[flex(1)], &[(0, old_grant(20))]),
             vec![
                 end_lease(2, 20),
                 ended(
@@ -147,7 +147,7 @@ fn a_claim_by_a_grant_that_its_worker_saw_end_is_void() {
 }
 
 #[test]
-fn of_two_claims_to_a_device_the_later_grant_stays() {
+fn later_grant_wins_between_two_claims() {
     let unavailable = || DeviceUnavailable {
         worker: WorkerId(1),
         index: 0,
@@ -170,7 +170,7 @@ fn of_two_claims_to_a_device_the_later_grant_stays() {
 }
 
 #[test]
-fn a_lease_shows_its_devices_as_they_were_granted_once_all_workers_are_here() {
+fn lease_snapshot_has_devices_once_all_workers_joined() {
     let mut engine = engine();
     engine.handle(join(1, &[flex(1)]), at(0));
     engine.handle(attach_claiming(9, &[(10, &[(1, 0), (2, 0)])]), at(0));
@@ -179,10 +179,13 @@ fn a_lease_shows_its_devices_as_they_were_granted_once_all_workers_are_here() {
     engine.handle(join(2, &[flex(2)]), at(0));
     let lease = engine.lease(LeaseId(10)).unwrap();
     let devices = lease.devices.unwrap();
-    let shares: Vec<_> = devices.iter().map(|d| (d.share, d.grant)).collect();
+    let lease_devices: Vec<_> = devices.iter().map(|d| (d.device_ref, d.grant)).collect();
     assert_eq!(
-        shares,
-        [(share(1, 0), before(10)), (share(2, 0), before(10))]
+        lease_devices,
+        [
+            (device_ref(1, 0), old_grant(10)),
+            (device_ref(2, 0), old_grant(10))
+        ]
     );
     assert_eq!(engine.leases_of(ClientId(9)), [LeaseId(10)]);
     engine.handle(release(9, 10), at(0));
@@ -194,7 +197,7 @@ fn suspended(since: u64) -> Event {
 }
 
 #[test]
-fn who_went_while_the_scheduler_slept_has_time_to_come_back() {
+fn peers_lost_during_suspension_can_reconnect() {
     let engine = check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, attach(9), vec![]),
@@ -202,16 +205,16 @@ fn who_went_while_the_scheduler_slept_has_time_to_come_back() {
         (90_000, beat(1), vec![]),
         // Twelve seconds later, the driver notices that all streams have ended.
         (102_000, suspended(90_000), vec![]),
-        (102_000, worker_gone(1), vec![]),
-        (102_000, client_gone(9), vec![]),
+        (102_000, worker_disconnected(1), vec![]),
+        (102_000, client_disconnected(9), vec![]),
         (
             121_000,
-            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1)], &[(10, 0)])),
             vec![],
         ),
         (
             131_000,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
     ]);
@@ -220,7 +223,7 @@ fn who_went_while_the_scheduler_slept_has_time_to_come_back() {
 }
 
 #[test]
-fn who_does_not_come_back_after_the_sleep_is_lost() {
+fn peers_that_do_not_reconnect_after_suspension_are_lost() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, join(2, &[flex(1)]), vec![]),
@@ -230,19 +233,19 @@ fn who_does_not_come_back_after_the_sleep_is_lost() {
         (90_000, beat(1), vec![]),
         (90_000, beat(2), vec![]),
         (102_000, suspended(90_000), vec![]),
-        (102_000, worker_gone(1), vec![]),
-        (102_000, client_gone(9), vec![]),
+        (102_000, worker_disconnected(1), vec![]),
+        (102_000, client_disconnected(9), vec![]),
         (132_000, tick(), vec![end_lease(2, 20)]),
     ]);
 }
 
 #[test]
-fn a_deadline_that_passed_in_the_sleep_is_put_off() {
+fn deadlines_that_passed_during_suspension_are_extended() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, attach(9), vec![]),
         (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
-        (1_000, client_gone(9), vec![]),
+        (1_000, client_disconnected(9), vec![]),
         // The lease would have expired at 31 s.
         (31_000, suspended(20_000), vec![]),
         (61_000, tick(), vec![end_lease(1, 10)]),
@@ -250,7 +253,7 @@ fn a_deadline_that_passed_in_the_sleep_is_put_off() {
 }
 
 #[test]
-fn what_ended_before_the_sleep_has_ended_after_it() {
+fn leases_ended_before_suspension_stay_ended() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, attach(9), vec![]),
@@ -259,14 +262,14 @@ fn what_ended_before_the_sleep_has_ended_after_it() {
         (100_000, suspended(80_000), vec![]),
         (
             100_000,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![ended(9, 10, Unknown)],
         ),
     ]);
 }
 
 #[test]
-fn a_sleep_after_a_start_does_not_use_up_the_time_for_adoption() {
+fn suspension_does_not_use_up_the_adoption_window() {
     check([
         (70_000, suspended(10_000), vec![]),
         (110_000, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
@@ -292,7 +295,7 @@ fn join_leaving_behind(id: u64, lease: u64, grant: GrantNumber) -> Event {
 }
 
 #[test]
-fn an_end_that_is_said_again_names_the_same_grants() {
+fn repeated_end_lease_names_the_same_grants() {
     let mut engine = engine();
     engine.handle(join(1, &[flex(1), flex(1)]), at(0));
     engine.handle(attach(9), at(0));
@@ -303,15 +306,15 @@ fn an_end_that_is_said_again_names_the_same_grants() {
         grant: number(1),
     });
     assert_eq!(first, ended);
-    let again = on(11, join(1, &[flex(1), flex(1)]));
+    let again = on_stream(11, join(1, &[flex(1), flex(1)]));
     assert_eq!(numbers(&engine.handle(again, at(0))).1, ended);
-    engine.handle(on(11, released_but(1, 10, &[1])), at(0));
-    let again = on(12, join(1, &[flex(1), flex(1)]));
+    engine.handle(on_stream(11, released_but(1, 10, &[1])), at(0));
+    let again = on_stream(12, join(1, &[flex(1), flex(1)]));
     assert_eq!(numbers(&engine.handle(again, at(0))).1, ended[1..]);
 }
 
 #[test]
-fn what_is_not_released_is_noted_as_ended_and_the_next_grant_is_above_it() {
+fn unreleased_grants_count_as_ended() {
     let mut engine = engine();
     engine.handle(attach(9), at(0));
     let far = GrantNumber {
@@ -330,11 +333,11 @@ fn what_is_not_released_is_noted_as_ended_and_the_next_grant_is_above_it() {
 }
 
 #[test]
-fn a_claim_by_a_later_grant_has_the_device_that_an_earlier_lease_left() {
+fn claim_by_a_later_grant_gets_a_device_still_ending() {
     check([
         (
             0,
-            join_leaving_behind(1, 10, before(10)),
+            join_leaving_behind(1, 10, old_grant(10)),
             vec![end_lease(1, 10)],
         ),
         (0, attach_claiming(9, &[(20, &[(1, 0)])]), vec![]),

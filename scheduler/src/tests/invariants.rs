@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{KnownWorker, MAX_WAITING, MAX_WAITING_PER_CLIENT, SimWorker, World, does};
+use super::world::{
+    KnownWorker, MAX_WAITING, MAX_WAITING_PER_CLIENT, SimWorker, World, meets_demand,
+};
 use super::*;
 
 impl World {
@@ -20,7 +22,7 @@ impl World {
                     id,
                     (
                         lease.owner.unwrap(),
-                        lease.shares.keys().copied().collect::<Vec<_>>(),
+                        lease.lease_devices.keys().copied().collect::<Vec<_>>(),
                     ),
                 )
             });
@@ -29,7 +31,7 @@ impl World {
                     *id,
                     (
                         ClientId(self.clients[lease.client].id),
-                        lease.shares.clone(),
+                        lease.lease_devices.clone(),
                     ),
                 )
             });
@@ -71,18 +73,18 @@ impl World {
             let devices = (0..)
                 .zip(&worker.devices)
                 .filter(|(_, device)| device.leased);
-            leased.extend(devices.map(|(index, _)| share(worker.worker.0, index)));
+            leased.extend(devices.map(|(index, _)| device_ref(worker.worker.0, index)));
         }
         for (id, lease) in self.engine.leases().iter() {
-            assert!(!lease.shares.is_empty());
-            for share in lease
-                .shares
+            assert!(!lease.lease_devices.is_empty());
+            for device_ref in lease
+                .lease_devices
                 .keys()
-                .filter(|share| here.contains(&share.worker))
+                .filter(|device_ref| here.contains(&device_ref.worker))
             {
                 assert!(
-                    leased.remove(share),
-                    "{share:?} of {id} is leased twice, or not at all"
+                    leased.remove(device_ref),
+                    "{device_ref:?} of {id} is leased twice, or not at all"
                 );
             }
         }
@@ -122,11 +124,11 @@ impl World {
         }
         let free = self.free();
         for (position, waiting) in (1..).zip(&self.waiting) {
-            assert_eq!(waiting.told, position);
+            assert_eq!(waiting.reported_position, position);
             let wanted = waiting.demand.devices as usize;
             let fit = free
                 .iter()
-                .filter(|share| does(self.device(**share), &waiting.demand));
+                .filter(|device_ref| meets_demand(self.device(**device_ref), &waiting.demand));
             assert!(fit.count() < wanted, "{} waits, and fits", waiting.demand);
             assert!(
                 self.could_ever_fit(&waiting.demand),
@@ -152,8 +154,9 @@ impl World {
             if worker.known.as_ref().is_some_and(|known| known.connected) {
                 for (lease, index) in &worker.held {
                     let known = self.engine.leases().get(*lease);
-                    let rightly =
-                        known.is_some_and(|l| l.shares.contains_key(&share(worker.id, *index)));
+                    let rightly = known.is_some_and(|l| {
+                        l.lease_devices.contains_key(&device_ref(worker.id, *index))
+                    });
                     assert!(rightly, "{lease} runs on {}, device {index}", worker.id);
                 }
             }
@@ -210,7 +213,7 @@ impl World {
             else {
                 continue;
             };
-            let taken: BTreeSet<_> = devices.iter().map(|device| device.share).collect();
+            let taken: BTreeSet<_> = devices.iter().map(|device| device.device_ref).collect();
             assert_eq!(taken.len(), devices.len(), "a device twice in one lease");
             assert!(free.is_disjoint(&taken), "a device is free and leased");
             free.extend(taken.iter().copied());
@@ -218,7 +221,7 @@ impl World {
                 .waiting
                 .iter()
                 .find(|waiting| waiting.request == *request);
-            let used: BTreeSet<_> = taken.iter().map(|share| share.worker).collect();
+            let used: BTreeSet<_> = taken.iter().map(|device_ref| device_ref.worker).collect();
             let fewest = self.fewest_workers(&free, &waiting.unwrap().demand);
             assert_eq!(Some(used.len() as u32), fewest);
         }
@@ -281,16 +284,19 @@ impl World {
         let devices = known
             .filter(|known| !known.leaving)
             .flat_map(|known| &known.devices);
-        devices.filter(|device| does(device, demand)).count() >= demand.devices as usize
+        devices
+            .filter(|device| meets_demand(device, demand))
+            .count()
+            >= demand.devices as usize
     }
 
-    fn device(&self, share: DeviceRef) -> &DeviceSpec {
+    fn device(&self, device_ref: DeviceRef) -> &DeviceSpec {
         let worker = self
             .workers
             .iter()
-            .find(|worker| worker.id == share.worker.0)
+            .find(|worker| worker.id == device_ref.worker.0)
             .unwrap();
-        &worker.known.as_ref().unwrap().devices[share.index as usize]
+        &worker.known.as_ref().unwrap().devices[device_ref.index as usize]
     }
 
     /// Returns the size of the smallest set of workers that can meet the demand, by trying
@@ -298,10 +304,10 @@ impl World {
     fn fewest_workers(&self, free: &BTreeSet<DeviceRef>, demand: &Demand) -> Option<u32> {
         let fit: Vec<_> = free
             .iter()
-            .filter(|share| does(self.device(**share), demand))
+            .filter(|device_ref| meets_demand(self.device(**device_ref), demand))
             .collect();
         let enough = |set: &u32| {
-            let in_set = |share: &&&DeviceRef| set >> share.worker.0 & 1 == 1;
+            let in_set = |device_ref: &&&DeviceRef| set >> device_ref.worker.0 & 1 == 1;
             fit.iter().filter(in_set).count() >= demand.devices as usize
         };
         let sets = 0..1_u32 << self.workers.len();

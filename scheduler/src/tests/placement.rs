@@ -33,7 +33,7 @@ fn check_mixed(demand: Demand, expected: Result<&[(u64, u32, DeviceSpec)], &str>
 }
 
 #[test]
-fn kind_and_memory_are_what_was_asked() {
+fn granted_devices_match_kind_and_memory() {
     check_mixed(demand(1, Some("cuda"), 0), Ok(&[(2, 0, cuda(8))]));
     check_mixed(demand(1, Some("cuda"), 9), Ok(&[(2, 1, cuda(80))]));
     check_mixed(demand(1, None, 8), Ok(&[(2, 0, cuda(8))]));
@@ -45,7 +45,7 @@ fn kind_and_memory_are_what_was_asked() {
 }
 
 #[test]
-fn what_the_pool_can_never_give_is_refused_with_what_it_has() {
+fn unsatisfiable_requests_are_refused_with_the_inventory() {
     let has = "the pool has 1 cuda (8.0 GiB), 1 cuda (80.0 GiB), 2 flex (16.0 GiB)";
     check_mixed(
         demand(4, Some("cuda"), 8),
@@ -77,7 +77,7 @@ fn what_the_pool_can_never_give_is_refused_with_what_it_has() {
 }
 
 #[test]
-fn a_pool_without_workers_refuses_and_says_so() {
+fn empty_pool_refuses_requests() {
     let mut engine = check([(0, attach(9), vec![])]);
     let commands = engine.handle(request(9, 1, 1), at(0));
     assert_eq!(commands, [unsatisfiable(9, 1, 1, &[])]);
@@ -91,7 +91,7 @@ fn a_pool_without_workers_refuses_and_says_so() {
 }
 
 #[test]
-fn a_pool_of_many_sorts_is_not_spelled_out() {
+fn inventory_in_errors_is_bounded() {
     let devices: Vec<_> = (1..=20).map(cuda).collect();
     let mut engine = check([(0, join(1, &devices), vec![]), (0, attach(9), vec![])]);
     let commands = engine.handle(request(9, 1, 21), at(0));
@@ -105,7 +105,7 @@ fn a_pool_of_many_sorts_is_not_spelled_out() {
 }
 
 #[test]
-fn what_is_only_busy_waits() {
+fn requests_for_busy_devices_are_queued() {
     check([
         (0, join(1, &[flex(16), flex(16)]), vec![]),
         (0, attach(9), vec![]),

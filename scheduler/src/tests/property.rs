@@ -9,7 +9,7 @@ use super::*;
 const WORKERS: usize = 4;
 const CLIENTS: usize = 3;
 
-/// An action in the world. `nth` and `who` may exceed the number of items; `World` takes
+/// An action in the world. `nth` and `index` may exceed the number of items; `World` takes
 /// them modulo that number.
 #[derive(Clone, Debug)]
 enum Op {
@@ -26,7 +26,7 @@ enum Op {
     WorkerLeft {
         worker: usize,
     },
-    WorkerGone {
+    WorkerDisconnected {
         worker: usize,
     },
     CloseSessions {
@@ -36,7 +36,7 @@ enum Op {
         worker: usize,
         devices: u32,
     },
-    BreakDown {
+    ToggleBroken {
         worker: usize,
         device: u32,
     },
@@ -45,7 +45,7 @@ enum Op {
         give_up: usize,
         outdated: usize,
     },
-    ClientGone {
+    ClientDisconnected {
         client: usize,
     },
     Request {
@@ -63,8 +63,8 @@ enum Op {
         client: usize,
         nth: usize,
     },
-    Ghosts {
-        who: usize,
+    OldStreamEvents {
+        index: usize,
     },
     Wait {
         millis: u64,
@@ -132,11 +132,11 @@ fn worker_op() -> impl Strategy<Value = Op> {
         3 => worker().prop_map(|worker| Op::Beat { worker }),
         1 => worker().prop_map(|worker| Op::Leaving { worker }),
         1 => worker().prop_map(|worker| Op::WorkerLeft { worker }),
-        3 => worker().prop_map(|worker| Op::WorkerGone { worker }),
+        3 => worker().prop_map(|worker| Op::WorkerDisconnected { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
         8 => (worker(), prop_oneof![3 => Just(u32::MAX), 1 => 0..8_u32])
             .prop_map(|(worker, devices)| Op::Finish { worker, devices }),
-        2 => (worker(), 0..3_u32).prop_map(|(worker, device)| Op::BreakDown { worker, device }),
+        2 => (worker(), 0..3_u32).prop_map(|(worker, device)| Op::ToggleBroken { worker, device }),
     ]
 }
 
@@ -146,12 +146,12 @@ fn client_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (client(), rarely_some(), rarely_some())
             .prop_map(|(client, give_up, outdated)| Op::Attach { client, give_up, outdated }),
-        2 => client().prop_map(|client| Op::ClientGone { client }),
+        2 => client().prop_map(|client| Op::ClientDisconnected { client }),
         18 => (client(), demand()).prop_map(|(client, demand)| Op::Request { client, demand }),
         1 => client().prop_map(|client| Op::RequestAgain { client }),
         2 => (client(), 0..8_usize).prop_map(|(client, nth)| Op::Cancel { client, nth }),
         5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
-        1 => (0..WORKERS).prop_map(|who| Op::Ghosts { who }),
+        1 => (0..WORKERS).prop_map(|index| Op::OldStreamEvents { index }),
     ]
 }
 
@@ -170,21 +170,21 @@ fn apply(world: &mut World, op: Op) {
         Op::Beat { worker } => world.beat(worker),
         Op::Leaving { worker } => world.leaving(worker),
         Op::WorkerLeft { worker } => world.worker_left(worker),
-        Op::WorkerGone { worker } => world.worker_gone(worker),
+        Op::WorkerDisconnected { worker } => world.worker_disconnected(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),
         Op::Finish { worker, devices } => world.finish(worker, |index| devices >> index & 1 == 1),
-        Op::BreakDown { worker, device } => world.break_down(worker, device),
+        Op::ToggleBroken { worker, device } => world.toggle_broken(worker, device),
         Op::Attach {
             client,
             give_up,
             outdated,
         } => world.attach(client, give_up, outdated),
-        Op::ClientGone { client } => world.client_gone(client),
+        Op::ClientDisconnected { client } => world.client_disconnected(client),
         Op::Request { client, demand } => world.request(client, demand),
         Op::RequestAgain { client } => world.request_again(client),
         Op::Cancel { client, nth } => world.cancel(client, nth),
         Op::Release { client, nth } => world.release(client, nth),
-        Op::Ghosts { who } => world.send_ghosts(who),
+        Op::OldStreamEvents { index } => world.send_on_old_stream(index),
         Op::Wait { millis } => world.wait(millis),
         Op::Oversleep { millis } => world.oversleep(millis),
         Op::Suspend { millis } => world.suspend(millis),
@@ -206,10 +206,10 @@ fn check_any(ops: Vec<Op>) {
         apply(&mut world, op);
     }
     for client in 0..CLIENTS {
-        world.client_gone(client);
+        world.client_disconnected(client);
     }
     for worker in 0..WORKERS {
-        world.worker_gone(worker);
+        world.worker_disconnected(worker);
     }
     world.wait(60_000);
     world.oversleep(0);

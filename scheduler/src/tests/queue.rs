@@ -45,7 +45,7 @@ fn first_come_first_served() {
 }
 
 #[test]
-fn what_fits_does_not_wait_behind_what_does_not() {
+fn small_requests_backfill_past_large_ones() {
     check_full([
         (0, request(9, 3, 2), vec![queued(9, 3, 1)]),
         (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
@@ -67,7 +67,7 @@ fn what_fits_does_not_wait_behind_what_does_not() {
 }
 
 #[test]
-fn one_release_may_grant_several() {
+fn one_release_can_grant_several_requests() {
     check([
         (0, join(1, &[flex(1), flex(1)]), vec![]),
         (0, attach(8), vec![]),
@@ -111,7 +111,7 @@ fn a_cancelled_request_ends_and_the_others_move_up() {
 }
 
 #[test]
-fn to_ask_twice_is_to_ask_once() {
+fn repeated_request_is_queued_once() {
     check_full([
         (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
         (0, request(9, 3, 2), vec![]),
@@ -138,7 +138,7 @@ fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
 }
 
 #[test]
-fn a_client_may_have_so_many_waiting() {
+fn pending_requests_per_client_are_limited() {
     let steps = [
         (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
         (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
@@ -163,7 +163,7 @@ fn a_client_may_have_so_many_waiting() {
 }
 
 #[test]
-fn the_pool_may_have_so_many_waiting() {
+fn pending_requests_per_pool_are_limited() {
     let steps = [
         (0, request(9, 3, 1), vec![queued(9, 3, 1)]),
         (0, request(8, 4, 1), vec![queued(8, 4, 2)]),
@@ -184,7 +184,7 @@ fn the_pool_may_have_so_many_waiting() {
 }
 
 #[test]
-fn bounds_are_on_waiting_only() {
+fn limits_apply_only_to_queued_requests() {
     let options = bounds(0, 0);
     check_with(
         options,

@@ -18,7 +18,7 @@ fn missing(worker: u64) -> EndReason {
 }
 
 #[test]
-fn a_lease_a_worker_still_runs_keeps_its_device() {
+fn lease_reported_by_a_worker_is_adopted() {
     let engine = check([
         (0, join_holding(1, &[flex(1), flex(1)], &[(10, 0)]), vec![]),
         (0, attach(9), vec![]),
@@ -29,7 +29,7 @@ fn a_lease_a_worker_still_runs_keeps_its_device() {
 }
 
 #[test]
-fn an_adopted_lease_that_nobody_claims_expires() {
+fn unclaimed_adopted_lease_expires() {
     check([
         (1_000, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
         (1_000, attach(9), vec![]),
@@ -44,7 +44,7 @@ fn an_adopted_lease_that_nobody_claims_expires() {
 }
 
 #[test]
-fn an_adopted_lease_that_is_claimed_is_the_clients() {
+fn claimed_adopted_lease_belongs_to_the_client() {
     check([
         (1_000, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
         (2_000, attach_claiming(9, &[(10, &[(1, 0)])]), vec![]),
@@ -80,7 +80,7 @@ fn a_claim_waits_for_its_workers() {
 }
 
 #[test]
-fn a_claim_whose_worker_stays_away_ends() {
+fn claim_ends_if_its_worker_does_not_join() {
     check([
         (0, attach_claiming(9, &[(10, &[(1, 0), (2, 0)])]), vec![]),
         (1_000, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
@@ -98,13 +98,13 @@ fn a_claim_whose_worker_stays_away_ends() {
 }
 
 #[test]
-fn to_come_and_go_does_not_put_off_the_end_of_a_claim() {
+fn reconnecting_does_not_extend_a_claims_deadline() {
     check([
         (0, attach_claiming(9, &[(10, &[(1, 0)])]), vec![]),
-        (10_000, client_gone(9), vec![]),
+        (10_000, client_disconnected(9), vec![]),
         (
             20_000,
-            on(19, attach_claiming(9, &[(10, &[(1, 0)])])),
+            on_stream(19, attach_claiming(9, &[(10, &[(1, 0)])])),
             vec![],
         ),
         (30_000, tick(), vec![ended(9, 10, missing(1))]),
@@ -112,7 +112,7 @@ fn to_come_and_go_does_not_put_off_the_end_of_a_claim() {
 }
 
 #[test]
-fn a_lease_of_two_workers_is_one_lease() {
+fn lease_reported_by_two_workers_is_one_lease() {
     let engine = check([
         (0, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
         (0, join_holding(2, &[flex(1)], &[(10, 0)]), vec![]),
@@ -126,7 +126,7 @@ fn a_lease_of_two_workers_is_one_lease() {
 }
 
 #[test]
-fn a_claim_brings_the_devices_the_worker_did_not_tell_of() {
+fn claim_adds_devices_the_worker_did_not_report() {
     check([
         (0, join_holding(1, &[flex(1), flex(1)], &[(10, 0)]), vec![]),
         (0, attach_claiming(9, &[(10, &[(1, 0), (1, 1)])]), vec![]),
@@ -137,7 +137,7 @@ fn a_claim_brings_the_devices_the_worker_did_not_tell_of() {
 }
 
 #[test]
-fn a_claim_comes_too_late_for_a_device_leased_anew() {
+fn claim_to_a_regranted_device_ends() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, join(2, &[flex(1)]), vec![]),
@@ -181,7 +181,7 @@ fn a_claim_to_a_device_that_does_not_exist_ends() {
 }
 
 #[test]
-fn of_two_claims_to_a_device_the_one_that_runs_there_stays() {
+fn running_lease_wins_between_two_claims() {
     check([
         (0, attach_claiming(8, &[(10, &[(1, 0)])]), vec![]),
         (0, attach_claiming(9, &[(20, &[(1, 0)])]), vec![]),
@@ -194,7 +194,7 @@ fn of_two_claims_to_a_device_the_one_that_runs_there_stays() {
 }
 
 #[test]
-fn of_two_leases_a_worker_runs_on_a_device_the_known_one_stays() {
+fn known_lease_wins_between_two_reported_on_one_device() {
     check([
         (0, attach_claiming(9, &[(20, &[(1, 0)])]), vec![]),
         (
@@ -207,7 +207,7 @@ fn of_two_leases_a_worker_runs_on_a_device_the_known_one_stays() {
 }
 
 #[test]
-fn a_worker_cannot_run_what_it_does_not_have() {
+fn leases_on_nonexistent_devices_are_ended() {
     let engine = check([(
         0,
         join_holding(1, &[flex(1)], &[(10, 7)]),
@@ -217,21 +217,21 @@ fn a_worker_cannot_run_what_it_does_not_have() {
 }
 
 #[test]
-fn a_client_that_attached_with_a_claim_may_go_again() {
+fn client_can_detach_after_claiming() {
     check([
         (0, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
         (10_000, attach_claiming(9, &[(10, &[(1, 0)])]), vec![]),
-        (20_000, client_gone(9), vec![]),
+        (20_000, client_disconnected(9), vec![]),
         (50_000, tick(), vec![end_lease(1, 10)]),
     ]);
 }
 
 #[test]
-fn the_loss_of_a_worker_ends_what_it_was_adopted_with() {
+fn losing_a_worker_ends_its_adopted_leases() {
     check([
         (0, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
         (0, join_holding(2, &[flex(1)], &[(10, 0)]), vec![]),
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (5_000, tick(), vec![end_lease(2, 10)]),
         (
             5_000,
@@ -242,7 +242,7 @@ fn the_loss_of_a_worker_ends_what_it_was_adopted_with() {
 }
 
 #[test]
-fn after_a_while_an_unknown_lease_is_one_that_ended() {
+fn unknown_leases_end_after_the_adoption_window() {
     check([
         (59_999, join_holding(1, &[flex(1)], &[(10, 0)]), vec![]),
         (

@@ -21,10 +21,10 @@ fn check_gang(steps: impl IntoIterator<Item = Step>) -> Engine {
 }
 
 #[test]
-fn a_worker_is_lost_some_time_after_its_last_beat() {
+fn disconnected_worker_is_lost_after_the_timeout() {
     check_gang([
         (3_000, beat(1), vec![]),
-        (4_000, worker_gone(1), vec![]),
+        (4_000, worker_disconnected(1), vec![]),
         (8_000, tick(), vec![end_lease(2, 10), ended(9, 10, lost(1))]),
         // The worker has been removed, and its device is no longer in the pool.
         (
@@ -48,8 +48,8 @@ fn a_silent_worker_is_not_lost_while_its_stream_is_up() {
 }
 
 #[test]
-fn a_stream_that_breaks_after_long_silence_is_a_loss_at_once() {
-    let mut engine = check_gang([(6_000, worker_gone(1), vec![])]);
+fn worker_disconnected_after_long_silence_is_lost_at_once() {
+    let mut engine = check_gang([(6_000, worker_disconnected(1), vec![])]);
     assert_eq!(engine.next_deadline(), Some(at(5_000)));
     let commands = engine.handle(Event::Tick, at(6_000));
     assert_eq!(
@@ -59,12 +59,12 @@ fn a_stream_that_breaks_after_long_silence_is_a_loss_at_once() {
 }
 
 #[test]
-fn a_worker_that_is_back_in_time_keeps_its_leases() {
+fn rejoined_worker_keeps_its_leases() {
     let engine = check_gang([
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (
             4_999,
-            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1)], &[(10, 0)])),
             vec![],
         ),
         (20_000, attach(8), vec![]),
@@ -74,24 +74,24 @@ fn a_worker_that_is_back_in_time_keeps_its_leases() {
 }
 
 #[test]
-fn a_worker_that_is_back_before_the_tick_is_back_in_time() {
-    let mut engine = check_gang([(1_000, worker_gone(1), vec![])]);
-    let back = on(11, join_holding(1, &[flex(1)], &[(10, 0)]));
+fn worker_rejoined_before_the_tick_is_not_lost() {
+    let mut engine = check_gang([(1_000, worker_disconnected(1), vec![])]);
+    let back = on_stream(11, join_holding(1, &[flex(1)], &[(10, 0)]));
     assert_eq!(engine.handle(back, at(9_000)), []);
     assert_eq!(engine.handle(Event::Tick, at(9_000)), []);
     assert_eq!(engine.snapshot().leases, 1);
 }
 
 #[test]
-fn the_late_end_of_a_replaced_stream_means_nothing() {
+fn end_of_a_replaced_stream_is_ignored() {
     let engine = check_gang([
         (
             1_000,
-            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1)], &[(10, 0)])),
             vec![],
         ),
         (1_001, leaving(1), vec![]),
-        (1_002, worker_gone(1), vec![]),
+        (1_002, worker_disconnected(1), vec![]),
         (1_003, beat(1), vec![]),
     ]);
     let snapshot = engine.snapshot();
@@ -100,31 +100,31 @@ fn the_late_end_of_a_replaced_stream_means_nothing() {
 }
 
 #[test]
-fn a_worker_whose_stream_is_down_gets_no_lease_until_it_is_back() {
+fn disconnected_worker_gets_no_lease() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, attach(9), vec![]),
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (1_000, request(9, 1, 1), vec![queued(9, 1, 1)]),
         (
             1_500,
-            on(11, join(1, &[flex(1)])),
+            on_stream(11, join(1, &[flex(1)])),
             vec![granted(9, 1, &[(1, 0, flex(1))])],
         ),
     ]);
 }
 
 #[test]
-fn a_worker_back_with_other_devices_is_a_new_one() {
+fn worker_rejoined_with_other_devices_is_new() {
     check_gang([
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (
             2_000,
-            on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
             vec![end_lease(2, 10), ended(9, 10, lost(1)), end_lease(1, 10)],
         ),
         (2_000, released(2, 10), vec![]),
-        (2_000, on(11, released(1, 10)), vec![]),
+        (2_000, on_stream(11, released(1, 10)), vec![]),
         (
             2_000,
             request(9, 2, 3),
@@ -138,7 +138,7 @@ fn a_worker_back_with_other_devices_is_a_new_one() {
 }
 
 #[test]
-fn a_worker_back_with_another_certificate_is_a_new_one() {
+fn worker_rejoined_with_another_certificate_is_new() {
     let registration = Registration {
         endpoint: Endpoint {
             certificate_sha256: [77; 32],
@@ -158,46 +158,46 @@ fn a_worker_back_with_another_certificate_is_a_new_one() {
     );
     check_gang([(
         1_000,
-        on(11, back),
+        on_stream(11, back),
         vec![end_lease(2, 10), ended(9, 10, lost(1))],
     )]);
 }
 
 #[test]
-fn a_lost_worker_that_is_back_ends_what_it_still_runs() {
+fn lost_worker_ends_its_leases_after_rejoining() {
     check_gang([
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (5_000, tick(), vec![end_lease(2, 10), ended(9, 10, lost(1))]),
         (
             9_000,
-            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1)], &[(10, 0)])),
             vec![end_lease(1, 10)],
         ),
     ]);
 }
 
 #[test]
-fn a_worker_that_was_away_when_a_lease_ended_is_told_when_it_is_back() {
+fn rejoined_worker_gets_missed_end_lease() {
     check_gang([
-        (1_000, worker_gone(1), vec![]),
+        (1_000, worker_disconnected(1), vec![]),
         (1_000, release(9, 10), vec![end_lease(2, 10)]),
         (
             2_000,
-            on(11, join_holding(1, &[flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1)], &[(10, 0)])),
             vec![end_lease(1, 10)],
         ),
     ]);
 }
 
 #[test]
-fn a_worker_that_runs_a_lease_on_a_device_it_does_not_have_is_told_to_end_it() {
+fn worker_must_end_lease_on_nonexistent_device() {
     check([
         (0, join(1, &[flex(1), flex(1)]), vec![]),
         (0, attach(9), vec![]),
         (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
         (
             1_000,
-            on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 1)])),
+            on_stream(11, join_holding(1, &[flex(1), flex(1)], &[(10, 1)])),
             vec![end_lease(1, 10)],
         ),
     ]);
@@ -214,7 +214,7 @@ fn a_leaving_worker_keeps_its_leases_but_gets_no_more() {
         // It gets no lease even if it reconnects while leaving.
         (
             1_000,
-            on(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
+            on_stream(11, join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
             vec![],
         ),
         (
@@ -240,23 +240,23 @@ fn a_worker_that_left_ends_its_leases_at_once() {
             worker_left(1),
             vec![end_lease(2, 10), ended(9, 10, left(1))],
         ),
-        (2_000, worker_gone(1), vec![]),
+        (2_000, worker_disconnected(1), vec![]),
     ]);
 }
 
 #[test]
-fn the_leases_of_a_leaving_worker_outlive_its_stream_like_those_of_others() {
+fn leases_of_a_leaving_worker_outlive_its_stream() {
     check_gang([
         (1_000, leaving(1), vec![]),
         (2_000, beat(1), vec![]),
-        (3_000, worker_gone(1), vec![]),
+        (3_000, worker_disconnected(1), vec![]),
         (
             6_999,
-            on(11, on_its_way_out(join_holding(1, &[flex(1)], &[(10, 0)]))),
+            on_stream(11, join_leaving(join_holding(1, &[flex(1)], &[(10, 0)]))),
             vec![],
         ),
-        (8_000, on(11, beat(1)), vec![]),
-        (9_000, on(11, worker_gone(1)), vec![]),
+        (8_000, on_stream(11, beat(1)), vec![]),
+        (9_000, on_stream(11, worker_disconnected(1)), vec![]),
         (
             13_000,
             tick(),
@@ -270,7 +270,7 @@ fn a_leaving_worker_that_joins_a_new_scheduler_gets_no_lease() {
     let engine = check([
         (
             0,
-            on_its_way_out(join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
+            join_leaving(join_holding(1, &[flex(1), flex(1)], &[(10, 0)])),
             vec![],
         ),
         (0, attach_claiming(9, &[(10, &[(1, 0)])]), vec![]),
@@ -281,7 +281,7 @@ fn a_leaving_worker_that_joins_a_new_scheduler_gets_no_lease() {
 }
 
 #[test]
-fn a_request_waits_no_longer_than_there_is_hope() {
+fn requests_are_refused_once_unsatisfiable() {
     let two = [flex(1), flex(1)];
     check([
         (0, join(1, &two), vec![]),
@@ -296,7 +296,7 @@ fn a_request_waits_no_longer_than_there_is_hope() {
         ),
         (0, request(9, 4, 2), vec![queued(9, 4, 2)]),
         // A broken stream alone does not cause a refusal.
-        (1_000, worker_gone(2), vec![]),
+        (1_000, worker_disconnected(2), vec![]),
         (
             5_000,
             tick(),
@@ -311,7 +311,7 @@ fn a_request_waits_no_longer_than_there_is_hope() {
 }
 
 #[test]
-fn a_new_worker_serves_those_who_wait() {
+fn new_worker_serves_pending_requests() {
     check([
         (0, join(1, &[flex(1)]), vec![]),
         (0, attach(9), vec![]),
@@ -334,7 +334,7 @@ fn the_snapshot_shows_workers_devices_requests_and_leases() {
         (0, request(9, 1, 1), vec![granted(9, 1, &[(1, 0, flex(1))])]),
         (0, request(9, 2, 2), vec![queued(9, 2, 1)]),
         (1_500, beat(1), vec![]),
-        (1_600, worker_gone(2), vec![]),
+        (1_600, worker_disconnected(2), vec![]),
     ]);
     let snapshot = engine.snapshot();
     assert_eq!((snapshot.waiting_requests, snapshot.leases), (1, 1));

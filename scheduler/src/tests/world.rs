@@ -18,7 +18,7 @@ pub(super) struct World {
     pub(super) workers: Vec<SimWorker>,
     pub(super) clients: Vec<SimClient>,
     /// The pending requests, in order of arrival.
-    pub(super) waiting: Vec<Waiting>,
+    pub(super) waiting: Vec<SimRequest>,
     /// All leases that the engine must have; `None` once the scheduler has restarted.
     pub(super) leases: Option<BTreeMap<LeaseId, SimLease>>,
     /// The engine's term.
@@ -40,7 +40,7 @@ pub(super) struct SimWorker {
     pub(super) ended: BTreeMap<u32, GrantNumber>,
     /// The time before which the scheduler does not lose the worker, in ms; 0 if it was not
     /// suspended since the worker joined.
-    pub(super) spared_until: u64,
+    pub(super) not_lost_before: u64,
     /// The leases that it must end, with the devices that it has not released yet.
     pub(super) busy: BTreeSet<(LeaseId, u32)>,
     /// The leases that it was sent `EndLease` for since it joined, and has not fully
@@ -65,7 +65,7 @@ impl SimWorker {
     /// already lost.
     pub(super) fn lost_at(&self) -> Option<u64> {
         let known = self.known.as_ref().filter(|known| !known.connected)?;
-        Some((known.last_beat + 5_000).max(self.spared_until))
+        Some((known.last_beat + 5_000).max(self.not_lost_before))
     }
 }
 
@@ -80,18 +80,18 @@ pub(super) struct SimClient {
     pub(super) tokens: BTreeMap<LeaseId, Vec<DeviceRef>>,
 }
 
-pub(super) struct Waiting {
+pub(super) struct SimRequest {
     pub(super) client: usize,
     pub(super) request: RequestId,
     pub(super) lease: LeaseId,
     pub(super) demand: Demand,
-    pub(super) told: u32,
+    pub(super) reported_position: u32,
 }
 
 #[derive(Clone)]
 pub(super) struct SimLease {
     pub(super) client: usize,
-    pub(super) shares: Vec<DeviceRef>,
+    pub(super) lease_devices: Vec<DeviceRef>,
     pub(super) absent_since: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ impl World {
             old_stream: 0,
             held: BTreeSet::new(),
             ended: BTreeMap::new(),
-            spared_until: 0,
+            not_lost_before: 0,
             busy: BTreeSet::new(),
             unanswered: BTreeSet::new(),
             broken: BTreeSet::new(),
@@ -150,56 +150,56 @@ impl World {
         let commands = self.engine.handle(event.clone(), at(self.now));
         self.check_grants(&commands);
         for command in &commands {
-            self.obey(&event, command);
+            self.apply_command(&event, command);
         }
         self.check_invariants();
     }
 
     pub(super) fn send_worker(&mut self, i: usize, event: WorkerEvent) {
         let SimWorker { id, stream, .. } = self.workers[i];
-        self.send(on(stream, worker(id, event)));
+        self.send(on_stream(stream, worker(id, event)));
     }
 
     pub(super) fn send_client(&mut self, i: usize, event: ClientEvent) {
         let SimClient { id, stream, .. } = self.clients[i];
-        self.send(on(stream, client(id, event)));
+        self.send(on_stream(stream, client(id, event)));
     }
 
     /// Sends events on a stream that was replaced. They must change nothing.
-    pub(super) fn send_ghosts(&mut self, i: usize) {
+    pub(super) fn send_on_old_stream(&mut self, i: usize) {
         if let Some(worker_i) = self.workers.get(i) {
             let (id, stream) = (worker_i.id, worker_i.old_stream);
             for event in [
-                WorkerEvent::Beat,
+                WorkerEvent::Heartbeat,
                 WorkerEvent::Leaving,
                 WorkerEvent::OutOfService {
                     devices: Outages::new(),
                 },
                 WorkerEvent::Left,
-                WorkerEvent::Gone,
+                WorkerEvent::Disconnected,
             ] {
-                self.send(on(stream, worker(id, event)));
+                self.send(on_stream(stream, worker(id, event)));
             }
         }
         let SimClient { id, old_stream, .. } = self.clients[i % self.clients.len()];
-        self.send(on(old_stream, request(id, u64::MAX / 10, 1)));
-        self.send(on(old_stream, client_gone(id)));
+        self.send(on_stream(old_stream, request(id, u64::MAX / 10, 1)));
+        self.send(on_stream(old_stream, client_disconnected(id)));
     }
 }
 
 /// Effects of commands on the workers and clients that receive them.
 impl World {
-    fn obey(&mut self, event: &Event, command: &Command) {
+    fn apply_command(&mut self, event: &Event, command: &Command) {
         match command {
             Command::Queued {
                 client,
                 request,
                 position,
             } => {
-                let waiting = self.find_waiting(*client, *request);
-                let told = &mut self.waiting[waiting].told;
-                assert_ne!(told, position, "told the same position twice");
-                *told = *position;
+                let waiting = self.find_request(*client, *request);
+                let reported_position = &mut self.waiting[waiting].reported_position;
+                assert_ne!(reported_position, position, "told the same position twice");
+                *reported_position = *position;
             }
             Command::Granted {
                 client,
@@ -214,7 +214,7 @@ impl World {
                 request,
                 reason,
             } => {
-                let refused = self.find_waiting(*client, *request);
+                let refused = self.find_request(*client, *request);
                 self.check_refusal(event, refused, reason);
                 self.waiting.remove(refused);
             }
@@ -252,7 +252,7 @@ impl World {
         worker.busy.extend(over);
         worker.unanswered.insert(lease);
         for DeviceGrant { index, grant } in grants {
-            let granted = self.grants[&(lease, share(worker.id, *index))];
+            let granted = self.grants[&(lease, device_ref(worker.id, *index))];
             assert_eq!(*grant, granted, "{lease} ended by the grant of another");
             let ended = worker.ended.entry(*index).or_default();
             *ended = granted.max(*ended);
@@ -261,11 +261,11 @@ impl World {
 
     /// Records a grant; its number must be higher than that of every earlier grant of the
     /// device, also across restarts.
-    fn note_grant(&mut self, lease: LeaseId, share: DeviceRef, grant: GrantNumber) {
-        let before = self.latest.insert(share, grant).unwrap_or_default();
-        assert!(grant > before, "{share:?}: {grant} after {before}");
+    fn record_grant(&mut self, lease: LeaseId, device_ref: DeviceRef, grant: GrantNumber) {
+        let before = self.latest.insert(device_ref, grant).unwrap_or_default();
+        assert!(grant > before, "{device_ref:?}: {grant} after {before}");
         assert_eq!(grant.term, self.term);
-        self.grants.insert((lease, share), grant);
+        self.grants.insert((lease, device_ref), grant);
     }
 
     fn take_lease(
@@ -275,47 +275,52 @@ impl World {
         lease: LeaseId,
         devices: &[LeasedDevice],
     ) {
-        let granted = self.find_waiting(client, request);
+        let granted = self.find_request(client, request);
         let granted = self.waiting.remove(granted);
         assert_eq!(granted.lease, lease);
         assert_eq!(granted.demand.devices as usize, devices.len());
         for LeasedDevice {
-            share,
+            device_ref,
             device,
             worker,
             grant,
         } in devices
         {
-            self.note_grant(lease, *share, *grant);
-            let i = self.connected_worker(share.worker);
+            self.record_grant(lease, *device_ref, *grant);
+            let i = self.connected_worker(device_ref.worker);
             let known = self.workers[i].known.as_ref().unwrap();
             assert!(!known.leaving);
             let uses = self.workers[i].held.iter().chain(&self.workers[i].busy);
-            let others: Vec<_> = uses.filter(|(_, index)| *index == share.index).collect();
-            assert!(others.is_empty(), "{share:?} is still used by {others:?}");
-            assert!(!self.workers[i].broken.contains(&share.index));
-            assert_eq!(device, &known.devices[share.index as usize]);
-            assert!(does(device, &granted.demand));
-            assert_eq!(worker, &endpoint(share.worker.0));
-            self.workers[i].held.insert((lease, share.index));
+            let others: Vec<_> = uses
+                .filter(|(_, index)| *index == device_ref.index)
+                .collect();
+            assert!(
+                others.is_empty(),
+                "{device_ref:?} is still used by {others:?}"
+            );
+            assert!(!self.workers[i].broken.contains(&device_ref.index));
+            assert_eq!(device, &known.devices[device_ref.index as usize]);
+            assert!(meets_demand(device, &granted.demand));
+            assert_eq!(worker, &endpoint(device_ref.worker.0));
+            self.workers[i].held.insert((lease, device_ref.index));
         }
-        let shares: Vec<_> = devices.iter().map(|device| device.share).collect();
+        let lease_devices: Vec<_> = devices.iter().map(|device| device.device_ref).collect();
         let client = granted.client;
         if let Some(leases) = &mut self.leases {
             let lease_of = SimLease {
                 client,
-                shares: shares.clone(),
+                lease_devices: lease_devices.clone(),
                 absent_since: None,
             };
             assert!(leases.insert(lease, lease_of).is_none());
         }
         self.clients[client].leases.insert(lease);
-        self.clients[client].tokens.insert(lease, shares);
+        self.clients[client].tokens.insert(lease, lease_devices);
     }
 
     /// Returns the index of a pending request. Panics if it has ended or never existed,
     /// because no command may refer to such a request.
-    fn find_waiting(&self, client: ClientId, request: RequestId) -> usize {
+    fn find_request(&self, client: ClientId, request: RequestId) -> usize {
         let client = self.attached_client(client);
         let found = self
             .waiting
@@ -343,7 +348,7 @@ impl World {
 }
 
 /// Returns whether a device meets a demand, by the test's own rule.
-pub(super) fn does(device: &DeviceSpec, demand: &Demand) -> bool {
+pub(super) fn meets_demand(device: &DeviceSpec, demand: &Demand) -> bool {
     let kind_does = match &demand.kind {
         None => true,
         Some(kind) => kind == &device.kind,

@@ -25,23 +25,25 @@ fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn a_line_says_who_from_where_why_and_nothing_that_does_not_apply() {
+fn entry_omits_fields_that_do_not_apply() {
     let dir = tempfile::tempdir().unwrap();
     let audit = Audit::open(settings(dir.path(), 1 << 20, 2)).unwrap();
     let address = "10.0.0.7:5000".parse().unwrap();
-    let granted = Entry::new(Event::Granted)
+    let granted = Entry::new(EntryKind::Granted)
         .token("team-a", "client", "a")
         .client(7)
         .address(address)
         .lease("00ff")
         .devices(2);
     audit.record(granted);
-    let worker = Entry::new(Event::Ended)
+    let worker = Entry::new(EntryKind::Ended)
         .worker(9, "gpu\n1")
         .reason("x".repeat(5000));
     audit.clone().record(worker);
     audit.deny("call refused", || {
-        Entry::new(Event::Denied).role("worker").address(address)
+        Entry::new(EntryKind::Denied)
+            .role("worker")
+            .address(address)
     });
     drop(audit);
     let path = dir.path().join("audit.jsonl");
@@ -60,14 +62,16 @@ fn a_line_says_who_from_where_why_and_nothing_that_does_not_apply() {
 }
 
 #[test]
-fn denials_are_counted_when_there_are_many_of_a_cause() {
+fn frequent_denials_of_one_cause_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     let audit = Audit::open(settings(dir.path(), 1 << 20, 2)).unwrap();
     for number in 0..5000 {
-        audit.deny("call refused", || Entry::new(Event::Denied).client(number));
+        audit.deny("call refused", || {
+            Entry::new(EntryKind::Denied).client(number)
+        });
     }
     audit.deny("worker refused", || {
-        Entry::new(Event::Denied).worker(1, "w")
+        Entry::new(EntryKind::Denied).worker(1, "w")
     });
     drop(audit);
     let lines = lines(&dir.path().join("audit.jsonl"));
@@ -80,7 +84,7 @@ fn denials_are_counted_when_there_are_many_of_a_cause() {
 }
 
 #[test]
-fn entries_that_find_the_queue_full_are_counted_and_nobody_waits() {
+fn full_queue_drops_and_counts_entries() {
     let (sender, entries) = sync_channel(2);
     let shared = Arc::<Shared>::default();
     let audit = Audit(Some(Arc::new(Inner {
@@ -89,7 +93,7 @@ fn entries_that_find_the_queue_full_are_counted_and_nobody_waits() {
         writer: None,
     })));
     for _ in 0..5 {
-        audit.record(Entry::new(Event::Admitted));
+        audit.record(Entry::new(EntryKind::Admitted));
     }
     drop(audit);
     let dir = tempfile::tempdir().unwrap();
@@ -102,12 +106,12 @@ fn entries_that_find_the_queue_full_are_counted_and_nobody_waits() {
 }
 
 #[test]
-fn files_rotate_and_the_oldest_goes() {
+fn files_rotate_and_the_oldest_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let fill = |files| {
         let mut log = Files::open(settings(dir.path(), 300, files)).unwrap();
         for number in 0..40 {
-            log.put(&Entry::new(Event::Admitted).client(number))
+            log.put(&Entry::new(EntryKind::Admitted).client(number))
                 .unwrap();
         }
     };
@@ -129,10 +133,10 @@ fn files_rotate_and_the_oldest_goes() {
 }
 
 #[test]
-fn no_size_is_no_log() {
+fn zero_size_disables_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let audit = Audit::open(settings(dir.path(), 0, 2)).unwrap();
-    audit.record(Entry::new(Event::Admitted));
+    audit.record(Entry::new(EntryKind::Admitted));
     audit.deny("x", || unreachable!("nothing is made for no log"));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

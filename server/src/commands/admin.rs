@@ -11,7 +11,7 @@ use tonic::{
     transport::Channel,
 };
 
-use crate::{config::AdminUrl, failure::Failure, refusal, state::StateDir};
+use crate::{config::AdminUrl, failure::Failure, grpc_status, state::StateDir};
 
 /// How long the scheduler may take to reply, which it does after writing to its disk.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ pub(crate) enum AdminError {
     #[error(
         "the scheduler at {address} did not answer within {DEADLINE:?}, so it may have done it or not; list what there is to find out"
     )]
-    Silent {
+    Timeout {
         /// The scheduler's address.
         address: String,
     },
@@ -52,21 +52,21 @@ pub(crate) enum AdminError {
 pub(super) fn url(admin: AdminUrl) -> Result<PoolUrl, Failure> {
     match admin {
         AdminUrl::Given(url) => Ok(url),
-        AdminUrl::Kept(state) => {
+        AdminUrl::FromState(state) => {
             let url = StateDir::admin_url(&state.path)?;
-            Ok(url.ok_or(AdminError::NoScheduler(state.shown))?)
+            Ok(url.ok_or(AdminError::NoScheduler(state.display_path))?)
         }
     }
 }
 
 /// Waits for a call to the scheduler at `url`, for at most [`DEADLINE`].
-pub(super) async fn in_time<T>(
+pub(super) async fn with_deadline<T>(
     url: &PoolUrl,
-    asking: impl Future<Output = Result<T, AdminError>>,
+    call: impl Future<Output = Result<T, AdminError>>,
 ) -> Result<T, AdminError> {
     let address = || url.authority();
-    let asked = timeout(DEADLINE, asking).await;
-    asked.unwrap_or_else(|_| Err(AdminError::Silent { address: address() }))
+    let result = timeout(DEADLINE, call).await;
+    result.unwrap_or_else(|_| Err(AdminError::Timeout { address: address() }))
 }
 
 /// Connects to the scheduler at `url`.
@@ -86,12 +86,12 @@ pub(super) fn with_token<T>(message: T, url: &PoolUrl) -> Result<Request<T>, Adm
 }
 
 /// Returns the reply of the scheduler at `url`, or its refusal as an error.
-pub(super) fn answer<T>(
+pub(super) fn into_reply<T>(
     url: &PoolUrl,
-    answer: Result<Response<T>, Status>,
+    result: Result<Response<T>, Status>,
 ) -> Result<T, AdminError> {
-    answer.map(Response::into_inner).map_err(|status| {
-        let reason = match refusal::error(&status) {
+    result.map(Response::into_inner).map_err(|status| {
+        let reason = match grpc_status::error(&status) {
             Some(error) => error.message,
             None => format!("{} ({})", status.message(), status.code()),
         };

@@ -45,7 +45,7 @@ pub(crate) enum DemoError {
     #[error(
         "the demo's workers did not join within {JOIN_DEADLINE:?}; run it again with --log info"
     )]
-    Join,
+    JoinTimeout,
     /// The pool cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -124,10 +124,10 @@ fn train(
     if let View::Lines = options.view {
         println!("{}", introduction(config, &lease));
     }
-    let panics = Panics::hush();
+    let panics = Panics::install_hook();
     let trained = demo::train(&options);
     let mut outcome = trained.map_err(|error| explain(error, &lease, &panics))?;
-    let workers = places(&lease).into_keys();
+    let workers = count_by_worker(&lease).into_keys();
     outcome.workers = workers.map(|(worker, _)| worker).collect();
     outcome.workers.dedup();
     let traffic = lease.traffic();
@@ -145,7 +145,7 @@ fn explain(error: TrainError, lease: &Lease, panics: &Panics) -> DemoError {
 }
 
 fn introduction(config: &DemoConfig, lease: &Lease) -> String {
-    let places = places(lease).into_iter();
+    let places = count_by_worker(lease).into_iter();
     let places: Vec<_> = places
         .map(|((worker, kind), count)| match config.devices {
             1 => format!("{kind} on {worker}"),
@@ -156,7 +156,7 @@ fn introduction(config: &DemoConfig, lease: &Lease) -> String {
 }
 
 /// Counts the devices of a lease by worker and kind.
-fn places(lease: &Lease) -> BTreeMap<(String, String), usize> {
+fn count_by_worker(lease: &Lease) -> BTreeMap<(String, String), usize> {
     let mut places = BTreeMap::new();
     for device in lease.descriptions() {
         *places.entry((device.worker, device.kind)).or_default() += 1;
@@ -168,7 +168,7 @@ fn wait_for_workers(pool: &Pool, count: usize) -> Result<(), DemoError> {
     let until = Instant::now() + JOIN_DEADLINE;
     while pool.status()?.workers.len() < count {
         if Instant::now() > until {
-            return Err(DemoError::Join);
+            return Err(DemoError::JoinTimeout);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -188,14 +188,14 @@ impl OwnPool {
     async fn start(devices: u32, kind: Option<&str>) -> Result<Self, Failure> {
         let state = tempfile::tempdir().map_err(DemoError::Start)?;
         let path: PathBuf = state.path().join("state");
-        let shown = path.display().to_string();
+        let display_path = path.display().to_string();
         let audit = audit::Settings {
             directory: path.clone(),
             file_bytes: 0,
             files: 1,
         };
         let config = SchedulerConfig {
-            state: StatePath { path, shown },
+            state: StatePath { path, display_path },
             listen: ([127, 0, 0, 1], 0).into(),
             advertise: None,
             host_name: None,

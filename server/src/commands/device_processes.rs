@@ -3,7 +3,7 @@
 //! Graphics drivers compile kernels inside the process that uses them, and some crash
 //! while they do. So each such device gets a worker process to itself, as a child of this
 //! process, and a crash of its driver affects no other device. A child that ended is
-//! started again, after a pause that doubles each time up to [`LAST_PAUSE`].
+//! started again, after a pause that doubles each time up to [`MAX_BACKOFF`].
 //!
 //! A child ends when its stdin closes, which happens when its parent requests it or is
 //! gone.
@@ -24,29 +24,29 @@ use tracing::{error, info, warn};
 use crate::{config::NodeConfig, failure};
 
 /// How often a child's state is checked.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Pause before a child is started again: the first, the longest, and how long the child
 /// has to run for the pause to be reset to the first.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LAST_PAUSE: Duration = Duration::from_secs(30);
-const STEADY: Duration = Duration::from_secs(60);
+const MIN_BACKOFF: Duration = Duration::from_millis(500);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(60);
 
 /// How long a child has to exit after the time in which its sessions have to end.
-const MARGIN: Duration = Duration::from_secs(4);
+const EXIT_GRACE: Duration = Duration::from_secs(4);
 
 /// Worker processes of one device each. Dropping this ends them, and blocks until they have
 /// exited.
-pub(super) struct DeviceProcesses(Vec<Watched>);
+pub(super) struct DeviceProcesses(Vec<SupervisedProcess>);
 
-struct Watched {
+struct SupervisedProcess {
     /// Stops the child when dropped.
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A child's device and settings.
-struct Task {
+struct Supervisor {
     device: DeviceSelection,
     node: NodeConfig,
     scheduler: PoolUrl,
@@ -54,11 +54,14 @@ struct Task {
 }
 
 /// Divides the devices of `node` into those that this process runs, and those that get
-/// processes of their own. `alone` means that a driver's crash would end nothing else in
+/// processes of their own. `owns_process` means that a driver's crash would end nothing else in
 /// this process.
-pub(super) fn part(node: &NodeConfig, alone: bool) -> [Vec<DeviceSelection>; 2] {
+pub(super) fn partition_devices(
+    node: &NodeConfig,
+    owns_process: bool,
+) -> [Vec<DeviceSelection>; 2] {
     let devices = tensord_worker::chosen(&node.devices);
-    if alone && devices.len() == 1 {
+    if owns_process && devices.len() == 1 {
         return [devices, Vec::new()];
     }
     let (device_processes, own) = devices
@@ -82,16 +85,16 @@ impl DeviceProcesses {
         let mut device_processes = Self(Vec::new());
         for (number, device) in (1..).zip(devices) {
             let (stop, stopped) = mpsc::channel();
-            let task = Task {
+            let task = Supervisor {
                 device: device.clone(),
-                node: only(node, device, number),
+                node: config_for_device(node, device, number),
                 scheduler: scheduler.clone(),
                 drain,
             };
             let thread = std::thread::Builder::new().name(format!("watch {device}"));
-            device_processes.0.push(Watched {
+            device_processes.0.push(SupervisedProcess {
                 stop: Some(stop),
-                thread: Some(thread.spawn(move || task.watch(&stopped))?),
+                thread: Some(thread.spawn(move || task.supervise(&stopped))?),
             });
         }
         Ok(device_processes)
@@ -115,7 +118,7 @@ impl Drop for DeviceProcesses {
 
 /// Returns the settings of the process for `device` alone: those of `node`, with a name of
 /// its own, and with its port raised by `number` unless it is 0.
-fn only(node: &NodeConfig, device: &DeviceSelection, number: u16) -> NodeConfig {
+fn config_for_device(node: &NodeConfig, device: &DeviceSelection, number: u16) -> NodeConfig {
     let port = match node.listen.port() {
         0 => 0,
         port => port.saturating_add(number),
@@ -130,23 +133,23 @@ fn only(node: &NodeConfig, device: &DeviceSelection, number: u16) -> NodeConfig 
 
 /// Returns the pause before the next start. The process ran for `ran`, after the pause
 /// `before`.
-fn pause_after(ran: Duration, before: Option<Duration>) -> Duration {
+fn next_backoff(ran: Duration, before: Option<Duration>) -> Duration {
     match before {
-        Some(before) if ran < STEADY => LAST_PAUSE.min(2 * before),
-        _ => FIRST_PAUSE,
+        Some(before) if ran < BACKOFF_RESET_AFTER => MAX_BACKOFF.min(2 * before),
+        _ => MIN_BACKOFF,
     }
 }
 
-impl Task {
+impl Supervisor {
     /// Keeps the child running until `stopped` is disconnected, or starting it again would
     /// not help.
-    fn watch(&self, stopped: &mpsc::Receiver<()>) {
+    fn supervise(&self, stopped: &mpsc::Receiver<()>) {
         let mut pause = None;
         loop {
             let started = Instant::now();
             match self.spawn() {
                 Ok(mut child) => match self.wait(&mut child, stopped) {
-                    Some(status) if is_final(status) => {
+                    Some(status) if is_permanent_failure(status) => {
                         // The child has logged the reason itself.
                         return warn!("goes on without {}", self.device);
                     }
@@ -157,7 +160,7 @@ impl Task {
                 },
                 Err(e) => error!("cannot start a process for {}: {e}", self.device),
             }
-            let next = pause_after(started.elapsed(), pause);
+            let next = next_backoff(started.elapsed(), pause);
             info!("starting the process of {} again in {next:?}", self.device);
             if let Ok(()) | Err(RecvTimeoutError::Disconnected) = stopped.recv_timeout(next) {
                 return;
@@ -169,7 +172,7 @@ impl Task {
     /// Waits until the child exits by itself, and returns its status. If `stopped` is
     /// disconnected first, or the child cannot be watched, ends it and returns `None`.
     fn wait(&self, child: &mut Child, stopped: &mpsc::Receiver<()>) -> Option<ExitStatus> {
-        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK) {
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
             match child.try_wait() {
                 Ok(None) => {}
                 Ok(Some(status)) => return Some(status),
@@ -180,9 +183,9 @@ impl Task {
             }
         }
         drop(child.stdin.take());
-        let until = Instant::now() + self.drain + MARGIN;
+        let until = Instant::now() + self.drain + EXIT_GRACE;
         while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         // Both fail if the child has exited, which is the goal.
         let _ = child.kill();
@@ -234,7 +237,7 @@ impl Task {
 
 /// Returns whether starting the process again would not help: its settings are wrong, or
 /// its device does not work.
-fn is_final(status: ExitStatus) -> bool {
+fn is_permanent_failure(status: ExitStatus) -> bool {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.is_some_and(|code| [failure::USAGE, failure::UNAVAILABLE].contains(&code))
 }
@@ -244,12 +247,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_while_a_process_keeps_failing() {
+    fn backoff_grows_while_a_process_keeps_failing() {
         let soon = Duration::from_millis(10);
         let mut pause = None;
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            let next = pause_after(soon, pause);
+            let next = next_backoff(soon, pause);
             pauses.push(next.as_millis());
             pause = Some(next);
         }
@@ -257,6 +260,6 @@ mod tests {
             pauses,
             [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]
         );
-        assert_eq!(pause_after(STEADY, pause), FIRST_PAUSE);
+        assert_eq!(next_backoff(BACKOFF_RESET_AFTER, pause), MIN_BACKOFF);
     }
 }

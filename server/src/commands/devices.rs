@@ -12,7 +12,7 @@ const RIGHT: [usize; 1] = [2];
 
 /// The JSON for this host. Programs depend on the field names.
 #[derive(Serialize)]
-struct Host<'a> {
+struct HostReport<'a> {
     devices: Vec<Device<'a>>,
     missing: Vec<Missing<'a>>,
 }
@@ -65,7 +65,7 @@ fn text(found: &[FoundDevice], missing: &[MissingDevice]) -> String {
 }
 
 fn json(found: &[FoundDevice], missing: &[MissingDevice]) -> String {
-    let host = Host {
+    let host = HostReport {
         devices: found.iter().map(device).collect(),
         missing: missing.iter().map(absent).collect(),
     };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn people_get_a_table_and_reasons() {
+    fn text_output_is_a_table_with_reasons() {
         let (found, missing) = host();
         let expected = "\
 DEVICE  NAME                        MEMORY  DRIVER
@@ -126,11 +126,11 @@ no rocm device: no ROCm
     }
 
     #[test]
-    fn programs_get_json() {
+    fn json_output_has_devices_and_reasons() {
         let (found, missing) = host();
-        let told: serde_json::Value = serde_json::from_str(&json(&found, &missing)).unwrap();
-        assert_eq!(told["devices"][0]["device"], "flex:0");
-        assert_eq!(told["devices"][1]["memory_bytes"], 1u64 << 30);
-        assert_eq!(told["missing"][0]["reason"], "no ROCm");
+        let parsed: serde_json::Value = serde_json::from_str(&json(&found, &missing)).unwrap();
+        assert_eq!(parsed["devices"][0]["device"], "flex:0");
+        assert_eq!(parsed["devices"][1]["memory_bytes"], 1u64 << 30);
+        assert_eq!(parsed["missing"][0]["reason"], "no ROCm");
     }
 }

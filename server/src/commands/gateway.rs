@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How often the gateway checks whether the lease has ended.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a gateway did not start, or stopped by itself.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let token = match config.token {
         GatewayToken::Given(token) => token,
-        GatewayToken::Kept(state) => StateDir::open(&state.path)?.gateway_token()?,
+        GatewayToken::FromState(state) => StateDir::open(&state.path)?.gateway_token()?,
     };
     // Binds before it leases, which may take long, so that a wrong address fails at once.
     let failed = |source| GatewayError::Listen {
@@ -97,7 +97,7 @@ fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
 /// Waits until the lease has ended, and returns the reason.
 async fn ended(lease: &Lease) -> String {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         if let Some(reason) = lease.ended() {
             return reason;
         }

@@ -9,7 +9,7 @@ use crate::{
 pub(super) async fn run(config: SchedulerConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let mut pool = LocalPool::start(&config).await?;
-    stdout::print(&pool.urls.banner(&config.state.shown))?;
+    stdout::print(&pool.urls.banner(&config.state.display_path))?;
     tokio::select! {
         () = shutdown.requested() => {}
         () = pool.scheduler.ended() => return Err(Failure::SchedulerEnded),

@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 
 mod list;
 
-use super::admin::{self, AdminError, answer, with_token};
+use super::admin::{self, AdminError, into_reply, with_token};
 use crate::{
     config::{TokenAction, TokenConfig},
     failure::Failure,
@@ -21,12 +21,12 @@ use crate::{
 /// Makes one call and prints its result.
 pub(super) async fn run(config: TokenConfig) -> Result<(), Failure> {
     let url = admin::url(config.admin)?;
-    let text = admin::in_time(&url, carry_out(&url, config.action)).await?;
+    let text = admin::with_deadline(&url, execute(&url, config.action)).await?;
     stdout::print(&text)
 }
 
 /// Carries out the action, and returns the text to print.
-async fn carry_out(url: &PoolUrl, action: TokenAction) -> Result<String, AdminError> {
+async fn execute(url: &PoolUrl, action: TokenAction) -> Result<String, AdminError> {
     let mut admin = admin::connect(url).await?;
     match action {
         TokenAction::Create {
@@ -44,13 +44,13 @@ async fn carry_out(url: &PoolUrl, action: TokenAction) -> Result<String, AdminEr
                 uses,
             };
             let made = admin.create_token(with_token(request, url)?).await;
-            Ok(made_text(url, answer(url, made)?))
+            Ok(created_text(url, into_reply(url, made)?))
         }
         TokenAction::Rotate { name, grace } => {
             let grace_ms = millis(grace);
             let request = RotateTokenRequest { name, grace_ms };
             let made = admin.rotate_token(with_token(request, url)?).await;
-            Ok(made_text(url, answer(url, made)?))
+            Ok(created_text(url, into_reply(url, made)?))
         }
         TokenAction::Revoke { name, keep_leases } => {
             let request = RevokeTokenRequest { name, keep_leases };
@@ -61,7 +61,7 @@ async fn carry_out(url: &PoolUrl, action: TokenAction) -> Result<String, AdminEr
             let listed = admin
                 .list_tokens(with_token(ListTokensRequest {}, url)?)
                 .await;
-            let tokens = answer(url, listed)?.tokens;
+            let tokens = into_reply(url, listed)?.tokens;
             Ok(match json {
                 true => list::json(&tokens),
                 false => list::table(&tokens),
@@ -75,7 +75,7 @@ async fn revoke(
     url: &PoolUrl,
     request: RevokeTokenRequest,
 ) -> Result<Revoked, AdminError> {
-    answer(url, admin.revoke_token(with_token(request, url)?).await)
+    into_reply(url, admin.revoke_token(with_token(request, url)?).await)
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -83,7 +83,7 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// Formats a new token as a shell comment and an `export` line.
-fn made_text(url: &PoolUrl, made: MadeToken) -> String {
+fn created_text(url: &PoolUrl, made: MadeToken) -> String {
     let url = PoolUrl {
         token: Some(Secret::new(made.token)),
         ..url.clone()
@@ -116,9 +116,9 @@ fn made_text(url: &PoolUrl, made: MadeToken) -> String {
     )
 }
 
-fn revoked_text(asked: &RevokeTokenRequest, revoked: Revoked) -> String {
-    let name = &asked.name;
-    if asked.keep_leases {
+fn revoked_text(request: &RevokeTokenRequest, revoked: Revoked) -> String {
+    let name = &request.name;
+    if request.keep_leases {
         return format!("{name} is revoked; what it opened goes on until it ends by itself\n");
     }
     let clients = human::plural(revoked.clients as usize, "client");
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_made_can_be_pasted_and_says_for_how_long() {
+    fn created_token_is_printed_as_shell_lines_with_lifetime() {
         let url: PoolUrl = "tensord://admin@h:1".parse().unwrap();
         let info = TokenInfo {
             name: "ci".into(),
@@ -147,15 +147,15 @@ mod tests {
             token: "fresh".into(),
         };
         assert_eq!(
-            made_text(&url, made),
+            created_text(&url, made),
             "# worker token ci of tenant red, for 1 d 0 h, 5 enrolments; it is not shown again\n\
              export TENSORD_URL='tensord://fresh@h:1'\n"
         );
     }
 
     #[test]
-    fn a_revocation_says_what_it_ended() {
-        let asked = |keep_leases| RevokeTokenRequest {
+    fn revocation_reports_what_it_ended() {
+        let request = |keep_leases| RevokeTokenRequest {
             name: "ci".into(),
             keep_leases,
         };
@@ -164,10 +164,10 @@ mod tests {
             workers: 0,
         };
         assert_eq!(
-            revoked_text(&asked(false), revoked),
+            revoked_text(&request(false), revoked),
             "ci is revoked; 1 client and 0 workers were cut off\n"
         );
-        let kept = revoked_text(&asked(true), Revoked::default());
+        let kept = revoked_text(&request(true), Revoked::default());
         assert!(kept.contains("goes on"), "{kept}");
     }
 }

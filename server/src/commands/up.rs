@@ -1,6 +1,6 @@
 //! `tensord up`: a scheduler and a worker in one process.
 
-use super::worker::Host;
+use super::worker::HostWorkers;
 use crate::{
     config::{NodeConfig, UpConfig},
     failure::Failure,
@@ -19,13 +19,13 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
     } = config;
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let mut pool = LocalPool::start(&config).await?;
-    let node = with_settings_from_outside(node, config.host_name.as_deref());
-    let host = Host::start(node, pool.urls.own_worker.clone(), drain, false).await?;
+    let node = with_advertised_host(node, config.host_name.as_deref());
+    let host = HostWorkers::start(node, pool.urls.own_worker.clone(), drain, false).await?;
     tokio::select! {
         joined = host.joined() => joined?,
         () = shutdown.requested() => return Ok(()),
     }
-    stdout::print(&pool.urls.banner(&config.state.shown))?;
+    stdout::print(&pool.urls.banner(&config.state.display_path))?;
     tokio::select! {
         () = shutdown.requested() => {}
         refused = host.failed() => return Err(refused.into()),
@@ -40,7 +40,7 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
 /// Returns `node` with the host under which others reach the worker, if neither `advertise`
 /// nor `listen` names one. The scheduler cannot derive the host: a worker of its own
 /// process connects over loopback.
-fn with_settings_from_outside(node: NodeConfig, host_name: Option<&str>) -> NodeConfig {
+fn with_advertised_host(node: NodeConfig, host_name: Option<&str>) -> NodeConfig {
     let listening = node.listen.ip();
     let reachable = || {
         listening

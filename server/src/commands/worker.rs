@@ -19,16 +19,16 @@ use crate::{
 /// this process by a new start of the program.
 pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
-    let host = Host::start(config.node, config.url, config.drain, true).await?;
+    let host = HostWorkers::start(config.node, config.url, config.drain, true).await?;
     tokio::select! {
         () = shutdown.requested() => {}
-        () = stdin_closes(), if config.until_stdin_closes => {}
+        () = stdin_closed(), if config.until_stdin_closes => {}
         refused = host.failed() => return Err(refused.into()),
         lost = host.lost_device() => {
             warn!("{lost}; starting this worker again");
             // No session can go on, so draining has nothing to wait for.
             host.drain(Duration::ZERO).await;
-            return Err(start_again());
+            return Err(reexec());
         }
     }
     host.drain(config.drain).await;
@@ -38,7 +38,7 @@ pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
 /// Replaces this process by a new start of the program, with the same process id,
 /// arguments, environment and stdin. All threads end, including those blocked in an op.
 /// Returns only on an error.
-fn start_again() -> Failure {
+fn reexec() -> Failure {
     let error = std::env::current_exe().map_or_else(
         |e| e,
         |program| {
@@ -51,13 +51,13 @@ fn start_again() -> Failure {
 
 /// This host's devices: those that this process runs, and those with processes of their
 /// own.
-pub(super) struct Host {
+pub(super) struct HostWorkers {
     own: Option<Worker>,
     device_processes: DeviceProcesses,
 }
 
-impl Host {
-    /// Starts the workers of `node`'s devices. `alone` means that nothing else runs in
+impl HostWorkers {
+    /// Starts the workers of `node`'s devices. `owns_process` means that nothing else runs in
     /// this process.
     ///
     /// # Errors
@@ -68,11 +68,13 @@ impl Host {
         node: NodeConfig,
         scheduler: PoolUrl,
         drain: Duration,
-        alone: bool,
+        owns_process: bool,
     ) -> Result<Self, Failure> {
-        let asked = node.clone();
+        let requested = node.clone();
         let (node, identity) = identify(node)?;
-        let parts = tokio::task::spawn_blocking(move || device_processes::part(&asked, alone));
+        let parts = tokio::task::spawn_blocking(move || {
+            device_processes::partition_devices(&requested, owns_process)
+        });
         let parts = parts.await.map_err(std::io::Error::other);
         let [devices, device_processes] = parts.map_err(Failure::system("look for devices"))?;
         let device_processes = DeviceProcesses::start(&device_processes, &node, &scheduler, drain);
@@ -134,7 +136,7 @@ impl Host {
 
 /// Waits until stdin is closed, which also happens when the process at its other end is
 /// gone.
-async fn stdin_closes() {
+async fn stdin_closed() {
     let (closed, closes) = tokio::sync::oneshot::channel();
     // A thread, not a task of the runtime, as a blocking read cannot be cancelled.
     std::thread::spawn(move || {

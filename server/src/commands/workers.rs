@@ -6,7 +6,7 @@ use serde::Serialize;
 use tensord_proto::v1::{EnrolledDevices, EnrolledWorker, ListWorkersRequest, RemoveWorkerRequest};
 use tensord_transport::PoolUrl;
 
-use super::admin::{self, AdminError, answer, with_token};
+use super::admin::{self, AdminError, into_reply, with_token};
 use crate::{
     config::{WorkersAction, WorkersConfig},
     failure::Failure,
@@ -37,17 +37,17 @@ struct Devices<'a> {
 /// Makes one call and prints its result.
 pub(super) async fn run(config: WorkersConfig) -> Result<(), Failure> {
     let url = admin::url(config.admin)?;
-    let text = admin::in_time(&url, carry_out(&url, config.action)).await?;
+    let text = admin::with_deadline(&url, execute(&url, config.action)).await?;
     stdout::print(&text)
 }
 
 /// Carries out the action, and returns the text to print.
-async fn carry_out(url: &PoolUrl, action: WorkersAction) -> Result<String, AdminError> {
+async fn execute(url: &PoolUrl, action: WorkersAction) -> Result<String, AdminError> {
     let mut admin = admin::connect(url).await?;
     match action {
         WorkersAction::List { json } => {
             let listed = admin.list_workers(with_token(ListWorkersRequest {}, url)?);
-            let workers = answer(url, listed.await)?.workers;
+            let workers = into_reply(url, listed.await)?.workers;
             Ok(match json {
                 true => to_json(&workers),
                 false => to_table(&workers),
@@ -56,7 +56,7 @@ async fn carry_out(url: &PoolUrl, action: WorkersAction) -> Result<String, Admin
         WorkersAction::Remove { name } => {
             let request = RemoveWorkerRequest { name: name.clone() };
             let removed = admin.remove_worker(with_token(request, url)?).await;
-            Ok(match answer(url, removed)?.was_joined {
+            Ok(match into_reply(url, removed)?.was_joined {
                 true => format!("{name} is removed, and its leases have ended\n"),
                 false => format!("{name} is removed; it was not in the pool\n"),
             })
@@ -158,9 +158,9 @@ gpu-2  away      2 cuda of 16.0 GiB  worker  1 min 0 s ago  10 s ago
         };
         let listed = table_at(&workers, Duration::from_secs(100));
         assert_eq!(trimmed(&listed), trimmed(expected));
-        let told: serde_json::Value = serde_json::from_str(&to_json(&workers)).unwrap();
-        assert_eq!(told["workers"][0]["devices"][0]["kind"], "cuda");
-        assert_eq!(told["workers"][1]["joined"], false);
-        assert_eq!(told["workers"][1]["certificate_sha256"], "ab".repeat(32));
+        let parsed: serde_json::Value = serde_json::from_str(&to_json(&workers)).unwrap();
+        assert_eq!(parsed["workers"][0]["devices"][0]["kind"], "cuda");
+        assert_eq!(parsed["workers"][1]["joined"], false);
+        assert_eq!(parsed["workers"][1]["certificate_sha256"], "ab".repeat(32));
     }
 }

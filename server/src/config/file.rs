@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_is_understood() {
+    fn file_with_every_setting_is_parsed() {
         let text = "
             log = \"debug\"
             state = \"/s\"

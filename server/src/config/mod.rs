@@ -152,7 +152,7 @@ pub(crate) enum GatewayToken {
     /// The token from `TENSORD_GATEWAY_TOKEN`.
     Given(Secret),
     /// The state directory, in which the gateway creates the token if it is missing.
-    Kept(StatePath),
+    FromState(StatePath),
 }
 
 /// The settings of `tensord status`.
@@ -203,7 +203,7 @@ pub(crate) enum AdminUrl {
     /// The URL that the user gave.
     Given(PoolUrl),
     /// The state directory of this host's scheduler.
-    Kept(StatePath),
+    FromState(StatePath),
 }
 
 /// An action on the tokens of a pool.
@@ -278,5 +278,5 @@ pub(crate) struct StatePath {
     /// The path itself.
     pub(crate) path: PathBuf,
     /// The same path, with `~` for the home directory.
-    pub(crate) shown: String,
+    pub(crate) display_path: String,
 }

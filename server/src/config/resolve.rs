@@ -21,7 +21,7 @@ use super::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
     },
-    values::{Cache, Devices, Filter, Host, Listen, Name, Period, Timeout},
+    values::{Devices, Filter, Host, Listen, MemoryOrZero, Name, Period, Seconds},
 };
 #[cfg(feature = "demo")]
 use super::{DemoConfig, settings::DemoSettings};
@@ -66,10 +66,10 @@ const NO_DEVICES: &str = "--devices: 0 devices are nothing to lease; ask for at 
 /// Returns the log filter: that of the flags, else of the file, else the command's default.
 pub(crate) fn log_filter(cli: &Cli, file: &File) -> Filter {
     let given = cli.common.log.clone().or(file.log.clone());
-    given.unwrap_or_else(|| usual_filter(&cli.command))
+    given.unwrap_or_else(|| default_filter(&cli.command))
 }
 
-fn usual_filter(command: &Command) -> Filter {
+fn default_filter(command: &Command) -> Filter {
     match command {
         // Only warnings and errors may appear between the demo's lines of progress.
         #[cfg(feature = "demo")]
@@ -141,7 +141,7 @@ impl Layers<'_> {
         state: StateSettings,
         drain: &DrainSettings,
     ) -> Result<UpConfig, ConfigError> {
-        let settings = settings.over(std::mem::take(&mut self.file.up));
+        let settings = settings.with_fallback(std::mem::take(&mut self.file.up));
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, POOL_PORT));
         let listen = or_default(settings.listen, local);
         let advertise = settings.advertise.map(|Host(host)| host);
@@ -158,10 +158,10 @@ impl Layers<'_> {
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
                 collective_timeout: settings
                     .collective_timeout
-                    .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
+                    .map_or(COLLECTIVE_TIMEOUT, |Seconds(timeout)| timeout),
                 op_timeout: settings
                     .op_timeout
-                    .map_or(OP_TIMEOUT, |Timeout(timeout)| timeout),
+                    .map_or(OP_TIMEOUT, |Seconds(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
                 kernel_cache: Some(kernel_cache(&state)),
                 state: Some(state.path.clone()),
@@ -183,13 +183,13 @@ impl Layers<'_> {
         settings: SchedulerSettings,
         state: StateSettings,
     ) -> Result<SchedulerConfig, ConfigError> {
-        let settings = settings.over(std::mem::take(&mut self.file.scheduler));
+        let settings = settings.with_fallback(std::mem::take(&mut self.file.scheduler));
         let state = self.state(state)?;
         Ok(SchedulerConfig {
             audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
             lease_token_life: token_life(settings.lease_token_seconds),
             state,
-            listen: or_default(settings.listen, anywhere(POOL_PORT)),
+            listen: or_default(settings.listen, unspecified_addr(POOL_PORT)),
             advertise: settings.advertise.map(|Host(host)| host),
             host_name: self.environment.host_name.clone(),
         })
@@ -203,7 +203,7 @@ impl Layers<'_> {
         drain: &DrainSettings,
         until_stdin_closes: bool,
     ) -> Result<WorkerConfig, ConfigError> {
-        let settings = settings.over(std::mem::take(&mut self.file.worker));
+        let settings = settings.with_fallback(std::mem::take(&mut self.file.worker));
         // Without a state directory, a worker runs with a new key at each start.
         let state = self.state(state).ok();
         Ok(WorkerConfig {
@@ -211,7 +211,7 @@ impl Layers<'_> {
             url: self.url(url)?,
             node: NodeConfig {
                 name: self.worker_name(settings.name)?,
-                listen: or_default(settings.listen, anywhere(WORKER_PORT)),
+                listen: or_default(settings.listen, unspecified_addr(WORKER_PORT)),
                 advertise: settings.advertise.map(|Host(host)| host),
                 devices: or_auto(settings.devices),
                 memory_bytes: settings.memory.map(|memory| memory.size_bytes),
@@ -220,10 +220,10 @@ impl Layers<'_> {
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
                 collective_timeout: settings
                     .collective_timeout
-                    .map_or(COLLECTIVE_TIMEOUT, |Timeout(timeout)| timeout),
+                    .map_or(COLLECTIVE_TIMEOUT, |Seconds(timeout)| timeout),
                 op_timeout: settings
                     .op_timeout
-                    .map_or(OP_TIMEOUT, |Timeout(timeout)| timeout),
+                    .map_or(OP_TIMEOUT, |Seconds(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
                 kernel_cache: state.as_ref().map(kernel_cache),
                 state: state.map(|state| state.path),
@@ -238,7 +238,7 @@ impl Layers<'_> {
         url: UrlSettings,
         state: StateSettings,
     ) -> Result<GatewayConfig, ConfigError> {
-        let settings = settings.over(std::mem::take(&mut self.file.gateway));
+        let settings = settings.with_fallback(std::mem::take(&mut self.file.gateway));
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, GATEWAY_PORT));
         let listen = or_default(settings.listen, local);
         if !listen.ip().is_loopback() && !settings.allow_plaintext {
@@ -255,7 +255,7 @@ impl Layers<'_> {
         let token = match &self.environment.gateway_token {
             Some(token) if state::is_token(token.reveal()) => GatewayToken::Given(token.clone()),
             Some(_) => return Err(ConfigError::GatewayToken),
-            None => GatewayToken::Kept(self.state(state)?),
+            None => GatewayToken::FromState(self.state(state)?),
         };
         Ok(GatewayConfig {
             url: self.url(url)?,
@@ -319,7 +319,7 @@ impl Layers<'_> {
         }
         let is_kept = state.state.is_some() || self.environment.url.is_none();
         match file.url_file.is_none() && self.file.url_file.is_none() && is_kept {
-            true => self.state(state).map(AdminUrl::Kept),
+            true => self.state(state).map(AdminUrl::FromState),
             false => self.url(file).map(AdminUrl::Given),
         }
     }
@@ -355,11 +355,11 @@ impl Layers<'_> {
         let path = chosen.or_else(|| self.environment.default_state());
         let path = path.ok_or(ConfigError::Missing(NO_STATE))?;
         let home = self.environment.home.as_ref();
-        let shown = match home.and_then(|home| path.strip_prefix(home).ok()) {
-            Some(below) => Path::new("~").join(below).display().to_string(),
+        let display_path = match home.and_then(|home| path.strip_prefix(home).ok()) {
+            Some(fallback) => Path::new("~").join(fallback).display().to_string(),
             None => path.display().to_string(),
         };
-        Ok(StatePath { path, shown })
+        Ok(StatePath { path, display_path })
     }
 
     /// Resolves the pool URL, in this order: the file named on the command line,
@@ -404,12 +404,12 @@ fn pool_url(text: &Secret, origin: String) -> Result<PoolUrl, ConfigError> {
     }
 }
 
-fn anywhere(port: u16) -> SocketAddr {
+fn unspecified_addr(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))
 }
 
-fn token_life(given: Option<Timeout>) -> Duration {
-    given.map_or(LEASE_TOKEN_LIFE, |Timeout(life)| life)
+fn token_life(given: Option<Seconds>) -> Duration {
+    given.map_or(LEASE_TOKEN_LIFE, |Seconds(life)| life)
 }
 
 fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {
@@ -417,7 +417,11 @@ fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {
 }
 
 /// Returns the settings of the audit log in the state directory.
-fn audit_log(state: &StatePath, size: Option<Cache>, files: Option<NonZeroU32>) -> audit::Settings {
+fn audit_log(
+    state: &StatePath,
+    size: Option<MemoryOrZero>,
+    files: Option<NonZeroU32>,
+) -> audit::Settings {
     audit::Settings {
         directory: state.path.clone(),
         file_bytes: size.map_or(AUDIT_FILE_BYTES, |size| size.size_bytes),

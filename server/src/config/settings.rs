@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 #[cfg(feature = "demo")]
 use super::values::DeviceCount;
-use super::values::{Cache, Devices, Host, Listen, Memory, Name, Timeout};
+use super::values::{Devices, Host, Listen, Memory, MemoryOrZero, Name, Seconds};
 
 /// Settings of `up`: a scheduler and a worker in one process.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -35,13 +35,13 @@ pub(crate) struct UpSettings {
     pub(crate) memory: Option<Memory>,
     /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
-    pub(crate) upload_cache: Option<Cache>,
+    pub(crate) upload_cache: Option<MemoryOrZero>,
     /// Seconds that a rank of a collective may keep the others waiting [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
-    pub(crate) collective_timeout: Option<Timeout>,
+    pub(crate) collective_timeout: Option<Seconds>,
     /// Seconds that one op may take [default: 60]
     #[arg(long, value_name = "N", env = "TENSORD_OP_TIMEOUT")]
-    pub(crate) op_timeout: Option<Timeout>,
+    pub(crate) op_timeout: Option<Seconds>,
     /// Gradients reduced together, such as 4MiB [default: by what the links carry]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
@@ -50,13 +50,13 @@ pub(crate) struct UpSettings {
     pub(crate) worker_listen: Option<Listen>,
     /// Size of a file of the audit log, or 0 for no log [default: 16MiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_AUDIT_LOG_SIZE")]
-    pub(crate) audit_log_size: Option<Cache>,
+    pub(crate) audit_log_size: Option<MemoryOrZero>,
     /// Files of the audit log that are kept [default: 4]
     #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
     pub(crate) audit_log_files: Option<NonZeroU32>,
     /// Seconds for which a lease token opens new sessions; it is renewed in time [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
-    pub(crate) lease_token_seconds: Option<Timeout>,
+    pub(crate) lease_token_seconds: Option<Seconds>,
 }
 
 /// Settings of `scheduler`: a pool's scheduler alone.
@@ -71,13 +71,13 @@ pub(crate) struct SchedulerSettings {
     pub(crate) advertise: Option<Host>,
     /// Size of a file of the audit log, or 0 for no log [default: 16MiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_AUDIT_LOG_SIZE")]
-    pub(crate) audit_log_size: Option<Cache>,
+    pub(crate) audit_log_size: Option<MemoryOrZero>,
     /// Files of the audit log that are kept [default: 4]
     #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
     pub(crate) audit_log_files: Option<NonZeroU32>,
     /// Seconds for which a lease token opens new sessions; it is renewed in time [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
-    pub(crate) lease_token_seconds: Option<Timeout>,
+    pub(crate) lease_token_seconds: Option<Seconds>,
 }
 
 /// Settings of `worker`: one host's devices.
@@ -95,13 +95,13 @@ pub(crate) struct WorkerSettings {
     pub(crate) memory: Option<Memory>,
     /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
-    pub(crate) upload_cache: Option<Cache>,
+    pub(crate) upload_cache: Option<MemoryOrZero>,
     /// Seconds that a rank of a collective may keep the others waiting [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
-    pub(crate) collective_timeout: Option<Timeout>,
+    pub(crate) collective_timeout: Option<Seconds>,
     /// Seconds that one op may take [default: 60]
     #[arg(long, value_name = "N", env = "TENSORD_OP_TIMEOUT")]
-    pub(crate) op_timeout: Option<Timeout>,
+    pub(crate) op_timeout: Option<Seconds>,
     /// Gradients reduced together, such as 4MiB [default: by what the links carry]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
@@ -202,65 +202,65 @@ pub(crate) struct DrainSettings {
 }
 
 impl UpSettings {
-    /// Returns these settings, with those of `below` where one is not set.
-    pub(super) fn over(self, below: Self) -> Self {
+    /// Returns these settings, with those of `fallback` where one is not set.
+    pub(super) fn with_fallback(self, fallback: Self) -> Self {
         Self {
-            listen: self.listen.or(below.listen),
-            advertise: self.advertise.or(below.advertise),
-            devices: self.devices.or(below.devices),
-            name: self.name.or(below.name),
-            memory: self.memory.or(below.memory),
-            upload_cache: self.upload_cache.or(below.upload_cache),
-            collective_timeout: self.collective_timeout.or(below.collective_timeout),
-            op_timeout: self.op_timeout.or(below.op_timeout),
-            bucket_size: self.bucket_size.or(below.bucket_size),
-            worker_listen: self.worker_listen.or(below.worker_listen),
-            audit_log_size: self.audit_log_size.or(below.audit_log_size),
-            audit_log_files: self.audit_log_files.or(below.audit_log_files),
-            lease_token_seconds: self.lease_token_seconds.or(below.lease_token_seconds),
+            listen: self.listen.or(fallback.listen),
+            advertise: self.advertise.or(fallback.advertise),
+            devices: self.devices.or(fallback.devices),
+            name: self.name.or(fallback.name),
+            memory: self.memory.or(fallback.memory),
+            upload_cache: self.upload_cache.or(fallback.upload_cache),
+            collective_timeout: self.collective_timeout.or(fallback.collective_timeout),
+            op_timeout: self.op_timeout.or(fallback.op_timeout),
+            bucket_size: self.bucket_size.or(fallback.bucket_size),
+            worker_listen: self.worker_listen.or(fallback.worker_listen),
+            audit_log_size: self.audit_log_size.or(fallback.audit_log_size),
+            audit_log_files: self.audit_log_files.or(fallback.audit_log_files),
+            lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
         }
     }
 }
 
 impl SchedulerSettings {
-    /// Returns these settings, with those of `below` where one is not set.
-    pub(super) fn over(self, below: Self) -> Self {
+    /// Returns these settings, with those of `fallback` where one is not set.
+    pub(super) fn with_fallback(self, fallback: Self) -> Self {
         Self {
-            listen: self.listen.or(below.listen),
-            advertise: self.advertise.or(below.advertise),
-            audit_log_size: self.audit_log_size.or(below.audit_log_size),
-            audit_log_files: self.audit_log_files.or(below.audit_log_files),
-            lease_token_seconds: self.lease_token_seconds.or(below.lease_token_seconds),
+            listen: self.listen.or(fallback.listen),
+            advertise: self.advertise.or(fallback.advertise),
+            audit_log_size: self.audit_log_size.or(fallback.audit_log_size),
+            audit_log_files: self.audit_log_files.or(fallback.audit_log_files),
+            lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
         }
     }
 }
 
 impl WorkerSettings {
-    /// Returns these settings, with those of `below` where one is not set.
-    pub(super) fn over(self, below: Self) -> Self {
+    /// Returns these settings, with those of `fallback` where one is not set.
+    pub(super) fn with_fallback(self, fallback: Self) -> Self {
         Self {
-            devices: self.devices.or(below.devices),
-            name: self.name.or(below.name),
-            memory: self.memory.or(below.memory),
-            upload_cache: self.upload_cache.or(below.upload_cache),
-            collective_timeout: self.collective_timeout.or(below.collective_timeout),
-            op_timeout: self.op_timeout.or(below.op_timeout),
-            bucket_size: self.bucket_size.or(below.bucket_size),
-            listen: self.listen.or(below.listen),
-            advertise: self.advertise.or(below.advertise),
+            devices: self.devices.or(fallback.devices),
+            name: self.name.or(fallback.name),
+            memory: self.memory.or(fallback.memory),
+            upload_cache: self.upload_cache.or(fallback.upload_cache),
+            collective_timeout: self.collective_timeout.or(fallback.collective_timeout),
+            op_timeout: self.op_timeout.or(fallback.op_timeout),
+            bucket_size: self.bucket_size.or(fallback.bucket_size),
+            listen: self.listen.or(fallback.listen),
+            advertise: self.advertise.or(fallback.advertise),
         }
     }
 }
 
 impl GatewaySettings {
-    /// Returns these settings, with those of `below` where one is not set.
-    pub(super) fn over(self, below: Self) -> Self {
+    /// Returns these settings, with those of `fallback` where one is not set.
+    pub(super) fn with_fallback(self, fallback: Self) -> Self {
         Self {
-            listen: self.listen.or(below.listen),
-            devices: self.devices.or(below.devices),
-            kind: self.kind.or(below.kind),
-            memory: self.memory.or(below.memory),
-            allow_plaintext: self.allow_plaintext || below.allow_plaintext,
+            listen: self.listen.or(fallback.listen),
+            devices: self.devices.or(fallback.devices),
+            kind: self.kind.or(fallback.kind),
+            memory: self.memory.or(fallback.memory),
+            allow_plaintext: self.allow_plaintext || fallback.allow_plaintext,
         }
     }
 }

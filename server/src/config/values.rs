@@ -30,7 +30,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(Cache, Devices, Filter, Host, Listen, Memory, Name);
+from_text!(MemoryOrZero, Devices, Filter, Host, Listen, Memory, Name);
 
 /// An address to listen on: an IP address of this host and a port, 0 for any free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -145,11 +145,11 @@ impl FromStr for Memory {
 /// An amount of memory, or `0` to turn its use off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Cache {
+pub(crate) struct MemoryOrZero {
     pub(crate) size_bytes: u64,
 }
 
-impl FromStr for Cache {
+impl FromStr for MemoryOrZero {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -164,9 +164,9 @@ impl FromStr for Cache {
 /// A duration in whole seconds, from 1 s to a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "u64")]
-pub(crate) struct Timeout(pub(crate) Duration);
+pub(crate) struct Seconds(pub(crate) Duration);
 
-impl TryFrom<u64> for Timeout {
+impl TryFrom<u64> for Seconds {
     type Error = String;
 
     fn try_from(seconds: u64) -> Result<Self, String> {
@@ -179,7 +179,7 @@ impl TryFrom<u64> for Timeout {
     }
 }
 
-impl FromStr for Timeout {
+impl FromStr for Seconds {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -294,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_may_be_none() {
-        let bytes = |text: &str| text.parse::<Cache>().map(|cache| cache.size_bytes);
+    fn cache_size_can_be_zero() {
+        let bytes = |text: &str| text.parse::<MemoryOrZero>().map(|cache| cache.size_bytes);
         assert_eq!(bytes("0"), Ok(0));
         assert_eq!(bytes("2GiB"), Ok(2 << 30));
         assert!(bytes("none").is_err());

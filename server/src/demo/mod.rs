@@ -11,9 +11,9 @@
 //! ```
 
 mod data;
+mod lockstep;
 mod models;
 mod outcome;
-mod pace;
 mod panics;
 mod progress;
 mod train;

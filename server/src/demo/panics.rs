@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock};
 
 use tracing::debug;
 
-/// The message of the first panic after [`hush`](Self::hush).
+/// The message of the first panic after [`install_hook`](Self::install_hook).
 pub(crate) struct Panics(Arc<OnceLock<String>>);
 
 impl Panics {
     /// Installs a panic hook that logs panics at level debug and prints nothing. It stays
     /// for the rest of the process, as some threads panic after the training has ended.
-    pub(crate) fn hush() -> Self {
+    pub(crate) fn install_hook() -> Self {
         let first = Arc::new(OnceLock::new());
         let hook = first.clone();
         panic::set_hook(Box::new(move |panic| {

@@ -149,7 +149,11 @@ impl Monitor {
 
     /// Stores a metric's value for a whole epoch in one of the fields that
     /// `loss_and_accuracy` returns.
-    fn keep(&mut self, state: &MetricState, loss_and_accuracy: fn(&mut Epoch) -> [&mut f64; 2]) {
+    fn store_epoch_value(
+        &mut self,
+        state: &MetricState,
+        loss_and_accuracy: fn(&mut Epoch) -> [&mut f64; 2],
+    ) {
         let MetricState::Numeric(entry, Some(NumericEntry::Final(value))) = state else {
             return;
         };
@@ -190,13 +194,13 @@ impl MetricsRenderer for Monitor {
 impl MetricsRendererTraining for Monitor {
     fn update_train(&mut self, state: MetricState) {
         self.reported = Split::Train;
-        self.keep(&state, |epoch| [&mut epoch.loss, &mut epoch.accuracy]);
+        self.store_epoch_value(&state, |epoch| [&mut epoch.loss, &mut epoch.accuracy]);
         self.show(|dashboard| dashboard.update_train(state));
     }
 
     fn update_valid(&mut self, state: MetricState) {
         self.reported = Split::Test;
-        self.keep(&state, |epoch| {
+        self.store_epoch_value(&state, |epoch| {
             [&mut epoch.test_loss, &mut epoch.test_accuracy]
         });
         self.show(|dashboard| dashboard.update_valid(state));
@@ -281,9 +285,9 @@ mod tests {
 
     /// A standard output that the test can read.
     #[derive(Clone, Default)]
-    struct Paper(Arc<Mutex<Vec<u8>>>);
+    struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Paper {
+    impl Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -336,7 +340,7 @@ mod tests {
 
     #[test]
     fn an_epoch_becomes_a_line_and_a_record() {
-        let (paper, history) = (Paper::default(), History::default());
+        let (paper, history) = (SharedBuffer::default(), History::default());
         let screen = Screen::Lines(Box::new(paper.clone()));
         let mut monitor = Monitor::with_screen(screen, 2, history.clone());
         let (loss, accuracy) = (LossMetric::new(), AccuracyMetric::new());

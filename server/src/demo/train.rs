@@ -30,9 +30,9 @@ use burn::train::{
 };
 
 use super::data::{Digit, DigitBatcher, Digits};
+use super::lockstep::{Lockstep, LockstepLoader};
 use super::models::{Model, Network};
 use super::outcome::Outcome;
-use super::pace::{Pace, PacedLoader};
 use super::progress::{History, Monitor, Record, View};
 
 /// Digits in a step, over all devices.
@@ -86,7 +86,7 @@ pub(crate) enum TrainError {
     Options(&'static str),
     /// The devices cannot share the work evenly.
     #[error("cannot train: a step of {batch_size} digits does not divide among {devices} devices")]
-    Shares {
+    UnevenSplit {
         /// Digits in a step.
         batch_size: usize,
         /// The number of devices.
@@ -127,7 +127,7 @@ pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
         interrupted,
         error,
     } = catch_unwind(AssertUnwindSafe(|| training.launch(learner)))
-        .map_err(|payload| TrainError::Panicked(words(payload.as_ref())))?;
+        .map_err(|payload| TrainError::Panicked(panic_message(payload.as_ref())))?;
     let seconds = start.elapsed().as_secs_f64();
     drop(renderer); // Restores the terminal.
     if let Some(error) = error {
@@ -161,7 +161,7 @@ impl TrainOptions {
                 batch_size,
                 devices,
                 ..
-            } if !batch_size.is_multiple_of(devices.len()) => Err(TrainError::Shares {
+            } if !batch_size.is_multiple_of(devices.len()) => Err(TrainError::UnevenSplit {
                 batch_size: *batch_size,
                 devices: devices.len(),
             }),
@@ -217,7 +217,7 @@ fn training(
     history: History,
 ) -> SupervisedTraining<Network> {
     let interrupter = Interrupter::new();
-    let pace = Pace::new(
+    let lockstep = Lockstep::new(
         options.devices.len(),
         options.interrupter.clone(),
         interrupter.clone(),
@@ -240,15 +240,16 @@ fn training(
     );
 
     let directory = options.artifacts.clone().unwrap_or_default();
-    let training = SupervisedTraining::new(&directory, PacedLoader::wrap(train, &pace), test)
-        .num_epochs(options.epochs)
-        .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .with_training_strategy(options.strategy().into())
-        .with_interrupter(interrupter)
-        .renderer(Box::new(monitor))
-        // Otherwise Burn installs a log subscriber and a panic hook; this program has its
-        // own.
-        .with_application_logger(None);
+    let training =
+        SupervisedTraining::new(&directory, LockstepLoader::wrap(train, &lockstep), test)
+            .num_epochs(options.epochs)
+            .metrics((AccuracyMetric::new(), LossMetric::new()))
+            .with_training_strategy(options.strategy().into())
+            .with_interrupter(interrupter)
+            .renderer(Box::new(monitor))
+            // Otherwise Burn installs a log subscriber and a panic hook; this program has its
+            // own.
+            .with_application_logger(None);
     match &options.artifacts {
         Some(directory) => training
             .with_metric_logger(FileMetricLogger::new(directory))
@@ -258,7 +259,7 @@ fn training(
 }
 
 /// Returns a panic's message.
-fn words(payload: &(dyn Any + Send)) -> String {
+fn panic_message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).into());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
     text.unwrap_or_else(|| "a panic without words".into())
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn two_epochs_teach_every_model_something() {
+    fn every_model_learns_in_two_epochs() {
         for &model in Model::value_variants() {
             let outcome = train(&options(model)).unwrap();
             let [first, last] = outcome.epochs.as_slice() else {

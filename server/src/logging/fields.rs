@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Debug, Write};
 
-use tensord_proto::text::{Escaping, MESSAGE_CHARS};
+use tensord_proto::text::{EscapingWriter, MESSAGE_CHARS};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::{
     field::RecordFields,
@@ -11,15 +11,15 @@ use tracing_subscriber::{
 
 /// Writes `message name=value name=value`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shown;
+pub(super) struct EscapedFields;
 
-impl<'writer> FormatFields<'writer> for Shown {
+impl<'writer> FormatFields<'writer> for EscapedFields {
     fn format_fields<R: RecordFields>(
         &self,
         mut writer: Writer<'writer>,
         fields: R,
     ) -> fmt::Result {
-        let mut line = Line {
+        let mut line = FieldWriter {
             writer: &mut writer,
             is_empty: true,
             result: Ok(()),
@@ -29,13 +29,13 @@ impl<'writer> FormatFields<'writer> for Shown {
     }
 }
 
-struct Line<'a, 'writer> {
+struct FieldWriter<'a, 'writer> {
     writer: &'a mut Writer<'writer>,
     is_empty: bool,
     result: fmt::Result,
 }
 
-impl Line<'_, '_> {
+impl FieldWriter<'_, '_> {
     fn put(&mut self, field: &Field, value: &dyn Debug) -> fmt::Result {
         if !std::mem::replace(&mut self.is_empty, false) {
             self.writer.write_char(' ')?;
@@ -46,11 +46,11 @@ impl Line<'_, '_> {
             (name, true) => write!(self.writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
             (name, false) => write!(self.writer, "{name}=")?,
         }
-        write!(Escaping::new(self.writer, MESSAGE_CHARS), "{value:?}")
+        write!(EscapingWriter::new(self.writer, MESSAGE_CHARS), "{value:?}")
     }
 }
 
-impl Visit for Line<'_, '_> {
+impl Visit for FieldWriter<'_, '_> {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if self.result.is_ok() {
             self.result = self.put(field, value);
@@ -70,9 +70,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
+    struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Log {
+    impl io::Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -83,10 +83,10 @@ mod tests {
     }
 
     fn logged(ansi: bool, event: impl FnOnce()) -> String {
-        let log = Log::default();
+        let log = SharedBuffer::default();
         let writer = log.clone();
         let subscriber = tracing_subscriber::fmt()
-            .fmt_fields(Shown)
+            .fmt_fields(EscapedFields)
             .with_ansi(ansi)
             .without_time()
             .with_writer(move || writer.clone())
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_line_whatever_is_in_it() {
+    fn field_values_cannot_break_a_line() {
         let name = "x\n2026 INFO forged\u{1b}[2J";
         let line = logged(
             false,
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_for_names_alone() {
+    fn only_field_names_are_coloured() {
         let line = logged(true, || info!(peer = %"\u{1b}[31mred", "here"));
         assert!(
             line.contains("\x1b[3mpeer\x1b[0m\x1b[2m=\x1b[0m\\u{1b}[31mred"),

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use tensord_proto::text::{Escaping, NAME_CHARS};
+use tensord_proto::text::{EscapingWriter, NAME_CHARS};
 use tracing::{
     Event, Level, Metadata, Subscriber,
     callsite::Identifier,
@@ -19,10 +19,10 @@ use tracing::{
 };
 use tracing_subscriber::layer::{Context, Layer};
 
-use crate::rate::{Limiter, SECOND, Verdict};
+use crate::rate::{Decision, Limiter, SECOND};
 
 /// Fields that mark a line as being about a peer.
-const ABOUT: [&str; 6] = ["peer", "client", "worker", "session", "lease", "address"];
+const PEER_FIELDS: [&str; 6] = ["peer", "client", "worker", "session", "lease", "address"];
 
 /// The limiter, and the condition that wakes the thread that logs its counts.
 #[derive(Default)]
@@ -40,7 +40,9 @@ impl Shared {
     fn run(&self) {
         loop {
             let limiter = self.limiter();
-            let waiting = self.skipped.wait_while(limiter, |limiter| !limiter.owes());
+            let waiting = self
+                .skipped
+                .wait_while(limiter, |limiter| !limiter.has_skipped());
             drop(waiting);
             thread::sleep(SECOND);
             let skipped = self.limiter().skipped(Instant::now());
@@ -52,9 +54,9 @@ impl Shared {
 }
 
 /// Layer that passes lines about peers at a limited rate.
-pub(super) struct Rated(Arc<Shared>);
+pub(super) struct RateLimitLayer(Arc<Shared>);
 
-impl Rated {
+impl RateLimitLayer {
     /// Creates the layer, and starts a thread that logs the counts for as long as the
     /// process lives. The thread sleeps while no lines are skipped.
     pub(super) fn start() -> Self {
@@ -69,12 +71,12 @@ impl Rated {
 
 fn is_about_a_peer(metadata: &Metadata<'_>) -> bool {
     let fields = metadata.fields();
-    *metadata.level() <= Level::INFO && ABOUT.iter().any(|name| fields.field(name).is_some())
+    *metadata.level() <= Level::INFO && PEER_FIELDS.iter().any(|name| fields.field(name).is_some())
 }
 
 /// The limit is a layer that filters for all layers, not a filter of a single layer: with
 /// the latter, a layer loses the events that follow a refused one.
-impl<S: Subscriber> Layer<S> for Rated {
+impl<S: Subscriber> Layer<S> for RateLimitLayer {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
         if !is_about_a_peer(metadata) {
@@ -82,10 +84,10 @@ impl<S: Subscriber> Layer<S> for Rated {
         }
         let kind = metadata.callsite();
         let verdict = self.0.limiter().line(kind, Instant::now(), || text(event));
-        if verdict == Verdict::Skip {
+        if verdict == Decision::Skip {
             self.0.skipped.notify_one();
         }
-        verdict == Verdict::Write
+        verdict == Decision::Write
     }
 }
 
@@ -95,7 +97,7 @@ fn text(event: &Event<'_>) -> String {
     impl Visit for Message {
         fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
             if field.name() == "message" {
-                let mut escaping = Escaping::new(&mut self.0, NAME_CHARS);
+                let mut escaping = EscapingWriter::new(&mut self.0, NAME_CHARS);
                 // Writing to a string cannot fail.
                 let _ = std::fmt::write(&mut escaping, format_args!("{value:?}"));
             }
@@ -116,9 +118,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
+    struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Log {
+    impl io::Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -129,10 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn lines_about_peers_are_skipped_and_no_others() {
-        let log = Log::default();
+    fn only_lines_about_peers_are_rate_limited() {
+        let log = SharedBuffer::default();
         let writer = log.clone();
-        let rated = Rated(Arc::default());
+        let rated = RateLimitLayer(Arc::default());
         let shared = rated.0.clone();
         let subscriber = registry()
             .with(
@@ -153,8 +155,8 @@ mod tests {
         let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
         assert_eq!((lines("refused"), lines("about nobody")), (10, 30), "{log}");
         assert_eq!(lines("not asked for"), 0);
-        assert!(shared.limiter().owes());
-        let told = shared.limiter().skipped(Instant::now() + SECOND);
-        assert_eq!(told, [(20, "call 10 refused\\n".to_owned())]);
+        assert!(shared.limiter().has_skipped());
+        let skipped = shared.limiter().skipped(Instant::now() + SECOND);
+        assert_eq!(skipped, [(20, "call 10 refused\\n".to_owned())]);
     }
 }

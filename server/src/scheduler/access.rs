@@ -13,17 +13,17 @@ use tensord_proto::v1::{Error, ErrorCode};
 use tensord_transport::Secret;
 use tonic::metadata::MetadataMap;
 
-use self::tokens::Why;
+use self::tokens::InvalidReason;
 pub(crate) use self::{
     role::Role,
     time::UnixMillis,
     tokens::{DEFAULT_TENANT, NewToken, Token, TokenError, TokenState, Tokens},
 };
-use crate::state::{self, Ledger, PoolSecrets, StateDir, StateError};
+use crate::state::{self, Persisted, PoolSecrets, StateDir, StateError};
 
 /// The tokens of the first start: name, role, and the file in the state directory that
 /// contains the token.
-const FIRST: [(&str, Role, &str); 3] = [
+const INITIAL_TOKENS: [(&str, Role, &str); 3] = [
     ("program", Role::Client, "client-token"),
     ("worker", Role::Worker, "worker-token"),
     ("admin", Role::Admin, "admin-token"),
@@ -31,18 +31,18 @@ const FIRST: [(&str, Role, &str); 3] = [
 
 /// The number of workers that may enrol with the token of the first start: more than a
 /// small cluster has, and few enough that nobody can fill the disk with enrolments.
-const FIRST_WORKER_USES: u64 = 1000;
+const INITIAL_WORKER_USES: u64 = 1000;
 
 /// The pool's registry of tokens, and the checks of calls against it.
 #[derive(Debug)]
 pub(crate) struct Access {
     state: StateDir,
-    tokens: Ledger<Tokens>,
+    tokens: Persisted<Tokens>,
 }
 
 /// The rights of an admitted call, for as long as the call lasts.
 #[derive(Clone, Debug)]
-pub(crate) struct Pass {
+pub(crate) struct AuthContext {
     /// The name of the call's token.
     pub(super) token: Arc<str>,
     /// The token's tenant.
@@ -53,7 +53,7 @@ pub(crate) struct Pass {
 }
 
 #[cfg(test)]
-impl Pass {
+impl AuthContext {
     /// Creates a pass of a program with the token of this name.
     pub(super) fn of_program(token: &str) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Access {
     /// Opens the registry of tokens in `state`, and adds the tokens of the first start to
     /// it.
     pub(crate) fn open(state: StateDir, secrets: &PoolSecrets) -> Result<Self, StateError> {
-        let tokens = state.ledger("tokens.json")?;
+        let tokens = state.persisted("tokens.json")?;
         let access = Self { state, tokens };
         let now = UnixMillis::now();
         let adopt = |tokens: &mut Tokens| {
@@ -88,13 +88,13 @@ impl Access {
                 &secrets.admin_token,
             ];
             let mut changed = false;
-            for ((name, role, _), string) in FIRST.into_iter().zip(strings) {
+            for ((name, role, _), string) in INITIAL_TOKENS.into_iter().zip(strings) {
                 let new = NewToken {
                     name: name.into(),
                     role,
                     tenant: DEFAULT_TENANT.into(),
                     life: None,
-                    uses: (role == Role::Worker).then_some(FIRST_WORKER_USES),
+                    uses: (role == Role::Worker).then_some(INITIAL_WORKER_USES),
                 };
                 changed |= tokens.adopt(new, hash(string), now)?;
             }
@@ -118,7 +118,11 @@ impl Access {
     ///
     /// [`ErrorCode::Token`] if the token is missing, of another role, unknown, or has
     /// ended; the message states which.
-    pub(super) fn check(&self, roles: &[Role], metadata: &MetadataMap) -> Result<Pass, Error> {
+    pub(super) fn check(
+        &self,
+        roles: &[Role],
+        metadata: &MetadataMap,
+    ) -> Result<AuthContext, Error> {
         let wanted = roles[0];
         let source = wanted.source();
         let Some(token) = bearer(metadata) else {
@@ -140,10 +144,10 @@ impl Access {
                 wanted.holder(),
             ));
         }
-        if let TokenState::Ended(why) = state_at {
-            return refuse(ended(&token.name, why));
+        if let TokenState::Ended(reason) = state_at {
+            return refuse(ended(&token.name, reason));
         }
-        Ok(Pass {
+        Ok(AuthContext {
             token: token.name.as_str().into(),
             tenant: token.tenant.as_str().into(),
             role: token.role,
@@ -151,31 +155,31 @@ impl Access {
         })
     }
 
-    /// Checks that `pass` may open something new at this moment.
+    /// Checks that `auth` may open something new at this moment.
     ///
     /// # Errors
     ///
     /// [`ErrorCode::Token`] if its token has ended; the message states why.
-    pub(super) fn may_open(&self, pass: &Pass) -> Result<(), Error> {
+    pub(super) fn check_may_open(&self, auth: &AuthContext) -> Result<(), Error> {
         let tokens = self.tokens.read();
-        match tokens.find(pass.hash, UnixMillis::now()) {
-            Some((_, TokenState::Good)) => Ok(()),
-            Some((token, TokenState::Closing(why) | TokenState::Ended(why))) => {
-                refuse(ended(&token.name, why))
+        match tokens.find(auth.hash, UnixMillis::now()) {
+            Some((_, TokenState::Valid)) => Ok(()),
+            Some((token, TokenState::Closing(reason) | TokenState::Ended(reason))) => {
+                refuse(ended(&token.name, reason))
             }
-            None => refuse(ended(&pass.token, Why::Rotated)),
+            None => refuse(ended(&auth.token, InvalidReason::Rotated)),
         }
     }
 
-    /// Counts an enrolment with the token of `pass`. Blocks until the count is on disk.
+    /// Counts an enrolment with the token of `auth`. Blocks until the count is on disk.
     ///
     /// # Errors
     ///
-    /// Those of [`may_open`](Self::may_open), and if the count cannot be written.
-    pub(super) fn use_up(&self, pass: &Pass) -> Result<(), Error> {
-        self.may_open(pass)?;
+    /// Those of [`check_may_open`](Self::check_may_open), and if the count cannot be written.
+    pub(super) fn count_use(&self, auth: &AuthContext) -> Result<(), Error> {
+        self.check_may_open(auth)?;
         let used = self.tokens.change(|tokens| {
-            let used = tokens.use_up(&pass.token, UnixMillis::now());
+            let used = tokens.count_use(&auth.token, UnixMillis::now());
             Ok::<_, ChangeError>(used?)
         });
         used.map_err(|e| {
@@ -202,7 +206,7 @@ impl Access {
         };
         let tokens = self.tokens.read();
         match tokens.find(hash(string), UnixMillis::now()) {
-            Some((_, TokenState::Good)) => Some(string.clone()),
+            Some((_, TokenState::Valid)) => Some(string.clone()),
             _ => None,
         }
     }
@@ -237,7 +241,7 @@ impl Access {
             let rotated = tokens.rotate(name, hash(&string), grace, UnixMillis::now())?;
             // The file is written before the registry: if the process ends in between, the
             // next start adopts the unknown token of the file.
-            if let Some((_, _, file)) = FIRST.iter().find(|(first, ..)| *first == name) {
+            if let Some((_, _, file)) = INITIAL_TOKENS.iter().find(|(first, ..)| *first == name) {
                 self.state.replace_token(file, &string)?;
             }
             Ok::<_, ChangeError>(rotated.clone())
@@ -263,10 +267,10 @@ fn hash(token: &Secret) -> blake3::Hash {
     blake3::hash(token.reveal().as_bytes())
 }
 
-fn ended(name: &str, why: Why) -> String {
+fn ended(name: &str, reason: InvalidReason) -> String {
     format!(
         "the token {name:?} {}; ask whoever runs the pool for another one",
-        why.words()
+        reason.description()
     )
 }
 
@@ -294,10 +298,10 @@ mod tests {
     }
 
     fn pool() -> Pool {
-        on(tempfile::tempdir().unwrap())
+        open_pool(tempfile::tempdir().unwrap())
     }
 
-    fn on(directory: tempfile::TempDir) -> Pool {
+    fn open_pool(directory: tempfile::TempDir) -> Pool {
         let state = StateDir::open(directory.path()).unwrap();
         let secrets = state.pool_secrets().unwrap();
         let access = Access::open(state, &secrets).unwrap();
@@ -316,12 +320,12 @@ mod tests {
         metadata
     }
 
-    fn showing(token: &Secret) -> MetadataMap {
+    fn with_bearer(token: &Secret) -> MetadataMap {
         call(Some(&format!("bearer {}", token.reveal())))
     }
 
     fn error(access: &Access, roles: &[Role], token: &Secret) -> String {
-        let error = access.check(roles, &showing(token)).unwrap_err();
+        let error = access.check(roles, &with_bearer(token)).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Token);
         error.message
     }
@@ -338,15 +342,18 @@ mod tests {
         ];
         for (role, string) in strings {
             for (other, shown) in strings {
-                let passed = access.check(&[role], &showing(shown));
+                let passed = access.check(&[role], &with_bearer(shown));
                 assert_eq!(passed.is_ok(), role == other, "{role} with that of {other}");
             }
             assert_eq!(access.url_token(role, &secrets).as_ref(), Some(string));
         }
-        let pass = access.check(&[Role::Client, Role::Admin], &showing(&secrets.admin_token));
-        let pass = pass.unwrap();
-        assert_eq!((&*pass.token, &*pass.tenant), ("admin", DEFAULT_TENANT));
-        assert_eq!(pass.role, Role::Admin);
+        let auth = access.check(
+            &[Role::Client, Role::Admin],
+            &with_bearer(&secrets.admin_token),
+        );
+        let auth = auth.unwrap();
+        assert_eq!((&*auth.token, &*auth.tenant), ("admin", DEFAULT_TENANT));
+        assert_eq!(auth.role, Role::Admin);
         assert_eq!(
             error(&access, &[Role::Worker], &secrets.client_token),
             "this is the client token, and a worker needs its own; use the URL of the `workers:` line that the scheduler prints"
@@ -354,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_passes() {
+    fn other_tokens_are_rejected() {
         let Pool {
             access, secrets, ..
         } = pool();
@@ -393,9 +400,9 @@ mod tests {
         for secret in [&string, &successor, &first, &pool.secrets.admin_token] {
             assert!(!kept.contains(secret.reveal()));
         }
-        let again = on(pool.directory);
-        let pass = again.access.check(&[Role::Client], &showing(&string));
-        assert_eq!(&*pass.unwrap().tenant, "red");
+        let again = open_pool(pool.directory);
+        let auth = again.access.check(&[Role::Client], &with_bearer(&string));
+        assert_eq!(&*auth.unwrap().tenant, "red");
         assert!(error(&again.access, &[Role::Client], &first).contains("was revoked"));
         assert_eq!(again.access.url_token(Role::Client, &again.secrets), None);
         let url = again.access.url_token(Role::Worker, &again.secrets);
@@ -403,17 +410,17 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_open_anything_is_still_told_apart() {
+    fn closing_tokens_authenticate_but_open_nothing() {
         let pool = pool();
-        let show = |token: &Secret| pool.access.check(&[Role::Client], &showing(token));
-        let pass = show(&pool.secrets.client_token).unwrap();
-        pool.access.may_open(&pass).unwrap();
+        let show = |token: &Secret| pool.access.check(&[Role::Client], &with_bearer(token));
+        let auth = show(&pool.secrets.client_token).unwrap();
+        pool.access.check_may_open(&auth).unwrap();
         pool.access.rotate("program", Duration::ZERO).unwrap();
-        let replaced = pool.access.may_open(&pass).unwrap_err();
+        let replaced = pool.access.check_may_open(&auth).unwrap_err();
         assert!(replaced.message.contains("by a newer one"), "{replaced}");
-        let pass = show(&pool.secrets.client_token).unwrap();
+        let auth = show(&pool.secrets.client_token).unwrap();
         pool.access.revoke("program", true).unwrap();
-        let revoked = pool.access.may_open(&pass).unwrap_err();
+        let revoked = pool.access.check_may_open(&auth).unwrap_err();
         assert!(revoked.message.contains("was revoked"), "{revoked}");
         show(&pool.secrets.client_token).unwrap();
         pool.access.revoke("program", false).unwrap();

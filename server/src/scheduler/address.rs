@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 /// # Errors
 ///
 /// Returns a message that names what is wrong with `given`.
-pub(super) fn reachable(given: &str, peer: IpAddr) -> Result<String, String> {
+pub(super) fn reachable_address(given: &str, peer: IpAddr) -> Result<String, String> {
     let wrong = |rule: &str| Err(format!("the worker's address {given:?} {rule}"));
     if let Ok(address) = given.parse::<SocketAddr>() {
         return match (address.ip().is_unspecified(), address.port()) {
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_open_host_becomes_the_callers() {
+    fn unspecified_host_is_replaced_by_the_callers() {
         let cases = [
             ("0.0.0.0:7462", "10.0.0.5", "10.0.0.5:7462"),
             ("[::]:7462", "10.0.0.5", "10.0.0.5:7462"),
@@ -50,7 +50,7 @@ mod tests {
         ];
         for (given, peer, expected) in cases {
             assert_eq!(
-                reachable(given, peer.parse().unwrap()).as_deref(),
+                reachable_address(given, peer.parse().unwrap()).as_deref(),
                 Ok(expected),
                 "{given}"
             );
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_dial_is_refused() {
+    fn undialable_addresses_are_refused() {
         let peer = "10.0.0.5".parse().unwrap();
         for given in [
             "",
@@ -70,7 +70,7 @@ mod tests {
             "a b:1",
             "\u{1b}:1",
         ] {
-            let error = reachable(given, peer).unwrap_err();
+            let error = reachable_address(given, peer).unwrap_err();
             assert!(
                 error.starts_with(&format!("the worker's address {given:?} ")),
                 "{error}"

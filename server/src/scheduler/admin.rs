@@ -19,8 +19,8 @@ use super::{
     service::Service,
 };
 use crate::{
-    audit::{Entry, Event},
-    refusal,
+    audit::{Entry, EntryKind},
+    grpc_status,
 };
 
 #[tonic::async_trait]
@@ -37,7 +37,7 @@ impl Admin for Service {
             life_ms,
             uses,
         } = request.into_inner();
-        let role = role.parse().map_err(|e: String| protocol(&e))?;
+        let role = role.parse().map_err(|e: String| protocol_error(&e))?;
         let new = NewToken {
             name,
             role,
@@ -78,16 +78,16 @@ impl Admin for Service {
         &self,
         request: Request<RevokeTokenRequest>,
     ) -> Result<Response<Revoked>, Status> {
-        let pass = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit(&[Role::Admin], &request)?;
         let peer = control::peer(&request);
         let RevokeTokenRequest { name, keep_leases } = request.into_inner();
         let revoke = move |access: &Access| access.revoke(&name, keep_leases);
         let token = self.change(revoke).await?;
         info!(token = token.name, keep_leases, "token revoked");
-        let revoked = Entry::new(Event::Revoked).address(peer);
+        let revoked = Entry::new(EntryKind::Revoked).address(peer);
         let by = match keep_leases {
-            true => format!("by {}; its leases run out", pass.token),
-            false => format!("by {}", pass.token),
+            true => format!("by {}; its leases run out", auth.token),
+            false => format!("by {}", auth.token),
         };
         let role = token.role.name();
         self.0
@@ -116,8 +116,8 @@ impl Admin for Service {
     ) -> Result<Response<EnrolledWorkers>, Status> {
         self.0.admit(&[Role::Admin], &request)?;
         let (enrolment, now) = (&self.0.enrolment, UnixMillis::now());
-        let book = enrolment.book();
-        let workers = book.iter().map(|(name, worker)| {
+        let registry = enrolment.registry();
+        let workers = registry.iter().map(|(name, worker)| {
             let joined = enrolment.is_live(name);
             let devices = worker.offer.iter().map(|(kind, most)| EnrolledDevices {
                 kind: kind.into(),
@@ -142,15 +142,15 @@ impl Admin for Service {
         &self,
         request: Request<RemoveWorkerRequest>,
     ) -> Result<Response<RemovedWorker>, Status> {
-        let pass = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit(&[Role::Admin], &request)?;
         let peer = control::peer(&request);
         let RemoveWorkerRequest { name } = request.into_inner();
         let (enrolment, removing) = (self.0.enrolment.clone(), name.clone());
         let removed = blocking(move || enrolment.remove(&removing)).await?;
-        removed.map_err(|e| refusal::status(&e))?;
+        removed.map_err(|e| grpc_status::status(&e))?;
         info!(name, "worker removed");
-        let removed = Entry::new(Event::Revoked).address(peer).name(&name);
-        let by = format!("removed by {}", pass.token);
+        let removed = Entry::new(EntryKind::Revoked).address(peer).name(&name);
+        let by = format!("removed by {}", auth.token);
         self.0.audit.record(removed.reason(by));
         let (reply, replied) = oneshot::channel();
         self.0.send_to_driver(Input::Remove { name, reply }).await?;
@@ -164,7 +164,7 @@ impl Admin for Service {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    let bug = |e| refusal::status(&Error::new(ErrorCode::Internal, format!("{e}")));
+    let bug = |e| grpc_status::status(&Error::new(ErrorCode::Internal, format!("{e}")));
     tokio::task::spawn_blocking(work).await.map_err(bug)
 }
 
@@ -186,11 +186,11 @@ fn refused(error: &ChangeError) -> Status {
         ChangeError::Token(_) => ErrorCode::Protocol,
         ChangeError::State(_) => ErrorCode::Internal,
     };
-    refusal::status(&Error::new(code, error.to_string()))
+    grpc_status::status(&Error::new(code, error.to_string()))
 }
 
-fn protocol(message: &str) -> Status {
-    refusal::status(&Error::new(ErrorCode::Protocol, message))
+fn protocol_error(message: &str) -> Status {
+    grpc_status::status(&Error::new(ErrorCode::Protocol, message))
 }
 
 fn made_token((token, string): &(Token, Secret)) -> MadeToken {
@@ -203,9 +203,9 @@ fn made_token((token, string): &(Token, Secret)) -> MadeToken {
 fn info_of(token: &Token, now: UnixMillis) -> TokenInfo {
     let rotates = token.rotating_until(now);
     let standing = match token.state_at(now) {
-        TokenState::Good if rotates.is_some() => "rotating",
-        TokenState::Good => "good",
-        TokenState::Closing(why) | TokenState::Ended(why) => why.name(),
+        TokenState::Valid if rotates.is_some() => "rotating",
+        TokenState::Valid => "good",
+        TokenState::Closing(reason) | TokenState::Ended(reason) => reason.name(),
     };
     TokenInfo {
         name: token.name.clone(),

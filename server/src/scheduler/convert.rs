@@ -10,7 +10,7 @@ use tensord_proto::{
     credential::CredentialHash,
     grant::number,
     ids::{ClientId, LeaseId, RequestId, WorkerId},
-    text::{MESSAGE_CHARS, foreign},
+    text::{MESSAGE_CHARS, sanitize},
     v1::{
         self, Error, ErrorCode, LeaseClaims, PoolMessage, WorkerCommand, client_message,
         pool_message, worker_command,
@@ -18,7 +18,7 @@ use tensord_proto::{
 };
 use tensord_scheduler::{
     Claim, ClientEvent, Demand, DeviceGrant, DeviceRef, DeviceSpec, EndReason, Endpoint,
-    GrantedShare, HeldDevice, LeasedDevice, Outages, RefuseReason, Registration, WorkerEvent,
+    GrantedDevice, HeldDevice, LeasedDevice, Outages, RefuseReason, Registration, WorkerEvent,
 };
 use tensord_transport::{identity, tls::Fingerprint, token};
 
@@ -33,14 +33,14 @@ const SIGNATURE_BYTES: usize = 64;
 /// The longest text that is shown to other users, in bytes.
 const MAX_TEXT_BYTES: usize = 253;
 
-fn protocol<T>(message: impl Into<String>) -> Result<T, Error> {
+fn protocol_error<T>(message: impl Into<String>) -> Result<T, Error> {
     Err(Error::new(ErrorCode::Protocol, message))
 }
 
 /// Checks text that is shown to other users.
-fn text(what: &str, text: String) -> Result<String, Error> {
+fn check_text(what: &str, text: String) -> Result<String, Error> {
     if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
-        return protocol(format!(
+        return protocol_error(format!(
             "{what} is {text:?}; it must have 1 to {MAX_TEXT_BYTES} bytes and no control characters"
         ));
     }
@@ -49,7 +49,7 @@ fn text(what: &str, text: String) -> Result<String, Error> {
 
 /// A worker's registration and the state that it reports.
 #[derive(Debug)]
-pub(super) struct Registering {
+pub(super) struct RegistrationReport {
     pub(super) registration: Registration,
     /// The devices that leases use, or that are not free of ended leases yet.
     pub(super) held: Vec<HeldDevice>,
@@ -59,45 +59,48 @@ pub(super) struct Registering {
     pub(super) out_of_service: Outages,
 }
 
-/// Checks that a registration belongs to the certificate `shown`, whose key the worker
+/// Checks that a registration belongs to the certificate `peer_certificate`, whose key the worker
 /// proved in the handshake. Returns the worker's id and certificate.
-pub(super) fn prove(
+pub(super) fn verify_identity(
     register: &v1::Register,
-    shown: Option<&Fingerprint>,
+    peer_certificate: Option<&Fingerprint>,
 ) -> Result<(WorkerId, Fingerprint), Error> {
     let refuse = |words: &str| Err(Error::new(ErrorCode::Enrolment, words));
-    let Some(shown) = shown else {
+    let Some(peer_certificate) = peer_certificate else {
         return refuse(
             "a worker proves who it is by a certificate, and this one shows none; update tensord on its host",
         );
     };
-    if register.certificate_sha256 != shown.0[..] {
+    if register.certificate_sha256 != peer_certificate.0[..] {
         return refuse("the worker registers another certificate than it shows");
     }
     let start = register.start.as_ref().try_into();
-    let start = start.or_else(|_| protocol("start has not 16 bytes"))?;
+    let start = start.or_else(|_| protocol_error("start has not 16 bytes"))?;
     let worker = WorkerId(register.worker_id);
-    match identity::worker_id(shown, start) {
-        own if own == worker => Ok((worker, *shown)),
+    match identity::worker_id(peer_certificate, start) {
+        own if own == worker => Ok((worker, *peer_certificate)),
         _ => refuse("the worker's id is not its own: it is not made of its certificate and start"),
     }
 }
 
 /// Checks and converts the registration of a worker that calls from `peer`.
-pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Registering, Error> {
+pub(super) fn registration(
+    register: v1::Register,
+    peer: IpAddr,
+) -> Result<RegistrationReport, Error> {
     let count = register.devices.len();
     if count > MAX_DEVICES {
-        return protocol(format!("{count} devices are more than {MAX_DEVICES}"));
+        return protocol_error(format!("{count} devices are more than {MAX_DEVICES}"));
     }
     let Ok(certificate_sha256) = register.certificate_sha256.as_ref().try_into() else {
         let length = register.certificate_sha256.len();
-        return protocol(format!("certificate_sha256 has {length} bytes, not 32"));
+        return protocol_error(format!("certificate_sha256 has {length} bytes, not 32"));
     };
-    let address = address::reachable(&register.address, peer).or_else(protocol)?;
+    let address = address::reachable_address(&register.address, peer).or_else(protocol_error)?;
     let device = |device: v1::Device| {
         Ok(DeviceSpec {
-            kind: text("a device's kind", device.kind)?,
-            name: text("a device's name", device.name)?,
+            kind: check_text("a device's kind", device.kind)?,
+            name: check_text("a device's name", device.name)?,
             memory_bytes: device.memory_bytes,
         })
     };
@@ -116,7 +119,7 @@ pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Regis
     let out_of_service = outages(register.out_of_service);
     let registration = Registration {
         endpoint: Endpoint {
-            name: text("the worker's name", register.name)?,
+            name: check_text("the worker's name", register.name)?,
             address,
             certificate_sha256,
         },
@@ -126,7 +129,7 @@ pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Regis
             .map(device)
             .collect::<Result<_, Error>>()?,
     };
-    Ok(Registering {
+    Ok(RegistrationReport {
         registration,
         held,
         ended,
@@ -137,14 +140,14 @@ pub(super) fn registration(register: v1::Register, peer: IpAddr) -> Result<Regis
 /// Converts a worker's list of devices out of service. Takes at most [`MAX_DEVICES`]
 /// entries, and makes the reasons safe to print.
 pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
-    let shown = |out: v1::OutOfService| {
-        let reason = foreign(&out.reason, MESSAGE_CHARS).to_string();
+    let peer_certificate = |out: v1::OutOfService| {
+        let reason = sanitize(&out.reason, MESSAGE_CHARS).to_string();
         (out.device_index, reason)
     };
     out_of_service
         .into_iter()
         .take(MAX_DEVICES)
-        .map(shown)
+        .map(peer_certificate)
         .collect()
 }
 
@@ -164,12 +167,12 @@ pub(super) struct ClaimedLeases {
     /// The leases named by tokens that prove nothing: signed with another key, or issued
     /// for another client, credential or tenant. The client is notified that these leases
     /// have ended.
-    pub(super) void: Vec<LeaseId>,
+    pub(super) invalid: Vec<LeaseId>,
 }
 
 /// Checks the lease tokens that `client` presents, whose pool token belongs to `tenant`.
 /// The expiry of a lease token is ignored, since the lease goes on after it.
-pub(super) fn held(
+pub(super) fn claimed_leases(
     client: ClientId,
     credential: CredentialHash,
     tenant: &str,
@@ -179,16 +182,16 @@ pub(super) fn held(
     let is_its_own = |claims: &LeaseClaims| {
         claims.client_id == client.0
             && claims.tenant == tenant
-            && CredentialHash::read(&claims.credential_hash) == Some(credential)
+            && CredentialHash::from_bytes(&claims.credential_hash) == Some(credential)
     };
     let mut held = ClaimedLeases::default();
     for token in tokens.iter().map(AsRef::as_ref) {
         match token::verify(token, lease_key) {
             Ok(claims) if is_its_own(&claims) => held.claims.push(claim(&claims)),
-            Ok(claims) => held.void.push(LeaseId(claims.lease_id)),
-            Err(_) => match lease_named(token) {
-                Some(lease) => held.void.push(lease),
-                None => return protocol("a lease token of the client's hello is malformed"),
+            Ok(claims) => held.invalid.push(LeaseId(claims.lease_id)),
+            Err(_) => match unverified_lease_id(token) {
+                Some(lease) => held.invalid.push(lease),
+                None => return protocol_error("a lease token of the client's hello is malformed"),
             },
         }
     }
@@ -197,14 +200,14 @@ pub(super) fn held(
 
 /// Returns the lease that an unverified token names. Use it only to report that the lease
 /// has ended.
-fn lease_named(token: &[u8]) -> Option<LeaseId> {
+fn unverified_lease_id(token: &[u8]) -> Option<LeaseId> {
     let claims = token.get(..token.len().checked_sub(SIGNATURE_BYTES)?)?;
     Some(LeaseId(LeaseClaims::decode(claims).ok()?.lease_id))
 }
 
 fn claim(claims: &LeaseClaims) -> Claim {
-    let share = |share: &v1::LeaseShare| GrantedShare {
-        share: DeviceRef {
+    let share = |share: &v1::LeaseShare| GrantedDevice {
+        device_ref: DeviceRef {
             worker: WorkerId(share.worker_id),
             index: share.device_index,
         },
@@ -212,7 +215,7 @@ fn claim(claims: &LeaseClaims) -> Claim {
     };
     Claim {
         lease: LeaseId(claims.lease_id),
-        shares: claims.shares.iter().map(share).collect(),
+        lease_devices: claims.shares.iter().map(share).collect(),
     }
 }
 
@@ -235,8 +238,8 @@ pub(super) fn client_event(
         Some(Body::Release(release)) => Ok(ClientEvent::Release {
             lease: LeaseId(release.lease_id),
         }),
-        Some(Body::Hello(_)) => protocol("a second hello on one stream"),
-        None => protocol("an empty or unknown message"),
+        Some(Body::Hello(_)) => protocol_error("a second hello on one stream"),
+        None => protocol_error("an empty or unknown message"),
     }
 }
 
@@ -245,7 +248,7 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
         devices: request.devices,
         kind: match request.kind {
             any if any.is_empty() => None,
-            kind => Some(text("the kind of devices asked for", kind)?),
+            kind => Some(check_text("the kind of devices asked for", kind)?),
         },
         memory_bytes: request.memory_bytes,
     })
@@ -263,8 +266,8 @@ pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
 /// Builds the entry of a device in the claims of a lease token.
 pub(super) fn lease_share(device: &LeasedDevice) -> v1::LeaseShare {
     v1::LeaseShare {
-        worker_id: device.share.worker.0,
-        device_index: device.share.index,
+        worker_id: device.device_ref.worker.0,
+        device_index: device.device_ref.index,
         worker: device.worker.name.clone(),
         address: device.worker.address.clone(),
         certificate_sha256: device.worker.certificate_sha256.to_vec().into(),
@@ -304,12 +307,12 @@ fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
     v1::LeasedDevice {
         device: Some(device(leased.device)),
         worker: Some(v1::WorkerEndpoint {
-            worker_id: leased.share.worker.0,
+            worker_id: leased.device_ref.worker.0,
             name,
             address,
             certificate_sha256: certificate_sha256.to_vec().into(),
         }),
-        index: leased.share.index,
+        index: leased.device_ref.index,
     }
 }
 
@@ -376,9 +379,9 @@ pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand
 }
 
 /// Builds the command that announces a device's new grant to its worker.
-pub(super) fn granted_anew(device: &LeasedDevice) -> WorkerCommand {
+pub(super) fn device_granted(device: &LeasedDevice) -> WorkerCommand {
     worker_command(worker_command::Body::Granted(v1::DeviceGrant {
-        device_index: device.share.index,
+        device_index: device.device_ref.index,
         grant: Some(device.grant.into()),
     }))
 }

@@ -35,16 +35,16 @@ use tokio::{
 };
 use tracing::{error, warn};
 
-use self::{holders::Holders, workers::Member};
-pub(super) use self::{holders::not_its_own, workers::Arrival};
+use self::{holders::Holders, workers::JoinedWorker};
+pub(super) use self::{holders::credential_mismatch, workers::JoiningWorker};
 use super::{
     MISSED_HEARTBEATS, Timing,
-    access::{Access, Pass, Role},
+    access::{Access, AuthContext, Role},
     convert,
     enrolment::Enrolment,
-    gap::{self, GapWatch},
+    gap::{self, GapDetector},
     renewals::Renewals,
-    stream::{Open, Opened},
+    stream::{AcceptedStream, OpenStream},
     view,
 };
 use crate::audit::Audit;
@@ -58,7 +58,7 @@ pub(super) const INPUT_QUEUE: usize = 1024;
 const MAX_STREAMS: usize = 4096;
 
 /// The time limit for sending the final errors of all streams when the process stops.
-const FAREWELL: Duration = Duration::from_millis(500);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An input to the driver.
 pub(super) enum Input {
@@ -66,23 +66,23 @@ pub(super) enum Input {
     Attach {
         client: ClientId,
         credential: CredentialHash,
-        pass: Pass,
+        auth: AuthContext,
         held: convert::ClaimedLeases,
-        opened: Opened<ClientMessage, PoolMessage>,
+        opened: AcceptedStream<ClientMessage, PoolMessage>,
         /// Receives whether the client may attach. After an error, nothing has changed.
-        decided: oneshot::Sender<Result<(), Error>>,
+        reply_sender: oneshot::Sender<Result<(), Error>>,
     },
     /// A message from a client.
     FromClient(ClientId, StreamId, ClientMessage),
     /// A worker joins; it is enrolled and its registration has been checked.
     Join {
-        arrival: Box<Arrival>,
-        opened: Opened<WorkerMessage, WorkerCommand>,
+        joining_worker: Box<JoiningWorker>,
+        opened: AcceptedStream<WorkerMessage, WorkerCommand>,
     },
     /// A message from a worker.
     FromWorker(WorkerId, StreamId, WorkerMessage),
     /// A request for the pool's status.
-    Status(Pass, oneshot::Sender<StatusReply>),
+    Status(AuthContext, oneshot::Sender<StatusReply>),
     /// The token of this name was revoked: the streams and leases that depend on it end.
     Revoke {
         token: String,
@@ -101,10 +101,10 @@ pub(super) enum Input {
 }
 
 /// The events that wake the driver.
-enum Next {
+enum Wakeup {
     Input(Box<Input>),
     ReaderEnded(Result<(task::Id, Option<Error>), JoinError>),
-    Look,
+    CheckClocks,
     Deadline,
 }
 
@@ -124,13 +124,13 @@ pub(super) struct Driver {
     enrolment: Arc<Enrolment>,
     audit: Audit,
     renewals: Renewals,
-    gaps: GapWatch,
+    gap_detector: GapDetector,
     lease_ids: StdRng,
     granting: bool,
     stopping: bool,
-    clients: HashMap<ClientId, Open<PoolMessage>>,
+    clients: HashMap<ClientId, OpenStream<PoolMessage>>,
     holders: Holders,
-    workers: HashMap<WorkerId, Member>,
+    workers: HashMap<WorkerId, JoinedWorker>,
     next_stream: u64,
     readers: JoinSet<Option<Error>>,
     read_by: HashMap<task::Id, Peer>,
@@ -162,7 +162,7 @@ impl Driver {
             engine: Engine::new(options, term, Timestamp::from_millis(0)),
             started: Instant::now(),
             renewals: Renewals::new(timing.lease_token_life),
-            gaps: GapWatch::new(std::time::Instant::now(), SystemTime::now()),
+            gap_detector: GapDetector::new(std::time::Instant::now(), SystemTime::now()),
             signer,
             lease_ids: rand::make_rng(),
             granting: true,
@@ -182,65 +182,68 @@ impl Driver {
 
     /// Runs until [`Input::Stop`] arrives. Dropping the future ends every stream at once.
     pub(super) async fn run(mut self) {
-        let mut look = interval(gap::LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut clock_check = interval(gap::CHECK_INTERVAL);
+        clock_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.stopping {
             let deadline = self.engine.next_deadline();
             let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
             let next = tokio::select! {
-                Some(input) = self.inputs.recv() => Next::Input(Box::new(input)),
-                Some(ended) = self.readers.join_next_with_id() => Next::ReaderEnded(ended),
-                _ = look.tick() => Next::Look,
+                Some(input) = self.inputs.recv() => Wakeup::Input(Box::new(input)),
+                Some(ended) = self.readers.join_next_with_id() => Wakeup::ReaderEnded(ended),
+                _ = clock_check.tick() => Wakeup::CheckClocks,
                 () = sleep_until(deadline.unwrap_or(self.started)), if deadline.is_some() => {
-                    Next::Deadline
+                    Wakeup::Deadline
                 }
             };
             // The first event after a gap may be a stream that ended because of the gap, so
             // the gap is reported first.
-            self.notice_gap();
+            self.report_gap();
             match next {
-                Next::Input(input) => self.take(*input),
-                Next::ReaderEnded(ended) => self.reader_ended(ended),
-                Next::Look => self.renew_tokens(),
-                Next::Deadline => self.apply(Event::Tick),
+                Wakeup::Input(input) => self.on_input(*input),
+                Wakeup::ReaderEnded(ended) => self.on_reader_ended(ended),
+                Wakeup::CheckClocks => self.renew_tokens(),
+                Wakeup::Deadline => self.apply(Event::Tick),
             }
         }
-        self.send_leave().await;
+        self.close_streams().await;
     }
 
-    fn take(&mut self, input: Input) {
+    fn on_input(&mut self, input: Input) {
         match input {
             Input::Attach {
                 client,
                 credential,
-                pass,
+                auth,
                 held,
                 opened,
-                decided,
+                reply_sender,
             } => match self
                 .holders
-                .attach(client, credential, pass, std::time::Instant::now())
+                .attach(client, credential, auth, std::time::Instant::now())
             {
                 Ok(()) => {
                     // An error means that the call was dropped; the reader then finds that
                     // the stream has ended.
-                    let _ = decided.send(Ok(()));
+                    let _ = reply_sender.send(Ok(()));
                     self.attach(client, held, opened);
                 }
                 Err(error) => {
-                    let _ = decided.send(Err(error));
+                    let _ = reply_sender.send(Err(error));
                 }
             },
             Input::FromClient(client, stream, message) => {
                 self.on_client_message(client, stream, message)
             }
-            Input::Join { arrival, opened } => self.join(*arrival, opened),
+            Input::Join {
+                joining_worker,
+                opened,
+            } => self.join(*joining_worker, opened),
             Input::FromWorker(worker, stream, message) => {
                 self.on_worker_message(worker, stream, message)
             }
-            Input::Status(pass, reply) => {
+            Input::Status(auth, reply) => {
                 // An error means that the caller is gone.
-                let _ = reply.send(self.status(&pass));
+                let _ = reply.send(self.status(&auth));
             }
             Input::Revoke { token, reply } => {
                 let revoked = Revoked {
@@ -257,46 +260,48 @@ impl Driver {
         }
     }
 
-    /// Returns the pool's status as visible to the holder of `pass`: a program sees only
+    /// Returns the pool's status as visible to the holder of `auth`: a program sees only
     /// the leases of its own tenant.
-    fn status(&self, pass: &Pass) -> StatusReply {
-        let usage = |worker| self.workers.get(&worker).map(Member::usage);
-        let is_shown = |client: Option<ClientId>| match pass.role {
+    fn status(&self, auth: &AuthContext) -> StatusReply {
+        let usage = |worker| self.workers.get(&worker).map(JoinedWorker::usage);
+        let is_shown = |client: Option<ClientId>| match auth.role {
             Role::Admin => true,
             Role::Client | Role::Worker => client
                 .and_then(|client| self.holders.tenant(client))
-                .is_some_and(|tenant| tenant == &*pass.tenant),
+                .is_some_and(|tenant| tenant == &*auth.tenant),
         };
         view::status(self.engine.snapshot(), self.now(), usage, is_shown)
     }
 
     /// Ends every stream, and waits until the connections have taken the final errors or
-    /// [`FAREWELL`] has elapsed.
-    async fn send_leave(mut self) {
+    /// [`CLOSE_TIMEOUT`] has elapsed.
+    async fn close_streams(mut self) {
         let error = Error::new(ErrorCode::Draining, "the scheduler is shutting down");
         let clients = self.clients.drain();
-        let clients = clients.map(|(_, open)| open.farewell(&error));
+        let clients = clients.map(|(_, open)| open.end_and_flush(&error));
         let workers = self.workers.drain();
-        let workers = workers.map(|(_, member)| member.farewell(&error));
+        let workers = workers.map(|(_, member)| member.end_and_flush(&error));
         let taken = future::join(future::join_all(clients), future::join_all(workers));
         // A peer that does not read notices the end when its connection closes.
-        let _ = timeout(FAREWELL, taken).await;
+        let _ = timeout(CLOSE_TIMEOUT, taken).await;
     }
 
     /// Reports to the engine if this process did not run for a while. Must be called before
     /// any event that the gap may have caused is handled.
-    fn notice_gap(&mut self) {
-        let gap = self.gaps.look(std::time::Instant::now(), SystemTime::now());
+    fn report_gap(&mut self) {
+        let gap = self
+            .gap_detector
+            .check(std::time::Instant::now(), SystemTime::now());
         let Some(gap) = gap else {
             return;
         };
         warn!(
             "the scheduler did not run for {:.1} s; workers and programs have time to come back",
-            gap.asleep.as_secs_f64()
+            gap.longest.as_secs_f64()
         );
         let now = self.now().as_millis();
-        let stood = u64::try_from(gap.stood.as_millis()).unwrap_or(u64::MAX);
-        let since = Timestamp::from_millis(now.saturating_sub(stood));
+        let monotonic = u64::try_from(gap.monotonic.as_millis()).unwrap_or(u64::MAX);
+        let since = Timestamp::from_millis(now.saturating_sub(monotonic));
         self.apply(Event::Suspended { since });
     }
 
@@ -349,14 +354,14 @@ impl Driver {
         }
     }
 
-    fn reader_ended(&mut self, ended: Result<(task::Id, Option<Error>), JoinError>) {
+    fn on_reader_ended(&mut self, ended: Result<(task::Id, Option<Error>), JoinError>) {
         // The peer's messages from before the end of its stream are in the queue and must
         // be handled before the end, for example a release of a lease.
         for _ in 0..INPUT_QUEUE {
             let Ok(input) = self.inputs.try_recv() else {
                 break;
             };
-            self.take(input);
+            self.on_input(input);
         }
         let (id, error) = match ended {
             Ok(ended) => ended,
@@ -368,20 +373,24 @@ impl Driver {
             }
         };
         match self.read_by.remove(&id) {
-            Some(Peer::Client(client, stream)) => self.client_gone(client, stream, error.as_ref()),
-            Some(Peer::Worker(worker, stream)) => self.worker_gone(worker, stream, error.as_ref()),
+            Some(Peer::Client(client, stream)) => {
+                self.on_client_disconnected(client, stream, error.as_ref())
+            }
+            Some(Peer::Worker(worker, stream)) => {
+                self.on_worker_disconnected(worker, stream, error.as_ref())
+            }
             None => {}
         }
     }
 
     /// Returns a new, unique stream number.
-    fn new_stream(&mut self) -> StreamId {
+    fn new_stream_id(&mut self) -> StreamId {
         self.next_stream += 1;
         StreamId(self.next_stream)
     }
 
     /// Returns a new, random lease id.
-    fn new_lease(&mut self) -> LeaseId {
+    fn new_lease_id(&mut self) -> LeaseId {
         LeaseId(self.lease_ids.next_u64())
     }
 }

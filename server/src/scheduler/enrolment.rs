@@ -1,11 +1,11 @@
 //! Enrolment: which workers may join the pool, proved by their keys.
 //!
-//! [`book`] makes the decisions; this module persists changes and checks tokens where
+//! [`registry`] makes the decisions; this module persists changes and checks tokens where
 //! needed. A worker proves its key in the TLS handshake, so nothing that it sends can be
 //! replayed by others, and its certificate is the one that leases pin.
 
-mod book;
 mod offer;
+mod registry;
 
 use std::{
     collections::HashSet,
@@ -16,18 +16,18 @@ use tensord_proto::v1::{Error, ErrorCode};
 use tensord_transport::tls::Fingerprint;
 use tracing::warn;
 
-use self::book::{EnrolError, Place};
+use self::registry::{EnrolError, EnrolmentStatus};
 pub(crate) use self::{
-    book::{Book, Joining},
     offer::Offer,
+    registry::{JoinRequest, WorkerRegistry},
 };
-use super::access::{Access, ChangeError, Pass, UnixMillis};
-use crate::state::{Ledger, StateDir, StateError};
+use super::access::{Access, AuthContext, ChangeError, UnixMillis};
+use crate::state::{Persisted, StateDir, StateError};
 
 /// The pool's enrolled workers. See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Enrolment {
-    book: Ledger<Book>,
+    registry: Persisted<WorkerRegistry>,
     /// The names of the workers that are currently in the pool.
     live: Mutex<HashSet<String>>,
 }
@@ -75,22 +75,22 @@ impl Enrolment {
     /// Opens the registry of enrolled workers in `state`.
     pub(crate) fn open(state: &StateDir) -> Result<Self, StateError> {
         Ok(Self {
-            book: state.ledger("workers.json")?,
+            registry: state.persisted("workers.json")?,
             live: Mutex::default(),
         })
     }
 
     /// Returns the currently enrolled workers.
-    pub(super) fn book(&self) -> Arc<Book> {
-        self.book.read()
+    pub(super) fn registry(&self) -> Arc<WorkerRegistry> {
+        self.registry.read()
     }
 
     /// Returns whether a worker with this certificate is enrolled.
-    pub(super) fn knows(&self, certificate: &Fingerprint) -> bool {
-        self.book.read().name_of(certificate).is_some()
+    pub(super) fn is_enrolled(&self, certificate: &Fingerprint) -> bool {
+        self.registry.read().name_of(certificate).is_some()
     }
 
-    /// Admits a worker, and enrols it first if necessary. `pass` is the result of checking
+    /// Admits a worker, and enrols it first if necessary. `auth` is the result of checking
     /// the worker's token, which only an enrolment needs. Blocks until changes are on disk.
     ///
     /// # Errors
@@ -98,33 +98,33 @@ impl Enrolment {
     /// A one-line message that names what is wrong. Nothing has changed then.
     pub(super) fn admit(
         &self,
-        joining: Joining,
-        pass: Result<Pass, Error>,
+        joining: JoinRequest,
+        auth: Result<AuthContext, Error>,
         access: &Access,
     ) -> Result<Admitted, Error> {
         let (now, certificate) = (UnixMillis::now(), joining.certificate);
-        let place = self.book.read().place(&joining, now);
+        let status = self.registry.read().status(&joining, now);
         let name = joining.name.clone();
-        let is_new = match place.map_err(|e| refused(&e))? {
-            Place::Enrolled { note } => {
-                if note {
-                    self.note(&name, now);
+        let is_new = match status.map_err(|e| refused(&e))? {
+            EnrolmentStatus::Enrolled { update_seen } => {
+                if update_seen {
+                    self.record_seen(&name, now);
                 }
                 false
             }
-            Place::New => {
-                self.enrol(joining, pass?, access, now)?;
+            EnrolmentStatus::New => {
+                self.enrol(joining, auth?, access, now)?;
                 true
             }
-            Place::Beyond(beyond) => {
-                let enrolled = pass.and_then(|pass| self.enrol(joining, pass, access, now));
-                enrolled.map_err(|e| beyond_error(&name, &beyond, &e))?;
+            EnrolmentStatus::ExceedsOffer(beyond) => {
+                let enrolled = auth.and_then(|auth| self.enrol(joining, auth, access, now));
+                enrolled.map_err(|e| exceeds_offer_error(&name, &beyond, &e))?;
                 true
             }
         };
-        let book = self.book.read();
-        let enrolled = book.get(&name, &certificate);
-        let removed = || Error::new(ErrorCode::Enrolment, removed_words(&name));
+        let registry = self.registry.read();
+        let enrolled = registry.get(&name, &certificate);
+        let removed = || Error::new(ErrorCode::Enrolment, removed_message(&name));
         Ok(Admitted {
             token: enrolled.ok_or_else(removed)?.token.as_str().into(),
             certificate,
@@ -136,28 +136,28 @@ impl Enrolment {
     /// use of the token.
     fn enrol(
         &self,
-        joining: Joining,
-        pass: Pass,
+        joining: JoinRequest,
+        auth: AuthContext,
         access: &Access,
         now: UnixMillis,
     ) -> Result<(), Error> {
-        let enrolled = self.book.change(|book| {
-            let is_new = book.place(&joining, now)? == Place::New;
-            book.enrol(joining, &pass.token, |name| self.is_live(name), now)?;
+        let enrolled = self.registry.change(|registry| {
+            let is_new = registry.status(&joining, now)? == EnrolmentStatus::New;
+            registry.enrol(joining, &auth.token, |name| self.is_live(name), now)?;
             // Checked within the change: if the token is revoked meanwhile, the revocation
             // runs after this change and removes the worker.
             let used = match is_new {
-                true => access.use_up(&pass),
-                false => access.may_open(&pass),
+                true => access.count_use(&auth),
+                false => access.check_may_open(&auth),
             };
             used.map_err(WriteError::Token)
         });
         Ok(enrolled?)
     }
 
-    fn note(&self, name: &str, now: UnixMillis) {
-        let noted = self.book.change(|book| {
-            book.note(name, now);
+    fn record_seen(&self, name: &str, now: UnixMillis) {
+        let noted = self.registry.change(|registry| {
+            registry.record_seen(name, now);
             Ok::<_, StateError>(())
         });
         // The worker may join anyway; only its last-seen time is older than it should be.
@@ -172,14 +172,14 @@ impl Enrolment {
     ///
     /// If no worker has this name, or the change cannot be written.
     pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
-        if !self.book.read().iter().any(|(known, _)| known == name) {
+        if !self.registry.read().iter().any(|(known, _)| known == name) {
             let name: String = name.chars().take(80).collect();
             let words =
                 format!("there is no worker {name:?}; `tensord worker list` shows those there are");
             return Err(Error::new(ErrorCode::Protocol, words));
         }
-        let removed = self.book.change(|book| {
-            book.remove(name);
+        let removed = self.registry.change(|registry| {
+            registry.remove(name);
             Ok::<_, WriteError>(())
         });
         Ok(removed?)
@@ -194,8 +194,8 @@ impl Enrolment {
     pub(super) fn revoke(&self, token: &str) -> Result<(), ChangeError> {
         // Runs even if no such worker is known: changes are serialised, so a worker that is
         // being enrolled at this moment is in the book by the time this change runs.
-        self.book.change(|book| {
-            book.remove_token(token);
+        self.registry.change(|registry| {
+            registry.remove_token(token);
             Ok::<_, ChangeError>(())
         })
     }
@@ -220,13 +220,13 @@ impl Enrolment {
 }
 
 /// Returns the message of the error that ends a removed worker's stream.
-pub(super) fn removed_words(name: &str) -> String {
+pub(super) fn removed_message(name: &str) -> String {
     format!(
         "worker {name:?} was removed from the pool; it can enrol again with the URL of the `workers:` line that the scheduler prints"
     )
 }
 
-fn beyond_error(name: &str, beyond: &str, token: &Error) -> Error {
+fn exceeds_offer_error(name: &str, beyond: &str, token: &Error) -> Error {
     let words = format!(
         "worker {name:?} may not join: {beyond}, and the token it shows cannot enrol more: {}",
         token.message

@@ -10,42 +10,47 @@
 use std::time::{Duration, Instant, SystemTime};
 
 /// The interval at which the driver compares the clocks.
-pub(super) const LOOK: Duration = Duration::from_millis(500);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The longest normal time between two calls of [`GapWatch::look`]; a longer one is a gap.
+/// The longest normal time between two calls of [`GapDetector::check`]; a longer one is a gap.
 /// It is far more than a busy machine delays a timer, and together with the preceding
 /// heartbeat interval still less than the silence allowed to a worker.
-const LONGEST: Duration = Duration::from_secs(2);
+const GAP_THRESHOLD: Duration = Duration::from_secs(2);
 
-/// The clocks at the last call of [`look`](Self::look).
-pub(super) struct GapWatch {
-    looked: Instant,
-    clock: SystemTime,
+/// The clocks at the last call of [`check`](Self::check).
+pub(super) struct GapDetector {
+    last_check: Instant,
+    wall_clock: SystemTime,
 }
 
 /// A period in which the process did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gap {
     /// The length by the clock that advanced more.
-    pub(super) asleep: Duration,
+    pub(super) longest: Duration,
     /// The length by the monotonic clock.
-    pub(super) stood: Duration,
+    pub(super) monotonic: Duration,
 }
 
-impl GapWatch {
-    pub(super) fn new(now: Instant, clock: SystemTime) -> Self {
-        Self { looked: now, clock }
+impl GapDetector {
+    pub(super) fn new(now: Instant, wall_clock: SystemTime) -> Self {
+        Self {
+            last_check: now,
+            wall_clock,
+        }
     }
 
     /// Returns the gap since the last call, if there was one. Must be called at least every
-    /// [`LOOK`].
-    pub(super) fn look(&mut self, now: Instant, clock: SystemTime) -> Option<Gap> {
-        let stood = now.saturating_duration_since(self.looked);
+    /// [`CHECK_INTERVAL`].
+    pub(super) fn check(&mut self, now: Instant, wall_clock: SystemTime) -> Option<Gap> {
+        let monotonic = now.saturating_duration_since(self.last_check);
         // A system clock that was set back shows no gap.
-        let passed = clock.duration_since(self.clock).unwrap_or_default();
-        (self.looked, self.clock) = (now, clock);
-        let asleep = stood.max(passed);
-        (asleep > LONGEST).then_some(Gap { asleep, stood })
+        let passed = wall_clock
+            .duration_since(self.wall_clock)
+            .unwrap_or_default();
+        (self.last_check, self.wall_clock) = (now, wall_clock);
+        let longest = monotonic.max(passed);
+        (longest > GAP_THRESHOLD).then_some(Gap { longest, monotonic })
     }
 }
 
@@ -60,27 +65,27 @@ mod tests {
     /// Advances the clocks by each step and checks the result of `look`.
     fn check(steps: &[Step]) {
         let mut now = Instant::now();
-        let mut clock = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
-        let mut watch = GapWatch::new(now, clock);
+        let mut wall_clock = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let mut watch = GapDetector::new(now, wall_clock);
         for (i, &(moved, clock_moved, expected)) in steps.iter().enumerate() {
             now += Duration::from_millis(moved);
             let by = Duration::from_millis(clock_moved.unsigned_abs());
-            clock = if clock_moved < 0 {
-                clock - by
+            wall_clock = if clock_moved < 0 {
+                wall_clock - by
             } else {
-                clock + by
+                wall_clock + by
             };
-            let gap = watch.look(now, clock);
-            let expected = expected.map(|(asleep, stood)| Gap {
-                asleep: Duration::from_millis(asleep),
-                stood: Duration::from_millis(stood),
+            let gap = watch.check(now, wall_clock);
+            let expected = expected.map(|(longest, monotonic)| Gap {
+                longest: Duration::from_millis(longest),
+                monotonic: Duration::from_millis(monotonic),
             });
             assert_eq!(gap, expected, "step {i}");
         }
     }
 
     #[test]
-    fn a_process_that_was_stopped_sees_one_gap() {
+    fn stopped_process_detects_one_gap() {
         check(&[
             (500, 500, None),
             (1_900, 1_900, None),
@@ -91,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_slept_is_seen_by_its_clock() {
+    fn host_suspension_is_detected_by_the_wall_clock() {
         check(&[(500, 3_600_000, Some((3_600_000, 500))), (500, 500, None)]);
     }
 
     #[test]
-    fn a_clock_that_was_put_back_is_no_gap() {
+    fn clock_set_back_is_not_a_gap() {
         check(&[(500, -3_600_000, None), (500, 500, None)]);
     }
 }

@@ -102,7 +102,7 @@ impl Options {
             term,
             engine: tensord_scheduler::Options::default(),
             timing: Timing::default(),
-            audit: Audit::none(),
+            audit: Audit::disabled(),
         }
     }
 }

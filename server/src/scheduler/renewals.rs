@@ -28,12 +28,12 @@ impl Renewals {
     }
 
     /// Schedules the renewal of a token issued at `now`.
-    pub(super) fn issued(&mut self, lease: LeaseId, now: Timestamp) {
+    pub(super) fn schedule(&mut self, lease: LeaseId, now: Timestamp) {
         self.due.insert(lease, now + self.life / 2);
     }
 
     /// Schedules another attempt for a lease that could not get a token at `now`.
-    pub(super) fn put_off(&mut self, lease: LeaseId, now: Timestamp) {
+    pub(super) fn retry_later(&mut self, lease: LeaseId, now: Timestamp) {
         self.due.insert(lease, now + RETRY);
     }
 
@@ -53,21 +53,21 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_due_when_half_of_its_life_is_over_and_once() {
+    fn token_is_due_once_at_half_its_lifetime() {
         let mut renewals = Renewals::new(Duration::from_secs(600));
-        renewals.issued(LeaseId(1), at(0));
-        renewals.issued(LeaseId(2), at(100));
+        renewals.schedule(LeaseId(1), at(0));
+        renewals.schedule(LeaseId(2), at(100));
         assert_eq!(renewals.take_due(at(299)), []);
         assert_eq!(renewals.take_due(at(300)), [LeaseId(1)]);
         assert_eq!(renewals.take_due(at(300)), []);
-        renewals.issued(LeaseId(1), at(300));
+        renewals.schedule(LeaseId(1), at(300));
         assert_eq!(renewals.take_due(at(3600)), [LeaseId(1), LeaseId(2)]);
     }
 
     #[test]
-    fn what_could_not_be_renewed_is_tried_again_soon() {
+    fn failed_renewal_is_retried_soon() {
         let mut renewals = Renewals::new(Duration::from_secs(600));
-        renewals.put_off(LeaseId(1), at(0));
+        renewals.retry_later(LeaseId(1), at(0));
         assert_eq!(renewals.take_due(at(0)), []);
         assert_eq!(renewals.take_due(at(1)), [LeaseId(1)]);
     }

@@ -25,15 +25,15 @@ use tracing::warn;
 
 use super::{
     Timing,
-    access::{Access, Pass, Role, UnixMillis},
+    access::{Access, AuthContext, Role, UnixMillis},
     convert,
-    driver::{Arrival, Input, not_its_own},
-    enrolment::{Admitted, Enrolment, Joining, Offer},
-    stream::{self, OUTGOING_QUEUE, Opened},
+    driver::{Input, JoiningWorker, credential_mismatch},
+    enrolment::{Admitted, Enrolment, JoinRequest, Offer},
+    stream::{self, AcceptedStream, OUTGOING_QUEUE},
 };
 use crate::{
-    audit::{Audit, Entry, Event},
-    refusal,
+    audit::{Audit, Entry, EntryKind},
+    grpc_status,
 };
 
 /// The implementation of all services. Cheap to clone.
@@ -54,21 +54,25 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Admits a call that presents a token of one of `roles`.
-    pub(super) fn admit<T>(&self, roles: &[Role], request: &Request<T>) -> Result<Pass, Status> {
+    pub(super) fn admit<T>(
+        &self,
+        roles: &[Role],
+        request: &Request<T>,
+    ) -> Result<AuthContext, Status> {
         self.access
             .check(roles, request.metadata())
             .map_err(|error| {
                 let peer = control::peer(request);
                 warn!(%peer, "call refused: {error}");
                 self.deny("call refused", roles[0], peer, &error);
-                refusal::status(&error)
+                grpc_status::status(&error)
             })
     }
 
     /// Records in the audit log that a peer was refused the role `role`.
     fn deny(&self, cause: &'static str, role: Role, peer: SocketAddr, error: &Error) {
         self.audit.deny(cause, || {
-            let entry = Entry::new(Event::Denied).role(role.name());
+            let entry = Entry::new(EntryKind::Denied).role(role.name());
             entry.address(peer).reason(error)
         });
     }
@@ -86,7 +90,7 @@ impl Shared {
             // Administrators and workers use reserved places, so that they get through when
             // programs have filled the pool.
             let reserved = !roles.contains(&Role::Client);
-            let full = |e: Full| refusal::status(&Error::new(ErrorCode::Limit, e.to_string()));
+            let full = |e: Full| grpc_status::status(&Error::new(ErrorCode::Limit, e.to_string()));
             control::admit(&request, reserved).map_err(full)?;
             Ok(request)
         }
@@ -100,10 +104,10 @@ impl Shared {
         let (shared, others) = (self.clone(), self.guard(&[Role::Worker]));
         move |request| {
             let shown = control::certificate(&request);
-            if !shown.is_some_and(|shown| shared.enrolment.knows(&shown)) {
+            if !shown.is_some_and(|shown| shared.enrolment.is_enrolled(&shown)) {
                 return others(request);
             }
-            let full = |e: Full| refusal::status(&Error::new(ErrorCode::Limit, e.to_string()));
+            let full = |e: Full| grpc_status::status(&Error::new(ErrorCode::Limit, e.to_string()));
             control::admit(&request, true).map_err(full)?;
             Ok(request)
         }
@@ -111,7 +115,7 @@ impl Shared {
 
     pub(super) async fn send_to_driver(&self, input: Input) -> Result<(), Status> {
         let words = "the scheduler is shutting down";
-        let gone = |_| refusal::status(&Error::new(ErrorCode::Draining, words));
+        let gone = |_| grpc_status::status(&Error::new(ErrorCode::Draining, words));
         self.driver.send(input).await.map_err(gone)
     }
 }
@@ -137,25 +141,25 @@ impl Pool for Service {
         request: Request<Streaming<ClientMessage>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
         let shared = &self.0;
-        let pass = shared.admit(&[Role::Client], &request)?;
+        let auth = shared.admit(&[Role::Client], &request)?;
         let peer = control::peer(&request);
         let mut incoming = request.into_inner();
-        let first = stream::first(&mut incoming, shared.timing.hello).await?;
+        let first = stream::read_first(&mut incoming, shared.timing.hello).await?;
         let refused = |error| {
             warn!(%peer, "client refused: {error}");
             shared.deny("client refused", Role::Client, peer, &error);
-            refusal::status(&error)
+            grpc_status::status(&error)
         };
-        let greeted = shared.greet_client(first, &pass).map_err(refused)?;
+        let greeted = shared.check_client_hello(first, &auth).map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        let (decided, decision) = oneshot::channel();
+        let (reply_sender, decision) = oneshot::channel();
         let attach = Input::Attach {
             client: greeted.credential.client_id(),
             credential: greeted.credential,
-            pass,
+            auth,
             held: greeted.held,
-            opened: Opened::new(peer, incoming, outgoing, greeted.answer),
-            decided,
+            opened: AcceptedStream::new(peer, incoming, outgoing, greeted.answer),
+            reply_sender,
         };
         shared.send_to_driver(attach).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
@@ -170,18 +174,18 @@ impl Pool for Service {
         &self,
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusReply>, Status> {
-        let pass = self.0.admit(&[Role::Client, Role::Admin], &request)?;
-        let may = self.0.access.may_open(&pass);
-        may.map_err(|error| refusal::status(&error))?;
+        let auth = self.0.admit(&[Role::Client, Role::Admin], &request)?;
+        let may = self.0.access.check_may_open(&auth);
+        may.map_err(|error| grpc_status::status(&error))?;
         let (reply, replied) = oneshot::channel();
-        self.0.send_to_driver(Input::Status(pass, reply)).await?;
+        self.0.send_to_driver(Input::Status(auth, reply)).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         replied.await.map(Response::new).map_err(gone)
     }
 }
 
 /// A client whose hello has been checked.
-struct Greeted {
+struct CheckedHello {
     credential: CredentialHash,
     held: convert::ClaimedLeases,
     answer: PoolMessage,
@@ -190,7 +194,11 @@ struct Greeted {
 impl Shared {
     /// Checks a client's hello. Returns its identity, the leases that it claims, and the
     /// reply.
-    fn greet_client(&self, message: ClientMessage, pass: &Pass) -> Result<Greeted, Error> {
+    fn check_client_hello(
+        &self,
+        message: ClientMessage,
+        auth: &AuthContext,
+    ) -> Result<CheckedHello, Error> {
         let Some(client_message::Body::Hello(ClientHello {
             hello,
             client_id,
@@ -203,7 +211,7 @@ impl Shared {
         };
         let protocol = negotiate(hello.as_ref())?;
         let client = ClientId(client_id);
-        let Some(shown) = ClientCredential::shown(&credential) else {
+        let Some(shown) = ClientCredential::from_bytes(&credential) else {
             let words = format!(
                 "a client's credential has {} bytes, not {}",
                 credential.len(),
@@ -213,20 +221,21 @@ impl Shared {
         };
         let credential = shown.hash();
         if credential.client_id() != client {
-            return Err(not_its_own(client));
+            return Err(credential_mismatch(client));
         }
-        let tenant = &pass.tenant;
-        let held = convert::held(client, credential, tenant, &lease_tokens, &self.lease_key)?;
+        let tenant = &auth.tenant;
+        let held =
+            convert::claimed_leases(client, credential, tenant, &lease_tokens, &self.lease_key)?;
         if held.claims.is_empty() {
             // A client that holds leases may come back to them even if its token has ended.
-            self.access.may_open(pass)?;
+            self.access.check_may_open(auth)?;
         }
         let answer = pool_message::Body::Hello(PoolHello {
             hello: Some(version::hello()),
             protocol,
             lease_expiry_ms: millis(self.lease_expiry),
         });
-        Ok(Greeted {
+        Ok(CheckedHello {
             credential,
             held,
             answer: convert::pool_message(answer),
@@ -237,17 +246,20 @@ impl Shared {
     /// disk.
     async fn admit_worker(
         &self,
-        joining: Joining,
-        pass: Result<Pass, Error>,
+        joining: JoinRequest,
+        auth: Result<AuthContext, Error>,
     ) -> Result<Admitted, Error> {
         let (access, enrolment) = (self.access.clone(), self.enrolment.clone());
-        let admit = move || enrolment.admit(joining, pass, &access);
+        let admit = move || enrolment.admit(joining, auth, &access);
         let admitted = tokio::task::spawn_blocking(admit).await;
         admitted.unwrap_or_else(|bug| Err(Error::new(ErrorCode::Internal, bug.to_string())))
     }
 
     /// Checks a worker's first message. Returns its registration and the reply.
-    fn greet_worker(&self, message: WorkerMessage) -> Result<(Register, WorkerCommand), Error> {
+    fn check_registration(
+        &self,
+        message: WorkerMessage,
+    ) -> Result<(Register, WorkerCommand), Error> {
         let Some(worker_message::Body::Register(register)) = message.body else {
             let words = "the first message of a worker's stream must register it";
             return Err(Error::new(ErrorCode::Protocol, words));
@@ -274,39 +286,39 @@ impl Workers for Service {
     ) -> Result<Response<Self::JoinStream>, Status> {
         let shared = &self.0;
         let (peer, shown) = (control::peer(&request), control::certificate(&request));
-        let pass = shared.access.check(&[Role::Worker], request.metadata());
+        let auth = shared.access.check(&[Role::Worker], request.metadata());
         let mut incoming = request.into_inner();
-        let first = stream::first(&mut incoming, shared.timing.hello).await?;
+        let first = stream::read_first(&mut incoming, shared.timing.hello).await?;
         let refused = |error| {
             warn!(%peer, "worker refused: {error}");
             shared.deny("worker refused", Role::Worker, peer, &error);
-            refusal::status(&error)
+            grpc_status::status(&error)
         };
-        let (register, answer) = shared.greet_worker(first).map_err(refused)?;
-        let proved = convert::prove(&register, shown.as_ref());
+        let (register, answer) = shared.check_registration(first).map_err(refused)?;
+        let proved = convert::verify_identity(&register, shown.as_ref());
         let leaving = register.leaving;
         let registered = convert::registration(register, peer.ip());
-        let registering = registered.map_err(refused)?;
+        let registration_report = registered.map_err(refused)?;
         let (worker, certificate) = proved.map_err(refused)?;
-        let offer = Offer::of(&registering.registration.devices);
+        let offer = Offer::of(&registration_report.registration.devices);
         let offer = offer.map_err(|e| refused(Error::new(ErrorCode::Enrolment, e)))?;
-        let joining = Joining {
-            name: registering.registration.endpoint.name.clone(),
+        let joining = JoinRequest {
+            name: registration_report.registration.endpoint.name.clone(),
             certificate,
             offer,
         };
-        let admitted = shared.admit_worker(joining, pass).await.map_err(refused)?;
+        let admitted = shared.admit_worker(joining, auth).await.map_err(refused)?;
         let (outgoing, messages) = mpsc::channel(OUTGOING_QUEUE);
-        let arrival = Arrival {
+        let joining_worker = JoiningWorker {
             worker,
             admitted,
-            registering,
+            registration_report,
             leaving,
             answer,
         };
         let joined = Input::Join {
-            arrival: Box::new(arrival),
-            opened: Opened {
+            joining_worker: Box::new(joining_worker),
+            opened: AcceptedStream {
                 incoming,
                 outgoing,
                 peer,

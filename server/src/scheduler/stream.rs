@@ -14,7 +14,7 @@ use tokio::{sync::mpsc, task::AbortHandle, time::timeout};
 use tonic::{Status, Streaming};
 
 use super::{convert, driver::Input};
-use crate::refusal;
+use crate::grpc_status;
 
 /// The capacity of the queue of outgoing messages that HTTP/2 has not taken yet. One event
 /// can cause a message for each of a client's pending requests (64) and leases, so this is
@@ -25,14 +25,14 @@ pub(super) const OUTGOING_QUEUE: usize = 1024;
 pub(super) type MessageSender<M> = mpsc::Sender<Result<M, Status>>;
 
 /// A stream whose peer has identified itself.
-pub(super) struct Opened<In, Out> {
+pub(super) struct AcceptedStream<In, Out> {
     pub(super) incoming: Streaming<In>,
     pub(super) outgoing: MessageSender<Out>,
     /// The address of the peer.
     pub(super) peer: SocketAddr,
 }
 
-impl<In, Out> Opened<In, Out> {
+impl<In, Out> AcceptedStream<In, Out> {
     /// Creates a stream of `peer` and queues `answer` as its first message.
     pub(super) fn new(
         peer: SocketAddr,
@@ -51,7 +51,7 @@ impl<In, Out> Opened<In, Out> {
 }
 
 /// The driver's record of an open stream. Dropping it ends the stream.
-pub(super) struct Open<Out> {
+pub(super) struct OpenStream<Out> {
     pub(super) id: StreamId,
     /// The address of the peer.
     pub(super) peer: SocketAddr,
@@ -59,7 +59,7 @@ pub(super) struct Open<Out> {
     reader: AbortHandle,
 }
 
-impl<Out> Open<Out> {
+impl<Out> OpenStream<Out> {
     pub(super) fn new(
         id: StreamId,
         peer: SocketAddr,
@@ -92,19 +92,23 @@ impl<Out> Open<Out> {
     pub(super) fn end(self, error: Option<&Error>) {
         if let Some(error) = error {
             // A peer that does not read misses the error.
-            let _ = self.outgoing.try_send(Err(refusal::status(error)));
+            let _ = self.outgoing.try_send(Err(grpc_status::status(error)));
         }
     }
 
     /// Ends the stream with `error`, and waits until the connection has taken the error.
-    pub(super) async fn farewell(self, error: &Error) {
-        if self.outgoing.try_send(Err(refusal::status(error))).is_ok() {
+    pub(super) async fn end_and_flush(self, error: &Error) {
+        if self
+            .outgoing
+            .try_send(Err(grpc_status::status(error)))
+            .is_ok()
+        {
             self.outgoing.closed().await;
         }
     }
 }
 
-impl<Out> Drop for Open<Out> {
+impl<Out> Drop for OpenStream<Out> {
     fn drop(&mut self) {
         self.reader.abort();
     }
@@ -117,7 +121,7 @@ const SILENCE_PARTS: u32 = 8;
 
 /// Returns the result of `message`, or `None` after `silence` without it. Time in which
 /// this process did not run does not count, apart from one part.
-async fn unless_silent<T>(silence: Duration, message: impl Future<Output = T>) -> Option<T> {
+async fn with_silence_timeout<T>(silence: Duration, message: impl Future<Output = T>) -> Option<T> {
     let mut message = pin!(message);
     for _ in 0..SILENCE_PARTS {
         if let Ok(message) = timeout(silence / SILENCE_PARTS, &mut message).await {
@@ -138,7 +142,7 @@ pub(super) async fn read<In>(
     loop {
         let message = match silence {
             None => incoming.message().await,
-            Some(silence) => match unless_silent(silence, incoming.message()).await {
+            Some(silence) => match with_silence_timeout(silence, incoming.message()).await {
                 Some(message) => message,
                 None => {
                     let words = format!("nothing was heard for {silence:?}");
@@ -159,7 +163,7 @@ pub(super) async fn read<In>(
 /// # Errors
 ///
 /// If the message does not arrive within `deadline`, or the stream ends before it.
-pub(super) async fn first<In>(
+pub(super) async fn read_first<In>(
     incoming: &mut Streaming<In>,
     deadline: Duration,
 ) -> Result<In, Status> {
@@ -169,7 +173,7 @@ pub(super) async fn first<In>(
         Ok(Err(status)) => return Err(status),
         Err(_) => format!("there was no hello within {deadline:?}"),
     };
-    Err(refusal::status(&Error::new(ErrorCode::Protocol, words)))
+    Err(grpc_status::status(&Error::new(ErrorCode::Protocol, words)))
 }
 
 /// Returns the outgoing side of a client's stream: `messages`, and a beat after every pause
@@ -192,11 +196,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_peer_that_does_not_read_is_noticed_before_it_takes_more_memory() {
+    async fn unread_messages_to_a_peer_are_bounded() {
         let (outgoing, mut unread) = mpsc::channel(OUTGOING_QUEUE);
         let reader = tokio::spawn(std::future::pending::<()>());
         let peer = ([127, 0, 0, 1], 1).into();
-        let open = Open::new(StreamId(1), peer, outgoing, reader.abort_handle());
+        let open = OpenStream::new(StreamId(1), peer, outgoing, reader.abort_handle());
         for message in 0..OUTGOING_QUEUE {
             assert_eq!(open.send(message), Ok(()));
         }

@@ -2,7 +2,7 @@
 //!
 //! [`Rig`] is a scheduler with its state; [`TestClient`] and [`TestWorker`] are streams to
 //! it. No test relies on a fixed delay: every wait is for a condition, and fails after
-//! [`PATIENCE`].
+//! [`TIMEOUT`].
 
 mod audit;
 mod credentials;
@@ -38,15 +38,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming, transport::Channel};
 
 use super::*;
-use crate::{refusal, state::StateDir};
+use crate::{grpc_status, state::StateDir};
 
 /// The time limit of waits that should take milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match timeout(PATIENCE, future).await {
+async fn with_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match timeout(TIMEOUT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("no {what} within {PATIENCE:?}"),
+        Err(_) => panic!("no {what} within {TIMEOUT:?}"),
     }
 }
 
@@ -102,7 +102,7 @@ impl Rig {
     }
 
     /// Drops this scheduler and starts another one with the same state.
-    async fn restarted(self) -> Self {
+    async fn restart(self) -> Self {
         let Self {
             directory,
             scheduler,
@@ -115,7 +115,7 @@ impl Rig {
     async fn channel(&self) -> Channel {
         let address = self.scheduler.address();
         let connecting = control::connect("127.0.0.1", address.port(), &self.trust);
-        within("connection", connecting).await.unwrap()
+        with_timeout("connection", connecting).await.unwrap()
     }
 
     async fn client(&self, id: u64) -> TestClient {
@@ -124,13 +124,13 @@ impl Rig {
 
     async fn client_holding(&self, id: u64, leases: &[&Granted]) -> TestClient {
         let lease_tokens = leases.iter().map(|lease| lease.token.clone()).collect();
-        self.client_showing(&self.client_token, id, lease_tokens)
+        self.client_with_tokens(&self.client_token, id, lease_tokens)
             .await
             .unwrap()
     }
 
     /// Attaches with any pool token and these lease tokens.
-    async fn client_showing(
+    async fn client_with_tokens(
         &self,
         token: &Secret,
         id: u64,
@@ -149,17 +149,19 @@ impl Rig {
         token: &Secret,
         first: client_message::Body,
     ) -> Result<TestClient, Status> {
-        let (say, said) = mpsc::channel(16);
-        say.try_send(ClientMessage { body: Some(first) }).unwrap();
-        let request = with_token(ReceiverStream::new(said), token);
+        let (outbound, outbound_receiver) = mpsc::channel(16);
+        outbound
+            .try_send(ClientMessage { body: Some(first) })
+            .unwrap();
+        let request = with_token(ReceiverStream::new(outbound_receiver), token);
         let mut client = PoolClient::new(self.channel().await);
-        let answer = within("answer", client.attach(request)).await?;
+        let answer = with_timeout("answer", client.attach(request)).await?;
         let mut client = TestClient {
-            say,
-            hear: answer.into_inner(),
+            outbound,
+            inbound: answer.into_inner(),
             hello: PoolHello::default(),
         };
-        match client.hear().await? {
+        match client.recv().await? {
             pool_message::Body::Hello(hello) => client.hello = hello,
             other => panic!("{other:?} came before the hello"),
         }
@@ -183,7 +185,9 @@ impl Rig {
         first: worker_message::Body,
     ) -> Result<TestWorker, Status> {
         let own = match &first {
-            worker_message::Body::Register(register) => owner(&register.certificate_sha256),
+            worker_message::Body::Register(register) => {
+                identity_with_fingerprint(&register.certificate_sha256)
+            }
             _ => None,
         };
         self.join_as(own.unwrap_or_else(|| identity_of(0)), token, first)
@@ -197,22 +201,24 @@ impl Rig {
         token: &Secret,
         first: worker_message::Body,
     ) -> Result<TestWorker, Status> {
-        let (say, said) = mpsc::channel(16);
-        say.try_send(WorkerMessage { body: Some(first) }).unwrap();
-        let request = with_token(ReceiverStream::new(said), token);
+        let (outbound, outbound_receiver) = mpsc::channel(16);
+        outbound
+            .try_send(WorkerMessage { body: Some(first) })
+            .unwrap();
+        let request = with_token(ReceiverStream::new(outbound_receiver), token);
         let port = self.scheduler.address().port();
         let connecting = control::connect_as(own, "127.0.0.1", port, &self.trust);
-        let channel = within("connection", connecting).await.unwrap();
+        let channel = with_timeout("connection", connecting).await.unwrap();
         let mut workers = WorkersClient::new(channel);
-        let answer = within("answer", workers.join(request)).await?;
-        let mut hear = answer.into_inner();
-        match within("command", hear.message())
+        let answer = with_timeout("answer", workers.join(request)).await?;
+        let mut inbound = answer.into_inner();
+        match with_timeout("command", inbound.message())
             .await?
             .and_then(|command| command.body)
         {
             Some(worker_command::Body::Registered(registered)) => Ok(TestWorker {
-                say,
-                hear,
+                outbound,
+                inbound,
                 registered,
             }),
             other => panic!("{other:?} is no registration"),
@@ -226,13 +232,13 @@ impl Rig {
     async fn status_with(&self, token: &Secret) -> Result<StatusReply, Status> {
         let mut client = PoolClient::new(self.channel().await);
         let request = with_token(StatusRequest {}, token);
-        let reply = within("status", client.status(request)).await?;
+        let reply = with_timeout("status", client.status(request)).await?;
         Ok(reply.into_inner())
     }
 
     /// Waits until the status meets `condition`, for changes that no stream reports.
-    async fn status_that(&self, condition: impl Fn(&StatusReply) -> bool) -> StatusReply {
-        within("such status", async {
+    async fn wait_for_status(&self, condition: impl Fn(&StatusReply) -> bool) -> StatusReply {
+        with_timeout("such status", async {
             loop {
                 let status = self.status().await;
                 if condition(&status) {
@@ -287,7 +293,7 @@ fn identity_of(number: u64) -> Arc<Identity> {
 }
 
 /// The test worker identity with this certificate fingerprint.
-fn owner(fingerprint: &[u8]) -> Option<Arc<Identity>> {
+fn identity_with_fingerprint(fingerprint: &[u8]) -> Option<Arc<Identity>> {
     let identities = IDENTITIES.lock().unwrap();
     let mut all = identities.values();
     all.find(|own| own.fingerprint().0 == fingerprint).cloned()
@@ -329,46 +335,46 @@ fn register(id: u64, devices: usize) -> Register {
 /// A client's stream.
 #[derive(Debug)]
 struct TestClient {
-    say: mpsc::Sender<ClientMessage>,
-    hear: Streaming<PoolMessage>,
+    outbound: mpsc::Sender<ClientMessage>,
+    inbound: Streaming<PoolMessage>,
     hello: PoolHello,
 }
 
 impl TestClient {
-    async fn say(&self, body: client_message::Body) {
-        self.say
+    async fn send(&self, body: client_message::Body) {
+        self.outbound
             .send(ClientMessage { body: Some(body) })
             .await
             .unwrap();
     }
 
-    async fn ask(&self, request_id: u64, devices: u32) {
+    async fn request(&self, request_id: u64, devices: u32) {
         let request = LeaseRequest {
             request_id,
             devices,
             ..LeaseRequest::default()
         };
-        self.say(client_message::Body::Request(request)).await;
+        self.send(client_message::Body::Request(request)).await;
     }
 
     async fn release(&self, lease: &Granted) {
         let lease_id = lease.lease_id;
-        self.say(client_message::Body::Release(ReleaseLease { lease_id }))
+        self.send(client_message::Body::Release(ReleaseLease { lease_id }))
             .await;
     }
 
     /// Ends the outgoing stream and waits for the other end, so that earlier messages are
     /// handled.
-    async fn leave(mut self) {
-        drop(self.say);
-        while let Ok(Some(_)) = within("end", self.hear.message()).await {}
+    async fn close(mut self) {
+        drop(self.outbound);
+        while let Ok(Some(_)) = with_timeout("end", self.inbound.message()).await {}
     }
 
     /// Returns the next message that is neither a beat nor a renewed token.
-    async fn hear(&mut self) -> Result<pool_message::Body, Status> {
-        within("message but beats", async {
+    async fn recv(&mut self) -> Result<pool_message::Body, Status> {
+        with_timeout("message but beats", async {
             loop {
-                match self.hear_any().await? {
+                match self.recv_any().await? {
                     Some(pool_message::Body::Beat(_) | pool_message::Body::Renewed(_)) => {}
                     Some(body) => return Ok(body),
                     None => panic!("the stream ended"),
@@ -379,13 +385,13 @@ impl TestClient {
     }
 
     /// Returns the next message, or `None` at the end of the stream.
-    async fn hear_any(&mut self) -> Result<Option<pool_message::Body>, Status> {
-        let message = within("message", self.hear.message()).await?;
+    async fn recv_any(&mut self) -> Result<Option<pool_message::Body>, Status> {
+        let message = with_timeout("message", self.inbound.message()).await?;
         Ok(message.map(|message| message.body.expect("no message is empty")))
     }
 
     async fn granted(&mut self) -> Granted {
-        match self.hear().await.unwrap() {
+        match self.recv().await.unwrap() {
             pool_message::Body::Granted(granted) => granted,
             other => panic!("{other:?} is no grant"),
         }
@@ -394,7 +400,7 @@ impl TestClient {
     /// Returns the next renewed token of a lease.
     async fn renewed(&mut self, lease: u64) -> bytes::Bytes {
         loop {
-            match self.hear_any().await.unwrap() {
+            match self.recv_any().await.unwrap() {
                 Some(pool_message::Body::Beat(_)) => {}
                 Some(pool_message::Body::Renewed(renewed)) if renewed.lease_id == lease => {
                     return renewed.token;
@@ -406,7 +412,7 @@ impl TestClient {
 
     /// Returns the queue position from the next message, which must be about this request.
     async fn queued(&mut self, request: u64) -> u32 {
-        match self.hear().await.unwrap() {
+        match self.recv().await.unwrap() {
             pool_message::Body::Queued(queued) if queued.request_id == request => queued.position,
             other => panic!("{other:?} is no position of request {request}"),
         }
@@ -414,7 +420,7 @@ impl TestClient {
 
     /// Returns the error from the next message, which must refuse this request.
     async fn refused(&mut self, request: u64) -> Error {
-        match self.hear().await.unwrap() {
+        match self.recv().await.unwrap() {
             pool_message::Body::Refused(refused) if refused.request_id == request => {
                 refused.error.unwrap()
             }
@@ -424,47 +430,47 @@ impl TestClient {
 
     /// Returns the error from the next message, which must end this lease.
     async fn ended(&mut self, lease: u64) -> Error {
-        match self.hear().await.unwrap() {
+        match self.recv().await.unwrap() {
             pool_message::Body::Ended(ended) if ended.lease_id == lease => ended.error.unwrap(),
             other => panic!("{other:?} is no end of lease {lease}"),
         }
     }
 
     /// Returns the error with which the scheduler ends the stream.
-    async fn cut_off(&mut self) -> Error {
-        let status = self.hear().await.unwrap_err();
-        refusal::error(&status).unwrap_or_else(|| panic!("{status:?} carries no error of ours"))
+    async fn recv_stream_error(&mut self) -> Error {
+        let status = self.recv().await.unwrap_err();
+        grpc_status::error(&status).unwrap_or_else(|| panic!("{status:?} carries no error of ours"))
     }
 }
 
 /// A worker's stream.
 #[derive(Debug)]
 struct TestWorker {
-    say: mpsc::Sender<WorkerMessage>,
-    hear: Streaming<WorkerCommand>,
+    outbound: mpsc::Sender<WorkerMessage>,
+    inbound: Streaming<WorkerCommand>,
     registered: Registered,
 }
 
 impl TestWorker {
-    async fn say(&self, body: worker_message::Body) {
-        self.say
+    async fn send(&self, body: worker_message::Body) {
+        self.outbound
             .send(WorkerMessage { body: Some(body) })
             .await
             .unwrap();
     }
 
     /// Returns the next command that is neither the time nor a grant.
-    async fn hear(&mut self) -> Result<worker_command::Body, Status> {
+    async fn recv(&mut self) -> Result<worker_command::Body, Status> {
         loop {
-            match self.hear_any().await? {
+            match self.recv_any().await? {
                 worker_command::Body::Time(_) | worker_command::Body::Granted(_) => {}
                 body => return Ok(body),
             }
         }
     }
 
-    async fn hear_any(&mut self) -> Result<worker_command::Body, Status> {
-        let command = within("command", self.hear.message()).await?;
+    async fn recv_any(&mut self) -> Result<worker_command::Body, Status> {
+        let command = with_timeout("command", self.inbound.message()).await?;
         Ok(command
             .and_then(|command| command.body)
             .expect("no end, and no empty command"))
@@ -472,22 +478,22 @@ impl TestWorker {
 
     /// Ends the outgoing stream and waits for the other end, so that earlier messages are
     /// handled.
-    async fn leave(mut self) {
-        drop(self.say);
-        while let Ok(Some(_)) = within("end", self.hear.message()).await {}
+    async fn close(mut self) {
+        drop(self.outbound);
+        while let Ok(Some(_)) = with_timeout("end", self.inbound.message()).await {}
     }
 
     /// Waits for the command to end a lease, reports the lease as released, and returns its
     /// id.
     async fn end_lease(&mut self) -> u64 {
-        let lease_id = self.told_to_end().await;
+        let lease_id = self.recv_end_lease().await;
         self.released(lease_id, &[]).await;
         lease_id
     }
 
     /// Waits for the command to end a lease and returns the lease's id.
-    async fn told_to_end(&mut self) -> u64 {
-        match self.hear().await.unwrap() {
+    async fn recv_end_lease(&mut self) -> u64 {
+        match self.recv().await.unwrap() {
             worker_command::Body::EndLease(end) => end.lease_id,
             other => panic!("{other:?} ends no lease"),
         }
@@ -499,14 +505,14 @@ impl TestWorker {
             lease_id,
             busy_devices: busy.to_vec(),
         };
-        self.say(worker_message::Body::Released(released)).await;
+        self.send(worker_message::Body::Released(released)).await;
     }
 }
 
 /// Returns the code and error of a refused call.
 fn error_of<T: Debug>(refused: Result<T, Status>) -> (tonic::Code, Error) {
     let status = refused.unwrap_err();
-    let error = refusal::error(&status);
+    let error = grpc_status::error(&status);
     (
         status.code(),
         error.unwrap_or_else(|| panic!("{status:?} carries no error of ours")),

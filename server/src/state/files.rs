@@ -102,7 +102,7 @@ pub(super) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
 /// returns. If the file exists by then, keeps it. Returns the content of the file.
 pub(super) fn create_private(path: &Path, content: &[u8]) -> Result<Vec<u8>, StateError> {
     let lock_path = path.with_file_name("state.lock");
-    let lock = lockable(&lock_path)?;
+    let lock = open_lock_file(&lock_path)?;
     lock.lock().map_err(failed("lock", &lock_path))?;
     let result = match read_private(path)? {
         Some(existing) => existing,
@@ -119,7 +119,7 @@ pub(super) fn create_private(path: &Path, content: &[u8]) -> Result<Vec<u8>, Sta
 /// this returns. Creates the file if it is missing.
 pub(super) fn replace_private(path: &Path, content: &[u8]) -> Result<(), StateError> {
     let lock_path = path.with_file_name("state.lock");
-    let lock = lockable(&lock_path)?;
+    let lock = open_lock_file(&lock_path)?;
     lock.lock().map_err(failed("lock", &lock_path))?;
     let written = write_whole(path, content);
     drop(lock);
@@ -129,7 +129,7 @@ pub(super) fn replace_private(path: &Path, content: &[u8]) -> Result<(), StateEr
 fn write_whole(path: &Path, content: &[u8]) -> Result<(), StateError> {
     // The caller holds the lock, so an existing temporary file is left over from a crash.
     let temporary = path.with_extension("new");
-    let mut file = private()
+    let mut file = private_options()
         .truncate(true)
         .open(&temporary)
         .map_err(failed("create", &temporary))?;
@@ -145,14 +145,14 @@ fn write_whole(path: &Path, content: &[u8]) -> Result<(), StateError> {
 }
 
 /// Opens a file to lock, and creates it if it is missing.
-pub(super) fn lockable(path: &Path) -> Result<File, StateError> {
-    private()
+pub(super) fn open_lock_file(path: &Path) -> Result<File, StateError> {
+    private_options()
         .truncate(false)
         .open(path)
         .map_err(failed("create", path))
 }
 
-fn private() -> OpenOptions {
+fn private_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600);
     options

@@ -21,7 +21,7 @@
 //! | `state.lock` | locked while another file is created or replaced |
 
 mod files;
-mod ledger;
+mod persisted;
 
 use std::{
     fs::{File, TryLockError},
@@ -37,7 +37,7 @@ use tensord_transport::{
     token::LeaseSigner,
 };
 
-pub(crate) use ledger::Ledger;
+pub(crate) use persisted::Persisted;
 
 /// The rule that [`is_token`] checks, as text for error messages.
 pub(crate) const TOKEN_RULE: &str = "16 to 128 letters, digits and - . _ ~";
@@ -46,7 +46,7 @@ pub(crate) const TOKEN_RULE: &str = "16 to 128 letters, digits and - . _ ~";
 const TOKEN_BYTES: usize = 32;
 
 /// Longest worker name, in bytes, that becomes part of a file name as it stands.
-const LONGEST_STEM: usize = 200;
+const MAX_STEM_BYTES: usize = 200;
 
 /// Returns whether `text` can be a token: safe in a URL and in a header, and too
 /// long to guess.
@@ -96,7 +96,7 @@ pub(crate) enum StateError {
     },
     /// Another scheduler runs on this state, and both would lease out the same devices.
     #[error("a scheduler runs on {} already; stop it, or give this one another directory with --state", path.display())]
-    Taken {
+    Locked {
         /// The directory.
         path: PathBuf,
     },
@@ -142,13 +142,13 @@ impl StateDir {
     ///
     /// # Errors
     ///
-    /// [`StateError::Taken`] if another scheduler holds the lock, or that of the system.
+    /// [`StateError::Locked`] if another scheduler holds the lock, or that of the system.
     pub(crate) fn lock_scheduler(&self) -> Result<SchedulerLock, StateError> {
         let path = self.path.join("scheduler.lock");
-        let file = files::lockable(&path)?;
+        let file = files::open_lock_file(&path)?;
         match file.try_lock() {
             Ok(()) => Ok(SchedulerLock { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(StateError::Taken {
+            Err(TryLockError::WouldBlock) => Err(StateError::Locked {
                 path: self.path.clone(),
             }),
             Err(TryLockError::Error(source)) => Err(StateError::Io {
@@ -161,12 +161,12 @@ impl StateDir {
 
     /// Returns the pool's secrets, and creates those that are missing.
     pub(crate) fn pool_secrets(&self) -> Result<PoolSecrets, StateError> {
-        let (path, pem) = self.read_or_make("identity.pem", || {
+        let (path, pem) = self.read_or_create("identity.pem", || {
             let pem = IdentityPem::new_pool().map_err(|e| StateError::Key(e.to_string()))?;
             Ok((pem.chain + &pem.key).into_bytes())
         })?;
         let identity = identity(&pem).map_err(|reason| StateError::Damaged { path, reason })?;
-        let (path, key) = self.read_or_make("lease-key.pk8", || {
+        let (path, key) = self.read_or_create("lease-key.pk8", || {
             LeaseSigner::generate().map_err(|e| StateError::Key(e.to_string()))
         })?;
         let signer = LeaseSigner::from_pkcs8(&key).map_err(|e| {
@@ -213,10 +213,10 @@ impl StateDir {
     /// missing.
     pub(crate) fn worker_identity(&self, name: &str) -> Result<Identity, StateError> {
         let stem = match name.len() {
-            ..=LONGEST_STEM => name.to_owned(),
+            ..=MAX_STEM_BYTES => name.to_owned(),
             _ => blake3::hash(name.as_bytes()).to_hex().to_string(),
         };
-        let (path, pem) = self.read_or_make(&format!("worker-{stem}.pem"), || {
+        let (path, pem) = self.read_or_create(&format!("worker-{stem}.pem"), || {
             let pem = IdentityPem::self_signed().map_err(|e| StateError::Key(e.to_string()))?;
             Ok((pem.chain + &pem.key).into_bytes())
         })?;
@@ -224,11 +224,11 @@ impl StateDir {
     }
 
     /// Opens the ledger in the file `name`, which its first change creates.
-    pub(crate) fn ledger<T>(&self, name: &str) -> Result<Ledger<T>, StateError>
+    pub(crate) fn persisted<T>(&self, name: &str) -> Result<Persisted<T>, StateError>
     where
         T: Clone + Default + serde::Serialize + serde::de::DeserializeOwned,
     {
-        Ledger::open(&self.path.join(name))
+        Persisted::open(&self.path.join(name))
     }
 
     /// Replaces the content of the file `name` with `token`.
@@ -269,12 +269,12 @@ impl StateDir {
     }
 
     fn token(&self, name: &str) -> Result<Secret, StateError> {
-        let (path, bytes) = self.read_or_make(name, || Ok(new_token()?.into_bytes()))?;
+        let (path, bytes) = self.read_or_create(name, || Ok(new_token()?.into_bytes()))?;
         as_token(path, &bytes)
     }
 
     /// Returns the path and content of a file, which `make` provides if it is missing.
-    fn read_or_make(
+    fn read_or_create(
         &self,
         name: &str,
         make: impl FnOnce() -> Result<Vec<u8>, StateError>,

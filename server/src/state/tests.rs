@@ -17,7 +17,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 /// Returns the secrets in a form that can be compared.
-fn told(secrets: &PoolSecrets) -> (String, Vec<u8>, String, String) {
+fn comparable(secrets: &PoolSecrets) -> (String, Vec<u8>, String, String) {
     (
         secrets.identity.fingerprint().to_string(),
         secrets.signer.public_key(),
@@ -27,12 +27,12 @@ fn told(secrets: &PoolSecrets) -> (String, Vec<u8>, String, String) {
 }
 
 #[test]
-fn a_pool_is_the_same_after_a_restart_and_unlike_any_other() {
+fn pool_secrets_survive_restart_and_are_unique() {
     let directory = tempfile::tempdir().unwrap();
     let open = |name: &str| StateDir::open(&directory.path().join(name)).unwrap();
-    let first = told(&open("a/b").pool_secrets().unwrap());
-    let again = told(&open("a/b").pool_secrets().unwrap());
-    let other = told(&open("c").pool_secrets().unwrap());
+    let first = comparable(&open("a/b").pool_secrets().unwrap());
+    let again = comparable(&open("a/b").pool_secrets().unwrap());
+    let other = comparable(&open("c").pool_secrets().unwrap());
     assert_eq!(first, again);
     assert_ne!(first.0, other.0);
     assert_ne!(first.1, other.1);
@@ -44,7 +44,7 @@ fn a_pool_is_the_same_after_a_restart_and_unlike_any_other() {
 }
 
 #[test]
-fn nobody_else_can_read_what_is_made() {
+fn created_files_are_private() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("state");
     let state = StateDir::open(&path).unwrap();
@@ -73,7 +73,7 @@ fn nobody_else_can_read_what_is_made() {
 }
 
 #[test]
-fn a_file_that_others_can_read_is_made_private() {
+fn readable_files_are_made_private() {
     let directory = tempfile::tempdir().unwrap();
     let state = StateDir::open(directory.path()).unwrap();
     let token = state.gateway_token().unwrap();
@@ -129,13 +129,13 @@ fn one_scheduler_at_a_time() {
     let state = || StateDir::open(directory.path()).unwrap();
     let lock = state().lock_scheduler().unwrap();
     let error = state().lock_scheduler().unwrap_err();
-    assert!(matches!(error, StateError::Taken { .. }), "{error}");
+    assert!(matches!(error, StateError::Locked { .. }), "{error}");
     drop(lock);
     state().lock_scheduler().unwrap();
 }
 
 #[test]
-fn a_damaged_file_is_named_and_left_alone() {
+fn damaged_file_is_named_and_not_overwritten() {
     for name in [
         "identity.pem",
         "lease-key.pk8",
@@ -160,7 +160,7 @@ fn a_damaged_file_is_named_and_left_alone() {
 }
 
 #[test]
-fn each_start_has_a_higher_term_whatever_the_clock_and_the_file_say() {
+fn term_rises_at_each_start() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("grant-term");
     let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
@@ -185,7 +185,7 @@ fn each_start_has_a_higher_term_whatever_the_clock_and_the_file_say() {
 }
 
 #[test]
-fn a_token_of_the_operators_own_is_taken() {
+fn operators_own_token_is_used() {
     let directory = tempfile::tempdir().unwrap();
     let state = StateDir::open(directory.path()).unwrap();
     fs::write(
@@ -207,28 +207,28 @@ fn tokens_are_long_and_safe_in_a_url() {
 }
 
 #[test]
-fn a_ledger_is_on_disk_once_it_changed_and_as_it_was_when_that_fails() {
+fn change_is_persisted_or_rolled_back() {
     let directory = tempfile::tempdir().unwrap();
     let state = StateDir::open(directory.path()).unwrap();
-    let open = || state.ledger::<Vec<u32>>("numbers.json").unwrap();
-    let ledger = open();
-    assert!(ledger.read().is_empty());
+    let open = || state.persisted::<Vec<u32>>("numbers.json").unwrap();
+    let persisted = open();
+    assert!(persisted.read().is_empty());
     assert!(!directory.path().join("numbers.json").exists());
-    let length = ledger.change(|numbers| {
+    let length = persisted.change(|numbers| {
         numbers.push(7);
         Ok::<_, StateError>(numbers.len())
     });
     assert_eq!(length.unwrap(), 1);
     assert_eq!((*open().read()).clone(), [7]);
     assert_eq!(mode(&directory.path().join("numbers.json")), 0o600);
-    let refused = ledger.change(|numbers| {
+    let refused = persisted.change(|numbers| {
         numbers.push(8);
         Err::<(), _>(StateError::Key("no".into()))
     });
     assert!(refused.is_err());
-    assert_eq!((*ledger.read()).clone(), [7]);
+    assert_eq!((*persisted.read()).clone(), [7]);
     fs::write(directory.path().join("numbers.json"), "[7").unwrap();
-    let damaged = state.ledger::<Vec<u32>>("numbers.json").unwrap_err();
+    let damaged = state.persisted::<Vec<u32>>("numbers.json").unwrap_err();
     assert!(damaged.to_string().contains("is damaged"), "{damaged}");
 }
 

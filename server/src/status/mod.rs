@@ -18,7 +18,7 @@ use tonic::{
 pub(crate) use json::json;
 pub(crate) use table::table;
 
-use crate::refusal;
+use crate::grpc_status;
 
 /// How long the scheduler may take to reply.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ pub(crate) enum StatusError {
     #[error(
         "the scheduler at {address} did not answer within {DEADLINE:?}; check the address, and firewalls on the way"
     )]
-    Silent {
+    Timeout {
         /// The scheduler's address.
         address: String,
     },
@@ -53,13 +53,13 @@ pub(crate) enum StatusError {
 /// Fetches the status of the pool at `url`.
 pub(crate) async fn fetch(url: &PoolUrl) -> Result<StatusReply, StatusError> {
     let address = || url.authority();
-    match timeout(DEADLINE, ask(url)).await {
+    match timeout(DEADLINE, request_status(url)).await {
         Ok(reply) => reply,
-        Err(_) => Err(StatusError::Silent { address: address() }),
+        Err(_) => Err(StatusError::Timeout { address: address() }),
     }
 }
 
-async fn ask(url: &PoolUrl) -> Result<StatusReply, StatusError> {
+async fn request_status(url: &PoolUrl) -> Result<StatusReply, StatusError> {
     let channel = control::connect(&url.host, url.port, &url.trust).await?;
     let mut request = Request::new(StatusRequest {});
     if let Some(token) = &url.token {
@@ -77,7 +77,7 @@ async fn ask(url: &PoolUrl) -> Result<StatusReply, StatusError> {
 }
 
 fn reason(status: &Status) -> String {
-    match refusal::error(status) {
+    match grpc_status::error(status) {
         Some(error) => error.message,
         None => format!("{} ({})", status.message(), status.code()),
     }

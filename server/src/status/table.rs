@@ -1,7 +1,7 @@
 //! A pool's status for people: a summary line, and one row per device.
 
 use tensord_proto::{
-    text::{MESSAGE_CHARS, NAME_CHARS, foreign},
+    text::{MESSAGE_CHARS, NAME_CHARS, sanitize},
     v1::{DeviceStatus, StatusReply, WorkerStatus},
 };
 
@@ -49,7 +49,7 @@ fn summary(reply: &StatusReply) -> String {
         ("ending", devices().filter(|device| device.ending).count()),
         (
             "out of service",
-            devices().filter(|device| is_out(device)).count(),
+            devices().filter(|device| is_out_of_service(device)).count(),
         ),
     ];
     for (state, count) in not_free.iter().filter(|(_, count)| *count > 0) {
@@ -61,18 +61,18 @@ fn summary(reply: &StatusReply) -> String {
         human::plural(devices().count(), "device"),
         human::plural(reply.leases as usize, "lease"),
         human::plural(reply.waiting_requests as usize, "request"),
-        shown(&reply.software),
+        sanitized(&reply.software),
         human::duration(reply.uptime_ms),
     )
 }
 
 /// Escapes and cuts text from the pool, so that it is safe on a terminal.
-fn shown(text: &str) -> String {
-    foreign(text, NAME_CHARS).to_string()
+fn sanitized(text: &str) -> String {
+    sanitize(text, NAME_CHARS).to_string()
 }
 
 fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
-    let name = shown(&worker.name);
+    let name = sanitized(&worker.name);
     let name = match worker.last_beat_ms {
         silent if silent > SILENT_MS => {
             format!("{name} (silent for {})", human::duration(silent))
@@ -80,7 +80,7 @@ fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
         _ if worker.draining => format!("{name} (draining)"),
         _ => name,
     };
-    let mut place = [name, shown(&worker.address)];
+    let mut place = [name, sanitized(&worker.address)];
     let mut rows = Vec::new();
     for (index, device) in worker.devices.iter().enumerate() {
         let [worker, address] = std::mem::take(&mut place);
@@ -104,12 +104,12 @@ fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     let leased = match status {
         _ if status.leased => "yes",
         _ if status.ending => "ending",
-        _ if is_out(status) => "out",
+        _ if is_out_of_service(status) => "out",
         _ => "-",
     };
     [
-        format!("{index} {}", shown(&device.name)),
-        shown(&device.kind),
+        format!("{index} {}", sanitized(&device.name)),
+        sanitized(&device.kind),
         human::bytes(device.memory_bytes),
         leased.into(),
         human::count(status.sessions.into()),
@@ -119,20 +119,20 @@ fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     ]
 }
 
-fn is_out(device: &DeviceStatus) -> bool {
+fn is_out_of_service(device: &DeviceStatus) -> bool {
     !device.out_of_service.is_empty()
 }
 
 /// Formats one line for each device that its worker cannot offer, with the reason.
 fn outages(worker: &WorkerStatus) -> Vec<String> {
     let line = |(index, device): (usize, &DeviceStatus)| {
-        let name = shown(&worker.name);
-        let reason = foreign(&device.out_of_service, MESSAGE_CHARS);
+        let name = sanitized(&worker.name);
+        let reason = sanitize(&device.out_of_service, MESSAGE_CHARS);
         format!("Device {index} of {name} is out of service: {reason}\n")
     };
     let devices = worker.devices.iter().enumerate();
     devices
-        .filter(|(_, device)| is_out(device))
+        .filter(|(_, device)| is_out_of_service(device))
         .map(line)
         .collect()
 }

@@ -62,7 +62,7 @@ cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  -       
 }
 
 #[test]
-fn devices_that_are_not_free_are_not_shown_as_free() {
+fn busy_devices_are_not_shown_as_free() {
     let mut reply = reply();
     reply.workers[0].devices[1].ending = true;
     reply.workers[1].devices[0].out_of_service = "it answers no test\u{1b}".into();
@@ -84,7 +84,7 @@ Device 0 of cpu-1 is out of service: it answers no test\\u{1b}
 }
 
 #[test]
-fn an_empty_pool_says_what_to_do() {
+fn empty_pool_shows_instructions() {
     let empty = StatusReply {
         software: "tensord 0.1.0".into(),
         ..StatusReply::default()
@@ -98,7 +98,7 @@ No worker has joined yet: start one with `tensord worker`.
 }
 
 #[test]
-fn json_tells_the_same() {
+fn json_has_the_same_content() {
     let text = json(&reply());
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(value["workers"][0]["devices"][0]["ops_executed"], 1_234_567);
@@ -148,7 +148,7 @@ fn json_tells_the_same() {
 }
 
 #[test]
-fn what_a_pool_says_commands_no_terminal() {
+fn control_sequences_from_the_pool_are_escaped() {
     let mut reply = reply();
     reply.workers[0].name = "gpu\u{1b}[2J\nforged".into();
     reply.workers[1].devices[0] = device("flex\r", &"x".repeat(5000), 1);

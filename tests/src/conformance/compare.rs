@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bitwise_sees_every_difference() {
+    fn bitwise_comparison_finds_every_difference() {
         let cases = [
             (
                 TensorData::from([1.0f32, 2.0]),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerance_forgives_rounding_only() {
+    fn tolerance_allows_only_rounding() {
         let cases = [
             (
                 TensorData::from([1.0f32]),

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn run_all_leaves_out_the_gaps_and_says_so() {
+    fn run_all_skips_and_reports_gaps() {
         let device = Device::flex();
         let report = run_all(&device, &device);
         report.assert_all_passed();
@@ -119,7 +119,7 @@ mod tests {
 
     /// A result that is all zeros or all NaN would agree with many wrong results.
     #[test]
-    fn results_vary() {
+    fn results_are_not_constant() {
         let device = Device::flex();
         for case in cases() {
             let Body::Values(run) = &case.body else {

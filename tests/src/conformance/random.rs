@@ -17,7 +17,7 @@ const SAMPLES: usize = 20_000;
 /// of five hundred million checks.
 const ERRORS: f64 = 6.0;
 
-type Verdict = Result<(), String>;
+type CheckResult = Result<(), String>;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = distributions();
@@ -26,7 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-fn near(what: &str, seen: f64, expected: f64, allowed: f64) -> Verdict {
+fn near(what: &str, seen: f64, expected: f64, allowed: f64) -> CheckResult {
     if (seen - expected).abs() <= allowed {
         return Ok(());
     }
@@ -35,7 +35,7 @@ fn near(what: &str, seen: f64, expected: f64, allowed: f64) -> Verdict {
     ))
 }
 
-fn all(what: &str, values: &[f64], holds: impl Fn(f64) -> bool) -> Verdict {
+fn all(what: &str, values: &[f64], holds: impl Fn(f64) -> bool) -> CheckResult {
     match values.iter().find(|&&value| !holds(value)) {
         None => Ok(()),
         Some(value) => Err(format!("{what} cannot yield {value}")),
@@ -43,14 +43,14 @@ fn all(what: &str, values: &[f64], holds: impl Fn(f64) -> bool) -> Verdict {
 }
 
 /// Checks the frequency of an event of probability `p`.
-fn frequency(what: &str, values: &[f64], p: f64, event: impl Fn(f64) -> bool) -> Verdict {
+fn frequency(what: &str, values: &[f64], p: f64, event: impl Fn(f64) -> bool) -> CheckResult {
     let n = values.len() as f64;
     let count = values.iter().filter(|&&value| event(value)).count() as f64;
     near(what, count / n, p, ERRORS * (p * (1.0 - p) / n).sqrt())
 }
 
 /// Checks mean and variance, and that neighbours are uncorrelated.
-fn moments(values: &[f64], mean: f64, variance: f64) -> Verdict {
+fn moments(values: &[f64], mean: f64, variance: f64) -> CheckResult {
     let n = values.len() as f64;
     let error = ERRORS / n.sqrt();
     let seen = values.iter().sum::<f64>() / n;

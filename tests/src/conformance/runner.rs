@@ -26,7 +26,7 @@ pub enum Reason {
     /// An output, by its index, differs.
     Differs(usize, Difference),
     /// A stated property does not hold.
-    Broken(String),
+    PropertyViolated(String),
 }
 
 impl fmt::Display for Reason {
@@ -36,7 +36,7 @@ impl fmt::Display for Reason {
             Self::ReferencePanicked(message) => write!(f, "the reference panicked: {message}"),
             Self::Outputs(seen, expected) => write!(f, "{seen} outputs, expected {expected}"),
             Self::Differs(output, difference) => write!(f, "output {output}: {difference}"),
-            Self::Broken(message) => f.write_str(message),
+            Self::PropertyViolated(message) => f.write_str(message),
         }
     }
 }
@@ -119,7 +119,7 @@ pub fn check(
     let result = match &case.body {
         Body::Law(law) => catch(|| law(device))
             .map_err(Reason::DevicePanicked)
-            .and_then(|held| held.map_err(Reason::Broken)),
+            .and_then(|held| held.map_err(Reason::PropertyViolated)),
         Body::Values(run) => catch(|| run(device))
             .map_err(Reason::DevicePanicked)
             .and_then(|actual| {
@@ -259,7 +259,7 @@ mod tests {
         let broken = Case::law("self.broken", |_| Err("two is not three".into()));
         assert_eq!(
             reason(&broken),
-            Some(Reason::Broken("two is not three".into()))
+            Some(Reason::PropertyViolated("two is not three".into()))
         );
     }
 

@@ -12,9 +12,9 @@ use super::authorised;
 
 /// A codec for calls whose messages are ignored.
 #[derive(Default)]
-struct Nothing;
+struct EmptyCodec;
 
-impl Codec for Nothing {
+impl Codec for EmptyCodec {
     type Encode = ();
     type Decode = ();
     type Encoder = Self;
@@ -29,7 +29,7 @@ impl Codec for Nothing {
     }
 }
 
-impl Encoder for Nothing {
+impl Encoder for EmptyCodec {
     type Item = ();
     type Error = Status;
 
@@ -38,7 +38,7 @@ impl Encoder for Nothing {
     }
 }
 
-impl Decoder for Nothing {
+impl Decoder for EmptyCodec {
     type Item = ();
     type Error = Status;
 
@@ -64,6 +64,6 @@ pub async fn open_call(
         return Some(Status::unavailable(e.to_string()));
     }
     let path = PathAndQuery::from_static(path);
-    let answer = client.client_streaming(request, path, Nothing).await;
+    let answer = client.client_streaming(request, path, EmptyCodec).await;
     answer.map(Response::into_inner).err()
 }

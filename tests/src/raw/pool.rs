@@ -44,7 +44,7 @@ pub struct RawPool {
 }
 
 /// The worker's end of one track of a program's session.
-pub struct Served {
+pub struct ServedTrack {
     /// The program's opening, which has not been answered yet.
     pub open: Open,
     link: Link,
@@ -60,7 +60,7 @@ impl RawPool {
     /// If no socket can be bound.
     pub async fn start<S, F>(serve: S) -> Self
     where
-        S: Fn(Served) -> F + Send + Sync + 'static,
+        S: Fn(ServedTrack) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -77,7 +77,7 @@ impl RawPool {
         let url = format!("tensord://x@127.0.0.1:{port}?ca={}", identity.fingerprint());
         let server = control::server(tcp, &identity).expect("a usable certificate");
         let mut tasks = JoinSet::new();
-        tasks.spawn(server.run(Routes::new(PoolServer::new(Grants(endpoint)))));
+        tasks.spawn(server.run(Routes::new(PoolServer::new(GrantAll(endpoint)))));
         tasks.spawn(accept(listener, Arc::new(serve)));
         Self { url, _tasks: tasks }
     }
@@ -90,7 +90,7 @@ impl RawPool {
 
 async fn accept<S, F>(mut listener: Listener, serve: Arc<S>)
 where
-    S: Fn(Served) -> F + Send + Sync + 'static,
+    S: Fn(ServedTrack) -> F + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
     let mut links = JoinSet::new();
@@ -106,7 +106,7 @@ where
                 panic!("not an opening: {first:?}");
             };
             if link.receiver.admit().is_ok() {
-                serve(Served {
+                serve(ServedTrack {
                     open,
                     link,
                     duplex: Duplex::new(usize::MAX, u64::MAX, WINDOW_BYTES),
@@ -118,7 +118,7 @@ where
     }
 }
 
-impl Served {
+impl ServedTrack {
     /// Returns an honest worker's reply to the opening.
     pub fn opened() -> Opened {
         let dtypes = [DType::F32, DType::I32, DType::Bool(BoolStore::Native)];
@@ -190,10 +190,10 @@ impl Served {
 }
 
 /// Grants each request one device of this worker.
-struct Grants(WorkerEndpoint);
+struct GrantAll(WorkerEndpoint);
 
 #[tonic::async_trait]
-impl Pool for Grants {
+impl Pool for GrantAll {
     type AttachStream = control::Answers<PoolMessage>;
 
     async fn attach(
@@ -202,9 +202,9 @@ impl Pool for Grants {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let full = |full: tensord_transport::Full| Status::unavailable(full.to_string());
         control::admit(&request, false).map_err(full)?;
-        let (say, said) = mpsc::channel(16);
-        tokio::spawn(grant(request.into_inner(), say, self.0.clone()));
-        Ok(Response::new(control::answers(said)))
+        let (outbound, outbound_receiver) = mpsc::channel(16);
+        tokio::spawn(grant(request.into_inner(), outbound, self.0.clone()));
+        Ok(Response::new(control::answers(outbound_receiver)))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
@@ -214,12 +214,12 @@ impl Pool for Grants {
 
 /// Answers a program's messages until the program ends the stream.
 async fn grant(
-    mut asked: Streaming<ClientMessage>,
-    say: mpsc::Sender<PoolMessage>,
+    mut inbound: Streaming<ClientMessage>,
+    outbound: mpsc::Sender<PoolMessage>,
     worker: WorkerEndpoint,
 ) {
     loop {
-        let body = match timeout(BEAT, asked.message()).await {
+        let body = match timeout(BEAT, inbound.message()).await {
             Err(_) => pool_message::Body::Beat(Beat {}),
             Ok(Ok(Some(message))) => match message.body {
                 Some(client_message::Body::Hello(_)) => pool_message::Body::Hello(PoolHello {
@@ -243,7 +243,11 @@ async fn grant(
             },
             Ok(_) => return,
         };
-        if say.send(PoolMessage { body: Some(body) }).await.is_err() {
+        if outbound
+            .send(PoolMessage { body: Some(body) })
+            .await
+            .is_err()
+        {
             return;
         }
     }

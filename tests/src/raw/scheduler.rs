@@ -24,7 +24,7 @@ use super::ANSWER_DEADLINE;
 const QUEUE: usize = 64;
 
 /// A client's stream to the scheduler. Dropping it ends the stream.
-pub struct Attached {
+pub struct ClientStream {
     sender: mpsc::Sender<ClientMessage>,
     receiver: Streaming<PoolMessage>,
     requests: u64,
@@ -136,7 +136,7 @@ pub fn authorised<T>(message: T, token: Option<&str>) -> Request<T> {
     request
 }
 
-impl Attached {
+impl ClientStream {
     /// Attaches as an honest client does, under a new id.
     ///
     /// # Errors

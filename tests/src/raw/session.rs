@@ -29,7 +29,7 @@ const WINDOW_BYTES: u64 = 32 << 20;
 
 /// Why a session is over.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Broken {
+pub enum SessionError {
     /// The worker rejected the opening.
     #[error("rejected: {0}")]
     Rejected(v1::Error),
@@ -44,7 +44,7 @@ pub enum Broken {
     Protocol(String),
 }
 
-impl Broken {
+impl SessionError {
     /// Returns the worker's error, if it sent one.
     pub fn error(&self) -> Option<&v1::Error> {
         match self {
@@ -86,7 +86,7 @@ impl RawSession {
     /// # Panics
     ///
     /// If the worker does not reply.
-    pub async fn open(target: &Target) -> Result<Self, Broken> {
+    pub async fn open(target: &Target) -> Result<Self, SessionError> {
         Self::open_with(target, target.open()).await
     }
 
@@ -99,7 +99,7 @@ impl RawSession {
     /// # Panics
     ///
     /// If the worker does not reply.
-    pub async fn open_with(target: &Target, open: Open) -> Result<Self, Broken> {
+    pub async fn open_with(target: &Target, open: Open) -> Result<Self, SessionError> {
         Self::open_over(dial_tcp(target).await?, Body::Open(open)).await
     }
 
@@ -124,7 +124,7 @@ impl RawSession {
     /// # Panics
     ///
     /// If the worker does not reply.
-    pub async fn open_over(mut link: Link, first: Body) -> Result<Self, Broken> {
+    pub async fn open_over(mut link: Link, first: Body) -> Result<Self, SessionError> {
         let opened = greet(&mut link, first).await?;
         Ok(Self {
             link,
@@ -148,7 +148,7 @@ impl RawSession {
     /// # Panics
     ///
     /// If the worker does not reply.
-    pub async fn resume(&mut self, target: &Target, open: Open) -> Result<(), Broken> {
+    pub async fn resume(&mut self, target: &Target, open: Open) -> Result<(), SessionError> {
         let mut link = dial_tcp(target).await?;
         let open = Open {
             resume: true,
@@ -157,7 +157,7 @@ impl RawSession {
         };
         let opened = greet(&mut link, Body::Open(open)).await?;
         let rewound = self.duplex.rewind(opened.received, opened.credit_bytes);
-        rewound.map_err(|e| Broken::Protocol(e.to_string()))?;
+        rewound.map_err(|e| SessionError::Protocol(e.to_string()))?;
         (self.link, self.opened) = (link, opened);
         Ok(())
     }
@@ -262,7 +262,7 @@ impl RawSession {
     ///
     /// If no reply arrives, or if the value is too large for a frame and takes the track
     /// for bulk bytes.
-    pub async fn fetch(&mut self, tensor: &TensorIr) -> Result<Result<Bytes, Fault>, Broken> {
+    pub async fn fetch(&mut self, tensor: &TensorIr) -> Result<Result<Bytes, Fault>, SessionError> {
         let request = self.reads(std::slice::from_ref(tensor));
         loop {
             let Body::Values(values) = self.next().await? else {
@@ -276,7 +276,7 @@ impl RawSession {
                     Some(tensor_value::Content::Bytes(bytes)) => Ok(bytes),
                     other => panic!("not the bytes themselves: {other:?}"),
                 },
-                None => return Err(Broken::Protocol("a value with nothing in it".into())),
+                None => return Err(SessionError::Protocol("a value with nothing in it".into())),
             });
         }
     }
@@ -291,7 +291,7 @@ impl RawSession {
     /// # Panics
     ///
     /// If no reply arrives.
-    pub async fn sync(&mut self) -> Result<Option<Fault>, Broken> {
+    pub async fn sync(&mut self) -> Result<Option<Fault>, SessionError> {
         self.requests += 1;
         let request_id = self.requests;
         self.push(Body::Sync(v1::Sync { request_id }));
@@ -312,7 +312,7 @@ impl RawSession {
     /// # Panics
     ///
     /// If none arrives for [`ANSWER_DEADLINE`].
-    pub async fn next(&mut self) -> Result<Body, Broken> {
+    pub async fn next(&mut self) -> Result<Body, SessionError> {
         let until = Instant::now() + ANSWER_DEADLINE;
         let next = self.next_until(until).await?;
         Ok(next.expect("the worker answers"))
@@ -323,7 +323,7 @@ impl RawSession {
     /// # Errors
     ///
     /// If the session is over.
-    pub async fn rest(&mut self, time: Duration) -> Result<(), Broken> {
+    pub async fn stay_connected(&mut self, time: Duration) -> Result<(), SessionError> {
         let until = Instant::now() + time;
         while self.next_until(until).await?.is_some() {}
         Ok(())
@@ -334,14 +334,14 @@ impl RawSession {
     /// # Errors
     ///
     /// If the session is over.
-    pub async fn flush(&mut self) -> Result<(), Broken> {
+    pub async fn flush(&mut self) -> Result<(), SessionError> {
         loop {
             let frames = self.duplex.next_frames();
             if frames.is_empty() {
                 return Ok(());
             }
             let sent = self.link.sender.send_all(&frames).await;
-            sent.map_err(|e| Broken::Lost(e.to_string()))?;
+            sent.map_err(|e| SessionError::Lost(e.to_string()))?;
         }
     }
 
@@ -351,9 +351,9 @@ impl RawSession {
     /// # Errors
     ///
     /// If the session is over.
-    pub async fn send_bytes(&mut self, frame: Vec<u8>) -> Result<(), Broken> {
+    pub async fn send_bytes(&mut self, frame: Vec<u8>) -> Result<(), SessionError> {
         let sent = self.link.sender.send(&[frame.into()]).await;
-        sent.map_err(|e| Broken::Lost(e.to_string()))
+        sent.map_err(|e| SessionError::Lost(e.to_string()))
     }
 
     /// Returns the number of the last frame that was sent through the outbox.
@@ -367,7 +367,7 @@ impl RawSession {
     /// # Panics
     ///
     /// If the session does not end within [`ANSWER_DEADLINE`].
-    pub async fn end(&mut self) -> Broken {
+    pub async fn end(&mut self) -> SessionError {
         let until = Instant::now() + ANSWER_DEADLINE;
         loop {
             match self.next_until(until).await {
@@ -388,14 +388,14 @@ impl RawSession {
     /// # Errors
     ///
     /// If the session is over.
-    pub async fn next_until(&mut self, until: Instant) -> Result<Option<Body>, Broken> {
+    pub async fn next_until(&mut self, until: Instant) -> Result<Option<Body>, SessionError> {
         loop {
             self.flush().await?;
             let wake = until.min(self.next_beat);
             match timeout_at(wake, self.link.receiver.recv()).await {
                 Ok(frame) => {
-                    let frame = frame.map_err(|e| Broken::Lost(e.to_string()))?;
-                    let ended = || Broken::Lost("finished by the worker".into());
+                    let frame = frame.map_err(|e| SessionError::Lost(e.to_string()))?;
+                    let ended = || SessionError::Lost("finished by the worker".into());
                     if let Some(body) = self.take(frame.ok_or_else(ended)?)? {
                         return Ok(Some(body));
                     }
@@ -407,21 +407,22 @@ impl RawSession {
         }
     }
 
-    fn take(&mut self, frame: Bytes) -> Result<Option<Body>, Broken> {
+    fn take(&mut self, frame: Bytes) -> Result<Option<Body>, SessionError> {
         let received = self.duplex.receive(frame);
-        let Some((body, bytes)) = received.map_err(|e| Broken::Protocol(e.to_string()))? else {
+        let Some((body, bytes)) = received.map_err(|e| SessionError::Protocol(e.to_string()))?
+        else {
             return Ok(None);
         };
         self.duplex.inbox().consume(bytes);
         match body {
             Body::Ping(_) => Ok(None),
-            Body::Closed(closed) => Err(Broken::Closed(closed.error.unwrap_or_default())),
+            Body::Closed(closed) => Err(SessionError::Closed(closed.error.unwrap_or_default())),
             body => Ok(Some(body)),
         }
     }
 
     /// Sends a beat if an acknowledgement or the next beat is due.
-    async fn beat(&mut self) -> Result<(), Broken> {
+    async fn beat(&mut self) -> Result<(), SessionError> {
         let due = self.duplex.inbox().is_ack_due();
         if due || Instant::now() >= self.next_beat {
             self.next_beat = Instant::now() + BEAT;
@@ -432,24 +433,26 @@ impl RawSession {
     }
 }
 
-async fn dial_tcp(target: &Target) -> Result<Link, Broken> {
+async fn dial_tcp(target: &Target) -> Result<Link, SessionError> {
     let dialler = Dialer::new(TransportChoice::Tcp);
     let dialled = dialler.dial(&target.address, &target.trust, ANSWER_DEADLINE);
-    dialled.await.map_err(|e| Broken::Lost(e.to_string()))
+    dialled.await.map_err(|e| SessionError::Lost(e.to_string()))
 }
 
 /// Sends the first body of a link and returns the worker's reply if it opened a session.
-async fn greet(link: &mut Link, first: Body) -> Result<Opened, Broken> {
-    let lost = |e: &dyn std::fmt::Display| Broken::Lost(e.to_string());
+async fn greet(link: &mut Link, first: Body) -> Result<Opened, SessionError> {
+    let lost = |e: &dyn std::fmt::Display| SessionError::Lost(e.to_string());
     let sent = link.sender.send(&[duplex::encode(first)]).await;
     sent.map_err(|e| lost(&e))?;
     let answer = timeout(ANSWER_DEADLINE, link.receiver.recv()).await;
     let answer = answer.expect("the worker answers").map_err(|e| lost(&e))?;
     let answer = answer.ok_or_else(|| lost(&"it ended before an answer"))?;
-    let protocol = |e: &dyn std::fmt::Display| Broken::Protocol(e.to_string());
+    let protocol = |e: &dyn std::fmt::Display| SessionError::Protocol(e.to_string());
     match duplex::decode(answer).map_err(|e| protocol(&e))?.body {
         Some(Body::Opened(opened)) => Ok(opened),
-        Some(Body::Rejected(rejected)) => Err(Broken::Rejected(rejected.error.unwrap_or_default())),
+        Some(Body::Rejected(rejected)) => {
+            Err(SessionError::Rejected(rejected.error.unwrap_or_default()))
+        }
         other => Err(protocol(&format!("not an answer: {other:?}"))),
     }
 }

@@ -32,7 +32,7 @@ pub struct RawWorker {
 }
 
 /// A worker's stream to the scheduler. Dropping it ends the stream.
-pub struct Registered {
+pub struct WorkerStream {
     messages: mpsc::Sender<WorkerMessage>,
     commands: Streaming<WorkerCommand>,
 }
@@ -77,7 +77,7 @@ impl RawWorker {
     /// # Panics
     ///
     /// If the scheduler cannot be reached or does not reply.
-    pub async fn join(&self, url: &str) -> Result<Registered, Error> {
+    pub async fn join(&self, url: &str) -> Result<WorkerStream, Error> {
         let url: PoolUrl = url.parse().expect("a pool URL");
         let own = self.identity.clone();
         let channel = control::connect_as(own, &url.host, url.port, &url.trust).await;
@@ -98,7 +98,7 @@ impl RawWorker {
         });
         match joined.await.expect("the scheduler answers") {
             Ok((commands, Some(worker_command::Body::Registered(_)))) => {
-                Ok(Registered { messages, commands })
+                Ok(WorkerStream { messages, commands })
             }
             Ok((_, other)) => panic!("not an answer: {other:?}"),
             Err(status) => Err(error_of(&status)),
@@ -126,7 +126,7 @@ impl RawWorker {
     }
 }
 
-impl Registered {
+impl WorkerStream {
     /// Waits until the scheduler ends the stream and returns its error, if any.
     ///
     /// # Panics

@@ -19,7 +19,7 @@ fn cluster(devices: &str) -> Cluster {
 }
 
 #[test]
-fn a_worker_has_ops_of_its_own() {
+fn custom_op_of_a_worker_runs() {
     for kind in host::kinds().into_iter().chain(["flex"]) {
         let cluster = cluster(kind);
         let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();

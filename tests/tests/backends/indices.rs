@@ -11,7 +11,7 @@ use burn_ir::{
 };
 use tensord_tests::{
     host,
-    raw::{self, Attached, RawSession, Target},
+    raw::{self, ClientStream, RawSession, Target},
 };
 
 /// Rows and columns of the indexed tensor.
@@ -19,11 +19,11 @@ const ROWS: usize = 4;
 const COLUMNS: usize = 3;
 
 /// Indices before, inside and beyond any axis here, near and far.
-const PLACES: [i32; 8] = [0, 2, -1, 4, 1 << 10, 1 << 20, i32::MIN, i32::MAX];
+const INDICES: [i32; 8] = [0, 2, -1, 4, 1 << 10, 1 << 20, i32::MIN, i32::MAX];
 
 /// The value in the tensors around the indexed one, which no result may contain.
 const SECRET: f32 = 7777.0;
-const AROUND: usize = 1 << 12;
+const PADDING_ELEMENTS: usize = 1 << 12;
 
 /// Runs `attack` on a leased device of each available kind.
 fn on_each_kind(attack: impl AsyncFn(&Target)) {
@@ -32,7 +32,7 @@ fn on_each_kind(attack: impl AsyncFn(&Target)) {
         cluster.add_worker(&format!("{kind}:0"));
         cluster.wait_for_workers(1);
         raw::block(async {
-            let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+            let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
             let target = attached.lease(1).await.unwrap().remove(0);
             attack(&target).await;
         });
@@ -54,11 +54,11 @@ fn floats(session: &mut RawSession, shape: &[usize], values: &[f32]) -> TensorIr
 /// secret.
 fn table(session: &mut RawSession) -> [TensorIr; 3] {
     let values: Vec<_> = (0u8..).map(f32::from).take(ROWS * COLUMNS).collect();
-    let around = [SECRET; AROUND];
+    let around = [SECRET; PADDING_ELEMENTS];
     [
-        floats(session, &[AROUND], &around),
+        floats(session, &[PADDING_ELEMENTS], &around),
         floats(session, &[ROWS, COLUMNS], &values),
-        floats(session, &[AROUND], &around),
+        floats(session, &[PADDING_ELEMENTS], &around),
     ]
 }
 
@@ -74,8 +74,8 @@ async fn run(
     raw::floats(&read.unwrap())
 }
 
-fn within(place: i32, dim: usize) -> usize {
-    usize::try_from(place).unwrap_or(0).min(dim - 1)
+fn clamped(index: i32, dim: usize) -> usize {
+    usize::try_from(index).unwrap_or(0).min(dim - 1)
 }
 
 /// Returns the table's values at the given rows and columns.
@@ -86,17 +86,17 @@ fn at(places: impl IntoIterator<Item = (usize, usize)>) -> Vec<f32> {
 }
 
 #[test]
-fn nothing_beside_a_tensor_is_read_by_an_index() {
+fn out_of_bounds_indices_read_no_other_memory() {
     on_each_kind(async |target| {
         let session = &mut RawSession::open(target).await.unwrap();
         let [_before, tensor, _after] = table(session);
-        let places = PLACES.len();
-        let rows = PLACES.map(|place| within(place, ROWS));
+        let places = INDICES.len();
+        let rows = INDICES.map(|index| clamped(index, ROWS));
         let whole_rows = at(rows
             .iter()
             .flat_map(|&row| (0..COLUMNS).map(move |c| (row, c))));
 
-        let indices = ints(session, &[places], &PLACES);
+        let indices = ints(session, &[places], &INDICES);
         let (of, dim) = (tensor.clone(), 0);
         let op = |out| {
             Op::Select(SelectOpIr {
@@ -112,7 +112,7 @@ fn nothing_beside_a_tensor_is_read_by_an_index() {
         .await;
         assert_eq!(found, whole_rows, "select");
 
-        let indices = ints(session, &[1, places], &PLACES);
+        let indices = ints(session, &[1, places], &INDICES);
         let weights = tensor.clone();
         let op = |out| EmbeddingOpIr {
             weights,
@@ -123,7 +123,7 @@ fn nothing_beside_a_tensor_is_read_by_an_index() {
         let found = run(session, &[1, places, COLUMNS], op).await;
         assert_eq!(found, whole_rows, "embedding");
 
-        let each: Vec<_> = PLACES.iter().flat_map(|place| [*place; COLUMNS]).collect();
+        let each: Vec<_> = INDICES.iter().flat_map(|index| [*index; COLUMNS]).collect();
         let indices = ints(session, &[places, COLUMNS], &each);
         let (of, dim) = (tensor.clone(), 0);
         let op = |out| {
@@ -140,25 +140,25 @@ fn nothing_beside_a_tensor_is_read_by_an_index() {
         .await;
         assert_eq!(found, whole_rows, "gather");
 
-        let tuples: Vec<_> = PLACES.iter().flat_map(|place| [*place; 2]).collect();
+        let tuples: Vec<_> = INDICES.iter().flat_map(|index| [*index; 2]).collect();
         let indices = ints(session, &[places, 2], &tuples);
         let data = tensor.clone();
         let op = |out| Op::GatherNd(GatherNdOpIr { data, indices, out });
         let found = run(session, &[places], |out| OperationIr::BaseFloat(op(out))).await;
-        let expected = PLACES.map(|place| (within(place, ROWS), within(place, COLUMNS)));
+        let expected = INDICES.map(|index| (clamped(index, ROWS), clamped(index, COLUMNS)));
         assert_eq!(found, at(expected), "gather_nd");
     });
 }
 
 #[test]
-fn nothing_beside_a_tensor_is_changed_by_an_index() {
+fn out_of_bounds_indices_change_no_other_memory() {
     on_each_kind(async |target| {
         let session = &mut RawSession::open(target).await.unwrap();
         let [before, tensor, after] = table(session);
-        let (places, dim, update) = (PLACES.len(), 0, IndexingUpdateOp::Add);
+        let (places, dim, update) = (INDICES.len(), 0, IndexingUpdateOp::Add);
         let mut added = at((0..ROWS * COLUMNS).map(|i| (i / COLUMNS, i % COLUMNS)));
-        for place in PLACES {
-            let row = within(place, ROWS) * COLUMNS;
+        for index in INDICES {
+            let row = clamped(index, ROWS) * COLUMNS;
             added[row..row + COLUMNS]
                 .iter_mut()
                 .for_each(|sum| *sum += 1.0);
@@ -167,7 +167,7 @@ fn nothing_beside_a_tensor_is_changed_by_an_index() {
         let value = floats(session, &[places, COLUMNS], &ones);
         let shape = [ROWS, COLUMNS];
 
-        let each: Vec<_> = PLACES.iter().flat_map(|place| [*place; COLUMNS]).collect();
+        let each: Vec<_> = INDICES.iter().flat_map(|index| [*index; COLUMNS]).collect();
         let indices = ints(session, &[places, COLUMNS], &each);
         let (of, ones) = (tensor.clone(), value.clone());
         let op = |out| {
@@ -184,7 +184,7 @@ fn nothing_beside_a_tensor_is_changed_by_an_index() {
         let found = run(session, &shape, |out| OperationIr::BaseFloat(op(out))).await;
         assert_eq!(found, added, "scatter");
 
-        let indices = ints(session, &[places], &PLACES);
+        let indices = ints(session, &[places], &INDICES);
         let (of, ones) = (tensor.clone(), value.clone());
         let op = |out| {
             let (tensor, value) = (of, ones);
@@ -223,28 +223,28 @@ fn nothing_beside_a_tensor_is_changed_by_an_index() {
 
         for around in [before, after] {
             let read = session.fetch(&around).await.unwrap();
-            assert_eq!(raw::floats(&read.unwrap()), [SECRET; AROUND]);
+            assert_eq!(raw::floats(&read.unwrap()), [SECRET; PADDING_ELEMENTS]);
         }
     });
 }
 
 #[test]
-fn memory_that_nobody_filled_is_zero() {
+fn uninitialized_memory_is_zero() {
     on_each_kind(async |target| {
         let empty = |out| OperationIr::BaseFloat(Op::Empty(CreationOpIr { out }));
         let mut first = RawSession::open(target).await.unwrap();
         for _ in 0..4 {
-            let secret = floats(&mut first, &[AROUND], &[SECRET; AROUND]);
+            let secret = floats(&mut first, &[PADDING_ELEMENTS], &[SECRET; PADDING_ELEMENTS]);
             let read = first.fetch(&raw::last(&secret)).await.unwrap();
-            assert_eq!(raw::floats(&read.unwrap()), [SECRET; AROUND]);
+            assert_eq!(raw::floats(&read.unwrap()), [SECRET; PADDING_ELEMENTS]);
         }
         // First memory that this session has released, then memory that it released when it
         // ended.
-        let found = run(&mut first, &[AROUND], empty).await;
-        assert_eq!(found, [0.0; AROUND]);
+        let found = run(&mut first, &[PADDING_ELEMENTS], empty).await;
+        assert_eq!(found, [0.0; PADDING_ELEMENTS]);
         drop(first);
         let mut second = RawSession::open(target).await.unwrap();
-        let found = run(&mut second, &[AROUND], empty).await;
-        assert_eq!(found, [0.0; AROUND]);
+        let found = run(&mut second, &[PADDING_ELEMENTS], empty).await;
+        assert_eq!(found, [0.0; PADDING_ELEMENTS]);
     });
 }

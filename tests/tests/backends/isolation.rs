@@ -34,7 +34,7 @@ fn children(id: u32) -> Vec<u32> {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_driver_that_crashes_takes_no_other_device_with_it() {
+fn driver_crash_affects_no_other_device() {
     for kind in kinds() {
         let mut cluster = host::cluster(&[]);
         cluster.add_worker(&format!("flex,{kind}:0"));
@@ -80,7 +80,7 @@ fn a_driver_that_crashes_takes_no_other_device_with_it() {
 }
 
 #[test]
-fn what_is_not_there_is_said_in_a_line_and_exits_69() {
+fn missing_device_is_one_line_and_exit_code_69() {
     for kind in kinds() {
         let pin = "0".repeat(64);
         let url = format!("tensord://a-token-nobody-has@127.0.0.1:1?ca=sha256:{pin}");
@@ -97,7 +97,7 @@ fn what_is_not_there_is_said_in_a_line_and_exits_69() {
 }
 
 #[test]
-fn auto_says_which_devices_it_leaves_out() {
+fn auto_reports_skipped_devices() {
     let mut cluster = host::cluster(&[]);
     cluster.add_worker("auto");
     cluster.wait_for_workers(1);

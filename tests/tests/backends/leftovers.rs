@@ -18,7 +18,7 @@ use tensord_proto::codec::{DeviceProfile, OpName, tensor_bytes};
 use tensord_tests::{
     cluster::{Cluster, Process},
     host,
-    raw::{self, Attached, RawSession},
+    raw::{self, ClientStream, RawSession},
 };
 use tensord_worker::testing::honest_ops;
 
@@ -27,7 +27,7 @@ const PATTERNS: [u8; 2] = [0x4e, 0x2b];
 
 /// Number of tensors of each size that leave the pattern before each op. An op with its
 /// scratch memory takes fewer.
-const LEFT: usize = 24;
+const TENSORS_PER_SIZE: usize = 24;
 
 /// Sizes in bytes of the tensors that leave the pattern, besides those of the op's outputs:
 /// kernels take scratch memory of about these sizes.
@@ -37,7 +37,7 @@ const SCRATCH_BYTES: [usize; 2] = [4 << 10, 256 << 10];
 const LACKING_PERCENT: usize = 2;
 
 /// An op's name, and its outputs or the reason of its fault.
-type Made = (OpName, Result<Vec<Bytes>, String>);
+type OpResult = (OpName, Result<Vec<Bytes>, String>);
 
 fn each_tensor(op: &mut OperationIr, visit: impl FnMut(&mut TensorIr)) {
     struct Visit<F>(F);
@@ -74,11 +74,11 @@ fn contents(tensor: &TensorIr) -> Vec<u8> {
 }
 
 /// Fills tensors of `sizes` bytes with `pattern` and drops them.
-async fn leave(session: &mut RawSession, pattern: u8, sizes: &[usize]) {
+async fn fill_and_drop(session: &mut RawSession, pattern: u8, sizes: &[usize]) {
     let value = f32::from_bits(u32::from_le_bytes([pattern; 4]));
     let mut left = Vec::new();
     for size in sizes {
-        for _ in 0..LEFT {
+        for _ in 0..TENSORS_PER_SIZE {
             let shape = [size.div_ceil(4)];
             let out = raw::out(session.new_id(), &shape);
             left.push(raw::tensor(out.id.value(), &shape));
@@ -97,7 +97,7 @@ async fn leave(session: &mut RawSession, pattern: u8, sizes: &[usize]) {
 }
 
 /// Runs `op` in memory that held `pattern`.
-async fn run(session: &mut RawSession, mut op: OperationIr, pattern: u8) -> Made {
+async fn run(session: &mut RawSession, mut op: OperationIr, pattern: u8) -> OpResult {
     let name = OpName::of(&op);
     let encoded = session.opened.settings.clone().expect("settings").encoded;
     let settings = DeviceProfile::decode(&encoded).unwrap().settings;
@@ -130,7 +130,7 @@ async fn run(session: &mut RawSession, mut op: OperationIr, pattern: u8) -> Made
     let bytes = |shape: &Shape, dtype| tensor_bytes(shape, dtype).unwrap_or(0).max(4);
     let mut sizes: Vec<_> = outputs.iter().map(|o| bytes(&o.shape, o.dtype)).collect();
     sizes.extend(SCRATCH_BYTES);
-    leave(session, pattern, &sizes).await;
+    fill_and_drop(session, pattern, &sizes).await;
     session.ops(&[op]);
     let mut made = Vec::new();
     for output in outputs {
@@ -172,11 +172,11 @@ async fn unfilled(session: &mut RawSession, pattern: u8) -> Bytes {
 }
 
 #[test]
-fn no_op_shows_what_its_memory_held_before() {
+fn outputs_reveal_no_previous_memory() {
     for kind in host::kinds() {
         let cluster = cluster(&format!("{kind}:0"));
         raw::block(async {
-            let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+            let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
             let target = attached.lease(1).await.unwrap().remove(0);
             let mut session = RawSession::open(&target).await.unwrap();
             for pattern in PATTERNS {
@@ -202,7 +202,7 @@ fn no_op_shows_what_its_memory_held_before() {
     }
 }
 
-fn check(kind: &str, one: &[Made], other: &[Made]) {
+fn check(kind: &str, one: &[OpResult], other: &[OpResult]) {
     assert_eq!(one.len(), other.len());
     let (mut lacking, mut differing) = (Vec::new(), Vec::new());
     for ((name, one), (_, other)) in one.iter().zip(other) {

@@ -16,7 +16,7 @@ const NOT_IN_CUBECL: [&str; 2] = [
 
 /// Prefixes of the names of cases whose results differ between Burn 0.22.1's CubeCL backend
 /// and Flex; `docs/gpu.md` has the details.
-const OTHERWISE_IN_CUBECL: [&str; 4] = [
+const DIFFERS_IN_CUBECL: [&str; 4] = [
     "random.uniform/int",
     "conv.deform_conv2d",
     "nn.deform_conv2d",
@@ -45,7 +45,7 @@ fn conforms(kind: &str) {
         let reason = failure.reason.to_string();
         let begins = |name: &&str| failure.case.starts_with(name);
         NOT_IN_CUBECL.iter().any(|words| reason.contains(words))
-            || OTHERWISE_IN_CUBECL.iter().any(begins)
+            || DIFFERS_IN_CUBECL.iter().any(begins)
     };
     let (lacking, failed): (Vec<_>, Vec<_>) = report.failures.iter().partition(is_lacking);
     assert!(failed.is_empty(), "{failed:#?}");
@@ -84,7 +84,7 @@ fn webgpu_agrees_with_flex() {
 /// A tensor that does not fit is refused with the figures, in the session that requested
 /// it. The memory of an ended session is free for the next.
 #[test]
-fn memory_is_counted_refused_and_given_back() {
+fn memory_is_accounted_limited_and_released() {
     for kind in host::kinds().into_iter().chain(["flex"]) {
         let mut cluster = host::cluster(&[]);
         cluster.add_worker_with(kind, &["--memory", "64MiB"]);

@@ -29,7 +29,7 @@ fn start(workers: &[&str]) -> Cluster {
 }
 
 /// Leases three devices on two workers.
-fn three() -> (Cluster, Lease) {
+fn lease_three() -> (Cluster, Lease) {
     let cluster = start(&["flex*2", "flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(3)).unwrap();
     (cluster, lease)
@@ -65,7 +65,7 @@ fn on_each<T: Send>(devices: &[Device], work: impl Fn(usize, &Device) -> T + Syn
 }
 
 #[track_caller]
-fn names(error: &str, parts: &[&str]) {
+fn assert_names_all(error: &str, parts: &[&str]) {
     for part in parts {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
@@ -82,7 +82,7 @@ fn usage(pool: &Pool) -> (u64, u32) {
 
 #[test]
 fn every_rank_gets_the_sum_or_the_mean_of_all() {
-    let (_cluster, lease) = three();
+    let (_cluster, lease) = lease_three();
     let group = lease.devices();
     // Fewer elements than ranks, more than a frame can hold, and sizes between.
     for length in [1, 2, 3, 1000, 3_000_001] {
@@ -107,15 +107,15 @@ fn every_rank_gets_the_sum_or_the_mean_of_all() {
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named_by_all_the_others() {
-    let (_cluster, lease) = three();
+fn missing_rank_is_named_by_all_others() {
+    let (_cluster, lease) = lease_three();
     let (group, last) = (lease.devices(), &lease.descriptions()[2]);
     let errors = on_each(&group[..2], |rank, device| {
         let begun = Instant::now();
         (sum_of(4, rank, device, group).unwrap_err(), begun.elapsed())
     });
     for (error, after) in errors {
-        names(&error, &["rank 2", &last.worker]);
+        assert_names_all(&error, &["rank 2", &last.worker]);
         assert!(after >= TIMEOUT && after <= TIMEOUT + SLACK, "{after:?}");
     }
     // Ops outside the group go on, on the same devices.
@@ -125,8 +125,8 @@ fn a_rank_that_never_comes_is_named_by_all_the_others() {
 }
 
 #[test]
-fn ranks_that_disagree_about_the_shape_all_hear_of_it_and_go_on() {
-    let (_cluster, lease) = three();
+fn shape_mismatch_fails_all_ranks_and_sessions_continue() {
+    let (_cluster, lease) = lease_three();
     let group = lease.devices();
     for _ in 0..2 {
         let errors = on_each(group, |rank, device| {
@@ -134,7 +134,7 @@ fn ranks_that_disagree_about_the_shape_all_hear_of_it_and_go_on() {
             sum_of(length, rank, device, group).unwrap_err()
         });
         for error in errors {
-            names(&error, &["rank 2", "[4]", "[5]"]);
+            assert_names_all(&error, &["rank 2", "[4]", "[5]"]);
             assert!(
                 error.contains("rank 0") || error.contains("rank 1"),
                 "{error}"
@@ -146,23 +146,23 @@ fn ranks_that_disagree_about_the_shape_all_hear_of_it_and_go_on() {
 }
 
 #[test]
-fn a_group_with_a_device_twice_is_an_error_of_every_rank() {
-    let (_cluster, lease) = three();
+fn duplicate_device_in_a_group_fails_every_rank() {
+    let (_cluster, lease) = lease_three();
     let devices = lease.devices();
     let twice = [&devices[..2], &devices[1..2]].concat();
     let errors = on_each(&devices[..2], |rank, device| {
         sum_of(4, rank, device, &twice).unwrap_err()
     });
     for error in errors {
-        names(&error, &["ranks 1 and 2", &lease.descriptions()[1].worker]);
+        assert_names_all(&error, &["ranks 1 and 2", &lease.descriptions()[1].worker]);
     }
     let sums = on_each(devices, |rank, device| sum_of(4, rank, device, devices));
     assert_eq!(sums, vec![Ok(vec![3.0; 4]); 3]);
 }
 
 #[test]
-fn a_value_that_one_rank_does_not_have_is_a_fault_of_all_and_names_its_cause() {
-    let (_cluster, lease) = three();
+fn poisoned_input_of_one_rank_faults_all_with_its_cause() {
+    let (_cluster, lease) = lease_three();
     let group = lease.devices();
     let errors = on_each(group, |rank, device| {
         let tensor = Tensor::<1>::ones([4], device);
@@ -174,15 +174,15 @@ fn a_value_that_one_rank_does_not_have_is_a_fault_of_all_and_names_its_cause() {
         values(all_reduce(tensor, ReduceOperation::Sum, group.to_vec()).resolve()).unwrap_err()
     });
     for error in errors {
-        names(&error, &["Select", &lease.descriptions()[1].worker]);
+        assert_names_all(&error, &["Select", &lease.descriptions()[1].worker]);
     }
     let sums = on_each(group, |rank, device| sum_of(4, rank, device, group));
     assert_eq!(sums, vec![Ok(vec![3.0; 4]); 3]);
 }
 
 /// Runs all-reduces of `length` elements in a loop and, after `some` rounds, makes one
-/// worker fail by `fall`. Checks that the other ranks name the worker in time.
-fn a_worker_falls_out(length: usize, some: usize, fall: fn(&mut Cluster, usize)) {
+/// worker fail by `fail_worker`. Checks that the other ranks name the worker in time.
+fn check_lost_worker(length: usize, some: usize, fail_worker: fn(&mut Cluster, usize)) {
     let mut cluster = start(&["flex", "flex", "flex"]);
     let pool = cluster.pool();
     let before = usage(&pool);
@@ -208,10 +208,10 @@ fn a_worker_falls_out(length: usize, some: usize, fall: fn(&mut Cluster, usize))
             .collect();
         cluster.wait("some rounds", || rounds.load(Ordering::Relaxed) >= some);
         let fell = Instant::now();
-        fall(&mut cluster, at);
+        fail_worker(&mut cluster, at);
         for (rank, thread) in ranks.into_iter().enumerate() {
             let (error, noticed) = thread.join().unwrap();
-            names(&error, &[&lost]);
+            assert_names_all(&error, &[&lost]);
             let after = noticed - fell;
             // The lost worker's own session notices later than its peers.
             let bound = [TIMEOUT + SLACK, TIMEOUT + SLACK, Duration::from_secs(10)][rank];
@@ -232,25 +232,25 @@ fn a_worker_falls_out(length: usize, some: usize, fall: fn(&mut Cluster, usize))
 }
 
 #[test]
-fn a_worker_that_is_killed_is_named_by_the_other_ranks() {
-    a_worker_falls_out(1000, 31, |cluster, at| cluster.workers[at].kill());
+fn killed_worker_is_named_by_other_ranks() {
+    check_lost_worker(1000, 31, |cluster, at| cluster.workers[at].kill());
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_named_by_the_other_ranks() {
-    a_worker_falls_out(1000, 31, |cluster, at| cluster.workers[at].signal("STOP"));
+fn stopped_worker_is_named_by_other_ranks() {
+    check_lost_worker(1000, 31, |cluster, at| cluster.workers[at].signal("STOP"));
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_named_in_a_ring_too() {
+fn stopped_worker_in_a_ring_is_named() {
     // Large enough that the first round measures the links and later rounds use a ring.
-    a_worker_falls_out(6 << 20, 9, |cluster, at| cluster.workers[at].signal("STOP"));
+    check_lost_worker(6 << 20, 9, |cluster, at| cluster.workers[at].signal("STOP"));
 }
 
 #[test]
-fn a_tensor_goes_from_device_to_device_past_the_program() {
+fn tensor_moves_between_devices_without_the_program() {
     const ELEMENTS: usize = 16 << 20;
-    let (_cluster, lease) = three();
+    let (_cluster, lease) = lease_three();
     let content: Vec<f32> = (0..ELEMENTS as u32).map(f32::from_bits).collect();
     let same = |tensor: Tensor<1>| {
         let read = data::into_data(tensor)
@@ -278,13 +278,13 @@ fn a_tensor_goes_from_device_to_device_past_the_program() {
 }
 
 #[test]
-fn a_tensor_without_a_value_keeps_its_fault_on_another_device() {
-    let (_cluster, lease) = three();
+fn poisoned_tensor_keeps_its_fault_on_another_device() {
+    let (_cluster, lease) = lease_three();
     for other in &lease.devices()[1..] {
         let tensor = Tensor::<1>::ones([4], &lease.devices()[0]);
         let bad = tensor.select(0, Tensor::from_data([9], &lease.devices()[0]));
         let error = values(bad.to_device(other) + 1.0).unwrap_err();
-        names(&error, &["Select", &lease.descriptions()[0].worker]);
+        assert_names_all(&error, &["Select", &lease.descriptions()[0].worker]);
         assert_eq!(values(Tensor::ones([2], other)).unwrap(), [1.0; 2]);
     }
 }

@@ -33,7 +33,7 @@ fn reduced<const D: usize>(
 }
 
 #[test]
-fn sums_and_means_are_right_and_alike_wherever_the_devices_are() {
+fn sums_and_means_do_not_depend_on_placement() {
     for workers in [
         &["flex*4"][..],
         &["flex*2", "flex*2"],
@@ -70,7 +70,7 @@ fn sums_and_means_are_right_and_alike_wherever_the_devices_are() {
 }
 
 #[test]
-fn many_small_all_reduces_in_a_row_and_groups_beside_each_other() {
+fn many_small_all_reduces_in_concurrent_groups() {
     let (_cluster, lease) = lease(&["flex", "flex", "flex*2"], 4);
     let devices = lease.devices();
     let groups: [&[usize]; 4] = [&[0, 1, 2, 3], &[0, 1], &[2, 3], &[1, 3]];
@@ -159,7 +159,7 @@ fn eight_groups_at_once() {
 }
 
 #[test]
-fn a_rank_whose_thread_has_come_to_its_end_is_not_waited_for() {
+fn rank_with_a_finished_thread_does_not_block_others() {
     let (_cluster, lease) = lease(&["flex", "flex"], 2);
     let [first, second] = lease.devices() else {
         panic!("two devices were leased");
@@ -179,7 +179,7 @@ fn a_rank_whose_thread_has_come_to_its_end_is_not_waited_for() {
 }
 
 #[test]
-fn a_tensor_moves_between_devices_past_the_client() {
+fn tensor_moves_between_devices_without_the_client() {
     for workers in [&["flex*2"][..], &["flex", "flex"]] {
         let (_cluster, lease) = lease(workers, 2);
         let [first, second] = lease.devices() else {

@@ -26,7 +26,7 @@ use tensord_tests::{
     cluster::Cluster,
     digits::{self, Digit, TRAIN},
     quiet::Quiet,
-    replicas::{BATCH, MEAN, alone, bits, in_time, replicas},
+    replicas::{BATCH, MEAN, bits, replicas, training_lock, with_deadline},
     training::{Classifier, Mlp, Transformer},
 };
 
@@ -41,13 +41,13 @@ fn accuracy<M: Classifier>(model: &M, test: &[Digit], device: &Device) -> f32 {
 
 /// Each device's replica of a model at the beginning of each epoch.
 #[derive(Debug)]
-struct Album {
+struct ReplicaRecorder {
     devices: Vec<Device>,
     steps: Vec<usize>,
     kept: Vec<Vec<Mlp>>,
 }
 
-impl Album {
+impl ReplicaRecorder {
     fn new(devices: &[Device]) -> Arc<Mutex<Self>> {
         Arc::new(Mutex::new(Self {
             devices: devices.to_vec(),
@@ -69,7 +69,7 @@ impl Album {
 
 /// A model that is recorded in an album at each of its steps.
 #[derive(Module, Debug)]
-struct Shown {
+struct RecordedModel {
     mlp: Mlp,
 }
 
@@ -77,10 +77,10 @@ struct Shown {
 struct DigitBatch {
     images: Tensor<3>,
     labels: Tensor<1, Int>,
-    album: Arc<Mutex<Album>>,
+    recorder: Arc<Mutex<ReplicaRecorder>>,
 }
 
-impl InferenceStep for Shown {
+impl InferenceStep for RecordedModel {
     type Input = DigitBatch;
     type Output = ClassificationOutput;
 
@@ -92,45 +92,45 @@ impl InferenceStep for Shown {
     }
 }
 
-impl TrainStep for Shown {
+impl TrainStep for RecordedModel {
     type Input = DigitBatch;
     type Output = ClassificationOutput;
 
     fn step(&self, batch: DigitBatch) -> TrainOutput<ClassificationOutput> {
         let device = batch.images.device();
-        batch.album.lock().unwrap().step(&self.mlp, &device);
+        batch.recorder.lock().unwrap().step(&self.mlp, &device);
         let output = InferenceStep::step(self, batch);
         TrainOutput::new(self, output.loss.backward(), output)
     }
 }
 
 struct DigitBatcher {
-    album: Arc<Mutex<Album>>,
-    together: Barrier,
+    recorder: Arc<Mutex<ReplicaRecorder>>,
+    barrier: Barrier,
 }
 
 impl Batcher<Digit, DigitBatch> for DigitBatcher {
     fn batch(&self, items: Vec<Digit>, device: &Device) -> DigitBatch {
-        self.together.wait();
+        self.barrier.wait();
         let (images, labels) = digits::batch(&items, device);
         DigitBatch {
             images,
             labels,
-            album: self.album.clone(),
+            recorder: self.recorder.clone(),
         }
     }
 }
 
 const EPOCHS: usize = 8;
 
-/// Trains a model on `devices` with Burn's own strategy, records its replicas in `album`,
+/// Trains a model on `devices` with Burn's own strategy, records its replicas in `recorder`,
 /// and returns the model.
-fn train_with_burn(devices: &[Device], album: &Arc<Mutex<Album>>) -> Mlp {
+fn train_with_burn(devices: &[Device], recorder: &Arc<Mutex<ReplicaRecorder>>) -> Mlp {
     let (train, test) = digits::split();
     let loader = |digits: Vec<Digit>, batch, meeting| {
         let batcher = DigitBatcher {
-            album: album.clone(),
-            together: Barrier::new(meeting),
+            recorder: recorder.clone(),
+            barrier: Barrier::new(meeting),
         };
         DataLoaderBuilder::new(batcher)
             .batch_size(batch)
@@ -143,7 +143,7 @@ fn train_with_burn(devices: &[Device], album: &Arc<Mutex<Album>>) -> Mlp {
     let train = loader(train, BATCH / devices.len(), devices.len());
     devices[0].seed(42);
     let mlp = Mlp::new(&devices[0]).fork(&devices[0]);
-    let learner = Learner::new(Shown { mlp }, AdamConfig::new().init(), 1e-2);
+    let learner = Learner::new(RecordedModel { mlp }, AdamConfig::new().init(), 1e-2);
     let strategy = ExecutionStrategy::ddp(devices.to_vec(), MEAN);
     // Nothing is written to the directory.
     let trained = SupervisedTraining::new("", train, test)
@@ -159,8 +159,8 @@ fn train_with_burn(devices: &[Device], album: &Arc<Mutex<Album>>) -> Mlp {
 }
 
 /// Trains on four devices of the given workers.
-fn burns_own_strategy_on(workers: &[&str]) {
-    let _alone = alone();
+fn check_burn_strategy(workers: &[&str]) {
+    let _alone = training_lock();
     let cluster = Cluster::start(workers);
     let lease = cluster.pool().lease(LeaseRequest::devices(4)).unwrap();
     let mut names: Vec<_> = lease.descriptions().into_iter().map(|d| d.worker).collect();
@@ -168,20 +168,20 @@ fn burns_own_strategy_on(workers: &[&str]) {
     assert_eq!(names.len(), workers.len(), "{names:?}");
     let autodiff = |device: &Device| device.clone().autodiff();
     let devices: Vec<_> = lease.devices().iter().map(autodiff).collect();
-    let album = Album::new(&devices);
-    let shown = album.clone();
-    let mlp = in_time(move || train_with_burn(&devices, &shown));
+    let recorder = ReplicaRecorder::new(&devices);
+    let shown = recorder.clone();
+    let mlp = with_deadline(move || train_with_burn(&devices, &shown));
 
     let (_, test) = digits::split();
     let accuracy = accuracy(&mlp, &test, &lease.devices()[0]);
     assert!(accuracy >= 0.95, "{accuracy}");
-    let album = album.lock().unwrap();
-    assert_eq!(album.steps, [EPOCHS * STEPS; 4]);
+    let recorder = recorder.lock().unwrap();
+    assert_eq!(recorder.steps, [EPOCHS * STEPS; 4]);
     let mut before = Vec::new();
     for epoch in 0..EPOCHS {
-        let first = bits(&album.kept[0][epoch]);
+        let first = bits(&recorder.kept[0][epoch]);
         assert_ne!(first, before, "epoch {epoch} taught nothing");
-        for (rank, kept) in album.kept.iter().enumerate().skip(1) {
+        for (rank, kept) in recorder.kept.iter().enumerate().skip(1) {
             assert!(bits(&kept[epoch]) == first, "rank {rank}, epoch {epoch}");
         }
         before = first;
@@ -190,18 +190,18 @@ fn burns_own_strategy_on(workers: &[&str]) {
 
 #[test]
 fn burns_own_strategy_learns_on_four_devices_of_two_workers() {
-    burns_own_strategy_on(&["flex*2", "flex*2"]);
+    check_burn_strategy(&["flex*2", "flex*2"]);
 }
 
 #[test]
 fn burns_own_strategy_learns_on_four_devices_of_four_workers() {
-    burns_own_strategy_on(&["flex", "flex", "flex", "flex"]);
+    check_burn_strategy(&["flex", "flex", "flex", "flex"]);
 }
 
 /// Checks that the losses are the same when one device takes a whole batch and when two or
 /// four devices share the batch.
-fn the_curve_does_not_depend_on_the_number_of_devices<M: Classifier + 'static>() {
-    let _alone = alone();
+fn check_losses_for_all_device_counts<M: Classifier + 'static>() {
+    let _alone = training_lock();
     let cluster = Cluster::start(&["flex*2", "flex*2"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(4)).unwrap();
     let devices = lease.devices();
@@ -234,11 +234,11 @@ fn the_curve_does_not_depend_on_the_number_of_devices<M: Classifier + 'static>()
 }
 
 #[test]
-fn the_curve_of_an_mlp_does_not_depend_on_the_number_of_devices() {
-    the_curve_does_not_depend_on_the_number_of_devices::<Mlp>();
+fn mlp_losses_do_not_depend_on_device_count() {
+    check_losses_for_all_device_counts::<Mlp>();
 }
 
 #[test]
-fn the_curve_of_a_transformer_does_not_depend_on_the_number_of_devices() {
-    the_curve_does_not_depend_on_the_number_of_devices::<Transformer>();
+fn transformer_losses_do_not_depend_on_device_count() {
+    check_losses_for_all_device_counts::<Transformer>();
 }

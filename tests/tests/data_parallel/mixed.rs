@@ -10,13 +10,13 @@ use burn::{
 use tensord_client::LeaseRequest;
 use tensord_tests::{
     host,
-    replicas::{alone, replicas},
+    replicas::{replicas, training_lock},
     training::{Classifier, Mlp},
 };
 
 #[test]
 fn devices_of_two_kinds_train_together() {
-    let _alone = alone();
+    let _alone = training_lock();
     for kind in host::kinds() {
         let cluster = host::cluster(&["flex", kind]);
         let lease = cluster.pool().lease(LeaseRequest::devices(2)).unwrap();

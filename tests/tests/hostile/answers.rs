@@ -14,7 +14,7 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_tests::raw::{self, RAW_WORKER, RawPool, Served};
+use tensord_tests::raw::{self, RAW_WORKER, RawPool, ServedTrack};
 
 /// Elements of a small read, whose value is inline in the reply frame.
 const FEW: usize = 2;
@@ -66,11 +66,11 @@ fn chunk(size_bytes: u64, bytes: usize) -> Body {
 /// to each read with `answers`. On the track for bulk bytes it sends `bulk`.
 fn worker(
     greeting: impl Fn() -> Body + Send + Sync + 'static,
-    answers: impl Fn(&mut Served, u64) + Send + Sync + 'static,
-    bulk: impl Fn(&mut Served) + Send + Sync + 'static,
+    answers: impl Fn(&mut ServedTrack, u64) + Send + Sync + 'static,
+    bulk: impl Fn(&mut ServedTrack) + Send + Sync + 'static,
 ) -> RawPool {
     let parts = Arc::new((greeting, answers, bulk));
-    raw::block(RawPool::start(move |mut track: Served| {
+    raw::block(RawPool::start(move |mut track: ServedTrack| {
         let parts = parts.clone();
         async move {
             let (greeting, answers, bulk) = &*parts;
@@ -88,7 +88,7 @@ fn worker(
 }
 
 fn opened() -> Body {
-    Body::Opened(Served::opened())
+    Body::Opened(ServedTrack::opened())
 }
 
 fn lease(worker: &RawPool) -> (Pool, Result<Lease, LeaseError>) {
@@ -108,20 +108,20 @@ const HEADING: &str = "An error happened during execution\nCaused by:\n";
 
 /// Checks that an error with a peer's text is short, in one line and without escape
 /// sequences.
-fn is_readable(error: &str) {
+fn assert_readable(error: &str) {
     assert!(error.len() < 10_000, "{} bytes", error.len());
     let error = error.strip_prefix(HEADING).unwrap_or(error);
     assert!(!error.contains(['\n', '\u{1b}']), "{error:?}");
 }
 
 /// Reads until a read fails, and checks that the error names the worker and `rule`.
-fn breaks(rule: &str, elements: usize, worker: &RawPool) {
+fn assert_rule_broken(rule: &str, elements: usize, worker: &RawPool) {
     let (_pool, lease) = lease(worker);
     let lease = lease.unwrap_or_else(|e| panic!("{rule}: {e}"));
     let device = &lease.devices()[0];
     let error = (0..20).find_map(|_| read(device, elements).err());
     let error = error.unwrap_or_else(|| panic!("{rule}: nothing failed"));
-    is_readable(&error);
+    assert_readable(&error);
     let named = format!("worker {RAW_WORKER} at 127.0.0.1:");
     assert!(error.contains(&named), "{rule}: {error}");
     assert!(error.contains("broke the protocol"), "{rule}: {error}");
@@ -131,10 +131,10 @@ fn breaks(rule: &str, elements: usize, worker: &RawPool) {
 }
 
 #[test]
-fn an_opening_that_breaks_a_rule_is_an_error_of_the_lease() {
+fn invalid_opened_reply_fails_the_lease() {
     let opened = |change: fn(&mut Opened)| {
         move || {
-            let mut opened = Served::opened();
+            let mut opened = ServedTrack::opened();
             change(&mut opened);
             Body::Opened(opened)
         }
@@ -154,19 +154,19 @@ fn an_opening_that_breaks_a_rule_is_an_error_of_the_lease() {
             "device profile",
             Box::new(move || {
                 let settings = settings(vec![0xff; 100]);
-                let opened = Served::opened();
+                let opened = ServedTrack::opened();
                 Body::Opened(Opened { settings, ..opened })
             }),
         ),
         (
             "more than 64",
             Box::new(move || {
-                let honest = Served::opened().settings.unwrap_or_default();
+                let honest = ServedTrack::opened().settings.unwrap_or_default();
                 let mut profile = tensord_proto::codec::DeviceProfile::decode(&honest.encoded)
                     .expect("an honest profile");
                 profile.dtypes = vec![(DType::F32, 1); 100_000];
                 let settings = settings(profile.encode().to_vec());
-                let opened = Served::opened();
+                let opened = ServedTrack::opened();
                 Body::Opened(Opened { settings, ..opened })
             }),
         ),
@@ -198,7 +198,7 @@ fn an_opening_that_breaks_a_rule_is_an_error_of_the_lease() {
         let (_pool, lease) = lease(&worker);
         let error = lease.err().unwrap_or_else(|| panic!("{rule}: no error"));
         let error = error.to_string();
-        is_readable(&error);
+        assert_readable(&error);
         assert!(
             error.contains(rule) && error.contains(RAW_WORKER),
             "{rule}: {error}"
@@ -207,7 +207,7 @@ fn an_opening_that_breaks_a_rule_is_an_error_of_the_lease() {
 }
 
 #[test]
-fn an_answer_that_was_not_asked_for_ends_the_session_with_the_rule() {
+fn unsolicited_reply_ends_the_session() {
     type Case = (&'static str, fn(u64) -> Vec<Body>);
     let cases: Vec<Case> = vec![
         ("it answers read 77", |_| vec![values(vec![honest(77)])]),
@@ -250,17 +250,17 @@ fn an_answer_that_was_not_asked_for_ends_the_session_with_the_rule() {
         ("workers do not send", |_| vec![chunk(1, 1)]),
     ];
     for (rule, bodies) in cases {
-        let answers = move |track: &mut Served, request: u64| {
+        let answers = move |track: &mut ServedTrack, request: u64| {
             bodies(request)
                 .into_iter()
                 .for_each(|body| track.push(body));
         };
-        breaks(rule, FEW, &worker(opened, answers, |_| {}));
+        assert_rule_broken(rule, FEW, &worker(opened, answers, |_| {}));
     }
 }
 
 #[test]
-fn frames_beside_the_numbering_end_the_session_with_the_rule() {
+fn misnumbered_frames_end_the_session() {
     type Case = (&'static str, fn(u64) -> Vec<u8>);
     let cases: Vec<Case> = vec![
         ("has no number", |r| raw::frame(0, values(vec![honest(r)]))),
@@ -276,7 +276,7 @@ fn frames_beside_the_numbering_end_the_session_with_the_rule() {
         ("is malformed", |_| vec![0xff; 100]),
     ];
     for (rule, frame) in cases {
-        let worker = raw::block(RawPool::start(move |mut track: Served| async move {
+        let worker = raw::block(RawPool::start(move |mut track: ServedTrack| async move {
             track.greet(opened()).await;
             while let Some(body) = track.next().await {
                 if let Body::Reads(reads) = body {
@@ -284,12 +284,12 @@ fn frames_beside_the_numbering_end_the_session_with_the_rule() {
                 }
             }
         }));
-        breaks(rule, FEW, &worker);
+        assert_rule_broken(rule, FEW, &worker);
     }
 }
 
 #[test]
-fn payloads_have_no_more_bytes_than_reads_wait_for() {
+fn payloads_beyond_pending_reads_end_the_session() {
     let size = 4 * MANY as u64;
     type Case = (&'static str, fn(u64) -> Vec<Value>, Vec<Body>);
     let huge = format!("has {} bytes, where reads wait for", 1u64 << 44);
@@ -325,12 +325,13 @@ fn payloads_have_no_more_bytes_than_reads_wait_for() {
         ),
     ];
     for (rule, announced, bulk) in cases {
-        let answers = move |track: &mut Served, request: u64| match announced(request) {
+        let answers = move |track: &mut ServedTrack, request: u64| match announced(request) {
             none if none.is_empty() => {}
             some => track.push(values(some)),
         };
-        let says = move |track: &mut Served| bulk.iter().for_each(|body| track.push(body.clone()));
-        breaks(rule, MANY, &worker(opened, answers, says));
+        let message =
+            move |track: &mut ServedTrack| bulk.iter().for_each(|body| track.push(body.clone()));
+        assert_rule_broken(rule, MANY, &worker(opened, answers, message));
     }
 }
 
@@ -352,13 +353,13 @@ fn huge_grants_and_texts_are_harmless() {
                 software: text(),
                 ..version::hello()
             }),
-            ..Served::opened()
+            ..ServedTrack::opened()
         })
     };
     let phase = Arc::new(Mutex::new(Phase::Faults));
-    let says = phase.clone();
-    let answers = move |track: &mut Served, request_id: u64| {
-        let value = match *says.lock().unwrap() {
+    let message = phase.clone();
+    let answers = move |track: &mut ServedTrack, request_id: u64| {
+        let value = match *message.lock().unwrap() {
             Phase::Faults => Value {
                 request_id,
                 result: Some(value::Result::Fault(Fault {
@@ -381,12 +382,12 @@ fn huge_grants_and_texts_are_harmless() {
     let lease = lease.unwrap();
     let device = &lease.devices()[0];
     let fault = read(device, FEW).unwrap_err();
-    is_readable(&fault);
+    assert_readable(&fault);
     assert!(fault.contains("forged\\nline"), "{fault}");
     *phase.lock().unwrap() = Phase::Honest;
     assert_eq!(read(device, FEW), Ok(vec![1.0; FEW]));
     *phase.lock().unwrap() = Phase::Closes;
     let closed = read(device, FEW).unwrap_err();
-    is_readable(&closed);
+    assert_readable(&closed);
     assert!(closed.contains("the worker ended the session"), "{closed}");
 }

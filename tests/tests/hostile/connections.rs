@@ -15,8 +15,8 @@ use tensord_client::{LeaseRequest, PoolUrl};
 use tensord_proto::MAX_FRAME_BYTES;
 use tensord_tests::{
     cluster::Cluster,
-    meters::Bound,
     raw::{self, carriers, channel, open_call},
+    resource_usage::Bound,
 };
 use tensord_transport::{Dialer, TransportChoice, link::FIRST_FRAME_BYTES, tls::Trust};
 use tokio::{
@@ -28,14 +28,14 @@ use tonic::Code;
 const STATUS: &str = "/tensord.v1.Pool/Status";
 
 /// Timeout for any single step, long enough for a slow machine.
-const HANG: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn works(device: &Device) -> bool {
     Tensor::<1>::ones([3], device).sum().into_scalar::<f32>() == 3.0
 }
 
 /// Returns how long `tensord status` takes.
-fn status_takes(cluster: &Cluster) -> Duration {
+fn status_latency(cluster: &Cluster) -> Duration {
     let begun = Instant::now();
     let status = cluster.pool().status().expect("the pool answers");
     assert_eq!(status.workers.len(), cluster.workers.len());
@@ -43,11 +43,11 @@ fn status_takes(cluster: &Cluster) -> Duration {
 }
 
 #[test]
-fn calls_without_a_token_are_answered_at_once_and_never_held_open() {
+fn unauthenticated_calls_are_refused_at_once() {
     const CALLS: usize = 500;
     let cluster = Cluster::start(&[]);
     let scheduler = cluster.scheduler.as_ref().unwrap();
-    let before = scheduler.meters();
+    let before = scheduler.resource_usage();
     raw::block(async {
         for token in [
             None,
@@ -60,7 +60,7 @@ fn calls_without_a_token_are_answered_at_once_and_never_held_open() {
                 let channel = channel.clone();
                 calls.spawn(async move { open_call(&channel, STATUS, token).await });
             }
-            let answers = timeout(HANG, calls.join_all()).await;
+            let answers = timeout(STEP_TIMEOUT, calls.join_all()).await;
             let answers = answers.expect("no call is held open");
             let codes: Vec<_> = answers.into_iter().map(|a| a.unwrap().code()).collect();
             // A connection without a token is closed after a time limit, with the calls
@@ -70,12 +70,12 @@ fn calls_without_a_token_are_answered_at_once_and_never_held_open() {
             assert!(codes.contains(&Code::Unauthenticated), "{codes:?}");
         }
     });
-    assert!(status_takes(&cluster) < Duration::from_secs(5));
-    scheduler.settled(&before, Bound::default());
+    assert!(status_latency(&cluster) < Duration::from_secs(5));
+    scheduler.wait_until_settled(&before, Bound::default());
 }
 
 #[test]
-fn a_connection_without_a_token_is_closed_however_busy() {
+fn unauthenticated_connection_is_closed_even_if_busy() {
     let cluster = Cluster::start(&[]);
     let ended = raw::block(async {
         let channel = channel(cluster.client_url()).await.unwrap();
@@ -88,7 +88,7 @@ fn a_connection_without_a_token_is_closed_however_busy() {
                 }
             }
         };
-        timeout(HANG, closed).await
+        timeout(STEP_TIMEOUT, closed).await
     });
     ended.expect("a connection that shows no token does not stay");
 }
@@ -101,13 +101,13 @@ async fn first_frames(address: &str, trust: &Trust, choice: TransportChoice, lin
         let (address, trust) = (address.to_owned(), trust.clone());
         ends.spawn(async move {
             let dialer = Dialer::new(choice);
-            let Ok(mut link) = dialer.dial(&address, &trust, HANG).await else {
+            let Ok(mut link) = dialer.dial(&address, &trust, STEP_TIMEOUT).await else {
                 return; // A rejection is fine, too.
             };
             let frame = vec![7; MAX_FRAME_BYTES].into();
             // The link ends during the frame, or the frame is not accepted.
-            let _ = timeout(HANG, link.sender.send(&[frame])).await;
-            let end = timeout(HANG, async {
+            let _ = timeout(STEP_TIMEOUT, link.sender.send(&[frame])).await;
+            let end = timeout(STEP_TIMEOUT, async {
                 while let Ok(Some(_)) = link.receiver.recv().await {}
             });
             end.await.expect("a stranger's link does not stay");
@@ -117,7 +117,7 @@ async fn first_frames(address: &str, trust: &Trust, choice: TransportChoice, lin
 }
 
 #[test]
-fn first_frames_of_strangers_take_little_memory() {
+fn first_frames_of_unauthenticated_peers_take_little_memory() {
     const LINKS: usize = 100;
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
@@ -126,27 +126,27 @@ fn first_frames_of_strangers_take_little_memory() {
     let trust = cluster.worker_trust(0);
     let worker = &cluster.workers[0];
     for choice in carriers() {
-        let before = worker.meters();
+        let before = worker.resource_usage();
         raw::block(first_frames(&address, &trust, choice, LINKS));
-        let peak = worker.meters().peak_bytes;
+        let peak = worker.resource_usage().peak_bytes;
         let bound = before.peak_bytes + (LINKS * 8 * FIRST_FRAME_BYTES) as u64;
         assert!(
             peak < bound,
             "over {choice:?}: {before} became {peak} bytes"
         );
-        worker.settled(&before, Bound::default());
+        worker.wait_until_settled(&before, Bound::default());
         assert!(works(&lease.devices()[0]));
     }
 }
 
 /// Connections that complete the handshake, answer pings and never call. Each one is
 /// reopened after it is closed. They end when the value is dropped.
-struct Crowd {
+struct IdleConnections {
     _tasks: JoinSet<()>,
     made: Arc<AtomicUsize>,
 }
 
-impl Crowd {
+impl IdleConnections {
     async fn of(count: usize, url: &str) -> Self {
         let (mut tasks, made) = (JoinSet::new(), Arc::<AtomicUsize>::default());
         for _ in 0..count {
@@ -175,24 +175,24 @@ impl Crowd {
 
 /// Checks the effect of `count` strangers: a program trains on, its worker stays
 /// registered, `status` replies, and the scheduler releases what the strangers took.
-fn withstands(count: usize, lasting: Duration, at_most: Duration) {
+fn check_idle_connections(count: usize, lasting: Duration, at_most: Duration) {
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
     let device = &lease.devices()[0];
     assert!(works(device));
     let scheduler = cluster.scheduler.as_ref().unwrap();
-    let before = scheduler.meters();
-    let crowd = raw::block(Crowd::of(count, cluster.client_url()));
+    let before = scheduler.resource_usage();
+    let crowd = raw::block(IdleConnections::of(count, cluster.client_url()));
     // The limit of connections served at once from one address is reached; the others wait.
     cluster.wait("the strangers", || crowd.made() >= count.min(256));
     let until = Instant::now() + lasting;
     let (mut slowest, mut looks) = (Duration::ZERO, 0);
     while looks < 3 || Instant::now() < until {
-        slowest = slowest.max(status_takes(&cluster));
+        slowest = slowest.max(status_latency(&cluster));
         looks += 1;
         assert!(works(device), "a program goes on");
-        let now = scheduler.meters();
+        let now = scheduler.resource_usage();
         let grown = now.resident_bytes.saturating_sub(before.resident_bytes);
         assert!(grown < 100 << 20, "{before} became {now}");
     }
@@ -207,37 +207,37 @@ fn withstands(count: usize, lasting: Duration, at_most: Duration) {
         crowd.made()
     );
     raw::block(async { drop(crowd) });
-    scheduler.settled(&before, Bound::default());
-    assert!(status_takes(&cluster) < Duration::from_secs(2));
+    scheduler.wait_until_settled(&before, Bound::default());
+    assert!(status_latency(&cluster) < Duration::from_secs(2));
 }
 
 #[test]
-fn strangers_that_come_and_stay_shut_nobody_out() {
-    withstands(1500, Duration::ZERO, Duration::from_secs(4));
+fn idle_unadmitted_connections_do_not_block_others() {
+    check_idle_connections(1500, Duration::ZERO, Duration::from_secs(4));
 }
 
 /// The same for a minute and with 5,000 connections, which the host's descriptor limit must
 /// allow (`ulimit -n 20000`). To be run by hand, in a release build.
 #[test]
 #[ignore = "takes a minute, and 5,000 descriptors in each of two processes"]
-fn five_thousand_strangers_shut_nobody_out_for_a_minute() {
-    withstands(5000, Duration::from_secs(60), Duration::from_secs(1));
+fn five_thousand_idle_connections_do_not_block_others() {
+    check_idle_connections(5000, Duration::from_secs(60), Duration::from_secs(1));
 }
 
 #[test]
-fn silent_sockets_shut_nobody_out() {
+fn silent_sockets_do_not_block_others() {
     const SOCKETS: usize = 1000;
     let cluster = Cluster::start(&["flex"]);
     let scheduler = cluster.scheduler.as_ref().unwrap();
-    let before = scheduler.meters();
+    let before = scheduler.resource_usage();
     let url: PoolUrl = cluster.client_url().parse().unwrap();
     let connect = || TcpStream::connect((url.host.as_str(), url.port)).unwrap();
     let sockets: Vec<TcpStream> = (0..SOCKETS).map(|_| connect()).collect();
-    assert!(status_takes(&cluster) < Duration::from_secs(4));
+    assert!(status_latency(&cluster) < Duration::from_secs(4));
     // Sockets that were served are closed, whether or not others wait.
     for mut socket in sockets.into_iter().take(10) {
-        socket.set_read_timeout(Some(HANG)).unwrap();
+        socket.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
         assert_eq!(socket.read(&mut [0; 8]).unwrap_or(0), 0);
     }
-    scheduler.settled(&before, Bound::default());
+    scheduler.wait_until_settled(&before, Bound::default());
 }

@@ -16,15 +16,15 @@ use tensord_client::{LeaseRequest, Pool};
 use tensord_proto::v1::{DeviceStatus, ErrorCode, ReleaseLease, client_message};
 use tensord_tests::{
     cluster::Cluster,
-    raw::{self, Attached, Broken, RawSession},
+    raw::{self, ClientStream, RawSession, SessionError},
 };
 
 /// Longer than a worker may be silent before its stream is closed (4 s), and than a lease
 /// outlives a lost worker (5 s).
-const LONG: Duration = Duration::from_secs(11);
+const PAST_ALL_TIMEOUTS: Duration = Duration::from_secs(11);
 
 #[test]
-fn a_worker_that_drains_lets_its_sessions_end_by_themselves() {
+fn draining_worker_lets_sessions_finish() {
     let mut cluster = Cluster::start(&[]);
     cluster.add_worker_with("flex", &["--drain-seconds", "120"]);
     cluster.wait_for_workers(1);
@@ -39,7 +39,7 @@ fn a_worker_that_drains_lets_its_sessions_end_by_themselves() {
     });
     let refused = cluster.pool().lease(LeaseRequest::devices(1));
     assert!(refused.is_err(), "a worker that drains gets no new lease");
-    let until = Instant::now() + LONG;
+    let until = Instant::now() + PAST_ALL_TIMEOUTS;
     let mut weight = Tensor::<1>::zeros([4], &device);
     let mut steps = 0_u16;
     while Instant::now() < until {
@@ -63,19 +63,19 @@ fn a_worker_that_drains_lets_its_sessions_end_by_themselves() {
 }
 
 #[test]
-fn a_worker_ends_its_sessions_when_its_time_to_drain_is_over() {
+fn draining_worker_ends_sessions_at_the_deadline() {
     let mut cluster = Cluster::start(&[]);
     cluster.add_worker_with("flex", &["--drain-seconds", "6"]);
     cluster.wait_for_workers(1);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = lease.devices()[0].clone();
     let mut worker = cluster.workers.remove(0);
-    let told = Instant::now();
+    let signalled = Instant::now();
     worker.signal("TERM");
     let failed_after = loop {
         let sum = Tensor::<1>::ones([4], &device).sum().try_into_data();
         if sum.is_err() {
-            break told.elapsed();
+            break signalled.elapsed();
         }
         std::thread::sleep(Duration::from_millis(20));
     };
@@ -85,7 +85,7 @@ fn a_worker_ends_its_sessions_when_its_time_to_drain_is_over() {
 
 /// Time limit from a lease's grant to its first value. Waiting for the previous lease's ops
 /// would take longer.
-const SOON: Duration = Duration::from_secs(5);
+const FIRST_VALUE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Rows of the matrices of [`matmul`]: of those that measure this host's speed, and the
 /// largest size allowed.
@@ -143,7 +143,7 @@ fn is_free(device: &DeviceStatus) -> bool {
 }
 
 #[test]
-fn what_a_lease_leaves_behind_does_not_hold_up_the_next() {
+fn unfinished_ops_of_a_lease_do_not_delay_the_next() {
     /// Number of queued ops, and the approximate time of each: minutes in total.
     const QUEUED: u64 = 300;
     const EACH: Duration = Duration::from_millis(500);
@@ -151,7 +151,7 @@ fn what_a_lease_leaves_behind_does_not_hold_up_the_next() {
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
     let (attached, target, _session, before) = raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         let mut session = RawSession::open(&target).await.unwrap();
         let (matrix, size) = slow_matrix(&mut session, EACH).await;
@@ -185,7 +185,7 @@ fn what_a_lease_leaves_behind_does_not_hold_up_the_next() {
         };
         let release = client_message::Body::Release(release);
         raw::block(attached.send(release)).unwrap();
-        let until = Instant::now() + LONG;
+        let until = Instant::now() + PAST_ALL_TIMEOUTS;
         // A request waits for the device, so the device is never free.
         while !is_granted.load(Ordering::SeqCst) {
             let device = device(&pool, 0);
@@ -195,7 +195,10 @@ fn what_a_lease_leaves_behind_does_not_hold_up_the_next() {
             assert!(Instant::now() < until, "the next lease is not granted");
         }
         let first_value = next.join().unwrap();
-        assert!(first_value < SOON, "{first_value:?} after the grant");
+        assert!(
+            first_value < FIRST_VALUE_DEADLINE,
+            "{first_value:?} after the grant"
+        );
     });
     let done = device(&pool, 0).ops_executed - before;
     assert!(done < QUEUED, "{done} ops were carried out");
@@ -208,13 +211,16 @@ fn a_device_whose_lease_ended_is_not_free_before_its_op_has_ended() {
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
     let (attached, target, _session) = raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         let mut session = RawSession::open(&target).await.unwrap();
         let (matrix, size) = slow_matrix(&mut session, OP).await;
         let out = session.new_id();
         session.ops(&[matmul(matrix, out, size)]);
-        session.rest(Duration::from_millis(500)).await.unwrap();
+        session
+            .stay_connected(Duration::from_millis(500))
+            .await
+            .unwrap();
         (attached, target, session)
     });
     let lease_id = target.lease_id;
@@ -235,7 +241,7 @@ fn a_device_whose_lease_ended_is_not_free_before_its_op_has_ended() {
 }
 
 #[test]
-fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
+fn op_timeout_ends_only_its_session() {
     /// Several times the limit.
     const OP: Duration = Duration::from_secs(8);
 
@@ -244,7 +250,7 @@ fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
     cluster.wait_for_workers(1);
     let pool = cluster.pool();
     let (attached, target, mut session) = raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         let session = RawSession::open(&target).await.unwrap();
         (attached, target, session)
@@ -272,7 +278,7 @@ fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
             session.ops(&[matmul(matrix, out, size)]);
             session.end().await
         });
-        let Broken::Closed(error) = ended else {
+        let SessionError::Closed(error) = ended else {
             panic!("{ended}");
         };
         assert_eq!(error.code(), ErrorCode::Limit, "{error}");
@@ -311,7 +317,7 @@ fn an_op_beyond_its_limit_ends_its_session_and_no_other() {
 }
 
 #[test]
-fn a_worker_whose_device_does_not_come_back_starts_again() {
+fn worker_restarts_if_a_device_does_not_recover() {
     /// Much longer than the 4 s after which the worker gives up the device.
     const OP: Duration = Duration::from_secs(15);
 
@@ -320,7 +326,7 @@ fn a_worker_whose_device_does_not_come_back_starts_again() {
     cluster.wait_for_workers(1);
     let pool = cluster.pool();
     let ended = raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         let mut session = RawSession::open(&target).await.unwrap();
         let (matrix, size) = slow_matrix(&mut session, OP).await;
@@ -328,7 +334,7 @@ fn a_worker_whose_device_does_not_come_back_starts_again() {
         session.ops(&[matmul(matrix, out, size)]);
         session.end().await
     });
-    assert!(matches!(ended, Broken::Closed(_)), "{ended}");
+    assert!(matches!(ended, SessionError::Closed(_)), "{ended}");
     let (id, words) = (cluster.workers[0].id(), "starting this worker again");
     cluster.wait("the new start", || cluster.workers[0].log().contains(words));
     cluster.wait("the worker to be back", || {

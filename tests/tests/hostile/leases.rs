@@ -12,11 +12,11 @@ use tensord_client::LeaseRequest;
 use tensord_proto::v1::{ClientHello, Error, ErrorCode, LeaseClaims, pool_message};
 use tensord_tests::{
     cluster::Cluster,
-    raw::{self, Attached, RawSession, Target},
+    raw::{self, ClientStream, RawSession, Target},
 };
 
 /// Timeout for any single step, long enough for a slow machine.
-const HANG: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the worker's error for a token that it does not admit.
 async fn rejected(target: &Target) -> Error {
@@ -37,17 +37,17 @@ fn assert_lease_error(error: &Error) {
 }
 
 #[test]
-fn a_token_kept_over_a_restart_of_the_scheduler_opens_nothing() {
+fn token_of_an_ended_lease_opens_nothing_after_restart() {
     let mut cluster = Cluster::start(&["flex"]);
     let old = raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         attached.lease(1).await.unwrap().remove(0)
     });
     // No client claims the lease at the new scheduler, which grants its device again.
     cluster.restart_scheduler_with(&[]);
     cluster.wait_for_workers(1);
     raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         assert_eq!(target.worker_id, old.worker_id);
         // Before the worker has learned of the new lease, and after.
@@ -60,11 +60,11 @@ fn a_token_kept_over_a_restart_of_the_scheduler_opens_nothing() {
 }
 
 #[test]
-fn a_token_is_as_worthless_after_hundreds_of_leases_as_after_its_own() {
+fn token_of_an_ended_lease_stays_invalid() {
     const LEASES: usize = 400;
     let cluster = Cluster::start(&["flex"]);
     raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let old = attached.lease(1).await.unwrap().remove(0);
         let mut session = RawSession::open(&old).await.unwrap();
         works(&mut session).await;
@@ -95,22 +95,25 @@ fn now_ms() -> u64 {
 }
 
 #[test]
-fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
+fn expired_lease_token_opens_nothing_and_ends_nothing() {
     let mut cluster = Cluster::start(&[]);
     cluster.restart_scheduler_with(&["--lease-token-seconds", "2"]);
     cluster.add_worker("flex");
     cluster.wait_for_workers(1);
     raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         let open = target.open();
         let opened = RawSession::open_with(&target, open.clone()).await;
         let mut session = opened.unwrap();
         works(&mut session).await;
-        let until = Instant::now() + HANG;
+        let until = Instant::now() + STEP_TIMEOUT;
         let refused = loop {
             assert!(Instant::now() < until, "the token never ends");
-            session.rest(Duration::from_millis(200)).await.unwrap();
+            session
+                .stay_connected(Duration::from_millis(200))
+                .await
+                .unwrap();
             match RawSession::open(&target).await {
                 // Closed at once, because the number of a lease's sessions is bounded.
                 Ok(another) => drop(another),
@@ -146,7 +149,7 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
 }
 
 #[test]
-fn a_scheduler_that_was_stopped_for_a_while_ends_nothing() {
+fn suspended_scheduler_ends_no_leases() {
     /// Longer than a worker's stream may be silent (4 s), and than a lease outlives a lost
     /// worker (5 s).
     const STOPPED: Duration = Duration::from_secs(12);
@@ -180,16 +183,16 @@ fn a_scheduler_that_was_stopped_for_a_while_ends_nothing() {
             .is_ok_and(|status| (status.workers.len(), status.leases) == (2, 1))
     });
     drop((weight, device, lease));
-    let again = LeaseRequest::devices(2).timeout(HANG);
+    let again = LeaseRequest::devices(2).timeout(STEP_TIMEOUT);
     pool.lease(again).expect("the lease is given back");
 }
 
 #[test]
-fn nobody_attaches_with_the_id_of_another_client() {
+fn client_id_is_bound_to_its_credential() {
     let cluster = Cluster::start(&["flex"]);
     raw::block(async {
         let hello = raw::hello();
-        let attached = Attached::with(cluster.client_url(), hello.clone()).await;
+        let attached = ClientStream::with(cluster.client_url(), hello.clone()).await;
         let mut attached = attached.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         let mut session = RawSession::open(&target).await.unwrap();
@@ -202,7 +205,7 @@ fn nobody_attaches_with_the_id_of_another_client() {
                     lease_tokens,
                     ..hello.clone()
                 };
-                let refused = Attached::with(cluster.client_url(), hello).await;
+                let refused = ClientStream::with(cluster.client_url(), hello).await;
                 let refused = refused.err().expect("it is another's id");
                 assert!(refused.message().contains("credential"), "{refused}");
             }

@@ -15,7 +15,7 @@ use tensord_transport::{Dialer, PoolUrl, TransportChoice, duplex, tls::Trust};
 use tokio::time::timeout;
 
 /// Timeout for any single step, long enough for a slow machine.
-const HANG: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A forged log line, and control sequences that a terminal would execute.
 const FORGED: &str = "tensord 1\n2026-01-01T00:00:00Z  WARN forged: all is lost\u{1b}[2J\r";
@@ -65,7 +65,7 @@ async fn attach(url: &str, software: String) -> tonic::Status {
 }
 
 #[test]
-fn what_a_program_calls_itself_forges_no_line_of_a_scheduler() {
+fn client_text_cannot_forge_scheduler_log_lines() {
     let cluster = Cluster::start(&[]);
     let scheduler = cluster.scheduler.as_ref().unwrap();
     let before = scheduler.log().len();
@@ -81,20 +81,20 @@ fn what_a_program_calls_itself_forges_no_line_of_a_scheduler() {
 
 async fn open(address: &str, trust: &Trust, software: String) {
     let dialer = Dialer::new(TransportChoice::Tcp);
-    let mut link = dialer.dial(address, trust, HANG).await.unwrap();
+    let mut link = dialer.dial(address, trust, STEP_TIMEOUT).await.unwrap();
     let open = Open {
         hello: Some(hello(software)),
         ..Open::default()
     };
     let open = duplex::encode(frame::Body::Open(open));
     link.sender.send(&[open]).await.unwrap();
-    let answer = timeout(HANG, link.receiver.recv()).await;
+    let answer = timeout(STEP_TIMEOUT, link.receiver.recv()).await;
     let answer = duplex::decode(answer.unwrap().unwrap().unwrap()).unwrap();
     assert!(matches!(answer.body, Some(frame::Body::Rejected(_))));
 }
 
 #[test]
-fn what_a_program_calls_itself_forges_no_line_of_a_worker() {
+fn client_text_cannot_forge_worker_log_lines() {
     let cluster = Cluster::start(&["flex"]);
     let worker = &cluster.workers[0];
     let address = Pool::connect(cluster.client_url())
@@ -113,7 +113,7 @@ fn what_a_program_calls_itself_forges_no_line_of_a_worker() {
 }
 
 #[test]
-fn wrong_tokens_fill_no_log() {
+fn wrong_tokens_do_not_flood_the_log() {
     const LASTING: Duration = Duration::from_secs(4);
     let cluster = Cluster::start(&[]);
     let scheduler = cluster.scheduler.as_ref().unwrap();

@@ -13,12 +13,12 @@ use burn_std::Slice;
 use tensord_proto::v1::{self, frame::Body};
 use tensord_tests::{
     cluster::Cluster,
-    meters::{Bound, Meters},
-    raw::{self, Attached, RawSession},
+    raw::{self, ClientStream, RawSession},
+    resource_usage::{Bound, ResourceUsage},
 };
 
 /// Memory that a session may take in addition to its account, in bytes.
-const BESIDE_BYTES: u64 = 8 << 20;
+const OVERHEAD_BYTES: u64 = 8 << 20;
 
 /// Memory of the device, in bytes.
 const DEVICE_BYTES: u64 = 128 << 20;
@@ -28,7 +28,7 @@ const LARGE: usize = 4 << 20;
 const LARGE_BYTES: u64 = 4 * LARGE as u64;
 
 /// Number of ops that a session runs before its test.
-const WARMING: u64 = 4;
+const WARMUP_OPS: u64 = 4;
 
 fn full(out: TensorIr) -> OperationIr {
     let value = ScalarIr::Float(1.0);
@@ -49,14 +49,14 @@ fn account(cluster: &Cluster) -> (u64, u64) {
 }
 
 /// A session on a device of its own, and the worker's usage before an attack.
-struct Scene {
+struct AttackFixture {
     cluster: Cluster,
-    _attached: Attached,
+    _attached: ClientStream,
     session: RawSession,
-    before: Meters,
+    before: ResourceUsage,
 }
 
-impl Scene {
+impl AttackFixture {
     fn new() -> Self {
         Self::of(DEVICE_BYTES)
     }
@@ -69,7 +69,7 @@ impl Scene {
         cluster.add_worker_with("flex", &more);
         cluster.wait_for_workers(1);
         let (attached, session) = raw::block(async {
-            let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+            let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
             let target = attached.lease(1).await.unwrap().remove(0);
             let mut session = RawSession::open(&target).await.unwrap();
             let warm = session.upload(&[1.0]);
@@ -83,7 +83,7 @@ impl Scene {
             session.sync().await.unwrap();
             (attached, session)
         });
-        let before = cluster.workers[0].meters();
+        let before = cluster.workers[0].resource_usage();
         Self {
             cluster,
             _attached: attached,
@@ -93,47 +93,47 @@ impl Scene {
     }
 
     /// Sends all queued frames and waits until the worker has executed them.
-    fn carry_out(&mut self) {
+    fn flush_and_sync(&mut self) {
         // A fault of an op that did not fit is expected.
         raw::block(self.session.sync()).unwrap();
     }
 
     /// Checks that the worker's resident memory grows by at most its account and
-    /// `BESIDE_BYTES`, and that the account does not exceed the device by more than
-    /// `BESIDE_BYTES`.
-    fn is_bounded(&self) {
+    /// `OVERHEAD_BYTES`, and that the account does not exceed the device by more than
+    /// `OVERHEAD_BYTES`.
+    fn assert_bounded(&self) {
         let worker = &self.cluster.workers[0];
         self.cluster
             .wait("resident memory as the account says", || {
                 let (bytes, _) = account(&self.cluster);
                 assert!(
-                    bytes <= DEVICE_BYTES + BESIDE_BYTES,
+                    bytes <= DEVICE_BYTES + OVERHEAD_BYTES,
                     "{bytes} in the account"
                 );
-                let resident = worker.meters().resident_bytes;
-                resident <= self.before.resident_bytes + bytes + BESIDE_BYTES
+                let resident = worker.resource_usage().resident_bytes;
+                resident <= self.before.resident_bytes + bytes + OVERHEAD_BYTES
             });
     }
 
     /// Ends the session and checks that the worker releases all its memory.
-    fn end(mut self) {
+    fn end_and_check_released(mut self) {
         raw::block(async {
             self.session.push(Body::Close(v1::Close {}));
             self.session.end().await
         });
         let bound = Bound {
-            resident_bytes: 2 * BESIDE_BYTES,
+            resident_bytes: 2 * OVERHEAD_BYTES,
             ..Bound::default()
         };
-        self.cluster.workers[0].settled(&self.before, bound);
+        self.cluster.workers[0].wait_until_settled(&self.before, bound);
         let is_empty = || account(&self.cluster).0 == 0;
         self.cluster.wait("an empty account", is_empty);
     }
 }
 
 #[test]
-fn a_second_name_is_no_way_around_the_account() {
-    let mut scene = Scene::new();
+fn aliases_do_not_evade_memory_accounting() {
+    let mut scene = AttackFixture::new();
     let session = &mut scene.session;
     for _ in 0..40 {
         let (first, second) = (session.new_id(), session.new_id());
@@ -145,18 +145,18 @@ fn a_second_name_is_no_way_around_the_account() {
         session.push_made(second, alias);
         session.ops(&[drop_of(&raw::tensor(first, &[LARGE]))]);
     }
-    scene.carry_out();
-    scene.is_bounded();
+    scene.flush_and_sync();
+    scene.assert_bounded();
     assert!(
         account(&scene.cluster).0 >= 7 * LARGE_BYTES,
         "what fits is there"
     );
-    scene.end();
+    scene.end_and_check_released();
 }
 
 #[test]
-fn a_slice_that_outlives_its_tensor_is_charged_for_it() {
-    let mut scene = Scene::new();
+fn slice_is_charged_for_the_storage_it_keeps() {
+    let mut scene = AttackFixture::new();
     let session = &mut scene.session;
     let mut slices = Vec::new();
     for _ in 0..40 {
@@ -173,8 +173,8 @@ fn a_slice_that_outlives_its_tensor_is_charged_for_it() {
         ]);
         slices.push(raw::tensor(slice, &[1]));
     }
-    scene.carry_out();
-    scene.is_bounded();
+    scene.flush_and_sync();
+    scene.assert_bounded();
     let session = &mut scene.session;
     let first = raw::block(session.fetch(&slices[0])).unwrap().unwrap();
     assert_eq!(raw::floats(&first), [1.0]);
@@ -185,17 +185,17 @@ fn a_slice_that_outlives_its_tensor_is_charged_for_it() {
     session.ops(&drops);
     let id = session.new_id();
     session.ops(&[full(raw::out(id, &[LARGE]))]);
-    scene.carry_out();
+    scene.flush_and_sync();
     scene.cluster.wait("room", || {
         let bytes = account(&scene.cluster).0;
         (LARGE_BYTES..2 * LARGE_BYTES).contains(&bytes)
     });
-    scene.end();
+    scene.end_and_check_released();
 }
 
 #[test]
-fn faults_and_their_texts_are_charged_and_cut() {
-    let mut scene = Scene::new();
+fn fault_texts_are_charged_and_truncated() {
+    let mut scene = AttackFixture::new();
     let session = &mut scene.session;
     let poison = |id, reason: String| {
         let fault = v1::Fault {
@@ -220,28 +220,28 @@ fn faults_and_their_texts_are_charged_and_cut() {
         }
         raw::block(session.flush()).unwrap();
     }
-    scene.carry_out();
-    scene.is_bounded();
-    scene.end();
+    scene.flush_and_sync();
+    scene.assert_bounded();
+    scene.end_and_check_released();
 }
 
 #[test]
 fn empty_tensors_are_charged() {
-    let mut scene = Scene::new();
+    let mut scene = AttackFixture::new();
     let session = &mut scene.session;
     for _ in 0..100 {
         let mut out = || full(raw::out(session.new_id(), &[0]));
         let ops: Vec<_> = (0..4000).map(|_| out()).collect();
         session.ops(&ops);
     }
-    scene.carry_out();
-    scene.is_bounded();
-    scene.end();
+    scene.flush_and_sync();
+    scene.assert_bounded();
+    scene.end_and_check_released();
 }
 
 #[test]
-fn answers_that_nobody_takes_are_charged() {
-    let mut scene = Scene::new();
+fn unread_replies_are_charged() {
+    let mut scene = AttackFixture::new();
     let session = &mut scene.session;
     // Each tensor takes more than half of the device. The first is read for the last time,
     // and its bytes wait for a track that is never opened.
@@ -250,23 +250,23 @@ fn answers_that_nobody_takes_are_charged() {
     session.ops(&[full(raw::out(first, &[elements]))]);
     session.reads(&[raw::last(&raw::tensor(first, &[elements]))]);
     session.ops(&[full(raw::out(second, &[elements]))]);
-    raw::block(session.rest(Duration::from_millis(500))).unwrap();
-    let all = WARMING + 2;
+    raw::block(session.stay_connected(Duration::from_millis(500))).unwrap();
+    let all = WARMUP_OPS + 2;
     scene
         .cluster
         .wait("the ops", || account(&scene.cluster).1 == all);
-    scene.is_bounded();
+    scene.assert_bounded();
     assert!(
         account(&scene.cluster).0 < 6 * LARGE_BYTES,
         "one of them alone"
     );
-    scene.end();
+    scene.end_and_check_released();
 }
 
 #[test]
-fn an_idle_worker_gives_back_what_a_lease_had() {
+fn idle_worker_returns_memory_of_ended_leases() {
     const GIB: u64 = 1 << 30;
-    let mut scene = Scene::of(GIB + (256 << 20));
+    let mut scene = AttackFixture::of(GIB + (256 << 20));
     let session = &mut scene.session;
     for _ in 0..GIB / LARGE_BYTES {
         let id = session.new_id();
@@ -278,9 +278,9 @@ fn an_idle_worker_gives_back_what_a_lease_had() {
         let ops: Vec<_> = (0..2000).map(|_| out()).collect();
         session.ops(&ops);
     }
-    scene.carry_out();
+    scene.flush_and_sync();
     let (worker, before) = (&scene.cluster.workers[0], scene.before);
-    let peak = worker.meters();
+    let peak = worker.resource_usage();
     assert!(peak.resident_bytes > before.resident_bytes + GIB, "{peak}");
     let session = &mut scene.session;
     raw::block(async {
@@ -292,6 +292,6 @@ fn an_idle_worker_gives_back_what_a_lease_had() {
         resident_bytes: GIB / 16,
         ..Bound::default()
     };
-    let after = worker.settled(&before, bound);
+    let after = worker.wait_until_settled(&before, bound);
     println!("{before}; {peak}; {after} after {:?}", ended.elapsed());
 }

@@ -10,7 +10,7 @@ use burn_ir::{Conv1dOpIr, Conv1dOptionsIr};
 use tensord_proto::v1::FaultKind;
 use tensord_tests::{
     cluster::Cluster,
-    raw::{self, Attached, RawSession},
+    raw::{self, ClientStream, RawSession},
 };
 
 fn base(op: BaseOperationIr) -> OperationIr {
@@ -53,28 +53,28 @@ fn indices(session: &mut RawSession, values: &[i64]) -> TensorIr {
 }
 
 /// Sessions of two leases on one worker. The first one attacks.
-struct Two {
+struct TwoSessions {
     attacker: RawSession,
     innocent: RawSession,
-    precious: TensorIr,
+    victim_tensor: TensorIr,
     cluster: Cluster,
-    _attached: Attached,
+    _attached: ClientStream,
 }
 
-impl Two {
+impl TwoSessions {
     async fn start() -> Self {
         let cluster = tokio::task::spawn_blocking(|| Cluster::start(&["flex*2"]));
         let cluster = cluster.await.unwrap();
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let attacker = attached.lease(1).await.unwrap().remove(0);
         let innocent = attached.lease(1).await.unwrap().remove(0);
         let attacker = RawSession::open(&attacker).await.unwrap();
         let mut innocent = RawSession::open(&innocent).await.unwrap();
-        let precious = innocent.upload(&[1.0, 2.0, 3.0]);
+        let victim_tensor = innocent.upload(&[1.0, 2.0, 3.0]);
         Self {
             attacker,
             innocent,
-            precious,
+            victim_tensor,
             cluster,
             _attached: attached,
         }
@@ -82,7 +82,7 @@ impl Two {
 
     /// Checks that the output of the attacker's op, and an output that depends on it, are
     /// faults of `kind`, and that both sessions go on.
-    async fn refused(&mut self, op: OperationIr, kind: FaultKind, reason: &str) {
+    async fn assert_refused(&mut self, op: OperationIr, kind: FaultKind, reason: &str) {
         let out = op.outputs().next().unwrap().clone();
         let read = raw::tensor(out.id.value(), out.shape.as_slice());
         let heir = self.attacker.new_id();
@@ -94,13 +94,13 @@ impl Two {
             assert_eq!(fault.kind(), kind, "{fault}");
             assert!(fault.reason.contains(reason), "{fault}");
         }
-        self.both_go_on().await;
+        self.assert_both_work().await;
     }
 
-    async fn both_go_on(&mut self) {
+    async fn assert_both_work(&mut self) {
         for (session, source) in [
             (&mut self.attacker, None),
-            (&mut self.innocent, Some(self.precious.clone())),
+            (&mut self.innocent, Some(self.victim_tensor.clone())),
         ] {
             let source = source.unwrap_or_else(|| session.upload(&[1.0, 2.0, 3.0]));
             let id = session.new_id();
@@ -119,9 +119,9 @@ impl Two {
 }
 
 #[test]
-fn a_product_of_batches_that_do_not_fit_reads_no_foreign_memory() {
+fn matmul_with_mismatched_batches_reads_no_other_memory() {
     raw::block(async {
-        let mut two = Two::start().await;
+        let mut two = TwoSessions::start().await;
         // As observed: 64 batches of one number, multiplied with two rows. The kernel read
         // the memory after the second row.
         let lhs = shaped(&mut two.attacker, &[1.0; 64], &[64, 1, 1]);
@@ -131,7 +131,7 @@ fn a_product_of_batches_that_do_not_fit_reads_no_foreign_memory() {
             let out = raw::out(two.attacker.new_id(), &[out_batches, 1, 8]);
             let op = matmul(&lhs, &rhs, &out);
             let reason = "batches of 64 and 2";
-            two.refused(op, FaultKind::Mismatch, reason).await;
+            two.assert_refused(op, FaultKind::Mismatch, reason).await;
         }
         // A view that starts beyond its tensor; the same kernel would start reading there.
         let twice = raw::out(two.attacker.new_id(), &[64, 1, 1]);
@@ -141,43 +141,45 @@ fn a_product_of_batches_that_do_not_fit_reads_no_foreign_memory() {
             axes: vec![0, 0],
         });
         let reason = "axis 0 comes twice";
-        two.refused(base(flip), FaultKind::Mismatch, reason).await;
+        two.assert_refused(base(flip), FaultKind::Mismatch, reason)
+            .await;
         two.end().await;
     });
 }
 
 #[test]
-fn a_repeat_beyond_any_memory_leaves_the_worker_up() {
+fn oversized_repeat_does_not_crash_the_worker() {
     raw::block(async {
-        let mut two = Two::start().await;
+        let mut two = TwoSessions::start().await;
         let four = two.attacker.upload(&[1.0; 4]);
         // As observed: the declared output has the wrong shape.
         let out = raw::out(two.attacker.new_id(), &[4]);
         let op = repeat(&four, 1 << 44, &out);
-        two.refused(op, FaultKind::Mismatch, "declared is [4]")
+        two.assert_refused(op, FaultKind::Mismatch, "declared is [4]")
             .await;
         // The declared shape is right.
         let out = raw::out(two.attacker.new_id(), &[4 << 44]);
         let op = repeat(&four, 1 << 44, &out);
-        two.refused(op, FaultKind::OutOfMemory, "asked").await;
+        two.assert_refused(op, FaultKind::OutOfMemory, "asked")
+            .await;
         let out = raw::out(two.attacker.new_id(), &[4]);
         let op = repeat(&four, usize::MAX, &out);
-        two.refused(op, FaultKind::OutOfMemory, "cannot be addressed")
+        two.assert_refused(op, FaultKind::OutOfMemory, "cannot be addressed")
             .await;
         // An empty tensor, repeated a huge number of times.
         let nothing = shaped(&mut two.attacker, &[], &[0]);
         let out = raw::out(two.attacker.new_id(), &[0]);
         let op = repeat(&nothing, 1 << 44, &out);
-        two.refused(op, FaultKind::OutOfMemory, "beyond any device")
+        two.assert_refused(op, FaultKind::OutOfMemory, "beyond any device")
             .await;
         two.end().await;
     });
 }
 
 #[test]
-fn a_weight_of_more_channels_than_its_input_reads_no_foreign_memory() {
+fn convolution_with_excess_channels_reads_no_other_memory() {
     raw::block(async {
-        let mut two = Two::start().await;
+        let mut two = TwoSessions::start().await;
         let x = shaped(&mut two.attacker, &[1.0; 8], &[1, 2, 4]);
         let weight = shaped(&mut two.attacker, &[1.0; 64], &[1, 64, 1]);
         let out = raw::out(two.attacker.new_id(), &[1, 1, 4]);
@@ -195,15 +197,15 @@ fn a_weight_of_more_channels_than_its_input_reads_no_foreign_memory() {
         };
         let op = OperationIr::Module(ModuleOperationIr::Conv1d(conv));
         let reason = "a weight [1, 64, 1] in 1 groups for an input [1, 2, 4]";
-        two.refused(op, FaultKind::Mismatch, reason).await;
+        two.assert_refused(op, FaultKind::Mismatch, reason).await;
         two.end().await;
     });
 }
 
 #[test]
-fn indices_beyond_their_tensor_reach_no_foreign_memory() {
+fn out_of_bounds_indices_reach_no_other_memory() {
     raw::block(async {
-        let mut two = Two::start().await;
+        let mut two = TwoSessions::start().await;
         let row = two.attacker.upload(&[1.0, 2.0, 3.0]);
         for beyond in [3, -1, 1 << 40, i64::MIN, i64::MAX] {
             let at = indices(&mut two.attacker, &[0, beyond]);
@@ -215,7 +217,8 @@ fn indices_beyond_their_tensor_reach_no_foreign_memory() {
                 out,
             });
             let reason = "out of bounds";
-            two.refused(base(gather), FaultKind::Panic, reason).await;
+            two.assert_refused(base(gather), FaultKind::Panic, reason)
+                .await;
             let value = two.attacker.upload(&[7.0, 7.0]);
             let out = raw::out(two.attacker.new_id(), &[3]);
             let scatter = BaseOperationIr::Scatter(ScatterOpIr {
@@ -226,7 +229,8 @@ fn indices_beyond_their_tensor_reach_no_foreign_memory() {
                 update: IndexingUpdateOp::Add,
                 out,
             });
-            two.refused(base(scatter), FaultKind::Panic, reason).await;
+            two.assert_refused(base(scatter), FaultKind::Panic, reason)
+                .await;
         }
         two.end().await;
     });

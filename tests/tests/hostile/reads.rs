@@ -3,14 +3,14 @@
 use tensord_proto::v1::FaultKind;
 use tensord_tests::{
     cluster::Cluster,
-    raw::{self, Attached, RawSession},
+    raw::{self, ClientStream, RawSession},
 };
 
 #[test]
 fn a_read_of_an_unknown_tensor_is_a_fault_and_the_session_goes_on() {
     let cluster = Cluster::start(&["flex"]);
     raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);
         let mut session = RawSession::open(&target).await.unwrap();
         let unknown = raw::tensor(7, &[2]);

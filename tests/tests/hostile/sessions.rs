@@ -3,10 +3,10 @@
 use tensord_proto::v1::{ErrorCode, Open};
 use tensord_tests::{
     cluster::Cluster,
-    raw::{self, Attached, Broken, RawSession},
+    raw::{self, ClientStream, RawSession, SessionError},
 };
 
-fn is_turned_away(broken: &Broken) {
+fn assert_rejected(broken: &SessionError) {
     let error = broken
         .error()
         .unwrap_or_else(|| panic!("no word: {broken}"));
@@ -15,10 +15,10 @@ fn is_turned_away(broken: &Broken) {
 }
 
 #[test]
-fn a_session_is_resumed_by_the_device_it_is_on_alone() {
+fn session_can_only_be_resumed_on_its_device() {
     let cluster = Cluster::start(&["flex*2"]);
     raw::block(async {
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let targets = attached.lease(2).await.unwrap();
         let [own, other] = &targets[..] else {
             panic!("two devices");
@@ -44,7 +44,7 @@ fn a_session_is_resumed_by_the_device_it_is_on_alone() {
         };
         for opening in [of_other, resuming, bulk] {
             let opened = RawSession::open_with(other, opening).await;
-            is_turned_away(&opened.expect_err("it is turned away"));
+            assert_rejected(&opened.expect_err("it is turned away"));
         }
         session.resume(own, open).await.unwrap();
         let value = session.fetch(&tensor).await.unwrap().unwrap();

@@ -11,7 +11,7 @@ use tensord_proto::{
 };
 use tensord_tests::{
     cluster::{Cluster, Process},
-    raw::{self, Attached, RawSession, Target},
+    raw::{self, ClientStream, RawSession, Target},
 };
 use tokio::time::sleep;
 
@@ -35,15 +35,15 @@ fn url_of(cluster: &Cluster, tenant: &str) -> String {
     })
 }
 
-async fn target(url: &str) -> (Attached, Target) {
-    let mut attached = Attached::to(url).await.unwrap();
+async fn target(url: &str) -> (ClientStream, Target) {
+    let mut attached = ClientStream::to(url).await.unwrap();
     let target = attached.lease(1).await.unwrap().remove(0);
     (attached, target)
 }
 
 /// Opens a session at `target` and returns it with the hashes that the worker offers, which
 /// arrive before all else.
-async fn offered(target: &Target) -> (RawSession, Vec<Hash>) {
+async fn open_with_offer(target: &Target) -> (RawSession, Vec<Hash>) {
     let mut session = RawSession::open(target).await.unwrap();
     let probe = session.upload(&[1.0]);
     session.reads(std::slice::from_ref(&probe));
@@ -80,9 +80,9 @@ async fn leave_secret(target: &Target) {
 
 /// Waits until a new session at `target` is offered anything. Returns the session and the
 /// hashes.
-async fn awaited(target: &Target) -> (RawSession, Vec<Hash>) {
+async fn wait_for_offer(target: &Target) -> (RawSession, Vec<Hash>) {
     loop {
-        let (mut session, offered) = offered(target).await;
+        let (mut session, offered) = open_with_offer(target).await;
         if !offered.is_empty() {
             return (session, offered);
         }
@@ -93,23 +93,23 @@ async fn awaited(target: &Target) -> (RawSession, Vec<Hash>) {
     }
 }
 
-/// Reads the upload at index `place` of the worker's offer.
-async fn read_held(session: &mut RawSession, place: u32) -> Vec<f32> {
+/// Reads the upload at index `index` of the worker's offer.
+async fn read_held(session: &mut RawSession, index: u32) -> Vec<f32> {
     let id = session.new_id();
-    let held = Entry::Upload(Content::Held(place));
+    let held = Entry::Upload(Content::Held(index));
     let tensor = session.upload_from(secret(id), &[held]);
     raw::floats(&session.fetch(&tensor).await.unwrap().unwrap())
 }
 
 #[test]
-fn another_tenant_finds_nothing_and_can_name_nothing() {
+fn kept_uploads_are_hidden_from_other_tenants() {
     let cluster = Cluster::start(&["flex*2"]);
     let (red, blue) = (url_of(&cluster, "red"), url_of(&cluster, "blue"));
     raw::block(async {
         let (_red, red) = target(&red).await;
         let (_blue, blue) = target(&blue).await;
         leave_secret(&red).await;
-        let (mut session, found) = awaited(&red).await;
+        let (mut session, found) = wait_for_offer(&red).await;
         assert_eq!(
             found,
             [hash(&secret_bytes())],
@@ -121,7 +121,7 @@ fn another_tenant_finds_nothing_and_can_name_nothing() {
         let last = MAX_HELD as u32 - 1;
         let guesses = [0, 1, last].map(Content::Held);
         for guess in guesses.into_iter().chain([Content::Slot(0)]) {
-            let (mut session, found) = offered(&blue).await;
+            let (mut session, found) = open_with_offer(&blue).await;
             assert!(found.is_empty(), "{found:?}");
             let id = session.new_id();
             let tensor = session.upload_from(secret(id), &[Entry::Upload(guess.clone())]);
@@ -136,20 +136,20 @@ fn another_tenant_finds_nothing_and_can_name_nothing() {
         // Having the same bytes reveals nothing about the first tenant: each tenant has its
         // own store.
         leave_secret(&blue).await;
-        let (mut session, found) = awaited(&blue).await;
+        let (mut session, found) = wait_for_offer(&blue).await;
         assert_eq!(found, [hash(&secret_bytes())]);
         assert_eq!(read_held(&mut session, 0).await, SECRET);
     });
 }
 
 #[test]
-fn programs_of_one_tenant_share_what_is_kept() {
+fn programs_of_one_tenant_share_kept_uploads() {
     let cluster = Cluster::start(&["flex*2"]);
     raw::block(async {
         let (_first, first) = target(cluster.client_url()).await;
         let (_second, second) = target(cluster.client_url()).await;
         leave_secret(&first).await;
-        let (mut session, found) = awaited(&second).await;
+        let (mut session, found) = wait_for_offer(&second).await;
         assert_eq!(found, [hash(&secret_bytes())]);
         assert_eq!(read_held(&mut session, 0).await, SECRET);
     });

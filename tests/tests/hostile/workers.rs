@@ -12,14 +12,14 @@ use tensord_proto::{
 };
 use tensord_tests::{
     cluster::{Cluster, Process, binary},
-    raw::{self, Attached, RawSession, RawWorker, Target, carriers, join_over},
+    raw::{self, ClientStream, RawSession, RawWorker, Target, carriers, join_over},
     training::{Mlp, losses},
 };
 use tensord_transport::{Dialer, duplex::Duplex, identity::worker_id};
 use tokio::time::timeout;
 
 /// Timeout for any single step, long enough for a slow machine.
-const HANG: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 const STEPS: usize = 12;
 
@@ -41,15 +41,15 @@ fn url_in(text: &str) -> String {
 }
 
 /// Leases a device of the worker that is trained on, with a raw client.
-async fn leased(cluster: &Cluster) -> (Attached, Target) {
-    let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+async fn leased(cluster: &Cluster) -> (ClientStream, Target) {
+    let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
     let target = attached.lease(1).await.unwrap().remove(0);
     (attached, target)
 }
 
 /// Trains on a device of the only worker, with `attack` in the middle. The losses must
 /// equal those of an undisturbed training.
-fn training_beside(cluster: &Cluster, attack: impl FnOnce()) {
+fn train_during(cluster: &Cluster, attack: impl FnOnce()) {
     let pool = cluster.pool();
     let run = |attack: &mut dyn FnMut(usize)| {
         let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
@@ -68,9 +68,9 @@ fn training_beside(cluster: &Cluster, attack: impl FnOnce()) {
 }
 
 #[test]
-fn nobody_with_the_workers_url_takes_the_place_of_a_live_worker() {
+fn worker_url_cannot_replace_a_live_worker() {
     let cluster = Cluster::start(&["flex*2"]);
-    training_beside(&cluster, || {
+    train_during(&cluster, || {
         raw::block(async {
             let (_attached, victim) = leased(&cluster).await;
             let join = async |change: &dyn Fn(&mut RawWorker)| {
@@ -114,9 +114,9 @@ fn nobody_with_the_workers_url_takes_the_place_of_a_live_worker() {
 }
 
 #[test]
-fn a_rogue_that_enrols_under_a_name_of_its_own_gets_no_more_than_its_own_place() {
+fn rogue_worker_gets_only_its_own_enrolment() {
     let cluster = Cluster::start(&["flex*2"]);
-    training_beside(&cluster, || {
+    train_during(&cluster, || {
         raw::block(async {
             let mut rogue = RawWorker::new("rogue", 1);
             let first = rogue.join(cluster.worker_url()).await.unwrap();
@@ -162,7 +162,7 @@ fn a_token_enrols_as_many_workers_as_it_says() {
         Process::start(&args, &env, cluster.path(&format!("{name}.log")))
     };
     let turned_away = |mut process: Process, expected: &str| {
-        assert_eq!(process.exit_code(HANG), Some(1));
+        assert_eq!(process.exit_code(STEP_TIMEOUT), Some(1));
         let log = process.log();
         let error = log.lines().find(|line| line.starts_with("error: "));
         assert!(error.is_some_and(|line| line.contains(expected)), "{log}");
@@ -179,8 +179,8 @@ fn a_token_enrols_as_many_workers_as_it_says() {
 }
 
 /// Leases a device on each of two workers, and opens a session of `cohort` on each.
-async fn gang(cluster: &Cluster, cohort: u64) -> (Attached, Vec<Target>, Vec<RawSession>) {
-    let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+async fn gang(cluster: &Cluster, cohort: u64) -> (ClientStream, Vec<Target>, Vec<RawSession>) {
+    let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
     let targets = attached.lease(2).await.unwrap();
     let mut sessions = Vec::new();
     for target in &targets {
@@ -205,7 +205,7 @@ fn join(cohort: u64, from: &Target, to: &Target) -> Join {
 
 /// All workers and programs of a lease have its token, so the token proves nothing.
 #[test]
-fn a_host_of_a_gang_cannot_pretend_to_be_another_worker_of_it() {
+fn worker_cannot_impersonate_another_in_its_lease() {
     let cluster = Cluster::start(&["flex", "flex"]);
     raw::block(async {
         let (_attached, targets, _sessions) = gang(&cluster, 5).await;
@@ -230,12 +230,12 @@ fn a_host_of_a_gang_cannot_pretend_to_be_another_worker_of_it() {
 /// One worker of the lease belongs to the test. The other one accepts its frames until a
 /// frame breaks a rule, and then accepts no more connections from it.
 #[test]
-fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
+fn peer_worker_that_breaks_a_rule_is_disconnected() {
     let cluster = Cluster::start(&["flex"]);
     raw::block(async {
         let rogue = RawWorker::new("rogue", 1);
         let _registered = rogue.join(cluster.worker_url()).await.unwrap();
-        let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let targets = attached.lease(2).await.unwrap();
         let own = |target: &&Target| target.worker_id == rogue.register.worker_id;
         let from = targets.iter().find(own).expect("a device of each");
@@ -256,7 +256,7 @@ fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
         }));
         let frame = duplex.next_to_send().unwrap();
         link.sender.send(&frame).await.unwrap();
-        let over = timeout(HANG, async {
+        let over = timeout(STEP_TIMEOUT, async {
             while let Ok(Some(_)) = link.receiver.recv().await {}
         });
         over.await.expect("the link ends");
@@ -266,7 +266,7 @@ fn a_worker_that_breaks_a_rule_is_not_listened_to_any_more() {
                 Err(error) => break error,
                 // The reader that ends the link records the reason a moment before or
                 // after.
-                Ok(_) => assert!(started.elapsed() < HANG, "it may go on"),
+                Ok(_) => assert!(started.elapsed() < STEP_TIMEOUT, "it may go on"),
             }
         };
         let expected = "worker rogue at 127.0.0.1:9 broke a rule between workers";

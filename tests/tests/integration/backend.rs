@@ -65,7 +65,7 @@ fn an_unknown_tensor_is_a_fault_that_says_so() {
 }
 
 #[test]
-fn aliases_are_tensors_of_their_own() {
+fn aliases_are_independent_tensors() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = lease.backend_devices()[0];

@@ -34,7 +34,7 @@ fn connect_error(url: &str) -> ConnectError {
 }
 
 #[test]
-fn each_way_of_not_connecting_has_its_own_error_within_five_seconds() {
+fn connection_failures_have_distinct_errors_within_five_seconds() {
     let cluster = Cluster::start(&[]);
     let url: PoolUrl = cluster.client_url().parse().unwrap();
     assert!(matches!(
@@ -91,7 +91,7 @@ fn each_way_of_not_connecting_has_its_own_error_within_five_seconds() {
 }
 
 #[tokio::test]
-async fn another_version_is_told_both_versions_by_the_scheduler() {
+async fn scheduler_version_mismatch_error_names_both_versions() {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(&[]))
         .await
         .unwrap();
@@ -125,7 +125,7 @@ async fn another_version_is_told_both_versions_by_the_scheduler() {
             Err(status) => status,
             Ok(stream) => stream.into_inner().message().await.unwrap_err(),
         };
-        let error = ConnectError::Broken {
+        let error = ConnectError::CallFailed {
             pool: "x".into(),
             reason: status.message().into(),
         };
@@ -169,7 +169,7 @@ async fn rejections(address: &str, trust: &Trust, open: Open) -> Vec<tensord_pro
 }
 
 #[test]
-fn a_worker_survives_garbage_and_turns_away_who_may_not_come() {
+fn worker_survives_garbage_and_rejects_invalid_openings() {
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();

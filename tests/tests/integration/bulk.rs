@@ -26,7 +26,7 @@ fn lease_with(cluster: &Cluster, option: &str, switch: &FaultSwitch) -> Lease {
 }
 
 #[test]
-fn large_tensors_survive_every_cut_on_every_carrier() {
+fn large_tensors_survive_link_cuts_on_every_carrier() {
     let cluster = Cluster::start(&["flex"]);
     for option in [
         "transport=auto",
@@ -63,7 +63,7 @@ fn large_tensors_survive_every_cut_on_every_carrier() {
 }
 
 #[test]
-fn a_second_epoch_uploads_hardly_anything_and_nor_does_the_next_program() {
+fn repeated_uploads_are_cached_across_epochs_and_programs() {
     let cluster = Cluster::start(&["flex"]);
     let items: Vec<Vec<f32>> = (0..200)
         .map(|item| (0..784).map(|i| (item * 784 + i) as f32).collect())
@@ -100,7 +100,7 @@ fn a_second_epoch_uploads_hardly_anything_and_nor_does_the_next_program() {
 }
 
 #[test]
-fn a_program_far_ahead_of_its_worker_waits_with_its_uploads() {
+fn uploads_block_while_the_program_is_far_ahead() {
     let mut cluster = Cluster::start(&[]);
     cluster.add_worker_with("flex", &["--upload-cache", "0"]);
     cluster.wait_for_workers(1);

@@ -9,7 +9,7 @@ fn counted(elements: usize) -> Vec<f32> {
 }
 
 #[test]
-fn every_kind_comes_back_as_burn_itself_would_have_it() {
+fn every_kind_round_trips_as_in_burn() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let local = Device::flex();
@@ -43,7 +43,7 @@ fn every_kind_comes_back_as_burn_itself_would_have_it() {
 }
 
 #[test]
-fn gradients_flow_through_what_was_handed_over() {
+fn gradients_flow_through_staged_uploads() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = lease.devices()[0].clone().autodiff();
@@ -65,7 +65,7 @@ fn gradients_flow_through_what_was_handed_over() {
 }
 
 #[test]
-fn reads_that_are_asked_for_together_keep_their_places() {
+fn concurrent_reads_keep_their_order() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = &lease.devices()[0];
@@ -84,7 +84,7 @@ fn reads_that_are_asked_for_together_keep_their_places() {
 }
 
 #[test]
-fn many_reads_at_once_are_each_answered_with_their_own() {
+fn concurrent_reads_get_their_own_values() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = lease.devices()[0].clone();
@@ -118,7 +118,7 @@ fn many_reads_at_once_are_each_answered_with_their_own() {
 }
 
 #[test]
-fn a_read_that_nobody_waits_for_yet_is_on_its_way_and_may_be_given_up() {
+fn unawaited_read_is_sent_and_can_be_cancelled() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = lease.devices()[0].clone();
@@ -144,7 +144,7 @@ fn a_read_that_nobody_waits_for_yet_is_on_its_way_and_may_be_given_up() {
 }
 
 #[test]
-fn what_fails_says_why_and_what_is_gone_says_so() {
+fn failed_reads_name_the_cause() {
     let cluster = Cluster::start(&["flex"]);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let device = lease.devices()[0].clone();

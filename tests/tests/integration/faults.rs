@@ -22,7 +22,7 @@ fn panicking(device: &Device) -> Tensor<1> {
 }
 
 #[test]
-fn a_panic_of_the_backend_reaches_whoever_depends_on_it_and_nobody_else() {
+fn backend_panic_poisons_only_dependents() {
     let cluster = Cluster::start(&["flex*2"]);
     let pool = cluster.pool();
     let lease = pool.lease(LeaseRequest::devices(2)).unwrap();
@@ -53,7 +53,7 @@ fn a_panic_of_the_backend_reaches_whoever_depends_on_it_and_nobody_else() {
 }
 
 #[test]
-fn what_does_not_fit_is_a_fault_with_both_numbers() {
+fn out_of_memory_fault_names_the_requested_bytes() {
     let mut cluster = Cluster::start(&[]);
     cluster.add_worker_with("flex", &["--memory", "1MiB"]);
     cluster.wait_for_workers(1);
@@ -72,7 +72,7 @@ fn what_does_not_fit_is_a_fault_with_both_numbers() {
 }
 
 #[test]
-fn a_killed_worker_is_named_within_ten_seconds_and_another_takes_over() {
+fn killed_worker_is_named_within_ten_seconds_and_replaced() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let pool = cluster.pool();
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
@@ -97,7 +97,7 @@ fn a_killed_worker_is_named_within_ten_seconds_and_another_takes_over() {
 }
 
 /// Creates a lease whose links are controlled by a fault switch.
-fn behind_a_switch() -> (Cluster, FaultSwitch, Lease) {
+fn lease_with_fault_switch() -> (Cluster, FaultSwitch, Lease) {
     let cluster = Cluster::start(&["flex"]);
     let switch = FaultSwitch::default();
     let options = Options {
@@ -109,8 +109,8 @@ fn behind_a_switch() -> (Cluster, FaultSwitch, Lease) {
 }
 
 #[test]
-fn a_connection_that_falls_silent_is_replaced() {
-    let (_cluster, switch, lease) = behind_a_switch();
+fn silent_connection_is_replaced() {
+    let (_cluster, switch, lease) = lease_with_fault_switch();
     let tensor = ones(&lease.devices()[0]);
     assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
     switch.half_open();
@@ -124,8 +124,8 @@ fn a_connection_that_falls_silent_is_replaced() {
 }
 
 #[test]
-fn a_worker_that_is_cut_off_for_good_is_named_within_ten_seconds() {
-    let (_cluster, switch, lease) = behind_a_switch();
+fn unreachable_worker_is_named_within_ten_seconds() {
+    let (_cluster, switch, lease) = lease_with_fault_switch();
     let tensor = ones(&lease.devices()[0]);
     assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
     switch.half_open();
@@ -140,8 +140,8 @@ fn a_worker_that_is_cut_off_for_good_is_named_within_ten_seconds() {
 }
 
 #[test]
-fn frames_that_are_lost_are_sent_again() {
-    let (_cluster, switch, lease) = behind_a_switch();
+fn lost_frames_are_resent() {
+    let (_cluster, switch, lease) = lease_with_fault_switch();
     let mut tensor = ones(&lease.devices()[0]);
     for round in 1..=3 {
         switch.drop_next(2);

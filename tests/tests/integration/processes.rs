@@ -18,7 +18,7 @@ fn sum(device: &Device) -> Result<f32, String> {
 }
 
 #[test]
-fn a_restarted_scheduler_takes_its_workers_back_and_sessions_never_notice() {
+fn sessions_survive_a_scheduler_restart() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let pool = cluster.pool();
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
@@ -95,7 +95,7 @@ fn a_stock_program_works_through_the_gateway() {
 }
 
 #[test]
-fn processes_end_in_order_when_told_to() {
+fn processes_shut_down_in_order_on_request() {
     let mut cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
     let mut worker = cluster.workers.remove(0);

@@ -52,7 +52,7 @@ fn threads_and_leases_of_one_pool_do_not_disturb_each_other() {
 }
 
 #[test]
-fn what_the_pool_never_has_is_refused_and_what_is_busy_is_queued() {
+fn unsatisfiable_requests_are_refused_and_busy_ones_queued() {
     let cluster = Cluster::start(&["flex*2"]);
     let pool = cluster.pool();
     let refused = |request: LeaseRequest| match pool.lease(request).unwrap_err() {
@@ -85,9 +85,9 @@ fn what_the_pool_never_has_is_refused_and_what_is_busy_is_queued() {
         .map(|_| {
             let (pool, positions) = (cluster.pool(), positions.clone());
             std::thread::spawn(move || {
-                let told = move |position| positions.lock().unwrap().push(position);
+                let record_position = move |position| positions.lock().unwrap().push(position);
                 let lease = pool
-                    .lease(LeaseRequest::devices(2).on_queued(told))
+                    .lease(LeaseRequest::devices(2).on_queued(record_position))
                     .unwrap();
                 assert_eq!(sum_to(10, &lease.devices()[1]), 45.0);
             })
@@ -110,7 +110,7 @@ fn what_the_pool_never_has_is_refused_and_what_is_busy_is_queued() {
 /// Not a test: the program that the next test kills.
 #[test]
 #[ignore = "run as a child process"]
-fn a_program_that_never_ends() {
+fn helper_program_that_never_ends() {
     let pool = Pool::connect_env().unwrap();
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
     let device = &lease.devices()[0];
@@ -122,7 +122,7 @@ fn a_program_that_never_ends() {
 }
 
 #[test]
-fn a_killed_program_gives_its_devices_and_memory_back() {
+fn killed_program_releases_devices_and_memory() {
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();
     let before = usage(&pool);
@@ -132,7 +132,7 @@ fn a_killed_program_gives_its_devices_and_memory_back() {
             "--ignored",
             "--exact",
             "--nocapture",
-            "sharing::a_program_that_never_ends",
+            "sharing::helper_program_that_never_ends",
         ])
         .env("TENSORD_URL", cluster.client_url());
     let mut program = Process::spawn(program, cluster.path("program.log"));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use burn_ir::{TensorId, TensorIr};
 use tensord_proto::{
     MAX_READS_PER_FRAME,
-    bulk::{Gathered, Gathering},
+    bulk::{ChunkResult, PayloadAssembler},
     codec::{decode_tensor, decode_type},
     content::kept_cost,
     v1::{Fault, frame::Body},
@@ -128,7 +128,7 @@ pub(crate) struct Payloads {
     memory: Arc<DeviceMemory>,
     /// Maximum bytes of uploads that the session keeps.
     kept_bytes: u64,
-    gathering: Gathering<Result<SessionMemory, Refusal>>,
+    gathering: PayloadAssembler<Result<SessionMemory, Refusal>>,
 }
 
 impl Payloads {
@@ -136,13 +136,13 @@ impl Payloads {
         Self {
             memory,
             kept_bytes,
-            gathering: Gathering::default(),
+            gathering: PayloadAssembler::default(),
         }
     }
 
     /// Drops the payload that is partly received.
     pub(crate) fn clear(&mut self) {
-        self.gathering = Gathering::default();
+        self.gathering = PayloadAssembler::default();
     }
 
     /// Processes the next body of the bulk track. Returns a payload when its last chunk
@@ -163,8 +163,8 @@ impl Payloads {
             (taken.map(|()| memory), keep)
         };
         match self.gathering.take(&chunk, begin)? {
-            Gathered::More => Ok(None),
-            Gathered::Whole(memory, bytes) => Ok(Some(Payload { bytes, memory })),
+            ChunkResult::More => Ok(None),
+            ChunkResult::Whole(memory, bytes) => Ok(Some(Payload { bytes, memory })),
         }
     }
 }

@@ -17,23 +17,23 @@ pub(super) fn init(id: u64) -> OperationIr {
 
 /// Returns streams of a few frames, always the same ones.
 pub(super) fn streams(count: usize) -> Vec<Stream> {
-    let mut numbers = Numbers(11);
-    (0..count).map(|_| stream(&mut numbers)).collect()
+    let mut rng = Rng(11);
+    (0..count).map(|_| stream(&mut rng)).collect()
 }
 
 /// Returns a loop of a few iterations, one frame each, with exceptions.
-fn stream(numbers: &mut Numbers) -> Stream {
-    let body: Vec<_> = (0..2 + numbers.below(3)).map(|_| line(numbers)).collect();
+fn stream(rng: &mut Rng) -> Stream {
+    let body: Vec<_> = (0..2 + rng.below(3)).map(|_| loop_op(rng)).collect();
     let mut pair = Pair::default();
-    let rounds = 0..2 + numbers.below(3) as u64;
+    let rounds = 0..2 + rng.below(3) as u64;
     let frames = rounds.map(|round| {
         let mut ops: Vec<_> = body.iter().map(|op| later(op, round)).collect();
-        let at = numbers.below(ops.len());
-        match numbers.below(8) {
+        let at = rng.below(ops.len());
+        match rng.below(8) {
             0 => ops.insert(at, drop_of(round)),
             1 => drop(ops.remove(at)),
             2 => ops.rotate_left(at),
-            3 => ops.push(line(numbers)),
+            3 => ops.push(loop_op(rng)),
             _ => {}
         }
         (pair.encode(&ops), ops.len() as u32)
@@ -41,9 +41,9 @@ fn stream(numbers: &mut Numbers) -> Stream {
     frames.collect()
 }
 
-fn line(numbers: &mut Numbers) -> OperationIr {
-    let [a, b, c] = [0; 3].map(|_: u64| 16 + numbers.below(20) as u64);
-    match numbers.below(6) {
+fn loop_op(rng: &mut Rng) -> OperationIr {
+    let [a, b, c] = [0; 3].map(|_: u64| 16 + rng.below(20) as u64);
+    match rng.below(6) {
         0 => add(a, b, c),
         1 => init(a),
         2 => drop_of(a),
@@ -60,7 +60,7 @@ fn line(numbers: &mut Numbers) -> OperationIr {
             ranges: vec![Slice::new(0, Some(64), 1)],
             out: tensor(c),
         })),
-        _ => any_op(numbers).unwrap_or_else(|| drop_of(1)),
+        _ => any_op(rng).unwrap_or_else(|| drop_of(1)),
     }
 }
 

@@ -8,27 +8,27 @@ use burn_ir::{
     PadModeIr, PadOpIr, ScalarIr, ScalarOpIr, SliceOpIr,
 };
 
-use super::{super::flatten::Flat, super::template::Template, *};
+use super::{super::flatten::FlatOp, super::template::Template, *};
 
 /// Reads an op of any kind from random bytes, mostly small ones so that they are valid;
 /// `None` if they are not.
-pub(super) fn any_op(numbers: &mut Numbers) -> Option<OperationIr> {
+pub(super) fn any_op(rng: &mut Rng) -> Option<OperationIr> {
     let mut bytes = [0; 160];
     for byte in &mut bytes {
-        *byte = match numbers.below(12) {
-            0 => numbers.below(16) as u8,
-            _ => numbers.below(3) as u8,
+        *byte = match rng.below(12) {
+            0 => rng.below(16) as u8,
+            _ => rng.below(3) as u8,
         };
     }
-    bytes[0] = numbers.below(14) as u8;
-    bytes[1] = numbers.below(70) as u8;
-    bytes[2] = numbers.below(70) as u8;
+    bytes[0] = rng.below(14) as u8;
+    bytes[1] = rng.below(70) as u8;
+    bytes[2] = rng.below(70) as u8;
     let (op, _) = postcard::take_from_bytes(&bytes).ok()?;
     Some(op)
 }
 
 /// Ops with features that are rare in random bytes.
-fn odd_ops() -> Vec<OperationIr> {
+fn unusual_ops() -> Vec<OperationIr> {
     let float = |op| OperationIr::NumericFloat(DType::F32, op);
     let pad = PadOpIr {
         input: tensor(7),
@@ -80,9 +80,9 @@ fn odd_ops() -> Vec<OperationIr> {
 }
 
 fn assert_spelt_as_postcard_does(op: &OperationIr) {
-    let mut flat = Flat::default();
+    let mut flat = FlatOp::default();
     flat.take(op).unwrap();
-    let Flat { bytes, holes, .. } = &flat;
+    let FlatOp { bytes, holes, .. } = &flat;
     let mut plain = Vec::new();
     Template { bytes, holes }.fill(flat.values.iter().copied(), &mut plain);
     assert_eq!(plain, postcard::to_stdvec(op).unwrap(), "{op:?}");
@@ -91,11 +91,11 @@ fn assert_spelt_as_postcard_does(op: &OperationIr) {
 
 #[test]
 fn ops_of_every_kind_survive_the_round_trip() {
-    let mut numbers = Numbers(1);
+    let mut rng = Rng(1);
     let mut pair = Pair::default();
     let mut names = BTreeSet::new();
     for _ in 0..20_000 {
-        let Some(op) = any_op(&mut numbers) else {
+        let Some(op) = any_op(&mut rng) else {
             continue;
         };
         names.insert(OpName::of(&op));
@@ -107,8 +107,8 @@ fn ops_of_every_kind_survive_the_round_trip() {
 }
 
 #[test]
-fn odd_ops_survive_the_round_trip() {
-    let ops = odd_ops();
+fn unusual_ops_survive_the_round_trip() {
+    let ops = unusual_ops();
     ops.iter().for_each(assert_spelt_as_postcard_does);
     let names: Vec<String> = ops.iter().map(named).collect();
     let expected = [

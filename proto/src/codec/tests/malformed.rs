@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::{
     super::wire::{self, RecordKind},
     corpus::{Stream, streams},
-    mutate::{mutate, spoil},
+    mutate::{corrupt, mutate},
     program::Program,
     *,
 };
@@ -132,14 +132,14 @@ fn an_error_names_the_offset_and_the_rule() {
 }
 
 #[test]
-fn what_is_no_op_is_told_with_its_place_in_the_op() {
+fn malformed_op_error_names_the_offset_in_the_op() {
     let (_, frame, ..) = template("no op", &[0, 99]);
     let error = OpDecoder::default().decode(&frame, 1).unwrap_err();
     assert!(error.rule.ends_with(", at byte 2 of it"), "{error}");
 }
 
 #[test]
-fn a_wrong_count_is_an_error_with_its_place() {
+fn wrong_op_count_error_names_the_offset() {
     let bytes = Pair::default().encode(&some_ops());
     let short = OpDecoder::default().decode(&bytes, 2).unwrap_err();
     assert!(short.rule.contains("after the last of 2 ops"), "{short}");
@@ -163,16 +163,16 @@ fn decode_all(stream: &Stream) -> Option<CodecError> {
 }
 
 #[test]
-fn millions_of_spoilt_streams_never_panic() {
+fn corrupted_streams_never_panic() {
     const STREAMS: usize = 2_000_000;
     let valid = streams(256);
-    let (mut numbers, mut seen, mut bearable) = (Numbers(3), BTreeSet::new(), 0);
+    let (mut rng, mut seen, mut bearable) = (Rng(3), BTreeSet::new(), 0);
     assert!(valid.iter().all(|stream| decode_all(stream).is_none()));
     let mut spoilt = Stream::new();
     for _ in 0..STREAMS {
-        let [one, other] = [0; 2].map(|_: u8| &valid[numbers.below(valid.len())]);
+        let [one, other] = [0; 2].map(|_: u8| &valid[rng.below(valid.len())]);
         spoilt.clone_from(one);
-        mutate(&mut spoilt, other, &mut numbers);
+        mutate(&mut spoilt, other, &mut rng);
         match decode_all(&spoilt) {
             Some(error) => drop(seen.insert(rule(&error))),
             None => bearable += 1,
@@ -194,7 +194,7 @@ fn millions_of_spoilt_streams_never_panic() {
 }
 
 #[test]
-fn spoilt_steady_steps_never_panic() {
+fn corrupted_steady_steps_never_panic() {
     // Short frames late in a stream: each mutated byte is a record of a run.
     let mut pair = Pair::default();
     let mut program = Program::new();
@@ -205,27 +205,25 @@ fn spoilt_steady_steps_never_panic() {
     program.step();
     let frame = pair.encode(&program.ops);
     assert!(frame.len() < 60);
-    let mut numbers = Numbers(4);
+    let mut rng = Rng(4);
     for _ in 0..20_000 {
         let mut spoilt = frame.clone();
-        spoil(&mut spoilt, &mut numbers);
+        corrupt(&mut spoilt, &mut rng);
         // This decoder goes on after an error, which no session does: it must withstand
         // that, too.
-        let count = program.ops.len() + numbers.below(3) - 1;
+        let count = program.ops.len() + rng.below(3) - 1;
         let _ = pair.decoder.decode(&spoilt, count as u32);
     }
 }
 
 #[test]
 fn garbage_never_panics() {
-    let mut numbers = Numbers(5);
+    let mut rng = Rng(5);
     for _ in 0..500_000 {
-        let mut bytes: Vec<u8> = (0..numbers.below(64))
-            .map(|_| numbers.next() as u8)
-            .collect();
+        let mut bytes: Vec<u8> = (0..rng.below(64)).map(|_| rng.next() as u8).collect();
         // Small numbers are more often valid.
-        let mask = [0xff, 0x7f, 0x1f, 0x07][numbers.below(4)];
+        let mask = [0xff, 0x7f, 0x1f, 0x07][rng.below(4)];
         bytes.iter_mut().for_each(|byte| *byte &= mask);
-        let _ = OpDecoder::default().decode(&bytes, numbers.below(100) as u32);
+        let _ = OpDecoder::default().decode(&bytes, rng.below(100) as u32);
     }
 }

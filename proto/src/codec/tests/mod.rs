@@ -85,9 +85,9 @@ impl Pair {
 
 /// A random number generator for loops that are too long for proptest: SplitMix64
 /// (Steele, Lea and Flood, 2014).
-struct Numbers(u64);
+struct Rng(u64);
 
-impl Numbers {
+impl Rng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -137,7 +137,7 @@ fn a_type_that_cannot_be_addressed_is_refused() {
 }
 
 #[test]
-fn what_is_no_tensor_names_the_offset_and_the_rule() {
+fn malformed_tensor_error_names_the_offset_and_the_rule() {
     let bytes = encode_tensor(&tensor(5));
     assert_eq!(decode_tensor(&bytes).unwrap(), tensor(5));
     let longer = [&bytes[..], &[0]].concat();

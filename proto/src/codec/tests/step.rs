@@ -39,7 +39,7 @@ fn a_steady_step_costs_tens_of_bytes() {
 }
 
 #[test]
-fn an_upload_in_its_place_costs_nothing() {
+fn predicted_uploads_cost_nothing() {
     let (_, before) = costs(50, noted);
     // Anywhere before its first use, which is the first op's.
     let (_, within) = costs(50, |_, batch, ops| ops.insert(0, init(batch)));
@@ -50,7 +50,7 @@ fn an_upload_in_its_place_costs_nothing() {
 }
 
 #[test]
-fn a_loop_of_uploads_is_a_run() {
+fn loop_of_uploads_is_encoded_as_a_run() {
     let mut pair = Pair::default();
     let frame = |round: u64| {
         let ids = 1 + 3 * round..4 + 3 * round;
@@ -67,7 +67,7 @@ fn a_loop_of_uploads_is_a_run() {
 }
 
 #[test]
-fn an_exception_costs_little() {
+fn one_unpredicted_op_costs_few_bytes() {
     let mut program = Program::new();
     let mut pair = Pair::default();
     for i in 0..60 {
@@ -89,7 +89,7 @@ fn an_exception_costs_little() {
 /// Not a test: prints the time that an op takes. For the release profile.
 #[test]
 #[ignore = "a measurement"]
-fn timing() {
+fn print_time_per_op() {
     const STEPS: u32 = 2_000;
     let (mut program, mut pair) = (Program::new(), Pair::default());
     let (mut encoding, mut decoding) = (Duration::ZERO, Duration::ZERO);

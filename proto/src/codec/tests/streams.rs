@@ -7,7 +7,7 @@ use super::{corpus::init, *};
 
 /// An op of a loop's body. Each input is given by how long ago it was made.
 #[derive(Debug, Clone)]
-enum Line {
+enum LoopOp {
     Add(u64, u64),
     Scale(u64, f64),
     Drop(u64),
@@ -19,29 +19,29 @@ enum Line {
 
 #[derive(Debug, Clone)]
 enum Edit {
-    Insert(Line),
+    Insert(LoopOp),
     Remove,
-    Change(Line),
+    Change(LoopOp),
     Cut,
     Upload,
 }
 
-fn line() -> impl Strategy<Value = Line> {
+fn loop_op() -> impl Strategy<Value = LoopOp> {
     prop_oneof![
-        (0u64..9, 0u64..9).prop_map(|(lhs, rhs)| Line::Add(lhs, rhs)),
+        (0u64..9, 0u64..9).prop_map(|(lhs, rhs)| LoopOp::Add(lhs, rhs)),
         (0u64..9, prop::sample::select(vec![0.1, 0.5, 2.0]))
-            .prop_map(|(id, by)| Line::Scale(id, by)),
-        (0u64..9).prop_map(Line::Drop),
-        (0u64..4).prop_map(Line::Constant),
-        Just(Line::Init),
+            .prop_map(|(id, by)| LoopOp::Scale(id, by)),
+        (0u64..9).prop_map(LoopOp::Drop),
+        (0u64..4).prop_map(LoopOp::Constant),
+        Just(LoopOp::Init),
     ]
 }
 
 fn edit() -> impl Strategy<Value = Edit> {
     prop_oneof![
-        line().prop_map(Edit::Insert),
+        loop_op().prop_map(Edit::Insert),
         Just(Edit::Remove),
-        line().prop_map(Edit::Change),
+        loop_op().prop_map(Edit::Change),
         Just(Edit::Cut),
         Just(Edit::Upload),
     ]
@@ -63,15 +63,15 @@ struct Sender {
 }
 
 impl Sender {
-    fn run(&mut self, line: &Line, round: usize) {
+    fn run(&mut self, loop_op: &LoopOp, round: usize) {
         let id = |back: u64| self.next.saturating_sub(back + 1);
-        let op = match *line {
-            Line::Add(lhs, rhs) => add(id(lhs), id(rhs), self.next),
+        let op = match *loop_op {
+            LoopOp::Add(lhs, rhs) => add(id(lhs), id(rhs), self.next),
             // Changes with each iteration, in the same way for all, as a schedule does.
-            Line::Scale(input, by) => scale(id(input), by.powi(round as i32), self.next),
-            Line::Drop(input) => return self.pending.push(drop_of(id(input))),
-            Line::Constant(constant) => add(constant, id(0), self.next),
-            Line::Init => init(self.next),
+            LoopOp::Scale(input, by) => scale(id(input), by.powi(round as i32), self.next),
+            LoopOp::Drop(input) => return self.pending.push(drop_of(id(input))),
+            LoopOp::Constant(constant) => add(constant, id(0), self.next),
+            LoopOp::Init => init(self.next),
         };
         self.next += 1;
         self.pending.push(op);
@@ -82,23 +82,23 @@ impl Sender {
         self.pair.assert_in_step();
     }
 
-    fn edit(&mut self, edit: &Edit, line: &Line, round: usize) {
+    fn edit(&mut self, edit: &Edit, loop_op: &LoopOp, round: usize) {
         match edit {
             Edit::Insert(inserted) => {
                 self.run(inserted, round);
-                self.run(line, round);
+                self.run(loop_op, round);
             }
             Edit::Remove => {}
             Edit::Change(changed) => self.run(changed, round),
             Edit::Cut => {
                 self.cut();
-                self.run(line, round);
+                self.run(loop_op, round);
             }
             Edit::Upload => {
                 self.cut();
                 self.pair.note(self.next);
                 self.next += 1;
-                self.run(line, round);
+                self.run(loop_op, round);
             }
         }
     }
@@ -108,24 +108,24 @@ proptest! {
     #[test]
     fn a_loop_with_exceptions_survives_the_round_trip(
         first in 0u64..1 << 40,
-        body in vec(line(), 1..30),
+        body in vec(loop_op(), 1..30),
         rounds in 1usize..12,
         edits in vec((any::<prop::sample::Index>(), edit()), 0..20),
     ) {
         let mut sender = Sender { pair: Pair::default(), next: first, pending: Vec::new() };
         let total = body.len() * rounds;
         for at in 0..total {
-            let (line, round) = (&body[at % body.len()], at / body.len());
+            let (loop_op, round) = (&body[at % body.len()], at / body.len());
             match edits.iter().find(|(place, _)| place.index(total) == at) {
-                Some((_, edit)) => sender.edit(edit, line, round),
-                None => sender.run(line, round),
+                Some((_, edit)) => sender.edit(edit, loop_op, round),
+                None => sender.run(loop_op, round),
             }
         }
         sender.cut();
     }
 
     #[test]
-    fn wild_ids_survive_the_round_trip(ids in vec(any::<[u64; 3]>(), 0..50)) {
+    fn arbitrary_ids_survive_the_round_trip(ids in vec(any::<[u64; 3]>(), 0..50)) {
         let ops: Vec<_> = ids.iter().map(|&[lhs, rhs, out]| add(lhs, rhs, out)).collect();
         let mut pair = Pair::default();
         for _ in 0..2 {
@@ -136,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn a_full_dictionary_starts_anew() {
+fn full_dictionary_is_reset() {
     let mut pair = Pair::default();
     let of_width = |width: usize| {
         let shape = Shape::new([1, width]);
@@ -153,7 +153,7 @@ fn a_full_dictionary_starts_anew() {
 }
 
 #[test]
-fn an_op_too_large_to_keep_is_still_said() {
+fn ops_too_large_for_the_dictionary_are_encoded() {
     let inputs: Vec<_> = (0..5_000).map(tensor).collect();
     let large = OperationIr::Custom(burn_ir::CustomOpIr::new("large", &inputs, &[]));
     let mut pair = Pair::default();
@@ -164,7 +164,7 @@ fn an_op_too_large_to_keep_is_still_said() {
 }
 
 #[test]
-fn a_change_to_an_op_of_very_many_values_is_said() {
+fn changes_to_ops_with_over_61_values_are_encoded() {
     // A record's head has no bits for the values beyond the first sixty-one.
     let with = |changed: Option<usize>| {
         let mut inputs: Vec<_> = (0..100).map(tensor).collect();
@@ -181,7 +181,7 @@ fn a_change_to_an_op_of_very_many_values_is_said() {
 }
 
 #[test]
-fn a_history_that_wraps_around_stays_in_step() {
+fn both_ends_agree_after_history_wraps_around() {
     let mut pair = Pair::default();
     let mut next = 2;
     // Longer than the history: in each iteration, what was learnt before is gone.
@@ -200,7 +200,7 @@ fn a_history_that_wraps_around_stays_in_step() {
 }
 
 #[test]
-fn a_frame_says_when_it_is_full() {
+fn encoder_reports_a_full_frame() {
     let mut pair = Pair::default();
     let (mut frame, mut frames, mut ops) = (Vec::new(), 0, Vec::new());
     for i in 0..200_000 {

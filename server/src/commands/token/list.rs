@@ -129,9 +129,9 @@ old     program  default  revoked                 1 min 0 s ago  10 s ago       
         };
         let listed = table_at(&tokens, Duration::from_secs(100));
         assert_eq!(trimmed(&listed), trimmed(expected));
-        let told: serde_json::Value = serde_json::from_str(&json(&tokens)).unwrap();
-        assert_eq!(told["tokens"][0]["uses"], 1000);
-        assert_eq!(told["tokens"][1]["standing"], "rotating");
-        assert_eq!(told["tokens"][2]["revoked_ms"], 90_000);
+        let parsed: serde_json::Value = serde_json::from_str(&json(&tokens)).unwrap();
+        assert_eq!(parsed["tokens"][0]["uses"], 1000);
+        assert_eq!(parsed["tokens"][1]["standing"], "rotating");
+        assert_eq!(parsed["tokens"][2]["revoked_ms"], 90_000);
     }
 }

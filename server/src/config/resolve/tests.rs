@@ -34,7 +34,7 @@ fn up(line: &str, file: &str) -> UpConfig {
 }
 
 #[test]
-fn what_nobody_says_has_a_default() {
+fn unset_settings_have_defaults() {
     let config = up("tensord up", "");
     assert_eq!(config.scheduler.listen, "127.0.0.1:7461".parse().unwrap());
     assert_eq!(config.scheduler.advertise, None);
@@ -42,7 +42,10 @@ fn what_nobody_says_has_a_default() {
         config.scheduler.state.path,
         Path::new("/home/ada/.local/state/tensord")
     );
-    assert_eq!(config.scheduler.state.shown, "~/.local/state/tensord");
+    assert_eq!(
+        config.scheduler.state.display_path,
+        "~/.local/state/tensord"
+    );
     assert_eq!(config.node.name, "gpu-1");
     assert_eq!(config.node.listen, "127.0.0.1:0".parse().unwrap());
     assert_eq!(config.node.devices.len(), 1);
@@ -56,7 +59,7 @@ fn what_nobody_says_has_a_default() {
 }
 
 #[test]
-fn the_file_goes_before_defaults_and_flags_before_the_file() {
+fn flags_override_the_file_which_overrides_defaults() {
     let file = "
         state = \"/s\"
         drain-seconds = 3
@@ -72,7 +75,7 @@ fn the_file_goes_before_defaults_and_flags_before_the_file() {
     ";
     let config = up("tensord up", file);
     assert_eq!(config.scheduler.listen, "0.0.0.0:1".parse().unwrap());
-    assert_eq!(config.scheduler.state.shown, "/s");
+    assert_eq!(config.scheduler.state.display_path, "/s");
     assert_eq!(config.node.listen, "0.0.0.0:0".parse().unwrap());
     assert_eq!(config.node.advertise.as_deref(), Some("pool.example"));
     assert_eq!(config.node.devices.len(), 2);
@@ -87,7 +90,7 @@ fn the_file_goes_before_defaults_and_flags_before_the_file() {
     let config = up(line, file);
     assert_eq!(config.scheduler.listen, "0.0.0.0:2".parse().unwrap());
     assert_eq!(config.scheduler.advertise.as_deref(), Some("pool.example"));
-    assert_eq!(config.scheduler.state.shown, "/t");
+    assert_eq!(config.scheduler.state.display_path, "/t");
     let audit = &config.scheduler.audit;
     assert_eq!((audit.file_bytes, audit.files), (0, 9));
     let life = config.scheduler.lease_token_life;
@@ -121,7 +124,7 @@ fn the_url_comes_from_a_named_file_then_the_environment_then_the_configured_file
 }
 
 #[test]
-fn a_wrong_setting_is_one_line_that_names_it() {
+fn invalid_setting_error_is_one_line_that_names_it() {
     let anywhere = "tensord gateway --listen 0.0.0.0:1";
     let cases = [
         (
@@ -144,7 +147,7 @@ fn a_wrong_setting_is_one_line_that_names_it() {
 }
 
 #[test]
-fn surroundings_that_will_not_do_are_one_line_too() {
+fn unusable_environment_error_is_one_line() {
     let error = |environment: Environment, line: &str| {
         resolved_in(&environment, line, "").unwrap_err().to_string()
     };
@@ -174,7 +177,7 @@ fn surroundings_that_will_not_do_are_one_line_too() {
 }
 
 #[test]
-fn an_administrators_url_is_the_users_or_else_that_of_this_hosts_scheduler() {
+fn admin_url_defaults_to_this_hosts_scheduler() {
     let admin = |line: &str, url: Option<&str>| {
         let environment = Environment {
             url: url.map(Secret::new),
@@ -184,7 +187,7 @@ fn an_administrators_url_is_the_users_or_else_that_of_this_hosts_scheduler() {
         match resolved_in(&environment, line, "") {
             Ok(Config::Token(config)) => match config.admin {
                 AdminUrl::Given(url) => url.reveal(),
-                AdminUrl::Kept(state) => state.shown,
+                AdminUrl::FromState(state) => state.display_path,
             },
             other => panic!("{line:?} came to {other:?}"),
         }
@@ -200,7 +203,7 @@ fn an_administrators_url_is_the_users_or_else_that_of_this_hosts_scheduler() {
 }
 
 #[test]
-fn a_token_lasts_for_a_while_or_for_ever() {
+fn token_lifetime_is_optional() {
     let create = |more: &str| match resolved(&format!("tensord token create {more}"), "") {
         Ok(Config::Token(TokenConfig {
             action:

@@ -1,7 +1,7 @@
 //! The pool's tokens: their roles, tenants and lifetimes.
 //!
 //! Pure data: time and the hashes of new tokens come as arguments, and the caller that
-//! changes a registry persists it ([`Ledger`](crate::state::Ledger)). Only the BLAKE3
+//! changes a registry persists it ([`Persisted`](crate::state::Persisted)). Only the BLAKE3
 //! hashes of tokens are kept, not the tokens. A lookup compares a hash with all hashes,
 //! each in constant time, so its duration does not reveal how close a guess was.
 
@@ -94,23 +94,23 @@ pub(crate) struct NewToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenState {
     /// Valid for everything.
-    Good,
+    Valid,
     /// Opens nothing new; what it has opened goes on.
-    Closing(Why),
+    Closing(InvalidReason),
     /// Valid for nothing.
-    Ended(Why),
+    Ended(InvalidReason),
 }
 
 /// The reason why a token is not fully valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum InvalidReason {
     Revoked,
     Expired,
     Rotated,
     UsedUp,
 }
 
-impl Why {
+impl InvalidReason {
     /// Returns the word for it in a list of tokens.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -122,7 +122,7 @@ impl Why {
     }
 
     /// Returns the text that completes "the token … ".
-    pub(crate) fn words(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Self::Revoked => "was revoked",
             Self::Expired => "has expired",
@@ -141,8 +141,8 @@ pub(crate) enum TokenError {
     Taken(String),
     #[error("there is no token {0:?}; `tensord token list` shows those there are")]
     Unknown(String),
-    #[error("the token {name:?} {}; make another one with `tensord token create`", why.words())]
-    Ended { name: String, why: Why },
+    #[error("the token {name:?} {}; make another one with `tensord token create`", reason.description())]
+    Ended { name: String, reason: InvalidReason },
     #[error("--uses counts enrolments, and a {0} token enrols nothing; leave it out")]
     Uses(Role),
     #[error("{0:?} is the last admin token; make another one before you revoke it")]
@@ -158,13 +158,15 @@ impl Token {
         match self.revoked {
             Some(Revoked {
                 keep_leases: true, ..
-            }) => TokenState::Closing(Why::Revoked),
-            Some(_) => TokenState::Ended(Why::Revoked),
-            None if self.expires.is_some_and(is_over) => TokenState::Closing(Why::Expired),
-            None if self.uses.is_some_and(|uses| self.used >= uses) => {
-                TokenState::Closing(Why::UsedUp)
+            }) => TokenState::Closing(InvalidReason::Revoked),
+            Some(_) => TokenState::Ended(InvalidReason::Revoked),
+            None if self.expires.is_some_and(is_over) => {
+                TokenState::Closing(InvalidReason::Expired)
             }
-            None => TokenState::Good,
+            None if self.uses.is_some_and(|uses| self.used >= uses) => {
+                TokenState::Closing(InvalidReason::UsedUp)
+            }
+            None => TokenState::Valid,
         }
     }
 
@@ -207,8 +209,8 @@ impl Tokens {
         }
         let (token, secret) = found.filter(|_| count == 1)?;
         let state_at = match token.state_at(now) {
-            TokenState::Good if secret.until.is_some_and(|until| until <= now) => {
-                TokenState::Closing(Why::Rotated)
+            TokenState::Valid if secret.until.is_some_and(|until| until <= now) => {
+                TokenState::Closing(InvalidReason::Rotated)
             }
             state_at => state_at,
         };
@@ -319,9 +321,9 @@ impl Tokens {
         now: UnixMillis,
     ) -> Result<&Token, TokenError> {
         let token = self.get_mut(name)?;
-        if let TokenState::Closing(why) | TokenState::Ended(why) = token.state_at(now) {
+        if let TokenState::Closing(reason) | TokenState::Ended(reason) = token.state_at(now) {
             let name = name.into();
-            return Err(TokenError::Ended { name, why });
+            return Err(TokenError::Ended { name, reason });
         }
         // At most two strings are valid: predecessors of the current one end now.
         for secret in &mut token.secrets {
@@ -349,7 +351,7 @@ impl Tokens {
         now: UnixMillis,
     ) -> Result<&Token, TokenError> {
         let is_good =
-            |token: &Token| token.role == Role::Admin && token.state_at(now) == TokenState::Good;
+            |token: &Token| token.role == Role::Admin && token.state_at(now) == TokenState::Valid;
         let others = self.iter().filter(|token| token.name != name);
         let is_last = !others.into_iter().any(is_good);
         let token = self.get_mut(name)?;
@@ -369,11 +371,11 @@ impl Tokens {
     /// # Errors
     ///
     /// If the token is not valid for an enrolment at `now`.
-    pub(crate) fn use_up(&mut self, name: &str, now: UnixMillis) -> Result<(), TokenError> {
+    pub(crate) fn count_use(&mut self, name: &str, now: UnixMillis) -> Result<(), TokenError> {
         let token = self.get_mut(name)?;
-        if let TokenState::Closing(why) | TokenState::Ended(why) = token.state_at(now) {
+        if let TokenState::Closing(reason) | TokenState::Ended(reason) = token.state_at(now) {
             let name = name.into();
-            return Err(TokenError::Ended { name, why });
+            return Err(TokenError::Ended { name, reason });
         }
         token.used += 1;
         Ok(())
@@ -427,16 +429,16 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_found_by_its_whole_string_alone() {
+    fn token_is_found_only_by_its_whole_string() {
         let tokens = with("a", Role::Client, "token-of-a");
-        assert_eq!(state_at(&tokens, "token-of-a", 0), Some(TokenState::Good));
+        assert_eq!(state_at(&tokens, "token-of-a", 0), Some(TokenState::Valid));
         for other in ["", "token-of-", "token-of-a ", "token-of-b"] {
             assert_eq!(state_at(&tokens, other, 0), None, "{other:?}");
         }
     }
 
     #[test]
-    fn one_string_for_two_tokens_is_good_for_neither() {
+    fn string_shared_by_two_tokens_is_invalid() {
         let mut tokens = with("a", Role::Client, "same");
         tokens
             .create(new("b", Role::Worker), hash("same"), NOW)
@@ -445,29 +447,29 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_kept_to_the_millisecond() {
+    fn token_expires_to_the_millisecond() {
         let mut tokens = Tokens::default();
         let short = NewToken {
             life: Some(Duration::from_secs(1)),
             ..new("short", Role::Client)
         };
         tokens.create(short, hash("s"), NOW).unwrap();
-        assert_eq!(state_at(&tokens, "s", 1_000_999), Some(TokenState::Good));
+        assert_eq!(state_at(&tokens, "s", 1_000_999), Some(TokenState::Valid));
         assert_eq!(
             state_at(&tokens, "s", 1_001_000),
-            Some(TokenState::Closing(Why::Expired))
+            Some(TokenState::Closing(InvalidReason::Expired))
         );
     }
 
     #[test]
-    fn two_strings_are_good_while_a_token_rotates() {
+    fn old_and_new_string_are_valid_during_rotation() {
         let mut tokens = with("a", Role::Client, "1");
         let grace = Duration::from_secs(10);
         tokens.rotate("a", hash("2"), grace, NOW).unwrap();
         let all = |tokens: &Tokens, at| ["1", "2", "3"].map(|token| state_at(tokens, token, at));
         let (good, gone) = (
-            Some(TokenState::Good),
-            Some(TokenState::Closing(Why::Rotated)),
+            Some(TokenState::Valid),
+            Some(TokenState::Closing(InvalidReason::Rotated)),
         );
         assert_eq!(all(&tokens, 1_009_999), [good, good, None]);
         assert_eq!(all(&tokens, 1_010_000), [gone, good, None]);
@@ -485,16 +487,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_revoked_stays_so_under_its_name_and_string() {
+    fn revoked_names_and_strings_stay_revoked() {
         let mut tokens = with("a", Role::Client, "1");
         tokens.revoke("a", true, NOW).unwrap();
         assert_eq!(
             state_at(&tokens, "1", 0),
-            Some(TokenState::Closing(Why::Revoked))
+            Some(TokenState::Closing(InvalidReason::Revoked))
         );
         tokens.revoke("a", false, NOW).unwrap();
         tokens.revoke("a", true, NOW).unwrap();
-        let ended = Some(TokenState::Ended(Why::Revoked));
+        let ended = Some(TokenState::Ended(InvalidReason::Revoked));
         assert_eq!(state_at(&tokens, "1", 0), ended);
         let changed = tokens.adopt(new("a", Role::Client), hash("2"), NOW);
         assert_eq!(changed, Ok(false), "a file does not bring it back");
@@ -508,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn another_token_in_the_file_takes_the_place_of_the_one_before() {
+    fn token_changed_in_the_file_replaces_the_old_one() {
         let mut tokens = with("a", Role::Client, "1");
         assert_eq!(
             tokens.adopt(new("a", Role::Client), hash("1"), NOW),
@@ -519,11 +521,11 @@ mod tests {
             Ok(true)
         );
         assert_eq!(state_at(&tokens, "1", 0), None);
-        assert_eq!(state_at(&tokens, "2", 0), Some(TokenState::Good));
+        assert_eq!(state_at(&tokens, "2", 0), Some(TokenState::Valid));
     }
 
     #[test]
-    fn uses_are_counted_and_are_for_workers_alone() {
+    fn uses_are_counted_for_worker_tokens_only() {
         let mut tokens = Tokens::default();
         let twice = |name: &str, role| NewToken {
             uses: Some(2),
@@ -534,18 +536,18 @@ mod tests {
         tokens
             .create(twice("w", Role::Worker), hash("w"), NOW)
             .unwrap();
-        tokens.use_up("w", NOW).unwrap();
-        tokens.use_up("w", NOW).unwrap();
-        let used_up = tokens.use_up("w", NOW).unwrap_err().to_string();
+        tokens.count_use("w", NOW).unwrap();
+        tokens.count_use("w", NOW).unwrap();
+        let used_up = tokens.count_use("w", NOW).unwrap_err().to_string();
         assert!(used_up.contains("as often as it may be"), "{used_up}");
         assert_eq!(
             state_at(&tokens, "w", 0),
-            Some(TokenState::Closing(Why::UsedUp))
+            Some(TokenState::Closing(InvalidReason::UsedUp))
         );
     }
 
     #[test]
-    fn the_last_admin_token_stays() {
+    fn last_admin_token_cannot_be_revoked() {
         let mut tokens = with("admin", Role::Admin, "1");
         let last = tokens.revoke("admin", false, NOW).unwrap_err();
         assert_eq!(last, TokenError::LastAdmin("admin".into()));
@@ -557,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_tokens_and_names_are_plain() {
+    fn token_count_and_names_are_limited() {
         let mut tokens = Tokens::default();
         for n in 0..MAX_TOKENS {
             let name = n.to_string();
@@ -591,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_is_the_same_when_it_was_written_down() {
+    fn token_registry_survives_serialization() {
         let mut tokens = with("a", Role::Client, "1");
         tokens
             .rotate("a", hash("2"), Duration::from_secs(1), NOW)
@@ -603,6 +605,6 @@ mod tests {
         );
         let read: Tokens = serde_json::from_str(&text).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), text);
-        assert_eq!(state_at(&read, "2", 0), Some(TokenState::Good));
+        assert_eq!(state_at(&read, "2", 0), Some(TokenState::Valid));
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     audit::{self, Entry},
     scheduler::{
         convert,
-        stream::{self, Open, Opened},
+        stream::{self, AcceptedStream, OpenStream},
     },
 };
 
@@ -28,13 +28,13 @@ fn event(client: ClientId, stream: StreamId, event: ClientEvent) -> Event {
 
 impl Driver {
     /// Creates an audit entry about a client, with its address and token if they are known.
-    pub(super) fn about_client(&self, event: audit::Event, client: ClientId) -> Entry {
+    pub(super) fn client_entry(&self, event: audit::EntryKind, client: ClientId) -> Entry {
         let mut entry = Entry::new(event).client(client);
         if let Some(open) = self.clients.get(&client) {
             entry = entry.address(open.peer);
         }
-        if let Some(pass) = self.holders.pass(client) {
-            entry = entry.token(&pass.token, pass.role.name(), &pass.tenant);
+        if let Some(auth) = self.holders.auth(client) {
+            entry = entry.token(&auth.token, auth.role.name(), &auth.tenant);
         }
         entry
     }
@@ -45,30 +45,30 @@ impl Driver {
         &mut self,
         client: ClientId,
         held: convert::ClaimedLeases,
-        opened: Opened<ClientMessage, PoolMessage>,
+        opened: AcceptedStream<ClientMessage, PoolMessage>,
     ) {
-        let id = self.new_stream();
+        let id = self.new_stream_id();
         let wrap = move |message| Input::FromClient(client, id, message);
         let reading = stream::read(opened.incoming, None, self.sender.clone(), wrap);
         let reader = self.readers.spawn(reading);
         self.read_by.insert(reader.id(), Peer::Client(client, id));
-        let open = Open::new(id, opened.peer, opened.outgoing, reader);
+        let open = OpenStream::new(id, opened.peer, opened.outgoing, reader);
         if !self.clients.contains_key(&client) && self.clients.len() >= MAX_STREAMS {
             let words =
                 format!("{MAX_STREAMS} clients are attached, which is the most there may be");
             self.holders.detach(client, Instant::now());
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
-        let convert::ClaimedLeases { claims, void } = held;
+        let convert::ClaimedLeases { claims, invalid } = held;
         debug!(%client, leases = claims.len(), "attached");
         if let Some(replaced) = self.clients.insert(client, open) {
             let words = "another stream of the same client took the place of this one";
             replaced.end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
-        let admitted = self.about_client(audit::Event::Admitted, client);
+        let admitted = self.client_entry(audit::EntryKind::Admitted, client);
         self.audit.record(admitted);
         self.apply(event(client, id, ClientEvent::Attach { claims }));
-        for lease in void {
+        for lease in invalid {
             if let Some(gone) = self.send_lease_ended(client, lease, &EndReason::Unknown) {
                 self.apply(gone);
             }
@@ -85,10 +85,10 @@ impl Driver {
         if self.clients.get(&client).is_none_or(|open| open.id != id) {
             return; // It is from a stream that was cut off or replaced.
         }
-        let lease = self.new_lease();
+        let lease = self.new_lease_id();
         match convert::client_event(message, lease) {
-            Ok(ClientEvent::Request { request, .. }) if self.closed_to(client).is_some() => {
-                if let Some(gone) = self.send_closed(client, request) {
+            Ok(ClientEvent::Request { request, .. }) if self.lease_refusal(client).is_some() => {
+                if let Some(gone) = self.refuse_request(client, request) {
                     self.apply(gone);
                 }
             }
@@ -96,12 +96,17 @@ impl Driver {
                 debug!(%client, "said {message:?}");
                 self.apply(event(client, id, message));
             }
-            Err(error) => self.client_gone(client, id, Some(&error)),
+            Err(error) => self.on_client_disconnected(client, id, Some(&error)),
         }
     }
 
     /// Handles the end of a client's stream, whether the client or the scheduler ended it.
-    pub(super) fn client_gone(&mut self, client: ClientId, id: StreamId, error: Option<&Error>) {
+    pub(super) fn on_client_disconnected(
+        &mut self,
+        client: ClientId,
+        id: StreamId,
+        error: Option<&Error>,
+    ) {
         if let Some(gone) = self.cut_off_client(client, id, error) {
             self.apply(gone);
         }
@@ -116,7 +121,7 @@ impl Driver {
         if self.clients.get(&client)?.id != id {
             return None;
         }
-        let mut gone = self.about_client(audit::Event::Ended, client);
+        let mut gone = self.client_entry(audit::EntryKind::Ended, client);
         match error {
             Some(error) => {
                 info!(%client, "cut off: {error}");
@@ -127,7 +132,7 @@ impl Driver {
         self.audit.record(gone);
         self.clients.remove(&client)?.end(error);
         self.holders.detach(client, Instant::now());
-        Some(event(client, id, ClientEvent::Gone))
+        Some(event(client, id, ClientEvent::Disconnected))
     }
 
     /// Ends the streams and leases of all clients that presented the token of this name.
@@ -139,7 +144,7 @@ impl Driver {
             // Evict before the stream is closed, so that the ends of the leases are sent on
             // it.
             self.apply(Event::Evict { client });
-            let gone = self.about_client(audit::Event::Ended, client);
+            let gone = self.client_entry(audit::EntryKind::Ended, client);
             self.audit.record(gone.reason("its token was revoked"));
             self.holders.remove(client);
             if let Some(open) = self.clients.remove(&client) {
@@ -153,17 +158,17 @@ impl Driver {
 
     /// Returns the reason why this client currently gets no leases, or `None` if it may get
     /// some.
-    fn closed_to(&self, client: ClientId) -> Option<Error> {
+    fn lease_refusal(&self, client: ClientId) -> Option<Error> {
         if !self.granting {
             let words = "the scheduler is shutting down and grants no more leases; ask again when it is back";
             return Some(Error::new(ErrorCode::Draining, words));
         }
-        self.access.may_open(self.holders.pass(client)?).err()
+        self.access.check_may_open(self.holders.auth(client)?).err()
     }
 
     /// Refuses a request of a client that currently gets no leases.
-    fn send_closed(&mut self, client: ClientId, request: RequestId) -> Option<Event> {
-        let error = self.closed_to(client)?;
+    fn refuse_request(&mut self, client: ClientId, request: RequestId) -> Option<Event> {
+        let error = self.lease_refusal(client)?;
         self.send(client, convert::refused(request, error))
     }
 
@@ -192,13 +197,13 @@ impl Driver {
         lease: LeaseId,
         devices: Vec<LeasedDevice>,
     ) -> Option<Event> {
-        if self.closed_to(client).is_some() {
+        if self.lease_refusal(client).is_some() {
             let id = self.clients.get(&client)?.id;
-            let gone = self.send_closed(client, request);
+            let gone = self.refuse_request(client, request);
             return gone.or(Some(event(client, id, ClientEvent::Release { lease })));
         }
         info!(%client, %lease, devices = devices.len(), "lease granted");
-        let granted = self.about_client(audit::Event::Granted, client);
+        let granted = self.client_entry(audit::EntryKind::Granted, client);
         self.audit
             .record(granted.lease(lease).devices(devices.len()));
         devices
@@ -216,7 +221,7 @@ impl Driver {
     ) -> Option<Event> {
         debug!(%client, "request refused: {reason}");
         self.audit.deny("request refused", || {
-            self.about_client(audit::Event::Denied, client)
+            self.client_entry(audit::EntryKind::Denied, client)
                 .reason(reason)
         });
         self.send(
@@ -232,7 +237,7 @@ impl Driver {
         reason: &EndReason,
     ) -> Option<Event> {
         info!(%client, %lease, "lease ended: {reason}");
-        let ended = self.about_client(audit::Event::Ended, client);
+        let ended = self.client_entry(audit::EntryKind::Ended, client);
         self.audit.record(ended.lease(lease).reason(reason));
         self.send(client, convert::lease_ended(lease, reason))
     }

@@ -13,7 +13,7 @@ use tensord_proto::{
     v1::{Error, ErrorCode},
 };
 
-use crate::scheduler::access::Pass;
+use crate::scheduler::access::AuthContext;
 
 /// The clients that are attached or may still hold leases.
 pub(super) struct Holders {
@@ -24,9 +24,9 @@ pub(super) struct Holders {
 
 struct Holder {
     credential: CredentialHash,
-    pass: Pass,
+    auth: AuthContext,
     /// The time at which its stream ended; `None` while it is attached.
-    gone: Option<Instant>,
+    detached_at: Option<Instant>,
 }
 
 impl Holders {
@@ -37,7 +37,7 @@ impl Holders {
         }
     }
 
-    /// Records that a client is attached with `pass`, and forgets clients whose streams
+    /// Records that a client is attached with `auth`, and forgets clients whose streams
     /// ended more than twice the lease expiry ago.
     ///
     /// # Errors
@@ -47,21 +47,22 @@ impl Holders {
         &mut self,
         client: ClientId,
         credential: CredentialHash,
-        pass: Pass,
+        auth: AuthContext,
         now: Instant,
     ) -> Result<(), Error> {
         let expiry = self.expiry;
-        let is_over = |gone: Instant| now.saturating_duration_since(gone) > 2 * expiry;
+        let is_over =
+            |detached_at: Instant| now.saturating_duration_since(detached_at) > 2 * expiry;
         self.clients
-            .retain(|_, holder| !holder.gone.is_some_and(is_over));
+            .retain(|_, holder| !holder.detached_at.is_some_and(is_over));
         let known = self.clients.get(&client);
         if known.is_some_and(|known| known.credential != credential) {
-            return Err(not_its_own(client));
+            return Err(credential_mismatch(client));
         }
         let holder = Holder {
             credential,
-            pass,
-            gone: None,
+            auth,
+            detached_at: None,
         };
         self.clients.insert(client, holder);
         Ok(())
@@ -70,7 +71,7 @@ impl Holders {
     /// Records that the client's stream has ended.
     pub(super) fn detach(&mut self, client: ClientId, now: Instant) {
         if let Some(holder) = self.clients.get_mut(&client) {
-            holder.gone = Some(now);
+            holder.detached_at = Some(now);
         }
     }
 
@@ -80,8 +81,8 @@ impl Holders {
     }
 
     /// Returns the pass of the token that a client presented.
-    pub(super) fn pass(&self, client: ClientId) -> Option<&Pass> {
-        self.clients.get(&client).map(|holder| &holder.pass)
+    pub(super) fn auth(&self, client: ClientId) -> Option<&AuthContext> {
+        self.clients.get(&client).map(|holder| &holder.auth)
     }
 
     /// Returns the credential hash that a client's id is bound to.
@@ -91,19 +92,19 @@ impl Holders {
 
     /// Returns the tenant that a client belongs to.
     pub(super) fn tenant(&self, client: ClientId) -> Option<&str> {
-        self.pass(client).map(|pass| &*pass.tenant)
+        self.auth(client).map(|auth| &*auth.tenant)
     }
 
     /// Returns the clients that presented the token of this name.
     pub(super) fn with_token(&self, token: &str) -> Vec<ClientId> {
         let clients = self.clients.iter();
-        let clients = clients.filter(|(_, holder)| &*holder.pass.token == token);
+        let clients = clients.filter(|(_, holder)| &*holder.auth.token == token);
         clients.map(|(client, _)| *client).collect()
     }
 }
 
 /// Returns the error for an attempt to attach as `client` with another credential.
-pub(in crate::scheduler) fn not_its_own(client: ClientId) -> Error {
+pub(in crate::scheduler) fn credential_mismatch(client: ClientId) -> Error {
     let words = format!(
         "the credential is not that of client {client}; a client's id is made of its own credential"
     );
@@ -128,10 +129,10 @@ mod tests {
         let (client, now) = (ClientId(7), Instant::now());
         assert!(
             holders
-                .attach(client, hash(1), Pass::of_program("a"), now)
+                .attach(client, hash(1), AuthContext::of_program("a"), now)
                 .is_ok()
         );
-        let refused = holders.attach(client, hash(2), Pass::of_program("b"), now);
+        let refused = holders.attach(client, hash(2), AuthContext::of_program("b"), now);
         assert_eq!(refused.unwrap_err().code(), ErrorCode::Token);
         assert_eq!(holders.credential(client), Some(hash(1)));
         assert_eq!(holders.with_token("a"), [client]);
@@ -140,19 +141,19 @@ mod tests {
         let later = now + EXPIRY;
         assert!(
             holders
-                .attach(client, hash(2), Pass::of_program("b"), later)
+                .attach(client, hash(2), AuthContext::of_program("b"), later)
                 .is_err()
         );
         assert!(
             holders
-                .attach(client, hash(1), Pass::of_program("b"), later)
+                .attach(client, hash(1), AuthContext::of_program("b"), later)
                 .is_ok()
         );
         holders.detach(client, later);
         let over = later + 3 * EXPIRY;
         assert!(
             holders
-                .attach(client, hash(2), Pass::of_program("b"), over)
+                .attach(client, hash(2), AuthContext::of_program("b"), over)
                 .is_ok()
         );
     }

@@ -29,7 +29,7 @@ impl Driver {
             issued_at_ms: now.0,
             expires_at_ms: now.after(self.lease_token_life).0,
         };
-        self.renewals.issued(lease, self.now());
+        self.renewals.schedule(lease, self.now());
         Some(self.signer.sign(&claims))
     }
 
@@ -56,7 +56,7 @@ impl Driver {
             return;
         };
         let Some(devices) = devices else {
-            return self.renewals.put_off(lease, self.now());
+            return self.renewals.retry_later(lease, self.now());
         };
         let Some(token) = self.sign(client, lease, &devices) else {
             return;
@@ -67,8 +67,8 @@ impl Driver {
     }
 
     fn may_renew(&self, client: ClientId) -> bool {
-        let pass = self.holders.pass(client);
+        let auth = self.holders.auth(client);
         let is_attached = self.clients.contains_key(&client);
-        is_attached && pass.is_some_and(|pass| self.access.may_open(pass).is_ok())
+        is_attached && auth.is_some_and(|auth| self.access.check_may_open(auth).is_ok())
     }
 }

@@ -16,23 +16,23 @@ use crate::{
         access::{DEFAULT_TENANT, Role, UnixMillis},
         convert,
         enrolment::{self, Admitted},
-        stream::{self, Open, Opened},
+        stream::{self, AcceptedStream, OpenStream},
     },
 };
 
 /// A worker that is joining. Its registration has been checked, and it is enrolled.
-pub(in crate::scheduler) struct Arrival {
+pub(in crate::scheduler) struct JoiningWorker {
     pub(in crate::scheduler) worker: WorkerId,
     pub(in crate::scheduler) admitted: Admitted,
-    pub(in crate::scheduler) registering: convert::Registering,
+    pub(in crate::scheduler) registration_report: convert::RegistrationReport,
     pub(in crate::scheduler) leaving: bool,
     /// The reply to its registration.
     pub(in crate::scheduler) answer: WorkerCommand,
 }
 
 /// A worker whose stream is up.
-pub(super) struct Member {
-    open: Open<WorkerCommand>,
+pub(super) struct JoinedWorker {
+    open: OpenStream<WorkerCommand>,
     name: String,
     /// The name of the token that it enrolled with.
     token: Arc<str>,
@@ -42,15 +42,15 @@ pub(super) struct Member {
     out_of_service: Outages,
 }
 
-impl Member {
+impl JoinedWorker {
     /// Returns the device usage that the worker last reported, by device index.
     pub(super) fn usage(&self) -> &[DeviceUsage] {
         &self.usage
     }
 
     /// Ends the stream with `error`, and waits until the connection has taken the error.
-    pub(super) async fn farewell(self, error: &Error) {
-        self.open.farewell(error).await;
+    pub(super) async fn end_and_flush(self, error: &Error) {
+        self.open.end_and_flush(error).await;
     }
 }
 
@@ -64,33 +64,37 @@ fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
 
 impl Driver {
     /// Joins a worker on a new stream. The worker's previous stream, if any, ends.
-    pub(super) fn join(&mut self, arrival: Arrival, opened: Opened<WorkerMessage, WorkerCommand>) {
-        let Arrival {
+    pub(super) fn join(
+        &mut self,
+        joining_worker: JoiningWorker,
+        opened: AcceptedStream<WorkerMessage, WorkerCommand>,
+    ) {
+        let JoiningWorker {
             worker,
             admitted,
-            registering,
+            registration_report,
             leaving,
             answer,
-        } = arrival;
-        let convert::Registering {
+        } = joining_worker;
+        let convert::RegistrationReport {
             registration,
             held,
             ended,
             out_of_service,
-        } = registering;
-        let id = self.new_stream();
+        } = registration_report;
+        let id = self.new_stream_id();
         let wrap = move |message| Input::FromWorker(worker, id, message);
         let silence = Some(self.worker_silence);
         let reading = stream::read(opened.incoming, silence, self.sender.clone(), wrap);
         let reader = self.readers.spawn(reading);
         self.read_by.insert(reader.id(), Peer::Worker(worker, id));
-        let open = Open::new(id, opened.peer, opened.outgoing, reader);
+        let open = OpenStream::new(id, opened.peer, opened.outgoing, reader);
         let name = registration.endpoint.name.clone();
         if let Err(error) = self.may_join(worker, &name, &admitted) {
             warn!(%worker, "worker {name} was turned away: {error}");
             let (peer, role) = (open.peer, Role::Worker.name());
             self.audit.deny("worker refused", || {
-                let entry = Entry::new(audit::Event::Denied).role(role);
+                let entry = Entry::new(audit::EntryKind::Denied).role(role);
                 entry.address(peer).reason(&error)
             });
             return open.end(Some(&error));
@@ -100,7 +104,7 @@ impl Driver {
         let (address, devices) = (&registration.endpoint.address, registration.devices.len());
         let (held_count, is_new) = (held.len(), admitted.is_new);
         info!(%worker, %address, devices, held = held_count, leaving, is_new, "worker {name} joined");
-        let joined = self.about_worker(audit::Event::Admitted, &admitted.token);
+        let joined = self.worker_entry(audit::EntryKind::Admitted, &admitted.token);
         let joined = joined.worker(worker, &name).address(open.peer);
         let joined = match is_new {
             true => joined.reason("enrolled"),
@@ -108,7 +112,7 @@ impl Driver {
         };
         self.audit.record(joined.devices(devices));
         self.enrolment.set_live(&name, true);
-        let member = Member {
+        let member = JoinedWorker {
             open,
             name,
             token: admitted.token,
@@ -134,9 +138,9 @@ impl Driver {
     /// Checks that an admitted worker can join: it is still enrolled, no other process uses
     /// its name, and the pool is not full.
     fn may_join(&self, worker: WorkerId, name: &str, admitted: &Admitted) -> Result<(), Error> {
-        let book = self.enrolment.book();
-        if book.get(name, &admitted.certificate).is_none() {
-            let words = enrolment::removed_words(name);
+        let registry = self.enrolment.registry();
+        if registry.get(name, &admitted.certificate).is_none() {
+            let words = enrolment::removed_message(name);
             return Err(Error::new(ErrorCode::Enrolment, words));
         }
         let mut others = self.workers.iter().filter(|(id, _)| **id != worker);
@@ -155,7 +159,7 @@ impl Driver {
     }
 
     /// Creates an audit entry about a worker that enrolled with the token of this name.
-    fn about_worker(&self, event: audit::Event, token: &str) -> Entry {
+    fn worker_entry(&self, event: audit::EntryKind, token: &str) -> Entry {
         let tokens = self.access.tokens();
         let tenant = tokens.get(token).map(|token| token.tenant.as_str());
         Entry::new(event).token(token, Role::Worker.name(), tenant.unwrap_or(DEFAULT_TENANT))
@@ -175,10 +179,10 @@ impl Driver {
             Some(Body::Heartbeat(heartbeat)) => {
                 member.usage = heartbeat.usage;
                 if let Err(error) = member.open.send(convert::time(UnixMillis::now())) {
-                    return self.worker_gone(worker, id, Some(&error));
+                    return self.on_worker_disconnected(worker, id, Some(&error));
                 }
                 let devices = convert::outages(heartbeat.out_of_service);
-                self.apply(event(worker, id, WorkerEvent::Beat));
+                self.apply(event(worker, id, WorkerEvent::Heartbeat));
                 return self.out_of_service(worker, id, devices);
             }
             Some(Body::Released(released)) => {
@@ -196,7 +200,7 @@ impl Driver {
             Some(Body::Register(_)) | None => {
                 let words = "a second registration, or an empty or unknown message";
                 let error = Error::new(ErrorCode::Protocol, words);
-                return self.worker_gone(worker, id, Some(&error));
+                return self.on_worker_disconnected(worker, id, Some(&error));
             }
         };
         self.apply(event(worker, id, message));
@@ -228,7 +232,12 @@ impl Driver {
     }
 
     /// Handles the end of a worker's stream, whether the worker or the scheduler ended it.
-    pub(super) fn worker_gone(&mut self, worker: WorkerId, id: StreamId, error: Option<&Error>) {
+    pub(super) fn on_worker_disconnected(
+        &mut self,
+        worker: WorkerId,
+        id: StreamId,
+        error: Option<&Error>,
+    ) {
         if let Some(gone) = self.cut_off_worker(worker, id, error) {
             self.apply(gone);
         }
@@ -243,9 +252,9 @@ impl Driver {
         if self.workers.get(&worker)?.open.id != id {
             return None;
         }
-        let Member { open, name, .. } = self.workers.remove(&worker)?;
+        let JoinedWorker { open, name, .. } = self.workers.remove(&worker)?;
         self.enrolment.set_live(&name, false);
-        let mut gone = Entry::new(audit::Event::Ended);
+        let mut gone = Entry::new(audit::EntryKind::Ended);
         match error {
             Some(error) => {
                 warn!(%worker, "worker {name} was cut off: {error}");
@@ -256,7 +265,7 @@ impl Driver {
         self.audit
             .record(gone.worker(worker, &name).address(open.peer));
         open.end(error);
-        Some(event(worker, id, WorkerEvent::Gone))
+        Some(event(worker, id, WorkerEvent::Disconnected))
     }
 
     /// Ends the streams and leases of all workers that enrolled with the token of this
@@ -270,17 +279,17 @@ impl Driver {
     /// Ends the stream and leases of the worker of this name. Returns whether it was in the
     /// pool.
     pub(super) fn remove_worker(&mut self, name: &str) -> bool {
-        let error = Error::new(ErrorCode::Enrolment, enrolment::removed_words(name));
+        let error = Error::new(ErrorCode::Enrolment, enrolment::removed_message(name));
         self.end_workers(&error, |member| member.name == name) > 0
     }
 
-    fn end_workers(&mut self, error: &Error, which: impl Fn(&Member) -> bool) -> u32 {
+    fn end_workers(&mut self, error: &Error, which: impl Fn(&JoinedWorker) -> bool) -> u32 {
         let members = self.workers.iter().filter(|(_, member)| which(member));
         let ended: Vec<_> = members.map(|(id, member)| (*id, member.open.id)).collect();
         for (worker, id) in &ended {
             // `Left` removes the worker at once, without the timeout of a lost one.
             self.apply(event(*worker, *id, WorkerEvent::Left));
-            self.worker_gone(*worker, *id, Some(error));
+            self.on_worker_disconnected(*worker, *id, Some(error));
         }
         u32::try_from(ended.len()).unwrap_or(u32::MAX)
     }
@@ -288,8 +297,8 @@ impl Driver {
     /// Notifies a worker of a new grant of a device, so that it admits no session by an
     /// earlier one. A worker that does not read is cut off at the next command.
     pub(super) fn announce_grant(&self, device: &LeasedDevice) {
-        if let Some(member) = self.workers.get(&device.share.worker) {
-            let _ = member.open.send(convert::granted_anew(device));
+        if let Some(member) = self.workers.get(&device.device_ref.worker) {
+            let _ = member.open.send(convert::device_granted(device));
         }
     }
 
@@ -300,8 +309,8 @@ impl Driver {
         lease: LeaseId,
         grants: &[DeviceGrant],
     ) -> Option<Event> {
-        let Member { open, name, .. } = self.workers.get(&worker)?;
-        let ended = Entry::new(audit::Event::Ended).worker(worker, name);
+        let JoinedWorker { open, name, .. } = self.workers.get(&worker)?;
+        let ended = Entry::new(audit::EntryKind::Ended).worker(worker, name);
         self.audit.record(ended.address(open.peer).lease(lease));
         let (id, sent) = (open.id, open.send(convert::end_lease(lease, grants)));
         self.cut_off_worker(worker, id, Some(&sent.err()?))

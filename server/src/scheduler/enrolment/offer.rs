@@ -17,11 +17,11 @@ const MAX_KIND_BYTES: usize = 32;
 /// The most that a worker may offer of each kind of device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Offer(BTreeMap<String, Most>);
+pub(crate) struct Offer(BTreeMap<String, KindLimit>);
 
 /// The limits for one kind of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Most {
+pub(crate) struct KindLimit {
     /// The number of devices.
     pub(crate) count: u32,
     /// The memory of the largest device, in bytes.
@@ -32,7 +32,7 @@ impl Offer {
     /// Returns the offer of a worker with these `devices`, or an error that names the rule
     /// they break.
     pub(crate) fn of(devices: &[DeviceSpec]) -> Result<Self, String> {
-        let mut offer = BTreeMap::<String, Most>::new();
+        let mut offer = BTreeMap::<String, KindLimit>::new();
         for device in devices {
             let most = offer.entry(device.kind.clone()).or_default();
             most.count = most.count.saturating_add(1);
@@ -54,7 +54,7 @@ impl Offer {
 
     /// Returns a description of the first part of this offer that exceeds `enrolled`, if
     /// any.
-    pub(crate) fn beyond(&self, enrolled: &Self) -> Option<String> {
+    pub(crate) fn excess_over(&self, enrolled: &Self) -> Option<String> {
         let mut kinds = self.0.iter();
         kinds.find_map(|(kind, most)| {
             let known = enrolled.0.get(kind).copied().unwrap_or_default();
@@ -67,12 +67,12 @@ impl Offer {
     }
 
     /// Returns each kind with its limits, in the order of kinds.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, Most)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, KindLimit)> {
         self.0.iter().map(|(kind, most)| (kind.as_str(), *most))
     }
 }
 
-impl Most {
+impl KindLimit {
     fn describe(self, kind: &str) -> String {
         match self.count {
             0 => format!("no {kind} device"),
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_goes_beyond_another_in_number_memory_or_kind() {
+    fn excess_is_in_number_memory_or_kind() {
         let enrolled = offer(&[("cuda", 4 << 30), ("cuda", 8 << 30), ("flex", 1 << 30)]);
         for within in [
             &[][..],
@@ -116,7 +116,7 @@ mod tests {
             &[("flex", 0)],
             &[("cuda", 8 << 30), ("cuda", 8 << 30), ("flex", 1 << 30)],
         ] {
-            assert_eq!(offer(within).beyond(&enrolled), None, "{within:?}");
+            assert_eq!(offer(within).excess_over(&enrolled), None, "{within:?}");
         }
         for (beyond, expected) in [
             (
@@ -132,13 +132,13 @@ mod tests {
                 "it offers 1 rocm device of 1.0 GiB at most and has enrolled no rocm device",
             ),
         ] {
-            let told = offer(beyond).beyond(&enrolled);
-            assert_eq!(told.as_deref(), Some(expected));
+            let excess = offer(beyond).excess_over(&enrolled);
+            assert_eq!(excess.as_deref(), Some(expected));
         }
     }
 
     #[test]
-    fn what_is_kept_of_an_offer_is_bounded() {
+    fn stored_offer_is_bounded() {
         let device = |kind: String| DeviceSpec {
             kind,
             name: "any".into(),

@@ -11,7 +11,7 @@ fn is_in(expected: &[(&str, Value)], entry: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
+async fn audit_log_records_admissions_grants_denials_and_ends() {
     let log = tempfile::tempdir().unwrap();
     let settings = Settings {
         directory: log.path().into(),
@@ -25,19 +25,20 @@ async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
     };
     let rig = Rig::with(options).await;
     let mut worker = rig.worker(7, 1).await;
-    rig.status_that(|status| status.workers.len() == 1).await;
+    rig.wait_for_status(|status| status.workers.len() == 1)
+        .await;
     let mut client = rig.client(9).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
     // Requests more devices than the pool has.
-    client.ask(2, 500).await;
+    client.request(2, 500).await;
     client.refused(2).await;
     client.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
     let wrong = Secret::new("0123456789abcdef");
     rig.status_with(&wrong).await.unwrap_err();
-    client.leave().await;
-    worker.leave().await;
+    client.close().await;
+    worker.close().await;
     // A worker whose stream breaks stays in the pool for a while, but the end of its stream
     // is logged at once.
     let path = log.path().join("audit.jsonl");
@@ -46,7 +47,7 @@ async fn everybody_who_is_let_in_served_turned_away_or_gone_is_on_record() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    within("eighth entry", last).await;
+    with_timeout("eighth entry", last).await;
     rig.scheduler.stop().await;
     // Dropping the last handle ensures that all entries are on disk.
     drop(audit);

@@ -12,14 +12,18 @@ impl Rig {
     async fn workers(&self) -> Vec<EnrolledWorker> {
         let mut admin = AdminClient::new(self.channel().await);
         let list = admin.list_workers(with_token(ListWorkersRequest {}, &self.admin_token));
-        within("answer", list).await.unwrap().into_inner().workers
+        with_timeout("answer", list)
+            .await
+            .unwrap()
+            .into_inner()
+            .workers
     }
 
     async fn remove(&self, name: &str) -> Result<bool, Status> {
         let mut admin = AdminClient::new(self.channel().await);
         let request = RemoveWorkerRequest { name: name.into() };
         let remove = admin.remove_worker(with_token(request, &self.admin_token));
-        let removed = within("answer", remove).await?;
+        let removed = with_timeout("answer", remove).await?;
         Ok(removed.into_inner().was_joined)
     }
 
@@ -49,19 +53,19 @@ impl Rig {
 }
 
 /// A token that the pool does not know.
-fn nothing() -> Secret {
+fn unknown_token() -> Secret {
     Secret::new("0123456789abcdef0123")
 }
 
 /// The registration of a test worker, changed to take another worker's name, id or
 /// certificate.
-fn posing(number: u64, change: impl FnOnce(&mut Register)) -> Register {
+fn impostor(number: u64, change: impl FnOnce(&mut Register)) -> Register {
     let mut register = register(number, 1);
     change(&mut register);
     register
 }
 
-/// A joined worker with a lease. [`remains`](Self::remains) checks that both are still
+/// A joined worker with a lease. [`assert_unaffected`](Self::assert_unaffected) checks that both are still
 /// there.
 struct Bystander {
     _worker: TestWorker,
@@ -73,7 +77,7 @@ impl Bystander {
     async fn join(rig: &Rig) -> Self {
         let worker = rig.worker(1, 2).await;
         let mut client = rig.client(1).await;
-        client.ask(1, 1).await;
+        client.request(1, 1).await;
         let lease = client.granted().await;
         Self {
             _worker: worker,
@@ -82,13 +86,13 @@ impl Bystander {
         }
     }
 
-    async fn remains(mut self, rig: &Rig) {
+    async fn assert_unaffected(mut self, rig: &Rig) {
         let status = rig.status().await;
         let names: Vec<_> = status.workers.iter().map(|worker| &*worker.name).collect();
         assert_eq!((names, status.leases), (vec!["w1"], 1));
         // The other device is granted on the same worker, with the worker's own
         // certificate.
-        self.client.ask(2, 1).await;
+        self.client.request(2, 1).await;
         let second = self.client.granted().await;
         assert_ne!(second.lease_id, self.lease.lease_id);
         let endpoint = second.devices[0].worker.clone().unwrap();
@@ -98,22 +102,22 @@ impl Bystander {
 }
 
 #[tokio::test]
-async fn nobody_with_the_workers_token_takes_the_place_of_a_live_worker() {
+async fn worker_token_cannot_replace_a_live_worker() {
     let rig = Rig::start().await;
     let bystander = Bystander::join(&rig).await;
     let before = rig.workers().await;
     let victim = register(1, 1);
     let cases = [
         (
-            posing(2, |rogue| rogue.name = victim.name.clone()),
+            impostor(2, |rogue| rogue.name = victim.name.clone()),
             "\"w1\" is enrolled with another key",
         ),
         (
-            posing(2, |rogue| rogue.worker_id = victim.worker_id),
+            impostor(2, |rogue| rogue.worker_id = victim.worker_id),
             "the worker's id is not its own",
         ),
         (
-            posing(2, |rogue| {
+            impostor(2, |rogue| {
                 rogue.worker_id = victim.worker_id;
                 rogue.start = victim.start.clone();
             }),
@@ -131,8 +135,11 @@ async fn nobody_with_the_workers_token_takes_the_place_of_a_live_worker() {
     // The victim's complete registration over a connection that proves another key, as in a
     // replay of the victim's first message.
     for rogue in [identity_of(2), identity_of(3)] {
-        let said = worker_message::Body::Register(victim.clone());
-        let (_, error) = error_of(rig.join_as(rogue, &rig.worker_token, said).await);
+        let outbound_receiver = worker_message::Body::Register(victim.clone());
+        let (_, error) = error_of(
+            rig.join_as(rogue, &rig.worker_token, outbound_receiver)
+                .await,
+        );
         let expected = "the worker registers another certificate than it shows";
         assert_eq!(
             (error.code(), &*error.message),
@@ -144,42 +151,47 @@ async fn nobody_with_the_workers_token_takes_the_place_of_a_live_worker() {
         before.len(),
         "nobody was enrolled"
     );
-    bystander.remains(&rig).await;
+    bystander.assert_unaffected(&rig).await;
 }
 
 #[tokio::test]
-async fn whoever_shows_no_certificate_is_told_so() {
+async fn join_without_certificate_is_refused() {
     let rig = Rig::start().await;
-    let (say, said) = mpsc::channel(16);
+    let (outbound, outbound_receiver) = mpsc::channel(16);
     let body = Some(worker_message::Body::Register(register(1, 1)));
-    say.try_send(WorkerMessage { body }).unwrap();
-    let request = with_token(ReceiverStream::new(said), &rig.worker_token);
+    outbound.try_send(WorkerMessage { body }).unwrap();
+    let request = with_token(ReceiverStream::new(outbound_receiver), &rig.worker_token);
     let mut workers = WorkersClient::new(rig.channel().await);
-    let (_, error) = error_of(within("answer", workers.join(request)).await);
+    let (_, error) = error_of(with_timeout("answer", workers.join(request)).await);
     assert_eq!(error.code(), ErrorCode::Enrolment);
     assert!(error.message.contains("this one shows none"), "{error}");
 }
 
 #[tokio::test]
-async fn a_worker_that_is_enrolled_needs_no_token_and_another_one_does() {
+async fn only_enrolled_workers_join_without_a_token() {
     let rig = Rig::start().await;
-    let (_, error) = error_of(rig.with_register(&nothing(), register(1, 1)).await);
+    let (_, error) = error_of(rig.with_register(&unknown_token(), register(1, 1)).await);
     assert_eq!(error.code(), ErrorCode::Token);
-    rig.worker(1, 2).await.leave().await;
-    rig.with_register(&nothing(), register(1, 2)).await.unwrap();
+    rig.worker(1, 2).await.close().await;
+    rig.with_register(&unknown_token(), register(1, 2))
+        .await
+        .unwrap();
     // The same after a restart of the scheduler.
-    let rig = rig.restarted().await;
-    let back = rig.with_register(&nothing(), register(1, 1)).await.unwrap();
-    let (_, error) = error_of(rig.with_register(&nothing(), register(2, 1)).await);
+    let rig = rig.restart().await;
+    let back = rig
+        .with_register(&unknown_token(), register(1, 1))
+        .await
+        .unwrap();
+    let (_, error) = error_of(rig.with_register(&unknown_token(), register(2, 1)).await);
     assert_eq!(error.code(), ErrorCode::Token);
     drop(back);
 }
 
 #[tokio::test]
-async fn a_worker_offers_no_more_than_it_enrolled_unless_its_token_is_good() {
+async fn larger_offers_need_a_valid_token() {
     let rig = Rig::start().await;
-    rig.worker(1, 2).await.leave().await;
-    let larger = posing(1, |worker| worker.devices[0].memory_bytes *= 2);
+    rig.worker(1, 2).await.close().await;
+    let larger = impostor(1, |worker| worker.devices[0].memory_bytes *= 2);
     for (more, expected) in [
         (
             register(1, 3),
@@ -190,28 +202,30 @@ async fn a_worker_offers_no_more_than_it_enrolled_unless_its_token_is_good() {
             "it offers 1 flex device of 2.0 GiB at most and has enrolled 2 flex devices of 1.0 GiB at most",
         ),
     ] {
-        let (_, error) = error_of(rig.with_register(&nothing(), more).await);
+        let (_, error) = error_of(rig.with_register(&unknown_token(), more).await);
         assert_eq!(error.code(), ErrorCode::Enrolment);
         assert!(error.message.contains(expected), "{error}");
     }
-    rig.worker(1, 3).await.leave().await;
+    rig.worker(1, 3).await.close().await;
     let devices = rig.workers().await[0].devices.clone();
     assert_eq!((devices[0].count, devices[0].memory_bytes), (3, 1 << 30));
-    rig.with_register(&nothing(), register(1, 3)).await.unwrap();
+    rig.with_register(&unknown_token(), register(1, 3))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
-async fn a_token_enrols_so_many_workers_for_so_long() {
+async fn token_limits_enrolments_by_count_and_time() {
     let rig = Rig::start().await;
     let two = rig.worker_token("two", Some(2), None).await;
     let _first = rig.with_register(&two, register(1, 1)).await.unwrap();
     rig.with_register(&two, register(2, 1))
         .await
         .unwrap()
-        .leave()
+        .close()
         .await;
     // Neither a worker that joins again nor a refused one counts as a use.
-    let taken = posing(3, |rogue| rogue.name = "w1".into());
+    let taken = impostor(3, |rogue| rogue.name = "w1".into());
     error_of(rig.with_register(&two, taken).await);
     rig.with_register(&two, register(2, 1)).await.unwrap();
     let (_, error) = error_of(rig.with_register(&two, register(3, 1)).await);
@@ -225,7 +239,7 @@ async fn a_token_enrols_so_many_workers_for_so_long() {
 }
 
 #[tokio::test]
-async fn many_at_once_use_a_token_as_often_as_it_may_be() {
+async fn concurrent_enrolments_respect_the_use_limit() {
     let rig = Rig::start().await;
     let three = rig.worker_token("three", Some(3), None).await;
     let joins = (1..=8).map(|n| rig.with_register(&three, register(n, 1)));
@@ -235,11 +249,11 @@ async fn many_at_once_use_a_token_as_often_as_it_may_be() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_removed_goes_with_its_leases_and_may_enrol_again() {
+async fn removed_worker_loses_leases_and_can_enrol_again() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
     assert!(rig.workers().await[0].joined);
     assert!(rig.remove("w1").await.unwrap());
@@ -248,18 +262,18 @@ async fn a_worker_that_is_removed_goes_with_its_leases_and_may_enrol_again() {
         ErrorCode::WorkerLost
     );
     let removed = loop {
-        match worker.hear().await {
+        match worker.recv().await {
             Ok(_) => {}
-            Err(status) => break refusal::error(&status).unwrap(),
+            Err(status) => break grpc_status::error(&status).unwrap(),
         }
     };
     assert_eq!(removed.code(), ErrorCode::Enrolment);
     assert!(removed.message.contains("\"w1\" was removed"), "{removed}");
     assert_eq!(rig.workers().await, []);
-    let (_, error) = error_of(rig.with_register(&nothing(), register(1, 1)).await);
+    let (_, error) = error_of(rig.with_register(&unknown_token(), register(1, 1)).await);
     assert_eq!(error.code(), ErrorCode::Token);
     // The name is free for another key, too.
-    let other = posing(2, |other| other.name = "w1".into());
+    let other = impostor(2, |other| other.name = "w1".into());
     rig.register(other).await.unwrap();
     let (_, error) = error_of(rig.remove("w7").await);
     assert!(
@@ -269,14 +283,14 @@ async fn a_worker_that_is_removed_goes_with_its_leases_and_may_enrol_again() {
 }
 
 #[tokio::test]
-async fn workers_go_with_the_token_that_they_enrolled_with() {
+async fn revoking_a_token_removes_its_workers() {
     let rig = Rig::start().await;
     let token = rig.worker_token("rack", None, None).await;
     let mut joined = rig.with_register(&token, register(1, 1)).await.unwrap();
     rig.with_register(&token, register(2, 1))
         .await
         .unwrap()
-        .leave()
+        .close()
         .await;
     let _kept = rig.worker(3, 1).await;
     let request = RevokeTokenRequest {
@@ -288,18 +302,18 @@ async fn workers_go_with_the_token_that_they_enrolled_with() {
         .revoke_token(with_token(request, &rig.admin_token))
         .await;
     assert_eq!(revoked.unwrap().into_inner().workers, 1);
-    while joined.hear().await.is_ok() {}
+    while joined.recv().await.is_ok() {}
     let names = rig.workers().await.into_iter().map(|worker| worker.name);
     assert_eq!(names.collect::<Vec<_>>(), ["w3"]);
-    let (_, error) = error_of(rig.with_register(&nothing(), register(2, 1)).await);
+    let (_, error) = error_of(rig.with_register(&unknown_token(), register(2, 1)).await);
     assert_eq!(error.code(), ErrorCode::Token);
 }
 
 #[tokio::test]
-async fn a_second_process_with_a_live_workers_key_is_turned_away() {
+async fn second_process_with_a_live_workers_key_is_refused() {
     let rig = Rig::start().await;
     let bystander = Bystander::join(&rig).await;
-    let again = posing(1, |again| {
+    let again = impostor(1, |again| {
         again.start = vec![9; identity::START_BYTES].into();
         let own = identity_of(1).fingerprint();
         again.worker_id = identity::worker_id(&own, &[9; identity::START_BYTES]).0;
@@ -307,5 +321,5 @@ async fn a_second_process_with_a_live_workers_key_is_turned_away() {
     let (_, error) = error_of(rig.register(again).await);
     assert_eq!(error.code(), ErrorCode::Enrolment);
     assert!(error.message.contains("in the pool already"), "{error}");
-    bystander.remains(&rig).await;
+    bystander.assert_unaffected(&rig).await;
 }

@@ -14,13 +14,13 @@ fn grant_of(lease: &Granted) -> grant::GrantNumber {
 }
 
 #[tokio::test]
-async fn grants_rise_from_lease_to_lease_and_over_a_restart() {
+async fn grant_numbers_rise_across_leases_and_restarts() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
     let mut last = grant::GrantNumber::ZERO;
     for request in 1..=3 {
-        client.ask(request, 1).await;
+        client.request(request, 1).await;
         let lease = client.granted().await;
         assert!(grant_of(&lease) > last);
         last = grant_of(&lease);
@@ -29,33 +29,33 @@ async fn grants_rise_from_lease_to_lease_and_over_a_restart() {
             grant: Some(last.into()),
         };
         let granted = worker_command::Body::Granted(announced);
-        assert_eq!(worker.hear_any().await.unwrap(), granted);
+        assert_eq!(worker.recv_any().await.unwrap(), granted);
         client.release(&lease).await;
-        match worker.hear_any().await.unwrap() {
+        match worker.recv_any().await.unwrap() {
             worker_command::Body::EndLease(end) => assert_eq!(end.grants, [announced]),
             other => panic!("{other:?} ends no lease"),
         }
         worker.released(lease.lease_id, &[]).await;
         let free = |status: &StatusReply| !status.workers[0].devices[0].ending;
-        rig.status_that(free).await;
+        rig.wait_for_status(free).await;
     }
-    let rig = rig.restarted().await;
+    let rig = rig.restart().await;
     let _worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
     assert!(grant_of(&lease) > last);
     assert!(grant_of(&lease).term > last.term);
 }
 
 #[tokio::test]
-async fn a_token_of_a_grant_that_a_worker_saw_end_is_void_at_a_new_scheduler() {
+async fn token_of_an_ended_grant_is_invalid_after_restart() {
     let rig = Rig::start().await;
     let _worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
-    let rig = rig.restarted().await;
+    let rig = rig.restart().await;
     let ended = DeviceGrant {
         device_index: 0,
         grant: Some(grant_of(&lease).into()),
@@ -65,22 +65,23 @@ async fn a_token_of_a_grant_that_a_worker_saw_end_is_void_at_a_new_scheduler() {
         ..register(1, 1)
     };
     let _worker = rig.register(register).await.unwrap();
-    rig.status_that(|status| status.workers.len() == 1).await;
+    rig.wait_for_status(|status| status.workers.len() == 1)
+        .await;
     let mut client = rig.client_holding(1, &[&lease]).await;
     client.ended(lease.lease_id).await;
     let mut other = rig.client(2).await;
-    other.ask(1, 1).await;
+    other.request(1, 1).await;
     assert!(grant_of(&other.granted().await) > grant_of(&lease));
 }
 
 #[tokio::test]
-async fn tokens_are_renewed_in_time_and_for_a_client_that_is_back() {
+async fn tokens_are_renewed_in_time_and_after_reattach() {
     let mut options = options();
     options.timing.lease_token_life = Duration::from_secs(1);
     let rig = Rig::with(options).await;
     let _worker = rig.worker(1, 2).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 2).await;
+    client.request(1, 2).await;
     let lease = client.granted().await;
     let mut last = claims(&lease.token);
     for _ in 0..2 {
@@ -95,7 +96,7 @@ async fn tokens_are_renewed_in_time_and_for_a_client_that_is_back() {
         assert_eq!(same, last, "and nothing else has changed");
         last = token;
     }
-    client.leave().await;
+    client.close().await;
     // The token that it presents expired long ago, but the lease goes on.
     let mut back = rig.client_holding(1, &[&lease]).await;
     let token = claims(&back.renewed(lease.lease_id).await);
@@ -104,12 +105,12 @@ async fn tokens_are_renewed_in_time_and_for_a_client_that_is_back() {
 }
 
 #[tokio::test]
-async fn a_client_that_may_open_nothing_new_gets_no_later_token() {
+async fn closed_client_gets_no_renewed_token() {
     use tensord_proto::v1::{RevokeTokenRequest, admin_client::AdminClient};
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
     let request = RevokeTokenRequest {
         name: "program".into(),
@@ -118,13 +119,13 @@ async fn a_client_that_may_open_nothing_new_gets_no_later_token() {
     let mut admin = AdminClient::new(rig.channel().await);
     let request = with_token(request, &rig.admin_token);
     admin.revoke_token(request).await.unwrap();
-    client.leave().await;
+    client.close().await;
     let mut back = rig.client_holding(1, &[&lease]).await;
     back.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
-    back.ask(2, 1).await;
+    back.request(2, 1).await;
     let next = loop {
-        let next = back.hear_any().await.unwrap();
+        let next = back.recv_any().await.unwrap();
         if next != Some(pool_message::Body::Beat(Beat {})) {
             break next;
         }
@@ -141,8 +142,8 @@ async fn a_heartbeat_is_answered_with_the_time() {
     let mut worker = rig.worker(1, 1).await;
     let heartbeat = worker_message::Body::Heartbeat(Heartbeat::default());
     for _ in 0..2 {
-        worker.say(heartbeat.clone()).await;
-        match worker.hear_any().await.unwrap() {
+        worker.send(heartbeat.clone()).await;
+        match worker.recv_any().await.unwrap() {
             worker_command::Body::Time(time) => {
                 assert!(time.time_ms >= worker.registered.time_ms);
                 assert!(time.time_ms - worker.registered.time_ms < 60_000);

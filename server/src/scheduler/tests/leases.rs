@@ -15,7 +15,7 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
     let mut client = rig.client(1).await;
     assert_eq!(client.hello.protocol, version::PROTOCOL_MAX);
     assert_eq!(client.hello.lease_expiry_ms, 3_600_000);
-    client.ask(7, 2).await;
+    client.request(7, 2).await;
     let granted = client.granted().await;
     assert_eq!(granted.request_id, 7);
     assert_eq!(granted.devices.len(), 2);
@@ -52,7 +52,7 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
 }
 
 #[tokio::test]
-async fn requests_wait_in_line_and_releases_move_it() {
+async fn requests_queue_and_advance_on_release() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
     let [mut first, mut second, mut third] = [
@@ -60,14 +60,14 @@ async fn requests_wait_in_line_and_releases_move_it() {
         rig.client(2).await,
         rig.client(3).await,
     ];
-    first.ask(1, 1).await;
+    first.request(1, 1).await;
     let lease = first.granted().await;
-    second.ask(1, 1).await;
+    second.request(1, 1).await;
     assert_eq!(second.queued(1).await, 1);
-    third.ask(1, 1).await;
+    third.request(1, 1).await;
     assert_eq!(third.queued(1).await, 2);
     second
-        .say(client_message::Body::Cancel(CancelRequest {
+        .send(client_message::Body::Cancel(CancelRequest {
             request_id: 1,
         }))
         .await;
@@ -80,32 +80,32 @@ async fn requests_wait_in_line_and_releases_move_it() {
 }
 
 #[tokio::test]
-async fn what_can_never_be_is_refused_with_its_reason() {
+async fn unsatisfiable_request_is_refused_with_reason() {
     let rig = Rig::start().await;
     let _worker = rig.worker(1, 2).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 3).await;
+    client.request(1, 3).await;
     let error = client.refused(1).await;
     assert_eq!(error.code(), ErrorCode::Unsatisfiable);
     assert_eq!(
         error.message,
         "asked for 3 devices of any kind; the pool has 2 flex (1.0 GiB)"
     );
-    client.ask(2, 0).await;
+    client.request(2, 0).await;
     assert_eq!(client.refused(2).await.code(), ErrorCode::Protocol);
 }
 
 #[tokio::test]
-async fn a_lease_outlives_its_clients_stream_for_a_while() {
+async fn lease_outlives_its_clients_stream_until_expiry() {
     let mut options = options();
     options.engine.lease_expiry = Duration::from_millis(100);
     let rig = Rig::with(options).await;
     let mut worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
     let mut waiting = rig.client(2).await;
-    waiting.ask(1, 1).await;
+    waiting.request(1, 1).await;
     assert_eq!(waiting.queued(1).await, 1);
     drop(client);
     assert_eq!(worker.end_lease().await, lease.lease_id);
@@ -113,31 +113,31 @@ async fn a_lease_outlives_its_clients_stream_for_a_while() {
 }
 
 #[tokio::test]
-async fn what_is_said_just_before_a_stream_ends_is_heard() {
+async fn messages_sent_before_a_stream_ends_are_processed() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
     // Repeated, because the message and the end of the stream could race. If the release
     // were lost, the lease would be held for an hour.
     for id in 1..=20 {
         let mut client = rig.client(id).await;
-        client.ask(1, 1).await;
+        client.request(1, 1).await;
         let lease = client.granted().await;
         client.release(&lease).await;
-        client.leave().await;
+        client.close().await;
         assert_eq!(worker.end_lease().await, lease.lease_id);
     }
 }
 
 #[tokio::test]
-async fn a_second_stream_of_a_client_takes_the_place_of_the_first() {
+async fn second_stream_of_a_client_replaces_the_first() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
     let mut old = rig.client(1).await;
-    old.ask(1, 1).await;
+    old.request(1, 1).await;
     let lease = old.granted().await;
     let mut new = rig.client_holding(1, &[&lease]).await;
-    assert_eq!(old.cut_off().await.code(), ErrorCode::Cancelled);
-    new.ask(2, 1).await;
+    assert_eq!(old.recv_stream_error().await.code(), ErrorCode::Cancelled);
+    new.request(2, 1).await;
     assert_eq!(new.queued(2).await, 1, "the lease is still held");
     new.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
@@ -151,17 +151,17 @@ async fn an_idle_stream_carries_beats() {
     let rig = Rig::with(options).await;
     let mut client = rig.client(1).await;
     for _ in 0..3 {
-        let beat = client.hear_any().await.unwrap();
+        let beat = client.recv_any().await.unwrap();
         assert_eq!(beat, Some(pool_message::Body::Beat(Beat {})));
     }
 }
 
 #[tokio::test]
-async fn status_tells_what_workers_last_said() {
+async fn status_shows_last_reported_usage() {
     let rig = Rig::start().await;
     let worker = rig.worker(1, 2).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     client.granted().await;
     let usage = DeviceUsage {
         sessions: 1,
@@ -176,10 +176,12 @@ async fn status_tells_what_workers_last_said() {
             out_of_service: Vec::new(),
         })
     };
-    worker.say(heartbeat(vec![DeviceUsage::default(); 9])).await;
-    worker.say(heartbeat(vec![usage])).await;
+    worker
+        .send(heartbeat(vec![DeviceUsage::default(); 9]))
+        .await;
+    worker.send(heartbeat(vec![usage])).await;
     let heard = |status: &StatusReply| status.workers[0].devices[0].ops_executed == 99;
-    let status = rig.status_that(heard).await;
+    let status = rig.wait_for_status(heard).await;
     assert_eq!((status.leases, status.waiting_requests), (1, 0));
     assert_eq!(status.workers[0].address, "127.0.0.1:7001");
     let devices = &status.workers[0].devices;
@@ -193,10 +195,10 @@ async fn a_device_is_not_free_before_its_worker_has_released_it() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 2).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 2).await;
+    client.request(1, 2).await;
     let lease = client.granted().await;
     client.release(&lease).await;
-    assert_eq!(worker.told_to_end().await, lease.lease_id);
+    assert_eq!(worker.recv_end_lease().await, lease.lease_id);
     let usage = DeviceUsage {
         live_bytes: 9,
         ..DeviceUsage::default()
@@ -205,12 +207,14 @@ async fn a_device_is_not_free_before_its_worker_has_released_it() {
         usage: vec![usage, usage],
         out_of_service: Vec::new(),
     };
-    worker.say(worker_message::Body::Heartbeat(heartbeat)).await;
-    client.ask(2, 2).await;
+    worker
+        .send(worker_message::Body::Heartbeat(heartbeat))
+        .await;
+    client.request(2, 2).await;
     assert_eq!(client.queued(2).await, 1);
     worker.released(lease.lease_id, &[1]).await;
     let status = rig
-        .status_that(|status| !status.workers[0].devices[0].ending)
+        .wait_for_status(|status| !status.workers[0].devices[0].ending)
         .await;
     let [first, second] = &status.workers[0].devices[..] else {
         panic!("{status:?}");
@@ -219,15 +223,15 @@ async fn a_device_is_not_free_before_its_worker_has_released_it() {
     // The tenant of the lease that ended on the second device is no longer known, so its
     // usage is hidden.
     assert_eq!((first.live_bytes, second.live_bytes), (9, 0));
-    client.ask(3, 1).await;
+    client.request(3, 1).await;
     client.granted().await;
     worker.released(lease.lease_id, &[]).await;
     let free = |status: &StatusReply| !status.workers[0].devices[1].ending;
-    rig.status_that(free).await;
+    rig.wait_for_status(free).await;
 }
 
 #[tokio::test]
-async fn a_device_out_of_service_is_shown_with_its_reason_and_waited_for() {
+async fn device_out_of_service_is_shown_and_requests_wait() {
     let rig = Rig::start().await;
     let worker = rig.worker(1, 1).await;
     let heartbeat = |out_of_service| {
@@ -240,31 +244,33 @@ async fn a_device_out_of_service_is_shown_with_its_reason_and_waited_for() {
         device_index: 0,
         reason: "it is stuck\n".into(),
     };
-    worker.say(heartbeat(vec![out])).await;
+    worker.send(heartbeat(vec![out])).await;
     let status = rig
-        .status_that(|status| !status.workers[0].devices[0].out_of_service.is_empty())
+        .wait_for_status(|status| !status.workers[0].devices[0].out_of_service.is_empty())
         .await;
     let device = &status.workers[0].devices[0];
     assert_eq!(device.out_of_service, "it is stuck\\n");
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     assert_eq!(client.queued(1).await, 1);
-    worker.say(heartbeat(Vec::new())).await;
+    worker.send(heartbeat(Vec::new())).await;
     client.granted().await;
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_keeps_its_leases_until_it_says_that_it_left() {
+async fn leaving_worker_keeps_leases_until_it_has_left() {
     let rig = Rig::start().await;
     let worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
-    worker.say(worker_message::Body::Leaving(Leaving {})).await;
-    let status = rig.status_that(|status| status.workers[0].draining).await;
+    worker.send(worker_message::Body::Leaving(Leaving {})).await;
+    let status = rig
+        .wait_for_status(|status| status.workers[0].draining)
+        .await;
     assert!(status.workers[0].devices[0].leased);
-    worker.say(worker_message::Body::Left(Left {})).await;
-    worker.leave().await;
+    worker.send(worker_message::Body::Left(Left {})).await;
+    worker.close().await;
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);
     let id = worker_id(1);
@@ -276,16 +282,16 @@ async fn a_scheduler_about_to_stop_grants_nothing() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 1).await;
     let mut holder = rig.client(1).await;
-    holder.ask(1, 1).await;
+    holder.request(1, 1).await;
     let lease = holder.granted().await;
     let mut waiting = rig.client(2).await;
-    waiting.ask(1, 1).await;
+    waiting.request(1, 1).await;
     assert_eq!(waiting.queued(1).await, 1);
     rig.scheduler.stop_granting().await;
-    holder.ask(2, 1).await;
+    holder.request(2, 1).await;
     assert_eq!(holder.refused(2).await.code(), ErrorCode::Draining);
     holder.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
     assert_eq!(waiting.refused(1).await.code(), ErrorCode::Draining);
-    rig.status_that(|status| status.leases == 0).await;
+    rig.wait_for_status(|status| status.leases == 0).await;
 }

@@ -21,12 +21,12 @@ fn other_version() -> Hello {
 }
 
 #[tokio::test]
-async fn each_call_takes_its_own_token_only() {
+async fn each_call_accepts_only_its_roles() {
     let rig = Rig::start().await;
     let unknown = Secret::new("0123456789abcdef");
     let hello = || client_hello(version::hello());
     let joining = || worker_message::Body::Register(register(1, 1));
-    for (token, said) in [
+    for (token, expected_text) in [
         (&unknown, "not one of this pool"),
         (&rig.worker_token, "this is the worker token"),
     ] {
@@ -38,10 +38,10 @@ async fn each_call_takes_its_own_token_only() {
                 (code, error.code()),
                 (Code::Unauthenticated, ErrorCode::Token)
             );
-            assert!(error.message.contains(said), "{error}");
+            assert!(error.message.contains(expected_text), "{error}");
         }
     }
-    for (token, said) in [
+    for (token, expected_text) in [
         (&unknown, "not one of this pool"),
         (&rig.client_token, "this is the client token"),
     ] {
@@ -50,12 +50,12 @@ async fn each_call_takes_its_own_token_only() {
             (code, error.code()),
             (Code::Unauthenticated, ErrorCode::Token)
         );
-        assert!(error.message.contains(said), "{error}");
+        assert!(error.message.contains(expected_text), "{error}");
     }
 }
 
 #[tokio::test]
-async fn another_version_is_told_both_versions() {
+async fn version_mismatch_error_names_both_versions() {
     let rig = Rig::start().await;
     let (code, error) = error_of(
         rig.attach(&rig.client_token, client_hello(other_version()))
@@ -91,10 +91,10 @@ async fn a_stream_must_begin_with_its_hello() {
     let (_, error) = error_of(rig.join(&rig.worker_token, leaving).await);
     assert_eq!(error.code(), ErrorCode::Protocol);
 
-    let (_silent, said) = mpsc::channel::<ClientMessage>(1);
-    let request = with_token(ReceiverStream::new(said), &rig.client_token);
+    let (_silent, expected_text) = mpsc::channel::<ClientMessage>(1);
+    let request = with_token(ReceiverStream::new(expected_text), &rig.client_token);
     let mut client = PoolClient::new(rig.channel().await);
-    let (_, error) = error_of(within("answer", client.attach(request)).await);
+    let (_, error) = error_of(with_timeout("answer", client.attach(request)).await);
     assert_eq!(error.message, "there was no hello within 50ms");
 }
 
@@ -164,28 +164,28 @@ async fn a_registration_is_checked() {
 }
 
 #[tokio::test]
-async fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
+async fn protocol_violation_ends_only_the_violators_stream() {
     let rig = Rig::start().await;
     let mut bystander = rig.client(1).await;
     let mut client = rig.client(2).await;
-    client.say(client_hello(version::hello())).await;
+    client.send(client_hello(version::hello())).await;
     assert_eq!(
-        client.cut_off().await.message,
+        client.recv_stream_error().await.message,
         "a second hello on one stream"
     );
 
     let mut client = rig.client(3).await;
-    client.say(request_of_kind("\u{7}".into())).await;
-    assert_eq!(client.cut_off().await.code(), ErrorCode::Protocol);
+    client.send(request_of_kind("\u{7}".into())).await;
+    assert_eq!(client.recv_stream_error().await.code(), ErrorCode::Protocol);
 
     let mut worker = rig.worker(1, 1).await;
     worker
-        .say(worker_message::Body::Register(register(1, 1)))
+        .send(worker_message::Body::Register(register(1, 1)))
         .await;
-    let (_, error) = error_of(worker.hear().await);
+    let (_, error) = error_of(worker.recv().await);
     assert_eq!(error.code(), ErrorCode::Protocol);
 
-    bystander.ask(1, 9).await;
+    bystander.request(1, 9).await;
     assert_eq!(bystander.refused(1).await.code(), ErrorCode::Unsatisfiable);
 }
 
@@ -203,9 +203,9 @@ async fn a_message_over_the_limit_ends_its_stream_only() {
     let rig = Rig::start().await;
     let mut client = rig.client(1).await;
     client
-        .say(request_of_kind("x".repeat(MAX_MESSAGE_BYTES)))
+        .send(request_of_kind("x".repeat(MAX_MESSAGE_BYTES)))
         .await;
-    while let Ok(Some(pool_message::Body::Beat(_))) = client.hear_any().await {}
+    while let Ok(Some(pool_message::Body::Beat(_))) = client.recv_any().await {}
     rig.client(1).await;
 }
 
@@ -218,9 +218,9 @@ async fn a_silent_worker_is_cut_off_and_its_lease_ends() {
     let mut worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
     assert_eq!(worker.registered.heartbeat_ms, 20);
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
-    let (_, error) = error_of(worker.hear().await);
+    let (_, error) = error_of(worker.recv().await);
     assert_eq!(error.message, "nothing was heard for 80ms");
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);

@@ -20,17 +20,17 @@ async fn restarted_with_a_lease() -> (Rig, Granted) {
     let rig = Rig::start().await;
     let _worker = rig.worker(1, 1).await;
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
-    (rig.restarted().await, lease)
+    (rig.restart().await, lease)
 }
 
 #[tokio::test]
-async fn a_lease_goes_on_when_its_worker_and_its_client_are_back() {
+async fn lease_survives_restart_when_worker_and_client_return() {
     let (rig, lease) = restarted_with_a_lease().await;
     let mut worker = rig.register(holding(1, &lease)).await.unwrap();
     let mut other = rig.client(2).await;
-    other.ask(1, 1).await;
+    other.request(1, 1).await;
     assert_eq!(other.queued(1).await, 1, "the device is taken");
     let client = rig.client_holding(1, &[&lease]).await;
     assert_eq!(rig.status().await.leases, 1);
@@ -40,11 +40,11 @@ async fn a_lease_goes_on_when_its_worker_and_its_client_are_back() {
 }
 
 #[tokio::test]
-async fn the_client_may_be_back_first() {
+async fn client_can_return_before_its_worker() {
     let (rig, lease) = restarted_with_a_lease().await;
     let mut client = rig.client_holding(1, &[&lease]).await;
     let mut worker = rig.register(holding(1, &lease)).await.unwrap();
-    client.ask(2, 1).await;
+    client.request(2, 1).await;
     assert_eq!(client.queued(2).await, 1, "the device is taken");
     client.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
@@ -52,29 +52,29 @@ async fn the_client_may_be_back_first() {
 }
 
 #[tokio::test]
-async fn what_a_worker_has_not_released_is_not_granted_by_the_next_scheduler() {
+async fn unreleased_devices_are_not_granted_after_restart() {
     let (rig, lease) = restarted_with_a_lease().await;
     let mut register = holding(1, &lease);
     register.held[0].ended = true;
     let mut worker = rig.register(register).await.unwrap();
-    assert_eq!(worker.told_to_end().await, lease.lease_id);
+    assert_eq!(worker.recv_end_lease().await, lease.lease_id);
     let mut client = rig.client_holding(1, &[&lease]).await;
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost, "{error}");
-    client.ask(2, 1).await;
+    client.request(2, 1).await;
     assert_eq!(client.queued(2).await, 1);
     worker.released(lease.lease_id, &[]).await;
     client.granted().await;
 }
 
 #[tokio::test]
-async fn a_scheduler_that_stops_says_so() {
+async fn stopping_scheduler_announces_it() {
     let rig = Rig::start().await;
     let mut client = rig.client(1).await;
     let mut worker = rig.worker(1, 1).await;
-    within("stop", rig.scheduler.stop()).await;
-    let (_, error) = error_of(worker.hear().await);
-    for error in [client.cut_off().await, error] {
+    with_timeout("stop", rig.scheduler.stop()).await;
+    let (_, error) = error_of(worker.recv().await);
+    for error in [client.recv_stream_error().await, error] {
         assert_eq!(error.code(), ErrorCode::Draining);
     }
 }
@@ -84,16 +84,16 @@ async fn streams_to_a_scheduler_that_dies_end() {
     let rig = Rig::start().await;
     let mut client = rig.client(1).await;
     let mut worker = rig.worker(1, 1).await;
-    let _new = rig.restarted().await;
-    while let Ok(Some(_)) = client.hear_any().await {}
+    let _new = rig.restart().await;
+    while let Ok(Some(_)) = client.recv_any().await {}
     assert!(!matches!(
-        within("end", worker.hear.message()).await,
+        with_timeout("end", worker.inbound.message()).await,
         Ok(Some(_))
     ));
 }
 
 #[tokio::test]
-async fn a_token_that_proves_nothing_is_answered_with_the_leases_end() {
+async fn invalid_lease_token_is_answered_with_lease_ended() {
     let (rig, lease) = restarted_with_a_lease().await;
     // Another client's token.
     let mut thief = rig.client_holding(2, &[&lease]).await;
@@ -107,7 +107,7 @@ async fn a_token_that_proves_nothing_is_answered_with_the_leases_end() {
         lease_tokens: vec![vec![1; 65].into()],
         ..hello_of(3)
     };
-    let said = client_message::Body::Hello(hello);
-    let (_, error) = error_of(rig.attach(&rig.client_token, said).await);
+    let first_message = client_message::Body::Hello(hello);
+    let (_, error) = error_of(rig.attach(&rig.client_token, first_message).await);
     assert_eq!(error.code(), ErrorCode::Protocol);
 }

@@ -47,19 +47,19 @@ async fn administration_takes_an_admin_token() {
     for token in [&rig.client_token, &rig.worker_token, &Secret::new("x")] {
         let mut admin = rig.admin().await;
         let list = admin.list_tokens(with_token(ListTokensRequest {}, token));
-        let (_, error) = error_of(within("answer", list).await);
+        let (_, error) = error_of(with_timeout("answer", list).await);
         assert_eq!(error.code(), ErrorCode::Token);
         let request = RevokeTokenRequest {
             name: "program".into(),
             keep_leases: false,
         };
         let revoke = admin.revoke_token(with_token(request, token));
-        error_of(within("answer", revoke).await);
+        error_of(with_timeout("answer", revoke).await);
     }
     let list = with_token(ListTokensRequest {}, &rig.admin_token);
     let tokens = rig.admin().await.list_tokens(list).await.unwrap();
     let tokens = tokens.into_inner().tokens;
-    let told: Vec<_> = tokens
+    let reply: Vec<_> = tokens
         .iter()
         .map(|token| (&*token.name, &*token.role, &*token.standing))
         .collect();
@@ -68,36 +68,36 @@ async fn administration_takes_an_admin_token() {
         ("worker", "worker", "good"),
         ("admin", "admin", "good"),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reply, expected);
 }
 
 #[tokio::test]
-async fn what_hangs_on_a_revoked_token_ends_and_nothing_else() {
+async fn revocation_ends_only_dependent_streams_and_leases() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 3).await;
     let token = rig.create("ci", "program", "default").await;
-    let mut revoked = rig.client_showing(&token, 1, vec![]).await.unwrap();
-    revoked.ask(1, 1).await;
+    let mut revoked = rig.client_with_tokens(&token, 1, vec![]).await.unwrap();
+    revoked.request(1, 1).await;
     let lease = revoked.granted().await;
-    let mut away = rig.client_showing(&token, 2, vec![]).await.unwrap();
-    away.ask(1, 1).await;
+    let mut away = rig.client_with_tokens(&token, 2, vec![]).await.unwrap();
+    away.request(1, 1).await;
     let left = away.granted().await;
-    away.leave().await;
+    away.close().await;
     let mut other = rig.client(3).await;
-    other.ask(1, 1).await;
+    other.request(1, 1).await;
     let kept = other.granted().await;
 
-    let told = rig.revoke("ci", false).await;
-    assert_eq!((told.clients, told.workers), (2, 0));
+    let reply = rig.revoke("ci", false).await;
+    assert_eq!((reply.clients, reply.workers), (2, 0));
     let error = revoked.ended(lease.lease_id).await;
     assert!(error.message.contains("revoked"), "{error}");
-    assert_eq!(revoked.cut_off().await.code(), ErrorCode::Token);
+    assert_eq!(revoked.recv_stream_error().await.code(), ErrorCode::Token);
     let mut ended = [worker.end_lease().await, worker.end_lease().await];
     let mut expected = [lease.lease_id, left.lease_id];
     ended.sort_unstable();
     expected.sort_unstable();
     assert_eq!(ended, expected);
-    let back = rig.client_showing(&token, 1, vec![lease.token]).await;
+    let back = rig.client_with_tokens(&token, 1, vec![lease.token]).await;
     assert_eq!(error_of(back).1.code(), ErrorCode::Token);
     assert_eq!(rig.status().await.leases, 1);
     other.release(&kept).await;
@@ -105,26 +105,26 @@ async fn what_hangs_on_a_revoked_token_ends_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn leases_that_are_kept_run_out_and_nothing_new_begins() {
+async fn kept_leases_continue_without_new_ones() {
     let rig = Rig::start().await;
     let mut worker = rig.worker(1, 2).await;
     let token = rig.create("ci", "program", "default").await;
-    let mut client = rig.client_showing(&token, 1, vec![]).await.unwrap();
-    client.ask(1, 2).await;
+    let mut client = rig.client_with_tokens(&token, 1, vec![]).await.unwrap();
+    client.request(1, 2).await;
     let lease = client.granted().await;
-    let mut waiting = rig.client_showing(&token, 2, vec![]).await.unwrap();
-    waiting.ask(1, 1).await;
+    let mut waiting = rig.client_with_tokens(&token, 2, vec![]).await.unwrap();
+    waiting.request(1, 1).await;
     assert_eq!(waiting.queued(1).await, 1);
 
-    let told = rig.revoke("ci", true).await;
-    assert_eq!((told.clients, told.workers), (0, 0));
-    client.ask(2, 1).await;
+    let reply = rig.revoke("ci", true).await;
+    assert_eq!((reply.clients, reply.workers), (0, 0));
+    client.request(2, 1).await;
     assert_eq!(client.refused(2).await.code(), ErrorCode::Token);
     // Its connection breaks, and it attaches again with its lease.
-    client.leave().await;
+    client.close().await;
     let held = vec![lease.token.clone()];
-    let client = rig.client_showing(&token, 1, held).await.unwrap();
-    let fresh = rig.client_showing(&token, 9, vec![]).await;
+    let client = rig.client_with_tokens(&token, 1, held).await.unwrap();
+    let fresh = rig.client_with_tokens(&token, 9, vec![]).await;
     assert_eq!(error_of(fresh).1.code(), ErrorCode::Token);
     client.release(&lease).await;
     assert_eq!(worker.end_lease().await, lease.lease_id);
@@ -133,7 +133,7 @@ async fn leases_that_are_kept_run_out_and_nothing_new_begins() {
 }
 
 #[tokio::test]
-async fn two_strings_are_good_while_a_token_rotates() {
+async fn old_and_new_string_are_valid_during_rotation() {
     let rig = Rig::start().await;
     let made = rig.rotate("program", 3_600_000).await;
     assert_eq!(made.info.unwrap().standing, "rotating");
@@ -147,7 +147,7 @@ async fn two_strings_are_good_while_a_token_rotates() {
 }
 
 #[tokio::test]
-async fn what_has_expired_opens_nothing_new() {
+async fn expired_token_opens_nothing_new() {
     let rig = Rig::start().await;
     let _worker = rig.worker(1, 1).await;
     let request = CreateTokenRequest {
@@ -160,24 +160,24 @@ async fn what_has_expired_opens_nothing_new() {
     let request = with_token(request, &rig.admin_token);
     let made = rig.admin().await.create_token(request).await.unwrap();
     let token = Secret::new(made.into_inner().token);
-    let refused = rig.client_showing(&token, 1, vec![]).await;
+    let refused = rig.client_with_tokens(&token, 1, vec![]).await;
     let (_, error) = error_of(refused);
     assert!(error.message.contains("has expired"), "{error}");
     error_of(rig.status_with(&token).await);
 }
 
 #[tokio::test]
-async fn tenants_see_nothing_of_each_other() {
+async fn tenants_cannot_see_each_other() {
     let rig = Rig::start().await;
     let worker = rig.worker(1, 3).await;
     let (red, blue) = (
         rig.create("red", "program", "red").await,
         rig.create("blue", "program", "blue").await,
     );
-    let mut client = rig.client_showing(&red, 1, vec![]).await.unwrap();
-    client.ask(1, 1).await;
+    let mut client = rig.client_with_tokens(&red, 1, vec![]).await.unwrap();
+    client.request(1, 1).await;
     let lease = client.granted().await;
-    client.ask(2, 3).await;
+    client.request(2, 3).await;
     client.queued(2).await;
     let usage = DeviceUsage {
         sessions: 2,
@@ -189,9 +189,9 @@ async fn tenants_see_nothing_of_each_other() {
         usage: vec![usage; 3],
         out_of_service: Vec::new(),
     };
-    worker.say(worker_message::Body::Heartbeat(usage)).await;
+    worker.send(worker_message::Body::Heartbeat(usage)).await;
     let has_usage = |status: &StatusReply| status.workers[0].devices[1].sessions == 2;
-    rig.status_that(has_usage).await;
+    rig.wait_for_status(has_usage).await;
     let shown = async |token: &Secret| {
         let status = rig.status_with(token).await.unwrap();
         let devices = &status.workers[0].devices;
@@ -211,7 +211,7 @@ async fn tenants_see_nothing_of_each_other() {
     assert_eq!(shown(&rig.admin_token).await, (1, 1, (2, 3, 4), 4));
     // The same client id and lease token prove nothing under another tenant.
     let mut thief = rig
-        .client_showing(&blue, 9, vec![lease.token.clone()])
+        .client_with_tokens(&blue, 9, vec![lease.token.clone()])
         .await
         .unwrap();
     assert_eq!(thief.ended(lease.lease_id).await.code(), ErrorCode::Lease);
@@ -223,18 +223,18 @@ async fn a_revoked_workers_token_ends_its_workers_and_their_leases() {
     let rig = Rig::start().await;
     let token = rig.create("host", "worker", "default").await;
     let register = register(1, 1);
-    let said = worker_message::Body::Register(register);
-    let mut worker = rig.join(&token, said.clone()).await.unwrap();
+    let first_message = worker_message::Body::Register(register);
+    let mut worker = rig.join(&token, first_message.clone()).await.unwrap();
     let mut client = rig.client(1).await;
-    client.ask(1, 1).await;
+    client.request(1, 1).await;
     let lease = client.granted().await;
-    let told = rig.revoke("host", false).await;
-    assert_eq!((told.clients, told.workers), (0, 1));
+    let reply = rig.revoke("host", false).await;
+    assert_eq!((reply.clients, reply.workers), (0, 1));
     let ended = client.ended(lease.lease_id).await;
     assert_eq!(ended.code(), ErrorCode::WorkerLost);
-    while worker.hear().await.is_ok() {}
+    while worker.recv().await.is_ok() {}
     assert_eq!(
-        error_of(rig.join(&token, said).await).1.code(),
+        error_of(rig.join(&token, first_message).await).1.code(),
         ErrorCode::Token
     );
 }

@@ -15,14 +15,14 @@ use super::{StateError, files};
 
 /// A value with a copy on disk; see the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Ledger<T> {
+pub(crate) struct Persisted<T> {
     path: PathBuf,
     current: RwLock<Arc<T>>,
     /// Held during a change, including its write to disk.
-    changing: Mutex<()>,
+    write_lock: Mutex<()>,
 }
 
-impl<T: Clone + Default + Serialize + DeserializeOwned> Ledger<T> {
+impl<T: Clone + Default + Serialize + DeserializeOwned> Persisted<T> {
     /// Reads the value from the file at `path`; takes the default if there is none.
     pub(super) fn open(path: &Path) -> Result<Self, StateError> {
         let value = match files::read_private(path)? {
@@ -35,7 +35,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned> Ledger<T> {
         Ok(Self {
             path: path.into(),
             current: RwLock::new(Arc::new(value)),
-            changing: Mutex::default(),
+            write_lock: Mutex::default(),
         })
     }
 
@@ -56,7 +56,10 @@ impl<T: Clone + Default + Serialize + DeserializeOwned> Ledger<T> {
         change: impl FnOnce(&mut T) -> Result<R, E>,
     ) -> Result<R, E> {
         // Poisoning can be ignored: a change that panicked has not stored its value.
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self
+            .write_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut value = T::clone(&self.read());
         let result = change(&mut value)?;
         let content = serde_json::to_vec(&value).map_err(|e| {

@@ -18,17 +18,17 @@ use crate::scheduler::access::UnixMillis;
 pub(crate) const MAX_WORKERS: usize = 4096;
 
 /// The time after which an unseen worker may be removed to make room for another.
-const STALE: Duration = Duration::from_secs(30 * 86_400);
+const STALE_AFTER: Duration = Duration::from_secs(30 * 86_400);
 
 /// The resolution of the last-seen time, which limits the writes to disk.
-const SEEN_STEP: Duration = Duration::from_secs(86_400);
+const SEEN_RESOLUTION: Duration = Duration::from_secs(86_400);
 
 /// The longest worker name, in bytes: the limit of DNS for host names.
 const MAX_NAME_BYTES: usize = 253;
 
 /// All enrolled workers of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Book {
+pub(crate) struct WorkerRegistry {
     workers: BTreeMap<String, Enrolled>,
 }
 
@@ -53,7 +53,7 @@ struct Certificate(Fingerprint);
 
 /// A worker that wants to join and has proved that it has the key of its certificate.
 #[derive(Clone, Debug)]
-pub(crate) struct Joining {
+pub(crate) struct JoinRequest {
     pub(crate) name: String,
     pub(crate) certificate: Fingerprint,
     pub(crate) offer: Offer,
@@ -61,14 +61,14 @@ pub(crate) struct Joining {
 
 /// The standing of a worker that wants to join.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum EnrolmentStatus {
     /// It may join. `note` is true if its last-seen time is out of date.
-    Enrolled { note: bool },
+    Enrolled { update_seen: bool },
     /// It may join once it is enrolled.
     New,
     /// It may join once its larger offer is enrolled. The text names what exceeds the
     /// enrolled one.
-    Beyond(String),
+    ExceedsOffer(String),
 }
 
 /// The reason why a worker may not join with any token.
@@ -101,13 +101,17 @@ pub(crate) enum EnrolError {
     Full,
 }
 
-impl Book {
+impl WorkerRegistry {
     /// Returns the standing of `joining` at `now`.
     ///
     /// # Errors
     ///
     /// If the worker may not join with any token.
-    pub(crate) fn place(&self, joining: &Joining, now: UnixMillis) -> Result<Place, EnrolError> {
+    pub(crate) fn status(
+        &self,
+        joining: &JoinRequest,
+        now: UnixMillis,
+    ) -> Result<EnrolmentStatus, EnrolError> {
         let name = &joining.name;
         let Some(known) = self.workers.get(name) else {
             return match self.name_of(&joining.certificate) {
@@ -116,35 +120,35 @@ impl Book {
                     name: name.clone(),
                 }),
                 None if !is_name(name) => Err(EnrolError::Name(name.chars().take(80).collect())),
-                None => Ok(Place::New),
+                None => Ok(EnrolmentStatus::New),
             };
         };
         if known.certificate.0 != joining.certificate {
             return Err(EnrolError::Taken(name.clone()));
         }
-        Ok(match joining.offer.beyond(&known.offer) {
-            Some(beyond) => Place::Beyond(beyond),
-            None => Place::Enrolled {
-                note: known.seen.after(SEEN_STEP) <= now,
+        Ok(match joining.offer.excess_over(&known.offer) {
+            Some(beyond) => EnrolmentStatus::ExceedsOffer(beyond),
+            None => EnrolmentStatus::Enrolled {
+                update_seen: known.seen.after(SEEN_RESOLUTION) <= now,
             },
         })
     }
 
     /// Enrols `joining`, or updates its offer, with the token of this name. If the registry
     /// is full, removes the worker that has been unseen for longest, if that is longer than
-    /// [`STALE`] and the worker is not `live`.
+    /// [`STALE_AFTER`] and the worker is not `live`.
     ///
     /// # Errors
     ///
     /// If the worker may not join with any token, or the registry is full.
     pub(crate) fn enrol(
         &mut self,
-        joining: Joining,
+        joining: JoinRequest,
         token: &str,
         live: impl Fn(&str) -> bool,
         now: UnixMillis,
     ) -> Result<(), EnrolError> {
-        if self.place(&joining, now)? == Place::New {
+        if self.status(&joining, now)? == EnrolmentStatus::New {
             self.make_room(live, now)?;
         }
         let enrolled = Enrolled {
@@ -169,7 +173,7 @@ impl Book {
         let stale = self
             .workers
             .iter()
-            .filter(|(name, worker)| worker.seen.after(STALE) <= now && !live(name));
+            .filter(|(name, worker)| worker.seen.after(STALE_AFTER) <= now && !live(name));
         let oldest = stale.min_by_key(|(_, worker)| worker.seen);
         let name = oldest.map(|(name, _)| name.clone());
         self.workers.remove(&name.ok_or(EnrolError::Full)?);
@@ -177,7 +181,7 @@ impl Book {
     }
 
     /// Records `now` as the last-seen time of the worker of this name.
-    pub(crate) fn note(&mut self, name: &str, now: UnixMillis) {
+    pub(crate) fn record_seen(&mut self, name: &str, now: UnixMillis) {
         if let Some(worker) = self.workers.get_mut(name) {
             worker.seen = now;
         }

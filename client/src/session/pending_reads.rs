@@ -6,7 +6,7 @@ use burn_backend::{Bytes, DType, ExecutionError, Shape, TensorData};
 use burn_ir::TensorIr;
 use tensord_proto::{
     aligned,
-    bulk::{Gathered, Gathering, INLINE_BYTES},
+    bulk::{ChunkResult, INLINE_BYTES, PayloadAssembler},
     codec::decode_type,
     v1::{Chunk, Synced, Value, tensor_value, value},
 };
@@ -30,7 +30,7 @@ impl Delivery {
 }
 
 /// The rule that the worker broke; the session cannot go on.
-pub(super) type Broken = String;
+pub(super) type BrokenRule = String;
 
 /// Reads that wait for their values. A large value comes in two parts that may
 /// overtake each other: its type on one track, its payload on the other.
@@ -39,7 +39,7 @@ pub(super) type Broken = String;
 /// shape and dtype, and payloads that no reply has announced yet have no more bytes than the
 /// pending reads.
 #[derive(Default)]
-pub(super) struct Values {
+pub(super) struct PendingReads {
     reads: HashMap<u64, PendingRead>,
     /// Bytes of the reads without a reply.
     pending_bytes: usize,
@@ -48,7 +48,7 @@ pub(super) struct Values {
     /// Payloads that no reply has announced yet, by number.
     arrived: HashMap<u64, Bytes>,
     arrived_bytes: usize,
-    gathering: Gathering<()>,
+    gathering: PayloadAssembler<()>,
     /// Number of complete payloads.
     payloads: u64,
 }
@@ -63,7 +63,7 @@ struct PendingRead {
     announced: Option<(Shape, DType)>,
 }
 
-impl Values {
+impl PendingReads {
     /// Adds a read of `tensor`. Returns whether its value comes as a payload.
     pub(super) fn expect(
         &mut self,
@@ -89,7 +89,7 @@ impl Values {
         self.reads.into_values().map(|pending| pending.answer)
     }
 
-    pub(super) fn value(&mut self, value: Value) -> Result<Option<Delivery>, Broken> {
+    pub(super) fn value(&mut self, value: Value) -> Result<Option<Delivery>, BrokenRule> {
         let request = value.request_id;
         let waiting = self.reads.len() as u64;
         let pending = self.reads.get_mut(&request);
@@ -104,7 +104,7 @@ impl Values {
             }
             Some(value::Result::Fault(fault)) => {
                 let error = ExecutionError::with_context(fault.to_string());
-                return Ok(self.answered(request, Err(error)));
+                return Ok(self.finish(request, Err(error)));
             }
             None => return Err(format!("the answer to read {request} is empty")),
         };
@@ -135,20 +135,20 @@ impl Values {
             },
             Some(tensor_value::Content::Bytes(bytes)) => aligned::copy(&bytes),
             // A tensor may have no elements.
-            None => aligned::room(0),
+            None => aligned::with_capacity(0),
         };
-        self.whole(request, shape, dtype, bytes)
+        self.complete(request, shape, dtype, bytes)
     }
 
     /// Adds bytes of a payload. Returns the reply that they complete.
-    pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, Broken> {
+    pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, BrokenRule> {
         if chunk.size_bytes > 0 {
-            self.begins(chunk.size_bytes)?;
+            self.check_payload_size(chunk.size_bytes)?;
         }
         let gathered = self.gathering.take(chunk, |_| ((), true));
         let bytes = match gathered.map_err(|e| e.to_string())? {
-            Gathered::More => return Ok(None),
-            Gathered::Whole((), bytes) => bytes,
+            ChunkResult::More => return Ok(None),
+            ChunkResult::Whole((), bytes) => bytes,
         };
         let number = self.payloads;
         self.payloads += 1;
@@ -160,11 +160,11 @@ impl Values {
         let announced = self.reads.get(&request);
         let announced = announced.and_then(|pending| pending.announced.clone());
         let (shape, dtype) = announced.ok_or_else(|| unexpected("read", request))?;
-        self.whole(request, shape, dtype, bytes)
+        self.complete(request, shape, dtype, bytes)
     }
 
     /// Returns whether the next payload may have `size` bytes.
-    fn begins(&self, size: u64) -> Result<(), Broken> {
+    fn check_payload_size(&self, size: u64) -> Result<(), BrokenRule> {
         let announced = self.announced.get(&self.payloads);
         let announced = announced.and_then(|request| self.reads.get(request));
         let most = match announced {
@@ -180,19 +180,19 @@ impl Values {
         }
     }
 
-    fn whole(
+    fn complete(
         &mut self,
         request: u64,
         shape: Shape,
         dtype: DType,
         bytes: Bytes,
-    ) -> Result<Option<Delivery>, Broken> {
+    ) -> Result<Option<Delivery>, BrokenRule> {
         let data = TensorData::try_from_bytes(bytes, shape, dtype);
         let data = data.map_err(|e| format!("the answer to read {request}: {e}"))?;
-        Ok(self.answered(request, Ok(data)))
+        Ok(self.finish(request, Ok(data)))
     }
 
-    fn answered(
+    fn finish(
         &mut self,
         request: u64,
         result: Result<TensorData, ExecutionError>,
@@ -208,7 +208,7 @@ impl Values {
 impl PendingRead {
     /// Returns whether a value of this type was requested. A device may represent bools and
     /// `flex32` in another way than the program.
-    fn check(&self, request: u64, shape: &Shape, dtype: DType) -> Result<(), Broken> {
+    fn check(&self, request: u64, shape: &Shape, dtype: DType) -> Result<(), BrokenRule> {
         let is_like = |a: DType, b: DType| matches!((a, b), (DType::Flex32, DType::F32));
         let fits = dtype == self.dtype
             || is_like(dtype, self.dtype)
@@ -227,12 +227,12 @@ impl PendingRead {
 }
 
 /// Returns the rule that a reply without a pending request breaks.
-fn unexpected(what: &str, request: u64) -> Broken {
+fn unexpected(what: &str, request: u64) -> BrokenRule {
     format!("it answers {what} {request}, which was not asked or has its answer")
 }
 
 impl State {
-    pub(super) fn synced(&mut self, synced: Synced) -> Result<Delivery, Broken> {
+    pub(super) fn synced(&mut self, synced: Synced) -> Result<Delivery, BrokenRule> {
         let request = synced.request_id;
         let answer = self.syncs.remove(&request);
         let answer = answer.ok_or_else(|| unexpected("sync", request))?;

@@ -14,11 +14,11 @@ use crate::cluster::Process;
 pub const SETTLE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Polling interval.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Resource usage of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Meters {
+pub struct ResourceUsage {
     /// Resident memory in bytes.
     pub resident_bytes: u64,
     /// Highest resident memory so far, in bytes.
@@ -52,7 +52,7 @@ impl Default for Bound {
     }
 }
 
-impl fmt::Display for Meters {
+impl fmt::Display for ResourceUsage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -65,7 +65,7 @@ impl fmt::Display for Meters {
     }
 }
 
-impl Meters {
+impl ResourceUsage {
     /// Returns the usage of the process `id`.
     ///
     /// # Panics
@@ -118,8 +118,8 @@ impl Process {
     /// # Panics
     ///
     /// If the process has ended. The message contains the log.
-    pub fn meters(&self) -> Meters {
-        Meters::read(self.id())
+    pub fn resource_usage(&self) -> ResourceUsage {
+        ResourceUsage::read(self.id())
             .unwrap_or_else(|| panic!("the process has ended; its log:\n{}", self.log()))
     }
 
@@ -130,10 +130,10 @@ impl Process {
     ///
     /// If the process takes longer than [`SETTLE_DEADLINE`] or has ended. The message
     /// contains the log.
-    pub fn settled(&self, before: &Meters, bound: Bound) -> Meters {
+    pub fn wait_until_settled(&self, before: &ResourceUsage, bound: Bound) -> ResourceUsage {
         let until = Instant::now() + SETTLE_DEADLINE;
         loop {
-            let now = self.meters();
+            let now = self.resource_usage();
             let Some(what) = now.excess(before, bound) else {
                 return now;
             };
@@ -142,7 +142,7 @@ impl Process {
                 "too many {what}: {before} before, {now} now; its log:\n{}",
                 self.log()
             );
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -152,26 +152,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_figures_are_read_and_a_process_that_is_gone_has_none() {
-        let own = Meters::of(std::process::id());
+    fn usage_is_read_for_live_processes_only() {
+        let own = ResourceUsage::of(std::process::id());
         assert!(own.resident_bytes > 1 << 20 && own.peak_bytes >= own.resident_bytes);
         assert!(own.descriptors >= 3 && own.threads >= 1);
-        assert_eq!(Meters::read(u32::MAX), None);
-        assert_eq!(Meters::parse("State:\tZ (zombie)\nThreads:\t1\n"), None);
+        assert_eq!(ResourceUsage::read(u32::MAX), None);
+        assert_eq!(
+            ResourceUsage::parse("State:\tZ (zombie)\nThreads:\t1\n"),
+            None
+        );
     }
 
     #[test]
-    fn what_is_too_much_is_named() {
-        let before = Meters {
+    fn excess_names_the_exceeded_figure() {
+        let before = ResourceUsage {
             resident_bytes: 100 << 20,
             peak_bytes: 200 << 20,
             descriptors: 20,
             threads: 10,
         };
         let bound = Bound::default();
-        let excess = |now: Meters| now.excess(&before, bound);
+        let excess = |now: ResourceUsage| now.excess(&before, bound);
         assert_eq!(excess(before), None);
-        let with = |resident_bytes, descriptors, threads| Meters {
+        let with = |resident_bytes, descriptors, threads| ResourceUsage {
             resident_bytes,
             descriptors,
             threads,

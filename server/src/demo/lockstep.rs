@@ -26,24 +26,24 @@ use burn::train::Interrupter;
 
 /// How long a device waits for the others. A step takes milliseconds; a device that does
 /// not come within this time has failed, and the training with it.
-const PATIENCE: Duration = Duration::from_secs(120);
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// State that the data loaders of one training run share.
-pub(super) struct Pace {
+pub(super) struct Lockstep {
     /// The number of devices.
     devices: usize,
     /// The caller's interrupter, which requests a stop.
     requested: Interrupter,
     /// Burn's interrupter, which ends the epochs.
     training: Interrupter,
-    steps: Mutex<Steps>,
+    steps: Mutex<StepProgress>,
     /// Notified when all devices have reached the next step.
-    met: Condvar,
+    all_arrived: Condvar,
 }
 
 /// Progress of the devices. Steps are counted from 1, over all epochs.
 #[derive(Default)]
-struct Steps {
+struct StepProgress {
     /// The latest step that any device has begun.
     begun: usize,
     /// The last step to run; set once a stop was requested.
@@ -51,10 +51,10 @@ struct Steps {
     /// The number of devices that wait for the others to begin a step.
     waiting: usize,
     /// How often all devices have met.
-    meetings: usize,
+    generation: usize,
 }
 
-impl Pace {
+impl Lockstep {
     /// Creates the state for `devices` devices. A stop of `requested` stops `training`
     /// after the same step on all devices.
     pub(super) fn new(devices: usize, requested: Interrupter, training: Interrupter) -> Arc<Self> {
@@ -63,33 +63,35 @@ impl Pace {
             requested,
             training,
             steps: Mutex::default(),
-            met: Condvar::new(),
+            all_arrived: Condvar::new(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Steps> {
+    fn lock(&self) -> MutexGuard<'_, StepProgress> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until all devices have called this. Returns `false` if one has not called it
-    /// within [`PATIENCE`].
-    fn meet(&self) -> bool {
+    /// within [`BARRIER_TIMEOUT`].
+    fn wait_for_all(&self) -> bool {
         let mut steps = self.lock();
         steps.waiting += 1;
         if steps.waiting == self.devices {
             steps.waiting = 0;
-            steps.meetings += 1;
-            self.met.notify_all();
+            steps.generation += 1;
+            self.all_arrived.notify_all();
             return true;
         }
-        let meetings = steps.meetings;
-        let alone = |steps: &mut Steps| steps.meetings == meetings;
-        let waited = self.met.wait_timeout_while(steps, PATIENCE, alone);
+        let generation = steps.generation;
+        let alone = |steps: &mut StepProgress| steps.generation == generation;
+        let waited = self
+            .all_arrived
+            .wait_timeout_while(steps, BARRIER_TIMEOUT, alone);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Returns whether a device may begin `step`. If one device has begun it, all may.
-    fn allows(&self, step: usize) -> bool {
+    fn may_begin(&self, step: usize) -> bool {
         let mut steps = self.lock();
         if steps.last.is_none() && self.requested.should_stop() {
             steps.last = Some(steps.begun);
@@ -106,27 +108,30 @@ impl Pace {
 }
 
 /// A device's data loader that waits for the other devices before each batch.
-pub(super) struct PacedLoader<O> {
+pub(super) struct LockstepLoader<O> {
     loader: Arc<dyn DataLoader<O>>,
-    pace: Arc<Pace>,
+    lockstep: Arc<Lockstep>,
     /// The number of batches that this device has requested.
     steps: AtomicUsize,
 }
 
-impl<O: 'static> PacedLoader<O> {
-    /// Wraps `loader` so that `pace` decides when each batch is returned.
-    pub(super) fn wrap(loader: Arc<dyn DataLoader<O>>, pace: &Arc<Pace>) -> Arc<dyn DataLoader<O>> {
+impl<O: 'static> LockstepLoader<O> {
+    /// Wraps `loader` so that `lockstep` decides when each batch is returned.
+    pub(super) fn wrap(
+        loader: Arc<dyn DataLoader<O>>,
+        lockstep: &Arc<Lockstep>,
+    ) -> Arc<dyn DataLoader<O>> {
         Arc::new(Self {
             loader,
-            pace: pace.clone(),
+            lockstep: lockstep.clone(),
             steps: AtomicUsize::new(0),
         })
     }
 }
 
-impl<O: 'static> DataLoader<O> for PacedLoader<O> {
+impl<O: 'static> DataLoader<O> for LockstepLoader<O> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
-        Box::new(PacedIterator {
+        Box::new(LockstepIterator {
             batches: self.loader.iter(),
             loader: self,
         })
@@ -137,32 +142,32 @@ impl<O: 'static> DataLoader<O> for PacedLoader<O> {
     }
 
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<O>> {
-        Self::wrap(self.loader.to_device(device), &self.pace)
+        Self::wrap(self.loader.to_device(device), &self.lockstep)
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<O>> {
-        Self::wrap(self.loader.slice(start, end), &self.pace)
+        Self::wrap(self.loader.slice(start, end), &self.lockstep)
     }
 }
 
-/// Iterator over one epoch of a [`PacedLoader`].
-struct PacedIterator<'a, O> {
+/// Iterator over one epoch of a [`LockstepLoader`].
+struct LockstepIterator<'a, O> {
     batches: Box<dyn DataLoaderIterator<O> + 'a>,
-    loader: &'a PacedLoader<O>,
+    loader: &'a LockstepLoader<O>,
 }
 
-impl<O> Iterator for PacedIterator<'_, O> {
+impl<O> Iterator for LockstepIterator<'_, O> {
     type Item = Result<O, DatasetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = self.batches.next()?;
         let step = self.loader.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        let pace = &self.loader.pace;
-        (pace.meet() && pace.allows(step)).then_some(batch)
+        let lockstep = &self.loader.lockstep;
+        (lockstep.wait_for_all() && lockstep.may_begin(step)).then_some(batch)
     }
 }
 
-impl<O> DataLoaderIterator<O> for PacedIterator<'_, O> {
+impl<O> DataLoaderIterator<O> for LockstepIterator<'_, O> {
     fn progress(&self) -> Progress {
         self.batches.progress()
     }
@@ -178,9 +183,9 @@ mod tests {
 
     type Loader = Arc<dyn DataLoader<Vec<usize>>>;
 
-    struct Plain;
+    struct PassthroughBatcher;
 
-    impl Batcher<usize, Vec<usize>> for Plain {
+    impl Batcher<usize, Vec<usize>> for PassthroughBatcher {
         fn batch(&self, items: Vec<usize>, _device: &Device) -> Vec<usize> {
             items
         }
@@ -191,12 +196,12 @@ mod tests {
     /// for it.
     fn loaders(meeting: usize) -> (Vec<Loader>, [Interrupter; 2]) {
         let (requested, training) = (Interrupter::new(), Interrupter::new());
-        let loader = DataLoaderBuilder::new(Plain)
+        let loader = DataLoaderBuilder::new(PassthroughBatcher)
             .batch_size(2)
             .set_device(Device::flex())
             .build(InMemDataset::new((0..12).collect()));
-        let pace = Pace::new(meeting, requested.clone(), training.clone());
-        let loader = PacedLoader::wrap(loader, &pace);
+        let lockstep = Lockstep::new(meeting, requested.clone(), training.clone());
+        let loader = LockstepLoader::wrap(loader, &lockstep);
         let loaders = split_dataloader(loader, &[Device::flex(), Device::flex()]);
         (loaders, [requested, training])
     }
@@ -206,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_stop_nothing_is_left_out() {
+    fn without_a_stop_every_batch_is_returned() {
         let (loaders, [_, training]) = loaders(1);
         for _ in 0..2 {
             let items = loaders.iter().flat_map(|loader| loader.iter());
@@ -217,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_one_device_has_begun_is_the_last_of_all() {
+    fn all_devices_finish_a_step_that_one_has_begun() {
         let (loaders, [requested, training]) = loaders(1);
         let [mut ahead, mut behind] = [loaders[0].iter(), loaders[1].iter()];
         assert_eq!(next(&mut ahead), Some(vec![0, 1]));
@@ -259,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_between_two_epochs_leaves_the_second_without_a_step() {
+    fn stop_between_epochs_skips_the_second() {
         let (loaders, [requested, training]) = loaders(1);
         for loader in &loaders {
             assert_eq!(loader.iter().count(), 3);

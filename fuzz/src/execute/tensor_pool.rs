@@ -11,13 +11,13 @@ use tensord_proto::{
     content::{Content, Entry},
 };
 
-use crate::seeds::Numbers;
+use crate::seeds::Rng;
 
 /// Bytes of a tensor that is kept or made as an input, at most.
-pub(super) const MOST_BYTES: usize = 8 << 10;
+pub(super) const MAX_BYTES: usize = 8 << 10;
 
 /// Tensors that are kept for ops to come.
-const KEPT: usize = 96;
+const MAX_KEPT: usize = 96;
 
 /// Ops of a frame, with the bytes of the uploads among them.
 #[derive(Default)]
@@ -38,30 +38,30 @@ impl Batch {
 
 /// The tensors that there are, as far as the program knows.
 #[derive(Default)]
-pub(super) struct Supply {
+pub(super) struct TensorPool {
     live: Vec<TensorIr>,
     ids: u64,
 }
 
-impl Supply {
+impl TensorPool {
     pub(super) fn id(&mut self) -> TensorId {
         self.ids += 1;
         TensorId::new(self.ids)
     }
 
     /// A tensor that is there, of any type.
-    pub(super) fn any(&self, numbers: &mut Numbers) -> Option<&TensorIr> {
+    pub(super) fn any(&self, rng: &mut Rng) -> Option<&TensorIr> {
         match self.live.len() {
             0 => None,
-            len => self.live.get(numbers.below(len)),
+            len => self.live.get(rng.below(len)),
         }
     }
 
     /// Notes a tensor that is there, and drops another where there are many.
-    pub(super) fn keep(&mut self, tensor: TensorIr, numbers: &mut Numbers) -> Option<TensorIr> {
+    pub(super) fn keep(&mut self, tensor: TensorIr, rng: &mut Rng) -> Option<TensorIr> {
         self.live.push(tensor);
-        (self.live.len() > KEPT).then(|| {
-            let at = numbers.below(self.live.len());
+        (self.live.len() > MAX_KEPT).then(|| {
+            let at = rng.below(self.live.len());
             self.live.swap_remove(at)
         })
     }
@@ -77,11 +77,11 @@ impl Supply {
         shape: &Shape,
         dtype: DType,
         batch: &mut Batch,
-        numbers: &mut Numbers,
+        rng: &mut Rng,
     ) -> Option<TensorId> {
-        if numbers.below(4) > 0 {
+        if rng.below(4) > 0 {
             let len = self.live.len();
-            let start = numbers.below(len.max(1));
+            let start = rng.below(len.max(1));
             let mut places = (0..len).map(|i| &self.live[(start + i) % len]);
             let fits = |tensor: &&TensorIr| tensor.dtype == dtype && tensor.shape == *shape;
             if let Some(found) = places.find(fits) {
@@ -90,7 +90,7 @@ impl Supply {
         }
         let small = |shape: &Shape| {
             let rank = shape.as_slice().len();
-            rank <= 8 && tensor_bytes(shape, dtype).is_some_and(|bytes| bytes <= MOST_BYTES)
+            rank <= 8 && tensor_bytes(shape, dtype).is_some_and(|bytes| bytes <= MAX_BYTES)
         };
         if !small(shape) || matches!(dtype, DType::QFloat(_)) {
             return None;
@@ -102,14 +102,14 @@ impl Supply {
             dtype,
         };
         let id = out.id;
-        match view(&out, numbers).filter(|(shape, _)| small(shape)) {
+        match view(&out, rng).filter(|(shape, _)| small(shape)) {
             Some((shape, op)) => {
                 let source = TensorIr {
                     id: self.id(),
                     shape,
                     ..out.clone()
                 };
-                batch.upload(source.clone(), contents(&source, numbers));
+                batch.upload(source.clone(), contents(&source, rng));
                 let input = TensorIr {
                     status: TensorStatus::ReadWrite,
                     ..source
@@ -117,7 +117,7 @@ impl Supply {
                 batch.ops.push(shown(op, input, out.clone()));
             }
             None => {
-                let bytes = contents(&out, numbers);
+                let bytes = contents(&out, rng);
                 batch.upload(out.clone(), bytes);
             }
         }
@@ -138,15 +138,15 @@ enum View {
 }
 
 /// What `out` may be a view of, so that kernels meet all kinds of strides and offsets.
-fn view(out: &TensorIr, numbers: &mut Numbers) -> Option<(Shape, View)> {
+fn view(out: &TensorIr, rng: &mut Rng) -> Option<(Shape, View)> {
     let mut dims = out.shape.as_slice().to_vec();
-    if dims.is_empty() || numbers.below(2) == 0 {
+    if dims.is_empty() || rng.below(2) == 0 {
         return None;
     }
-    let axis = numbers.below(dims.len());
-    let view = match numbers.below(4) {
+    let axis = rng.below(dims.len());
+    let view = match rng.below(4) {
         0 => {
-            let other = numbers.below(dims.len());
+            let other = rng.below(dims.len());
             dims.swap(axis, other);
             View::Swap(axis, other)
         }
@@ -203,13 +203,13 @@ fn shown(view: View, input: TensorIr, out: TensorIr) -> OperationIr {
 
 /// Bytes for a tensor: of indices, mostly such as are within small dims, sometimes far
 /// outside; of floats, sometimes what is no number.
-pub(super) fn contents(tensor: &TensorIr, numbers: &mut Numbers) -> Vec<u8> {
+pub(super) fn contents(tensor: &TensorIr, rng: &mut Rng) -> Vec<u8> {
     let size = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(0);
     let width = tensor.dtype.size().max(1);
     let mut bytes = Vec::with_capacity(size);
-    let wild = numbers.below(6);
+    let wild = rng.below(6);
     while bytes.len() < size {
-        let number = numbers.next();
+        let number = rng.next();
         match tensor.dtype {
             DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16 if wild > 0 => {
                 let small = (number % 64) as f32 / 16.0 - 1.5;

@@ -26,7 +26,7 @@ pub(super) enum UploadSource {
 
 /// The contents that the worker keeps for one session.
 #[derive(Debug)]
-pub(super) struct Blobs {
+pub(super) struct UploadCache {
     budget_bytes: u64,
     used_bytes: u64,
     /// Slot and cost in bytes of each content.
@@ -37,7 +37,7 @@ pub(super) struct Blobs {
     is_held_known: bool,
 }
 
-impl Default for Blobs {
+impl Default for UploadCache {
     fn default() -> Self {
         Self {
             budget_bytes: 0,
@@ -50,7 +50,7 @@ impl Default for Blobs {
     }
 }
 
-impl Blobs {
+impl UploadCache {
     /// Sets how many bytes the worker keeps.
     pub(super) fn set_budget(&mut self, bytes: u64) {
         self.budget_bytes = bytes;
@@ -87,7 +87,7 @@ impl Blobs {
     }
 
     /// Returns whether an upload of `size` bytes may be kept, so that it needs a hash.
-    pub(super) fn wants(&self, size: usize) -> bool {
+    pub(super) fn is_cacheable(&self, size: usize) -> bool {
         let kept = kept_cost(size) <= self.budget_bytes || !self.held.is_empty();
         kept && size >= MIN_BYTES
     }
@@ -143,26 +143,26 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_twice_while_it_is_kept() {
-        let mut blobs = Blobs::default();
-        blobs.set_budget(2 * kept_cost(1000));
-        assert_eq!(blobs.source(named(1), 1000), kept(0));
-        assert_eq!(blobs.source(named(2), 1000), kept(1));
-        assert_eq!(blobs.source(named(1), 1000), UploadSource::Slot(0));
+    fn kept_content_is_not_sent_again() {
+        let mut upload_cache = UploadCache::default();
+        upload_cache.set_budget(2 * kept_cost(1000));
+        assert_eq!(upload_cache.source(named(1), 1000), kept(0));
+        assert_eq!(upload_cache.source(named(2), 1000), kept(1));
+        assert_eq!(upload_cache.source(named(1), 1000), UploadSource::Slot(0));
         // 2 was used longest ago.
-        assert_eq!(blobs.source(named(3), 1000), kept(1));
-        assert_eq!(blobs.source(named(1), 1000), UploadSource::Slot(0));
-        assert_eq!(blobs.source(named(2), 1000), kept(1));
+        assert_eq!(upload_cache.source(named(3), 1000), kept(1));
+        assert_eq!(upload_cache.source(named(1), 1000), UploadSource::Slot(0));
+        assert_eq!(upload_cache.source(named(2), 1000), kept(1));
     }
 
     #[test]
-    fn a_large_one_takes_the_room_of_many_and_gives_their_slots_back() {
-        let mut blobs = Blobs::default();
-        blobs.set_budget(3 * kept_cost(1000));
+    fn large_upload_evicts_small_ones_and_frees_their_slots() {
+        let mut upload_cache = UploadCache::default();
+        upload_cache.set_budget(3 * kept_cost(1000));
         for n in 0..3 {
-            assert_eq!(blobs.source(named(n), 1000), kept(u32::from(n)));
+            assert_eq!(upload_cache.source(named(n), 1000), kept(u32::from(n)));
         }
-        let placed = blobs.source(named(9), 2500);
+        let placed = upload_cache.source(named(9), 2500);
         let forget = vec![0, 1];
         assert_eq!(
             placed,
@@ -171,36 +171,43 @@ mod tests {
                 forget
             }
         );
-        assert_eq!(blobs.source(named(4), 0), kept(1));
+        assert_eq!(upload_cache.source(named(4), 0), kept(1));
     }
 
     #[test]
-    fn what_is_too_large_is_sent_each_time_and_what_is_held_never() {
-        let mut blobs = Blobs::default();
+    fn oversized_uploads_are_always_sent_and_held_ones_never() {
+        let mut upload_cache = UploadCache::default();
         let sent = UploadSource::New {
             keep: None,
             forget: Vec::new(),
         };
-        assert!(!blobs.wants(1000));
-        assert_eq!(blobs.source(named(1), 1000), sent);
-        blobs.set_held(&[named(5), named(1)].concat()).unwrap();
-        assert!(blobs.wants(1000) && !blobs.wants(MIN_BYTES - 1));
-        assert_eq!(blobs.source(named(1), 1000), UploadSource::Held(1));
-        assert_eq!(blobs.source(named(2), 1000), sent);
+        assert!(!upload_cache.is_cacheable(1000));
+        assert_eq!(upload_cache.source(named(1), 1000), sent);
+        upload_cache
+            .set_held(&[named(5), named(1)].concat())
+            .unwrap();
+        assert!(upload_cache.is_cacheable(1000) && !upload_cache.is_cacheable(MIN_BYTES - 1));
+        assert_eq!(upload_cache.source(named(1), 1000), UploadSource::Held(1));
+        assert_eq!(upload_cache.source(named(2), 1000), sent);
     }
     #[test]
-    fn a_list_of_kept_uploads_is_whole_short_and_said_once() {
-        let mut blobs = Blobs::default();
+    fn held_list_must_be_well_formed_bounded_and_sent_once() {
+        let mut upload_cache = UploadCache::default();
         let long = vec![7; (MAX_HELD + 1) * HASH_BYTES];
         for (list, rule) in [
             (&long[..17], "no whole hashes"),
             (&long, "8192 are the limit"),
         ] {
-            let broken = blobs.set_held(list).unwrap_err();
+            let broken = upload_cache.set_held(list).unwrap_err();
             assert!(broken.contains(rule), "{broken}");
-            assert!(blobs.held.is_empty());
+            assert!(upload_cache.held.is_empty());
         }
-        assert_eq!(blobs.set_held(&long[HASH_BYTES..]), Ok(()));
-        assert!(blobs.set_held(&[]).unwrap_err().contains("a second time"));
+        assert_eq!(upload_cache.set_held(&long[HASH_BYTES..]), Ok(()));
+        assert!(
+            upload_cache
+                .set_held(&[])
+                .unwrap_err()
+                .contains("a second time")
+        );
     }
 }

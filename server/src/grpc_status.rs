@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_survives_as_a_status() {
+    fn error_survives_conversion_to_a_status() {
         let sent = Error::new(ErrorCode::Version, "update this side");
         let status = status(&sent);
         assert_eq!(status.code(), Code::FailedPrecondition);
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_another_origin_carries_none() {
+    fn foreign_status_has_no_error() {
         assert_eq!(error(&Status::unavailable("gone")), None);
         let foreign = Status::with_details(Code::Internal, "x", vec![0xff; 3].into());
         assert_eq!(error(&foreign), None);
