@@ -66,7 +66,7 @@ pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
     let progress = Progress::counting(steps.sum());
     // A job that is a whole bench measures once, after a round to warm up.
     let context = Context::with_progress(1, cli.quick, progress)?;
-    let own = std::env::current_exe().context("cannot find this binary")?;
+    let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let builds = [
         Build::start("this", own, &tensord()?)?,
         Build::start("earlier", theirs[1].clone(), &theirs[0])?,
@@ -111,7 +111,7 @@ impl Build {
         let found: Value = run_of(&self.bench, context, job.bench, work, &[], Facts::default())?;
         let figure = |figure: &jobs::Figure| {
             let value = found.pointer(&figure.pointer).and_then(Value::as_f64);
-            value.with_context(|| format!("{} is missing", figure.name))
+            value.with_context(|| format!("the result has no figure {}", figure.name))
         };
         job.figures.iter().map(figure).collect()
     }
@@ -165,7 +165,7 @@ fn binary(dir: &Path, name: &str) -> Result<PathBuf> {
     let path = dir.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     ensure!(
         path.is_file(),
-        "there is no {}; --against wants the folder with both binaries of a build",
+        "{} does not exist; --against needs the folder with both binaries of a build",
         path.display()
     );
     Ok(path)

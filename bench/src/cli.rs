@@ -22,8 +22,8 @@ const DEFAULT_RUNS: usize = 7;
 /// Measures local Burn, Burn's own remote backend and tensord, side by side; or, with
 /// `--against`, this build of tensord and an earlier one.
 ///
-/// All processes run on this host and talk over loopback. Every contender is
-/// measured several times, in turn with the others; tables and JSON tell medians.
+/// All processes run on this host and communicate over loopback. Every contender is
+/// measured several times, in turn with the others; tables and JSON show medians.
 #[derive(Debug, Parser)]
 #[command(
     name = "tensord-bench",
@@ -33,22 +33,22 @@ const DEFAULT_RUNS: usize = 7;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
-    /// What to measure [default: all]
+    /// Benchmarks to run [default: all]
     #[arg(value_enum, value_name = "BENCH")]
     benches: Vec<Choice>,
     /// Print all figures as one JSON object, on the last line
     #[arg(long)]
     pub(crate) json: bool,
-    /// How often to measure each contender [default: 7]
+    /// Number of measurements of each contender [default: 7]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: Option<u16>,
-    /// Small sizes and one run: only to see that everything works
+    /// Use small sizes and one run, only to check that everything works
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Race this build with an earlier one, whose `tensord` and `tensord-bench` are in DIR
+    /// Compare this build with an earlier one, whose `tensord` and `tensord-bench` are in DIR
     #[arg(long, value_name = "DIR")]
     pub(crate) against: Option<PathBuf>,
-    /// By how many percent a median may be worse than the earlier one
+    /// Percent by which a median may be worse than that of the earlier build
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0, requires = "against",
         value_parser = percent)]
     pub(crate) tolerance: f64,
@@ -57,7 +57,7 @@ pub(crate) struct Cli {
 fn percent(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(percent) if (0.0..100.0).contains(&percent) => Ok(percent),
-        _ => Err("not a number from 0 to 100".into()),
+        _ => Err("the tolerance must be at least 0 and less than 100".into()),
     }
 }
 
@@ -79,22 +79,22 @@ pub(crate) enum Command {
     /// Serves Flex by Burn's remote backend over Iroh
     #[command(hide = true)]
     ServeIroh,
-    /// Takes and gives bytes over TCP and TLS
+    /// Receives and sends bytes over TCP and TLS
     #[command(hide = true)]
     ServePlain,
     /// Sends frames back over tensord's links
     #[command(hide = true)]
     ServeEcho,
-    /// Passes on what arrives, later
+    /// Forwards connections with a delay
     #[command(hide = true)]
     Relay(RelayOptions),
-    /// Passes on what arrives between hosts, later and not too fast
+    /// Forwards connections between hosts with a delay and a limited rate
     #[command(hide = true)]
     Mesh(MeshOptions),
-    /// Keeps a network namespace
+    /// Holds a network namespace open
     #[command(hide = true)]
     HoldNamespace,
-    /// Takes and sends bytes to measure a link
+    /// Receives and sends bytes to measure a link
     #[command(hide = true)]
     Probe {
         #[arg(long)]
@@ -105,7 +105,7 @@ pub(crate) enum Command {
     Part {
         #[arg(value_enum)]
         bench: Choice,
-        /// File that says what
+        /// File with the task
         task: PathBuf,
     },
 }
@@ -173,7 +173,7 @@ impl Choice {
     pub(crate) fn one(self) -> Result<Bench> {
         match self {
             Self::One(bench) => Ok(bench),
-            Self::All => bail!("one bench at a time"),
+            Self::All => bail!("name one benchmark, not all"),
         }
     }
 }
@@ -189,7 +189,7 @@ impl ValueEnum for Choice {
 
     fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
         Some(match self {
-            Self::All => clap::builder::PossibleValue::new("all").help("All of them"),
+            Self::All => clap::builder::PossibleValue::new("all").help("All benchmarks"),
             Self::One(bench) => clap::builder::PossibleValue::new(bench.name()).help(bench.title()),
         })
     }
@@ -216,7 +216,7 @@ impl Cli {
             .find(|b| named(b) && !GATED.contains(b));
         if let Some(other) = other {
             let known = GATED.map(Bench::name).join(", ");
-            bail!("--against compares {known}; not {}", other.name());
+            bail!("--against can compare {known}, but not {}", other.name());
         }
         let all = !GATED.iter().any(named);
         Ok(GATED.into_iter().filter(|b| all || named(b)).collect())
@@ -259,7 +259,7 @@ mod tests {
         let some = gated("tensord-bench --against old attach ops").unwrap();
         assert_eq!(some, [Bench::Ops, Bench::Attach]);
         let refused = gated("tensord-bench --against old ops ddp").unwrap_err();
-        assert!(refused.to_string().ends_with("not ddp"), "{refused}");
+        assert!(refused.to_string().ends_with("but not ddp"), "{refused}");
         let tolerance = |line: &str| parsed(line).map(|cli| cli.tolerance).ok();
         assert_eq!(tolerance("tensord-bench --against old"), Some(5.0));
         let line = "tensord-bench --against old --tolerance 2.5";

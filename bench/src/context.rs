@@ -132,7 +132,7 @@ pub(crate) fn runtime() -> Result<Runtime> {
         .worker_threads(2)
         .enable_all()
         .build();
-    runtime.context("no threads for sockets")
+    runtime.context("cannot start threads for sockets")
 }
 
 /// Describes the machine and the build of the measurement.

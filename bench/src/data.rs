@@ -57,8 +57,8 @@ pub(crate) fn scalar(tensor: Tensor<1>) -> Result<f32> {
 
 fn value(data: &TensorData) -> Result<f32> {
     let values = data.as_slice::<f32>();
-    let values = values.map_err(|e| anyhow::anyhow!("not a float: {e}"))?;
-    values.first().copied().context("an empty tensor")
+    let values = values.map_err(|e| anyhow::anyhow!("the tensor does not contain floats: {e}"))?;
+    values.first().copied().context("the tensor is empty")
 }
 
 type Reading = MaybeDone<Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>>;

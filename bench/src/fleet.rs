@@ -140,7 +140,11 @@ fn endpoints(pool: &Pool, workers: &[Process]) -> Result<Vec<Endpoint>> {
             break status;
         }
         let logs = || workers.iter().map(Process::log).collect::<String>();
-        ensure!(Instant::now() < until, "workers are missing:\n{}", logs());
+        ensure!(
+            Instant::now() < until,
+            "not all workers have joined:\n{}",
+            logs()
+        );
         std::thread::sleep(LOOK);
     };
     let endpoints = workers.iter().enumerate().map(|(host, process)| {

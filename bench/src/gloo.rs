@@ -86,13 +86,13 @@ pub(crate) fn measure(
             let sample: Sample = announced_within(&ranks[0], DEADLINE).context("Gloo")?;
             ensure!(
                 (sample.mib, sample.run) == (size.mib, run),
-                "Gloo lost count"
+                "Gloo returned a sample of another size or run"
             );
             if run > 0 {
                 samples.push(sample.seconds);
             }
         }
-        found.push(Summary::of(&samples).context("no samples of Gloo")?);
+        found.push(Summary::of(&samples).context("Gloo returned no samples")?);
     }
     Ok(Some(found))
 }

@@ -48,9 +48,9 @@ pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Resu
         let attached = ClientStream::to(url).await;
         let mut attached = attached.context("cannot attach")?;
         let leased = attached.lease(1).await;
-        let leased = leased.map_err(|e| anyhow::anyhow!("no lease: {e}"))?;
+        let leased = leased.map_err(|e| anyhow::anyhow!("cannot lease a device: {e}"))?;
         let target = leased.into_iter().next();
-        let target = target.context("a lease without a device")?;
+        let target = target.context("the lease has no device")?;
         let mut tasks = JoinSet::new();
         let acts: [Act; 3] = [
             |session| refused(session).boxed(),

@@ -51,7 +51,7 @@ impl Inside {
         let found = WAYS.iter().find_map(|way| Some((*way, try_way(way)?)));
         if found.is_none() {
             let name = bench.name();
-            let note = "no network namespaces here, or no `ip` and `tc`: a relay shapes the links";
+            let note = "this host has no network namespaces, or no `ip` and `tc`; a relay limits the links instead";
             context.progress.print(&format!("{name}: {note}"));
         }
         Self {

@@ -124,7 +124,7 @@ impl Echo<'_> {
             for _ in 0..count {
                 sender.send(&[Bytes::from_static(FRAME)]).await?;
                 let back = receiver.recv().await?.context("the link ended")?;
-                ensure!(back == FRAME, "another frame came back");
+                ensure!(back == FRAME, "the peer returned a different frame");
             }
             Ok(())
         })

@@ -93,14 +93,14 @@ impl Loopback {
         });
         self.device.flush().context("cannot send a read")?;
         for answer in answered {
-            block_on(answer).context("a read was not answered")??;
+            block_on(answer).context("the peer did not answer a read")??;
         }
         Ok(())
     }
 
     fn handle(&self) -> Result<FloatTensor<Remote>> {
         let primitive = self.tensor.clone().try_into_primitive::<Remote>();
-        primitive.map_err(|e| anyhow::anyhow!("no remote tensor: {e:?}"))
+        primitive.map_err(|e| anyhow::anyhow!("cannot get the remote tensor: {e:?}"))
     }
 }
 
@@ -122,7 +122,7 @@ fn serve<B: BackendIr>(
     server: &BackendServer<B>,
     config: BurnConfig,
 ) -> Result<Device> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
+    let listener = TcpListener::bind("127.0.0.1:0").context("cannot bind a loopback port")?;
     let address = listener.local_addr()?;
     runtime.spawn(server.serve_async(WebSocketTransport::from_listener(listener)));
     websocket_device_with(&address.to_string(), config)

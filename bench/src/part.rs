@@ -93,7 +93,7 @@ pub(crate) fn run<T: DeserializeOwned>(
     entrance: &[&str],
     facts: Facts,
 ) -> Result<T> {
-    let own = std::env::current_exe().context("cannot find this binary")?;
+    let own = std::env::current_exe().context("cannot find the path of this binary")?;
     run_of(&own, context, bench, work, entrance, facts)
 }
 
@@ -131,11 +131,11 @@ pub(crate) fn run_of<T: DeserializeOwned>(
 pub(crate) fn background(context: &Context, bench: Bench, turn: &impl Serialize) -> Result<Part> {
     let work = Work::Part(serde_json::to_value(turn)?);
     let silence = work.silence();
-    let own = std::env::current_exe().context("cannot find this binary")?;
+    let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let part = Part::start(&own, context, bench, work, &[], Facts::default())?;
     match announced_within(&part.process, silence)? {
         PartMessage::Doing(_) | PartMessage::Note(_) => Ok(part),
-        PartMessage::Done(found) => bail!("it ended at once: {found}"),
+        PartMessage::Done(found) => bail!("the process ended immediately: {found}"),
         PartMessage::Failed(why) => bail!("{why}"),
     }
 }

@@ -95,7 +95,10 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
             return Ok(());
         };
         let bytes = stream.read_u64().await?;
-        ensure!(bytes <= MAX_BYTES, "{bytes} bytes are too many");
+        ensure!(
+            bytes <= MAX_BYTES,
+            "the peer requested {bytes} bytes, which is more than the limit"
+        );
         match direction {
             b'u' => {
                 receive(&mut stream, bytes).await?;
@@ -107,7 +110,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
                 payload.resize(bytes as usize, 7);
                 stream.write_all(&payload).await?;
             }
-            other => bail!("{other} is no way"),
+            other => bail!("{other} is not a direction"),
         }
         stream.flush().await?;
     }
@@ -133,7 +136,7 @@ fn server_config(identity: &IdentityPem) -> Result<ServerConfig> {
 
 fn client_config(chain: &str) -> Result<ClientConfig> {
     let chain = CertificateDer::pem_slice_iter(chain.as_bytes());
-    let authority = chain.last().context("no certificate")??;
+    let authority = chain.last().context("the certificate is missing")??;
     let mut roots = RootCertStore::empty();
     roots.add(authority)?;
     let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
@@ -201,7 +204,9 @@ impl Server {
 
 async fn connect(address: SocketAddr) -> Result<TcpStream> {
     let stream = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address));
-    let stream = stream.await.context("no answer in time")??;
+    let stream = stream
+        .await
+        .context("cannot connect to the peer in time")??;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -217,7 +222,10 @@ impl Socket<'_> {
             ask(&mut self.stream, b'u', payload.len()).await?;
             self.stream.write_all(payload).await?;
             self.stream.flush().await?;
-            ensure!(self.stream.read_u8().await? == b'!', "a wrong answer");
+            ensure!(
+                self.stream.read_u8().await? == b'!',
+                "the peer sent a wrong answer"
+            );
             Ok(())
         })
     }

@@ -48,7 +48,7 @@ pub(crate) fn plot(files: &[PathBuf], dir: &Path) -> Result<Vec<PathBuf>> {
     }
     ensure!(
         !written.is_empty(),
-        "there is no step, bulk, rtt, allreduce or ddp in these files"
+        "the files contain no figures of step, bulk, rtt, allreduce or ddp"
     );
     Ok(written)
 }
@@ -59,7 +59,7 @@ fn read(file: &Path) -> Result<Value> {
     let object = |line: &str| serde_json::from_str(line).ok().filter(Value::is_object);
     whole
         .or_else(|| text.lines().rev().find_map(object))
-        .context("there is no JSON object in it")
+        .context("the file contains no JSON object")
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl LocalPool {
     }
 
     fn start_any(binary: &Path, devices: &str, host: Option<&str>) -> Result<Self> {
-        let dir = tempfile::tempdir().context("no temporary directory")?;
+        let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         let mut command = Command::new(binary);
         let listen = ["up", "--listen", "127.0.0.1:0", "--devices", devices];
         command
@@ -134,5 +134,5 @@ pub(crate) fn printed_url(process: &Process, whom: &str) -> Result<PoolUrl> {
         let url = url.trim_matches(['\'', '"']).to_owned();
         line.contains(whom).then_some(url)
     });
-    url.parse().context("a pool printed a URL that is none")
+    url.parse().context("a pool printed a malformed URL")
 }

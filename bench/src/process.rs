@@ -35,7 +35,7 @@ pub(crate) fn announce(how: &impl Serialize) -> Result<()> {
 /// If the announcement cannot be parsed.
 pub(crate) fn serve<T: DeserializeOwned>(args: &[&str], dir: &TempDir) -> Result<(Process, T)> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let own = std::env::current_exe().context("cannot find this binary")?;
+    let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let mut command = Command::new(own);
     command.args(args);
     let name = format!("{}-{}.log", args[0], COUNT.fetch_add(1, Ordering::Relaxed));
@@ -53,7 +53,7 @@ pub(crate) fn announced<T: DeserializeOwned>(process: &Process) -> Result<T> {
     let announced = process.wait_for("announcement", |line| {
         line.strip_prefix(ANNOUNCEMENT).map(str::to_owned)
     });
-    serde_json::from_str(&announced).context("a process announced nonsense")
+    serde_json::from_str(&announced).context("a process printed a malformed announcement")
 }
 
 /// Returns the next announcement of `process`, waiting at most `deadline`.
@@ -69,7 +69,7 @@ pub(crate) fn announced_within<T: DeserializeOwned>(
         line.strip_prefix(ANNOUNCEMENT).map(str::to_owned)
     });
     let announced = announced.map_err(anyhow::Error::msg)?;
-    serde_json::from_str(&announced).context("a process announced nonsense")
+    serde_json::from_str(&announced).context("a process printed a malformed announcement")
 }
 
 /// Removes all `TENSORD_…` variables from the environment of `command`, so that only the
@@ -111,13 +111,13 @@ pub(crate) fn cpu_time(id: u32) -> Option<Duration> {
 ///
 /// If it does not exist.
 pub(crate) fn tensord() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find this binary")?;
+    let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let name = format!("tensord{}", std::env::consts::EXE_SUFFIX);
     let found = own.ancestors().skip(1).take(2).map(|dir| dir.join(&name));
     match found.into_iter().find(|path| path.is_file()) {
         Some(path) => Ok(path),
         None => bail!(
-            "there is no {name} beside {}; build both: \
+            "{name} does not exist beside {}; build both: \
              cargo build --release --bin tensord --bin tensord-bench",
             own.display()
         ),

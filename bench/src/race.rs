@@ -78,7 +78,7 @@ pub(crate) fn race(
     }
     let found = contenders.into_iter().zip(samples);
     let found = found.map(|(Contender { key, label, .. }, samples)| {
-        let summary = Summary::of(&samples).with_context(|| format!("{title}: no samples"))?;
+        let summary = Summary::of(&samples).with_context(|| format!("{title} has no samples"))?;
         Ok(Finding {
             key,
             label,

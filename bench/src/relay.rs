@@ -212,7 +212,7 @@ pub(crate) fn second_loopback() -> Result<IpAddr> {
     let candidates = [IpAddr::from([127, 0, 0, 2]), "::1".parse()?];
     let free = |address: &IpAddr| TcpListener::bind((*address, 0)).is_ok();
     let found = candidates.into_iter().find(free);
-    found.context("neither 127.0.0.2 nor ::1 can be listened on; the relay needs one of them")
+    found.context("cannot listen on 127.0.0.2 or on ::1; the relay needs one of them")
 }
 
 /// A relay in a process of its own.
@@ -258,6 +258,6 @@ impl Relay {
     /// If the relay is gone.
     pub(crate) fn count(&self) -> Result<Count> {
         let asking = TcpStream::connect(self.announced.counts)?;
-        serde_json::from_reader(asking).context("the relay told nonsense")
+        serde_json::from_reader(asking).context("the relay sent malformed counts")
     }
 }

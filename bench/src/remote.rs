@@ -34,7 +34,7 @@ use crate::process::{announce, serve};
 ///
 /// If no port can be bound.
 pub(crate) fn serve_websocket(runtime: &Runtime) -> Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no loopback port")?;
+    let listener = TcpListener::bind("127.0.0.1:0").context("cannot bind a loopback port")?;
     announce(&listener.local_addr()?.to_string())?;
     let server = BackendServer::<Flex>::new([FlexDevice]);
     let served = runtime.block_on(server.serve_async(WebSocketTransport::from_listener(listener)));
@@ -67,7 +67,7 @@ async fn loopback_endpoint() -> Result<Endpoint> {
         .transport_config(transport.build())
         .clear_ip_transports()
         .bind_addr("127.0.0.1:0")
-        .map_err(|e| anyhow!("no loopback address for Iroh: {e}"))?;
+        .map_err(|e| anyhow!("cannot parse the loopback address for Iroh: {e}"))?;
     let endpoint = builder.bind().await;
     endpoint.map_err(|e| anyhow!("Iroh cannot listen: {e}"))
 }
@@ -124,7 +124,10 @@ fn only_device(host: &RemoteHost, config: BurnConfig) -> Result<Device> {
     // As in a separate program, regardless of earlier devices in this process.
     set_burn_config(Some(config));
     let devices = host.devices().context("cannot connect to Burn's server")?;
-    devices.into_iter().next().context("it has no device")
+    devices
+        .into_iter()
+        .next()
+        .context("Burn's server has no device")
 }
 
 /// Sets Burn's configuration. Burn reads it once per process, and a device reads it when it

@@ -53,7 +53,7 @@ impl Batch {
         let size = self.labels.shape()[0];
         ensure!(
             size.is_multiple_of(world),
-            "{size} images cannot be shared by {world}"
+            "{size} images do not divide evenly among {world} ranks"
         );
         let part = size / world;
         let images = self.images.as_slice::<f32>().map_err(anyhow::Error::msg)?;
@@ -157,7 +157,7 @@ impl Trainer {
         for batch in batches {
             last = Some(self.step(batch)?);
         }
-        data::scalar(last.context("no batches")?)
+        data::scalar(last.context("the list of batches is empty")?)
     }
 
     /// Returns the network.

@@ -183,7 +183,7 @@ impl RouterClient for TensordClient {
         match graph {
             Some(graph) => self.replay(&graph, bindings),
             // The outputs never get a value, so reading them fails with an error.
-            None => tracing::error!("op graph {graph_id:?} was never registered here"),
+            None => tracing::error!("op graph {graph_id:?} was never registered with this client"),
         }
     }
 
@@ -259,7 +259,7 @@ impl TensordClient {
             .ok_or_else(|| {
                 format!(
                     "an all-reduce on device {} names device {index_id} (of type {type_id}), \
-                     which is not of the same lease; lease all its devices together",
+                     which belongs to another lease; lease all devices of a collective together",
                     self.0.device.index
                 )
             })

@@ -93,7 +93,7 @@ impl CustomOp {
     /// leased.
     pub fn call_for(self, outputs: Vec<(Shape, DType)>) -> CustomOutputs {
         let device = self.leased_device();
-        let exchange = data::leased(&device).expect("a device of a lease");
+        let exchange = data::leased(&device).expect("the device of a custom op must be leased");
         let client = &exchange.burn().client;
         let outputs: Vec<_> = outputs
             .into_iter()
@@ -128,7 +128,10 @@ impl CustomOutputs {
     ///
     /// When no output is left, or it does not have `D` dimensions.
     pub fn take<const D: usize, K: Kind>(&mut self) -> Tensor<D, K> {
-        let output = self.0.next().expect("as many outputs as were requested");
+        let output = self
+            .0
+            .next()
+            .expect("no output may be taken beyond those requested");
         Tensor::from_primitive::<Remote>(K::of(output))
     }
 }

@@ -102,7 +102,7 @@ pub fn from_data<const D: usize, K: Kind>(
     assert_eq!(
         shape.num_dims(),
         D,
-        "data of shape {shape} for a tensor of {D} dimensions"
+        "data of shape {shape} does not fit a tensor of {D} dimensions"
     );
     let default = || K::default_dtype(&plain);
     let dtype = match K::KIND {
@@ -111,7 +111,7 @@ pub fn from_data<const D: usize, K: Kind>(
     };
     let data = data
         .try_cast(dtype)
-        .expect("elements that convert to the tensor's type");
+        .expect("the elements convert to the tensor's dtype");
     let tensor = exchange.stage_upload(data, |client, ticket| {
         let out = TensorIr::uninit(client.create_empty_handle(), shape, dtype);
         client

@@ -13,7 +13,7 @@ use tonic::Status;
 pub enum ConnectError {
     /// The variable that holds the URL is not set.
     #[error(
-        "TENSORD_URL is not set; `tensord up` and `tensord scheduler` print it, ready to paste"
+        "TENSORD_URL is not set; export the line that `tensord up` or `tensord scheduler` prints"
     )]
     NoUrl,
     /// The URL is malformed.
@@ -31,7 +31,7 @@ pub enum ConnectError {
         reason: String,
     },
     /// The pool has another version of the protocol.
-    #[error("the pool at {pool} is of another version: {reason}")]
+    #[error("the pool at {pool} has an incompatible version: {reason}")]
     Version {
         /// The pool's address.
         pool: String,
@@ -39,7 +39,7 @@ pub enum ConnectError {
         reason: String,
     },
     /// A call to the pool failed for another reason.
-    #[error("the pool at {pool} broke off: {reason}")]
+    #[error("the call to the pool at {pool} failed: {reason}")]
     CallFailed {
         /// The pool's address.
         pool: String,
@@ -85,7 +85,7 @@ pub enum LeaseError {
     },
     /// No devices came free in time.
     #[error(
-        "no lease within {waited:?}; the request stood at position {position} and was cancelled"
+        "no lease was granted within {waited:?}; the request was at position {position} of the queue and was cancelled"
     )]
     TimedOut {
         /// How long the request waited.

@@ -148,7 +148,7 @@ impl Session {
         for (end, (received, credit)) in self.ends.iter_mut().zip(news.into_iter().rev()) {
             end.duplex
                 .rewind(received, credit)
-                .expect("nothing was made up");
+                .expect("the acknowledgement is valid");
         }
     }
 

@@ -120,7 +120,7 @@ pub fn install() -> Result<(), String> {
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     if page != PAGE as libc::c_long {
         return Err(format!(
-            "guards are for pages of {PAGE} bytes, here are {page}"
+            "guard pages need pages of {PAGE} bytes, but this system has {page}"
         ));
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -137,7 +137,7 @@ pub fn install() -> Result<(), String> {
     };
     if base == libc::MAP_FAILED {
         return Err(format!(
-            "no address space for guards: {}",
+            "cannot reserve address space for guard pages: {}",
             std::io::Error::last_os_error()
         ));
     }
@@ -165,7 +165,7 @@ pub fn install() -> Result<(), String> {
 /// Always.
 #[cfg(not(unix))]
 pub fn install() -> Result<(), String> {
-    Err("guard pages need a Unix".into())
+    Err("guard pages need a Unix system".into())
 }
 
 /// Reads the byte behind an allocation of `size` bytes, so that a test sees what comes of
@@ -214,7 +214,9 @@ pub(crate) unsafe fn dealloc(memory: *mut u8, layout: Layout) -> bool {
         && is_filled_with(before, start, AROUND)
         && is_filled_with(start + layout.size(), slot.end, AROUND);
     if !is_intact {
-        abort_with(b"fuzz: memory around an allocation was written to, found as it was freed\n");
+        abort_with(
+            b"fuzz: memory around an allocation was overwritten (found when it was freed)\n",
+        );
     }
     fill(start, start + layout.size().min(FILLED), FREED);
     if is_closed(slot) {

@@ -103,7 +103,7 @@ impl RoundTrip {
         let decoded = self
             .decoder
             .decode(&frame, ops.len() as u32)
-            .unwrap_or_else(|error| panic!("{error}, of {:?}", names(&ops)));
+            .unwrap_or_else(|error| panic!("{error}, in ops {:?}", names(&ops)));
         assert!(
             plain(decoded.iter().map(|op| &**op)) == plain(ops.iter().copied()),
             "{decoded:?}\nis not\n{ops:?}"

@@ -29,7 +29,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "op_round_trip" => programs(),
         "frames" => conversations(),
         "duplex" => scripts(),
-        _ => panic!("there is no target {target}"),
+        _ => panic!("there is no fuzz target {target}"),
     }
 }
 

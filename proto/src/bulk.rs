@@ -30,10 +30,10 @@ pub fn chunks(payload: Bytes) -> impl Iterator<Item = Chunk> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
     /// The first chunk of a payload has no size.
-    #[error("a payload begins without a size")]
+    #[error("the first chunk of a payload has no size")]
     MissingSize,
     /// A chunk within a payload has a size.
-    #[error("a payload of {size} bytes begins {left} bytes before the end of another")]
+    #[error("a payload of {size} bytes begins {left} bytes before the end of the previous one")]
     UnexpectedSize {
         /// Size of the second payload in bytes.
         size: u64,
@@ -41,7 +41,7 @@ pub enum PayloadError {
         left: u64,
     },
     /// A chunk has more bytes than its payload has left.
-    #[error("a chunk goes {excess} bytes over the end of its payload")]
+    #[error("a chunk extends {excess} bytes beyond the end of its payload")]
     TooLong {
         /// Number of bytes beyond the end.
         excess: u64,
@@ -152,7 +152,7 @@ mod tests {
                     ChunkResult::Whole(context, bytes) => whole = Some((context, bytes)),
                 }
             }
-            let (context, bytes) = whole.expect("all of it was taken");
+            let (context, bytes) = whole.expect("the payload is complete");
             assert_eq!((context, &*bytes), (size as u64, &payload[..]));
             // Burn would copy bytes of another alignment.
             assert_eq!(bytes.align(), aligned::with_capacity(0).align());

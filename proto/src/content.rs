@@ -40,7 +40,7 @@ pub fn hash(bytes: &[u8]) -> Hash {
     *blake3::hash(bytes)
         .as_bytes()
         .first_chunk()
-        .expect("a hash is longer")
+        .expect("a hash has more bytes than this")
 }
 
 /// Returns how much of a session's limit for kept bytes an upload of `size` bytes takes:
@@ -137,18 +137,22 @@ impl Contents {
     pub fn next(&mut self, size: usize) -> Result<Entry, CodecError> {
         let offset = self.size - self.left.len();
         let error = |rule: String| CodecError::new("contents", offset, rule);
-        let head = decode_varint(&mut self.left)
-            .map_err(|_| error("an entry was due, and none is there".into()))?;
+        let head =
+            decode_varint(&mut self.left).map_err(|_| error("an entry is missing".into()))?;
         let number = head >> KIND_BITS;
         let slot = |number: u64| match u32::try_from(number) {
             Ok(slot) if slot < MAX_SLOTS => Ok(slot),
-            _ => Err(error(format!("slot {number} of {MAX_SLOTS}"))),
+            _ => Err(error(format!(
+                "slot {number} does not exist; there are {MAX_SLOTS} slots"
+            ))),
         };
         let keep = |number: u64| number.checked_sub(1).map(slot).transpose();
         let content = match head & ((1 << KIND_BITS) - 1) {
             INLINE if size > self.left.len() => {
                 let left = self.left.len();
-                return Err(error(format!("{left} bytes left of an upload of {size}")));
+                return Err(error(format!(
+                    "the list has {left} bytes left, but an upload needs {size}"
+                )));
             }
             INLINE => Content::Inline {
                 keep: keep(number)?,
@@ -159,9 +163,13 @@ impl Contents {
             },
             SLOT => Content::Slot(slot(number)?),
             HELD if number < MAX_HELD as u64 => Content::Held(number as u32),
-            HELD => return Err(error(format!("place {number} of {MAX_HELD}"))),
+            HELD => {
+                return Err(error(format!(
+                    "place {number} does not exist; there are {MAX_HELD} places"
+                )));
+            }
             FORGET => return Ok(Entry::Forget(slot(number)?)),
-            kind => return Err(error(format!("there is no kind {kind} of entry"))),
+            kind => return Err(error(format!("there is no entry kind {kind}"))),
         };
         Ok(Entry::Upload(content))
     }
@@ -225,15 +233,15 @@ mod tests {
     fn each_rule_is_named() {
         let error = |list: &[u8]| Contents::new(Bytes::copy_from_slice(list)).next(5);
         let rule = |list: &[u8]| error(list).unwrap_err().to_string();
-        assert!(rule(&[]).contains("at byte 0: an entry was due"));
-        assert!(rule(&[0x80]).contains("an entry was due"));
-        assert!(rule(&[0, 1, 2]).contains("2 bytes left of an upload of 5"));
-        assert!(rule(&[7]).contains("no kind 7"));
+        assert!(rule(&[]).contains("at byte 0: an entry is missing"));
+        assert!(rule(&[0x80]).contains("an entry is missing"));
+        assert!(rule(&[0, 1, 2]).contains("the list has 2 bytes left, but an upload needs 5"));
+        assert!(rule(&[7]).contains("no entry kind 7"));
         let mut far = Vec::new();
         encode_varint(u64::from(MAX_SLOTS) << KIND_BITS | SLOT, &mut far);
-        assert!(rule(&far).contains("slot 131072 of 131072"));
+        assert!(rule(&far).contains("slot 131072 does not exist; there are 131072 slots"));
         far.clear();
         encode_varint((MAX_HELD as u64) << KIND_BITS | HELD, &mut far);
-        assert!(rule(&far).contains("place 8192 of 8192"));
+        assert!(rule(&far).contains("place 8192 does not exist; there are 8192 places"));
     }
 }

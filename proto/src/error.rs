@@ -37,7 +37,7 @@ impl FaultKind {
             Self::Panic => "made the backend panic",
             Self::Unsupported => "is not supported here",
             Self::Backend => "was refused by the backend",
-            Self::Peer => "was let down by a peer",
+            Self::Peer => "depends on a peer that failed",
         }
     }
 }
@@ -94,11 +94,11 @@ mod tests {
             op_number: 17,
             op_name: "Float.Matmul".into(),
             worker: "gpu-1".into(),
-            reason: "4.0 GiB asked, 1.2 GiB free".into(),
+            reason: "4.0 GiB requested, 1.2 GiB free".into(),
         };
         assert_eq!(
             fault.to_string(),
-            "op 17 (Float.Matmul) on worker gpu-1 needs more memory than the device has left: 4.0 GiB asked, 1.2 GiB free"
+            "op 17 (Float.Matmul) on worker gpu-1 needs more memory than the device has left: 4.0 GiB requested, 1.2 GiB free"
         );
     }
 }

@@ -113,7 +113,7 @@ impl Leases {
 
     pub(crate) fn insert(&mut self, id: LeaseId, lease: Lease) {
         let replaced = self.leases.insert(id, lease);
-        assert!(replaced.is_none(), "lease id {id} used twice");
+        assert!(replaced.is_none(), "lease id {id} was used twice");
     }
 
     pub(crate) fn remove(&mut self, id: LeaseId, now: Timestamp) -> Option<Lease> {

@@ -13,10 +13,10 @@ use crate::device::{Demand, Inventory};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RefuseReason {
     /// The request was for 0 devices.
-    #[error("asked for 0 devices; a lease has at least one")]
+    #[error("a lease request must name at least one device")]
     NoDevices,
     /// The pool could not grant the request even if nothing were leased.
-    #[error("asked for {demand}; {pool}")]
+    #[error("requested {demand}; {pool}")]
     Unsatisfiable {
         /// The devices requested.
         demand: Demand,
@@ -24,21 +24,21 @@ pub enum RefuseReason {
         pool: Inventory,
     },
     /// The request would have to wait, and the pool's queue is full.
-    #[error("{max} requests wait already, which is the most the pool allows; try again later")]
+    #[error("{max} requests are already waiting, which is the limit of the pool; try again later")]
     PoolLimit {
         /// The largest number of pending requests allowed.
         max: usize,
     },
     /// The request would have to wait, and this client has too many pending requests.
     #[error(
-        "{max} requests of this client wait already, which is the most it may have; cancel one or wait for one"
+        "{max} requests of this client are already waiting, which is the limit; cancel a request, or wait until one is granted"
     )]
     ClientLimit {
         /// The largest number of pending requests allowed.
         max: usize,
     },
     /// The client cancelled the request.
-    #[error("cancelled by the client")]
+    #[error("the client cancelled the request")]
     Cancelled,
 }
 
@@ -76,10 +76,10 @@ pub enum EndReason {
         index: u32,
     },
     /// The token that the client presented was revoked.
-    #[error("the token that this lease was asked for with was revoked")]
+    #[error("the token that this lease was requested with was revoked")]
     TokenRevoked,
     /// The client holds no such lease: it ended or expired earlier, belongs to another
     /// client, or never existed.
-    #[error("this client holds no such lease; it ended, expired or never was")]
+    #[error("this client has no such lease; the lease ended, expired or never existed")]
     Unknown,
 }

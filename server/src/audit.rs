@@ -241,7 +241,10 @@ impl Audit {
         let Some(inner) = &self.0 else {
             return;
         };
-        let entries = inner.entries.as_ref().expect("only taken when dropped");
+        let entries = inner
+            .entries
+            .as_ref()
+            .expect("`entries` is taken only on drop");
         if entries.try_send(entry).is_err() {
             inner.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -277,7 +280,7 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
         Ok(()) => failing = false,
         Err(e) => {
             if !std::mem::replace(&mut failing, true) {
-                warn!("the audit log cannot be written: {e}");
+                warn!("cannot write the audit log: {e}");
             }
         }
     };

@@ -21,16 +21,16 @@ use crate::scheduler::Role;
 
 const EXAMPLES: &str = "\
 Examples:
-  tensord up --devices flex*2        a pool on this host, for this host
-  tensord scheduler                  a pool for the network
-  tensord worker                     this host's devices, for the pool in TENSORD_URL
-  tensord status                     who is in the pool, and what they do
-  tensord token list                 who may use it
+  tensord up --devices flex*2        run a pool on this host, for programs on this host
+  tensord scheduler                  run a pool that other hosts can reach
+  tensord worker                     offer this host's devices to the pool in TENSORD_URL
+  tensord status                     show the pool's workers and devices
+  tensord token list                 show the tokens that give access to the pool
 
 `tensord up` and `tensord scheduler` print the TENSORD_URL for programs and workers.
-Settings come from flags, else the environment, else the file named by --config.";
+Each setting comes from its flag, else the environment, else the file that --config names.";
 
-/// One pool out of the GPUs of many hosts, for Burn programs.
+/// Pools the GPUs of many hosts for Burn programs.
 #[derive(Debug, Parser)]
 #[command(name = "tensord", version, after_help = EXAMPLES)]
 #[command(disable_help_subcommand = true, arg_required_else_help = false)]
@@ -53,7 +53,7 @@ pub(crate) struct Common {
         env = "TENSORD_CONFIG"
     )]
     pub(crate) config: Option<PathBuf>,
-    /// What to log to stderr, such as debug or warn,tensord=debug [default: info]
+    /// Filter for the log on stderr, such as debug or warn,tensord=debug [default: info]
     #[arg(
         long,
         global = true,
@@ -70,9 +70,9 @@ pub(crate) enum Command {
     /// Run a pool on this host: a scheduler and a worker in one process
     #[command(after_help = "\
 Examples:
-  tensord up                         this host's GPUs, or else its CPU, for programs here
-  tensord up --devices flex*4        four devices, to try data-parallel training
-  tensord up --listen 0.0.0.0:7461   reachable from other hosts")]
+  tensord up                         offer this host's GPUs, or else its CPU, to programs on it
+  tensord up --devices flex*4        offer four devices, to try data-parallel training
+  tensord up --listen 0.0.0.0:7461   run a pool that other hosts can reach")]
     Up {
         #[command(flatten)]
         settings: UpSettings,
@@ -97,15 +97,15 @@ Examples:
     #[command(after_help = "\
 Examples:
   export TENSORD_URL='...'           the `workers:` line of the scheduler
-  tensord worker                     every GPU, or else the CPU
+  tensord worker                     offer every GPU, or else the CPU
   tensord worker --devices cuda:0,1
   tensord worker --url-file /etc/tensord/url --name gpu-1
 
-A worker enrols with the URL's token when it first joins: its name, its key, which it keeps
-in its state directory, and the devices it offers. It needs no token then, unless it is to
-offer more. On the scheduler's host:
-  tensord worker list                the workers that may join
-  tensord worker remove gpu-1        ends its leases, and frees its name")]
+A worker needs the URL's token when it first joins. The scheduler then enrols its name, its
+key (which the worker keeps in its state directory) and the devices that it offers. After
+that, the worker needs a token only to offer more. On the scheduler's host:
+  tensord worker list                show the workers that may join
+  tensord worker remove gpu-1        end the worker's leases and free its name")]
     Worker {
         #[command(subcommand)]
         command: Option<WorkerCommand>,
@@ -117,7 +117,7 @@ offer more. On the scheduler's host:
         state: StateSettings,
         #[command(flatten)]
         drain: DrainSettings,
-        /// End when stdin closes: for a worker that another worker starts.
+        /// Exit when stdin closes: for a worker that another worker starts.
         #[arg(long, hide = true)]
         until_stdin_closes: bool,
     },
@@ -128,8 +128,8 @@ Examples:
   tensord gateway --devices 2
   tensord gateway --listen 127.0.0.1:3000 --devices 1 --kind cuda
 
-The token that programs show comes from TENSORD_GATEWAY_TOKEN; without it, one is
-made and kept in the state directory.")]
+Programs must present the token in TENSORD_GATEWAY_TOKEN. If that is not set, the gateway
+generates a token and keeps it in the state directory.")]
     Gateway {
         #[command(flatten)]
         settings: GatewaySettings,
@@ -138,7 +138,7 @@ made and kept in the state directory.")]
         #[command(flatten)]
         state: StateSettings,
     },
-    /// Show what this host could offer to a pool
+    /// Show the devices that this host can offer to a pool
     #[command(after_help = "\
 Examples:
   tensord devices
@@ -160,7 +160,7 @@ Examples:
         #[command(flatten)]
         url: UrlSettings,
     },
-    /// Make, list, rotate and revoke the tokens of a pool
+    /// Create, list, rotate and revoke the tokens of a pool
     #[command(after_help = "\
 Examples, on the scheduler's host:
   tensord token list
@@ -172,15 +172,15 @@ Examples, on the scheduler's host:
         #[command(subcommand)]
         command: TokenCommand,
     },
-    /// Train a network on hand-written digits, to see a pool at work
+    /// Train a network on handwritten digits, to demonstrate a pool
     #[cfg(feature = "demo")]
     #[command(after_help = "\
 Examples:
-  tensord demo                       on a pool of its own, with two workers
+  tensord demo                       train on a temporary pool with two workers
   tensord demo --model transformer
-  tensord demo --devices 4           data-parallel, two devices on each worker
-  tensord demo --kind cuda           on a GPU, if this build and host have it
-  tensord demo --url                 on the pool in TENSORD_URL
+  tensord demo --devices 4           train on four devices, two on each worker
+  tensord demo --kind cuda           train on a GPU, if this build and host have one
+  tensord demo --url                 train on the pool in TENSORD_URL
   tensord demo --json | tail -1 | jq .test_accuracy")]
     Demo {
         #[command(flatten)]
@@ -193,21 +193,21 @@ Examples:
 /// The commands on tokens.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token, and print the URL with it once
+    /// Create a token, and print the URL with it, which is not shown again
     Create {
-        /// What it lets its holder be: program, worker or admin
+        /// Role of the token's holder: program, worker or admin
         #[arg(long, value_name = "ROLE", default_value_t = Role::Client)]
         role: Role,
-        /// Its name [default: the role and a number]
+        /// Name of the token [default: the role and a number]
         #[arg(long, value_name = "NAME")]
         name: Option<Name>,
-        /// Whose it is: programs of one tenant share kept uploads and see each other's leases [default: default]
+        /// Tenant of the token; programs of one tenant share cached uploads and see each other's leases [default: default]
         #[arg(long, value_name = "NAME")]
         tenant: Option<Name>,
-        /// How long it lasts, such as 12h or 7d [default: for ever]
+        /// Lifetime of the token, such as 12h or 7d [default: unlimited]
         #[arg(long, value_name = "TIME")]
         expires: Option<Period>,
-        /// How many workers may enrol with it [default: any number]
+        /// Number of workers that may enrol with the token [default: unlimited]
         #[arg(long, value_name = "N")]
         uses: Option<u64>,
         #[command(flatten)]
@@ -221,23 +221,23 @@ pub(crate) enum TokenCommand {
         #[command(flatten)]
         admin: AdminSettings,
     },
-    /// Make a successor of a token, and print the URL with it once
+    /// Replace a token, and print the URL with the new token, which is not shown again
     Rotate {
-        /// Which token
+        /// Name of the token
         #[arg(value_name = "NAME")]
         name: String,
-        /// How long the token stays good beside its successor [default: 1h]
+        /// Time for which the old token stays valid, such as 30m [default: 1h]
         #[arg(long, value_name = "TIME")]
         grace: Option<Period>,
         #[command(flatten)]
         admin: AdminSettings,
     },
-    /// End a token, and the leases and streams that hang on it
+    /// Revoke a token, and end the leases and streams that were opened with it
     Revoke {
-        /// Which token
+        /// Name of the token
         #[arg(value_name = "NAME")]
         name: String,
-        /// Let leases that it opened run until they end by themselves
+        /// Keep the leases that were opened with the token
         #[arg(long)]
         keep_leases: bool,
         #[command(flatten)]
@@ -256,9 +256,9 @@ pub(crate) enum WorkerCommand {
         #[command(flatten)]
         admin: AdminSettings,
     },
-    /// End a worker's registration and leases; it can enrol again
+    /// Remove a worker's enrolment and end its leases; the worker can enrol again
     Remove {
-        /// Which worker
+        /// Name of the worker
         #[arg(value_name = "NAME")]
         name: String,
         #[command(flatten)]
@@ -364,7 +364,7 @@ mod tests {
     fn help_is_not_an_error() {
         let args = ["tensord", "worker", "--help"].map(OsString::from);
         let Ok(Parsed::Text(help)) = parse(args) else {
-            panic!("help is a text");
+            panic!("--help must return a text");
         };
         assert!(help.contains("--devices <LIST>"), "{help}");
         assert!(help.contains("TENSORD_DEVICES]"), "{help}");

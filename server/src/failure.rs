@@ -33,7 +33,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Scheduler(#[from] scheduler::StartError),
     /// The scheduler stopped by itself.
-    #[error("the scheduler stopped by itself, which is a bug; its log says more")]
+    #[error("the scheduler stopped unexpectedly, which is a bug; see its log for the cause")]
     SchedulerEnded,
     /// The worker did not start.
     #[error("cannot offer this host's devices: {0}")]

@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(limiter.skipped(start + 2 * SECOND), []);
         assert!(
             limiter.windows.is_empty(),
-            "nothing is kept of what is over"
+            "nothing is kept of seconds that have passed"
         );
     }
 

@@ -59,7 +59,7 @@ async fn watch(mut interrupt: Signal, mut terminate: Signal, request: watch::Sen
         }
     };
     either().await;
-    info!("stopping; once more to stop at once");
+    info!("stopping; send the signal again to stop immediately");
     request.send_replace(true);
     either().await;
     std::process::exit(INTERRUPTED);

@@ -129,7 +129,7 @@ fn invalid_setting_exits_64_with_one_line_that_names_it() {
     );
     #[cfg(not(feature = "cuda"))]
     {
-        let hint = "cuda devices are not in this build, which has flex; build tensord with `--features cuda`; a right list is auto, flex*2, or cuda:0,1";
+        let hint = "cuda devices are not in this build, which has flex; build tensord with `--features cuda`; valid lists are auto, flex*2, and cuda:0,1";
         if !cfg!(any(
             feature = "vulkan",
             feature = "webgpu",
@@ -156,7 +156,7 @@ fn invalid_setting_exits_64_with_one_line_that_names_it() {
         home,
         &["demo", "--devices", "3"],
         &[],
-        "invalid value '3' for '--devices <N>': the 64 digits of a step are shared by 1, 2, 4, 8 or 16 devices",
+        "invalid value '3' for '--devices <N>': the 64 digits of a step divide evenly among 1, 2, 4, 8 or 16 devices",
     );
     refused(
         home,
@@ -252,14 +252,14 @@ fn a_scheduler_prints_urls_that_work_and_keeps_them() {
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     let authority = lines[0].split_whitespace().nth(3).unwrap();
     let expected = format!(
-        "error: the scheduler at {authority} refused: this is the worker token, and a client needs its own; use the URL of the `programs:` line that the scheduler prints\n"
+        "error: the scheduler at {authority} refused the call: the worker token was sent, but a client needs a different token; use the URL of the `programs:` line that the scheduler prints\n"
     );
     assert_eq!(stderr, expected);
 
     let taken = run(home, &["scheduler", "--listen", "127.0.0.1:0"], &[]);
     let state = home.join(".local/state/tensord");
     let expected = format!(
-        "error: a scheduler runs on {} already; stop it, or give this one another directory with --state\n",
+        "error: another scheduler uses the state directory {}; stop it, or give this scheduler another directory with --state\n",
         state.display()
     );
     assert_eq!(taken, (Some(1), String::new(), expected));
@@ -422,7 +422,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
 
     assert_eq!(
         stdout_of(&["worker", "remove", "gpu-1"]),
-        "gpu-1 is removed, and its leases have ended\n"
+        "worker gpu-1 is removed, and its leases have ended\n"
     );
     assert_eq!(worker.child.wait().unwrap().code(), Some(1));
     assert_eq!(listed(), Vec::<serde_json::Value>::new());
@@ -435,7 +435,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
     let list = ["worker", "list"];
     let (code, _, stderr) = run(home, &list, &[("TENSORD_URL", url(&lines[3]))]);
     assert_eq!(code, Some(1));
-    assert!(stderr.contains("this is the worker token"), "{stderr}");
+    assert!(stderr.contains("the worker token was sent"), "{stderr}");
 }
 
 #[test]
@@ -445,8 +445,9 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     let none = run(home, &["token", "list"], &[]);
     assert_eq!(none.0, Some(1));
     assert!(
-        none.2
-            .starts_with("error: no scheduler has run on ~/.local/state/tensord;"),
+        none.2.starts_with(
+            "error: no scheduler has used the state directory ~/.local/state/tensord;"
+        ),
         "{}",
         none.2
     );
@@ -504,7 +505,7 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     assert_eq!(listed("ci").unwrap()["standing"], "rotating");
     assert_eq!(
         stdout_of(&["token", "revoke", "ci"]),
-        "ci is revoked; 0 clients and 0 workers were cut off\n"
+        "ci is revoked; 0 clients and 0 workers were disconnected\n"
     );
     for url in [&ci, &successor] {
         let (code, _, stderr) = status(url);
@@ -514,7 +515,7 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     let (code, stdout, stderr) = run(home, &["token", "list"], &[("TENSORD_URL", programs)]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(
-        stderr.contains("this is the client token, and an administrator needs its own"),
+        stderr.contains("the client token was sent, but an administrator needs a different token"),
         "{stderr}"
     );
 

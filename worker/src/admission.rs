@@ -32,11 +32,11 @@ pub(crate) struct Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     /// The scheduler ended the lease.
-    #[error("lease {lease} has ended; ask the pool for a new one")]
+    #[error("lease {lease} has ended; request a new lease from the pool")]
     Ended { lease: LeaseId },
     /// The device was granted to another lease.
     #[error(
-        "lease {lease} has device {device} no more: its grant is {grant}, and the latest is {latest}; ask the pool for a new lease"
+        "lease {lease} no longer has device {device}: its grant is {grant}, and the latest grant is {latest}; request a new lease from the pool"
     )]
     Superseded {
         lease: LeaseId,
@@ -45,11 +45,11 @@ pub(crate) enum Refusal {
         latest: GrantNumber,
     },
     /// The device does not exist, or the token names no grant.
-    #[error("the token names no grant of device {device} here")]
+    #[error("the token contains no grant of device {device} of this worker")]
     NoGrant { device: u32 },
     /// The token has expired.
     #[error(
-        "the token of lease {lease} opens no new session since {seconds} s ago; use the one that the scheduler sent later"
+        "the token of lease {lease} expired {seconds} s ago and opens no new session; use the renewed token from the scheduler"
     )]
     Expired { lease: LeaseId, seconds: u64 },
 }

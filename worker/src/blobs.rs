@@ -99,12 +99,15 @@ fn make_room(tenants: &mut HashMap<String, Blobs>, capacity: u64, cost: u64) -> 
             return true;
         }
         let most = tenants.values_mut().max_by_key(|blobs| blobs.bytes);
-        let most = most.expect("somebody uses something");
+        let most = most.expect("used bytes belong to a tenant");
         let oldest = most.by_hash.peek_lru();
         if !oldest.is_some_and(|(_, bytes)| bytes.is_unique()) {
             return false;
         }
-        let (_, bytes) = most.by_hash.pop_lru().expect("it was looked at");
+        let (_, bytes) = most
+            .by_hash
+            .pop_lru()
+            .expect("the oldest blob was just found");
         most.bytes -= kept_cost(bytes.len());
     }
 }

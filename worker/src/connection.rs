@@ -63,7 +63,7 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
             return collective::serve(accepted, link).await;
         }
         Err(error) => {
-            warn!(%peer, "turned a {carrier} connection away: {error}");
+            warn!(%peer, "refused a {carrier} connection: {error}");
             let rejected = Body::Rejected(Rejected { error: Some(error) });
             if sender.send(&[duplex::encode(rejected)]).await.is_ok() {
                 sender.finish().await;
@@ -77,7 +77,7 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         connection,
         opened,
     } = attached;
-    debug!(%peer, session = %session.id, "attached {track:?} over {carrier}");
+    debug!(%peer, session = %session.id, "client connected track {track:?} over {carrier}");
     let greeted = sender.send(&[duplex::encode(Body::Opened(opened))]).await;
     let ended = match greeted {
         Ok(()) => tokio::select! {
@@ -98,7 +98,7 @@ async fn outlive(session: &Session) -> String {
         sleep(LOOK).await;
     }
     sleep(LINGER).await;
-    format!("the client did not take the end of the session within {LINGER:?}")
+    format!("the client did not read the end of the session within {LINGER:?}")
 }
 
 /// The purpose of a connection.
@@ -116,14 +116,18 @@ async fn handshake(
 ) -> Result<Opened, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let first = timeout(OPEN_DEADLINE, receiver.recv()).await;
-    let first = first.map_err(|_| protocol(format!("no frame within {OPEN_DEADLINE:?}")))?;
+    let first =
+        first.map_err(|_| protocol(format!("the peer sent no frame within {OPEN_DEADLINE:?}")))?;
     let first = first.map_err(|e| protocol(e.to_string()))?;
-    let first = first.ok_or_else(|| protocol("it ended before the first frame".into()))?;
+    let first = first
+        .ok_or_else(|| protocol("the peer closed the connection before its first frame".into()))?;
     let frame = duplex::decode(first).map_err(|e| protocol(e.to_string()))?;
     match frame.body {
         Some(Body::Open(open)) => Ok(Opened::Session(Box::new(registry.attach(&open)?))),
         Some(Body::Join(join)) => Ok(Opened::Worker(registry.join(&join, certificate)?)),
-        _ => Err(protocol("the first frame does not open a session".into())),
+        _ => Err(protocol(
+            "the first frame must open a session or join a worker".into(),
+        )),
     }
 }
 
@@ -136,13 +140,13 @@ async fn read(
     loop {
         let frame = match timeout(SILENCE, receiver.recv()).await {
             Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return "finished by the client".into(),
+            Ok(Ok(None)) => return "the client closed the connection".into(),
             Ok(Err(e)) => return e.to_string(),
-            Err(_) => return format!("silent for {SILENCE:?}"),
+            Err(_) => return format!("the client sent nothing for {SILENCE:?}"),
         };
         match session.receive(track, connection, frame) {
             Ok(true) => {}
-            Ok(false) => return "replaced by a later one".into(),
+            Ok(false) => return "a later connection replaced this one".into(),
             // The next connection retransmits the lost frames.
             Err(e) if e.is_loss() => return e.to_string(),
             Err(e) => {
@@ -174,7 +178,7 @@ async fn write(
                 sender.finish().await;
                 return "the session ended".into();
             }
-            NextFrames::Replaced => return "replaced by a later one".into(),
+            NextFrames::Replaced => return "a later connection replaced this one".into(),
             NextFrames::PendingAck => ACK_DELAY,
             NextFrames::Nothing => BEAT,
         };

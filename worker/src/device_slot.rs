@@ -160,8 +160,8 @@ impl DeviceSlot {
         if outcome.has_changed {
             let device = self.index;
             match out_of_service {
-                Some(reason) => warn!(device, "out of service: {reason}"),
-                None => info!(device, "in service again"),
+                Some(reason) => warn!(device, "the device is out of service: {reason}"),
+                None => info!(device, "the device is in service again"),
             }
         }
         for action in &outcome.actions {
@@ -176,9 +176,12 @@ impl DeviceSlot {
 
     fn restart(&self) {
         match self.executor.restart() {
-            Ok(()) => info!(device = self.index, "started its executor anew"),
+            Ok(()) => info!(device = self.index, "restarted the device's executor"),
             // The test op then does not complete, which puts the device out of service.
-            Err(e) => error!(device = self.index, "cannot start its executor anew: {e}"),
+            Err(e) => error!(
+                device = self.index,
+                "cannot restart the device's executor: {e}"
+            ),
         }
     }
 

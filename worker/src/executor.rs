@@ -213,7 +213,7 @@ fn quiet_panics() {
         std::panic::set_hook(Box::new(move |info| {
             let thread = std::thread::current();
             match thread.name() {
-                Some(name) if name.starts_with(THREAD_PREFIX) => debug!("caught: {info}"),
+                Some(name) if name.starts_with(THREAD_PREFIX) => debug!("caught a panic: {info}"),
                 _ => default(info),
             }
         }));

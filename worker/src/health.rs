@@ -169,7 +169,7 @@ impl Health {
                     None => {
                         self.stage = Stage::Probing(leases);
                         if self.probed.is_some_and(|began| now >= began + PROBE) {
-                            let words = format!("it has not answered a test op for {PROBE:?}");
+                            let words = format!("a test op has not completed within {PROBE:?}");
                             self.out_of_service = Some(words);
                         }
                     }
@@ -182,7 +182,7 @@ impl Health {
                     Some((_, Err(reason))) => {
                         let retry_at = now + RETRY;
                         self.stage = Stage::Unfit { retry_at };
-                        self.out_of_service = Some(format!("it failed a test op: {reason}"));
+                        self.out_of_service = Some(format!("a test op failed: {reason}"));
                     }
                 }
             }
@@ -341,7 +341,7 @@ mod tests {
                 (10, answered(1, broken()), acts(&[], true)),
             ],
         );
-        let reason = "it failed a test op: 1 + 1 is 3";
+        let reason = "a test op failed: 1 + 1 is 3";
         assert_eq!(health.out_of_service(), Some(reason));
         assert!(health.is_ending(LEASE), "nobody gets it");
         let mut back = released();

@@ -99,7 +99,7 @@ impl SessionMemory {
     pub(crate) fn adopt(&mut self, mut other: Self) -> u64 {
         debug_assert!(
             Arc::ptr_eq(&self.device, &other.device),
-            "of the same device"
+            "both accounts must be of the same device"
         );
         let bytes = std::mem::take(&mut other.live_bytes);
         self.live_bytes += bytes;

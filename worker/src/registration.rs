@@ -51,7 +51,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The error when the scheduler refuses this worker. Trying again would not help.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the scheduler at {scheduler} turned this worker away: {reason}")]
+#[error("this worker cannot join the pool at {scheduler}: {reason}")]
 pub struct RefusedError {
     /// Address of the scheduler.
     pub scheduler: String,
@@ -128,7 +128,7 @@ impl Registration {
                     failures = if was_joined { 0 } else { failures + 1 };
                     if failures <= 1 {
                         warn!(
-                            "no scheduler at {scheduler} ({reason}); trying again until it is back"
+                            "the worker is not connected to the scheduler at {scheduler} ({reason}) and keeps trying"
                         );
                     }
                     self.standing.send_replace(SchedulerState::Joining);
@@ -156,7 +156,9 @@ impl Registration {
         let (messages, mut commands, registered) = match joined {
             Ok(Ok(joined)) => joined,
             Ok(Err(ended)) => return ended,
-            Err(_) => return Ended::Lost(format!("no answer within {DEADLINE:?}")),
+            Err(_) => {
+                return Ended::Lost(format!("the scheduler did not answer within {DEADLINE:?}"));
+            }
         };
         self.registry.set_lease_key(registered.lease_key.to_vec());
         self.registry.set_time(registered.time_ms);
@@ -194,7 +196,7 @@ impl Registration {
                     {
                         return ended;
                     },
-                    Ok(None) => return Ended::Lost("it closed the connection".into()),
+                    Ok(None) => return Ended::Lost("the scheduler closed the connection".into()),
                     Err(status) => return ended(&status),
                 },
                 _ = beat.tick() => {
@@ -211,7 +213,7 @@ impl Registration {
                 () = reached(&mut leave, Leave::Soon), if !has_sent_leaving => {
                     let leaving = messages.send(message(Body::Leaving(Leaving {})));
                     if timeout(DEADLINE, leaving).await.is_err() {
-                        return Ended::Lost(format!("it reads nothing for {DEADLINE:?}"));
+                        return Ended::Lost(format!("the scheduler read nothing for {DEADLINE:?}"));
                     }
                     has_sent_leaving = true;
                 }
@@ -258,7 +260,9 @@ impl Registration {
         for body in std::iter::once(Body::Heartbeat(self.heartbeat())).chain(released) {
             let sent = timeout(DEADLINE, messages.send(message(body))).await;
             if !matches!(sent, Ok(Ok(()))) {
-                return Err(Ended::Lost(format!("it reads nothing for {DEADLINE:?}")));
+                return Err(Ended::Lost(format!(
+                    "the scheduler read nothing for {DEADLINE:?}"
+                )));
             }
         }
         Ok(())
@@ -286,11 +290,13 @@ impl Registration {
         let register = message(Body::Register(self.register(is_leaving)));
         messages
             .try_send(register)
-            .map_err(|_| Ended::Lost("the queue is closed".into()))?;
+            .map_err(|_| Ended::Lost("the queue of messages is closed".into()))?;
         let mut request = Request::new(ReceiverStream::new(outgoing));
         let token = url.token.as_ref().map_or("", |token| token.reveal());
         let mut bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| {
-            Ended::Refused("the token in the URL has characters no token has".into())
+            Ended::Refused(
+                "the token in the URL contains characters that a token cannot have".into(),
+            )
         })?;
         bearer.set_sensitive(true);
         request.metadata_mut().insert("authorization", bearer);
@@ -304,7 +310,9 @@ impl Registration {
             Some(worker_command::Body::Registered(registered)) => {
                 Ok((messages, commands, registered))
             }
-            _ => Err(Ended::Lost("it did not confirm the registration".into())),
+            _ => Err(Ended::Lost(
+                "the scheduler did not confirm the registration".into(),
+            )),
         }
     }
 

@@ -160,13 +160,18 @@ impl Registry {
         let mut ours = ours.map(|share| claim(lease, share));
         let is_current = |claim| lock(&self.admission).check(claim).is_ok();
         if join.to_worker_id != self.worker_id.0 || !ours.any(is_current) {
-            let reason = "the lease has no device here, or no more, or another worker was meant";
+            let reason =
+                "the lease has no device on this worker, or the request is for another worker";
             return Err(Error::new(ErrorCode::Lease, reason));
         }
         let key = (lease, join.cohort);
         let cohort = self.cohorts.get(&key).and_then(|cohort| cohort.upgrade());
-        let cohort = cohort
-            .ok_or_else(|| Error::new(ErrorCode::Session, "no such sessions are on this worker"))?;
+        let cohort = cohort.ok_or_else(|| {
+            Error::new(
+                ErrorCode::Session,
+                "this worker has no session of this cohort",
+            )
+        })?;
         collective::accept(&cohort, join, shown)
     }
 
@@ -193,7 +198,10 @@ impl Registry {
         match share.filter(|share| (share.device_index as usize) < self.device_slots.len()) {
             Some(share) => Ok((claim(LeaseId(claims.lease_id), share), claims)),
             None => {
-                let reason = format!("the lease does not cover device {} here", open.device_index);
+                let reason = format!(
+                    "the lease does not include device {} of this worker",
+                    open.device_index
+                );
                 Err(Error::new(ErrorCode::Lease, reason))
             }
         }
@@ -208,7 +216,7 @@ impl Registry {
             .ok_or_else(|| {
                 Error::new(
                     ErrorCode::Session,
-                    format!("session {id} is not on this worker any more"),
+                    format!("session {id} no longer exists on this worker"),
                 )
             })?;
         on_its_device(&known, &claim)
@@ -254,7 +262,8 @@ impl Registry {
             .filter(|session| beside(session))
             .count();
         if beside >= MAX_SESSIONS_PER_DEVICE {
-            let reason = format!("the lease has {beside} sessions on this device, the limit");
+            let reason =
+                format!("the lease has {beside} sessions on this device, which is the limit");
             return Err(Error::new(ErrorCode::Limit, reason));
         }
         let session = match self.sessions.entry(id) {
@@ -263,7 +272,10 @@ impl Registry {
                 on_its_device(entry.get(), &claim)?
             }
             Entry::Occupied(_) => {
-                return Err(Error::new(ErrorCode::Session, "the session id is taken"));
+                return Err(Error::new(
+                    ErrorCode::Session,
+                    "another lease uses this session id",
+                ));
             }
             Entry::Vacant(entry) => {
                 let device_slot = &self.device_slots[index as usize];
@@ -390,7 +402,7 @@ impl Registry {
 
     /// Ends the sessions of a lease on a device that was granted to another lease.
     fn take_from(&self, lease: LeaseId, device: u32) {
-        let reason = format!("lease {lease} ended: its device went on to another lease");
+        let reason = format!("lease {lease} ended: its device was granted to another lease");
         let is_its = |s: &&Arc<Session>| s.grant.lease == lease && s.grant.device_index == device;
         self.all()
             .iter()
@@ -430,7 +442,7 @@ impl Registry {
             if session.is_gone() {
                 self.sessions.remove(&session.id);
             } else if since.elapsed() > DETACHED_LIFE {
-                let reason = format!("no connection for {DETACHED_LIFE:?}");
+                let reason = format!("the session had no connection for {DETACHED_LIFE:?}");
                 session.end(Error::new(ErrorCode::Session, reason));
             }
         }

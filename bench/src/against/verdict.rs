@@ -65,7 +65,7 @@ impl Comparison {
         let row = |((bench, figure), samples): ((_, &Figure), [Vec<f64>; 2])| {
             let summary = |samples: &[f64]| {
                 let summary = Summary::of(samples);
-                summary.with_context(|| format!("{bench} {}: no samples", figure.name))
+                summary.with_context(|| format!("{bench} {} has no samples", figure.name))
             };
             let summaries = [summary(&samples[0])?, summary(&samples[1])?];
             Ok(Row {
@@ -132,7 +132,10 @@ impl Comparison {
         });
         let differ: Vec<_> = of(Verdict::Differs).collect();
         if !differ.is_empty() {
-            lines.push(format!("not the same in both builds: {}", names(differ)));
+            lines.push(format!(
+                "these figures must be the same in both builds, but differ: {}",
+                names(differ)
+            ));
         }
         let moved = |row: &&Row| {
             let ratio = row.ratio().unwrap_or(1.0);
@@ -141,7 +144,7 @@ impl Comparison {
         let noisy: Vec<_> = of(Verdict::Control).filter(moved).collect();
         if !noisy.is_empty() {
             lines.push(format!(
-                "the machine was not quiet, as these do not use tensord and differ: {}",
+                "other load disturbed the runs: these figures do not use tensord but differ: {}",
                 names(noisy)
             ));
         }
@@ -272,7 +275,7 @@ mod tests {
         assert!(
             found
                 .table()
-                .contains("not the same in both builds: ops a_us")
+                .contains("these figures must be the same in both builds, but differ: ops a_us")
         );
         let found = compared(Kind::Constant, None, &[1.5, 1.5], &[1.5]);
         assert_eq!(found.rows[0].verdict, Verdict::Fine);
@@ -296,7 +299,7 @@ mod tests {
             text.contains("no median is worse by more than 5 %"),
             "{text}"
         );
-        assert!(text.contains("not quiet"), "{text}");
+        assert!(text.contains("other load disturbed"), "{text}");
     }
 
     #[test]
@@ -308,6 +311,11 @@ mod tests {
             figures: vec![figure("a_us", Kind::Cost, None)],
         };
         let error = Comparison::of(&[job], vec![[vec![1.0], Vec::new()]], 0.05).err();
-        assert!(error.unwrap().to_string().contains("ops a_us: no samples"));
+        assert!(
+            error
+                .unwrap()
+                .to_string()
+                .contains("ops a_us has no samples")
+        );
     }
 }

@@ -189,7 +189,11 @@ fn measure_size(
         Ok(took.as_secs_f64() / size.repetitions as f64)
     });
     let found = context.race(&title, vec![contender])?;
-    let seconds = found.iter().next().context("no figures")?.summary;
+    let seconds = found
+        .iter()
+        .next()
+        .context("the benchmark returned no figures")?
+        .summary;
     Ok((seconds, Summary::of(&sent).map(|sent| sent.median)))
 }
 

@@ -93,6 +93,6 @@ pub(super) fn turn(context: &Context, address: &Address) -> Result<Value> {
 
 fn first_result(device: &Device) -> Result<()> {
     let one: Tensor<1> = data::from_data(TensorData::from([1f32]), device, Upload::Helper);
-    ensure!(data::scalar(one + 1.0)? == 2.0, "1 + 1 is something else");
+    ensure!(data::scalar(one + 1.0)? == 2.0, "1 + 1 did not give 2");
     Ok(())
 }

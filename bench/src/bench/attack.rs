@@ -226,7 +226,7 @@ impl Losses {
         let differs = first.iter().zip(&losses).position(|(a, b)| a != b);
         ensure!(
             differs.is_none() && first.len() == losses.len(),
-            "beside {label} the losses differ from step {differs:?} on"
+            "the losses beside {label} differ from step {differs:?} on"
         );
         Ok(())
     }

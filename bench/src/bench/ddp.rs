@@ -89,7 +89,9 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Value> {
     Ok(match serde_json::from_value(part)? {
         Part::Training { model, world } => {
-            let model = *MODELS.get(model).context("no such model")?;
+            let model = *MODELS
+                .get(model)
+                .context("there is no model of this name")?;
             serde_json::to_value(measure_world(context, model, world)?)?
         }
         Part::Overlap => serde_json::to_value(overlap::measure(context, facts)?)?,
@@ -112,7 +114,9 @@ fn measure_world(context: &Context, model: Model, world: usize) -> Result<World>
     let trained = train::train(&course, fleet.devices())?;
     Ok(World {
         world,
-        steps_per_s: trained.steps_per_s(&course).context("no epochs")?,
+        steps_per_s: trained
+            .steps_per_s(&course)
+            .context("the training returned no epochs")?,
         weights_identical: trained.weights_identical,
         losses: trained.losses,
     })

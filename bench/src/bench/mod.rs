@@ -91,15 +91,15 @@ impl Bench {
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::Ops => "time of a tiny op",
-            Self::Wire => "bytes of a training step beside its batch",
+            Self::Wire => "bytes sent for a training step, without its batch",
             Self::Step => "time of a training step",
             Self::Bulk => "throughput of large tensors",
             Self::Read => "time of a small read",
             Self::Rtt => "step time over a network with delay",
-            Self::Epoch => "bytes uploaded by epoch",
-            Self::Attach => "from URL to first result",
-            Self::Memory => "memory of a client that sends much",
-            Self::Transfer => "a large tensor from worker to worker",
+            Self::Epoch => "bytes uploaded in each epoch",
+            Self::Attach => "time from URL to first result",
+            Self::Memory => "memory of a client that uploads large amounts",
+            Self::Transfer => "transfer of a large tensor between workers",
             Self::Allreduce => "all-reduce between workers over slow links",
             Self::Ddp => "data-parallel training on several workers",
             Self::Attack => "training on a worker that is under attack",
@@ -145,7 +145,7 @@ impl Bench {
             Self::Allreduce => allreduce::measure(context, facts, part),
             Self::Ddp => ddp::measure(context, facts, part),
             Self::Attack => attack::turn(context, &from_value(part)?),
-            _ => bail!("{} is measured as a whole", self.name()),
+            _ => bail!("the benchmark {} cannot be measured in parts", self.name()),
         }
     }
 
@@ -157,7 +157,7 @@ impl Bench {
             Self::Step => drop(from_value::<step::Turn>(part)?),
             Self::Read => drop(from_value::<read::Turn>(part)?),
             Self::Attach => drop(from_value::<crate::peer::Address>(part)?),
-            _ => bail!("{} has no turns", self.name()),
+            _ => bail!("the benchmark {} has no turns", self.name()),
         }
         Ok(())
     }

@@ -135,7 +135,7 @@ fn contender(kind: Kind, device: &Device, batch: usize, steps: usize) -> Contend
             }
             turns.push(Instant::now());
         }
-        late.context("no steps")?.scalar()?;
+        late.context("the run has no steps")?.scalar()?;
         let took = turns[LEAD + steps] - turns[LEAD];
         Ok(took.as_secs_f64() * 1000.0 / steps as f64)
     })

@@ -164,7 +164,7 @@ fn floor(context: &Context, model: Model) -> Result<f64> {
         for _ in 0..steps {
             last = Some(trainer.learn(images.clone(), labels.clone())?);
         }
-        data::scalar(last.context("no steps")?)?;
+        data::scalar(last.context("the run has no steps")?)?;
         Ok(begun.elapsed().as_secs_f64() * 1000.0 / steps as f64)
     })
 }

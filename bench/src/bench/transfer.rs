@@ -33,7 +33,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let network = Network::Plain;
     let fleet = Fleet::start(&network, 2, None)?;
     let [from, to] = fleet.devices() else {
-        anyhow::bail!("the lease has other devices");
+        anyhow::bail!("the lease must have two devices");
     };
     let elements = mib * MIB / 4;
     let tensor = Tensor::<1>::ones([elements], from);
@@ -49,12 +49,19 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         client_bytes = client_bytes.max(bytes(after) - bytes(before));
         if run == 0 {
             let range = [scalar(moved.clone().min())?, scalar(moved.max())?];
-            ensure!(range == [1.0; 2], "another tensor arrived");
+            ensure!(
+                range == [1.0; 2],
+                "the tensor that arrived differs from the one sent"
+            );
         }
         Ok((mib * MIB) as f64 / took.as_secs_f64() / 1e9)
     });
     let found = context.race("transfer", vec![contender])?;
-    let gbs = found.iter().next().context("no figures")?.summary;
+    let gbs = found
+        .iter()
+        .next()
+        .context("the benchmark returned no figures")?
+        .summary;
     let mut rows = table(&["MiB"], &["GB/s", "quartiles", "client's bytes, most"]);
     rows.add_row([
         mib.to_string(),

@@ -73,7 +73,7 @@ pub(crate) fn hold() -> Result<()> {
         Ok(())
     }
     #[cfg(not(unix))]
-    anyhow::bail!("there are no namespaces on this system")
+    anyhow::bail!("this system has no network namespaces")
 }
 
 impl Namespaces {
@@ -154,7 +154,7 @@ impl Namespaces {
             let path = format!("/proc/{}/net/dev", holder.id());
             let counters = std::fs::read_to_string(&path);
             let counters = counters.with_context(|| format!("cannot read {path}"))?;
-            sent_bytes(&counters, "eth0").with_context(|| format!("no eth0 in {path}"))
+            sent_bytes(&counters, "eth0").with_context(|| format!("{path} does not list eth0"))
         });
         sent.collect()
     }
@@ -191,7 +191,7 @@ fn queues(shape: Shape) -> Vec<String> {
 /// Runs a command line whose arguments are separated by spaces.
 fn run(line: &str) -> Result<()> {
     let mut words = line.split(' ');
-    let program = words.next().context("an empty command line")?;
+    let program = words.next().context("the command line is empty")?;
     let output = Command::new(program).args(words).output();
     let output = output.with_context(|| format!("cannot run {program}"))?;
     let words = String::from_utf8_lossy(&output.stderr);

@@ -45,7 +45,7 @@ impl FromStr for Endpoint {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (port, process) = text.split_once(':').context("no colon")?;
+        let (port, process) = text.split_once(':').context("the endpoint has no colon")?;
         Ok(Self {
             port: port.parse()?,
             process: process.parse()?,
@@ -209,6 +209,6 @@ impl Mesh {
     /// If the relay is gone.
     pub(crate) fn sent(&self) -> Result<Vec<u64>> {
         let asking = TcpStream::connect(self.announced.counts)?;
-        serde_json::from_reader(asking).context("the relay told nonsense")
+        serde_json::from_reader(asking).context("the relay sent malformed counts")
     }
 }

@@ -127,7 +127,9 @@ impl Exchange {
     ///
     /// When it was not [set](Self::set_burn).
     pub(crate) fn burn(&self) -> &BurnSide {
-        self.burn.get().expect("set before it is found")
+        self.burn
+            .get()
+            .expect("`set_burn` was called before the exchange was published")
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Tickets> {

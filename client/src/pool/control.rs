@@ -165,7 +165,7 @@ impl Control {
                 StreamEnd::Left => return,
                 StreamEnd::Lost(reason) => {
                     warn!(
-                        "lost the scheduler at {} ({reason}); leases go on",
+                        "lost the connection to the scheduler at {} ({reason}); leases continue",
                         self.url.authority()
                     );
                 }
@@ -177,14 +177,14 @@ impl Control {
                     Err(_) => {}
                 }
             };
-            info!("the scheduler at {} is back", self.url.authority());
+            info!("reconnected to the scheduler at {}", self.url.authority());
         }
     }
 
     async fn attach(&self) -> Result<ControlStream, ConnectError> {
         let attached = timeout(DEADLINE, self.try_attach()).await;
         attached.unwrap_or_else(|_| {
-            let reason = format!("no answer within {DEADLINE:?}");
+            let reason = format!("the pool did not answer within {DEADLINE:?}");
             Err(ConnectError::CallFailed {
                 pool: self.url.authority(),
                 reason,
@@ -222,7 +222,7 @@ impl Control {
             .map_err(refused)?
             .and_then(|message| message.body);
         let Some(pool_message::Body::Hello(hello)) = first else {
-            let reason = "it did not answer the hello".into();
+            let reason = "the pool did not answer the hello".into();
             return Err(ConnectError::CallFailed { pool, reason });
         };
         version::negotiate(&version::hello(), &hello.hello.unwrap_or_default()).map_err(|e| {
@@ -247,20 +247,20 @@ impl Control {
         loop {
             for body in self.release_messages() {
                 if stream.outbound.send(message(body)).await.is_err() {
-                    return StreamEnd::Lost("the stream ended".into());
+                    return StreamEnd::Lost("the stream to the pool ended".into());
                 }
             }
             tokio::select! {
                 received = timeout(SILENCE, stream.inbound.message()) => match received {
                     Ok(Ok(Some(received))) => self.on_message(received),
-                    Ok(Ok(None)) => return StreamEnd::Lost("it closed the connection".into()),
+                    Ok(Ok(None)) => return StreamEnd::Lost("the pool closed the connection".into()),
                     Ok(Err(status)) => return StreamEnd::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string()),
-                    Err(_) => return StreamEnd::Lost(format!("silent for {SILENCE:?}")),
+                    Err(_) => return StreamEnd::Lost(format!("the pool sent nothing for {SILENCE:?}")),
                 },
                 control_request = self.requests.recv() => match self.on_request(control_request) {
                     Ok(Some(body)) => {
                         if stream.outbound.send(message(body)).await.is_err() {
-                            return StreamEnd::Lost("the stream ended".into());
+                            return StreamEnd::Lost("the stream to the pool ended".into());
                         }
                     }
                     Ok(None) => {}
@@ -345,9 +345,9 @@ impl Control {
             }
             Some(pool_message::Body::Ended(ended)) => {
                 if let Some(held_lease) = self.leases.remove(&LeaseId(ended.lease_id)) {
-                    let error = ended.error.unwrap_or_else(|| {
-                        Error::new(ErrorCode::Lease, "the pool did not say why")
-                    });
+                    let error = ended
+                        .error
+                        .unwrap_or_else(|| Error::new(ErrorCode::Lease, "the pool gave no reason"));
                     warn!("lease {} ended: {error}", LeaseId(ended.lease_id));
                     held_lease.watch.end(&format!("the lease ended: {error}"));
                 }
@@ -398,7 +398,7 @@ fn authorised<T>(body: T, url: &PoolUrl) -> Result<Request<T>, ConnectError> {
     let bearer = MetadataValue::try_from(format!("Bearer {token}"));
     let mut bearer = bearer.map_err(|_| ConnectError::Token {
         pool: url.authority(),
-        reason: "it has characters that no token has".into(),
+        reason: "the token contains characters that a token cannot have".into(),
     })?;
     bearer.set_sensitive(true);
     let mut request = Request::new(body);

@@ -135,7 +135,9 @@ impl Pool {
         match connects.recv_timeout(CONNECT_DEADLINE) {
             Ok(Ok(())) => Ok(Self(Arc::new(inner))),
             Ok(Err(e)) => Err(e),
-            Err(_) => Err(broken(&format!("no answer within {CONNECT_DEADLINE:?}"))),
+            Err(_) => Err(broken(&format!(
+                "the pool did not answer within {CONNECT_DEADLINE:?}"
+            ))),
         }
     }
 
@@ -160,7 +162,7 @@ impl Pool {
             .recv_timeout(CONNECT_DEADLINE)
             .unwrap_or_else(|_| {
                 let pool = self.0.url.authority();
-                let reason = format!("no status within {CONNECT_DEADLINE:?}");
+                let reason = format!("the pool sent no status within {CONNECT_DEADLINE:?}");
                 Err(ConnectError::CallFailed { pool, reason })
             })
     }
@@ -246,8 +248,11 @@ impl Pool {
         for (opening, lease_device) in openings.into_iter().zip(&lease.lease_devices) {
             let worker = || lease_device.description.worker.clone();
             let opened = opening.recv_timeout(OPEN_DEADLINE);
-            let opened =
-                opened.unwrap_or_else(|_| Err(format!("no answer within {OPEN_DEADLINE:?}")));
+            let opened = opened.unwrap_or_else(|_| {
+                Err(format!(
+                    "the worker did not answer within {OPEN_DEADLINE:?}"
+                ))
+            });
             opened.map_err(|reason| LeaseError::Worker {
                 worker: worker(),
                 reason,
@@ -296,10 +301,11 @@ impl Inner {
             reason: reason.to_owned(),
         };
         let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
-            .map_err(|_| unusable("the pool sent no fingerprint of its certificate"))?;
+            .map_err(|_| unusable("the pool sent no fingerprint of the worker's certificate"))?;
         let session = Session::new(SessionId(rand::rng().next_u64()), cohort_member);
-        let device = TensordDevice::register(session.clone())
-            .ok_or_else(|| unusable("this process has leased 65,536 devices; restart it"))?;
+        let device = TensordDevice::register(session.clone()).ok_or_else(|| {
+            unusable("this process has leased 65,536 devices, which is the limit; restart it")
+        })?;
         let target = SessionTarget {
             dialer: self.dialer.clone(),
             worker: worker.name.clone(),

@@ -91,11 +91,12 @@ impl<'a> LentSender<'a> {
 
     pub(super) fn back(mut self) -> LinkSender {
         match std::mem::replace(&mut self.0, SenderSlot::Returned) {
-            SenderSlot::Lent(session) => {
-                session.lent_sender().take().expect("nobody else takes it")
-            }
+            SenderSlot::Lent(session) => session
+                .lent_sender()
+                .take()
+                .expect("the sender stays in its slot while it is lent"),
             SenderSlot::Kept(sender) => sender,
-            SenderSlot::Returned => unreachable!("it can be taken once"),
+            SenderSlot::Returned => unreachable!("the sender is returned only once"),
         }
     }
 }

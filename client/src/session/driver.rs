@@ -98,7 +98,9 @@ struct DriverGuard(Arc<Session>);
 impl Drop for DriverGuard {
     fn drop(&mut self) {
         self.0.fail(match std::thread::panicking() {
-            true => "its driver panicked, which is a bug of tensord's; please report it",
+            true => {
+                "the driver of the session panicked, which is a bug in tensord; please report it"
+            }
             false => "the client is shutting down",
         });
     }
@@ -126,7 +128,8 @@ async fn keep_connected(
         // A try must not outlast the time in which a worker is given up.
         let until = last_received + WORKER_TIMEOUT;
         let connected = timeout_at(until, connect(session, target, track, resume)).await;
-        let ended = match connected.unwrap_or_else(|_| Err(ConnectionEnd::Lost("no answer".into())))
+        let ended = match connected
+            .unwrap_or_else(|_| Err(ConnectionEnd::Lost("the worker did not answer".into())))
         {
             Ok(link) => {
                 last_received = Instant::now();
@@ -154,7 +157,7 @@ async fn keep_connected(
             ConnectionEnd::Lost(reason)
                 if last_received.elapsed() < WORKER_TIMEOUT && !session.is_over() =>
             {
-                debug!(session = %session.id, ?track, worker = target.worker, "no connection: {reason}");
+                debug!(session = %session.id, ?track, worker = target.worker, "cannot connect to the worker: {reason}");
                 sleep(RETRY_DELAY).await;
                 continue;
             }
@@ -205,9 +208,13 @@ async fn connect(
         .await
         .map_err(|e| lost(&e))?;
     let answer = timeout(DIAL_DEADLINE, link.receiver.recv()).await;
-    let answer = answer.map_err(|_| ConnectionEnd::Lost("no answer to the opening".into()))?;
+    let answer = answer.map_err(|_| {
+        ConnectionEnd::Lost("the worker did not answer the request to open a session".into())
+    })?;
     let answer = answer.map_err(|e| lost(&e))?;
-    let answer = answer.ok_or_else(|| ConnectionEnd::Lost("closed before an answer".into()))?;
+    let answer = answer.ok_or_else(|| {
+        ConnectionEnd::Lost("the worker closed the connection before it answered".into())
+    })?;
     let over =
         |e: &dyn std::fmt::Display| ConnectionEnd::Over(format!("worker {}: {e}", target.worker));
     let answer = duplex::decode(answer).map_err(|e| ConnectionEnd::BrokeRule(e.to_string()))?;
@@ -216,7 +223,7 @@ async fn connect(
         Some(Body::Rejected(rejected)) => return Err(over(&rejected.error.unwrap_or_default())),
         _ => {
             return Err(ConnectionEnd::BrokeRule(
-                "it did not answer the opening".into(),
+                "the worker's first frame did not answer the request to open a session".into(),
             ));
         }
     }
@@ -247,7 +254,7 @@ async fn read(
     let mut deliveries = Vec::new();
     loop {
         let Ok(mut next) = timeout(SILENCE_TIMEOUT, receiver.recv()).await else {
-            return ConnectionEnd::Lost(format!("silent for {SILENCE_TIMEOUT:?}"));
+            return ConnectionEnd::Lost(format!("the worker sent nothing for {SILENCE_TIMEOUT:?}"));
         };
         // Those that came together are handed out together: whoever waits for many
         // values, one after the other, is then woken once.
@@ -255,7 +262,11 @@ async fn read(
         let ended = loop {
             let frame = match next {
                 Ok(Some(frame)) => frame,
-                Ok(None) => break Some(ConnectionEnd::Lost("finished by the worker".into())),
+                Ok(None) => {
+                    break Some(ConnectionEnd::Lost(
+                        "the worker closed the connection".into(),
+                    ));
+                }
                 // Another connection would bring it again.
                 Err(e @ LinkError::TooLarge(_)) => {
                     break Some(ConnectionEnd::BrokeRule(e.to_string()));

@@ -150,7 +150,7 @@ pub(crate) enum SessionEnd {
 impl SessionEnd {
     fn error(&self) -> ExecutionError {
         ExecutionError::with_context(match self {
-            Self::Closed => "the lease was dropped, and its devices with it".to_owned(),
+            Self::Closed => "the lease of this device was dropped".to_owned(),
             Self::Failed(reason) => reason.clone(),
         })
     }

@@ -72,7 +72,10 @@ pub(super) struct FrameEncoder {
 impl FrameEncoder {
     /// Takes all items out of `op_buffer`.
     pub(super) fn take(&mut self, op_buffer: &mut OpBuffer) {
-        assert!(self.taken.is_empty(), "what was taken was not encoded");
+        assert!(
+            self.taken.is_empty(),
+            "the items taken before were not encoded"
+        );
         std::mem::swap(&mut self.taken, op_buffer);
     }
 

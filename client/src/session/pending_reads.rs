@@ -116,13 +116,13 @@ impl PendingReads {
                 }
                 None if number < self.payloads || self.announced.contains_key(&number) => {
                     return Err(format!(
-                        "the answer to read {request} is payload {number}, again"
+                        "the answer to read {request} names payload {number}, which another answer has named"
                     ));
                 }
                 // Each payload that is missing is that of a pending read.
                 None if number - self.payloads >= waiting => {
                     return Err(format!(
-                        "the answer to read {request} is payload {number} where {} have come",
+                        "the answer to read {request} names payload {number}, but only {} payloads have arrived",
                         self.payloads
                     ));
                 }
@@ -174,7 +174,7 @@ impl PendingReads {
         match usize::try_from(size).is_ok_and(|size| size <= most) {
             true => Ok(()),
             false => Err(format!(
-                "payload {} has {size} bytes, where reads wait for {most}",
+                "payload {} has {size} bytes, but the pending reads need at most {most}",
                 self.payloads
             )),
         }
@@ -188,7 +188,7 @@ impl PendingReads {
         bytes: Bytes,
     ) -> Result<Option<Delivery>, BrokenRule> {
         let data = TensorData::try_from_bytes(bytes, shape, dtype);
-        let data = data.map_err(|e| format!("the answer to read {request}: {e}"))?;
+        let data = data.map_err(|e| format!("the answer to read {request} is malformed: {e}"))?;
         Ok(self.finish(request, Ok(data)))
     }
 
@@ -217,7 +217,7 @@ impl PendingRead {
         match fits && *shape == self.shape {
             true => Ok(()),
             false => Err(format!(
-                "the answer to read {request} is {shape} of {}, where {} of {} was asked for",
+                "the answer to read {request} is {shape} of {}, but {} of {} was requested",
                 dtype.name(),
                 self.shape,
                 self.dtype.name()
@@ -228,7 +228,7 @@ impl PendingRead {
 
 /// Returns the rule that a reply without a pending request breaks.
 fn unexpected(what: &str, request: u64) -> BrokenRule {
-    format!("it answers {what} {request}, which was not asked or has its answer")
+    format!("the worker answered {what} {request}, which is not pending")
 }
 
 impl State {

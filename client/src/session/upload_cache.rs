@@ -67,17 +67,17 @@ impl UploadCache {
         if !rest.is_empty() {
             let size = hashes.len() * HASH_BYTES + rest.len();
             return Err(format!(
-                "its list of kept uploads has {size} bytes, no whole hashes"
+                "the list of kept uploads has {size} bytes, which is not a whole number of hashes"
             ));
         }
         if hashes.len() > MAX_HELD {
             let count = hashes.len();
             return Err(format!(
-                "it lists {count} kept uploads; {MAX_HELD} are the limit"
+                "the list of kept uploads has {count} entries; the limit is {MAX_HELD}"
             ));
         }
         if std::mem::replace(&mut self.is_held_known, true) {
-            return Err("it lists kept uploads a second time".into());
+            return Err("the worker sent a second list of kept uploads".into());
         }
         self.held = (0..)
             .zip(hashes)
@@ -110,7 +110,7 @@ impl UploadCache {
         }
         let mut forget = Vec::new();
         while self.used_bytes + cost > self.budget_bytes || self.slots.len() >= MAX_SLOTS as usize {
-            let (_, (slot, freed)) = self.slots.pop_lru().expect("nothing is used by nothing");
+            let (_, (slot, freed)) = self.slots.pop_lru().expect("used bytes belong to a slot");
             self.used_bytes -= freed;
             forget.push(slot);
         }
@@ -195,8 +195,8 @@ mod tests {
         let mut upload_cache = UploadCache::default();
         let long = vec![7; (MAX_HELD + 1) * HASH_BYTES];
         for (list, rule) in [
-            (&long[..17], "no whole hashes"),
-            (&long, "8192 are the limit"),
+            (&long[..17], "not a whole number of hashes"),
+            (&long, "the limit is 8192"),
         ] {
             let broken = upload_cache.set_held(list).unwrap_err();
             assert!(broken.contains(rule), "{broken}");
@@ -207,7 +207,7 @@ mod tests {
             upload_cache
                 .set_held(&[])
                 .unwrap_err()
-                .contains("a second time")
+                .contains("a second list")
         );
     }
 }

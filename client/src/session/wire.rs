@@ -58,7 +58,7 @@ impl Session {
         if opened.protocol != protocol {
             let chosen = opened.protocol;
             return Err(format!(
-                "it chose protocol {chosen}, where {protocol} is due"
+                "the worker chose protocol {chosen} instead of {protocol}"
             ));
         }
         let profile = opened.settings.unwrap_or_default();
@@ -230,7 +230,7 @@ impl Session {
                 listed.map_err(ConnectionEnd::BrokeRule)?;
             }
             _ => {
-                let rule = format!("it sent a frame that workers do not send for {track:?}");
+                let rule = format!("the frame is one that workers do not send on track {track:?}");
                 return Err(ConnectionEnd::BrokeRule(rule));
             }
         }

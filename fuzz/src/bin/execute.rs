@@ -34,28 +34,28 @@ const POSITIONS: &str = "TENSORD_FUZZ_POSITIONS";
 /// over or all ops were made, and counts what became of them.
 #[derive(Debug, Clone, Parser)]
 struct Options {
-    /// How long to go on.
+    /// Seconds to run.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Ops to stop after, however long there is.
+    /// Number of ops after which the run stops, even if time is left.
     #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
     ops: u64,
-    /// What everything follows from.
+    /// Seed that determines the whole run.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Runs only the session of this seed, as a failure names it.
+    /// Run only the session with this seed, which the message of a failure names.
     #[arg(long, value_parser = hexadecimal)]
     session: Option<u64>,
-    /// Fails unless every variant was executed and refused so often.
+    /// Fail unless every variant was executed and refused at least this often.
     #[arg(long, default_value_t = 0)]
     require_counts: u64,
-    /// Sessions beside each other.
+    /// Number of threads, which run sessions in parallel.
     #[arg(long, default_value_t = 1)]
     threads: u64,
-    /// Leaves out the guards around allocations, which take most of the time.
+    /// Run without guard pages around allocations, which take most of the time.
     #[arg(long)]
     no_guard: bool,
-    /// Reads beyond an allocation, to show that this is found.
+    /// Read beyond an allocation, to show that the guard pages detect it.
     #[arg(long, hide = true)]
     trip: bool,
 }
@@ -100,8 +100,8 @@ fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
         options.seed,
         options.threads,
         match options.no_guard {
-            true => "no guards",
-            false => "guard pages",
+            true => "without guard pages",
+            false => "with guard pages",
         }
     );
     let mut work = Command::new(std::env::current_exe().map_err(io)?);
@@ -122,7 +122,7 @@ fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
             let places = places.iter().map(|p| format!("\n  {}", p.show(&templates)));
             let places: String = places.collect();
             return Err(format!(
-                "seed {}: {status}; it was at{places}",
+                "seed {}: the run ended with {status} at{places}",
                 options.seed
             ));
         }
@@ -138,7 +138,7 @@ fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
                 *is_told = true;
                 let at = position.show(&templates);
                 eprintln!(
-                    "fuzz: seed {}: an op takes over {WARN_AFTER:?}: {at}",
+                    "fuzz: seed {}: an op has run for more than {WARN_AFTER:?}: {at}",
                     options.seed
                 );
             } else if now - *since > GIVE_UP_AFTER {
@@ -191,10 +191,10 @@ impl Position {
         let variant = self.variant as usize;
         let made = match variant < templates.len() {
             true => format!("made for {}", templates.get(variant).0),
-            false => "of a spoilt frame".into(),
+            false => "from a corrupted frame".into(),
         };
         format!(
-            "op {} of the session {:#x}, {made}; to run it again: --session {:#x}",
+            "op {} of session {:#x}, {made}; repeat it with --session {:#x}",
             self.op, self.session, self.session
         )
     }
@@ -250,7 +250,7 @@ fn work(options: &Options, positions: &Path) -> Result<(), String> {
     match lacks.is_empty() {
         true => Ok(()),
         false => Err(format!(
-            "too few, {} are required: {}",
+            "some variants ran too rarely ({} executions and refusals are required): {}",
             options.require_counts,
             lacks.join(", ")
         )),

@@ -102,7 +102,7 @@ pub fn run(
     match kept {
         0 => Ok(()),
         kept => Err(format!(
-            "session {seed:#x}: it ended and {kept} bytes are still taken"
+            "session {seed:#x} ended, but {kept} bytes are still in use"
         )),
     }
 }
@@ -179,7 +179,7 @@ impl Program<'_> {
         }
         let body = self.encode(&batch);
         self.send(body.clone())
-            .map_err(|e| format!("an honest frame was refused: {e}"))?;
+            .map_err(|e| format!("the session refused a valid frame: {e}"))?;
         let mut became = None;
         for _ in 0..batch.ops.len() {
             became = self.step(line.variant, Some(&kept))?;
@@ -259,7 +259,7 @@ impl Program<'_> {
         self.position.at(self.seed, self.ops, variant);
         let session = &mut self.session;
         let stepped = caught(|| guard::with_guards(|| session.step()));
-        let about = |what: String| format!("{what}\nmade for it: {op:?}");
+        let about = |what: String| format!("{what}\nthe op was: {op:?}");
         let stepped = stepped.map_err(about)?.map_err(about)?;
         let Stepped::Op(done) = stepped else {
             return Ok(None);
@@ -283,7 +283,7 @@ impl Program<'_> {
                 return Ok(());
             }
         }
-        Err("the session does not come to rest".into())
+        Err("the session does not become idle".into())
     }
 
     fn session_is_idle(&mut self, variant: usize) -> Result<bool, String> {
@@ -343,7 +343,7 @@ impl Program<'_> {
             let taken = caught(|| guard::with_guards(|| session.receive(frame.into())))?;
             let taken = taken.is_ok() && self.finish_corrupted()?;
             if let Some(panic) = take_own_panic() {
-                return Err(format!("a spoilt frame made tensord panic: {panic}"));
+                return Err(format!("a corrupted frame made tensord panic: {panic}"));
             }
             if !taken {
                 self.report.frames_refused += 1;
@@ -367,7 +367,7 @@ impl Program<'_> {
                 Ok(Stepped::Other) => {}
                 Ok(Stepped::Op(done)) => {
                     if let Some(differs) = done.differs {
-                        return Err(format!("{} of a spoilt frame: {differs}", done.name));
+                        return Err(format!("{} of a corrupted frame: {differs}", done.name));
                     }
                     if let Some(number) = self.templates.number(done.name) {
                         self.report.note(number, &done.became);

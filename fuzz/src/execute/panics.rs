@@ -45,7 +45,7 @@ pub(super) fn install_panic_hook() {
             let text = payload.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
             // Those that say that a backend or a custom op made what was not declared.
-            let expected_messages = ["the custom op made", "the backend made"];
+            let expected_messages = ["the custom op returned", "the backend returned"];
             let is_expected = text.is_some_and(|text| {
                 expected_messages
                     .iter()

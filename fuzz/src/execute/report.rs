@@ -125,7 +125,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} ops in {} sessions; each variant executed at least {executed} times and refused \
-             at least {refused} times; of the spoilt frames {} were refused and {} taken",
+             at least {refused} times; of the corrupted frames, {} were refused and {} were accepted",
             self.ops(),
             self.sessions,
             self.frames_refused,

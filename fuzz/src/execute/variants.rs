@@ -48,7 +48,7 @@ fn list(family: Option<usize>) -> Found {
 
 /// Cuts it short.
 fn stop<T>() -> Result<T, Error> {
-    Err(Error::custom("all was found out"))
+    Err(Error::custom("the variants are known"))
 }
 
 struct Outer<'a> {

@@ -48,7 +48,7 @@ impl OpDecoder {
     /// of the two ends may differ.
     pub fn decode(&mut self, frame: &[u8], count: u32) -> Result<DecodedOps, CodecError> {
         if count > MAX_OPS_PER_FRAME {
-            let rule = format!("{count} ops in one frame, more than {MAX_OPS_PER_FRAME}");
+            let rule = format!("a frame has {count} ops; the limit is {MAX_OPS_PER_FRAME}");
             return Err(CodecError::new("ops", 0, rule));
         }
         let count = count as usize;
@@ -64,7 +64,7 @@ impl OpDecoder {
         match frame.reader.left() {
             0 => Ok(frame.ops),
             left => {
-                let rule = format!("{left} bytes after the last of {count} ops");
+                let rule = format!("{left} bytes follow the last of {count} ops");
                 Err(frame.reader.error(rule))
             }
         }
@@ -87,7 +87,7 @@ impl OpDecoder {
             RecordKind::Run => {
                 let left = frame.count - frame.ops.len();
                 if n == 0 || n > left as u64 {
-                    let rule = format!("a run of {n} ops where 1 to {left} may come");
+                    let rule = format!("a run has {n} ops; it must have 1 to {left}");
                     return Err(frame.reader.error(rule));
                 }
                 (0..n).try_for_each(|_| self.again(frame, 0))
@@ -95,7 +95,7 @@ impl OpDecoder {
             RecordKind::Move => {
                 let cursor = self.model.cursor.wrapping_add_signed(unzigzag(n));
                 if self.model.history.get(cursor).is_none() {
-                    let rule = format!("no op {cursor} is remembered to move to");
+                    let rule = format!("the history has no op {cursor} to move to");
                     return Err(frame.reader.error(rule));
                 }
                 self.model.cursor = cursor;
@@ -116,13 +116,16 @@ impl OpDecoder {
         let Some((past, template)) = kept else {
             return Err(frame
                 .reader
-                .error("the cursor is at no op that is remembered"));
+                .error("the cursor is not at an op of the history"));
         };
         self.values.clear();
         self.values.extend(model.predict(past));
         for i in ones(changed) {
             let (Some(hole), Some(value)) = (template.holes.get(i), self.values.get_mut(i)) else {
-                let rule = format!("value {i} of an op that has {}", template.holes.len());
+                let rule = format!(
+                    "value {i} does not exist in an op with {} values",
+                    template.holes.len()
+                );
                 return Err(frame.reader.error(rule));
             };
             *value = Value::read(hole.kind, &mut frame.reader)?;
@@ -172,7 +175,7 @@ impl Frame<'_> {
                 .ok_or_else(|| self.reader.error("there is no hole kind 3"))?;
             at += hole >> 2;
             if at > len as u64 {
-                let rule = format!("a hole at byte {at} of a template of {len}");
+                let rule = format!("a hole is at byte {at} of a template of {len} bytes");
                 return Err(self.reader.error(rule));
             }
             holes.push(Hole {
@@ -202,7 +205,8 @@ impl Frame<'_> {
         template.fill(values.iter().map(|value| value.resolve(counter)), plain);
         self.plain_bytes += plain.len();
         if self.plain_bytes > MAX_PLAIN_BYTES_PER_FRAME {
-            let rule = format!("ops of more than {MAX_PLAIN_BYTES_PER_FRAME} bytes in one frame");
+            let rule =
+                format!("the ops of a frame have more than {MAX_PLAIN_BYTES_PER_FRAME} bytes");
             return Err(self.reader.error(rule));
         }
         let rule = match take(plain) {
@@ -210,8 +214,8 @@ impl Frame<'_> {
                 self.ops.push(op);
                 return Ok(());
             }
-            Ok((_, len)) => format!("{} bytes after the end of an op", plain.len() - len),
-            Err((at, e)) => format!("no op: {e}, at byte {at} of it"),
+            Ok((_, len)) => format!("{} bytes follow the end of an op", plain.len() - len),
+            Err((at, e)) => format!("malformed op: {e}, at byte {at} of the op"),
         };
         Err(self.reader.error(rule))
     }

@@ -87,7 +87,7 @@ impl OpEncoder {
     ///
     /// Optional, as long as both ends agree: it makes ids shorter.
     pub fn note_tensor(&mut self, id: TensorId) {
-        assert_eq!(self.frame_ops, 0, "a tensor noted within a frame");
+        assert_eq!(self.frame_ops, 0, "a tensor must be noted between frames");
         self.model.note(id.value());
     }
 
@@ -129,7 +129,7 @@ impl OpEncoder {
             .model
             .history
             .get(self.model.cursor)
-            .expect("it was compared");
+            .expect("the op at the cursor was just compared");
         self.run += 1;
         self.mispredictions = 0;
         self.push(Some(past.template));
@@ -209,7 +209,7 @@ impl OpEncoder {
             .model
             .history
             .get(self.model.cursor)
-            .expect("it was compared");
+            .expect("the op at the cursor was just compared");
         put_head(out, RecordKind::Patch, changes);
         for i in ones(changes) {
             let (value, new) = (&mut self.values[i], self.flat.values[i]);

@@ -94,11 +94,11 @@ pub fn encode_type(shape: &Shape, dtype: DType) -> v1::TensorType {
 /// [`MAX_RANK`] dimensions or more bytes than can be addressed.
 pub fn decode_type(kind: Option<&v1::TensorType>) -> Result<(Shape, DType, usize), CodecError> {
     let error = |rule: String| CodecError::new("tensor type", 0, rule);
-    let kind = kind.ok_or_else(|| error("it is missing".into()))?;
+    let kind = kind.ok_or_else(|| error("the type is missing".into()))?;
     let dtype: DType = decode("dtype", &kind.dtype)?;
     if kind.shape.len() > MAX_RANK {
         return Err(error(format!(
-            "{} dimensions, more than {MAX_RANK}",
+            "a shape has {} dimensions; the limit is {MAX_RANK}",
             kind.shape.len()
         )));
     }
@@ -108,7 +108,7 @@ pub fn decode_type(kind: Option<&v1::TensorType>) -> Result<(Shape, DType, usize
         .map(|&d| usize::try_from(d).ok())
         .collect();
     let shape =
-        Shape::from(shape.ok_or_else(|| error("a dimension beyond the address space".into()))?);
+        Shape::from(shape.ok_or_else(|| error("a dimension exceeds the address space".into()))?);
     let bytes = tensor_bytes(&shape, dtype).ok_or_else(|| {
         error(format!(
             "{shape} of {} has more bytes than can be addressed",
@@ -169,7 +169,7 @@ impl DeviceProfile {
         match profile.dtypes.len() {
             0..=MAX_DTYPES => Ok(profile),
             count => {
-                let rule = format!("{count} dtypes, more than {MAX_DTYPES}");
+                let rule = format!("the profile has {count} dtypes; the limit is {MAX_DTYPES}");
                 Err(CodecError::new("device profile", 0, rule))
             }
         }
@@ -185,7 +185,11 @@ fn encode<T: Serialize>(value: &T) -> Bytes {
 fn decode<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, CodecError> {
     match take(bytes) {
         Ok((value, len)) if len == bytes.len() => Ok(value),
-        Ok((_, len)) => Err(CodecError::new(what, len, "bytes after its end")),
+        Ok((_, len)) => Err(CodecError::new(
+            what,
+            len,
+            "bytes follow the end of the value",
+        )),
         Err((at, e)) => Err(CodecError::new(what, at, e.to_string())),
     }
 }

@@ -132,19 +132,26 @@ impl<'a> Reader<'a> {
         let taken = usize::try_from(n)
             .ok()
             .and_then(|n| self.bytes[self.at..].get(..n))
-            .ok_or_else(|| self.error(format!("{n} bytes wanted, {} left", self.left())))?;
+            .ok_or_else(|| {
+                self.error(format!(
+                    "{n} bytes are needed, but {} are left",
+                    self.left()
+                ))
+            })?;
         self.at += taken.len();
         Ok(taken)
     }
 
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], CodecError> {
         let bytes = self.take(N as u64)?;
-        Ok(bytes.try_into().expect("as many bytes as were asked for"))
+        Ok(bytes
+            .try_into()
+            .expect("the slice has the requested length"))
     }
 
     pub(super) fn varint(&mut self) -> Result<u64, CodecError> {
         let n = self.wide()?;
-        u64::try_from(n).map_err(|_| self.error("a number beyond 64 bits"))
+        u64::try_from(n).map_err(|_| self.error("a number has more than 64 bits"))
     }
 
     /// Reads a number and the bit below it.
@@ -152,7 +159,7 @@ impl<'a> Reader<'a> {
         let n = self.wide()?;
         match u64::try_from(n >> 1) {
             Ok(number) => Ok((number, n & 1 == 1)),
-            Err(_) => Err(self.error("a number beyond 64 bits")),
+            Err(_) => Err(self.error("a number has more than 64 bits")),
         }
     }
 
@@ -165,7 +172,7 @@ impl<'a> Reader<'a> {
                 return Ok(n);
             }
         }
-        Err(self.error(format!("a number longer than {MAX_VARINT_BYTES} bytes")))
+        Err(self.error(format!("a number is longer than {MAX_VARINT_BYTES} bytes")))
     }
 
     pub(super) fn head(&mut self) -> Result<(RecordKind, u64), CodecError> {

@@ -142,7 +142,7 @@ impl Engine {
         let lease_devices = self.assign_grant_numbers(lease_devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, lease, grant);
-            assert!(taken.is_ok(), "{device_ref:?} was free a moment ago");
+            assert!(taken.is_ok(), "{device_ref:?} must be free");
         }
         let devices = lease_devices
             .iter()

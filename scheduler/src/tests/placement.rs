@@ -50,29 +50,29 @@ fn unsatisfiable_requests_are_refused_with_the_inventory() {
     check_mixed(
         demand(4, Some("cuda"), 8),
         Err(&format!(
-            "asked for 4 devices of kind cuda with 8.0 GiB each; {has}"
+            "requested 4 devices of kind cuda with 8.0 GiB each; {has}"
         )),
     );
     check_mixed(
         demand(1, Some("vulkan"), 0),
-        Err(&format!("asked for 1 device of kind vulkan; {has}")),
+        Err(&format!("requested 1 device of kind vulkan; {has}")),
     );
     check_mixed(
         demand(2, None, 17),
         Err(&format!(
-            "asked for 2 devices of any kind with 17.0 GiB each; {has}"
+            "requested 2 devices of any kind with 17.0 GiB each; {has}"
         )),
     );
     check_mixed(
         demand(u32::MAX, None, 0),
         Err(&format!(
-            "asked for {} devices of any kind; {has}",
+            "requested {} devices of any kind; {has}",
             u32::MAX
         )),
     );
     check_mixed(
         demand(0, None, 0),
-        Err("asked for 0 devices; a lease has at least one"),
+        Err("a lease request must name at least one device"),
     );
 }
 
@@ -86,7 +86,7 @@ fn empty_pool_refuses_requests() {
     };
     assert_eq!(
         reason.to_string(),
-        "asked for 1 device of any kind; no worker has joined the pool"
+        "requested 1 device of any kind; no worker has joined the pool"
     );
 }
 

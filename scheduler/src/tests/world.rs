@@ -198,7 +198,10 @@ impl World {
             } => {
                 let waiting = self.find_request(*client, *request);
                 let reported_position = &mut self.waiting[waiting].reported_position;
-                assert_ne!(reported_position, position, "told the same position twice");
+                assert_ne!(
+                    reported_position, position,
+                    "received the same position twice"
+                );
                 *reported_position = *position;
             }
             Command::Granted {
@@ -334,7 +337,7 @@ impl World {
             .clients
             .iter()
             .position(|c| c.attached && c.id == client.0);
-        found.unwrap_or_else(|| panic!("client {client} is not there to be told"))
+        found.unwrap_or_else(|| panic!("client {client} is not attached"))
     }
 
     fn connected_worker(&self, worker: WorkerId) -> usize {
@@ -343,7 +346,7 @@ impl World {
             .workers
             .iter()
             .position(|w| w.id == worker.0 && connected(w));
-        found.unwrap_or_else(|| panic!("worker {worker} is not there to be told"))
+        found.unwrap_or_else(|| panic!("worker {worker} has not joined"))
     }
 }
 

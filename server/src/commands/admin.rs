@@ -21,14 +21,14 @@ const DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) enum AdminError {
     /// No URL is given, and no scheduler has run on this host's state.
     #[error(
-        "no scheduler has run on {0}; run this on the scheduler's host, name its state directory with --state, or give a URL with an admin token in TENSORD_URL or with --url"
+        "no scheduler has used the state directory {0}; run this command on the scheduler's host, name the scheduler's state directory with --state, or give a URL with an admin token in TENSORD_URL or with --url"
     )]
     NoScheduler(String),
     /// The scheduler cannot be reached.
     #[error("cannot reach the pool: {0}")]
     Dial(#[from] DialError),
     /// The scheduler refused the call.
-    #[error("the scheduler at {address} refused: {reason}")]
+    #[error("the scheduler at {address} refused the call: {reason}")]
     Refused {
         /// The scheduler's address.
         address: String,
@@ -37,14 +37,16 @@ pub(crate) enum AdminError {
     },
     /// The scheduler did not reply in time.
     #[error(
-        "the scheduler at {address} did not answer within {DEADLINE:?}, so it may have done it or not; list what there is to find out"
+        "the scheduler at {address} did not answer within {DEADLINE:?}, so the change may or may not have been made; list the tokens or workers to find out"
     )]
     Timeout {
         /// The scheduler's address.
         address: String,
     },
     /// The token has characters that a header cannot carry.
-    #[error("the pool URL's token has characters that no token has; copy the URL again")]
+    #[error(
+        "the token in the pool URL contains characters that a token cannot have; copy the URL again"
+    )]
     Token(#[from] InvalidMetadataValue),
 }
 

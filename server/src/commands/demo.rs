@@ -43,7 +43,7 @@ pub(crate) enum DemoError {
     Start(#[from] io::Error),
     /// The workers of the demo's own pool did not join in time.
     #[error(
-        "the demo's workers did not join within {JOIN_DEADLINE:?}; run it again with --log info"
+        "the demo's workers did not join within {JOIN_DEADLINE:?}; run the demo again with --log info to see why"
     )]
     JoinTimeout,
     /// The pool cannot be reached.
@@ -71,7 +71,7 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
         .pool
         .clone()
         .or_else(|| own.as_ref().map(|own| own.url.clone()));
-    let url = url.expect("there is one or the other");
+    let url = url.expect("without a given pool, the demo has started its own");
     let workers = own.as_ref().map_or(0, |own| own.workers.len());
     let interrupter = Interrupter::new();
     let stop = interrupter.clone();
@@ -81,7 +81,7 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
     let trained = tokio::select! {
         trained = &mut training => trained,
         () = shutdown.requested() => {
-            stop.stop(Some("asked to stop"));
+            stop.stop(Some("a signal requested a stop"));
             training.await
         }
     };
@@ -105,7 +105,8 @@ fn train(
 ) -> Result<demo::Outcome, DemoError> {
     let pool = Pool::connect_with(url, Options::default())?;
     wait_for_workers(&pool, workers)?;
-    let queued = |position| info!("waiting for devices, at position {position} of the queue");
+    let queued =
+        |position| info!("waiting for devices: the request is at position {position} of the queue");
     let mut request = LeaseRequest::devices(config.devices).on_queued(queued);
     if let Some(kind) = &config.kind {
         request = request.kind(kind);
@@ -204,7 +205,7 @@ impl OwnPool {
             lease_token_life: LEASE_TOKEN_LIFE,
         };
         let pool = LocalPool::start(&config).await?;
-        let made = "the tokens of a new pool are good";
+        let made = "the tokens of a new pool are valid";
         let url = pool.urls.programs.clone().expect(made);
         let mut own = Self {
             url,

@@ -151,17 +151,26 @@ impl Supervisor {
                 Ok(mut child) => match self.wait(&mut child, stopped) {
                     Some(status) if is_permanent_failure(status) => {
                         // The child has logged the reason itself.
-                        return warn!("goes on without {}", self.device);
+                        return warn!(
+                            "the process of {} cannot run; this worker continues without the device",
+                            self.device
+                        );
                     }
                     Some(status) => {
-                        error!("the process of {} ended by itself ({status})", self.device);
+                        error!(
+                            "the process of {} ended unexpectedly ({status})",
+                            self.device
+                        );
                     }
                     None => return,
                 },
                 Err(e) => error!("cannot start a process for {}: {e}", self.device),
             }
             let next = next_backoff(started.elapsed(), pause);
-            info!("starting the process of {} again in {next:?}", self.device);
+            info!(
+                "the process of {} will be restarted in {next:?}",
+                self.device
+            );
             if let Ok(()) | Err(RecvTimeoutError::Disconnected) = stopped.recv_timeout(next) {
                 return;
             }

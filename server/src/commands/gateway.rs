@@ -44,10 +44,10 @@ pub(crate) enum GatewayError {
     #[error(transparent)]
     Lease(#[from] LeaseError),
     /// The lease ended while the gateway ran.
-    #[error("the gateway's lease ended: {0}; start the gateway again for a new one")]
+    #[error("the gateway's lease ended: {0}; start the gateway again to get a new lease")]
     LeaseEnded(String),
     /// The server of the bridge ended.
-    #[error("serving Burn programs ended: {0}")]
+    #[error("the server for Burn programs ended: {0}")]
     Serve(String),
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
     stdout::print(&banner(address, &token, &lease.descriptions()))?;
     let ended = tokio::select! {
         served = lease.serve(listener, &token) => match served {
-            Ok(()) => Err(GatewayError::Serve("without an error".into())),
+            Ok(()) => Err(GatewayError::Serve("it returned without an error".into())),
             Err(e) => Err(GatewayError::Serve(e.to_string())),
         },
         reason = ended(&lease) => Err(GatewayError::LeaseEnded(reason)),
@@ -90,7 +90,9 @@ fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
     let request = LeaseRequest::devices(demand.devices)
         .kind(demand.kind.clone().unwrap_or_default())
         .memory_bytes(demand.memory_bytes)
-        .on_queued(|position| info!("waiting for devices, at position {position} of the queue"));
+        .on_queued(|position| {
+            info!("waiting for devices: the request is at position {position} of the queue")
+        });
     Ok(pool.lease(request)?)
 }
 

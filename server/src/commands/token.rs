@@ -107,7 +107,7 @@ fn created_text(url: &PoolUrl, made: MadeToken) -> String {
         about.push(human::plural(uses as usize, "enrolment"));
     }
     if rotates_ms.is_some() {
-        about.push("its predecessor stays good for a while".into());
+        about.push("the old token stays valid for the grace period".into());
     }
     format!(
         "# {}; it is not shown again\nexport TENSORD_URL='{}'\n",
@@ -119,11 +119,13 @@ fn created_text(url: &PoolUrl, made: MadeToken) -> String {
 fn revoked_text(request: &RevokeTokenRequest, revoked: Revoked) -> String {
     let name = &request.name;
     if request.keep_leases {
-        return format!("{name} is revoked; what it opened goes on until it ends by itself\n");
+        return format!(
+            "{name} is revoked; the leases and streams opened with it continue until they end by themselves\n"
+        );
     }
     let clients = human::plural(revoked.clients as usize, "client");
     let workers = human::plural(revoked.workers as usize, "worker");
-    format!("{name} is revoked; {clients} and {workers} were cut off\n")
+    format!("{name} is revoked; {clients} and {workers} were disconnected\n")
 }
 
 #[cfg(test)]
@@ -165,9 +167,9 @@ mod tests {
         };
         assert_eq!(
             revoked_text(&request(false), revoked),
-            "ci is revoked; 1 client and 0 workers were cut off\n"
+            "ci is revoked; 1 client and 0 workers were disconnected\n"
         );
         let kept = revoked_text(&request(true), Revoked::default());
-        assert!(kept.contains("goes on"), "{kept}");
+        assert!(kept.contains("continue until"), "{kept}");
     }
 }

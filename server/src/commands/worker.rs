@@ -25,7 +25,7 @@ pub(super) async fn run(config: WorkerConfig) -> Result<(), Failure> {
         () = stdin_closed(), if config.until_stdin_closes => {}
         refused = host.failed() => return Err(refused.into()),
         lost = host.lost_device() => {
-            warn!("{lost}; starting this worker again");
+            warn!("{lost}; restarting this worker");
             // No session can go on, so draining has nothing to wait for.
             host.drain(Duration::ZERO).await;
             return Err(reexec());
@@ -46,7 +46,7 @@ fn reexec() -> Failure {
             command.args(std::env::args_os().skip(1)).exec()
         },
     );
-    Failure::system("start this worker again")(error)
+    Failure::system("restart this worker")(error)
 }
 
 /// This host's devices: those that this process runs, and those with processes of their
@@ -165,12 +165,14 @@ fn identify(node: NodeConfig) -> Result<(NodeConfig, Arc<Identity>), Failure> {
         // Stops: other users could have replaced the key, or the key is damaged.
         Some(Err(e)) if !matches!(e, StateError::Io { .. }) => return Err(e.into()),
         Some(Err(e)) => e.to_string(),
-        None => "there is no state directory".into(),
+        None => "it has no state directory".into(),
     };
     let pem = IdentityPem::self_signed().and_then(|pem| Identity::from_pem(&pem));
     let identity = pem.map_err(|e| StateError::Key(e.to_string()))?;
     let name = format!("{}-{}", node.name, identity.fingerprint().short());
-    warn!("this worker cannot keep a key ({why}), so it enrols anew at each start, now as {name}");
+    warn!(
+        "this worker cannot keep its key ({why}), so it enrols under a new name at each start; the name is now {name}"
+    );
     Ok((NodeConfig { name, ..node }, Arc::new(identity)))
 }
 

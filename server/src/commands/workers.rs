@@ -57,8 +57,8 @@ async fn execute(url: &PoolUrl, action: WorkersAction) -> Result<String, AdminEr
             let request = RemoveWorkerRequest { name: name.clone() };
             let removed = admin.remove_worker(with_token(request, url)?).await;
             Ok(match into_reply(url, removed)?.was_joined {
-                true => format!("{name} is removed, and its leases have ended\n"),
-                false => format!("{name} is removed; it was not in the pool\n"),
+                true => format!("worker {name} is removed, and its leases have ended\n"),
+                false => format!("worker {name} is removed; it was not in the pool\n"),
             })
         }
     }

@@ -57,10 +57,10 @@ pub(crate) enum ConfigError {
     },
     /// The gateway would send tensors over a network without encryption.
     #[error(
-        "--listen: {0} is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext"
+        "--listen: other hosts can reach {0}, and stock Burn programs connect over ws://, which is not encrypted; listen on 127.0.0.1, or accept plaintext with --allow-plaintext"
     )]
     Plaintext(std::net::SocketAddr),
     /// The gateway's token breaks the rule for tokens.
-    #[error("TENSORD_GATEWAY_TOKEN: a token is {rule}", rule = crate::state::TOKEN_RULE)]
+    #[error("TENSORD_GATEWAY_TOKEN: a token must have {rule}", rule = crate::state::TOKEN_RULE)]
     GatewayToken,
 }

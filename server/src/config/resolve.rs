@@ -59,9 +59,11 @@ const DRAIN_SECONDS: u64 = 10;
 const ROTATION_GRACE: Duration = Duration::from_secs(3600);
 
 const NO_URL: &str = "TENSORD_URL is not set; export the line that `tensord up` or `tensord scheduler` prints, or name a file that holds the URL with --url-file";
-const NO_STATE: &str = "--state: there is no home directory to keep state in; name a directory";
-const NO_NAME: &str = "--name: this host has no name that would do; give the worker one";
-const NO_DEVICES: &str = "--devices: 0 devices are nothing to lease; ask for at least 1";
+const NO_STATE: &str =
+    "--state: this user has no home directory for the default state directory; name a directory";
+const NO_NAME: &str =
+    "--name: this host has no name that is valid for a worker; give the worker a name";
+const NO_DEVICES: &str = "--devices: a lease needs at least 1 device";
 
 /// Returns the log filter: that of the flags, else of the file, else the command's default.
 pub(crate) fn log_filter(cli: &Cli, file: &File) -> Filter {
@@ -75,7 +77,7 @@ fn default_filter(command: &Command) -> Filter {
         #[cfg(feature = "demo")]
         Command::Demo { .. } => "warn,burn_remote=error"
             .parse()
-            .expect("a level is a filter"),
+            .expect("the filter is valid"),
         _ => Filter::default(),
     }
 }
@@ -435,7 +437,7 @@ fn kernel_cache(state: &StatePath) -> PathBuf {
 }
 
 fn or_auto(devices: Option<Devices>) -> Vec<DeviceSelection> {
-    let auto = || AUTO.parse().expect("auto is a list of devices");
+    let auto = || AUTO.parse().expect("auto is a valid list of devices");
     let Devices(devices) = devices.unwrap_or_else(auto);
     devices
 }

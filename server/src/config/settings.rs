@@ -18,7 +18,7 @@ use super::values::{Devices, Host, Listen, Memory, MemoryOrZero, Name, Seconds};
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct UpSettings {
-    /// Where programs and further workers reach the pool [default: 127.0.0.1:7461]
+    /// Address on which programs and further workers reach the pool [default: 127.0.0.1:7461]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_LISTEN")]
     pub(crate) listen: Option<Listen>,
     /// Host that the printed URLs name [default: the address listened on]
@@ -30,31 +30,31 @@ pub(crate) struct UpSettings {
     /// Name of this host's worker [default: the host's name]
     #[arg(long, value_name = "NAME", env = "TENSORD_WORKER_NAME")]
     pub(crate) name: Option<Name>,
-    /// Memory that each device may use, such as 16GiB [default: what it has]
+    /// Memory that each device may use, such as 16GiB [default: all of its memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
-    /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
+    /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<MemoryOrZero>,
-    /// Seconds that a rank of a collective may keep the others waiting [default: 30]
+    /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,
     /// Seconds that one op may take [default: 60]
     #[arg(long, value_name = "N", env = "TENSORD_OP_TIMEOUT")]
     pub(crate) op_timeout: Option<Seconds>,
-    /// Gradients reduced together, such as 4MiB [default: by what the links carry]
+    /// Size of the gradients that are reduced together, such as 4MiB [default: measured on the links]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
-    /// Where op streams arrive, over TCP and UDP [default: any free port where --listen is]
+    /// Address that receives op streams, over TCP and UDP [default: any free port on the address of --listen]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) worker_listen: Option<Listen>,
-    /// Size of a file of the audit log, or 0 for no log [default: 16MiB]
+    /// Largest size of one file of the audit log, or 0 for no log [default: 16MiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_AUDIT_LOG_SIZE")]
     pub(crate) audit_log_size: Option<MemoryOrZero>,
-    /// Files of the audit log that are kept [default: 4]
+    /// Number of files of the audit log to keep [default: 4]
     #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
     pub(crate) audit_log_files: Option<NonZeroU32>,
-    /// Seconds for which a lease token opens new sessions; it is renewed in time [default: 600]
+    /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
 }
@@ -63,19 +63,19 @@ pub(crate) struct UpSettings {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct SchedulerSettings {
-    /// Where programs and workers reach the pool [default: 0.0.0.0:7461]
+    /// Address on which programs and workers reach the pool [default: 0.0.0.0:7461]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_LISTEN")]
     pub(crate) listen: Option<Listen>,
     /// Host that the printed URLs name [default: this host's address]
     #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
     pub(crate) advertise: Option<Host>,
-    /// Size of a file of the audit log, or 0 for no log [default: 16MiB]
+    /// Largest size of one file of the audit log, or 0 for no log [default: 16MiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_AUDIT_LOG_SIZE")]
     pub(crate) audit_log_size: Option<MemoryOrZero>,
-    /// Files of the audit log that are kept [default: 4]
+    /// Number of files of the audit log to keep [default: 4]
     #[arg(long, value_name = "N", env = "TENSORD_AUDIT_LOG_FILES")]
     pub(crate) audit_log_files: Option<NonZeroU32>,
-    /// Seconds for which a lease token opens new sessions; it is renewed in time [default: 600]
+    /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
 }
@@ -90,22 +90,22 @@ pub(crate) struct WorkerSettings {
     /// Name of this worker [default: the host's name]
     #[arg(long, value_name = "NAME", env = "TENSORD_WORKER_NAME")]
     pub(crate) name: Option<Name>,
-    /// Memory that each device may use, such as 16GiB [default: what it has]
+    /// Memory that each device may use, such as 16GiB [default: all of its memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
-    /// Memory for uploads kept to be used again, or 0 [default: 1GiB]
+    /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<MemoryOrZero>,
-    /// Seconds that a rank of a collective may keep the others waiting [default: 30]
+    /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,
     /// Seconds that one op may take [default: 60]
     #[arg(long, value_name = "N", env = "TENSORD_OP_TIMEOUT")]
     pub(crate) op_timeout: Option<Seconds>,
-    /// Gradients reduced together, such as 4MiB [default: by what the links carry]
+    /// Size of the gradients that are reduced together, such as 4MiB [default: measured on the links]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_BUCKET_SIZE")]
     pub(crate) bucket_size: Option<Memory>,
-    /// Where op streams arrive, over TCP and UDP [default: 0.0.0.0:7462]
+    /// Address that receives op streams, over TCP and UDP [default: 0.0.0.0:7462]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_WORKER_LISTEN")]
     pub(crate) listen: Option<Listen>,
     /// Host under which programs reach this worker [default: the address the scheduler sees]
@@ -117,10 +117,10 @@ pub(crate) struct WorkerSettings {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct GatewaySettings {
-    /// Where stock Burn programs connect [default: 127.0.0.1:7463]
+    /// Address on which stock Burn programs connect [default: 127.0.0.1:7463]
     #[arg(long, value_name = "IP:PORT", env = "TENSORD_GATEWAY_LISTEN")]
     pub(crate) listen: Option<Listen>,
-    /// How many devices to lease [default: 1]
+    /// Number of devices to lease [default: 1]
     #[arg(long, value_name = "N", env = "TENSORD_GATEWAY_DEVICES")]
     pub(crate) devices: Option<u32>,
     /// Kind of the devices, such as flex [default: any]
@@ -129,7 +129,7 @@ pub(crate) struct GatewaySettings {
     /// Memory that each device must have, such as 16GiB [default: any]
     #[arg(long, value_name = "SIZE", env = "TENSORD_GATEWAY_MEMORY")]
     pub(crate) memory: Option<Memory>,
-    /// Listen beyond this host although ws:// is not encrypted
+    /// Allow --listen on an address that other hosts can reach, although ws:// is not encrypted
     #[arg(long, env = "TENSORD_GATEWAY_ALLOW_PLAINTEXT")]
     pub(crate) allow_plaintext: bool,
 }
@@ -141,14 +141,14 @@ pub(crate) struct DemoSettings {
     /// Network to train
     #[arg(long, value_enum, value_name = "NAME", default_value_t)]
     pub(crate) model: crate::demo::Model,
-    /// Devices that train it together, each on its share of a step's 64 digits: 1, 2, 4, 8 or 16
+    /// Number of devices for data-parallel training, which divide the 64 digits of a step: 1, 2, 4, 8 or 16
     #[arg(long, value_name = "N", default_value_t)]
     pub(crate) devices: DeviceCount,
     /// Kind of the devices, such as cuda [default: flex; any of an existing pool]
     #[arg(long, value_name = "KIND")]
     pub(crate) kind: Option<Name>,
     /// Train on an existing pool: the one in TENSORD_URL, or at URL, which other users of this
-    /// host can then see [default: a pool of the demo's own]
+    /// host can then see [default: a temporary pool]
     #[arg(long, value_name = "URL", num_args = 0..=1)]
     pub(crate) url: Option<Option<String>>,
     /// Passes over the training set [default: 12]

@@ -209,7 +209,7 @@ impl FromStr for Period {
             // More than a hundred years is taken for a typing error.
             (seconds <= 36_500 * 86_400).then_some(Self(Duration::from_secs(seconds)))
         };
-        period().ok_or_else(|| format!("{text:?} is not a while, such as 30s, 5m, 1h or 7d"))
+        period().ok_or_else(|| format!("{text:?} is not a duration, such as 30s, 5m, 1h or 7d"))
     }
 }
 
@@ -241,7 +241,7 @@ impl FromStr for DeviceCount {
         match text.parse().ok().filter(shares) {
             Some(count) => Ok(Self(count)),
             None => Err(format!(
-                "the {} digits of a step are shared by 1, 2, 4, 8 or 16 devices",
+                "the {} digits of a step divide evenly among 1, 2, 4, 8 or 16 devices",
                 crate::demo::BATCH_SIZE
             )),
         }
@@ -304,7 +304,7 @@ mod tests {
     #[cfg(feature = "demo")]
     #[test]
     fn devices_of_the_demo_share_a_step_evenly() {
-        let words = "the 64 digits of a step are shared by 1, 2, 4, 8 or 16 devices";
+        let words = "the 64 digits of a step divide evenly among 1, 2, 4, 8 or 16 devices";
         for count in 0..70 {
             let text = count.to_string();
             match [1, 2, 4, 8, 16].contains(&count) {

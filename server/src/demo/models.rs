@@ -56,7 +56,10 @@ impl Model {
 /// This is an enum rather than a type parameter, so that the training code is compiled
 /// once.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant, reason = "a program has one of these")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a program has only one value of this type"
+)]
 pub(super) enum Network {
     /// [`Model::Mlp`].
     Mlp(Mlp),

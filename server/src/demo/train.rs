@@ -85,7 +85,9 @@ pub(crate) enum TrainError {
     #[error("cannot train: {0}")]
     Options(&'static str),
     /// The devices cannot share the work evenly.
-    #[error("cannot train: a step of {batch_size} digits does not divide among {devices} devices")]
+    #[error(
+        "cannot train: the {batch_size} digits of a step do not divide evenly among {devices} devices"
+    )]
     UnevenSplit {
         /// Digits in a step.
         batch_size: usize,
@@ -155,7 +157,7 @@ impl TrainOptions {
             Self { epochs: 0, .. } => Err(TrainError::Options("the number of epochs is 0")),
             Self { batch_size: 0, .. } => Err(TrainError::Options("the batch size is 0")),
             Self { devices, .. } if devices.is_empty() => {
-                Err(TrainError::Options("there is no device"))
+                Err(TrainError::Options("the list of devices is empty"))
             }
             Self {
                 batch_size,
@@ -262,7 +264,7 @@ fn training(
 fn panic_message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).into());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "a panic without words".into())
+    text.unwrap_or_else(|| "a panic without a message".into())
 }
 
 /// Returns the share of `digits` that `network` classifies correctly, from 0 to 1. Runs on
@@ -315,7 +317,7 @@ mod tests {
     #[test]
     fn a_stop_ends_the_training_before_the_next_step() {
         let options = options(Model::Mlp);
-        options.interrupter.stop(Some("the test says so"));
+        options.interrupter.stop(Some("the test requested a stop"));
         let outcome = train(&options).unwrap();
         assert!(outcome.interrupted);
         assert_eq!((outcome.steps, outcome.epochs.len()), (0, 0));

@@ -47,7 +47,7 @@ impl Shared {
             thread::sleep(SECOND);
             let skipped = self.limiter().skipped(Instant::now());
             for (lines, like) in skipped {
-                warn!("{lines} more lines within a second like: {like}");
+                warn!("suppressed {lines} lines within a second that were similar to: {like}");
             }
         }
     }
@@ -147,14 +147,18 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             for number in 0..30 {
                 warn!(peer = number, "call {number} refused\n");
-                info!("about nobody");
-                debug!(peer = number, "not asked for");
+                info!("without a peer");
+                debug!(peer = number, "below the level");
             }
         });
         let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
-        assert_eq!((lines("refused"), lines("about nobody")), (10, 30), "{log}");
-        assert_eq!(lines("not asked for"), 0);
+        assert_eq!(
+            (lines("refused"), lines("without a peer")),
+            (10, 30),
+            "{log}"
+        );
+        assert_eq!(lines("below the level"), 0);
         assert!(shared.limiter().has_skipped());
         let skipped = shared.limiter().skipped(Instant::now() + SECOND);
         assert_eq!(skipped, [(20, "call 10 refused\\n".to_owned())]);

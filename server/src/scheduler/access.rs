@@ -126,20 +126,18 @@ impl Access {
         let wanted = roles[0];
         let source = wanted.source();
         let Some(token) = bearer(metadata) else {
-            return refuse(format!(
-                "there is no token in the call; use the URL {source}"
-            ));
+            return refuse(format!("the call has no token; use the URL {source}"));
         };
         let hash = blake3::hash(token);
         let tokens = self.tokens.read();
         let Some((token, state_at)) = tokens.find(hash, UnixMillis::now()) else {
             return refuse(format!(
-                "the token is not one of this pool; use the URL {source}"
+                "this pool does not know the token; use the URL {source}"
             ));
         };
         if !roles.contains(&token.role) {
             return refuse(format!(
-                "this is the {} token, and {} needs its own; use the URL {source}",
+                "the {} token was sent, but {} needs a different token; use the URL {source}",
                 token.role.name(),
                 wanted.holder(),
             ));
@@ -269,7 +267,7 @@ fn hash(token: &Secret) -> blake3::Hash {
 
 fn ended(name: &str, reason: InvalidReason) -> String {
     format!(
-        "the token {name:?} {}; ask whoever runs the pool for another one",
+        "the token {name:?} {}; get a new one from the pool's administrator",
         reason.description()
     )
 }
@@ -356,7 +354,7 @@ mod tests {
         assert_eq!(auth.role, Role::Admin);
         assert_eq!(
             error(&access, &[Role::Worker], &secrets.client_token),
-            "this is the client token, and a worker needs its own; use the URL of the `workers:` line that the scheduler prints"
+            "the client token was sent, but a worker needs a different token; use the URL of the `workers:` line that the scheduler prints"
         );
     }
 
@@ -368,9 +366,14 @@ mod tests {
         let token = secrets.client_token.reveal();
         let missing = [None, Some(token.to_owned()), Some(format!("Basic {token}"))];
         let missing = missing.into_iter().chain([Some("Bearer".into())]);
-        let missing = missing.map(|call| (call, "there is no token"));
+        let missing = missing.map(|call| (call, "the call has no token"));
         let wrong = ["".into(), format!("{token} "), token[1..].to_owned()];
-        let wrong = wrong.map(|token| (Some(format!("Bearer {token}")), "not one of this pool"));
+        let wrong = wrong.map(|token| {
+            (
+                Some(format!("Bearer {token}")),
+                "this pool does not know the token",
+            )
+        });
         for (authorization, expected) in missing.chain(wrong) {
             let refused = access.check(&[Role::Client], &call(authorization.as_deref()));
             let error = refused.unwrap_err();
@@ -406,7 +409,7 @@ mod tests {
         assert!(error(&again.access, &[Role::Client], &first).contains("was revoked"));
         assert_eq!(again.access.url_token(Role::Client, &again.secrets), None);
         let url = again.access.url_token(Role::Worker, &again.secrets);
-        assert_eq!(url, Some(successor), "the printed URL has the successor");
+        assert_eq!(url, Some(successor), "the printed URL has the new token");
     }
 
     #[test]

@@ -13,22 +13,22 @@ pub(super) fn reachable_address(given: &str, peer: IpAddr) -> Result<String, Str
     let wrong = |rule: &str| Err(format!("the worker's address {given:?} {rule}"));
     if let Ok(address) = given.parse::<SocketAddr>() {
         return match (address.ip().is_unspecified(), address.port()) {
-            (_, 0) => wrong("has no port"),
+            (_, 0) => wrong("has no valid port"),
             (true, port) => Ok(SocketAddr::new(peer.to_canonical(), port).to_string()),
             (false, _) => Ok(given.into()),
         };
     }
     let Some((host, port)) = given.rsplit_once(':') else {
-        return wrong("is not host:port");
+        return wrong("is not HOST:PORT");
     };
     let Some(port) = port.parse().ok().filter(|&port: &u16| port != 0) else {
-        return wrong("has no port");
+        return wrong("has no valid port");
     };
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match host {
         "" => Ok(SocketAddr::new(peer.to_canonical(), port).to_string()),
         host if host.len() <= 253 && host.chars().all(allowed) => Ok(given.into()),
-        _ => wrong("names no host"),
+        _ => wrong("has no valid host"),
     }
 }
 

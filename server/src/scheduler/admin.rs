@@ -46,7 +46,7 @@ impl Admin for Service {
             uses,
         };
         let made = self.change(move |access| access.create(new)).await?;
-        info!(token = made.0.name, role = %made.0.role, "token made");
+        info!(token = made.0.name, role = %made.0.role, "token created");
         Ok(Response::new(made_token(&made)))
     }
 
@@ -86,7 +86,7 @@ impl Admin for Service {
         info!(token = token.name, keep_leases, "token revoked");
         let revoked = Entry::new(EntryKind::Revoked).address(peer);
         let by = match keep_leases {
-            true => format!("by {}; its leases run out", auth.token),
+            true => format!("by {}; its leases continue", auth.token),
             false => format!("by {}", auth.token),
         };
         let role = token.role.name();

@@ -68,18 +68,21 @@ pub(super) fn verify_identity(
     let refuse = |words: &str| Err(Error::new(ErrorCode::Enrolment, words));
     let Some(peer_certificate) = peer_certificate else {
         return refuse(
-            "a worker proves who it is by a certificate, and this one shows none; update tensord on its host",
+            "a worker must present a certificate, and this worker presented none; update tensord on its host",
         );
     };
     if register.certificate_sha256 != peer_certificate.0[..] {
-        return refuse("the worker registers another certificate than it shows");
+        return refuse(
+            "the worker registered a certificate that differs from the one it presented",
+        );
     }
     let start = register.start.as_ref().try_into();
-    let start = start.or_else(|_| protocol_error("start has not 16 bytes"))?;
+    let start = start
+        .or_else(|_| protocol_error("the field `start` of the registration must have 16 bytes"))?;
     let worker = WorkerId(register.worker_id);
     match identity::worker_id(peer_certificate, start) {
         own if own == worker => Ok((worker, *peer_certificate)),
-        _ => refuse("the worker's id is not its own: it is not made of its certificate and start"),
+        _ => refuse("the worker's id is not derived from its certificate and start"),
     }
 }
 
@@ -90,11 +93,15 @@ pub(super) fn registration(
 ) -> Result<RegistrationReport, Error> {
     let count = register.devices.len();
     if count > MAX_DEVICES {
-        return protocol_error(format!("{count} devices are more than {MAX_DEVICES}"));
+        return protocol_error(format!(
+            "the worker registered {count} devices; the limit is {MAX_DEVICES}"
+        ));
     }
     let Ok(certificate_sha256) = register.certificate_sha256.as_ref().try_into() else {
         let length = register.certificate_sha256.len();
-        return protocol_error(format!("certificate_sha256 has {length} bytes, not 32"));
+        return protocol_error(format!(
+            "the field `certificate_sha256` has {length} bytes; it must have 32"
+        ));
     };
     let address = address::reachable_address(&register.address, peer).or_else(protocol_error)?;
     let device = |device: v1::Device| {
@@ -191,7 +198,9 @@ pub(super) fn claimed_leases(
             Ok(claims) => held.invalid.push(LeaseId(claims.lease_id)),
             Err(_) => match unverified_lease_id(token) {
                 Some(lease) => held.invalid.push(lease),
-                None => return protocol_error("a lease token of the client's hello is malformed"),
+                None => {
+                    return protocol_error("the client's hello contains a malformed lease token");
+                }
             },
         }
     }
@@ -238,8 +247,8 @@ pub(super) fn client_event(
         Some(Body::Release(release)) => Ok(ClientEvent::Release {
             lease: LeaseId(release.lease_id),
         }),
-        Some(Body::Hello(_)) => protocol_error("a second hello on one stream"),
-        None => protocol_error("an empty or unknown message"),
+        Some(Body::Hello(_)) => protocol_error("the client sent a second hello on the same stream"),
+        None => protocol_error("the client sent an empty or unknown message"),
     }
 }
 
@@ -248,7 +257,7 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
         devices: request.devices,
         kind: match request.kind {
             any if any.is_empty() => None,
-            kind => Some(check_text("the kind of devices asked for", kind)?),
+            kind => Some(check_text("the requested kind of device", kind)?),
         },
         memory_bytes: request.memory_bytes,
     })

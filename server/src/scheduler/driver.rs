@@ -296,7 +296,7 @@ impl Driver {
             return;
         };
         warn!(
-            "the scheduler did not run for {:.1} s; workers and programs have time to come back",
+            "the scheduler did not run for {:.1} s; workers and programs get time to reconnect",
             gap.longest.as_secs_f64()
         );
         let now = self.now().as_millis();
@@ -367,7 +367,7 @@ impl Driver {
             Ok(ended) => ended,
             Err(e) => {
                 if e.is_panic() {
-                    error!("the reader of a stream ended by a bug: {e}");
+                    error!("the reader of a stream panicked, which is a bug: {e}");
                 }
                 (e.id(), None)
             }

@@ -162,7 +162,7 @@ impl Enrolment {
         });
         // The worker may join anyway; only its last-seen time is older than it should be.
         if let Err(e) = noted {
-            warn!("cannot note that worker {name} was seen: {e}");
+            warn!("cannot save when worker {name} was last seen: {e}");
         }
     }
 
@@ -175,7 +175,7 @@ impl Enrolment {
         if !self.registry.read().iter().any(|(known, _)| known == name) {
             let name: String = name.chars().take(80).collect();
             let words =
-                format!("there is no worker {name:?}; `tensord worker list` shows those there are");
+                format!("there is no worker {name:?}; `tensord worker list` shows all workers");
             return Err(Error::new(ErrorCode::Protocol, words));
         }
         let removed = self.registry.change(|registry| {
@@ -228,7 +228,7 @@ pub(super) fn removed_message(name: &str) -> String {
 
 fn exceeds_offer_error(name: &str, beyond: &str, token: &Error) -> Error {
     let words = format!(
-        "worker {name:?} may not join: {beyond}, and the token it shows cannot enrol more: {}",
+        "worker {name:?} may not join: {beyond}, and its token cannot enrol more devices: {}",
         token.message
     );
     Error::new(ErrorCode::Enrolment, words)

@@ -124,7 +124,10 @@ impl Shared {
 fn negotiate(hello: Option<&Hello>) -> Result<u32, Error> {
     match hello {
         Some(hello) => version::negotiate(&version::hello(), hello),
-        None => Err(Error::new(ErrorCode::Protocol, "the hello has no versions")),
+        None => Err(Error::new(
+            ErrorCode::Protocol,
+            "the hello contains no protocol versions",
+        )),
     }
 }
 
@@ -213,7 +216,7 @@ impl Shared {
         let client = ClientId(client_id);
         let Some(shown) = ClientCredential::from_bytes(&credential) else {
             let words = format!(
-                "a client's credential has {} bytes, not {}",
+                "the client's credential has {} bytes; it must have {}",
                 credential.len(),
                 ClientCredential::BYTES
             );
@@ -261,7 +264,7 @@ impl Shared {
         message: WorkerMessage,
     ) -> Result<(Register, WorkerCommand), Error> {
         let Some(worker_message::Body::Register(register)) = message.body else {
-            let words = "the first message of a worker's stream must register it";
+            let words = "the first message of a worker's stream must be its registration";
             return Err(Error::new(ErrorCode::Protocol, words));
         };
         let protocol = negotiate(register.hello.as_ref())?;

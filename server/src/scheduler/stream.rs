@@ -83,7 +83,7 @@ impl<Out> OpenStream<Out> {
         self.outgoing.try_send(Ok(message)).map_err(|_| {
             Error::new(
                 ErrorCode::Limit,
-                format!("{OUTGOING_QUEUE} messages wait for this peer, which does not read them"),
+                format!("the peer does not read its messages, and {OUTGOING_QUEUE} are queued"),
             )
         })
     }
@@ -145,7 +145,7 @@ pub(super) async fn read<In>(
             Some(silence) => match with_silence_timeout(silence, incoming.message()).await {
                 Some(message) => message,
                 None => {
-                    let words = format!("nothing was heard for {silence:?}");
+                    let words = format!("the peer sent nothing for {silence:?}");
                     return Some(Error::new(ErrorCode::Protocol, words));
                 }
             },
@@ -169,9 +169,9 @@ pub(super) async fn read_first<In>(
 ) -> Result<In, Status> {
     let words = match timeout(deadline, incoming.message()).await {
         Ok(Ok(Some(message))) => return Ok(message),
-        Ok(Ok(None)) => "the stream ended before it began with a hello".into(),
+        Ok(Ok(None)) => "the peer ended the stream before its first message".into(),
         Ok(Err(status)) => return Err(status),
-        Err(_) => format!("there was no hello within {deadline:?}"),
+        Err(_) => format!("the peer sent no first message within {deadline:?}"),
     };
     Err(grpc_status::status(&Error::new(ErrorCode::Protocol, words)))
 }
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(error.code(), ErrorCode::Limit);
         assert_eq!(
             error.message,
-            "1024 messages wait for this peer, which does not read them"
+            "the peer does not read its messages, and 1024 are queued"
         );
         open.end(Some(&error));
         assert!(reader.await.unwrap_err().is_cancelled());

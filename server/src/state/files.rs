@@ -36,7 +36,8 @@ pub(super) fn private_directory(path: &Path) -> Result<(), StateError> {
         .mode(0o700)
         .create(path)
         .map_err(failed("create the state directory", path))?;
-    let metadata = fs::metadata(path).map_err(failed("look at the state directory", path))?;
+    let metadata =
+        fs::metadata(path).map_err(failed("read the metadata of the state directory", path))?;
     let mode = metadata.permissions().mode() & 0o777;
     if mode & 0o022 != 0 {
         return Err(StateError::Exposed {
@@ -70,7 +71,9 @@ fn own_user(directory: &Path) -> Result<u32, StateError> {
         .map_err(failed("create a file in the state directory,", &path))?;
     let metadata = file.metadata();
     fs::remove_file(&path).map_err(failed("remove", &path))?;
-    Ok(metadata.map_err(failed("look at", &path))?.uid())
+    Ok(metadata
+        .map_err(failed("read the metadata of", &path))?
+        .uid())
 }
 
 /// Returns the content of the file at `path`, or `None` if there is none. Makes a
@@ -81,13 +84,15 @@ pub(super) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(failed("open", path)(e)),
     };
-    let metadata = file.metadata().map_err(failed("look at", path))?;
+    let metadata = file
+        .metadata()
+        .map_err(failed("read the metadata of", path))?;
     let mode = metadata.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
         file.set_permissions(Permissions::from_mode(0o600))
-            .map_err(failed("take others' access away from", path))?;
+            .map_err(failed("remove other users' access to", path))?;
         warn!(
-            "{} was open to other users (mode {mode:03o}) and is private now; if one may have read it, delete it to get a new one",
+            "{} was accessible to other users (mode {mode:03o}) and is private now; if another user may have read it, delete it to have a new one created",
             path.display()
         );
     }

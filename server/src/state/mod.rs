@@ -69,7 +69,7 @@ pub(crate) enum StateError {
         source: io::Error,
     },
     /// Other users could replace files in the directory.
-    #[error("the state directory {} can be written by other users (mode {mode:03o}); use one of your own, or take that right away with `chmod go-w {}`", path.display(), path.display())]
+    #[error("the state directory {} can be written by other users (mode {mode:03o}); use a directory of your own, or remove that permission with `chmod go-w {}`", path.display(), path.display())]
     Exposed {
         /// The directory.
         path: PathBuf,
@@ -77,7 +77,7 @@ pub(crate) enum StateError {
         mode: u32,
     },
     /// The directory belongs to another user, who could replace its files.
-    #[error("the state directory {} belongs to user {owner}, and this process runs as user {user}; use a directory of your own, or give this one away with `chown {user} {}`", path.display(), path.display())]
+    #[error("the state directory {} belongs to user {owner}, and this process runs as user {user}; use a directory of your own, or change the owner of this one with `chown {user} {}`", path.display(), path.display())]
     Foreign {
         /// The directory.
         path: PathBuf,
@@ -87,7 +87,7 @@ pub(crate) enum StateError {
         user: u32,
     },
     /// A file's content is not valid.
-    #[error("{} is damaged ({reason}); restore it, or delete it to have a new one made, which makes the URLs handed out so far useless", path.display())]
+    #[error("{} is damaged ({reason}); restore it, or delete it to have a new one created, which invalidates every URL printed so far", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -95,13 +95,13 @@ pub(crate) enum StateError {
         reason: String,
     },
     /// Another scheduler runs on this state, and both would lease out the same devices.
-    #[error("a scheduler runs on {} already; stop it, or give this one another directory with --state", path.display())]
+    #[error("another scheduler uses the state directory {}; stop it, or give this scheduler another directory with --state", path.display())]
     Locked {
         /// The directory.
         path: PathBuf,
     },
     /// The system provides no randomness, or a key cannot be generated.
-    #[error("cannot make a key: {0}")]
+    #[error("cannot generate a key: {0}")]
     Key(String),
 }
 
@@ -170,7 +170,7 @@ impl StateDir {
             LeaseSigner::generate().map_err(|e| StateError::Key(e.to_string()))
         })?;
         let signer = LeaseSigner::from_pkcs8(&key).map_err(|e| {
-            let reason = format!("it is no key to sign with: {e}");
+            let reason = format!("it is not a signing key: {e}");
             StateError::Damaged { path, reason }
         })?;
         Ok(PoolSecrets {
@@ -197,11 +197,11 @@ impl StateDir {
             Some(content) => {
                 let text = String::from_utf8_lossy(&content);
                 let number = text.trim().parse::<u64>();
-                number.map_err(|_| damaged("it is no number"))?
+                number.map_err(|_| damaged("it is not a number"))?
             }
         };
         let next = last.checked_add(1);
-        let next = next.ok_or_else(|| damaged("there is no higher number"))?;
+        let next = next.ok_or_else(|| damaged("its number is already the highest possible"))?;
         // A clock that shows a time before 1970 is ignored.
         let seconds = now.duration_since(SystemTime::UNIX_EPOCH);
         let term = next.max(seconds.map_or(0, |seconds| seconds.as_secs()));
@@ -295,7 +295,7 @@ fn as_token(path: PathBuf, bytes: &[u8]) -> Result<Secret, StateError> {
         token if is_token(token) => Ok(Secret::new(token)),
         _ => Err(StateError::Damaged {
             path,
-            reason: format!("a token is {TOKEN_RULE}"),
+            reason: format!("a token must have {TOKEN_RULE}"),
         }),
     }
 }

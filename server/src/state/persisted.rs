@@ -29,7 +29,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned> Persisted<T> {
             None => T::default(),
             Some(content) => serde_json::from_slice(&content).map_err(|e| StateError::Damaged {
                 path: path.into(),
-                reason: format!("it is not what tensord wrote: {e}"),
+                reason: format!("it cannot be parsed: {e}"),
             })?,
         };
         Ok(Self {

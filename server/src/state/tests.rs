@@ -92,7 +92,7 @@ fn a_directory_that_others_can_write_is_refused() {
         let error = StateDir::open(path).unwrap_err().to_string();
         let shown = path.display();
         let expected = format!(
-            "the state directory {shown} can be written by other users (mode {refused:03o}); use one of your own, or take that right away with `chmod go-w {shown}`"
+            "the state directory {shown} can be written by other users (mode {refused:03o}); use a directory of your own, or remove that permission with `chmod go-w {shown}`"
         );
         assert_eq!(error, expected);
         assert_eq!(fs::read_dir(path).unwrap().count(), 0, "nothing is made");

@@ -30,7 +30,7 @@ pub(crate) enum StatusError {
     #[error("cannot reach the pool: {0}")]
     Dial(#[from] DialError),
     /// The scheduler refused the request.
-    #[error("the scheduler at {address} refused: {reason}")]
+    #[error("the scheduler at {address} refused the call: {reason}")]
     Refused {
         /// The scheduler's address.
         address: String,
@@ -39,14 +39,16 @@ pub(crate) enum StatusError {
     },
     /// The scheduler did not reply in time.
     #[error(
-        "the scheduler at {address} did not answer within {DEADLINE:?}; check the address, and firewalls on the way"
+        "the scheduler at {address} did not answer within {DEADLINE:?}; check the address and the firewalls between the hosts"
     )]
     Timeout {
         /// The scheduler's address.
         address: String,
     },
     /// The token has characters that a header cannot carry.
-    #[error("the pool URL's token has characters that no token has; copy the URL again")]
+    #[error(
+        "the token in the pool URL contains characters that a token cannot have; copy the URL again"
+    )]
     Token(#[from] InvalidMetadataValue),
 }
 

@@ -96,7 +96,7 @@ fn memory_is_accounted_limited_and_released() {
             let held = Tensor::<1>::ones([10 << 20], device);
             let more = Tensor::<1>::ones([10 << 20], device);
             let refused = more.try_into_data().unwrap_err().to_string();
-            let figures = "40.0 MiB asked, 24.0 MiB free";
+            let figures = "40.0 MiB requested, 24.0 MiB free";
             assert!(refused.contains(figures), "{refused}");
             let some: f32 = held.slice(5..9).sum().into_scalar();
             assert_eq!(some, 4.0);

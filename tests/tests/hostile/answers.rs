@@ -100,7 +100,7 @@ fn lease(worker: &RawPool) -> (Pool, Result<Lease, LeaseError>) {
 fn read(device: &Device, elements: usize) -> Result<Vec<f32>, String> {
     let data = Tensor::<1>::ones([elements], device).try_into_data();
     let data = data.map_err(|e| e.to_string())?;
-    Ok(data.try_to_vec().expect("what was asked for"))
+    Ok(data.try_to_vec().expect("the value has the requested type"))
 }
 
 /// The text that Burn puts before the error of a read.
@@ -145,7 +145,10 @@ fn invalid_opened_reply_fails_the_lease() {
     };
     type Case = (&'static str, Box<dyn Fn() -> Body + Send + Sync>);
     let cases: Vec<Case> = vec![
-        ("it chose protocol 9", Box::new(opened(|o| o.protocol = 9))),
+        (
+            "the worker chose protocol 9",
+            Box::new(opened(|o| o.protocol = 9)),
+        ),
         (
             "frame 5 was acknowledged",
             Box::new(opened(|o| o.received = 5)),
@@ -159,7 +162,7 @@ fn invalid_opened_reply_fails_the_lease() {
             }),
         ),
         (
-            "more than 64",
+            "the limit is 64",
             Box::new(move || {
                 let honest = ServedTrack::opened().settings.unwrap_or_default();
                 let mut profile = tensord_proto::codec::DeviceProfile::decode(&honest.encoded)
@@ -182,7 +185,7 @@ fn invalid_opened_reply_fails_the_lease() {
             })),
         ),
         (
-            "it did not answer the opening",
+            "did not answer the request to open a session",
             Box::new(|| Body::Ping(Ping { sent: 0 })),
         ),
         (
@@ -210,11 +213,13 @@ fn invalid_opened_reply_fails_the_lease() {
 fn unsolicited_reply_ends_the_session() {
     type Case = (&'static str, fn(u64) -> Vec<Body>);
     let cases: Vec<Case> = vec![
-        ("it answers read 77", |_| vec![values(vec![honest(77)])]),
-        ("has its answer", |r| {
+        ("the worker answered read 77", |_| {
+            vec![values(vec![honest(77)])]
+        }),
+        ("which is not pending", |r| {
             vec![values(vec![honest(r), honest(r)])]
         }),
-        ("it answers sync 9", |_| {
+        ("the worker answered sync 9", |_| {
             let (request_id, fault) = (9, None);
             vec![Body::Synced(Synced { request_id, fault })]
         }),
@@ -237,15 +242,15 @@ fn unsolicited_reply_ends_the_session() {
             let result = Some(value::Result::Tensor(tensor));
             vec![values(vec![Value { request_id, result }])]
         }),
-        ("no whole hashes", |_| {
+        ("not a whole number of hashes", |_| {
             let hashes = vec![1; 17].into();
             vec![Body::Held(Held { hashes })]
         }),
-        ("8192 are the limit", |_| {
+        ("the limit is 8192", |_| {
             let hashes = vec![1; 16 * 100_000].into();
             vec![Body::Held(Held { hashes })]
         }),
-        ("a second time", |_| vec![Body::Held(Held::default()); 2]),
+        ("a second list", |_| vec![Body::Held(Held::default()); 2]),
         ("workers do not send", |_| vec![Body::Ops(Ops::default())]),
         ("workers do not send", |_| vec![chunk(1, 1)]),
     ];
@@ -292,29 +297,41 @@ fn misnumbered_frames_end_the_session() {
 fn payloads_beyond_pending_reads_end_the_session() {
     let size = 4 * MANY as u64;
     type Case = (&'static str, fn(u64) -> Vec<Value>, Vec<Body>);
-    let huge = format!("has {} bytes, where reads wait for", 1u64 << 44);
+    let huge = format!("has {} bytes, but the pending reads need", 1u64 << 44);
     let cases: Vec<Case> = vec![
         (huge.leak(), |_| vec![], vec![chunk(1 << 44, 10)]),
         (
-            "where reads wait for",
+            "but the pending reads need",
             |_| vec![],
             vec![chunk(size, size as usize); 8],
         ),
-        ("begins without a size", |_| vec![], vec![chunk(0, 10)]),
         (
-            "over the end of its payload",
+            "the first chunk of a payload has no size",
+            |_| vec![],
+            vec![chunk(0, 10)],
+        ),
+        (
+            "beyond the end of its payload",
             |_| vec![],
             vec![chunk(10, 20)],
         ),
         (
-            "before the end of another",
+            "before the end of the previous one",
             |_| vec![],
             vec![chunk(size, 10); 2],
         ),
-        ("where 0 have come", |r| vec![payload(r, 1)], vec![]),
-        ("where 0 have come", |r| vec![payload(r, u64::MAX)], vec![]),
         (
-            "has its answer",
+            "but only 0 payloads have arrived",
+            |r| vec![payload(r, 1)],
+            vec![],
+        ),
+        (
+            "but only 0 payloads have arrived",
+            |r| vec![payload(r, u64::MAX)],
+            vec![],
+        ),
+        (
+            "which is not pending",
             |r| vec![payload(r, 0), payload(r, 0)],
             vec![],
         ),

@@ -335,7 +335,7 @@ fn worker_restarts_if_a_device_does_not_recover() {
         session.end().await
     });
     assert!(matches!(ended, SessionError::Closed(_)), "{ended}");
-    let (id, words) = (cluster.workers[0].id(), "starting this worker again");
+    let (id, words) = (cluster.workers[0].id(), "restarting this worker");
     cluster.wait("the new start", || cluster.workers[0].log().contains(words));
     cluster.wait("the worker to be back", || {
         let workers = pool.status().unwrap().workers;

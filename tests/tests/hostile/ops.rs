@@ -140,7 +140,7 @@ fn matmul_with_mismatched_batches_reads_no_other_memory() {
             out: twice,
             axes: vec![0, 0],
         });
-        let reason = "axis 0 comes twice";
+        let reason = "axis 0 is given twice";
         two.assert_refused(base(flip), FaultKind::Mismatch, reason)
             .await;
         two.end().await;
@@ -155,12 +155,12 @@ fn oversized_repeat_does_not_crash_the_worker() {
         // As observed: the declared output has the wrong shape.
         let out = raw::out(two.attacker.new_id(), &[4]);
         let op = repeat(&four, 1 << 44, &out);
-        two.assert_refused(op, FaultKind::Mismatch, "declared is [4]")
+        two.assert_refused(op, FaultKind::Mismatch, "declares [4]")
             .await;
         // The declared shape is right.
         let out = raw::out(two.attacker.new_id(), &[4 << 44]);
         let op = repeat(&four, 1 << 44, &out);
-        two.assert_refused(op, FaultKind::OutOfMemory, "asked")
+        two.assert_refused(op, FaultKind::OutOfMemory, "requested")
             .await;
         let out = raw::out(two.attacker.new_id(), &[4]);
         let op = repeat(&four, usize::MAX, &out);
@@ -170,7 +170,7 @@ fn oversized_repeat_does_not_crash_the_worker() {
         let nothing = shaped(&mut two.attacker, &[], &[0]);
         let out = raw::out(two.attacker.new_id(), &[0]);
         let op = repeat(&nothing, 1 << 44, &out);
-        two.assert_refused(op, FaultKind::OutOfMemory, "beyond any device")
+        two.assert_refused(op, FaultKind::OutOfMemory, "too large for any device")
             .await;
         two.end().await;
     });
@@ -196,7 +196,7 @@ fn convolution_with_excess_channels_reads_no_other_memory() {
             out,
         };
         let op = OperationIr::Module(ModuleOperationIr::Conv1d(conv));
-        let reason = "a weight [1, 64, 1] in 1 groups for an input [1, 2, 4]";
+        let reason = "a weight [1, 64, 1] in 1 groups does not fit an input [1, 2, 4]";
         two.assert_refused(op, FaultKind::Mismatch, reason).await;
         two.end().await;
     });

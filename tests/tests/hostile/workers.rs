@@ -87,7 +87,7 @@ fn worker_url_cannot_replace_a_live_worker() {
                 "{error}"
             );
             let error = join(&|rogue| rogue.register.worker_id = victim.worker_id).await;
-            assert!(error.contains("the worker's id is not its own"), "{error}");
+            assert!(error.contains("the worker's id is not derived"), "{error}");
             // The victim's own registration, sent over another connection: the message has
             // the victim's certificate, but the connection proves another one.
             let replayed = |rogue: &mut RawWorker| {
@@ -101,7 +101,8 @@ fn worker_url_cannot_replace_a_live_worker() {
                 };
             };
             let error = join(&replayed).await;
-            let expected = "the worker registers another certificate than it shows";
+            let expected =
+                "the worker registered a certificate that differs from the one it presented";
             assert_eq!(error, expected);
         });
     });
@@ -127,14 +128,14 @@ fn rogue_worker_gets_only_its_own_enrolment() {
             second.register.worker_id = worker_id(&rogue.identity.fingerprint(), &again).0;
             let error = second.join(cluster.worker_url()).await.map(|_| ());
             let error = error.expect_err("the first is there");
-            assert!(error.message.contains("in the pool already"), "{error}");
+            assert!(error.message.contains("already in the pool"), "{error}");
             // A programs' token gives it no more rights than no token.
             let device = rogue.register.devices[0].clone();
             rogue.register.devices.push(device);
             let error = rogue.join(cluster.client_url()).await.map(|_| ());
             let error = error.expect_err("it has enrolled one device");
             assert!(
-                error.message.contains("has enrolled 1 flex device"),
+                error.message.contains("is enrolled with 1 flex device"),
                 "{error}"
             );
             // An administrator removes it; its leases end.
@@ -169,11 +170,11 @@ fn a_token_enrols_as_many_workers_as_it_says() {
     };
     let first = start("one", "flex");
     cluster.wait_for_workers(1);
-    turned_away(start("two", "flex"), "as often as it may be");
+    turned_away(start("two", "flex"), "has reached its limit of uses");
     // The first worker does not need the token again, unless it is to offer more.
     drop(first);
     cluster.wait_for_workers(0);
-    turned_away(start("one", "flex*2"), "and has enrolled 1 flex device");
+    turned_away(start("one", "flex*2"), "and is enrolled with 1 flex device");
     let _again = start("one", "flex");
     cluster.wait_for_workers(1);
 }
@@ -217,12 +218,15 @@ fn worker_cannot_impersonate_another_in_its_lease() {
             let posing = rogue.dial(carrier, two, join(5, one, two)).await;
             let error = posing.map(|_| ()).expect_err("it is another");
             assert_eq!(error.code(), ErrorCode::Protocol);
-            let expected = "of the lease: it shows the certificate sha256:";
+            let expected = "of the lease: it presented the certificate sha256:";
             assert!(error.message.contains(expected), "{error}");
             // A program has no certificate.
             let posing = join_over(Dialer::new(carrier), two, join(5, one, two)).await;
             let error = posing.map(|_| ()).expect_err("it is a program");
-            assert!(error.message.contains("it shows no certificate"), "{error}");
+            assert!(
+                error.message.contains("it presented no certificate"),
+                "{error}"
+            );
         }
     });
 }
@@ -269,7 +273,7 @@ fn peer_worker_that_breaks_a_rule_is_disconnected() {
                 Ok(_) => assert!(started.elapsed() < STEP_TIMEOUT, "it may go on"),
             }
         };
-        let expected = "worker rogue at 127.0.0.1:9 broke a rule between workers";
+        let expected = "worker rogue at 127.0.0.1:9 broke the protocol between workers";
         assert!(error.message.contains(expected), "{error}");
     });
 }

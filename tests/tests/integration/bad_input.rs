@@ -62,7 +62,10 @@ fn connection_failures_have_distinct_errors_within_five_seconds() {
         ..url.clone()
     };
     let error = connect_error(&mute.reveal());
-    assert!(error.to_string().contains("no answer within"), "{error}");
+    assert!(
+        error.to_string().contains("did not answer within"),
+        "{error}"
+    );
 
     let pin = format!("sha256:{}", "00".repeat(32)).parse().unwrap();
     let other = PoolUrl {

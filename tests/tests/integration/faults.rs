@@ -61,11 +61,11 @@ fn out_of_memory_fault_names_the_requested_bytes() {
     let device = &lease.devices()[0];
     let kept = ones(device);
     let error = values(Tensor::<1>::ones([1 << 20], device)).unwrap_err();
-    assert!(error.contains("4.0 MiB asked"), "{error}");
+    assert!(error.contains("4.0 MiB requested"), "{error}");
     let data = burn::tensor::TensorData::new(vec![0f32; 1 << 20], [1 << 20]);
     let error = values(Tensor::<1>::from_data(data, device)).unwrap_err();
     assert!(
-        error.contains("Upload") && error.contains("4.0 MiB asked"),
+        error.contains("Upload") && error.contains("4.0 MiB requested"),
         "{error}"
     );
     assert_eq!(values(kept).unwrap(), [1.0; 4]);

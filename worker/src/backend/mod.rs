@@ -104,7 +104,7 @@ pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String>
     store.sync().map_err(|e| e.reason().to_owned())?;
     match read == TensorData::from(SUM) {
         true => Ok(()),
-        false => Err(format!("{FIRST:?} + {SECOND:?} came to {read}")),
+        false => Err(format!("{FIRST:?} + {SECOND:?} gave {read}")),
     }
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String>
 pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "it said nothing".into())
+        .unwrap_or_else(|| "a panic without a message".into())
 }
 
 /// A device that sessions can be opened on.
@@ -244,7 +244,10 @@ struct BurnTensors<B: SessionBackend> {
 
 impl<B: SessionBackend> BurnTensors<B> {
     fn run<T>(&mut self, call: impl FnOnce(&mut TensorInterpreter<B>) -> T) -> T {
-        let interpreter = self.interpreter.as_mut().expect("the session is on");
+        let interpreter = self
+            .interpreter
+            .as_mut()
+            .expect("the interpreter is taken only on drop");
         self.stream.enter(|| call(interpreter))
     }
 
@@ -261,7 +264,7 @@ impl<B: SessionBackend> BurnTensors<B> {
             return;
         }
         panic!(
-            "the {who} made {shape} of {}, the call declares {} of {}",
+            "the {who} returned {shape} of {}, but the call declares {} of {}",
             dtype.name(),
             out.shape,
             out.dtype.name()
@@ -335,7 +338,7 @@ impl<B: SessionBackend> BurnTensors<B> {
             let id = unused.next().expect("more ids than an op has tensors");
             self.run(|interpreter| {
                 let HandleKind::Int(values) = interpreter.get_tensor(&taken) else {
-                    unreachable!("indices that are no integers are refused");
+                    unreachable!("indices that are not integers are refused");
                 };
                 let clamped = bounds::clamped::<B>(values, &taken, &range);
                 interpreter.register_tensor_to_device(id, HandleKind::Int(clamped));
@@ -356,7 +359,7 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             false => self.custom_names.join(", "),
         };
         Some(format!(
-            "this worker has no custom op {custom_op:?} for this device, of those it has ({has})"
+            "this worker has no custom op {custom_op:?} for this device; it has: {has}"
         ))
     }
 
@@ -528,7 +531,7 @@ impl<B: SessionBackend> Drop for BurnTensors<B> {
         };
         let given = catch_unwind(AssertUnwindSafe(|| self.stream.enter(give_back)));
         if given.is_err() {
-            warn!("a device panicked as it was to take back the memory of a session");
+            warn!("a device panicked while it freed the memory of a session");
         }
     }
 }

@@ -217,7 +217,7 @@ impl Cohort {
                 continue;
             };
             let what = self.lease_members.describe(lease_rank);
-            let reason = format!("the session of rank {rank} ({what}) is over: {reason}");
+            let reason = format!("the session of rank {rank} ({what}) has ended: {reason}");
             let ((), changed) = group.change(|group| group.abort(&reason));
             self.act(&group, changed);
         }
@@ -228,7 +228,7 @@ impl Cohort {
                 .lease_members
                 .share(lease_rank)
                 .map_or_else(String::new, |s| s.worker.clone()),
-            reason: format!("the session that the tensor is on is over: {reason}"),
+            reason: format!("the session that has the tensor has ended: {reason}"),
             ..Fault::default()
         };
         let acts = lock(&self.transfers).leave(lease_rank, &Arc::new(fault));
@@ -245,7 +245,7 @@ impl Cohort {
                 continue;
             };
             let Some(group) = self.group(&members) else {
-                let why = format!("the lease has {MAX_GROUPS} groups already, the limit");
+                let why = format!("the lease already has {MAX_GROUPS} groups, which is the limit");
                 self.deliver(
                     lease_rank,
                     call.ticket,
@@ -303,7 +303,7 @@ impl Cohort {
             return;
         };
         let (name, at) = (&peer.share.worker, &peer.share.address);
-        let offence = format!("worker {name} at {at} broke a rule between workers: {rule}");
+        let offence = format!("worker {name} at {at} broke the protocol between workers: {rule}");
         if !peer.offend(offence.as_str().into()) {
             return;
         }
@@ -348,7 +348,7 @@ impl Cohort {
             }
             Body::Piece(v1::Piece { group, kind, bytes }) => {
                 let unknown =
-                    |_| PeerFrameError::Rule(format!("a piece of the unknown kind {kind}"));
+                    |_| PeerFrameError::Rule(format!("a piece has the unknown kind {kind}"));
                 let kind = PieceKind::try_from(kind).map_err(unknown)?;
                 let piece = Piece { kind, bytes };
                 self.on_group_frame(group, worker, |group, worker_index, now| {
@@ -364,7 +364,7 @@ impl Cohort {
             Body::Fetch(fetch) => self.on_fetch(worker, &fetch),
             Body::Fetched(fetched) => self.on_fetched(worker, fetched),
             _ => Err(PeerFrameError::Rule(
-                "a frame that workers do not send each other".into(),
+                "the frame is not one that workers send each other".into(),
             )),
         }
     }
@@ -377,9 +377,14 @@ impl Cohort {
     ) -> Result<(), PeerFrameError> {
         let members =
             Members::new(lease_ranks, &self.lease_members).map_err(PeerFrameError::Rule)?;
-        let many = || PeerFrameError::Rule(format!("more than {MAX_GROUPS} groups"));
+        let many = || {
+            PeerFrameError::Rule(format!(
+                "the lease already has {MAX_GROUPS} groups, which is the limit"
+            ))
+        };
         let group = self.group(&members).ok_or_else(many)?;
-        let stranger = || PeerFrameError::Rule("a group that it or this worker is not of".into());
+        let stranger =
+            || PeerFrameError::Rule("the group does not include both workers of the link".into());
         let worker_index = group.worker_index(worker).ok_or_else(stranger)?;
         group
             .worker_index(self.lease_members.me())
@@ -448,7 +453,7 @@ impl Cohort {
             let missing = peer.missing();
             if missing.is_some_and(|since| now.saturating_duration_since(since) >= deadline) {
                 let (name, at) = (&peer.share.worker, &peer.share.address);
-                let why = format!("worker {name} at {at} is out of reach since {deadline:?}");
+                let why = format!("worker {name} at {at} has been unreachable for {deadline:?}");
                 self.lose(peer, &why);
             }
         }
@@ -502,7 +507,7 @@ impl Cohort {
             if let Err(Failure::New(FaultKind::Peer, reason)) = &done.result
                 && group.announce_end()
             {
-                warn!(lease = %self.lease, "a group is over: {reason}");
+                warn!(lease = %self.lease, "a group has failed: {reason}");
             }
             let lease_rank = group.members().lease_ranks()[done.rank];
             self.deliver(lease_rank, done.ticket, done.result.map(Arrived::Reduced));
@@ -563,7 +568,7 @@ impl Cohort {
         match member {
             Some(member) => member.deliver(ticket, outcome),
             None => {
-                debug!(lease = %self.lease, lease_rank, "an outcome for a session that is over")
+                debug!(lease = %self.lease, lease_rank, "an outcome arrived for a session that has ended")
             }
         }
     }
@@ -571,6 +576,6 @@ impl Cohort {
 
 fn capability(bytes: &[u8]) -> Result<Capability, PeerFrameError> {
     let size = bytes.len();
-    let wrong = |_| PeerFrameError::Rule(format!("a capability of {size} bytes, not 16"));
+    let wrong = |_| PeerFrameError::Rule(format!("a capability has {size} bytes; it must have 16"));
     bytes.try_into().map_err(wrong)
 }

@@ -341,8 +341,8 @@ fn a_mismatch_names_both_ranks_and_costs_one_call(make: Make) {
         world.arrive(rank, 2, &[rank as f32; 1500]);
     }
     world.carry_all();
-    let expected = "rank 0 (device 0 of worker w0) brings [3000] of f32 for the sum, \
-                    rank 1 (device 0 of worker w1) [2000] of f32 for the sum";
+    let expected = "rank 0 (device 0 of worker w0) contributes [3000] of f32 for the sum, \
+                    but rank 1 (device 0 of worker w1) contributes [2000] of f32 for the sum";
     let Failure::New(FaultKind::Mismatch, reason) = world.failure(1) else {
         panic!("{:?}", world.failure(1));
     };
@@ -375,7 +375,10 @@ fn integers_and_ranks_without_a_value_fail_for_all(make: Make) {
     let Failure::New(FaultKind::Mismatch, reason) = world.failure(1) else {
         panic!("{:?}", world.failure(1));
     };
-    assert!(reason.contains("ranks 0 to 2 bring [1] of i32"), "{reason}");
+    assert!(
+        reason.contains("ranks 0 to 2 contribute [1] of i32"),
+        "{reason}"
+    );
     assert_eq!(world.failure(2), Failure::Inherited(fault));
     assert_eq!(world.done[1][2], (3, Ok(vec![3.0])));
 }
@@ -393,7 +396,7 @@ fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
     assert!(!world.groups[third].has_message(0));
     world.groups[third].tick(now + deadline, deadline, &[]);
     world.carry_all();
-    let expected = "rank 1 (device 0 of worker w0) did not come to all-reduce 1 of the group \
+    let expected = "rank 1 (device 0 of worker w0) did not reach all-reduce 1 of the group \
                     within 30s";
     for rank in [0, 2, 3] {
         let failure = Failure::New(FaultKind::Peer, expected.into());
@@ -428,7 +431,7 @@ fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
     let Err(Failure::New(FaultKind::Peer, reason)) = &done[0].result else {
         panic!("{done:?}");
     };
-    let expected = "rank 1 (device 0 of worker w1) sent nothing of all-reduce 1";
+    let expected = "rank 1 (device 0 of worker w1) sent no data of all-reduce 1";
     assert!(reason.starts_with(expected), "{reason}");
 }
 
@@ -456,7 +459,7 @@ fn nobody_is_blamed_who_waits_for_another(make: Make) {
         let Some((1, Err(Failure::New(FaultKind::Peer, reason)))) = world.done[rank].first() else {
             panic!("{:?}", world.done[rank]);
         };
-        let expected = "rank 1 (device 0 of worker w1) sent nothing of all-reduce 1";
+        let expected = "rank 1 (device 0 of worker w1) sent no data of all-reduce 1";
         assert!(reason.starts_with(expected), "{reason}");
     }
 }
@@ -474,7 +477,7 @@ fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
     let (group, now) = (&mut world.groups[0], world.now);
     for rank in [0, 2] {
         let broke = group.on_arrival(1, rank, arrival.clone(), now).unwrap_err();
-        assert!(broke.to_string().contains("announces rank"), "{broke}");
+        assert!(broke.to_string().contains("announced rank"), "{broke}");
     }
     let piece = |bytes| Piece {
         kind: PieceKind::Part,

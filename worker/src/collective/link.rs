@@ -62,12 +62,15 @@ pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>, identity: Arc<Id
     loop {
         match connect(&cohort, &peer, &dialer).await {
             Ok((connection, link)) => {
-                info!(worker = name, "linked over {}", link.carrier);
+                info!(
+                    worker = name,
+                    "connected to the worker over {}", link.carrier
+                );
                 let ended = pump(&cohort, &peer, connection, link).await;
-                info!(worker = name, "the link ended: {ended}");
+                info!(worker = name, "the link to the worker ended: {ended}");
                 pause = RETRY;
             }
-            Err(e) => debug!(worker = name, "no link: {e}"),
+            Err(e) => debug!(worker = name, "cannot connect to the worker: {e}"),
         }
         if cohort.strong_count() == 0 || peer.offence().is_some() {
             return;
@@ -84,9 +87,10 @@ async fn connect(
 ) -> Result<(u64, Link), String> {
     let share = &peer.share;
     let pin = <[u8; 32]>::try_from(&share.certificate_sha256[..]);
-    let pin = pin.map_err(|_| "the lease has no fingerprint of its certificate".to_owned())?;
+    let pin =
+        pin.map_err(|_| "the lease has no fingerprint of the worker's certificate".to_owned())?;
     let join = {
-        let cohort = cohort.upgrade().ok_or("the lease is over")?;
+        let cohort = cohort.upgrade().ok_or("the lease has ended")?;
         let (received, credit_bytes) = peer.acknowledge();
         Join {
             hello: Some(version::hello()),
@@ -109,10 +113,11 @@ async fn connect(
     sent.map_err(|e| e.to_string())?;
     let answer = timeout(DIAL_DEADLINE, link.receiver.recv()).await;
     let answer = answer
-        .map_err(|_| "no answer")?
+        .map_err(|_| "the worker did not answer")?
         .map_err(|e| e.to_string())?;
     peer.answered(sent_at.elapsed());
-    let answer = duplex::decode(answer.ok_or("closed before an answer")?);
+    let answer =
+        duplex::decode(answer.ok_or("the worker closed the connection before it answered")?);
     match answer.map_err(|e| e.to_string())?.body {
         Some(Body::Joined(joined)) => {
             let attached = peer.attach(joined.received, joined.credit_bytes);
@@ -120,7 +125,7 @@ async fn connect(
             Ok((connection, link))
         }
         Some(Body::Rejected(rejected)) => Err(rejected.error.unwrap_or_default().to_string()),
-        _ => Err("it did not answer the joining".into()),
+        _ => Err("the worker did not answer the request to join".into()),
     }
 }
 
@@ -138,7 +143,7 @@ pub(crate) fn accept(
     let from = WorkerId(join.from_worker_id);
     let peer = cohort
         .peer(from)
-        .ok_or_else(|| protocol(format!("worker {from} is not of the lease")))?;
+        .ok_or_else(|| protocol(format!("worker {from} is not part of the lease")))?;
     prove(&peer.share, shown).map_err(protocol)?;
     if let Some(offence) = peer.offence() {
         return Err(protocol(offence.to_string()));
@@ -167,10 +172,10 @@ fn prove(share: &LeaseShare, shown: Option<Fingerprint>) -> Result<(), String> {
     match shown {
         Some(Fingerprint(shown)) if share.certificate_sha256 == shown[..] => Ok(()),
         Some(shown) => Err(format!(
-            "whoever dials is not worker {name} of the lease: it shows the certificate {shown}, which is another's"
+            "the caller is not worker {name} of the lease: it presented the certificate {shown}, which is not the worker's"
         )),
         None => Err(format!(
-            "whoever dials is not worker {name} of the lease: it shows no certificate"
+            "the caller is not worker {name} of the lease: it presented no certificate"
         )),
     }
 }
@@ -191,7 +196,10 @@ pub(crate) async fn serve(accepted: Accepted, mut link: Link) {
             e.to_string()
         }
     };
-    debug!(worker = peer.share.worker, "the link ended: {ended}");
+    debug!(
+        worker = peer.share.worker,
+        "the link from the worker ended: {ended}"
+    );
 }
 
 async fn pump(cohort: &Weak<Cohort>, peer: &Peer, connection: u64, link: Link) -> String {
@@ -200,12 +208,12 @@ async fn pump(cohort: &Weak<Cohort>, peer: &Peer, connection: u64, link: Link) -
     } = link;
     let lease = cohort.upgrade();
     let Some(mut alive) = lease.map(|cohort| cohort.alive()) else {
-        return "the lease is over".into();
+        return "the lease has ended".into();
     };
     let ended = tokio::select! {
         ended = read(cohort, peer, connection, receiver) => ended,
         ended = write(peer, connection, sender) => ended,
-        _ = alive.changed() => "the lease is over".into(),
+        _ = alive.changed() => "the lease has ended".into(),
     };
     peer.detach(connection);
     ended
@@ -222,9 +230,9 @@ async fn read(
     loop {
         let frame = match timeout(SILENCE, receiver.recv()).await {
             Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return "finished by the other side".into(),
+            Ok(Ok(None)) => return "the other worker closed the link".into(),
             Ok(Err(e)) => return e.to_string(),
-            Err(_) => return format!("silent for {SILENCE:?}"),
+            Err(_) => return format!("the other worker sent nothing for {SILENCE:?}"),
         };
         if std::mem::take(&mut is_first) {
             // The other side began to write when it received the first frame of this side.
@@ -232,7 +240,7 @@ async fn read(
         }
         let body = match peer.receive(connection, frame) {
             Ok(Some(body)) => body,
-            Ok(None) => return "replaced by a later one".into(),
+            Ok(None) => return "a later connection replaced this one".into(),
             // The next connection retransmits the lost frames.
             Err(e) if e.is_loss() => return e.to_string(),
             Err(e) => return offend(cohort, peer, &e),
@@ -279,7 +287,7 @@ async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
                 }
                 continue;
             }
-            NextFrame::Replaced => return "replaced by a later one".into(),
+            NextFrame::Replaced => return "a later connection replaced this one".into(),
             NextFrame::PendingAck => ACK_DELAY,
             NextFrame::Nothing => BEAT,
         };

@@ -105,7 +105,7 @@ impl Members {
         {
             let devices = lease_members.len();
             return Err(format!(
-                "the group has a device {lease_rank}, and the lease has {devices}"
+                "the group includes device {lease_rank} of the lease, which has {devices} devices"
             ));
         }
         Ok(Self(lease_ranks.into()))
@@ -161,6 +161,6 @@ mod tests {
             twice,
             "ranks 1 and 2 of the group are both device 2 of worker w7"
         );
-        assert!(wrong(&[0, 4]).contains("device 4, and the lease has 4"));
+        assert!(wrong(&[0, 4]).contains("device 4 of the lease, which has 4 devices"));
     }
 }

@@ -130,7 +130,7 @@ impl Sliced {
                 let ranks = (0..self.ranks.len()).filter(|rank| call.arrivals[*rank].is_none());
                 let ranks = self.name(ranks);
                 return Some(format!(
-                    "{ranks} did not come to all-reduce {number} of the group within {deadline:?}"
+                    "{ranks} did not reach all-reduce {number} of the group within {deadline:?}"
                 ));
             }
             // In a ring each worker waits for the one before it, but only one of these
@@ -147,7 +147,7 @@ impl Sliced {
             (0..self.ranks.len()).filter(|rank| late.contains(&self.ranks[*rank].worker_index));
         let ranks = self.name(ranks);
         (waited >= patience).then(|| {
-            format!("{ranks} sent nothing of all-reduce {number} of the group for {patience:?}")
+            format!("{ranks} sent no data of all-reduce {number} of the group for {patience:?}")
         })
     }
 
@@ -283,7 +283,7 @@ impl Algorithm for Sliced {
         {
             let ranks = self.ranks.len();
             return Err(Broke::new(format!(
-                "worker {worker_index} announces rank {rank} of {ranks}, which is not its rank"
+                "worker {worker_index} announced rank {rank} of {ranks}, which is not a rank of that worker"
             )));
         }
         if self.broken.is_some() {
@@ -309,14 +309,14 @@ impl Algorithm for Sliced {
             PieceKind::Ring => {
                 let (me, previous) = (self.me, self.ring.previous());
                 let rule = format!(
-                    "worker {worker_index} sends a ring piece to worker {me}, but worker {previous} is \
+                    "worker {worker_index} sent a ring piece to worker {me}, but worker {previous} is \
                      before it in the ring"
                 );
                 return Err(Broke::new(rule));
             }
         };
         if unused > self.calls.open_bytes() {
-            let rule = format!("worker {worker_index} sends more bytes than the open calls have");
+            let rule = format!("worker {worker_index} sent more bytes than the open calls have");
             return Err(Broke::new(rule));
         }
         self.progress = Some(now);

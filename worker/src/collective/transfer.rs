@@ -145,11 +145,11 @@ impl Transfers {
         let failed =
             |take: Take, kind, why: String| Some(deliver(take, Err(Failure::New(kind, why))));
         let Some(worker) = worker.filter(|_| take.from != take.to) else {
-            let why = format!("no other device is at place {} of the lease", take.from);
+            let why = format!("the lease has no other device at place {}", take.from);
             return failed(take, FaultKind::Mismatch, why);
         };
         if self.takes.contains_key(&capability) {
-            let why = "the transfer's capability is in use".into();
+            let why = "the transfer's capability is already in use".into();
             return failed(take, FaultKind::Mismatch, why);
         }
         if self.is_full() {
@@ -191,7 +191,7 @@ impl Transfers {
             || lease_members.worker(to) != Some(worker)
         {
             return Err(Broke::new(format!(
-                "worker {worker} fetches from place {from} for place {to}"
+                "worker {worker} requested a value from place {from} for place {to}, but these places are on other workers"
             )));
         }
         let fetch = Fetch { worker, from, to };
@@ -243,7 +243,7 @@ impl Transfers {
                 bytes: Vec::with_capacity(size),
             }),
             (None, Some(arriving)) => arriving,
-            (None, None) => return Err(Broke::new("a value begins without a type".into())),
+            (None, None) => return Err(Broke::new("the first part of a value has no type".into())),
         };
         arriving.bytes.extend_from_slice(&part);
         if arriving.bytes.len() > size {
@@ -256,7 +256,7 @@ impl Transfers {
             shape,
             dtype,
             bytes,
-        } = taking.arriving.take().expect("it has come");
+        } = taking.arriving.take().expect("all bytes have arrived");
         let bytes = bytes.into();
         let value = Value {
             shape,
@@ -453,7 +453,7 @@ mod tests {
         assert!(
             broke
                 .to_string()
-                .contains("fetches from place 2 for place 0")
+                .contains("requested a value from place 2 for place 0")
         );
     }
 
@@ -503,7 +503,7 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
-        assert!(part(None, b"a").contains("without a type"));
+        assert!(part(None, b"a").contains("has no type"));
         let kind = Some((Shape::new([5]), DType::U8));
         assert!(part(kind, b"abcde").contains("exceeds its 4 bytes"));
     }

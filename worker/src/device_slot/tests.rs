@@ -143,7 +143,7 @@ async fn flex_passes_the_test_op_and_is_released() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_fails_is_out_of_service_until_it_works_again() {
     let cases = [
-        (Mode::Wrong, "came to"),
+        (Mode::Wrong, "gave"),
         (Mode::Dead, "the context has died"),
         (Mode::Panics, "the driver is gone"),
     ];

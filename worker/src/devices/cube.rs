@@ -70,24 +70,24 @@ pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
         "cuda" => listed(
             CubeDevice::Cuda(CudaDevice::new(0)),
             &cuda_driver(),
-            "no NVIDIA driver (libcuda.so), or it has no device; `nvidia-smi` says more",
+            "the NVIDIA driver (libcuda.so) is missing or has no device; run `nvidia-smi` for details",
         ),
         "rocm" => listed(
             CubeDevice::Hip(AmdDevice::new(0)),
             "HIP",
-            "no ROCm (libamdhip64.so), or it has no device; `rocminfo` says more",
+            "ROCm (libamdhip64.so) is missing or has no device; run `rocminfo` for details",
         ),
         "cpu" => listed(
             CubeDevice::Cpu(CpuDevice),
             "CubeCL CPU",
-            "it was left out of CubeCL",
+            "CubeCL was built without its CPU runtime",
         ),
         #[cfg(feature = "wgpu")]
         _ => wgpu::find(kind),
         #[cfg(not(feature = "wgpu"))]
         _ => Err("it is not in this build".into()),
     }));
-    found.unwrap_or_else(|panic| Err(format!("its driver failed: {}", text(panic.as_ref()))))
+    found.unwrap_or_else(|panic| Err(format!("the driver failed: {}", text(panic.as_ref()))))
 }
 
 /// Returns all devices of the same type as `first`, as the runtime lists them.
@@ -129,7 +129,10 @@ impl Candidate {
         let client = catch_unwind(AssertUnwindSafe(|| self.device.client()));
         let client = client.map_err(|panic| {
             let driver = &self.driver;
-            format!("{driver} could not start it: {}", text(panic.as_ref()))
+            format!(
+                "{driver} could not open the device: {}",
+                text(panic.as_ref())
+            )
         })?;
         let properties = client.properties();
         let own = properties.memory.max_memory();
@@ -152,6 +155,6 @@ impl Candidate {
 fn text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    let text = text.unwrap_or_else(|| "it said nothing".into());
+    let text = text.unwrap_or_else(|| "a panic without a message".into());
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

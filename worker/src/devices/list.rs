@@ -18,7 +18,7 @@ pub struct DeviceSelection {
 
 /// The error for a device list that is malformed or names an unknown kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}; a right list is auto, flex*2, or cuda:0,1")]
+#[error("{problem}; valid lists are auto, flex*2, and cuda:0,1")]
 pub struct DeviceParseError {
     problem: String,
 }
@@ -37,7 +37,7 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceSelection>, DeviceParseErro
         let number = |digits: &str| {
             digits
                 .parse::<usize>()
-                .map_err(|_| wrong(format!("{digits:?} in {text:?} is no number")))
+                .map_err(|_| wrong(format!("{digits:?} in {text:?} is not a number")))
         };
         let indices = if let Some((name, count)) = part.split_once('*') {
             kind = name;
@@ -55,14 +55,16 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceSelection>, DeviceParseErro
             0..1
         };
         if kind == AUTO && text.trim() != AUTO {
-            return Err(wrong(format!("{AUTO} in {text:?} stands by itself")));
+            return Err(wrong(format!(
+                "{AUTO} in {text:?} cannot be combined with other devices"
+            )));
         }
         if kind != AUTO && !KINDS.contains(&kind) {
             return Err(wrong(not_built(kind)));
         }
         if devices.len().saturating_add(indices.len()) > MAX_DEVICES {
             return Err(wrong(format!(
-                "{text:?} is more than {MAX_DEVICES} devices"
+                "{text:?} names more than {MAX_DEVICES} devices"
             )));
         }
         for index in indices {
@@ -152,11 +154,11 @@ mod tests {
                 "tpu:0",
                 "\"tpu\" is not a device kind of this build, which has",
             ),
-            ("auto,flex", "auto in \"auto,flex\" stands by itself"),
-            ("auto*2", "auto in \"auto*2\" stands by itself"),
-            ("flex*x", "\"x\" in \"flex*x\" is no number"),
+            ("auto,flex", "auto in \"auto,flex\" cannot be combined"),
+            ("auto*2", "auto in \"auto*2\" cannot be combined"),
+            ("flex*x", "\"x\" in \"flex*x\" is not a number"),
             ("flex*0", "names no device"),
-            ("flex*99999999999999999999", "is no number"),
+            ("flex*99999999999999999999", "is not a number"),
             ("flex*18446744073709551615", "more than 64 devices"),
             ("flex:0,0", "flex:0 is named twice"),
         ];

@@ -158,7 +158,7 @@ fn choose(candidates: &mut Candidates) -> (Vec<DeviceSelection>, Vec<MissingDevi
                 if !hardware.is_empty() {
                     return (hardware, missing);
                 }
-                let reason = "there is a driver that emulates a device, which auto leaves out";
+                let reason = "its driver only emulates a device, and auto skips emulated devices";
                 missing.push(none(kind, reason.into()));
             }
             Err(reason) => missing.push(none(kind, reason)),

@@ -93,7 +93,7 @@ fn reshape(op: &ShapeOpIr, kind: Kind) -> Checked {
     let (from, to) = (dims(&op.input), dims(&op.out));
     must!(
         product(from)? == product(to)?,
-        "{} has another number of elements than {}",
+        "{} and {} have different numbers of elements",
         show(from),
         show(to)
     );
@@ -119,7 +119,7 @@ fn permute(op: &PermuteOpIr, kind: Kind) -> Checked {
     let input = dims(&op.input);
     must!(
         op.axes.len() == input.len(),
-        "{} axes to permute the dims {}",
+        "{} axes are given to permute the dims {}",
         op.axes.len(),
         show(input)
     );
@@ -156,7 +156,7 @@ fn unfold(op: &UnfoldOpIr, kind: Kind) -> Checked {
     axis(&op.input, op.dim)?;
     must!(
         op.size >= 1 && op.step >= 1,
-        "windows of {} every {}",
+        "a window size of {} and a step of {} must both be at least 1",
         op.size,
         op.step
     );
@@ -192,7 +192,7 @@ fn part(tensor: &TensorIr, ranges: &[burn_backend::Slice], part: &TensorIr) -> R
     let (of, part) = (dims(tensor), dims(part));
     must!(
         ranges.len() <= of.len() && part.len() == of.len(),
-        "{} slices of {} for {}",
+        "{} slices of {} do not fit a part of {}",
         ranges.len(),
         show(of),
         show(part)
@@ -205,7 +205,7 @@ fn part(tensor: &TensorIr, ranges: &[burn_backend::Slice], part: &TensorIr) -> R
         };
         must!(
             derived == declared,
-            "a slice takes {derived} along axis {i} of {}, declared is {declared}",
+            "a slice takes {derived} elements along axis {i} of {}, but the op declares {declared}",
             show(of)
         );
     }
@@ -232,7 +232,7 @@ fn repeat_dim(op: &RepeatDimOpIr, kind: Kind) -> Checked {
 
 fn cat(op: &CatOpIr, kind: Kind) -> Checked {
     let Some(first) = op.tensors.first() else {
-        return unsupported("nothing to concatenate");
+        return unsupported("a concatenation of no tensors");
     };
     kind.of(first)?;
     axis(first, op.dim)?;
@@ -246,7 +246,7 @@ fn cat(op: &CatOpIr, kind: Kind) -> Checked {
             && dims[op.dim + 1..] == first[op.dim + 1..];
         must!(
             fits,
-            "{} and {} differ beside axis {}",
+            "{} and {} differ in an axis other than {}",
             show(first),
             show(dims),
             op.dim

@@ -72,7 +72,7 @@ struct Slid<'a> {
 pub(super) fn extent(kernel: usize, dilation: usize) -> Result<usize, Broken> {
     must!(
         kernel >= 1 && dilation >= 1,
-        "a kernel of {kernel} with a dilation of {dilation}"
+        "a kernel of {kernel} and a dilation of {dilation} must both be at least 1"
     );
     sum(&[product(&[dilation, kernel - 1])?, 1])
 }
@@ -91,12 +91,12 @@ impl<const N: usize> Sliding<N> {
         let (mut out, mut padded) = (vec![x[0], weight[0]], Vec::with_capacity(N));
         for i in 0..N {
             let (stride, (before, after)) = (self.stride[i], self.padding[i]);
-            must!(stride >= 1, "a stride of {stride}");
+            must!(stride >= 1, "a stride of {stride} must be at least 1");
             let size = sum(&[x[i + 2], before, after, stride])? - stride;
             let kernel = extent(weight[i + 2], self.dilation[i])?;
             must!(
                 kernel <= size,
-                "a kernel over {kernel} of an axis of {size} (padding included)"
+                "a kernel that spans {kernel} does not fit an axis of {size} (padding included)"
             );
             out.push((size - kernel) / stride + 1);
             padded.push(size);
@@ -121,7 +121,7 @@ impl<const N: usize> Sliding<N> {
         let channels = product(&[weight[1], groups])?;
         must!(
             groups >= 1 && channels == x[1] && weight[0].is_multiple_of(groups),
-            "a weight {} in {groups} groups for an input {}",
+            "a weight {} in {groups} groups does not fit an input {}",
             show(weight),
             show(x)
         );
@@ -270,7 +270,7 @@ pub(super) fn bias_backward<const N: usize>(
     );
     must!(
         x_dims[0] == of[0],
-        "a gradient {} for an input {}",
+        "a gradient {} does not fit an input {}",
         show(of),
         show(x_dims)
     );

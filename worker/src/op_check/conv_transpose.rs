@@ -51,7 +51,7 @@ impl<const N: usize> Spread<N> {
         let groups = self.groups;
         must!(
             groups >= 1 && weight[0] == x[1] && x[1].is_multiple_of(groups),
-            "a weight {} in {groups} groups for an input {}",
+            "a weight {} in {groups} groups does not fit an input {}",
             show(weight),
             show(x)
         );
@@ -60,14 +60,17 @@ impl<const N: usize> Spread<N> {
             let (size, stride, padding) = (x[i + 2], self.stride[i], self.padding[i]);
             must!(
                 size >= 1 && stride >= 1,
-                "a stride of {stride} over an axis of {size}"
+                "a stride of {stride} and an axis of {size} must both be at least 1"
             );
             let kernel = extent(weight[i + 2], self.dilation[i])?;
             let whole = sum(&[product(&[size - 1, stride])?, kernel, self.padding_out[i]])?;
             // Kernels add the padding to the size of the output, which must not overflow.
             let cut = product(&[padding, 2])?;
             sum(&[whole, cut])?;
-            must!(cut <= whole, "a padding of {padding} of an axis of {whole}");
+            must!(
+                cut <= whole,
+                "a padding of {padding} is too large for an axis of {whole}"
+            );
             out.push(whole - cut);
         }
         Ok(out)

@@ -49,7 +49,10 @@ pub(super) fn backward(op: &DeformConv2dBackwardOpIr) -> Checked {
             }
             (None, None) => {}
             (Some(_), None) | (None, Some(_)) => {
-                must!(false, "a gradient of what is not there, or none of what is");
+                must!(
+                    false,
+                    "an optional input and its gradient must both be present or both be absent"
+                );
             }
         }
     }
@@ -79,7 +82,7 @@ fn bent(
     let groups = options.offset_groups;
     must!(
         groups >= 1 && x_dims[1].is_multiple_of(groups),
-        "{groups} groups of offsets for an input {}",
+        "{groups} groups of offsets do not fit an input {}",
         show(x_dims)
     );
     let places = product(&[groups, weight[2], weight[3]])?;

@@ -120,7 +120,7 @@ fn cross(op: &CrossOpIr) -> Checked {
         let along = dims(side).get(op.dim);
         must!(
             along == Some(&3),
-            "a cross product along axis {} of {}, which must be 3",
+            "a cross product along axis {} of {} needs 3 elements there",
             op.dim,
             show(dims(side))
         );
@@ -147,7 +147,7 @@ fn distribution(distribution: &Distribution) -> Result<(), Broken> {
             mean.is_finite() && deviation.is_finite() && deviation >= 0.0
         }
     };
-    must!(holds, "{distribution:?} is no distribution");
+    must!(holds, "{distribution:?} is not a valid distribution");
     Ok(())
 }
 
@@ -159,11 +159,21 @@ fn grid_sample(op: &GridSample2dOpIr) -> Checked {
         ranked("the grid", &op.grid, 4)?,
     );
     let fits = grid[0] == x[0] && grid[3] == 2;
-    must!(fits, "a grid {} for an input {}", show(grid), show(x));
+    must!(
+        fits,
+        "a grid {} does not fit an input {}",
+        show(grid),
+        show(x)
+    );
     // CubeCL's kernel clamps each position to the input, and assumes that the input is not
     // empty.
     let nothing = x[2..].contains(&0) && !dims(&op.out).contains(&0);
-    must!(!nothing, "a grid {} over nothing: {}", show(grid), show(x));
+    must!(
+        !nothing,
+        "a grid {} cannot sample an empty input {}",
+        show(grid),
+        show(x)
+    );
     makes(&op.out, &[x[0], x[1], grid[1], grid[2]], op.tensor.dtype)?;
     // Backends without their own kernel gather each of the four neighbours.
     let around = bytes(&op.out).saturating_mul(8);

@@ -44,7 +44,7 @@ fn beside(tensor: &TensorIr, at: &TensorIr, along: usize) -> Result<(), Broken> 
     let fits = of.len() == at.len() && pairs.all(|(i, (of, at))| i == along || of == at);
     must!(
         fits,
-        "indices {} along axis {along} of {}",
+        "indices {} do not fit axis {along} of {}",
         show(at),
         show(of)
     );
@@ -75,7 +75,7 @@ pub(super) fn points(of: &[usize], visited: &TensorIr) -> Result<(), Broken> {
     let nowhere = of.contains(&0) && !dims(visited).contains(&0);
     must!(
         !nowhere,
-        "indices for {} into an axis of 0",
+        "indices for {} point into an axis of 0",
         show(dims(visited))
     );
     Ok(())
@@ -106,7 +106,7 @@ pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> Checked {
     let fits = dims(&op.values).iter().eq(at.iter().chain(slice));
     must!(
         fits,
-        "values {} for indices {} into {}",
+        "values {} do not fit indices {} into {}",
         show(dims(&op.values)),
         show(dims(&op.indices)),
         show(dims(&op.data))
@@ -139,7 +139,7 @@ fn tuples<'a>(
         .split_last()
         .and_then(|(&k, at)| of.get(k..).map(|slice| (at, slice)));
     let Some(pointed) = pointed else {
-        let reason = format!("indices {} into {}", show(at), show(of));
+        let reason = format!("indices {} into {} do not fit", show(at), show(of));
         return Err(super::rules::mismatch(reason));
     };
     Ok(pointed)

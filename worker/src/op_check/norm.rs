@@ -17,7 +17,7 @@ use super::{
 pub(super) fn batch_norm(op: &BatchNormOpIr) -> Checked {
     Kind::Float.of(&op.x)?;
     let x = dims(&op.x);
-    must!(x.len() >= 2, "an input {} without channels", show(x));
+    must!(x.len() >= 2, "an input {} has no axis of channels", show(x));
     for (what, tensor) in [
         ("gamma", &op.gamma),
         ("beta", &op.beta),
@@ -46,7 +46,7 @@ pub(super) fn layer_norm(op: &LayerNormOpIr) -> Checked {
 /// Returns the size and the index of a tensor's last axis.
 fn last(tensor: &TensorIr) -> Result<(usize, usize), Broken> {
     let dims = dims(tensor);
-    must!(!dims.is_empty(), "a tensor without dims");
+    must!(!dims.is_empty(), "a tensor has no dims");
     Ok((dims[dims.len() - 1], dims.len() - 1))
 }
 
@@ -76,7 +76,10 @@ pub(super) fn linear(op: &LinearOpIr) -> Checked {
     let [inputs, outputs] = weight(&op.weight)?;
     let (width, along) = last(&op.x)?;
     same_dtype(&op.x, &op.weight)?;
-    must!(width == inputs, "rows of {width} for a weight of {inputs}");
+    must!(
+        width == inputs,
+        "rows of {width} do not fit a weight with {inputs} inputs"
+    );
     in_batches(&op.x)?;
     biased(&op.x, op.bias.as_ref(), outputs)?;
     has_dtype(&op.out, op.x.dtype)?;
@@ -90,7 +93,7 @@ pub(super) fn linear_x_backward(op: &LinearXBackwardOpIr) -> Checked {
     same_dtype(&op.output_grad, &op.weight)?;
     must!(
         width == outputs,
-        "rows of {width} for a weight to {outputs}"
+        "rows of {width} do not fit a weight with {outputs} outputs"
     );
     in_batches(&op.output_grad)?;
     has_dtype(&op.out, op.output_grad.dtype)?;
@@ -104,7 +107,7 @@ pub(super) fn linear_weight_backward(op: &LinearWeightBackwardOpIr) -> Checked {
     let ((inputs, along), (outputs, of)) = (last(&op.x)?, last(&op.output_grad)?);
     must!(
         dims(&op.x)[..along] == dims(&op.output_grad)[..of],
-        "a gradient {} for an input {}",
+        "a gradient {} does not fit an input {}",
         show(dims(&op.output_grad)),
         show(dims(&op.x))
     );

@@ -197,7 +197,7 @@ pub(super) fn keeps(op: &ReduceDimOpIr, len: usize) -> Result<(), Broken> {
     let declared = op.accumulator_len;
     must!(
         declared == len,
-        "a reduction to {declared} of an axis, which keeps {len}"
+        "a reduction to {declared} elements is declared for an axis that keeps {len}"
     );
     but_axis(&op.out, &op.input, op.axis, len)
 }
@@ -206,7 +206,10 @@ pub(super) fn keeps(op: &ReduceDimOpIr, len: usize) -> Result<(), Broken> {
 fn top(input: &TensorIr, along: usize, k: usize) -> Result<usize, Broken> {
     axis(input, along)?;
     let of = dims(input)[along];
-    must!(k <= of, "the first {k} of an axis of {of}");
+    must!(
+        k <= of,
+        "the first {k} elements were requested of an axis of {of}"
+    );
     Ok(k)
 }
 
@@ -243,7 +246,7 @@ fn pad(op: &PadOpIr, kind: Kind) -> Checked {
     let pairs = op.padding.len();
     must!(
         pairs == input.len(),
-        "{pairs} pairs of padding for {}",
+        "{pairs} pairs of padding do not fit {}",
         show(input)
     );
     has_dtype(&op.out, op.input.dtype)?;
@@ -256,7 +259,7 @@ fn pad(op: &PadOpIr, kind: Kind) -> Checked {
         };
         must!(
             holds,
-            "padding of {before} and {after} along axis {i} of {dim} ({:?})",
+            "a padding of {before} and {after} is not possible along axis {i} of {dim} ({:?})",
             op.mode
         );
     }

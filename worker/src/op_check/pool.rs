@@ -30,14 +30,16 @@ impl<const N: usize> Pool<N> {
         let mut out = x[..2].to_vec();
         for i in 0..N {
             let (size, stride, padding) = (x[i + 2], self.stride[i], self.padding[i]);
-            must!(stride >= 1, "a stride of {stride}");
+            must!(stride >= 1, "a stride of {stride} must be at least 1");
             // Kernels add any two of these numbers.
             let padded = sum(&[size, padding, padding, stride])? - stride;
             let kernel = extent(self.kernel[i], self.dilation[i])?;
             let begin = if self.ceil_mode { stride - 1 } else { 0 };
             let room = (padded + begin).checked_sub(kernel);
             let Some(room) = room else {
-                let reason = format!("a window of {kernel} of an axis of {padded} (with padding)");
+                let reason = format!(
+                    "a window of {kernel} does not fit an axis of {padded} (padding included)"
+                );
                 return Err(super::rules::mismatch(reason));
             };
             let windows = room / stride + 1;
@@ -78,7 +80,7 @@ pub(super) fn avg_backward<const N: usize>(
     let visits = elements(grad).saturating_mul(times(&pool.kernel));
     if visits > MAX_VISITS {
         let reason = format!(
-            "windows of {:?} for each of {}",
+            "windows of {:?} for each of {} elements take too long",
             pool.kernel,
             elements(grad)
         );

@@ -35,7 +35,7 @@ pub(super) fn adaptive_backward<const N: usize>(
     );
     must!(
         of[..2] == to[..2],
-        "a gradient {} for an input {}",
+        "a gradient {} does not fit an input {}",
         show(to),
         show(of)
     );
@@ -86,7 +86,7 @@ fn interpolated(x: &TensorIr, size: [usize; 2]) -> Result<[usize; 4], Broken> {
     let x = ranked("the input", x, 4)?;
     must!(
         x[2] >= 1 && x[3] >= 1,
-        "an interpolation of nothing: {}",
+        "an empty input {} cannot be interpolated",
         show(x)
     );
     scaled(&x[2..], &size)?;

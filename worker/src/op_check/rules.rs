@@ -90,7 +90,7 @@ impl Kind {
     pub(super) fn of(self, tensor: &TensorIr) -> Result<(), Broken> {
         must!(
             self.holds(tensor.dtype),
-            "tensor {} is {}, and must be {self:?}",
+            "tensor {} is {}, but must be {self:?}",
             tensor.id.value(),
             tensor.dtype.name()
         );
@@ -132,7 +132,10 @@ pub(super) fn shaped(what: &str, tensor: &TensorIr, expected: &[usize]) -> Resul
 /// Checks that the tensor has this `axis`.
 pub(super) fn axis(tensor: &TensorIr, axis: usize) -> Result<(), Broken> {
     let rank = dims(tensor).len();
-    must!(axis < rank, "axis {axis} of a tensor of {rank} dims");
+    must!(
+        axis < rank,
+        "axis {axis} of a tensor of {rank} dims does not exist"
+    );
     Ok(())
 }
 
@@ -141,12 +144,15 @@ pub(super) fn axes(tensor: &TensorIr, axes: &[usize]) -> Result<(), Broken> {
     let rank = dims(tensor).len();
     must!(
         rank <= MAX_RANK,
-        "a tensor of {rank} dims; {MAX_RANK} are the limit"
+        "a tensor of {rank} dims exceeds the limit of {MAX_RANK}"
     );
     let mut seen = 0u64;
     for &axis in axes {
-        must!(axis < rank, "axis {axis} of a tensor of {rank} dims");
-        must!(seen & (1 << axis) == 0, "axis {axis} comes twice");
+        must!(
+            axis < rank,
+            "axis {axis} of a tensor of {rank} dims does not exist"
+        );
+        must!(seen & (1 << axis) == 0, "axis {axis} is given twice");
         seen |= 1 << axis;
     }
     Ok(())
@@ -170,7 +176,7 @@ pub(super) fn sum(parts: &[usize]) -> Result<usize, Broken> {
         .iter()
         .try_fold(0usize, |sum, &part| sum.checked_add(part));
     let fits = sum.filter(|&sum| sum <= isize::MAX as usize);
-    fits.ok_or_else(|| too_large(format!("{} added cannot be addressed", show(parts))))
+    fits.ok_or_else(|| too_large(format!("the sum of {} cannot be addressed", show(parts))))
 }
 
 /// Returns the product of an op's arguments, or an error if it exceeds the address space.
@@ -184,7 +190,12 @@ pub(super) fn product(parts: &[usize]) -> Result<usize, Broken> {
     let fits = product.filter(|&product| product <= isize::MAX as usize);
     let zero = parts.contains(&0);
     fits.map(|product| if zero { 0 } else { product })
-        .ok_or_else(|| too_large(format!("{} multiplied cannot be addressed", show(parts))))
+        .ok_or_else(|| {
+            too_large(format!(
+                "the product of {} cannot be addressed",
+                show(parts)
+            ))
+        })
 }
 
 /// Checks that the tensor can be addressed, and that loops over its dims end in a
@@ -193,7 +204,7 @@ pub(super) fn volume(tensor: &TensorIr) -> Result<(), Broken> {
     let dims = dims(tensor);
     must!(
         dims.len() <= MAX_RANK,
-        "a tensor of {} dims; {MAX_RANK} are the limit",
+        "a tensor of {} dims exceeds the limit of {MAX_RANK}",
         dims.len()
     );
     let (mut elements, mut empty) = (1usize, false);
@@ -212,7 +223,10 @@ pub(super) fn volume(tensor: &TensorIr) -> Result<(), Broken> {
 
 #[cold]
 fn beyond(dims: &[usize]) -> Broken {
-    too_large(format!("a tensor of {} is beyond any device", show(dims)))
+    too_large(format!(
+        "a tensor of {} is too large for any device",
+        show(dims)
+    ))
 }
 
 /// Checks that an output has the `derived` dims and a valid volume.
@@ -223,7 +237,7 @@ pub(super) fn has_dims(
     if !dims(out).iter().copied().eq(derived.clone()) {
         let derived: Vec<usize> = derived.take(MAX_RANK).collect();
         return Err(mismatch(format!(
-            "it makes {}, declared is {}",
+            "the op makes {}, but declares {}",
             show(&derived),
             show(dims(out))
         )));
@@ -235,7 +249,7 @@ pub(super) fn has_dims(
 pub(super) fn has_dtype(out: &TensorIr, dtype: DType) -> Result<(), Broken> {
     must!(
         out.dtype == dtype,
-        "it makes {}, declared is {}",
+        "the op makes {}, but declares {}",
         dtype.name(),
         out.dtype.name()
     );
@@ -278,7 +292,7 @@ pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Brok
     for input in inputs {
         must!(
             dims(input).len() == rank,
-            "{} and {} must have as many dims",
+            "{} and {} must have the same number of dims",
             show(dims(input)),
             show(dims(out))
         );
@@ -295,7 +309,7 @@ pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Brok
         }
         must!(
             declared == derived,
-            "it makes {derived} along axis {i}, declared is {declared}"
+            "the op makes {derived} elements along axis {i}, but declares {declared}"
         );
     }
     volume(out)
@@ -305,11 +319,11 @@ pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Brok
 /// with a stride would overflow in a kernel.
 pub(super) fn sliced(slice: &Slice, dim: usize, elements: usize) -> Result<usize, Broken> {
     let step = slice.step.unsigned_abs();
-    must!(step != 0, "a slice with a step of 0");
+    must!(step != 0, "a slice cannot have a step of 0");
     let run = step.checked_mul(elements.max(1));
     must!(
         run.is_some_and(|run| run <= isize::MAX as usize),
-        "a slice with a step of {}",
+        "a slice cannot have a step of {}",
         slice.step
     );
     let end = slice.end.map_or(dim, |end| bound(end, dim));

@@ -71,7 +71,7 @@ pub(super) fn attention(op: &AttentionOpIr) -> Checked {
         && query[3] >= 1;
     must!(
         fits,
-        "a query {}, a key {} and a value {}",
+        "a query {}, a key {} and a value {} do not fit each other",
         show(query),
         show(key),
         show(value)
@@ -83,12 +83,17 @@ pub(super) fn attention(op: &AttentionOpIr) -> Checked {
     }
     for (what, over) in [("mask", &op.mask), ("bias", &op.attn_bias)] {
         let Some(over) = over else { continue };
-        let over = ranked("what is laid over the scores", over, 4)?;
+        let over = ranked("the mask or the bias", over, 4)?;
         let fits = over
             .iter()
             .zip(&scores)
             .all(|(of, to)| of == to || *of == 1);
-        must!(fits, "a {what} {} over {}", show(over), show(&scores));
+        must!(
+            fits,
+            "a {what} {} cannot be broadcast to the scores {}",
+            show(over),
+            show(&scores)
+        );
     }
     let positive = match op.options.softcap {
         None => true,
@@ -97,7 +102,11 @@ pub(super) fn attention(op: &AttentionOpIr) -> Checked {
         Some(ScalarIr::UInt(cap)) => cap > 0,
         Some(ScalarIr::Bool(cap)) => cap,
     };
-    must!(positive, "a soft cap of {:?}", op.options.softcap);
+    must!(
+        positive,
+        "a soft cap of {:?} must be positive",
+        op.options.softcap
+    );
     let derived = [query[0], query[1], query[2], value[3]];
     makes(&op.out, &derived, op.query.dtype)?;
     Ok(attention_bytes(op, &scores))
@@ -165,7 +174,7 @@ fn ctc<'a>(
     let labels = ranked("the targets", targets, 2)?;
     must!(
         labels[0] == of[1] && blank < of[2] && (1..=MAX_STEPS).contains(&of[0]),
-        "targets {} with {blank} as blank for {} (1 to {MAX_STEPS} steps)",
+        "targets {} with {blank} as blank do not fit {} (1 to {MAX_STEPS} steps are allowed)",
         show(labels),
         show(of)
     );

@@ -138,7 +138,10 @@ impl Dataflow {
     /// keeps from being freed.
     fn find(&self, tensor: &TensorIr) -> Result<(&Slot, u64), Refusal> {
         let slot = self.tensors.get(&tensor.id).ok_or_else(|| {
-            let reason = format!("tensor {} was never made or was dropped", tensor.id.value());
+            let reason = format!(
+                "tensor {} was never created or has been dropped",
+                tensor.id.value()
+            );
             Refusal::New(FaultKind::UnknownTensor, reason)
         })?;
         let (shape, dtype, bytes) = match slot {
@@ -159,7 +162,7 @@ impl Dataflow {
             return Ok((slot, bytes));
         }
         let reason = format!(
-            "tensor {} is {shape} of {}, the op takes it for {} of {}",
+            "tensor {} is {shape} of {}, but the op declares {} of {}",
             tensor.id.value(),
             dtype.name(),
             tensor.shape,
@@ -258,11 +261,11 @@ impl Dataflow {
     /// tables.
     pub(crate) fn check_new(&mut self, id: TensorId) -> Result<(), Refusal> {
         if self.tensors.contains_key(&id) {
-            let reason = format!("tensor {} exists already", id.value());
+            let reason = format!("tensor {} already exists", id.value());
             return Err(Refusal::New(FaultKind::Mismatch, reason));
         }
         if self.tensors.len() >= MAX_TENSORS {
-            let reason = format!("the session holds {MAX_TENSORS} tensors, the limit");
+            let reason = format!("the session has {MAX_TENSORS} tensors, which is the limit");
             return Err(Refusal::New(FaultKind::OutOfMemory, reason));
         }
         self.account
@@ -454,6 +457,6 @@ pub(crate) fn out_of_memory(e: OutOfMemory) -> Refusal {
     let (requested, free) = (human(e.requested_bytes), human(e.free_bytes));
     Refusal::New(
         FaultKind::OutOfMemory,
-        format!("{requested} asked, {free} free"),
+        format!("{requested} requested, {free} free"),
     )
 }

@@ -55,7 +55,7 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundErro
             let count = reads.tensors.len();
             if !(1..=MAX_READS_PER_FRAME).contains(&count) {
                 return Err(InboundError::Order(format!(
-                    "{count} reads in a frame, not 1 to {MAX_READS_PER_FRAME}"
+                    "a frame has {count} reads; it must have 1 to {MAX_READS_PER_FRAME}"
                 )));
             }
             let tensors = reads.tensors.iter().map(|tensor| decode_tensor(tensor));
@@ -115,12 +115,12 @@ fn bounded(fault: Fault) -> Fault {
 
 fn capability(bytes: &[u8]) -> Result<Capability, InboundError> {
     let size = bytes.len();
-    let wrong = |_| InboundError::Order(format!("a capability of {size} bytes, not 16"));
+    let wrong = |_| InboundError::Order(format!("a capability has {size} bytes; it must have 16"));
     bytes.try_into().map_err(wrong)
 }
 
 fn unexpected() -> InboundError {
-    InboundError::Order("a frame that clients do not send on this track".into())
+    InboundError::Order("the frame is one that clients do not send on this track".into())
 }
 
 /// Gathers the payloads of the bulk track.
@@ -183,7 +183,7 @@ mod tests {
         for chunk in chunks(bytes.into()) {
             whole = payloads.take(Body::Chunk(chunk)).unwrap();
         }
-        whole.expect("all of it was taken")
+        whole.expect("the payload is complete")
     }
 
     #[test]
@@ -256,10 +256,10 @@ mod tests {
         ];
         let words = [
             "do not send",
-            "without a size",
+            "has no size",
             "do not send",
             "do not send",
-            "0 reads in a frame",
+            "a frame has 0 reads",
         ];
         for (error, words) in errors.iter().zip(words) {
             assert!(error.to_string().contains(words), "{error}");

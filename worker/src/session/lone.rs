@@ -153,7 +153,7 @@ impl LoneSession {
                 self.wire.inbox().consume(credit);
                 self.replies.extend(reply);
             }
-            Step::NeedsPayload => return Err("a payload that does not come".into()),
+            Step::NeedsPayload => return Err("the payload of an upload is missing".into()),
             Step::NeedsArrival | Step::Closed => {}
             Step::Idle => return Ok(Stepped::Idle),
         }
@@ -164,9 +164,10 @@ impl LoneSession {
         let is_there = |out: &TensorIr| self.runner.is_live(out.id);
         let became = match seen {
             // The all-reduce ran, but the device could not store its result.
-            Seen::Ran if is_late && !outputs.iter().all(is_there) => {
-                Became::Refused(FaultKind::Backend, "no value arrived".into())
-            }
+            Seen::Ran if is_late && !outputs.iter().all(is_there) => Became::Refused(
+                FaultKind::Backend,
+                "the all-reduce delivered no value".into(),
+            ),
             Seen::Ran => Became::Executed,
             Seen::Refused(kind, reason) => Became::Refused(kind, reason),
             Seen::Inherited => Became::Poisoned,
@@ -189,12 +190,12 @@ impl LoneSession {
     /// Returns how the backend's tensor for `out` differs from what the op declares.
     fn difference(&mut self, out: &TensorIr) -> Option<String> {
         let Some((shape, dtype)) = self.runner.made(out) else {
-            return Some(format!("there is no output {}", out.id.value()));
+            return Some(format!("output {} does not exist", out.id.value()));
         };
         let differs = (&shape, dtype) != (&out.shape, out.dtype);
         differs.then(|| {
             format!(
-                "the backend made {shape} of {dtype:?}, declared is {} of {:?}",
+                "the backend returned {shape} of {dtype:?}, but the op declares {} of {:?}",
                 out.shape, out.dtype
             )
         })

@@ -207,7 +207,12 @@ impl Session {
         device_context: DeviceContext,
         cohort: Arc<Cohort>,
     ) -> Result<Arc<Self>, Error> {
-        let taken = || Error::new(ErrorCode::Session, "its place in the lease is taken");
+        let taken = || {
+            Error::new(
+                ErrorCode::Session,
+                "the device's place in the lease is not free",
+            )
+        };
         let lease_rank = cohort.lease_rank(grant.device_index).ok_or_else(taken)?;
         let held = device_context.blobs.held(&grant.tenant);
         let (hashes, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();

@@ -87,7 +87,7 @@ impl Session {
                 Request::Call(call) => calls.push(call),
                 Request::Offer(capability, offer) => self.cohort.offer(capability, offer),
                 Request::Take(capability, take) => self.cohort.take(capability, take),
-                Request::Later(_) => unreachable!("what is passed on is there"),
+                Request::Later(_) => unreachable!("deferred requests have their values here"),
             }
         }
         if !calls.is_empty() {

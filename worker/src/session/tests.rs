@@ -375,12 +375,12 @@ fn an_upload_from_nowhere_ends_the_session_and_says_where() {
     for (content, rule) in [
         (
             Content::Slot(1),
-            "malformed contents at byte 1: slot 1, where nothing is kept",
+            "malformed contents at byte 1: slot 1 has no upload",
         ),
-        (Content::Held(0), "place 0, where nothing is kept"),
+        (Content::Held(0), "place 0 has no upload"),
         (
             Content::Payload { keep: Some(1) },
-            "more than 1024 bytes to keep",
+            "the kept uploads take more than 1024 bytes",
         ),
     ] {
         let mut bench = Bench::new();

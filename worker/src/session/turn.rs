@@ -85,7 +85,10 @@ impl Session {
                     self.feed(runner);
                 }
                 Step::Closed => {
-                    self.end(Error::new(ErrorCode::Unspecified, "closed by the client"));
+                    self.end(Error::new(
+                        ErrorCode::Unspecified,
+                        "the client closed the session",
+                    ));
                 }
             }
             self.ask(runner, false);
@@ -175,7 +178,7 @@ impl Session {
         let is_full = is_full(Track::Ops) || is_full(Track::Bulk) || todo.later.is_full();
         let blocked = todo.end.is_none() && is_full;
         if blocked {
-            debug!(session = %self.id, "waits for its client to take answers");
+            debug!(session = %self.id, "the session waits until its client reads answers");
             (todo.blocked, todo.scheduled) = (true, false);
         }
         blocked

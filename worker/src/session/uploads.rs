@@ -73,7 +73,9 @@ impl Uploads {
     pub(super) fn finish(&self) -> Result<(), CodecError> {
         match self.contents.is_empty() {
             true => Ok(()),
-            false => Err(self.contents.error("entries beyond the frame's uploads")),
+            false => Err(self
+                .contents
+                .error("the list has more entries than the frame has uploads")),
         }
     }
 
@@ -89,9 +91,7 @@ impl Uploads {
             };
             let kept = |bytes: Option<&Bytes>, what: &str| match bytes {
                 Some(bytes) => Ok(Next::Here(Source::Kept(bytes.clone()))),
-                None => Err(self
-                    .contents
-                    .error(format!("{what}, where nothing is kept"))),
+                None => Err(self.contents.error(format!("{what} has no upload"))),
             };
             return match content {
                 Content::Slot(slot) => kept(self.slots.get(&slot), &format!("slot {slot}")),
@@ -117,7 +117,10 @@ impl Uploads {
         self.forget(slot);
         self.used_bytes += kept_cost(bytes.len());
         if self.used_bytes > self.budget_bytes || self.slots.len() >= MAX_SLOTS as usize {
-            let rule = format!("more than {} bytes to keep", self.budget_bytes);
+            let rule = format!(
+                "the kept uploads take more than {} bytes",
+                self.budget_bytes
+            );
             return Err(self.contents.error(rule));
         }
         let bytes = bulk::shared(bytes);
@@ -217,13 +220,16 @@ mod tests {
         };
         let slot = Entry::Upload(Content::Slot(3));
         let gone = [inline(b"abcd", Some(3)), Entry::Forget(3), slot.clone()];
-        assert!(error(&[slot]).contains("slot 3, where nothing is kept"));
-        assert!(error(&gone).contains("slot 3, where nothing is kept"));
+        assert!(error(&[slot]).contains("slot 3 has no upload"));
+        assert!(error(&gone).contains("slot 3 has no upload"));
         let beyond = Entry::Upload(Content::Held(1));
-        assert!(error(&[beyond]).contains("place 1, where nothing is kept"));
+        assert!(error(&[beyond]).contains("place 1 has no upload"));
         let more: Vec<_> = (0..3).map(|slot| inline(b"abcd", Some(slot))).collect();
-        assert!(error(&more).contains("more than 136 bytes to keep"));
+        assert!(error(&more).contains("the kept uploads take more than 136 bytes"));
         let left = uploads(&more).finish().unwrap_err();
-        assert!(left.to_string().contains("beyond the frame's uploads"));
+        assert!(
+            left.to_string()
+                .contains("more entries than the frame has uploads")
+        );
     }
 }

@@ -52,7 +52,8 @@ impl<'a> Group<'a> {
             let range = Tensor::cat(vec![sum.clone().min(), sum.max()], 0);
             let data = into_data(range, Upload::Helper)?;
             let range = data.as_slice::<f32>();
-            let range = range.map_err(|e| anyhow::anyhow!("no floats: {e}"))?;
+            let range =
+                range.map_err(|e| anyhow::anyhow!("the tensor does not contain floats: {e}"))?;
             ensure!(
                 range == [expected; 2],
                 "the sum on rank {rank} is {range:?}, not {expected}"

@@ -97,7 +97,11 @@ pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
         contender("afterwards", "afterwards", Mode::Afterwards),
     ];
     let found = context.race("ddp overlap", contenders)?;
-    let ms = |key: &str| found.median(key).context("no figures");
+    let ms = |key: &str| {
+        found
+            .median(key)
+            .context("the benchmark returned no figures")
+    };
     let [a, b, c] = [ms("overlapped")?, ms("silent")?, ms("afterwards")?];
     Ok(Found {
         network: network.kind().into(),

@@ -113,7 +113,7 @@ pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
         let left = until.saturating_duration_since(Instant::now());
         match message.recv_timeout(left) {
             Ok(ranked) => ranks.push(ranked?),
-            Err(RecvTimeoutError::Timeout) => bail!("the training did not end in {DEADLINE:?}"),
+            Err(RecvTimeoutError::Timeout) => bail!("the training did not end within {DEADLINE:?}"),
             Err(RecvTimeoutError::Disconnected) => bail!("a rank panicked"),
         }
     }
@@ -171,7 +171,9 @@ fn train_rank(
                 ranked.losses.push(before.scalar()?);
             }
         }
-        ranked.losses.push(late.context("no steps")?.scalar()?);
+        ranked
+            .losses
+            .push(late.context("the training ran no steps")?.scalar()?);
         let ended = Instant::now();
         ranked.epochs.push(Epoch {
             begun,
@@ -204,7 +206,7 @@ fn weights(network: &Network) -> Result<Vec<u8>> {
 
 /// Combines the results of all devices.
 fn join(ranks: &[Ranked]) -> Result<Trained> {
-    let first = ranks.first().context("no devices")?;
+    let first = ranks.first().context("the lease has no devices")?;
     let losses = (0..first.losses.len()).map(|step| {
         let sum: f64 = ranks.iter().map(|rank| f64::from(rank.losses[step])).sum();
         let loss = sum / ranks.len() as f64;
@@ -215,7 +217,9 @@ fn join(ranks: &[Ranked]) -> Result<Trained> {
         let all = ranks.iter().map(|rank| &rank.epochs[epoch]);
         let begun = all.clone().map(|epoch| epoch.begun).min();
         let ended = all.map(|epoch| epoch.ended).max();
-        let (begun, ended) = begun.zip(ended).ok_or_else(|| anyhow!("no epochs"))?;
+        let (begun, ended) = begun
+            .zip(ended)
+            .ok_or_else(|| anyhow!("the training returned no epochs"))?;
         Ok(ended - begun)
     });
     let alike = |rank: &Ranked| {

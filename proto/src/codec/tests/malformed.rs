@@ -52,15 +52,15 @@ fn breaches() -> Vec<Breach> {
     let too_wide_an_id = [&[head(New, 0), 1, 0], beyond.as_slice()].concat();
     let longer_than_it_is = [postcard::to_stdvec(&drop_of(1)).unwrap(), vec![0]].concat();
     vec![
-        ("# ops in one frame, more than #", Vec::new(), u32::MAX, 0),
-        after_an_op("# bytes after the last of # ops", &[0, 0], 1, 0),
-        bytes("a run of # ops where # to # may come", &[head(Run, 0)], 1),
-        bytes("a run of # ops where # to # may come", &[head(Run, 2)], 1),
-        bytes("no op # is remembered to move to", &[head(Move, 3)], 1),
+        ("a frame has # ops; the limit is #", Vec::new(), u32::MAX, 0),
+        after_an_op("# bytes follow the last of # ops", &[0, 0], 1, 0),
+        bytes("a run has # ops; it must have # to #", &[head(Run, 0)], 1),
+        bytes("a run has # ops; it must have # to #", &[head(Run, 2)], 1),
+        bytes("the history has no op # to move to", &[head(Move, 3)], 1),
         bytes(MISPLACED, &[head(Run, 1)], 1),
         after_an_op(MISPLACED, &[head(Patch, 1)], 2, 1),
         after_an_op(
-            "value # of an op that has #",
+            "value # does not exist in an op with # values",
             &[head(Move, 1), head(Patch, 2)],
             2,
             2,
@@ -69,25 +69,25 @@ fn breaches() -> Vec<Breach> {
         after_an_op("there is no template #", &[head(Known, 1)], 2, 1),
         bytes("there is no hole kind #", &[head(New, 1), 0, 1, 3], 4),
         bytes(
-            "a hole at byte # of a template of #",
+            "a hole is at byte # of a template of # bytes",
             &[head(New, 1), 11, 1, 8],
             4,
         ),
-        bytes("# bytes wanted, # left", &[], 0),
-        bytes("# bytes wanted, # left", &[head(New, 9), 1], 1),
-        bytes("a number beyond # bits", &beyond, 10),
-        bytes("a number beyond # bits", &too_wide_an_id, 13),
-        bytes("a number longer than # bytes", &wide, 10),
+        bytes("# bytes are needed, but # are left", &[], 0),
+        bytes("# bytes are needed, but # are left", &[head(New, 9), 1], 1),
+        bytes("a number has more than # bits", &beyond, 10),
+        bytes("a number has more than # bits", &too_wide_an_id, 13),
+        bytes("a number is longer than # bytes", &wide, 10),
         bytes("there is no record kind #", &[head(New, 0) + 1], 1),
         bytes("there is no scalar kind #", &[head(New, 0), 1, 1, 6], 4),
-        template("# bytes after the end of an op", &longer_than_it_is),
-        template("no op", &[99]),
-        template("no op", &[]),
+        template("# bytes follow the end of an op", &longer_than_it_is),
+        template("malformed op", &[99]),
+        template("malformed op", &[]),
         too_many_plain_bytes(),
     ]
 }
 
-const MISPLACED: &str = "the cursor is at no op that is remembered";
+const MISPLACED: &str = "the cursor is not at an op of the history";
 
 /// A few bytes that stand for very many: a run of large ops.
 fn too_many_plain_bytes() -> Breach {
@@ -100,7 +100,7 @@ fn too_many_plain_bytes() -> Breach {
     (TOO_LARGE, frame, 60_001, offset)
 }
 
-const TOO_LARGE: &str = "ops of more than # bytes in one frame";
+const TOO_LARGE: &str = "the ops of a frame have more than # bytes";
 
 /// Returns a rule without the details of one breach of it.
 fn rule(error: &CodecError) -> String {
@@ -133,16 +133,16 @@ fn an_error_names_the_offset_and_the_rule() {
 
 #[test]
 fn malformed_op_error_names_the_offset_in_the_op() {
-    let (_, frame, ..) = template("no op", &[0, 99]);
+    let (_, frame, ..) = template("malformed op", &[0, 99]);
     let error = OpDecoder::default().decode(&frame, 1).unwrap_err();
-    assert!(error.rule.ends_with(", at byte 2 of it"), "{error}");
+    assert!(error.rule.ends_with(", at byte 2 of the op"), "{error}");
 }
 
 #[test]
 fn wrong_op_count_error_names_the_offset() {
     let bytes = Pair::default().encode(&some_ops());
     let short = OpDecoder::default().decode(&bytes, 2).unwrap_err();
-    assert!(short.rule.contains("after the last of 2 ops"), "{short}");
+    assert!(short.rule.contains("follow the last of 2 ops"), "{short}");
     let long = OpDecoder::default().decode(&bytes, 4).unwrap_err();
     assert_eq!(long.offset, bytes.len());
 }

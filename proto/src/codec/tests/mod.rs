@@ -144,7 +144,7 @@ fn malformed_tensor_error_names_the_offset_and_the_rule() {
     let no_status = [5, 0, 9, 0];
     let cases: [(&[u8], usize, &str); 3] = [
         (&bytes[..3], 3, "end of buffer"),
-        (&longer, bytes.len(), "bytes after its end"),
+        (&longer, bytes.len(), "bytes follow the end of the value"),
         (&no_status, 3, ""),
     ];
     for (bytes, offset, rule) in cases {

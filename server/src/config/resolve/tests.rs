@@ -20,7 +20,7 @@ fn resolved(line: &str, file: &str) -> Result<Config, ConfigError> {
 fn resolved_in(environment: &Environment, line: &str, file: &str) -> Result<Config, ConfigError> {
     let args = line.split_whitespace().map(Into::into);
     let Parsed::Run(cli) = cli::parse(args)? else {
-        panic!("{line:?} asks for a text");
+        panic!("{line:?} returned a text, not a command");
     };
     let file = toml::from_str(file).expect("the test's file is right");
     resolve(cli.command, file, environment)
@@ -129,11 +129,11 @@ fn invalid_setting_error_is_one_line_that_names_it() {
     let cases = [
         (
             anywhere,
-            "--listen: 0.0.0.0:1 is open to the network, and a stock Burn program speaks ws://, which anyone on the way can read; listen on 127.0.0.1, or accept that with --allow-plaintext",
+            "--listen: other hosts can reach 0.0.0.0:1, and stock Burn programs connect over ws://, which is not encrypted; listen on 127.0.0.1, or accept plaintext with --allow-plaintext",
         ),
         (
             "tensord gateway --devices 0",
-            "--devices: 0 devices are nothing to lease; ask for at least 1",
+            "--devices: a lease needs at least 1 device",
         ),
         (
             "tensord status --url-file /nowhere",

@@ -22,7 +22,7 @@ impl Role {
     pub(super) fn source(self) -> &'static str {
         match self {
             Self::Admin => {
-                "that `tensord token` finds in the scheduler's state directory, or make one with `tensord token create --role admin`"
+                "from the scheduler's state directory, which `tensord token` reads there, or create one with `tensord token create --role admin`"
             }
             Self::Client => "of the `programs:` line that the scheduler prints",
             Self::Worker => "of the `workers:` line that the scheduler prints",
@@ -67,7 +67,7 @@ impl FromStr for Role {
             "program" => Ok(Self::Client),
             "worker" => Ok(Self::Worker),
             other => Err(format!(
-                "{other:?} is no role; it must be program, worker or admin"
+                "{other:?} is not a role; a role is program, worker or admin"
             )),
         }
     }

@@ -127,7 +127,7 @@ impl InvalidReason {
             Self::Revoked => "was revoked",
             Self::Expired => "has expired",
             Self::Rotated => "was replaced by a newer one",
-            Self::UsedUp => "has been used as often as it may be",
+            Self::UsedUp => "has reached its limit of uses",
         }
     }
 }
@@ -137,17 +137,17 @@ impl InvalidReason {
 pub(crate) enum TokenError {
     #[error("{what} is {text:?}; it must have 1 to 64 letters, digits and - _ .")]
     Text { what: &'static str, text: String },
-    #[error("there is or was a token {0:?} already; choose another name")]
+    #[error("the name {0:?} belongs to an earlier token; choose another name")]
     Taken(String),
-    #[error("there is no token {0:?}; `tensord token list` shows those there are")]
+    #[error("there is no token {0:?}; `tensord token list` shows all tokens")]
     Unknown(String),
-    #[error("the token {name:?} {}; make another one with `tensord token create`", reason.description())]
+    #[error("the token {name:?} {}; create another one with `tensord token create`", reason.description())]
     Ended { name: String, reason: InvalidReason },
-    #[error("--uses counts enrolments, and a {0} token enrols nothing; leave it out")]
+    #[error("--uses limits enrolments, and a {0} token cannot enrol workers; omit --uses")]
     Uses(Role),
-    #[error("{0:?} is the last admin token; make another one before you revoke it")]
+    #[error("{0:?} is the last admin token; create another one before you revoke it")]
     LastAdmin(String),
-    #[error("the pool has {MAX_TOKENS} tokens, which is the most it may have; revoke some")]
+    #[error("the pool has {MAX_TOKENS} tokens, which is the limit; revoke some")]
     Full,
 }
 
@@ -263,7 +263,7 @@ impl Tokens {
             revoked: None,
             secrets: vec![SecretHash::new(hash)],
         });
-        Ok(self.tokens.last().expect("it was just added"))
+        Ok(self.tokens.last().expect("the token was just added"))
     }
 
     /// Generates a name for a token from its role and a number.
@@ -499,7 +499,11 @@ mod tests {
         let ended = Some(TokenState::Ended(InvalidReason::Revoked));
         assert_eq!(state_at(&tokens, "1", 0), ended);
         let changed = tokens.adopt(new("a", Role::Client), hash("2"), NOW);
-        assert_eq!(changed, Ok(false), "a file does not bring it back");
+        assert_eq!(
+            changed,
+            Ok(false),
+            "a file does not restore a revoked token"
+        );
         assert_eq!(state_at(&tokens, "2", 0), None);
         let taken = tokens.create(new("a", Role::Client), hash("3"), NOW);
         assert_eq!(taken.unwrap_err(), TokenError::Taken("a".into()));
@@ -539,7 +543,10 @@ mod tests {
         tokens.count_use("w", NOW).unwrap();
         tokens.count_use("w", NOW).unwrap();
         let used_up = tokens.count_use("w", NOW).unwrap_err().to_string();
-        assert!(used_up.contains("as often as it may be"), "{used_up}");
+        assert!(
+            used_up.contains("has reached its limit of uses"),
+            "{used_up}"
+        );
         assert_eq!(
             state_at(&tokens, "w", 0),
             Some(TokenState::Closing(InvalidReason::UsedUp))
@@ -574,7 +581,11 @@ mod tests {
         assert!(one_more(&mut tokens).unwrap_err().contains("revoke some"));
         tokens.revoke("7", false, NOW).unwrap();
         one_more(&mut tokens).unwrap();
-        assert_eq!(state_at(&tokens, "7", 0), None, "it is forgotten");
+        assert_eq!(
+            state_at(&tokens, "7", 0),
+            None,
+            "the oldest revoked token is removed"
+        );
         for name in ["a b", "a\n", &"x".repeat(65)] {
             let mut empty = Tokens::default();
             let refused = empty.create(new(name, Role::Client), hash("1"), NOW);

@@ -55,14 +55,14 @@ impl Driver {
         let open = OpenStream::new(id, opened.peer, opened.outgoing, reader);
         if !self.clients.contains_key(&client) && self.clients.len() >= MAX_STREAMS {
             let words =
-                format!("{MAX_STREAMS} clients are attached, which is the most there may be");
+                format!("{MAX_STREAMS} clients are attached, which is the limit of the pool");
             self.holders.detach(client, Instant::now());
             return open.end(Some(&Error::new(ErrorCode::Limit, words)));
         }
         let convert::ClaimedLeases { claims, invalid } = held;
-        debug!(%client, leases = claims.len(), "attached");
+        debug!(%client, leases = claims.len(), "client attached");
         if let Some(replaced) = self.clients.insert(client, open) {
-            let words = "another stream of the same client took the place of this one";
+            let words = "a later stream of the same client replaced this one";
             replaced.end(Some(&Error::new(ErrorCode::Cancelled, words)));
         }
         let admitted = self.client_entry(audit::EntryKind::Admitted, client);
@@ -93,7 +93,7 @@ impl Driver {
                 }
             }
             Ok(message) => {
-                debug!(%client, "said {message:?}");
+                debug!(%client, "client sent {message:?}");
                 self.apply(event(client, id, message));
             }
             Err(error) => self.on_client_disconnected(client, id, Some(&error)),
@@ -124,10 +124,10 @@ impl Driver {
         let mut gone = self.client_entry(audit::EntryKind::Ended, client);
         match error {
             Some(error) => {
-                info!(%client, "cut off: {error}");
+                info!(%client, "client was cut off: {error}");
                 gone = gone.reason(error);
             }
-            None => debug!(%client, "detached"),
+            None => debug!(%client, "client detached"),
         }
         self.audit.record(gone);
         self.clients.remove(&client)?.end(error);
@@ -148,7 +148,7 @@ impl Driver {
             self.audit.record(gone.reason("its token was revoked"));
             self.holders.remove(client);
             if let Some(open) = self.clients.remove(&client) {
-                info!(%client, "cut off: its token {token} was revoked");
+                info!(%client, "client was cut off: its token {token} was revoked");
                 let words = format!("the token {token:?} was revoked");
                 open.end(Some(&Error::new(ErrorCode::Token, words)));
             }
@@ -160,7 +160,7 @@ impl Driver {
     /// some.
     fn lease_refusal(&self, client: ClientId) -> Option<Error> {
         if !self.granting {
-            let words = "the scheduler is shutting down and grants no more leases; ask again when it is back";
+            let words = "the scheduler is shutting down and grants no leases; try again when it has restarted";
             return Some(Error::new(ErrorCode::Draining, words));
         }
         self.access.check_may_open(self.holders.auth(client)?).err()

@@ -106,7 +106,7 @@ impl Holders {
 /// Returns the error for an attempt to attach as `client` with another credential.
 pub(in crate::scheduler) fn credential_mismatch(client: ClientId) -> Error {
     let words = format!(
-        "the credential is not that of client {client}; a client's id is made of its own credential"
+        "the credential does not belong to client {client}; a client's id is derived from its credential"
     );
     Error::new(ErrorCode::Token, words)
 }

@@ -91,7 +91,7 @@ impl Driver {
         let open = OpenStream::new(id, opened.peer, opened.outgoing, reader);
         let name = registration.endpoint.name.clone();
         if let Err(error) = self.may_join(worker, &name, &admitted) {
-            warn!(%worker, "worker {name} was turned away: {error}");
+            warn!(%worker, "worker {name} was refused: {error}");
             let (peer, role) = (open.peer, Role::Worker.name());
             self.audit.deny("worker refused", || {
                 let entry = Entry::new(audit::EntryKind::Denied).role(role);
@@ -120,7 +120,7 @@ impl Driver {
             out_of_service: out_of_service.clone(),
         };
         if let Some(replaced) = self.workers.insert(worker, member) {
-            let words = "another stream of the same worker took the place of this one";
+            let words = "a later stream of the same worker replaced this one";
             replaced
                 .open
                 .end(Some(&Error::new(ErrorCode::Cancelled, words)));
@@ -146,13 +146,13 @@ impl Driver {
         let mut others = self.workers.iter().filter(|(id, _)| **id != worker);
         if others.any(|(_, member)| member.name == name) {
             let words = format!(
-                "worker {name:?} is in the pool already, as another process with the same key; give this one another --name, or try again in some seconds if that process has just ended"
+                "another process with the same key is already in the pool as worker {name:?}; give this worker another --name, or try again in a few seconds if that process has just ended"
             );
             return Err(Error::new(ErrorCode::Enrolment, words));
         }
         if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_STREAMS {
             let words =
-                format!("{MAX_STREAMS} workers have joined, which is the most there may be");
+                format!("{MAX_STREAMS} workers have joined, which is the limit of the pool");
             return Err(Error::new(ErrorCode::Limit, words));
         }
         Ok(())
@@ -198,7 +198,7 @@ impl Driver {
                 WorkerEvent::Left
             }
             Some(Body::Register(_)) | None => {
-                let words = "a second registration, or an empty or unknown message";
+                let words = "the worker sent a second registration, or an empty or unknown message";
                 let error = Error::new(ErrorCode::Protocol, words);
                 return self.on_worker_disconnected(worker, id, Some(&error));
             }

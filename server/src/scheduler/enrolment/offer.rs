@@ -41,12 +41,12 @@ impl Offer {
         if offer.len() > MAX_KINDS {
             let kinds = offer.len();
             return Err(format!(
-                "{kinds} kinds of devices are more than {MAX_KINDS}"
+                "the worker has {kinds} kinds of devices; the limit is {MAX_KINDS}"
             ));
         }
         match offer.keys().find(|kind| kind.len() > MAX_KIND_BYTES) {
             Some(kind) => Err(format!(
-                "the kind {kind:?} is longer than {MAX_KIND_BYTES} bytes"
+                "the device kind {kind:?} is longer than {MAX_KIND_BYTES} bytes"
             )),
             None => Ok(Self(offer)),
         }
@@ -61,7 +61,7 @@ impl Offer {
             let is_within = most.count <= known.count && most.memory_bytes <= known.memory_bytes;
             (!is_within).then(|| {
                 let (offered, enrolled) = (most.describe(kind), known.describe(kind));
-                format!("it offers {offered} and has enrolled {enrolled}")
+                format!("it offers {offered} and is enrolled with {enrolled}")
             })
         })
     }
@@ -121,15 +121,15 @@ mod tests {
         for (beyond, expected) in [
             (
                 &[("cuda", 1), ("cuda", 1), ("cuda", 1)][..],
-                "it offers 3 cuda devices of 1 B at most and has enrolled 2 cuda devices of 8.0 GiB at most",
+                "it offers 3 cuda devices of 1 B at most and is enrolled with 2 cuda devices of 8.0 GiB at most",
             ),
             (
                 &[("flex", (1 << 30) + 1)],
-                "it offers 1 flex device of 1.0 GiB at most and has enrolled 1 flex device of 1.0 GiB at most",
+                "it offers 1 flex device of 1.0 GiB at most and is enrolled with 1 flex device of 1.0 GiB at most",
             ),
             (
                 &[("rocm", 1 << 30)],
-                "it offers 1 rocm device of 1.0 GiB at most and has enrolled no rocm device",
+                "it offers 1 rocm device of 1.0 GiB at most and is enrolled with no rocm device",
             ),
         ] {
             let excess = offer(beyond).excess_over(&enrolled);
@@ -147,7 +147,7 @@ mod tests {
         let kinds: Vec<_> = (0..9).map(|n| device(format!("kind{n}"))).collect();
         assert!(Offer::of(&kinds[..8]).is_ok());
         let many = Offer::of(&kinds).unwrap_err();
-        assert_eq!(many, "9 kinds of devices are more than 8");
+        assert_eq!(many, "the worker has 9 kinds of devices; the limit is 8");
         let long = Offer::of(&[device("x".repeat(33))]).unwrap_err();
         assert!(long.contains("longer than 32 bytes"), "{long}");
     }

@@ -86,7 +86,7 @@ pub(crate) enum EnrolError {
     Taken(String),
     /// The worker is enrolled under another name.
     #[error(
-        "this worker's key is enrolled under the name {known:?}, and it wants to join as {name:?}; give it that --name, or another --state"
+        "this worker's key is enrolled under the name {known:?}, and the worker registered as {name:?}; start it with --name {known}, or with another --state"
     )]
     Renamed {
         /// The name that the worker is enrolled under.
@@ -96,7 +96,7 @@ pub(crate) enum EnrolError {
     },
     /// The registry is full.
     #[error(
-        "{MAX_WORKERS} workers are enrolled, which is the most there may be; remove some with `tensord worker remove`"
+        "{MAX_WORKERS} workers are enrolled, which is the limit; remove some with `tensord worker remove`"
     )]
     Full,
 }

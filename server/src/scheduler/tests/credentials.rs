@@ -25,7 +25,10 @@ async fn client_id_is_bound_to_its_credential() {
     for tokens in [vec![], vec![lease.token.clone()]] {
         let error = attach_as(&rig, 1, tokens).await;
         assert_eq!(error.code(), ErrorCode::Token);
-        assert!(error.message.contains("not that of client"), "{error}");
+        assert!(
+            error.message.contains("does not belong to client"),
+            "{error}"
+        );
     }
     // The victim is still attached and holds its lease.
     victim.request(2, 1).await;
@@ -68,7 +71,7 @@ async fn a_hello_without_a_credential_is_refused() {
         let first_message = client_message::Body::Hello(hello);
         let (_, error) = error_of(rig.attach(&rig.client_token, first_message).await);
         assert_eq!(error.code(), ErrorCode::Protocol);
-        let expected = format!("a client's credential has {length} bytes, not 32");
+        let expected = format!("the client's credential has {length} bytes; it must have 32");
         assert_eq!(error.message, expected);
     }
 }

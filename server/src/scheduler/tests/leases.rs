@@ -89,7 +89,7 @@ async fn unsatisfiable_request_is_refused_with_reason() {
     assert_eq!(error.code(), ErrorCode::Unsatisfiable);
     assert_eq!(
         error.message,
-        "asked for 3 devices of any kind; the pool has 2 flex (1.0 GiB)"
+        "requested 3 devices of any kind; the pool has 2 flex (1.0 GiB)"
     );
     client.request(2, 0).await;
     assert_eq!(client.refused(2).await.code(), ErrorCode::Protocol);

@@ -27,8 +27,8 @@ async fn each_call_accepts_only_its_roles() {
     let hello = || client_hello(version::hello());
     let joining = || worker_message::Body::Register(register(1, 1));
     for (token, expected_text) in [
-        (&unknown, "not one of this pool"),
-        (&rig.worker_token, "this is the worker token"),
+        (&unknown, "this pool does not know the token"),
+        (&rig.worker_token, "the worker token was sent"),
     ] {
         for (code, error) in [
             error_of(rig.attach(token, hello()).await),
@@ -42,8 +42,8 @@ async fn each_call_accepts_only_its_roles() {
         }
     }
     for (token, expected_text) in [
-        (&unknown, "not one of this pool"),
-        (&rig.client_token, "this is the client token"),
+        (&unknown, "this pool does not know the token"),
+        (&rig.client_token, "the client token was sent"),
     ] {
         let (code, error) = error_of(rig.join(token, joining()).await);
         assert_eq!(
@@ -95,7 +95,7 @@ async fn a_stream_must_begin_with_its_hello() {
     let request = with_token(ReceiverStream::new(expected_text), &rig.client_token);
     let mut client = PoolClient::new(rig.channel().await);
     let (_, error) = error_of(with_timeout("answer", client.attach(request)).await);
-    assert_eq!(error.message, "there was no hello within 50ms");
+    assert_eq!(error.message, "the peer sent no first message within 50ms");
 }
 
 #[tokio::test]
@@ -113,7 +113,7 @@ async fn a_registration_is_checked() {
                 hello: None,
                 ..right()
             },
-            "the hello has no versions",
+            "the hello contains no protocol versions",
         ),
         (
             Register {
@@ -141,7 +141,7 @@ async fn a_registration_is_checked() {
                 certificate_sha256: vec![0; 31].into(),
                 ..right()
             },
-            "has 31 bytes, not 32",
+            "has 31 bytes; it must have 32",
         ),
         (
             Register {
@@ -150,7 +150,10 @@ async fn a_registration_is_checked() {
             },
             "a device's kind is",
         ),
-        (register(1, 257), "257 devices are more than 256"),
+        (
+            register(1, 257),
+            "the worker registered 257 devices; the limit is 256",
+        ),
     ];
     for (wrong, expected) in cases {
         let (code, error) = error_of(rig.register(wrong).await);
@@ -171,7 +174,7 @@ async fn protocol_violation_ends_only_the_violators_stream() {
     client.send(client_hello(version::hello())).await;
     assert_eq!(
         client.recv_stream_error().await.message,
-        "a second hello on one stream"
+        "the client sent a second hello on the same stream"
     );
 
     let mut client = rig.client(3).await;
@@ -221,7 +224,7 @@ async fn a_silent_worker_is_cut_off_and_its_lease_ends() {
     client.request(1, 1).await;
     let lease = client.granted().await;
     let (_, error) = error_of(worker.recv().await);
-    assert_eq!(error.message, "nothing was heard for 80ms");
+    assert_eq!(error.message, "the peer sent nothing for 80ms");
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);
     let id = worker_id(1);

@@ -188,15 +188,15 @@ async fn a_worker_is_known_by_its_certificate_alone() {
     };
     let other = Identity::self_signed().unwrap();
     for (shown, expected) in [
-        (None, "it shows no certificate".to_owned()),
+        (None, "it presented no certificate".to_owned()),
         (
             Some(other.fingerprint()),
-            format!("{}, which is another's", other.fingerprint()),
+            format!("{}, which is not the worker's", other.fingerprint()),
         ),
         // A third worker of the lease would show such a certificate.
         (
             Some(two.fingerprint()),
-            format!("{}, which is another's", two.fingerprint()),
+            format!("{}, which is not the worker's", two.fingerprint()),
         ),
     ] {
         let error = refused(shown);
@@ -206,7 +206,7 @@ async fn a_worker_is_known_by_its_certificate_alone() {
     assert!(accept(&second.cohort, &join(1), Some(one.fingerprint())).is_ok());
     let stranger = accept(&second.cohort, &join(7), Some(one.fingerprint()));
     let error = stranger.map(|_| ()).unwrap_err();
-    assert!(error.message.contains("not of the lease"), "{error}");
+    assert!(error.message.contains("not part of the lease"), "{error}");
 }
 
 /// The first frame after the greeting is an arrival of a rank that does not exist. Ignoring
@@ -244,11 +244,17 @@ async fn a_frame_that_breaks_a_rule_ends_the_link_and_the_group() {
     link.sender.send(&frame).await.unwrap();
     let reason = first.failed().await;
     assert!(reason.contains("worker w2 at 127.0.0.1:"), "{reason}");
-    assert!(reason.contains("broke a rule between workers"), "{reason}");
-    assert!(reason.contains("announces rank 9 of 2"), "{reason}");
+    assert!(
+        reason.contains("broke the protocol between workers"),
+        "{reason}"
+    );
+    assert!(reason.contains("announced rank 9 of 2"), "{reason}");
     // Later calls fail at once with the same message, and the link is not dialled again.
     first.call(0, 2, 4);
     assert_eq!(first.failed().await, reason);
     let again = timeout(2 * LAST_RETRY, listener.accept()).await;
-    assert!(again.is_err(), "it dialled a worker that broke a rule");
+    assert!(
+        again.is_err(),
+        "it dialled a worker that broke the protocol"
+    );
 }

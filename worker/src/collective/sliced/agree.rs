@@ -42,7 +42,7 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
         let other = at + 1;
         let (one, two) = (&ranks[0].description, &ranks[other].description);
         return mismatch(format!(
-            "rank 0 ({one}) brings {}, rank {other} ({two}) {}",
+            "rank 0 ({one}) contributes {}, but rank {other} ({two}) contributes {}",
             kind(first),
             kind(rest[at])
         ));
@@ -50,7 +50,7 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
     let Some(element) = Element::of(first.dtype) else {
         let count = ranks.len();
         return mismatch(format!(
-            "an all-reduce takes f64, f32, f16 or bf16, and ranks 0 to {} bring {}",
+            "an all-reduce supports f64, f32, f16 and bf16, but ranks 0 to {} contribute {}",
             count - 1,
             kind(first)
         ));

@@ -41,9 +41,9 @@ pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
     let first = lists.into_iter().find(|(list, _)| !list.is_empty());
     let Some((list, pin)) = first else {
         let none = match kind {
-            "vulkan" => "no Vulkan driver tells of a device; `vulkaninfo --summary` says more",
-            "metal" => "Metal is there on Apple's systems only",
-            _ => "no driver for Metal, Vulkan, DirectX 12 or OpenGL tells of a device",
+            "vulkan" => "no Vulkan driver lists a device; run `vulkaninfo --summary` for details",
+            "metal" => "Metal exists only on Apple's systems",
+            _ => "no driver for Metal, Vulkan, DirectX 12 or OpenGL lists a device",
         };
         return Err(none.into());
     };
@@ -103,8 +103,8 @@ fn trouble(info: &AdapterInfo) -> Option<String> {
     let as_spirv = cfg!(feature = "vulkan") && info.backend == Backend::Vulkan;
     (is_mesa_cpu && as_spirv).then(|| {
         format!(
-            "its driver, {}, is known to crash on SPIR-V kernels, which the feature `vulkan` makes; \
-             a build with `--features webgpu` instead gives it WGSL, which works",
+            "its driver, {}, is known to crash on SPIR-V kernels, which the feature `vulkan` \
+             generates; use a build with `--features webgpu`, which generates WGSL",
             driver(info)
         )
     })

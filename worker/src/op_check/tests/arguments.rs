@@ -61,13 +61,13 @@ fn products_of_matrices() {
     accepted(&linear(float([0, 3]), float([3, 5]), float([0, 5])));
     says(
         matmul([2, 3], [3, 4], [2, 5]),
-        "it makes [2, 4], declared is [2, 5]",
+        "the op makes [2, 4], but declares [2, 5]",
     );
     // Batches of size 1 broadcast to the other side's dims.
     accepted(&matmul([1, 2, 3], [5, 3, 4], [5, 2, 4]));
     says(
         matmul([1, 2, 3], [5, 3, 4], [1, 2, 4]),
-        "it makes [5, 2, 4]",
+        "the op makes [5, 2, 4]",
     );
 }
 
@@ -82,10 +82,10 @@ fn repeat(times: usize, dims: [usize; 1], out: [usize; 1]) -> OperationIr {
 
 #[test]
 fn repeats() {
-    says(repeat(1 << 44, [4], [4]), "declared is [4]");
+    says(repeat(1 << 44, [4], [4]), "declares [4]");
     says(repeat(usize::MAX, [4], [4]), "cannot be addressed");
     // Repeating nothing this often would take practically forever.
-    says(repeat(1 << 44, [0], [0]), "beyond any device");
+    says(repeat(1 << 44, [0], [0]), "too large for any device");
     accepted(&repeat(0, [4], [0]));
     accepted(&repeat(1000, [0], [0]));
 }
@@ -100,7 +100,7 @@ fn axes() {
             axes: axes.to_vec(),
         }))
     };
-    says(flip(&[0, 0]), "axis 0 comes twice");
+    says(flip(&[0, 0]), "axis 0 is given twice");
     says(flip(&[2]), "axis 2 of a tensor of 2 dims");
     let permute = |axes: &[usize]| {
         base(BaseOperationIr::Permute(PermuteOpIr {
@@ -109,8 +109,8 @@ fn axes() {
             axes: axes.to_vec(),
         }))
     };
-    says(permute(&[1, 1]), "axis 1 comes twice");
-    says(permute(&[0]), "1 axes to permute");
+    says(permute(&[1, 1]), "axis 1 is given twice");
+    says(permute(&[0]), "1 axes are given");
     says(permute(&[0, usize::MAX]), "of a tensor of 2 dims");
     let swap = SwapDimsOpIr {
         input: t(),
@@ -142,7 +142,10 @@ fn axes() {
     says(OperationIr::Activation(softmax), "axis 2");
     let top = TopKWithIndicesOpIr::create(t(), 1, 4, DType::I64, id);
     let top = NumericOperationIr::TopKWithIndices(top);
-    says(numeric(top), "the first 4 of an axis of 3");
+    says(
+        numeric(top),
+        "the first 4 elements were requested of an axis of 3",
+    );
 }
 
 fn slice(slice: Slice, out: usize) -> OperationIr {
@@ -158,11 +161,11 @@ fn slices() {
     says(slice(raw_slice(0, None, 0), 5), "a step of 0");
     says(
         slice(raw_slice(0, None, isize::MAX), 1),
-        "a slice with a step",
+        "a slice cannot have a step",
     );
     says(
         slice(raw_slice(0, None, isize::MIN), 1),
-        "a slice with a step",
+        "a slice cannot have a step",
     );
     says(slice(raw_slice(0, Some(9), 1), 9), "takes 5");
     says(slice(raw_slice(3, Some(1), 1), 2), "takes 0");
@@ -184,10 +187,10 @@ fn slices() {
             step,
         }))
     };
-    says(unfold(0, 1, float([6, 0])), "windows of 0");
-    says(unfold(2, 0, float([4, 2])), "every 0");
+    says(unfold(0, 1, float([6, 0])), "a window size of 0");
+    says(unfold(2, 0, float([4, 2])), "a step of 0");
     says(unfold(2, usize::MAX, float([1, 2])), "cannot be addressed");
-    says(unfold(9, 1, float([1, 9])), "it makes [0, 9]");
+    says(unfold(9, 1, float([1, 9])), "the op makes [0, 9]");
 }
 
 /// A slice with any fields, as a frame may have.
@@ -212,7 +215,7 @@ fn indices() {
     };
     says(
         gather(int([3, 3]), 1),
-        "indices [3, 3] along axis 1 of [2, 3]",
+        "indices [3, 3] do not fit axis 1 of [2, 3]",
     );
     says(gather(int([2]), 0), "indices [2]");
     says(gather(int([2, 3]), 2), "axis 2");
@@ -228,7 +231,7 @@ fn indices() {
     let assign = SelectAssignOpIr::create(t(), 0, int([4]), float([3, 3]), add, id);
     says(
         base(BaseOperationIr::SelectAssign(assign)),
-        "it makes [4, 3]",
+        "the op makes [4, 3]",
     );
     let nd = |indices: TensorIr| {
         base(BaseOperationIr::GatherNd(GatherNdOpIr {
@@ -260,7 +263,7 @@ fn shapes_and_dtypes_of_both_sides() {
         numeric(NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out }))
     };
     says(add(float([2, 3]), float([2, 2])), "do not broadcast");
-    says(add(float([2, 3]), float([3])), "as many dims");
+    says(add(float([2, 3]), float([3])), "the same number of dims");
     says(add(float([3]), typed([3], DType::F64)), "must be the same");
     says(add(int([3]), int([3])), "must be Float");
     let relu = BinaryOpIr {
@@ -279,7 +282,7 @@ fn shapes_and_dtypes_of_both_sides() {
         input: float([6]),
         out: made(float([5])),
     };
-    says(base(BaseOperationIr::Reshape(reshape)), "another number");
+    says(base(BaseOperationIr::Reshape(reshape)), "different numbers");
     let expand = ShapeOpIr {
         input: float([3]),
         out: made(float([2, 4])),
@@ -290,16 +293,22 @@ fn shapes_and_dtypes_of_both_sides() {
         dim: 1,
         out: made(float([2, 6])),
     };
-    says(base(BaseOperationIr::Cat(cat)), "differ beside axis 1");
+    says(
+        base(BaseOperationIr::Cat(cat)),
+        "differ in an axis other than 1",
+    );
     let none = CatOpIr {
         tensors: Vec::new(),
         dim: 0,
         out: made(float([0])),
     };
-    says(base(BaseOperationIr::Cat(none)), "nothing to concatenate");
+    says(
+        base(BaseOperationIr::Cat(none)),
+        "a concatenation of no tensors",
+    );
     let cross = CrossOpIr::create(float([2]), float([2]), 0, id);
     let cross = FloatOperationIr::Cross(cross);
-    says(OperationIr::Float(DType::F32, cross), "which must be 3");
+    says(OperationIr::Float(DType::F32, cross), "needs 3 elements");
 }
 
 #[test]
@@ -316,7 +325,7 @@ fn distributions() {
         Distribution::Normal(0.0, -1.0),
         Distribution::Normal(f64::NAN, 1.0),
     ] {
-        says(random(bad), "is no distribution");
+        says(random(bad), "is not a valid distribution");
     }
 }
 
@@ -345,11 +354,11 @@ fn convolutions() {
     // Flex multiplies through unchecked pointers, as many as the weight has channels.
     says(
         conv(x(), float([3, 200, 3, 3]), options(), out()),
-        "for an input [1, 2, 5, 5]",
+        "does not fit an input [1, 2, 5, 5]",
     );
     says(
         conv(x(), float([3, 2, 7, 3]), options(), out()),
-        "a kernel over 7 of an axis of 5",
+        "a kernel that spans 7 does not fit an axis of 5",
     );
     says(
         conv(x(), float([3, 2, 0, 3]), options(), out()),
@@ -369,7 +378,7 @@ fn convolutions() {
         bad(|o| o.padding[0] = (usize::MAX, 1)),
         "cannot be addressed",
     );
-    says(bad(|o| o.padding[0].1 = 1), "it makes [1, 3, 4, 3]");
+    says(bad(|o| o.padding[0].1 = 1), "the op makes [1, 3, 4, 3]");
     // Computing the gradient of a kernel that slides far over padding takes much memory.
     let grad = Conv2dWeightBackwardOpIr {
         x: x(),
@@ -406,7 +415,7 @@ fn transposed_convolutions() {
     accepted(&op(1, 1, 2, float([1, 6, 10])));
     says(
         op(9, 0, 1, float([1, 3, 1])),
-        "a padding of 9 of an axis of 11",
+        "a padding of 9 is too large for an axis of 11",
     );
     says(
         op(usize::MAX, 0, 1, float([1, 3, 1])),
@@ -436,7 +445,7 @@ fn pools() {
     says(pool(2, 0, 0, float([1, 2, 5])), "a stride of 0");
     says(
         pool(6, 1, 0, float([1, 2, 0])),
-        "a window of 6 of an axis of 5",
+        "a window of 6 does not fit an axis of 5",
     );
     says(
         pool(2, 1, usize::MAX / 2, float([1, 2, 5])),

@@ -168,11 +168,14 @@ impl Dataflow {
             Some(Slot::Live { .. }) => {}
             Some(Slot::Poisoned(fault)) => return Err(Refusal::Inherited(fault.clone())),
             Some(Slot::Pending { .. }) => {
-                let reason = format!("the value of tensor {} is on its way", source.value());
+                let reason = format!("the value of tensor {} is pending", source.value());
                 return Err(Refusal::New(FaultKind::Mismatch, reason));
             }
             None => {
-                let reason = format!("tensor {} was never made or was dropped", source.value());
+                let reason = format!(
+                    "tensor {} was never created or has been dropped",
+                    source.value()
+                );
                 return Err(Refusal::New(FaultKind::UnknownTensor, reason));
             }
         }
@@ -183,7 +186,7 @@ impl Dataflow {
             holding,
         }) = self.tensors.get_mut(&source)
         else {
-            unreachable!("it was looked at");
+            unreachable!("the slot is live");
         };
         let (shape, dtype) = (shape.clone(), *dtype);
         let storage_id = storage_id(source, &shape, dtype, holding, look);

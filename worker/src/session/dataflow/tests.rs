@@ -94,7 +94,7 @@ fn an_op_over_the_capacity_is_refused_with_both_numbers() {
     let refusal = flow.begin(&op).unwrap_err();
     assert_eq!(
         refusal,
-        Refusal::New(FaultKind::OutOfMemory, "1.0 KiB asked, 8 B free".into())
+        Refusal::New(FaultKind::OutOfMemory, "1.0 KiB requested, 8 B free".into())
     );
     flow.poison(&op, &fault("full"));
     assert_eq!(device.live_bytes(), 2 * TENSOR + poisoned("full"));

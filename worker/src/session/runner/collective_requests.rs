@@ -185,7 +185,7 @@ impl Runner {
             None => {
                 let here = lease_members.describe(*lease_rank);
                 Err(format!(
-                    "the tensor is on {here}, which is not of the group"
+                    "the tensor is on {here}, which is not in the group"
                 ))
             }
         }
@@ -300,7 +300,7 @@ impl Runner {
                 return self.refuse(op, Refusal::New(FaultKind::Mismatch, reason));
             }
             None => {
-                let reason = "two all-reduces make one tensor".into();
+                let reason = "two all-reduces declare the same output".into();
                 return self.refuse(op, Refusal::New(FaultKind::Mismatch, reason));
             }
         };
@@ -335,7 +335,7 @@ impl Runner {
         let about = self
             .awaited
             .remove(&ticket)
-            .expect("it was just there")
+            .expect("the entry was just found")
             .about;
         // `None` if the tensor was dropped meanwhile.
         if let Some((shape, dtype)) = self.flow.expected(id, ticket) {
@@ -375,7 +375,9 @@ impl Runner {
         if (&shape, dtype) != (&out.shape, out.dtype) {
             let (is, wanted) = (dtype.name(), out.dtype.name());
             let wanted = format!("{} of {wanted}", out.shape);
-            return Err(mismatch(format!("{shape} of {is} came for {wanted}")));
+            return Err(mismatch(format!(
+                "the value is {shape} of {is}, but the op declares {wanted}"
+            )));
         }
         // Not written to: Burn copies shared bytes before it changes them.
         let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);

@@ -181,7 +181,7 @@ impl Runner {
             }
             Plan::Other(_) => {
                 let Some((Plan::Other(work), credit)) = self.plans.pop_front() else {
-                    unreachable!("it was just there");
+                    unreachable!("the entry was just found");
                 };
                 self.planned_ops -= 1;
                 let is_op = matches!(

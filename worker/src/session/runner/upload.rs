@@ -20,8 +20,10 @@ use crate::{memory::SessionMemory, op_check};
 impl Runner {
     /// Executes an upload, or begins to wait for its payload.
     pub(super) fn init(&mut self, out: TensorIr) -> Result<Step, CodecError> {
-        let size = tensor_bytes(&out.shape, out.dtype)
-            .ok_or_else(|| self.uploads.error("an upload beyond what can be addressed"))?;
+        let size = tensor_bytes(&out.shape, out.dtype).ok_or_else(|| {
+            self.uploads
+                .error("the upload is too large to be addressed")
+        })?;
         let source = match self.uploads.next(size)? {
             Next::Here(source) => source,
             Next::Payload(keep) => {
@@ -36,7 +38,10 @@ impl Runner {
 
     /// Executes the upload for which [`step`](Self::step) needs a payload.
     pub(crate) fn payload(&mut self, payload: Payload) -> Result<Step, CodecError> {
-        let (out, keep) = self.awaiting.take().expect("it is given when asked for");
+        let (out, keep) = self
+            .awaiting
+            .take()
+            .expect("a payload is passed only to an upload that awaits it");
         // Kept even if the device has no room for the tensor: the client relies on the
         // slot.
         let source = self.uploads.keep(payload.bytes, keep)?;

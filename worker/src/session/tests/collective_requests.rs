@@ -261,7 +261,10 @@ fn a_result_that_is_dropped_before_it_comes_leaves_nothing() {
     let [(1, Err(reason))] = &bench.values()[..] else {
         panic!("{:?}", bench.values());
     };
-    assert!(reason.contains("never made or was dropped"), "{reason}");
+    assert!(
+        reason.contains("never created or has been dropped"),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -282,8 +285,8 @@ fn a_group_that_makes_no_sense_is_a_fault_of_its_op_alone() {
     let values = bench.values();
     let wrong = [
         "ranks 1 and 2 of the group are both device 1 of worker bench",
-        "the tensor is on device 0 of worker bench, which is not of the group",
-        "the group has a device 9, and the lease has 2",
+        "the tensor is on device 0 of worker bench, which is not in the group",
+        "the group includes device 9 of the lease, which has 2 devices",
     ];
     for ((_, value), words) in values.iter().zip(wrong) {
         let reason = value.as_ref().unwrap_err();
@@ -304,9 +307,9 @@ fn a_rank_without_a_value_tells_the_others_why() {
     let [(1, Err(reason))] = &other.heard()[..] else {
         panic!("it has no value");
     };
-    assert!(reason.contains("tensor 1 was never made"), "{reason}");
+    assert!(reason.contains("tensor 1 was never created"), "{reason}");
     let reason = bench.values()[0].1.clone().unwrap_err();
-    assert!(reason.contains("tensor 1 was never made"), "{reason}");
+    assert!(reason.contains("tensor 1 was never created"), "{reason}");
 }
 
 #[test]
@@ -321,7 +324,7 @@ fn a_session_that_ends_lets_nobody_wait() {
     let [(1, Err(reason))] = &other.heard()[..] else {
         panic!("nobody brings the other part");
     };
-    let words = "the session of rank 0 (device 0 of worker bench) is over";
+    let words = "the session of rank 0 (device 0 of worker bench) has ended";
     assert!(reason.contains(words), "{reason}");
     assert_eq!(bench.memory.live_bytes(), 0);
 }

@@ -87,7 +87,7 @@ impl Rank {
     pub(super) fn end(&self) -> Result<()> {
         self.done
             .recv_timeout(DEADLINE)
-            .context("a rank is stuck")?
+            .context("a rank did not answer in time")?
     }
 }
 

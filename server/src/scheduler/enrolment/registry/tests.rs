@@ -51,10 +51,9 @@ fn enrolment_status_depends_on_name_key_and_devices() {
         known: "a".into(),
         name: "b".into(),
     });
-    let more =
-        "it offers 3 flex devices of 8 B at most and has enrolled 2 flex devices of 8 B at most";
+    let more = "it offers 3 flex devices of 8 B at most and is enrolled with 2 flex devices of 8 B at most";
     let larger =
-        "it offers 1 flex device of 9 B at most and has enrolled 2 flex devices of 8 B at most";
+        "it offers 1 flex device of 9 B at most and is enrolled with 2 flex devices of 8 B at most";
     let table = [
         (joining("a", 1, 2, 8), enrolled.clone()),
         (joining("a", 1, 1, 4), enrolled.clone()),
@@ -89,7 +88,7 @@ fn errors_say_what_to_do_in_one_line() {
     );
     assert_eq!(
         error(joining("b", 1, 1, 1)),
-        "this worker's key is enrolled under the name \"a\", and it wants to join as \"b\"; give it that --name, or another --state"
+        "this worker's key is enrolled under the name \"a\", and the worker registered as \"b\"; start it with --name a, or with another --state"
     );
 }
 
