@@ -15,6 +15,7 @@
 
 mod admission;
 mod allowance;
+pub mod channel;
 mod connection;
 pub mod control;
 pub mod dial;

@@ -297,7 +297,8 @@ mod tests {
                 prop_assert!(wire.pushed.starts_with(&wire.delivered));
             }
             // Without further cuts the rest arrives, and the outbox becomes empty.
-            for _ in 0..2 * wire.pushed.len() + 2 {
+            let in_flight = wire.forward.len() + wire.back.len();
+            for _ in 0..2 * wire.pushed.len() + in_flight + 2 {
                 wire.run(Step::Send);
                 wire.run(Step::Deliver);
                 wire.run(Step::TellChanges);

@@ -2,26 +2,28 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tensord_proto::v1::{Error, ErrorCode, Rejected, frame::Body};
-use tensord_transport::{Link, LinkReceiver, LinkSender, duplex, tls::Fingerprint};
-use tokio::time::{sleep, timeout};
+use tensord_transport::{
+    Link, LinkReceiver,
+    channel::{Broken, Connection, Endpoint, FrameParts, Look, Next, Timing, pump},
+    duplex,
+    tls::Fingerprint,
+};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 use tracing::{debug, warn};
 
 use crate::{
     collective,
     registry::{Attached, Registry},
-    session::{NextFrames, Session, Track},
+    session::{Session, Track},
 };
 
 /// How long a client may take to send its first frame.
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
-
-/// A connection on which nothing is received for this long counts as lost; clients send a
-/// beat every second.
-const SILENCE: Duration = Duration::from_secs(4);
-
-/// How long an idle writer waits before it sends a beat.
-const BEAT: Duration = Duration::from_secs(1);
 
 /// How long a client that broke the protocol stays connected, to receive the error.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -32,9 +34,6 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Interval of the check whether the session has ended.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// How long an acknowledgement or credit may wait for a frame to carry it.
-const ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Serves one connection until it ends.
 pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
@@ -80,11 +79,23 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
     debug!(%peer, session = %session.id, "client connected track {track:?} over {carrier}");
     let greeted = sender.send(&[duplex::encode(Body::Opened(opened))]).await;
     let ended = match greeted {
-        Ok(()) => tokio::select! {
-            ended = read(&session, track, connection, receiver) => ended,
-            ended = write(&session, track, connection, sender) => ended,
-            ended = outlive(&session) => ended,
-        },
+        Ok(()) => {
+            let link = Link {
+                sender,
+                receiver,
+                carrier,
+                peer,
+                certificate,
+            };
+            let end = TrackEnd {
+                session: &session,
+                track,
+            };
+            tokio::select! {
+                ended = pump(&end, connection, link, Timing::DEFAULT) => ended.to_string(),
+                ended = outlive(&session) => ended,
+            }
+        }
         Err(e) => e.to_string(),
     };
     session.detach(track, connection);
@@ -131,62 +142,45 @@ async fn handshake(
     }
 }
 
-async fn read(
-    session: &Arc<Session>,
+/// The session's end of a track.
+struct TrackEnd<'a> {
+    session: &'a Arc<Session>,
     track: Track,
-    connection: u64,
-    mut receiver: LinkReceiver,
-) -> String {
-    loop {
-        let frame = match timeout(SILENCE, receiver.recv()).await {
-            Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return "the client closed the connection".into(),
-            Ok(Err(e)) => return e.to_string(),
-            Err(_) => return format!("the client sent nothing for {SILENCE:?}"),
-        };
-        match session.receive(track, connection, frame) {
-            Ok(true) => {}
-            Ok(false) => return "a later connection replaced this one".into(),
-            // The next connection retransmits the lost frames.
-            Err(e) if e.is_loss() => return e.to_string(),
+}
+
+impl Endpoint for TrackEnd<'_> {
+    /// The rule that the client broke.
+    type Reason = String;
+    type Row = ();
+
+    fn on_frame(
+        &self,
+        connection: Connection,
+        frame: Bytes,
+        _: &mut (),
+    ) -> Result<(), Broken<String>> {
+        match self.session.receive(self.track, connection, frame) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Broken::Replaced),
+            Err(e) if e.is_loss() => Err(Broken::Loss(e.to_string())),
             Err(e) => {
-                warn!(session = %session.id, "the client broke the protocol: {e}");
-                session.end(Error::new(ErrorCode::Protocol, e.to_string()));
-                // Leaves the writer time to send the error.
-                tokio::time::sleep(GOODBYE).await;
-                return e.to_string();
+                warn!(session = %self.session.id, "the client broke the protocol: {e}");
+                let error = Error::new(ErrorCode::Protocol, e.to_string());
+                self.session.end(error);
+                Err(Broken::Over(e.to_string(), GOODBYE))
             }
         }
     }
-}
 
-async fn write(
-    session: &Arc<Session>,
-    track: Track,
-    connection: u64,
-    mut sender: LinkSender,
-) -> String {
-    loop {
-        let wait = match session.next_to_send(track, connection) {
-            NextFrames::Frames(frames) => {
-                if let Err(e) = sender.send_all(&frames).await {
-                    return e.to_string();
-                }
-                continue;
-            }
-            NextFrames::Done => {
-                sender.finish().await;
-                return "the session ended".into();
-            }
-            NextFrames::Replaced => return "a later connection replaced this one".into(),
-            NextFrames::PendingAck => ACK_DELAY,
-            NextFrames::Nothing => BEAT,
-        };
-        if timeout(wait, session.writer_woken(track)).await.is_err()
-            && let Some(beat) = session.beat(track, connection)
-            && let Err(e) = sender.send(&beat).await
-        {
-            return e.to_string();
-        }
+    fn next(&self, connection: Connection, _: Look) -> Next {
+        self.session.next_to_send(self.track, connection)
+    }
+
+    fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts> {
+        self.session.ping(self.track, connection, must)
+    }
+
+    fn wake(&self) -> &Notify {
+        self.session.writer_wake(self.track)
     }
 }

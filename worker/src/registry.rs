@@ -15,7 +15,7 @@ use tensord_proto::{
     v1::{self, DeviceGrant, Error, ErrorCode, Join, LeaseClaims, Open, Opened},
     version,
 };
-use tensord_transport::{tls::Fingerprint, token};
+use tensord_transport::{channel::Connection, tls::Fingerprint, token};
 use tokio::{runtime::Handle, sync::Notify};
 use tracing::info;
 
@@ -63,7 +63,7 @@ pub(crate) struct Registry {
 pub(crate) struct Attached {
     pub(crate) session: Arc<Session>,
     pub(crate) track: Track,
-    pub(crate) connection: u64,
+    pub(crate) connection: Connection,
     pub(crate) opened: Opened,
 }
 
@@ -130,22 +130,21 @@ impl Registry {
             (false, false) => (Track::Ops, self.open(id, claim, claims, open)?),
         };
         let resumed = session.attach(track, open.received);
-        let (connection, received, credit_bytes) =
-            resumed.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
+        let resumed = resumed.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
         let device_slot = &self.device_slots[open.device_index as usize];
         let encoded = device_slot.profile.encode();
         let opened = Opened {
             hello: Some(ours),
             protocol,
-            received,
-            credit_bytes,
+            received: resumed.received,
+            credit_bytes: resumed.credit_bytes,
             settings: Some(v1::DeviceSettings { encoded }),
             kept_bytes: device_slot.device_context.kept_bytes,
         };
         Ok(Attached {
             session,
             track,
-            connection,
+            connection: resumed.connection,
             opened,
         })
     }

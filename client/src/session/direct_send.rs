@@ -11,9 +11,12 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
-use tensord_transport::LinkSender;
+use tensord_transport::{
+    LinkSender,
+    channel::{Look, Next},
+};
 
-use super::{DriverWait, Session, State, Track, wire::NextFrames};
+use super::{DriverWait, Session, State, Track};
 
 /// How often a borrower looks for frames to send: once for its own request and the ops
 /// before it, and a few times more for what other threads recorded meanwhile.
@@ -48,8 +51,8 @@ impl Session {
         for pass in 0..MAX_PASSES {
             // Ops that other threads have recorded meanwhile are not urgent.
             let patient = pass > 0;
-            match self.next_to_send(Track::Ops, patient, rested) {
-                NextFrames::Frames(frames) => {
+            match self.next_to_send(Track::Ops, Look { patient, rested }) {
+                Next::Frames(frames) => {
                     self.count_up(&frames);
                     // After an error the driver gets the same error.
                     if !matches!(sender.send_now(&frames), Ok(true)) {
@@ -57,10 +60,10 @@ impl Session {
                     }
                 }
                 // The driver's waiting state was set again.
-                NextFrames::Nothing => return true,
+                Next::Nothing => return true,
                 // The driver sends an ack by itself, unless it waits without a timeout.
-                NextFrames::PendingAck => return !rested,
-                NextFrames::Few(_) | NextFrames::Goodbye => return false,
+                Next::PendingAck => return !rested,
+                Next::Later(_) | Next::Linger(_) | Next::Done | Next::Replaced => return false,
             }
         }
         false

@@ -24,6 +24,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
@@ -34,7 +35,7 @@ use tensord_proto::{
     ids::SessionId,
     v1::{Alias, Close, Fault, Offer, Poison, Reads, Seed, Sync, Take, frame::Body},
 };
-use tensord_transport::{LinkSender, duplex::Duplex};
+use tensord_transport::{LinkSender, channel::Channel};
 use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::driver::{SessionTarget, drive};
@@ -103,8 +104,8 @@ pub(crate) struct Session {
 }
 
 struct State {
-    duplex: Duplex,
-    bulk: Duplex,
+    channel: Channel,
+    bulk: Channel,
     /// Recorded items that are not encoded yet.
     op_buffer: OpBuffer,
     /// Whether `op_buffer` has an item that must not wait for more ops.
@@ -130,7 +131,7 @@ enum DriverWait {
     /// It does not wait, and will look at the state by itself.
     #[default]
     No,
-    /// A frame to send. After [`driver`]'s `ACK_DELAY` it checks for acks by itself.
+    /// A frame to send. After `ack_delay` of the channel's timing it checks for acks by itself.
     ForFrames,
     /// A frame or an ack to send.
     ForFramesOrAcks,
@@ -158,13 +159,14 @@ impl SessionEnd {
 
 impl Session {
     pub(crate) fn new(id: SessionId, cohort_member: CohortMember) -> Arc<Self> {
+        // The worker grants credit when it opens the session.
+        let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, Instant::now());
         Arc::new(Self {
             id,
             cohort_member,
             state: Mutex::new(State {
-                // The worker grants credit when it opens the session.
-                duplex: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
-                bulk: Duplex::new(OUTBOX_BYTES, 0, WINDOW_BYTES),
+                channel: channel(),
+                bulk: channel(),
                 op_buffer: OpBuffer::default(),
                 urgent: false,
                 small_batches: 0,
@@ -451,9 +453,9 @@ impl State {
         self.next_request - 1
     }
 
-    fn track(&mut self, track: Track) -> &mut Duplex {
+    fn track(&mut self, track: Track) -> &mut Channel {
         match track {
-            Track::Ops => &mut self.duplex,
+            Track::Ops => &mut self.channel,
             Track::Bulk => &mut self.bulk,
         }
     }
@@ -467,7 +469,7 @@ impl State {
     /// Returns whether the program must wait before it records more.
     fn is_full(&self) -> bool {
         self.op_buffer.len() >= MAX_RECORDED_ITEMS
-            || self.duplex.outbox().is_full()
+            || self.channel.outbox().is_full()
             || self.bulk.outbox().is_full()
     }
 

@@ -11,14 +11,19 @@ use tensord_proto::{
     v1::{TensorValue, Value, Values, tensor_value, value},
 };
 
-use tensord_transport::{Dialer, Identity, Link, Listener, TransportChoice, tls::Trust};
+use tensord_transport::{
+    Dialer, Identity, Link, Listener, TransportChoice,
+    channel::{Look, Next},
+    duplex::Duplex,
+    tls::Trust,
+};
 
-use super::{direct_send::LentSender, wire::NextFrames, *};
+use super::{direct_send::LentSender, *};
 
 /// A session whose worker lets it send all, and that worker's end.
 fn pair() -> (Arc<Session>, Duplex) {
     let session = Session::new(SessionId(7), CohortMember::default());
-    session.lock().duplex.rewind(0, u64::MAX).unwrap();
+    session.lock().channel.attach(0, u64::MAX).unwrap();
     (session, Duplex::new(1 << 20, u64::MAX, 1 << 30))
 }
 
@@ -43,17 +48,18 @@ fn record(session: &Session, count: usize) {
 
 /// What the driver finds, in a word, and what it sends to `worker`.
 fn poll_driver(session: &Session, worker: &mut Duplex, patient: bool, rested: bool) -> String {
-    match session.next_to_send(Track::Ops, patient, rested) {
-        NextFrames::Frames(frames) => {
+    match session.next_to_send(Track::Ops, Look { patient, rested }) {
+        Next::Frames(frames) => {
             for parts in &frames {
                 worker.receive(parts.concat().into()).unwrap();
             }
             format!("{} frames", frames.len())
         }
-        NextFrames::Few(before) => format!("few after {before}"),
-        NextFrames::PendingAck => "pending ack".into(),
-        NextFrames::Nothing => "nothing".into(),
-        NextFrames::Goodbye => "goodbye".into(),
+        Next::Later(time) => format!("later, in {time:?}"),
+        Next::PendingAck => "pending ack".into(),
+        Next::Nothing => "nothing".into(),
+        Next::Linger(_) => "linger".into(),
+        Next::Done | Next::Replaced => unreachable!("a client's session does not end so"),
     }
 }
 
@@ -75,7 +81,8 @@ fn answer(session: &Session, worker: &mut Duplex, request_id: u64) {
     }));
     let frame = worker.next_to_send().unwrap().concat().into();
     let mut deliveries = Vec::new();
-    let received = session.receive(Track::Ops, frame, &mut deliveries);
+    let connection = session.lock().channel.latest().unwrap();
+    let received = session.receive(Track::Ops, connection, frame, &mut deliveries);
     assert!(received.is_ok());
     deliveries
         .into_iter()
@@ -87,24 +94,24 @@ fn small_batches_back_off_until_an_urgent_item() {
     let (session, mut worker) = pair();
     let mut next = |patient| poll_driver(&session, &mut worker, patient, false);
     record(&session, 3);
-    assert_eq!(next(true), "few after 0");
+    assert_eq!(next(true), "later, in 1ms");
     record(&session, 3);
-    assert_eq!(next(true), "few after 0");
+    assert_eq!(next(true), "later, in 1ms");
     assert_eq!(next(false), "1 frames");
     assert_eq!(next(true), "nothing");
     record(&session, 1);
-    assert_eq!(next(true), "few after 1");
+    assert_eq!(next(true), "later, in 2ms");
     record(&session, EAGER_OPS - 1);
     assert_eq!(next(true), "1 frames");
     record(&session, 1);
-    assert_eq!(next(true), "few after 1");
+    assert_eq!(next(true), "later, in 2ms");
     assert_eq!(next(false), "1 frames");
     record(&session, 1);
-    assert_eq!(next(true), "few after 2");
+    assert_eq!(next(true), "later, in 4ms");
     let _sync = session.sync();
     assert_eq!(next(true), "2 frames");
     record(&session, 1);
-    assert_eq!(next(true), "few after 0");
+    assert_eq!(next(true), "later, in 1ms");
 }
 
 #[test]
@@ -128,8 +135,11 @@ fn reply_wakes_driver_only_if_it_does_not_poll_for_acks() {
     for mut answer in answers {
         assert!(answer.try_recv().unwrap().is_ok());
     }
-    let beat = session.beat(Track::Ops).concat().into();
-    worker.receive(beat).unwrap();
+    let mut state = session.lock();
+    let connection = state.channel.latest().unwrap();
+    let ping = state.channel.ping(connection, true).unwrap();
+    drop(state);
+    worker.receive(ping.concat().into()).unwrap();
     assert!(worker.outbox().is_empty());
     assert_eq!(poll_driver(&session, &mut worker, true, true), "nothing");
 }
@@ -200,7 +210,7 @@ async fn requesting_thread_sends_while_the_driver_waits() {
     record(&session, 2);
     assert_eq!(
         poll_driver(&session, &mut worker, true, false),
-        "few after 0"
+        "later, in 1ms"
     );
     let lent_sender = LentSender::new(&session, Track::Ops, sender);
     request_read(&session).await;

@@ -1,6 +1,9 @@
 //! Frames that a session sends and receives on the links of its tracks.
 
-use std::sync::{PoisonError, atomic::Ordering};
+use std::{
+    sync::{PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use tensord_proto::{
@@ -8,9 +11,28 @@ use tensord_proto::{
     v1::{Error, ErrorCode, Opened, TensorValue, Value, frame::Body, tensor_value, value},
     version,
 };
-use tokio::sync::Notify;
+use tensord_transport::{
+    LinkError, LinkSender,
+    channel::{Broken, Connection, Ended, Endpoint, FrameParts, Look, Next, Received},
+    duplex::FrameError,
+};
+use tokio::{sync::Notify, time::timeout_at};
 
-use super::{DriverWait, EAGER_OPS, Session, State, Track, pending_reads::Delivery};
+use super::{
+    DriverWait, EAGER_OPS, Session, State, Track, direct_send::LentSender, pending_reads::Delivery,
+};
+
+/// How long a few ops wait for more: the resolution of the timer. The program does not
+/// wait for these ops, as a read or the end of a series of all-reduces would have sent
+/// them.
+const BATCH_DELAY: Duration = Duration::from_millis(1);
+
+/// [`BATCH_DELAY`] doubles up to this with each time that a few ops were sent since the last
+/// urgent item: the worker is busy then, and a frame costs it more than an op.
+const MAX_BATCH_DELAY: Duration = Duration::from_millis(4);
+
+/// How long a closed session may take to send its last frames.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a connection ended.
 pub(super) enum ConnectionEnd {
@@ -22,17 +44,73 @@ pub(super) enum ConnectionEnd {
     BrokeRule(String),
 }
 
-/// What there is to send on a track.
-pub(super) enum NextFrames {
-    Frames(Vec<[Bytes; 3]>),
-    /// A few ops that may wait for more; has the number of times that few ops were sent
-    /// since the last urgent item.
-    Few(u32),
-    /// Nothing now, but an ack is pending.
-    PendingAck,
-    Nothing,
-    /// The session is over and everything was sent.
-    Goodbye,
+/// Returns why a connection ended for which the pump returned `ended`.
+pub(super) fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
+    match ended {
+        Ended::Lost(reason) => ConnectionEnd::Lost(reason),
+        // A track has one driver, so no connection of its replaces another.
+        Ended::Replaced => ConnectionEnd::Lost("a later connection replaced this one".into()),
+        Ended::Done => ConnectionEnd::Over("closed".into()),
+        Ended::Over(end) => end,
+    }
+}
+
+/// The session's end of a track.
+pub(super) struct TrackEnd<'a> {
+    pub(super) session: &'a Session,
+    pub(super) track: Track,
+}
+
+impl Endpoint for TrackEnd<'_> {
+    type Reason = ConnectionEnd;
+    type Row = Vec<Delivery>;
+
+    fn on_frame(
+        &self,
+        connection: Connection,
+        frame: Bytes,
+        row: &mut Self::Row,
+    ) -> Result<(), Broken<ConnectionEnd>> {
+        let counter = &self.session.counters.down;
+        counter.fetch_add(frame.len() as u64, Ordering::Relaxed);
+        self.session.receive(self.track, connection, frame, row)
+    }
+
+    fn on_row(&self, row: &mut Self::Row) {
+        // In reverse: the thread that waits for the first value then finds the others there
+        // once it is woken, and is woken once.
+        row.drain(..).rev().for_each(Delivery::deliver);
+    }
+
+    fn on_link_error(&self, error: &LinkError) -> Option<ConnectionEnd> {
+        // Another connection would bring the same frame again.
+        let is_rule = matches!(error, LinkError::TooLarge(_));
+        is_rule.then(|| ConnectionEnd::BrokeRule(error.to_string()))
+    }
+
+    fn next(&self, _: Connection, look: Look) -> Next {
+        self.session.next_to_send(self.track, look)
+    }
+
+    fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts> {
+        let mut state = self.session.lock();
+        state.track(self.track).ping(connection, must)
+    }
+
+    fn wake(&self) -> &Notify {
+        self.session.wake_of(self.track)
+    }
+
+    fn on_send(&self, _: &LinkSender, frames: &[FrameParts]) {
+        self.session.count_up(frames);
+    }
+
+    /// Lends the sender to threads that read or sync.
+    async fn wait(&self, sender: LinkSender, until: tokio::time::Instant) -> (LinkSender, bool) {
+        let lent_sender = LentSender::new(self.session, self.track, sender);
+        let woken = timeout_at(until, self.wake().notified()).await;
+        (lent_sender.back(), woken.is_ok())
+    }
 }
 
 impl Session {
@@ -51,7 +129,13 @@ impl Session {
         self.lock().track(track).inbox().received()
     }
 
-    pub(super) fn opened(&self, track: Track, opened: Opened) -> Result<(), String> {
+    /// Returns when a frame was last received on a track, or when the track was made.
+    pub(super) fn last_received(&self, track: Track) -> Instant {
+        self.lock().track(track).last_received()
+    }
+
+    /// Makes a connection, on which the worker sent `opened`, the latest of a track.
+    pub(super) fn opened(&self, track: Track, opened: Opened) -> Result<Connection, String> {
         let ours = version::hello();
         let protocol = version::negotiate(&ours, &opened.hello.unwrap_or_default());
         let protocol = protocol.map_err(|e| e.message)?;
@@ -66,56 +150,47 @@ impl Session {
         let mut state = self.lock();
         state.profile = Some(profile);
         state.upload_cache.set_budget(opened.kept_bytes);
-        let duplex = state.track(track);
-        let rewound = duplex.rewind(opened.received, opened.credit_bytes);
-        rewound.map_err(|e| e.to_string())?;
+        let channel = state.track(track);
+        let attached = channel.attach(opened.received, opened.credit_bytes);
+        let attached = attached.map_err(|e| e.to_string())?;
         drop(state);
         self.room.notify_all();
-        Ok(())
+        Ok(attached.connection)
     }
 
-    /// Returns the next frames to send. A `patient` caller gets no frames for a few ops that
-    /// are not urgent. `rested`: the driver is about to wait until it is woken.
-    pub(super) fn next_to_send(&self, track: Track, patient: bool, rested: bool) -> NextFrames {
+    /// Returns what to send next on a track.
+    pub(super) fn next_to_send(&self, track: Track, look: Look) -> Next {
         let mut state = self.lock();
         let frames = state.track(track).next_frames();
         if !frames.is_empty() {
-            return NextFrames::Frames(frames);
+            return Next::Frames(frames);
         }
         let mut few = false;
         if track == Track::Ops {
-            few = patient && state.has_only_few_ops();
-            if !few && !state.op_buffer.is_empty() && !state.duplex.outbox().is_full() {
+            few = look.patient && state.has_only_few_ops();
+            if !few && !state.op_buffer.is_empty() && !state.channel.outbox().is_full() {
                 drop(state);
                 self.encode();
-                return self.next_to_send(track, patient, rested);
+                return self.next_to_send(track, look);
             }
         }
         if state.end.is_some() {
-            return NextFrames::Goodbye;
+            return Next::Linger(CLOSE_TIMEOUT);
         }
         if few {
             state.driver = DriverWait::ForMoreOps;
-            return NextFrames::Few(state.small_batches);
+            return Next::Later(
+                MAX_BATCH_DELAY.min(BATCH_DELAY * (1 << state.small_batches.min(8))),
+            );
         }
-        let duplex = state.track(track);
-        let (due, ack) = (
-            duplex.inbox().is_ack_due(),
-            duplex.inbox().has_pending_ack(),
-        );
-        if due {
-            return NextFrames::Frames(vec![[duplex.beat(), Bytes::new(), Bytes::new()]]);
-        }
-        if track == Track::Ops {
-            state.driver = match rested && !ack {
+        let next = state.track(track).acknowledgement();
+        if track == Track::Ops && !matches!(next, Next::Frames(_)) {
+            state.driver = match look.rested && next == Next::Nothing {
                 true => DriverWait::ForFramesOrAcks,
                 false => DriverWait::ForFrames,
             };
         }
-        match ack {
-            true => NextFrames::PendingAck,
-            false => NextFrames::Nothing,
-        }
+        next
     }
 
     /// Encodes the recorded items into frames.
@@ -137,42 +212,35 @@ impl Session {
         self.room.notify_all();
         let bodies = op_encoder.encode();
         let mut state = self.lock();
-        bodies.into_iter().for_each(|body| state.duplex.push(body));
-    }
-
-    /// Returns whether an ack for the worker is pending.
-    pub(super) fn has_pending_ack(&self, track: Track) -> bool {
-        self.lock().track(track).inbox().has_pending_ack()
-    }
-
-    pub(super) fn beat(&self, track: Track) -> [Bytes; 3] {
-        let beat = self.lock().track(track).beat();
-        [beat, Bytes::new(), Bytes::new()]
+        bodies.into_iter().for_each(|body| state.channel.push(body));
     }
 
     /// Processes a frame from the worker, and adds the replies it completes to `deliveries`.
     pub(super) fn receive(
         &self,
         track: Track,
+        connection: Connection,
         frame: Bytes,
         deliveries: &mut Vec<Delivery>,
-    ) -> Result<(), ConnectionEnd> {
+    ) -> Result<(), Broken<ConnectionEnd>> {
         let mut state = self.lock();
-        let duplex = state.track(track);
-        let was_full = duplex.outbox().is_full();
-        let received = duplex.receive(frame).map_err(|e| match e.is_loss() {
-            true => ConnectionEnd::Lost(e.to_string()),
-            false => ConnectionEnd::BrokeRule(e.to_string()),
-        })?;
-        let freed = was_full && !duplex.outbox().is_full();
+        let channel = state.track(track);
+        let was_full = channel.outbox().is_full();
+        let received = channel.receive(connection, frame, Instant::now());
+        let received = match received.map_err(|e| broken(&e))? {
+            Received::New(body, bytes) => {
+                channel.inbox().consume(bytes);
+                Some(body)
+            }
+            Received::Nothing => None,
+            Received::Replaced => return Err(Broken::Replaced),
+        };
+        let freed = was_full && !channel.outbox().is_full();
         if freed {
             self.room.notify_all();
         }
-        if let Some((_, bytes)) = &received {
-            duplex.inbox().consume(*bytes);
-        }
         // The frame may have freed room or granted credit, or an ack may be due.
-        let due = freed || duplex.outbox().has_unsent() || duplex.inbox().is_ack_due();
+        let due = freed || channel.outbox().has_unsent() || channel.inbox().is_ack_due();
         match track {
             Track::Ops => {
                 let wanted = due || state.driver == DriverWait::ForFramesOrAcks;
@@ -183,7 +251,9 @@ impl Session {
             Track::Bulk => self.wake_bulk.notify_one(),
         }
         match received {
-            Some((body, _)) => self.take(&mut state, track, body, deliveries),
+            Some(body) => self
+                .take(&mut state, track, body, deliveries)
+                .map_err(|end| Broken::Over(end, Duration::ZERO)),
             None => Ok(()),
         }
     }
@@ -265,5 +335,13 @@ fn closed_by(error: Error) -> ConnectionEnd {
     match error.code() {
         ErrorCode::Unspecified => ConnectionEnd::Over("closed".into()),
         _ => ConnectionEnd::Over(format!("the worker ended the session: {error}")),
+    }
+}
+
+/// Returns how a frame that was refused with `error` ends the connection.
+fn broken(error: &FrameError) -> Broken<ConnectionEnd> {
+    match error.is_loss() {
+        true => Broken::Loss(error.to_string()),
+        false => Broken::Over(ConnectionEnd::BrokeRule(error.to_string()), Duration::ZERO),
     }
 }

@@ -6,22 +6,25 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tensord_proto::{
     ids::WorkerId,
     v1::{Error, ErrorCode, Join, Joined, LeaseShare, frame::Body},
     version,
 };
 use tensord_transport::{
-    Dialer, Identity, Link, LinkReceiver, LinkSender, TransportChoice, duplex,
+    Dialer, Identity, Link, LinkSender, TransportChoice,
+    channel::{Broken, Connection, Endpoint, FrameParts, Look, Next, Received, Timing, pump},
+    duplex,
     tls::{Fingerprint, Trust},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
 use tracing::{debug, info};
 
-use super::{
-    cohort::Cohort,
-    peer::{NextFrame, Peer},
-};
+use super::{cohort::Cohort, peer::Peer};
 
 /// Deadline for one attempt to connect.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
@@ -30,24 +33,11 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// A connection on which nothing is received for this long counts as lost. The other side
-/// sends a beat every second.
-const SILENCE: Duration = Duration::from_secs(4);
-
-/// How long an idle writer waits before it sends a beat.
-const BEAT: Duration = Duration::from_secs(1);
-
-/// How long an acknowledgement or credit may wait for a frame to carry it.
-const ACK_DELAY: Duration = Duration::from_millis(20);
-
-/// Number of frames between updates of the in-flight limit.
-const LOOK_FRAMES: usize = 2;
-
 /// A connection that the other worker opened.
 pub(crate) struct Accepted {
     pub(crate) cohort: Weak<Cohort>,
     pub(crate) peer: Arc<Peer>,
-    pub(crate) connection: u64,
+    pub(crate) connection: Connection,
     pub(crate) joined: Joined,
 }
 
@@ -66,7 +56,7 @@ pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>, identity: Arc<Id
                     worker = name,
                     "connected to the worker over {}", link.carrier
                 );
-                let ended = pump(&cohort, &peer, connection, link).await;
+                let ended = run(&cohort, &peer, connection, link).await;
                 info!(worker = name, "the link to the worker ended: {ended}");
                 pause = RETRY;
             }
@@ -84,7 +74,7 @@ async fn connect(
     cohort: &Weak<Cohort>,
     peer: &Peer,
     dialer: &Dialer,
-) -> Result<(u64, Link), String> {
+) -> Result<(Connection, Link), String> {
     let share = &peer.share;
     let pin = <[u8; 32]>::try_from(&share.certificate_sha256[..]);
     let pin =
@@ -121,8 +111,7 @@ async fn connect(
     match answer.map_err(|e| e.to_string())?.body {
         Some(Body::Joined(joined)) => {
             let attached = peer.attach(joined.received, joined.credit_bytes);
-            let (connection, ..) = attached.map_err(|e| e.to_string())?;
-            Ok((connection, link))
+            Ok((attached.map_err(|e| e.to_string())?.connection, link))
         }
         Some(Body::Rejected(rejected)) => Err(rejected.error.unwrap_or_default().to_string()),
         _ => Err("the worker did not answer the request to join".into()),
@@ -150,16 +139,16 @@ pub(crate) fn accept(
     }
     peer.want();
     let attached = peer.attach(join.received, join.credit_bytes);
-    let (connection, received, credit_bytes) = attached.map_err(|e| protocol(e.to_string()))?;
+    let attached = attached.map_err(|e| protocol(e.to_string()))?;
     Ok(Accepted {
         cohort: Arc::downgrade(cohort),
         peer: peer.clone(),
-        connection,
+        connection: attached.connection,
         joined: Joined {
             hello: Some(ours),
             protocol: agreed,
-            received,
-            credit_bytes,
+            received: attached.received,
+            credit_bytes: attached.credit_bytes,
         },
     })
 }
@@ -190,7 +179,7 @@ pub(crate) async fn serve(accepted: Accepted, mut link: Link) {
     } = accepted;
     let greeting = duplex::encode(Body::Joined(joined));
     let ended = match link.sender.send(&[greeting]).await {
-        Ok(()) => pump(&cohort, &peer, connection, link).await,
+        Ok(()) => run(&cohort, &peer, connection, link).await,
         Err(e) => {
             peer.detach(connection);
             e.to_string()
@@ -202,54 +191,70 @@ pub(crate) async fn serve(accepted: Accepted, mut link: Link) {
     );
 }
 
-async fn pump(cohort: &Weak<Cohort>, peer: &Peer, connection: u64, link: Link) -> String {
-    let Link {
-        sender, receiver, ..
-    } = link;
+/// Exchanges frames on `connection` until it ends. Returns the reason.
+async fn run(cohort: &Weak<Cohort>, peer: &Peer, connection: Connection, link: Link) -> String {
     let lease = cohort.upgrade();
     let Some(mut alive) = lease.map(|cohort| cohort.alive()) else {
         return "the lease has ended".into();
     };
+    let end = PeerEnd { cohort, peer };
     let ended = tokio::select! {
-        ended = read(cohort, peer, connection, receiver) => ended,
-        ended = write(peer, connection, sender) => ended,
+        ended = pump(&end, connection, link, Timing::DEFAULT) => ended.to_string(),
         _ = alive.changed() => "the lease has ended".into(),
     };
     peer.detach(connection);
     ended
 }
 
-async fn read(
-    cohort: &Weak<Cohort>,
-    peer: &Peer,
-    connection: u64,
-    mut receiver: LinkReceiver,
-) -> String {
-    let joined = Instant::now();
-    let mut is_first = true;
-    loop {
-        let frame = match timeout(SILENCE, receiver.recv()).await {
-            Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return "the other worker closed the link".into(),
-            Ok(Err(e)) => return e.to_string(),
-            Err(_) => return format!("the other worker sent nothing for {SILENCE:?}"),
+/// This worker's end of a link.
+struct PeerEnd<'a> {
+    cohort: &'a Weak<Cohort>,
+    peer: &'a Peer,
+}
+
+impl Endpoint for PeerEnd<'_> {
+    /// The rule that the other worker broke.
+    type Reason = String;
+    type Row = ();
+
+    fn on_frame(
+        &self,
+        connection: Connection,
+        frame: Bytes,
+        _: &mut (),
+    ) -> Result<(), Broken<String>> {
+        let rule_broken = |rule: &dyn std::error::Error| {
+            Broken::Over(offend(self.cohort, self.peer, rule), Duration::ZERO)
         };
-        if std::mem::take(&mut is_first) {
-            // The other side began to write when it received the first frame of this side.
-            peer.answered(joined.elapsed());
-        }
-        let body = match peer.receive(connection, frame) {
-            Ok(Some(body)) => body,
-            Ok(None) => return "a later connection replaced this one".into(),
-            // The next connection retransmits the lost frames.
-            Err(e) if e.is_loss() => return e.to_string(),
-            Err(e) => return offend(cohort, peer, &e),
+        let body = match self.peer.receive(connection, frame) {
+            Ok(Received::New(body, _)) => body,
+            Ok(Received::Nothing) => return Ok(()),
+            Ok(Received::Replaced) => return Err(Broken::Replaced),
+            Err(e) if e.is_loss() => return Err(Broken::Loss(e.to_string())),
+            Err(e) => return Err(rule_broken(&e)),
         };
-        let (Some(body), Some(lease)) = (body, cohort.upgrade()) else {
-            continue;
+        let Some(lease) = self.cohort.upgrade() else {
+            return Ok(());
         };
-        if let Err(e) = lease.on_frame(peer.worker, body) {
-            return offend(cohort, peer, &e);
+        let handled = lease.on_frame(self.peer.worker, body);
+        handled.map_err(|e| rule_broken(&e))
+    }
+
+    fn next(&self, connection: Connection, _: Look) -> Next {
+        self.peer.next_to_send(connection)
+    }
+
+    fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts> {
+        self.peer.ping(connection, must)
+    }
+
+    fn wake(&self) -> &Notify {
+        &self.peer.wake_writer
+    }
+
+    fn on_send(&self, sender: &LinkSender, _: &[FrameParts]) {
+        if let Some(bytes) = self.peer.new_flight_limit() {
+            sender.bound_flight(bytes);
         }
     }
 }
@@ -261,43 +266,6 @@ fn offend(cohort: &Weak<Cohort>, peer: &Peer, rule: &dyn std::error::Error) -> S
         cohort.offended(peer.worker, &rule.to_string());
     }
     rule.to_string()
-}
-
-async fn write(peer: &Peer, connection: u64, mut sender: LinkSender) -> String {
-    // Lets the other side measure the round trip.
-    if let Some(beat) = peer.beat(connection)
-        && let Err(e) = sender.send(&beat).await
-    {
-        return e.to_string();
-    }
-    let (mut frames, mut bound) = (0usize, None);
-    loop {
-        let wait = match peer.next_to_send(connection) {
-            NextFrame::Frame(parts) => {
-                frames = frames.wrapping_add(1);
-                if frames.is_multiple_of(LOOK_FRAMES)
-                    && let Some(bytes) = peer.flight_bytes()
-                    && bound != Some(bytes)
-                {
-                    sender.bound_flight(bytes);
-                    bound = Some(bytes);
-                }
-                if let Err(e) = sender.send(&parts).await {
-                    return e.to_string();
-                }
-                continue;
-            }
-            NextFrame::Replaced => return "a later connection replaced this one".into(),
-            NextFrame::PendingAck => ACK_DELAY,
-            NextFrame::Nothing => BEAT,
-        };
-        if timeout(wait, peer.wake_writer.notified()).await.is_err()
-            && let Some(beat) = peer.beat(connection)
-            && let Err(e) = sender.send(&beat).await
-        {
-            return e.to_string();
-        }
-    }
 }
 
 #[cfg(test)]

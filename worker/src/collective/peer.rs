@@ -7,10 +7,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -22,7 +19,8 @@ use tensord_proto::{
     v1::{self, LeaseShare, frame::Body},
 };
 use tensord_transport::{
-    duplex::{Duplex, FrameError},
+    channel::{Attached, Channel, Connection, FrameParts, Next, Received},
+    duplex::FrameError,
     resume::ResumeError,
 };
 use tokio::sync::Notify;
@@ -41,6 +39,9 @@ const WINDOW_BYTES: u64 = 32 << 20;
 /// Most bytes kept for retransmission until the other worker has acknowledged them.
 const OUTBOX_BYTES: usize = 32 << 20;
 
+/// Number of batches of frames between updates of the in-flight limit.
+const FRAMES_PER_LIMIT: usize = 2;
+
 /// Another worker of the lease.
 pub(crate) struct Peer {
     pub(crate) worker: WorkerId,
@@ -51,15 +52,17 @@ pub(crate) struct Peer {
     wire: Mutex<Wire>,
     /// Wakes the writer.
     pub(crate) wake_writer: Notify,
-    wanted: AtomicBool,
 }
 
 struct Wire {
-    duplex: Duplex,
-    /// Number of connections so far; only the latest may use the wire.
-    connection: u64,
-    /// Since when a connection is wanted but missing.
-    missing: Option<Instant>,
+    channel: Channel,
+    /// Since when a connection is wanted.
+    wanted: Option<Instant>,
+    /// The latest connection that sent its first frame, a ping, with which the other side
+    /// measures the round trip.
+    greeted: Option<Connection>,
+    /// When that ping was taken, until a frame is received after it.
+    greeted_at: Option<Instant>,
     sources: VecDeque<FrameSource>,
     /// The rule that the other worker broke, as a message. The worker is then refused new
     /// connections.
@@ -72,8 +75,9 @@ struct Wire {
     /// By how many bytes the other worker is ahead of the others in the current exchange;
     /// `None` if it is sent nothing in that exchange.
     lead_bytes: Option<i64>,
-    /// When the last frame of the other worker was received.
-    last_received: Option<Instant>,
+    /// Number of batches of frames sent, and the in-flight limit that was last set.
+    sends: usize,
+    flight_limit: Option<usize>,
 }
 
 /// A source of frames to send.
@@ -86,16 +90,6 @@ pub(crate) enum FrameSource {
     Value(Capability, Option<v1::TensorType>, VecDeque<Bytes>),
 }
 
-/// The result of requesting the next frame to send.
-pub(crate) enum NextFrame {
-    Frame([Bytes; 3]),
-    /// No frame to send, but an acknowledgement or credit is pending.
-    PendingAck,
-    Nothing,
-    /// A later connection has replaced this one.
-    Replaced,
-}
-
 impl Peer {
     pub(crate) fn new(share: LeaseShare, links: usize, egress: Arc<Mutex<Egress>>) -> Self {
         Self {
@@ -103,19 +97,20 @@ impl Peer {
             share,
             links,
             wire: Mutex::new(Wire {
-                duplex: Duplex::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES),
-                connection: 0,
-                missing: None,
+                channel: Channel::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES, Instant::now()),
+                wanted: None,
+                greeted: None,
+                greeted_at: None,
                 sources: VecDeque::new(),
                 offence: None,
                 meter: Meter::default(),
                 is_busy: false,
                 egress,
                 lead_bytes: Some(0),
-                last_received: None,
+                sends: 0,
+                flight_limit: None,
             }),
             wake_writer: Notify::new(),
-            wanted: AtomicBool::new(false),
         }
     }
 
@@ -125,19 +120,16 @@ impl Peer {
 
     /// Records that a link is wanted. Returns true on the first call.
     pub(crate) fn want(&self) -> bool {
-        if self.wanted.swap(true, Ordering::AcqRel) {
-            return false;
-        }
         let mut wire = self.wire();
-        if wire.connection == 0 {
-            wire.missing = Some(Instant::now());
-        }
-        true
+        let is_first = wire.wanted.is_none();
+        wire.wanted.get_or_insert_with(Instant::now);
+        is_first
     }
 
     /// Returns since when the link is missing although one is wanted.
     pub(crate) fn missing(&self) -> Option<Instant> {
-        self.wire().missing
+        let wire = self.wire();
+        Some(wire.channel.detached()?.max(wire.wanted?))
     }
 
     /// Queues `source`, unless the other worker broke a rule.
@@ -169,78 +161,78 @@ impl Peer {
     /// Returns the number of the last frame received and the total credit granted, so that
     /// the other side can resume from there.
     pub(crate) fn acknowledge(&self) -> (u64, u64) {
-        self.wire().duplex.inbox().acknowledge()
+        self.wire().channel.inbox().acknowledge()
     }
 
     /// Attaches a new connection, on which the other side reports that it received all
-    /// frames up to `received` and grants `credit` bytes in all. Returns the number of the
-    /// connection, the last frame received here, and the total credit granted here.
-    pub(crate) fn attach(
-        &self,
-        received: u64,
-        credit: u64,
-    ) -> Result<(u64, u64, u64), ResumeError> {
+    /// frames up to `received` and grants `credit` bytes in all.
+    pub(crate) fn attach(&self, received: u64, credit: u64) -> Result<Attached, ResumeError> {
         let mut wire = self.wire();
-        let before = wire.duplex.outbox().kept_bytes();
-        wire.duplex.rewind(received, credit)?;
+        let before = wire.channel.outbox().kept_bytes();
+        let attached = wire.channel.attach(received, credit)?;
         wire.settle(before);
-        wire.connection += 1;
-        wire.missing = None;
         self.wake_writer.notify_one();
-        let (received, credit) = wire.duplex.inbox().acknowledge();
-        Ok((wire.connection, received, credit))
+        Ok(attached)
     }
 
     /// Records that `connection` was lost. Does nothing if a later one has replaced it.
-    pub(crate) fn detach(&self, connection: u64) {
+    pub(crate) fn detach(&self, connection: Connection) {
         let mut wire = self.wire();
-        if wire.connection == connection {
-            wire.missing = Some(Instant::now());
+        if wire.channel.detach(connection, Instant::now()) {
             wire.pause();
         }
     }
 
-    /// Processes a frame received on `connection`. Returns `Ok(None)` if a later connection
-    /// has replaced this one, and `Ok(Some(None))` if the frame has no body to handle.
+    /// Processes a frame received on `connection`.
     pub(crate) fn receive(
         &self,
-        connection: u64,
+        connection: Connection,
         frame: Bytes,
-    ) -> Result<Option<Option<Body>>, FrameError> {
+    ) -> Result<Received, FrameError> {
+        let now = Instant::now();
         let mut wire = self.wire();
-        if wire.connection != connection {
-            return Ok(None);
-        }
-        wire.last_received = Some(Instant::now());
-        let before = wire.duplex.outbox().kept_bytes();
-        let received = wire.duplex.receive(frame)?;
+        let before = wire.channel.outbox().kept_bytes();
+        let received = wire.channel.receive(connection, frame, now)?;
         wire.settle(before);
-        // The frame is handled at once, so its bytes are consumed here.
-        if let Some((_, bytes)) = &received {
-            wire.duplex.inbox().consume(*bytes);
+        match &received {
+            // The frame is handled at once, so its bytes are consumed here.
+            Received::New(_, bytes) => wire.channel.inbox().consume(*bytes),
+            Received::Nothing => {}
+            Received::Replaced => return Ok(received),
+        }
+        if let Some(greeted_at) = wire.greeted_at.take() {
+            // The other side began to write when it received the first frame of this side.
+            wire.meter
+                .answered(now.saturating_duration_since(greeted_at));
         }
         // An acknowledgement or credit may unblock the writer.
         self.wake_writer.notify_one();
-        Ok(Some(received.map(|(body, _)| body)))
+        Ok(received)
     }
 
-    /// Returns what to send next on `connection`.
-    pub(crate) fn next_to_send(&self, connection: u64) -> NextFrame {
+    /// Returns what the writer of `connection` is to do next.
+    pub(crate) fn next_to_send(&self, connection: Connection) -> Next {
         let mut wire = self.wire();
-        if wire.connection != connection {
-            return NextFrame::Replaced;
+        if !wire.channel.is_latest(connection) {
+            return Next::Replaced;
+        }
+        if wire.greeted.replace(connection) != Some(connection) {
+            wire.greeted_at = Some(Instant::now());
+            wire.flight_limit = None;
+            let ping = wire.channel.ping(connection, true);
+            return Next::Frames(ping.into_iter().collect());
         }
         loop {
-            if let Some(parts) = wire.duplex.next_to_send() {
-                return NextFrame::Frame(parts);
+            if let Some(parts) = wire.channel.next_frame() {
+                return Next::Frames(vec![parts]);
             }
             // Frames that are encoded but not sent wait for credit.
-            if wire.duplex.outbox().is_full() || wire.duplex.outbox().has_unsent() {
+            if wire.channel.outbox().is_full() || wire.channel.outbox().has_unsent() {
                 break;
             }
             // More frames are requested once some of these bytes are acknowledged.
             let first_flight = wire.meter.first_flight_bytes(self.links);
-            if first_flight.is_some_and(|most| wire.duplex.outbox().kept_bytes() >= most) {
+            if first_flight.is_some_and(|most| wire.channel.outbox().kept_bytes() >= most) {
                 break;
             }
             match wire.sources.pop_front() {
@@ -248,11 +240,7 @@ impl Peer {
                 None => break,
             }
         }
-        match wire.duplex.inbox() {
-            inbox if inbox.is_ack_due() => NextFrame::Frame(beat(&mut wire.duplex)),
-            inbox if inbox.has_pending_ack() => NextFrame::PendingAck,
-            _ => NextFrame::Nothing,
-        }
+        wire.channel.acknowledgement()
     }
 
     /// Records a round trip: the other side replied `after` this time.
@@ -260,14 +248,22 @@ impl Peer {
         self.wire().meter.answered(after);
     }
 
-    /// Returns the in-flight limit for the connection in bytes, or `None` to leave it to
-    /// the kernel.
-    pub(crate) fn flight_bytes(&self) -> Option<usize> {
-        let wire = self.wire();
-        match wire.lead_bytes {
+    /// Counts a batch of frames that is about to be sent. Returns the in-flight limit for
+    /// the connection in bytes, if it is time to set another one than before.
+    pub(crate) fn new_flight_limit(&self) -> Option<usize> {
+        let mut wire = self.wire();
+        wire.sends = wire.sends.wrapping_add(1);
+        if !wire.sends.is_multiple_of(FRAMES_PER_LIMIT) {
+            return None;
+        }
+        let limit = match wire.lead_bytes {
             Some(lead_bytes) => wire.meter.flight_bytes(self.links, lead_bytes),
             None => wire.meter.flight_bytes(1, 0),
-        }
+        };
+        // Without a limit of its own a connection has the kernel's.
+        let limit = Some(limit?);
+        let before = std::mem::replace(&mut wire.flight_limit, limit);
+        limit.filter(|_| before != limit)
     }
 
     /// Returns the shortest round trip measured.
@@ -277,9 +273,9 @@ impl Peer {
 
     /// Returns whether nothing was received from the other worker for `time`.
     pub(crate) fn is_silent(&self, now: Instant, time: Duration) -> bool {
-        let last_received = self.wire().last_received;
-        last_received
-            .is_none_or(|last_received| now.saturating_duration_since(last_received) >= time)
+        let wire = self.wire();
+        let last_received = wire.channel.last_received();
+        !wire.channel.was_attached() || now.saturating_duration_since(last_received) >= time
     }
 
     /// Returns the bytes that fill the link for one round trip, once its rate and round
@@ -288,12 +284,9 @@ impl Peer {
         self.wire().meter.bucket_bytes()
     }
 
-    /// Returns a frame that carries only the acknowledgement and credit, if `connection` is
-    /// the latest. A frame handed out counts as sent, so a replaced connection must not
-    /// take one.
-    pub(crate) fn beat(&self, connection: u64) -> Option<[Bytes; 3]> {
-        let mut wire = self.wire();
-        (wire.connection == connection).then(|| beat(&mut wire.duplex))
+    /// Returns the ping of the channel; see [`Channel::ping`].
+    pub(crate) fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts> {
+        self.wire().channel.ping(connection, must)
     }
 }
 
@@ -309,7 +302,7 @@ impl Wire {
     /// Updates the measurements after the outbox held `before` bytes: with the bytes
     /// acknowledged since, or the start of a busy period.
     fn settle(&mut self, before: usize) {
-        let (now, after) = (Instant::now(), self.duplex.outbox().kept_bytes());
+        let (now, after) = (Instant::now(), self.channel.outbox().kept_bytes());
         if after > before {
             self.meter.sent(now);
             if !std::mem::replace(&mut self.is_busy, true) {
@@ -325,14 +318,14 @@ impl Wire {
 
     /// Encodes the next frame of `source`, and queues the source again if it has more.
     fn enqueue(&mut self, source: FrameSource) {
-        let before = self.duplex.outbox().kept_bytes();
+        let before = self.channel.outbox().kept_bytes();
         match source {
-            FrameSource::Once(body) => self.duplex.push(body),
+            FrameSource::Once(body) => self.channel.push(body),
             FrameSource::Group(group, worker_index) => {
                 let (body, more, lead_bytes) = group.next(worker_index);
                 self.lead_bytes = lead_bytes;
                 if let Some(body) = body {
-                    self.duplex.push(body);
+                    self.channel.push(body);
                 }
                 if more {
                     self.sources
@@ -340,7 +333,7 @@ impl Wire {
                 }
             }
             FrameSource::Value(capability, kind, mut chunks) => {
-                self.duplex.push(Body::Fetched(v1::Fetched {
+                self.channel.push(Body::Fetched(v1::Fetched {
                     capability: capability.to_vec().into(),
                     r#type: kind,
                     fault: None,
@@ -363,8 +356,4 @@ impl FrameSource {
         let chunks = chunks(value.bytes).map(|chunk| chunk.bytes).collect();
         Self::Value(capability, Some(kind), chunks)
     }
-}
-
-fn beat(duplex: &mut Duplex) -> [Bytes; 3] {
-    [duplex.beat(), Bytes::new(), Bytes::new()]
 }

@@ -19,7 +19,7 @@ mod tests;
 mod turn;
 mod uploads;
 
-pub(crate) use self::{outbound::NextFrames, turn::Turn};
+pub(crate) use self::turn::Turn;
 
 use std::{
     collections::VecDeque,
@@ -38,7 +38,8 @@ use tensord_proto::{
     v1::{Error, ErrorCode, Held, Value, frame},
 };
 use tensord_transport::{
-    duplex::{Duplex, FrameError},
+    channel::{self, Channel, Connection, Received},
+    duplex::FrameError,
     resume::ResumeError,
 };
 use tokio::{runtime::Handle, sync::Notify};
@@ -134,11 +135,7 @@ pub(crate) struct Session {
 }
 
 struct Wire {
-    duplex: Duplex,
-    /// Number of the latest connection, the only one that may use the wire.
-    connection: u64,
-    /// Since when the track has no connection; `None` while it has one.
-    detached: Option<Instant>,
+    channel: Channel,
     /// Values batched for the next flush, and their encoded bytes.
     values: Vec<Value>,
     value_bytes: usize,
@@ -231,9 +228,7 @@ impl Session {
         );
         let wire = || Wire {
             // The client always reads its replies, so it grants unlimited credit.
-            duplex: Duplex::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES),
-            connection: 0,
-            detached: Some(Instant::now()),
+            channel: Channel::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES, Instant::now()),
             values: Vec::new(),
             value_bytes: 0,
             payloads: 0,
@@ -242,7 +237,7 @@ impl Session {
         let mut ops = wire();
         if !hashes.is_empty() {
             let hashes = hashes.concat().into();
-            ops.duplex.push(frame::Body::Held(Held { hashes }));
+            ops.channel.push(frame::Body::Held(Held { hashes }));
         }
         let session = Arc::new(Self {
             id,
@@ -276,40 +271,29 @@ impl Session {
         lock(&self.wires[track as usize])
     }
 
-    fn writer_wake(&self, track: Track) -> &Notify {
-        &self.writer_woken[track as usize]
-    }
-
-    /// Makes a new connection the current one of a track. The client has received the
-    /// frames up to number `received`. Returns the connection's number, the number of the
-    /// last frame received here, and the bytes granted in all.
+    /// Makes a new connection the latest of a track. The client has received the frames up
+    /// to number `received`.
     pub(crate) fn attach(
         &self,
         track: Track,
         received: u64,
-    ) -> Result<(u64, u64, u64), ResumeError> {
+    ) -> Result<channel::Attached, ResumeError> {
         // Waits until the previous connection's reader has finished its current frame.
         let _reader = lock(&self.readers[track as usize]);
-        let mut wire = self.wire(track);
-        wire.duplex.rewind(received, u64::MAX)?;
-        wire.connection += 1;
-        wire.detached = None;
+        let attached = self.wire(track).channel.attach(received, u64::MAX)?;
         self.writer_wake(track).notify_one();
-        let (received, credit) = wire.duplex.inbox().acknowledge();
-        Ok((wire.connection, received, credit))
+        Ok(attached)
     }
 
     /// Marks the track as detached, unless a later connection has taken over.
-    pub(crate) fn detach(&self, track: Track, connection: u64) {
+    pub(crate) fn detach(&self, track: Track, connection: Connection) {
         let mut wire = self.wire(track);
-        if wire.connection == connection {
-            wire.detached = Some(Instant::now());
-        }
+        wire.channel.detach(connection, Instant::now());
     }
 
     /// Returns since when the track for ops has no connection, or `None` if it has one.
     pub(crate) fn detached(&self) -> Option<Instant> {
-        self.wire(Track::Ops).detached
+        self.wire(Track::Ops).channel.detached()
     }
 
     /// Processes a frame from `connection`. Returns `false` if a later connection has
@@ -317,28 +301,25 @@ impl Session {
     pub(crate) fn receive(
         self: &Arc<Self>,
         track: Track,
-        connection: u64,
+        connection: Connection,
         frame: Bytes,
     ) -> Result<bool, InboundError> {
         // Locked until the work is queued, so that a later connection's reader cannot
         // queue its frames before this one.
         let _reader = lock(&self.readers[track as usize]);
-        let (received, was_full) = {
+        let (received, has_room) = {
             let mut wire = self.wire(track);
-            if wire.connection != connection {
-                return Ok(false);
-            }
-            let was_full = wire.duplex.outbox().is_full();
-            (
-                wire.duplex.receive(frame)?,
-                was_full && !wire.duplex.outbox().is_full(),
-            )
+            let was_full = wire.channel.outbox().is_full();
+            let received = wire.channel.receive(connection, frame, Instant::now())?;
+            (received, was_full && !wire.channel.outbox().is_full())
         };
-        if was_full {
+        if has_room {
             self.unblock();
         }
-        let Some((body, bytes)) = received else {
-            return Ok(true);
+        let (body, bytes) = match received {
+            Received::New(body, bytes) => (body, bytes),
+            Received::Nothing => return Ok(true),
+            Received::Replaced => return Ok(false),
         };
         if self.ending.load(Ordering::Acquire) {
             // Frames for a session that ends are dropped.
@@ -440,8 +421,8 @@ impl Session {
 
     fn consumed(&self, track: Track, bytes: usize) {
         let mut wire = self.wire(track);
-        wire.duplex.inbox().consume(bytes);
-        if wire.duplex.inbox().is_ack_due() {
+        wire.channel.inbox().consume(bytes);
+        if wire.channel.inbox().is_ack_due() {
             self.writer_wake(track).notify_one();
         }
     }

@@ -3,14 +3,14 @@
 use std::{mem::take, sync::Arc};
 
 use burn_backend::TensorData;
-use bytes::Bytes;
 use prost::Message as _;
 use tensord_proto::{
     bulk::{INLINE_BYTES, chunks, shared},
     codec::encode_type,
     v1::{Fault, FaultKind, Synced, TensorValue, Value, Values, frame::Body, tensor_value, value},
 };
-use tensord_transport::duplex::Duplex;
+use tensord_transport::channel::{Connection, FrameParts, Next};
+use tokio::sync::Notify;
 
 use super::{Reply, Session, Track, Wire, lock};
 
@@ -21,20 +21,6 @@ const REASON_BYTES: usize = 16 << 10;
 /// queued: about one write.
 const VALUES_PER_FRAME: usize = 256;
 const VALUE_BYTES: usize = 48 << 10;
-
-/// The result of [`Session::next_to_send`].
-pub(crate) enum NextFrames {
-    /// The frames to send, each in three parts.
-    Frames(Vec<[Bytes; 3]>),
-    /// No frame, but an acknowledgement is pending.
-    PendingAck,
-    /// No frame, and no acknowledgement either.
-    Nothing,
-    /// The session has ended, and nothing is left to send or to be acknowledged.
-    Done,
-    /// A later connection has taken over.
-    Replaced,
-}
 
 impl Session {
     /// Queues a reply. It is sent once the writer is [woken](Self::wake_writer).
@@ -94,7 +80,7 @@ impl Session {
                 let number = wire.payloads;
                 wire.payloads += 1;
                 if !wire.closing {
-                    chunks(bytes).for_each(|chunk| wire.duplex.push(Body::Chunk(chunk)));
+                    chunks(bytes).for_each(|chunk| wire.channel.push(Body::Chunk(chunk)));
                 }
                 self.writer_wake(Track::Bulk).notify_one();
                 tensor_value::Content::Payload(number)
@@ -115,39 +101,39 @@ impl Session {
         self.writer_wake(Track::Ops).notify_one();
     }
 
-    /// Returns what the writer of `connection` is to send next.
-    pub(crate) fn next_to_send(&self, track: Track, connection: u64) -> NextFrames {
+    /// Returns what the writer of `connection` is to do next.
+    pub(crate) fn next_to_send(&self, track: Track, connection: Connection) -> Next {
         let mut wire = self.wire(track);
-        if wire.connection != connection {
-            return NextFrames::Replaced;
+        if !wire.channel.is_latest(connection) {
+            return Next::Replaced;
         }
         wire.flush_values();
-        let frames = wire.duplex.next_frames();
+        let frames = wire.channel.next_frames();
         if !frames.is_empty() {
-            return NextFrames::Frames(frames);
+            return Next::Frames(frames);
         }
         // The client no longer waits for values, so the bulk track ends unacknowledged.
-        if wire.closing && (track == Track::Bulk || wire.duplex.outbox().is_empty()) {
-            return NextFrames::Done;
+        if wire.closing && (track == Track::Bulk || wire.channel.outbox().is_empty()) {
+            return Next::Done;
         }
-        match wire.duplex.inbox() {
-            inbox if inbox.is_ack_due() => NextFrames::Frames(vec![beat(&mut wire.duplex)]),
-            inbox if inbox.has_pending_ack() => NextFrames::PendingAck,
-            _ => NextFrames::Nothing,
-        }
+        wire.channel.acknowledgement()
     }
 
-    /// Returns a ping frame, which carries the acknowledgement, if `connection` is the
-    /// latest. An earlier connection must not send one: its acknowledgement would be lost
-    /// and yet count as sent.
-    pub(crate) fn beat(&self, track: Track, connection: u64) -> Option<[Bytes; 3]> {
-        let mut wire = self.wire(track);
-        (wire.connection == connection).then(|| beat(&mut wire.duplex))
+    /// Returns the ping of a track's channel; see [`Channel::ping`].
+    ///
+    /// [`Channel::ping`]: tensord_transport::channel::Channel::ping
+    pub(crate) fn ping(
+        &self,
+        track: Track,
+        connection: Connection,
+        must: bool,
+    ) -> Option<FrameParts> {
+        self.wire(track).channel.ping(connection, must)
     }
 
-    /// Waits until there may be something to send.
-    pub(crate) async fn writer_woken(&self, track: Track) {
-        self.writer_wake(track).notified().await;
+    /// Returns what wakes the writer of a track.
+    pub(crate) fn writer_wake(&self, track: Track) -> &Notify {
+        &self.writer_woken[track as usize]
     }
 }
 
@@ -168,18 +154,14 @@ impl Wire {
         self.value_bytes = 0;
         if !self.values.is_empty() {
             let values = take(&mut self.values);
-            self.duplex.push(Body::Values(Values { values }));
+            self.channel.push(Body::Values(Values { values }));
         }
     }
 
     pub(super) fn queue(&mut self, body: Body) {
         if !self.closing {
             self.flush_values();
-            self.duplex.push(body);
+            self.channel.push(body);
         }
     }
-}
-
-fn beat(duplex: &mut Duplex) -> [Bytes; 3] {
-    [duplex.beat(), Bytes::new(), Bytes::new()]
 }

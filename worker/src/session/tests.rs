@@ -16,6 +16,8 @@ use tensord_proto::{
     v1::{self, ErrorCode, frame::Body},
 };
 
+use tensord_transport::channel::Next;
+
 use self::bench::{Bench, KEPT, PAIR, add, bytes_of, init, random, tensor};
 use super::*;
 use crate::executor::Executor;
@@ -126,7 +128,7 @@ fn a_lost_answer_is_given_again() {
     bench.read(9, &tensor(1, TensorStatus::ReadOnly));
     bench.carry(usize::MAX).unwrap();
     bench.run();
-    while let NextFrames::Frames(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
+    while let Next::Frames(_) = bench.session.next_to_send(Track::Ops, bench.connection) {}
     bench.connect();
     bench.hear();
     assert_eq!(bench.values(), [(9, Ok(vec![1.0, 2.0]))]);
@@ -157,8 +159,7 @@ fn answers_in_a_row_are_sent_together_and_none_waits_for_ops() {
     bench.carry(usize::MAX).unwrap();
     bench.run();
     assert!(bench.was_told());
-    let NextFrames::Frames(frames) = bench.session.next_to_send(Track::Ops, bench.connection)
-    else {
+    let Next::Frames(frames) = bench.session.next_to_send(Track::Ops, bench.connection) else {
         panic!("nothing was said");
     };
     assert_eq!(frames.len(), 1);
@@ -174,11 +175,16 @@ fn a_replaced_connection_has_no_say() {
     assert!(!bench.session.receive(Track::Ops, old, late).unwrap());
     assert!(matches!(
         bench.session.next_to_send(Track::Ops, old),
-        NextFrames::Replaced
+        Next::Replaced
     ));
     // An acknowledgement on it would count as sent.
-    assert_eq!(bench.session.beat(Track::Ops, old), None);
-    assert!(bench.session.beat(Track::Ops, bench.connection).is_some());
+    assert_eq!(bench.session.ping(Track::Ops, old, true), None);
+    assert!(
+        bench
+            .session
+            .ping(Track::Ops, bench.connection, true)
+            .is_some()
+    );
 }
 
 #[test]

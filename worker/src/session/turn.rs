@@ -174,7 +174,7 @@ impl Session {
     /// scheduled.
     fn is_blocked(&self) -> bool {
         let mut todo = lock(&self.todo);
-        let is_full = |track| self.wire(track).duplex.outbox().is_full();
+        let is_full = |track| self.wire(track).channel.outbox().is_full();
         let is_full = is_full(Track::Ops) || is_full(Track::Bulk) || todo.later.is_full();
         let blocked = todo.end.is_none() && is_full;
         if blocked {
@@ -230,7 +230,7 @@ impl Session {
         self.wire(Track::Ops).queue(closed);
         // The client no longer waits for values. Dropping them frees the device memory
         // that they hold.
-        self.wire(Track::Bulk).duplex.abandon();
+        self.wire(Track::Bulk).channel.abandon();
         for track in [Track::Bulk, Track::Ops] {
             self.wire(track).closing = true;
             self.writer_wake(track).notify_one();

@@ -18,7 +18,7 @@ use tensord_proto::{
     ids::WorkerId,
     v1::{self, frame::Body, tensor_value, value},
 };
-use tensord_transport::Identity;
+use tensord_transport::{Identity, channel::Next, duplex::Duplex};
 
 use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
@@ -47,8 +47,8 @@ pub(super) struct Bench {
     pub(super) client: Duplex,
     pub(super) bulk: Duplex,
     pub(super) encoder: OpEncoder,
-    pub(super) connection: u64,
-    pub(super) bulk_connection: u64,
+    pub(super) connection: Connection,
+    pub(super) bulk_connection: Connection,
     pub(super) answers: Vec<Body>,
     runtime: tokio::runtime::Runtime,
 }
@@ -106,21 +106,21 @@ impl Bench {
         let lease_members = LeaseMembers::new(vec![share(0), share(1)], WorkerId(1));
         let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);
         let session = Session::new(SessionId(1), grant, 7, device_context, cohort).unwrap();
-        let mut bench = Self {
+        let mut client = Duplex::new(1 << 30, 0, u64::MAX);
+        let mut bulk = Duplex::new(1 << 30, 0, u64::MAX);
+        Self {
+            connection: attach(&session, Track::Ops, &mut client),
+            bulk_connection: attach(&session, Track::Bulk, &mut bulk),
             session,
             queue,
             memory,
             blobs,
-            client: Duplex::new(1 << 30, 0, u64::MAX),
-            bulk: Duplex::new(1 << 30, 0, u64::MAX),
+            client,
+            bulk,
             encoder: OpEncoder::default(),
-            connection: 0,
-            bulk_connection: 0,
             answers: Vec::new(),
             runtime,
-        };
-        bench.connect();
-        bench
+        }
     }
 
     /// Opens a new connection for each track, as after a loss.
@@ -217,7 +217,7 @@ impl Bench {
     /// Returns whether the writer was woken since the last call.
     pub(super) fn was_told(&self) -> bool {
         let mut context = Context::from_waker(Waker::noop());
-        let told = pin!(self.session.writer_woken(Track::Ops)).poll(&mut context);
+        let told = pin!(self.session.writer_wake(Track::Ops).notified()).poll(&mut context);
         told.is_ready()
     }
 
@@ -227,7 +227,7 @@ impl Bench {
             (Track::Ops, self.connection, &mut self.client),
             (Track::Bulk, self.bulk_connection, &mut self.bulk),
         ] {
-            while let NextFrames::Frames(frames) = self.session.next_to_send(track, connection) {
+            while let Next::Frames(frames) = self.session.next_to_send(track, connection) {
                 for parts in frames {
                     let heard = client.receive(parts.concat().into()).unwrap();
                     self.answers.extend(heard.map(|(body, _)| body));
@@ -255,11 +255,13 @@ impl Bench {
     }
 }
 
-pub(super) fn attach(session: &Session, track: Track, client: &mut Duplex) -> u64 {
+pub(super) fn attach(session: &Session, track: Track, client: &mut Duplex) -> Connection {
     let received = client.inbox().received();
-    let (connection, received, credit) = session.attach(track, received).unwrap();
-    client.rewind(received, credit).unwrap();
-    connection
+    let attached = session.attach(track, received).unwrap();
+    client
+        .rewind(attached.received, attached.credit_bytes)
+        .unwrap();
+    attached.connection
 }
 
 pub(super) fn bytes_of(values: &[f32]) -> Bytes {

@@ -1,0 +1,29 @@
+//! A channel: an ordered stream of frames in each direction that survives its connections.
+//!
+//! Clients' sessions, the worker's side of them and the links between workers are channels.
+//! A channel has at most one connection at a time, the latest; an earlier one must neither
+//! send nor be believed.
+//!
+//! - [`state`]: the pure part: numbers, acknowledgements, credit, and which connection is
+//!   the latest. Time is an argument.
+//! - [`pump`]: exchanges the frames of an [`Endpoint`] on a link, until the link ends.
+//! - [`timing`]: the pump's time limits, which tests choose.
+//!
+//! A channel does not know what its frames mean, and does not dial: its owners differ in how
+//! long they try, and in what ends with the last try.
+
+mod pump;
+mod state;
+mod timing;
+
+#[cfg(test)]
+mod tests;
+
+pub use pump::{Broken, Ended, Endpoint, Look, Next, pump};
+pub use state::{Attached, Channel, Connection, Received};
+pub use timing::Timing;
+
+use bytes::Bytes;
+
+/// The parts of a frame, which are sent one after the other without a copy.
+pub type FrameParts = [Bytes; 3];

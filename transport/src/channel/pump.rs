@@ -1,0 +1,275 @@
+//! Exchanges a channel's frames on one connection.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+use super::{Connection, FrameParts, Timing};
+use crate::{Link, LinkError, LinkReceiver, LinkSender};
+
+/// Limit on the number of frames received before the end of their row.
+const MAX_ROW: usize = 256;
+
+/// What a writer knows when it looks for frames to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// Whether frames that gain from waiting may wait: they have not done so yet.
+    pub patient: bool,
+    /// Whether the writer has been idle for [`Timing::ack_delay`], so that it next waits for
+    /// longer.
+    pub rested: bool,
+}
+
+/// What a writer is to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Next {
+    /// Send these frames.
+    Frames(Vec<FrameParts>),
+    /// Look again once this time has passed since the first look with this result: there is
+    /// something to send, and more of it may come.
+    Later(Duration),
+    /// Wait; an acknowledgement is pending.
+    PendingAck,
+    /// Wait.
+    Nothing,
+    /// Finish the link: everything was sent, and acknowledged as far as that matters.
+    Done,
+    /// Give the peer this time to close the connection: everything was sent.
+    Linger(Duration),
+    /// End: a later connection has replaced this one.
+    Replaced,
+}
+
+/// Why a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended<R> {
+    /// The connection was lost, for this reason. Another one can resume the channel.
+    Lost(String),
+    /// A later connection has replaced this one.
+    Replaced,
+    /// Everything was sent.
+    Done,
+    /// The channel is over, for the endpoint's reason.
+    Over(R),
+}
+
+impl<R: fmt::Display> fmt::Display for Ended<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(reason) => f.write_str(reason),
+            Self::Over(reason) => reason.fmt(f),
+            Self::Replaced => f.write_str("a later connection replaced this one"),
+            Self::Done => f.write_str("everything was sent"),
+        }
+    }
+}
+
+/// Why an endpoint does not accept a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Broken<R> {
+    /// Frames are missing, for this reason, which a new connection repairs.
+    Loss(String),
+    /// A later connection has replaced this one.
+    Replaced,
+    /// The channel is over. The writer has some time to send its last frames.
+    Over(R, Duration),
+}
+
+/// The owner of a channel, as the pump sees it.
+pub trait Endpoint: Sync {
+    /// Why the channel is over.
+    type Reason: Send;
+
+    /// Collects what a row of frames leads to.
+    type Row: Default + Send;
+
+    /// Acts on a frame that was received on `connection`. Frames that arrived together are a
+    /// row.
+    ///
+    /// # Errors
+    ///
+    /// When the connection must end.
+    fn on_frame(
+        &self,
+        connection: Connection,
+        frame: Bytes,
+        row: &mut Self::Row,
+    ) -> Result<(), Broken<Self::Reason>>;
+
+    /// Acts on the end of a row of frames, also when the connection ends with the row.
+    fn on_row(&self, row: &mut Self::Row) {
+        let _ = row;
+    }
+
+    /// Returns the reason if `error` of the link ends the channel, and not only the
+    /// connection.
+    fn on_link_error(&self, error: &LinkError) -> Option<Self::Reason> {
+        let _ = error;
+        None
+    }
+
+    /// Returns what the writer of `connection` is to do next.
+    fn next(&self, connection: Connection, look: Look) -> Next;
+
+    /// Returns the [ping](super::Channel::ping) for `connection`.
+    fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts>;
+
+    /// Wakes the writer. A permit must be left for it when there may be something to send.
+    fn wake(&self) -> &Notify;
+
+    /// Is called before `frames` are sent.
+    fn on_send(&self, sender: &LinkSender, frames: &[FrameParts]) {
+        let _ = (sender, frames);
+    }
+
+    /// Waits until the writer is woken, or until `until`. Returns the sender, and whether the
+    /// writer was woken. The endpoint may use the sender meanwhile.
+    fn wait(
+        &self,
+        sender: LinkSender,
+        until: Instant,
+    ) -> impl Future<Output = (LinkSender, bool)> + Send {
+        async move {
+            let woken = timeout_at(until, self.wake().notified()).await;
+            (sender, woken.is_ok())
+        }
+    }
+}
+
+/// Exchanges the frames of `endpoint` on `link`, which is its connection `connection`, until
+/// the connection ends.
+pub async fn pump<E: Endpoint>(
+    endpoint: &E,
+    connection: Connection,
+    link: Link,
+    timing: Timing,
+) -> Ended<E::Reason> {
+    let Link {
+        sender, receiver, ..
+    } = link;
+    tokio::select! {
+        ended = read(endpoint, connection, receiver, timing) => ended,
+        ended = write(endpoint, connection, sender, timing) => ended,
+    }
+}
+
+async fn read<E: Endpoint>(
+    endpoint: &E,
+    connection: Connection,
+    mut receiver: LinkReceiver,
+    timing: Timing,
+) -> Ended<E::Reason> {
+    let mut row = E::Row::default();
+    loop {
+        let Ok(mut next) = timeout(timing.silence, receiver.recv()).await else {
+            return Ended::Lost(format!("the peer sent nothing for {:?}", timing.silence));
+        };
+        let mut count = 0;
+        let ended = loop {
+            let frame = match next {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break Some(Ended::Lost("the peer closed the connection".into())),
+                Err(e) => {
+                    let over = endpoint.on_link_error(&e).map(Ended::Over);
+                    break Some(over.unwrap_or_else(|| Ended::Lost(e.to_string())));
+                }
+            };
+            match endpoint.on_frame(connection, frame, &mut row) {
+                Ok(()) => {}
+                Err(Broken::Loss(reason)) => break Some(Ended::Lost(reason)),
+                Err(Broken::Replaced) => break Some(Ended::Replaced),
+                Err(Broken::Over(reason, grace)) => {
+                    endpoint.on_row(&mut row);
+                    sleep(grace).await;
+                    return Ended::Over(reason);
+                }
+            }
+            count += 1;
+            if count == MAX_ROW {
+                break None;
+            }
+            next = match receiver.arrived() {
+                Some(arrived) => arrived,
+                None => break None,
+            };
+        };
+        endpoint.on_row(&mut row);
+        if let Some(ended) = ended {
+            return ended;
+        }
+    }
+}
+
+async fn write<E: Endpoint>(
+    endpoint: &E,
+    connection: Connection,
+    mut sender: LinkSender,
+    timing: Timing,
+) -> Ended<E::Reason> {
+    let mut later: Option<Instant> = None;
+    let mut rested = false;
+    loop {
+        let patient = later.is_none_or(|until| Instant::now() < until);
+        let wait = match endpoint.next(connection, Look { patient, rested }) {
+            Next::Frames(frames) => {
+                if let Err(ended) = send(endpoint, &mut sender, &frames).await {
+                    return ended;
+                }
+                (later, rested) = (None, false);
+                continue;
+            }
+            Next::Later(time) => {
+                let until = *later.get_or_insert_with(|| Instant::now() + time);
+                (sender, _) = endpoint.wait(sender, until).await;
+                // Sends what the endpoint began to send.
+                if let Err(ended) = send(endpoint, &mut sender, &[]).await {
+                    return ended;
+                }
+                continue;
+            }
+            Next::Nothing if rested => timing.ping,
+            // What arrives meanwhile need not wake the writer for an acknowledgement: it
+            // looks by itself soon, and most replies are followed by the next request.
+            Next::PendingAck | Next::Nothing => timing.ack_delay,
+            Next::Done => {
+                sender.finish().await;
+                return Ended::Done;
+            }
+            Next::Linger(time) => {
+                sleep(time).await;
+                return Ended::Done;
+            }
+            Next::Replaced => return Ended::Replaced,
+        };
+        later = None;
+        let woken;
+        (sender, woken) = endpoint.wait(sender, Instant::now() + wait).await;
+        if let Err(ended) = send(endpoint, &mut sender, &[]).await {
+            return ended;
+        }
+        if woken {
+            continue;
+        }
+        let ping = endpoint.ping(connection, rested);
+        rested = true;
+        if let Some(ping) = ping
+            && let Err(ended) = send(endpoint, &mut sender, &[ping]).await
+        {
+            return ended;
+        }
+    }
+}
+
+async fn send<E: Endpoint>(
+    endpoint: &E,
+    sender: &mut LinkSender,
+    frames: &[FrameParts],
+) -> Result<(), Ended<E::Reason>> {
+    endpoint.on_send(sender, frames);
+    let sent = sender.send_all(frames).await;
+    sent.map_err(|e| Ended::Lost(e.to_string()))
+}
