@@ -27,17 +27,17 @@ use crate::{
     bench::Bench,
     cli::Cli,
     context::{Context, machine},
-    inside::Facts,
+    namespace_entry::NetworkFeatures,
     part::{Work, run_of},
-    peer::rest,
+    peer::wait_until_idle,
     pool::LocalPool,
-    process::tensord,
+    process::tensord_path,
     progress::Progress,
 };
 
 /// Benches that can be compared: those whose figures are of tensord alone, and that take
 /// seconds.
-pub(crate) const GATED: [Bench; 6] = [
+pub(crate) const COMPARABLE: [Bench; 6] = [
     Bench::Ops,
     Bench::Wire,
     Bench::Step,
@@ -47,7 +47,7 @@ pub(crate) const GATED: [Bench; 6] = [
 ];
 
 /// Exit code for a build that is slower; a run that failed has another code.
-const WORSE: u8 = 2;
+const EXIT_WORSE: u8 = 2;
 
 /// Devices of a pool, as in the benches themselves: one for each turn, and some more,
 /// because a dropped lease may take a moment to end.
@@ -60,7 +60,7 @@ const DEVICES: &str = "flex*4";
 /// If a build is missing, a pool does not start, or a job fails.
 pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
     let theirs = [binary(dir, "tensord")?, binary(dir, "tensord-bench")?];
-    let jobs = jobs::jobs(&cli.gated()?, cli.quick);
+    let jobs = jobs::jobs(&cli.comparable_benches()?, cli.quick);
     let rounds = cli.runs();
     let steps = jobs.iter().map(|job| 2 * job.rounds(rounds).count() as u64);
     let progress = Progress::counting(steps.sum());
@@ -68,7 +68,7 @@ pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
     let context = Context::with_progress(1, cli.quick, progress)?;
     let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let builds = [
-        Build::start("this", own, &tensord()?)?,
+        Build::start("this", own, &tensord_path()?)?,
         Build::start("earlier", theirs[1].clone(), &theirs[0])?,
     ];
     let samples = race(&context, &builds, &jobs, rounds)?;
@@ -83,7 +83,7 @@ pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
         println!("{json}");
     }
     Ok(match comparison.is_worse() {
-        true => ExitCode::from(WORSE),
+        true => ExitCode::from(EXIT_WORSE),
         false => ExitCode::SUCCESS,
     })
 }
@@ -97,7 +97,7 @@ struct Build {
 
 impl Build {
     fn start(name: &'static str, bench: PathBuf, tensord: &Path) -> Result<Self> {
-        let pool = LocalPool::start_of(tensord, DEVICES);
+        let pool = LocalPool::start_binary(tensord, DEVICES);
         let pool = pool.with_context(|| format!("the pool of the {name} build"))?;
         Ok(Self { name, bench, pool })
     }
@@ -108,7 +108,14 @@ impl Build {
             Some(turn) => Work::Part(turn.task(|transport| self.pool.url(transport).reveal())),
             None => Work::Bench,
         };
-        let found: Value = run_of(&self.bench, context, job.bench, work, &[], Facts::default())?;
+        let found: Value = run_of(
+            &self.bench,
+            context,
+            job.bench,
+            work,
+            &[],
+            NetworkFeatures::default(),
+        )?;
         let figure = |figure: &jobs::Figure| {
             let value = found.pointer(&figure.pointer).and_then(Value::as_f64);
             value.with_context(|| format!("the result has no figure {}", figure.name))
@@ -135,11 +142,11 @@ fn race(
             if !job.rounds(rounds).contains(&round) {
                 continue;
             }
-            for side in order(round) {
+            for side in build_order(round) {
                 let build = &builds[side];
                 let title = format!("{}, round {round}/{rounds}, {}", job.title, build.name);
                 context.progress.update(&title);
-                rest(&pools);
+                wait_until_idle(&pools);
                 let found = build.measure(context, job).with_context(|| title.clone())?;
                 context.progress.step();
                 if round > 0 {
@@ -153,7 +160,7 @@ fn race(
 }
 
 /// Returns the order of the builds in a round.
-fn order(round: usize) -> [usize; 2] {
+fn build_order(round: usize) -> [usize; 2] {
     match round % 2 {
         0 => [0, 1],
         _ => [1, 0],
@@ -177,11 +184,11 @@ mod tests {
 
     #[test]
     fn each_build_goes_first_equally_often() {
-        assert_eq!((order(1), order(2)), ([1, 0], [0, 1]));
+        assert_eq!((build_order(1), build_order(2)), ([1, 0], [0, 1]));
     }
 
     #[test]
-    fn a_build_that_is_not_there_is_named() {
+    fn missing_build_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let error = binary(dir.path(), "tensord").unwrap_err().to_string();
         assert!(

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    against::GATED,
+    against::COMPARABLE,
     bench::Bench,
     network::Shape,
     relay::{Route, mesh::Endpoint},
@@ -209,17 +209,17 @@ impl Cli {
     /// # Errors
     ///
     /// If a chosen bench cannot be compared.
-    pub(crate) fn gated(&self) -> Result<Vec<Bench>> {
+    pub(crate) fn comparable_benches(&self) -> Result<Vec<Bench>> {
         let named = |bench: &Bench| self.benches.contains(&Choice::One(*bench));
         let other = Bench::ALL
             .into_iter()
-            .find(|b| named(b) && !GATED.contains(b));
+            .find(|b| named(b) && !COMPARABLE.contains(b));
         if let Some(other) = other {
-            let known = GATED.map(Bench::name).join(", ");
+            let known = COMPARABLE.map(Bench::name).join(", ");
             bail!("--against can compare {known}, but not {}", other.name());
         }
-        let all = !GATED.iter().any(named);
-        Ok(GATED.into_iter().filter(|b| all || named(b)).collect())
+        let all = !COMPARABLE.iter().any(named);
+        Ok(COMPARABLE.into_iter().filter(|b| all || named(b)).collect())
     }
 
     /// Returns the number of measurements of each contender.
@@ -252,13 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_build_is_raced_with_in_what_can_be_compared() {
+    fn against_runs_only_comparable_benches() {
         let parsed = |line: &str| Cli::try_parse_from(line.split(' '));
-        let gated = |line: &str| parsed(line).unwrap().gated();
-        assert_eq!(gated("tensord-bench --against old").unwrap(), GATED);
-        let some = gated("tensord-bench --against old attach ops").unwrap();
+        let comparable_benches = |line: &str| parsed(line).unwrap().comparable_benches();
+        assert_eq!(
+            comparable_benches("tensord-bench --against old").unwrap(),
+            COMPARABLE
+        );
+        let some = comparable_benches("tensord-bench --against old attach ops").unwrap();
         assert_eq!(some, [Bench::Ops, Bench::Attach]);
-        let refused = gated("tensord-bench --against old ops ddp").unwrap_err();
+        let refused = comparable_benches("tensord-bench --against old ops ddp").unwrap_err();
         assert!(refused.to_string().ends_with("but not ddp"), "{refused}");
         let tolerance = |line: &str| parsed(line).map(|cli| cli.tolerance).ok();
         assert_eq!(tolerance("tensord-bench --against old"), Some(5.0));
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_definition_is_valid() {
         <Cli as clap::CommandFactory>::command().debug_assert();
     }
 }

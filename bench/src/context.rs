@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{
     bench::Bench,
-    inside::Facts,
+    namespace_entry::NetworkFeatures,
     part::{self, Work},
     peer::{Peers, Servers},
     progress::Progress,
@@ -96,10 +96,10 @@ impl Context {
         turn: &impl Serialize,
     ) -> Result<T> {
         if let Some(servers) = self.servers.get() {
-            servers.rest();
+            servers.wait_until_idle();
         }
         let work = Work::Part(serde_json::to_value(turn)?);
-        part::run(self, bench, work, &[], Facts::default())
+        part::run(self, bench, work, &[], NetworkFeatures::default())
     }
 
     /// Returns the runtime for the benches' own links and sockets.
@@ -108,7 +108,7 @@ impl Context {
     }
 
     /// Returns `full`, or `quick` if sizes are reduced.
-    pub(crate) fn pick<T>(&self, full: T, quick: T) -> T {
+    pub(crate) fn full_or_quick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 

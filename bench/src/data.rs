@@ -64,11 +64,11 @@ fn value(data: &TensorData) -> Result<f32> {
 type Reading = MaybeDone<Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>>;
 
 /// A read that was requested and has not been awaited.
-pub(crate) struct Pending(Pin<Box<Reading>>);
+pub(crate) struct PendingRead(Pin<Box<Reading>>);
 
 /// The event that starts a read on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum ReadStart {
     /// The call: tensord sends the request shortly after it.
     Call,
     /// The first poll, as for Burn's own reads.
@@ -78,20 +78,20 @@ pub(crate) enum Start {
 /// Requests a tensor. Later work in this thread does not delay the read.
 pub(crate) fn start_read<const D: usize, K: Kind + 'static>(
     tensor: Tensor<D, K>,
-    start: Start,
-) -> Pending {
+    start: ReadStart,
+) -> PendingRead {
     let reading: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(data::into_data_async(tensor));
     let mut reading = Box::pin(maybe_done(reading));
-    if start == Start::Poll {
+    if start == ReadStart::Poll {
         // The poll in `wait` brings its own waker.
         let _ = reading
             .as_mut()
             .poll(&mut Context::from_waker(Waker::noop()));
     }
-    Pending(reading)
+    PendingRead(reading)
 }
 
-impl Pending {
+impl PendingRead {
     /// Waits for the tensor.
     ///
     /// # Errors

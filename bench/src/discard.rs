@@ -26,11 +26,11 @@ static OPS: AtomicU64 = AtomicU64::new(0);
 static NEXT_TENSOR: AtomicU64 = AtomicU64::new(0);
 
 /// Ops queued for the other thread.
-static HANDED: Mutex<Vec<OperationIr>> = Mutex::new(Vec::new());
-static MANY: Condvar = Condvar::new();
+static QUEUED_OPS: Mutex<Vec<OperationIr>> = Mutex::new(Vec::new());
+static BATCH_READY: Condvar = Condvar::new();
 
 /// Number of queued ops at which the other thread is woken.
-const MANY_OPS: usize = 512;
+const BATCH_OPS: usize = 512;
 
 /// Returns the number of ops discarded so far by the whole process.
 pub(crate) fn ops() -> u64 {
@@ -42,34 +42,34 @@ pub(crate) fn ops() -> u64 {
 pub(crate) enum DiscardDevice {
     /// Discards ops at once.
     #[default]
-    AtOnce,
+    SameThread,
     /// Discards ops on another thread.
-    Elsewhere,
+    OtherThread,
 }
 
 impl burn_std::device::Device for DiscardDevice {
     fn from_id(id: DeviceId) -> Self {
         match id.index_id {
-            0 => Self::AtOnce,
-            _ => Self::Elsewhere,
+            0 => Self::SameThread,
+            _ => Self::OtherThread,
         }
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId::new(0x7e51, u16::from(*self == Self::Elsewhere))
+        DeviceId::new(0x7e51, u16::from(*self == Self::OtherThread))
     }
 }
 
-/// Discards queued ops as long as the process lives. Fewer than [`MANY_OPS`] wait for more.
-fn throw_away() {
+/// Discards queued ops as long as the process lives. Fewer than [`BATCH_OPS`] wait for more.
+fn discard_queued() {
     let mut taken = Vec::new();
     loop {
-        let handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
-        let few = |handed: &mut Vec<OperationIr>| handed.len() < MANY_OPS;
-        let waited = MANY.wait_while(handed, few);
-        let mut handed = waited.unwrap_or_else(PoisonError::into_inner);
-        std::mem::swap(&mut *handed, &mut taken);
-        drop(handed);
+        let queued = QUEUED_OPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let few = |queued: &mut Vec<OperationIr>| queued.len() < BATCH_OPS;
+        let waited = BATCH_READY.wait_while(queued, few);
+        let mut queued = waited.unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *queued, &mut taken);
+        drop(queued);
         taken.clear();
     }
 }
@@ -89,11 +89,11 @@ impl RouterClient for DiscardClient {
 
     fn register_op(&self, op: OperationIr) {
         OPS.fetch_add(1, Ordering::Relaxed);
-        if self.0 == DiscardDevice::Elsewhere {
-            let mut handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
-            handed.push(op);
-            if handed.len() == MANY_OPS {
-                MANY.notify_one();
+        if self.0 == DiscardDevice::OtherThread {
+            let mut queued = QUEUED_OPS.lock().unwrap_or_else(PoisonError::into_inner);
+            queued.push(op);
+            if queued.len() == BATCH_OPS {
+                BATCH_READY.notify_one();
             }
         }
     }
@@ -156,9 +156,9 @@ impl RouterChannel for DiscardChannel {
     }
 
     fn init_client(device: &DiscardDevice) -> DiscardClient {
-        static ELSEWHERE: Once = Once::new();
-        if *device == DiscardDevice::Elsewhere {
-            ELSEWHERE.call_once(|| drop(thread::spawn(throw_away)));
+        static SPAWN_ONCE: Once = Once::new();
+        if *device == DiscardDevice::OtherThread {
+            SPAWN_ONCE.call_once(|| drop(thread::spawn(discard_queued)));
         }
         DiscardClient(*device)
     }
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn ops_are_counted() {
-        for device in [DiscardDevice::AtOnce, DiscardDevice::Elsewhere] {
+        for device in [DiscardDevice::SameThread, DiscardDevice::OtherThread] {
             let data = TensorData::from([1f32, 2.0]);
             let tensor = <Discard as FloatTensorOps<Discard>>::float_from_data(data, &device);
             let before = ops();

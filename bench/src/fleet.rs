@@ -16,22 +16,22 @@ use tensord_tests::cluster::{Process, START_DEADLINE};
 use tensord_transport::TransportChoice;
 
 use crate::{
-    network::{Network, Wires},
+    network::{ConnectedLinks, Network},
     pool::printed_url,
-    process::{tensord, without_settings},
+    process::{remove_settings, tensord_path},
     relay::mesh::Endpoint,
     remote::set_burn_config,
 };
 
 /// Polling interval while workers register.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The pool, and a device on each worker. All end when this handle is dropped.
 pub(crate) struct Fleet<'a> {
     // The lease is dropped before its pool, and both before the processes.
     lease: Lease,
     _pool: Pool,
-    wires: Wires<'a>,
+    links: ConnectedLinks<'a>,
     _workers: Vec<Process>,
     _scheduler: Process,
     _dir: TempDir,
@@ -50,20 +50,20 @@ impl<'a> Fleet<'a> {
         threads: Option<usize>,
     ) -> Result<Self> {
         let dir = tempfile::tempdir()?;
-        let (scheduler, programs, for_workers) = start_scheduler(network, dir.path())?;
+        let (scheduler, program_url, worker_url) = start_scheduler(network, dir.path())?;
         let workers: Vec<Process> = (0..world)
-            .map(|host| start_worker(network, host, &for_workers, threads, dir.path()))
+            .map(|host| start_worker(network, host, &worker_url, threads, dir.path()))
             .collect::<Result<_>>()?;
-        let pool = Pool::connect_with(programs, Options::default());
+        let pool = Pool::connect_with(program_url, Options::default());
         let pool = pool.context("cannot connect to the pool")?;
         let endpoints = endpoints(&pool, &workers)?;
-        let wires = network.connect(&endpoints, &dir)?;
+        let links = network.connect(&endpoints, &dir)?;
         set_burn_config(None);
         let lease = pool.lease(LeaseRequest::devices(u32::try_from(world)?));
         Ok(Self {
             lease: lease.context("cannot lease the devices")?,
             _pool: pool,
-            wires,
+            links,
             _workers: workers,
             _scheduler: scheduler,
             _dir: dir,
@@ -80,30 +80,30 @@ impl<'a> Fleet<'a> {
         &self.lease
     }
 
-    /// Returns the bytes that each worker has sent so far; see [`Wires::sent`].
+    /// Returns the bytes that each worker has sent so far; see [`ConnectedLinks::sent`].
     ///
     /// # Errors
     ///
     /// If the counters cannot be read.
     pub(crate) fn sent(&self) -> Result<Option<Vec<u64>>> {
-        self.wires.sent()
+        self.links.sent()
     }
 }
 
 fn start_scheduler(network: &Network, dir: &Path) -> Result<(Process, PoolUrl, PoolUrl)> {
-    let mut command = Command::new(tensord()?);
-    without_settings(&mut command);
-    let listen = SocketAddr::new(network.middle_address(), 0).to_string();
+    let mut command = Command::new(tensord_path()?);
+    remove_settings(&mut command);
+    let listen = SocketAddr::new(network.hub_address(), 0).to_string();
     command.args(["scheduler", "--listen", &listen, "--state"]);
     command.arg(dir.join("state"));
     let process = Process::spawn(command, dir.join("scheduler.log"));
-    let programs = printed_url(&process, "program")?;
+    let program_url = printed_url(&process, "program")?;
     let workers = printed_url(&process, "worker")?;
-    let programs = PoolUrl {
+    let program_url = PoolUrl {
         transport: TransportChoice::Auto,
-        ..programs
+        ..program_url
     };
-    Ok((process, programs, workers))
+    Ok((process, program_url, workers))
 }
 
 fn start_worker(
@@ -113,13 +113,13 @@ fn start_worker(
     threads: Option<usize>,
     dir: &Path,
 ) -> Result<Process> {
-    let mut command = network.command(host, &tensord()?);
-    without_settings(&mut command);
+    let mut command = network.command(host, &tensord_path()?);
+    remove_settings(&mut command);
     let name = name(host);
     let listen = SocketAddr::new(network.listen_address(host), 0).to_string();
-    let message = network.told_address(host).to_string();
+    let advertised = network.advertised_address(host).to_string();
     command.args(["worker", "--devices", "flex", "--name", &name]);
-    command.args(["--listen", &listen, "--advertise", &message]);
+    command.args(["--listen", &listen, "--advertise", &advertised]);
     command.env("TENSORD_URL", url.reveal());
     if let Some(threads) = threads {
         command.env("RAYON_NUM_THREADS", threads.to_string());
@@ -145,7 +145,7 @@ fn endpoints(pool: &Pool, workers: &[Process]) -> Result<Vec<Endpoint>> {
             "not all workers have joined:\n{}",
             logs()
         );
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
     let endpoints = workers.iter().enumerate().map(|(host, process)| {
         let mut joined = status.workers.iter();

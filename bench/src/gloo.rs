@@ -16,13 +16,15 @@ use serde::Deserialize;
 use tempfile::TempDir;
 use tensord_tests::cluster::Process;
 
-use crate::{context::Context, network::Network, process::announced_within, stats::Summary};
+use crate::{
+    context::Context, network::Network, process::read_announcement_within, stats::Summary,
+};
 
 /// The script that each rank runs.
 const SCRIPT: &str = include_str!("../peers/gloo_allreduce.py");
 
 /// A Python program that succeeds if Gloo is available.
-const NEEDS: &str = "import torch.distributed as d; assert d.is_gloo_available()";
+const AVAILABILITY_CHECK: &str = "import torch.distributed as d; assert d.is_gloo_available()";
 
 /// Timeout of a sample, and of the start. Python is slow where many ranks share few cores.
 const DEADLINE: Duration = Duration::from_secs(150);
@@ -49,7 +51,9 @@ struct Sample {
 /// Returns whether there is a Python with a PyTorch that has Gloo.
 pub(crate) fn available() -> bool {
     let mut command = Command::new("python3");
-    command.args(["-c", NEEDS]).stdin(Stdio::null());
+    command
+        .args(["-c", AVAILABILITY_CHECK])
+        .stdin(Stdio::null());
     command.output().is_ok_and(|output| output.status.success())
 }
 
@@ -83,7 +87,7 @@ pub(crate) fn measure(
                 "allreduce {world} × {} MiB: {run}/{runs} Gloo",
                 size.mib
             ));
-            let sample: Sample = announced_within(&ranks[0], DEADLINE).context("Gloo")?;
+            let sample: Sample = read_announcement_within(&ranks[0], DEADLINE).context("Gloo")?;
             ensure!(
                 (sample.mib, sample.run) == (size.mib, run),
                 "Gloo returned a sample of another size or run"

@@ -25,17 +25,17 @@ const NAME_BYTES: usize = 64 << 10;
 const GARBAGE_BYTES: usize = 64 << 10;
 
 /// Tasks that open connections, send garbage and close them.
-const STORMS: usize = 4;
+const GARBAGE_TASKS: usize = 4;
 
 /// Pause after a refused connection. A refusal costs this process more than the worker, and
 /// both share the host's cores in a bench.
-const PAUSE: Duration = Duration::from_millis(10);
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Timeout of dialling a connection.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// A task's work in a session until the session ends.
-type Act = fn(RawSession) -> BoxFuture<'static, Result<Infallible, SessionError>>;
+type Attack = fn(RawSession) -> BoxFuture<'static, Result<Infallible, SessionError>>;
 
 /// Leases a device of the pool at `url`, and attacks its worker as long as the process
 /// lives. Calls `begun` once all tasks have started.
@@ -52,18 +52,18 @@ pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Resu
         let target = leased.into_iter().next();
         let target = target.context("the lease has no device")?;
         let mut tasks = JoinSet::new();
-        let acts: [Act; 3] = [
-            |session| refused(session).boxed(),
-            |session| faults(session).boxed(),
-            |session| malformed(session).boxed(),
+        let attacks: [Attack; 3] = [
+            |session| send_refused_ops(session).boxed(),
+            |session| provoke_faults(session).boxed(),
+            |session| send_malformed_frame(session).boxed(),
         ];
-        for act in acts {
+        for attack in attacks {
             // Opened before the storm starts, which might block it.
             let session = RawSession::open(&target).await?;
-            tasks.spawn(again(target.clone(), session, act));
+            tasks.spawn(repeat_attack(target.clone(), session, attack));
         }
-        for _ in 0..STORMS {
-            tasks.spawn(storm(target.clone()));
+        for _ in 0..GARBAGE_TASKS {
+            tasks.spawn(send_garbage_connections(target.clone()));
         }
         begun();
         // Keeps the stream open, and with it the lease.
@@ -72,25 +72,25 @@ pub(crate) fn attack(runtime: &Runtime, url: &str, begun: impl FnOnce()) -> Resu
     })
 }
 
-/// Runs `act` in one session after the other, forever.
-async fn again(target: Target, first: RawSession, act: Act) -> Infallible {
+/// Runs `attack` in one session after the other, forever.
+async fn repeat_attack(target: Target, first: RawSession, attack: Attack) -> Infallible {
     let mut opened = Ok(first);
     loop {
         match opened {
             Ok(session) => {
                 // The worker ended the session; the attack goes on.
-                let _ = act(session).await;
+                let _ = attack(session).await;
             }
-            Err(_) => sleep(PAUSE).await,
+            Err(_) => sleep(RETRY_DELAY).await,
         }
         opened = RawSession::open(&target).await;
     }
 }
 
 /// Sends ops that name a tensor with a wrong shape, and ops on tensors that do not exist.
-async fn refused(mut session: RawSession) -> Result<Infallible, SessionError> {
-    let there = session.upload(&[1.0, 2.0]);
-    let wrong = raw::tensor(there.id.value(), &[3]);
+async fn send_refused_ops(mut session: RawSession) -> Result<Infallible, SessionError> {
+    let existing = session.upload(&[1.0, 2.0]);
+    let wrong = raw::tensor(existing.id.value(), &[3]);
     loop {
         let outs: Vec<_> = (0..REFUSED_OPS).map(|_| session.new_id()).collect();
         let ops = outs.iter().map(|&id| match id % 2 {
@@ -117,7 +117,7 @@ fn add(to_itself: &TensorIr, out: TensorIr) -> OperationIr {
 
 /// Sends custom ops with unknown and very long names, and reads their results: each reply
 /// is a fault that names the op.
-async fn faults(mut session: RawSession) -> Result<Infallible, SessionError> {
+async fn provoke_faults(mut session: RawSession) -> Result<Infallible, SessionError> {
     let mut number = 0u64;
     loop {
         number += 1;
@@ -138,13 +138,13 @@ async fn faults(mut session: RawSession) -> Result<Infallible, SessionError> {
 }
 
 /// Sends one malformed frame; the worker ends the session.
-async fn malformed(mut session: RawSession) -> Result<Infallible, SessionError> {
+async fn send_malformed_frame(mut session: RawSession) -> Result<Infallible, SessionError> {
     session.send_bytes(vec![0xff; GARBAGE_BYTES]).await?;
     Err(session.end().await)
 }
 
 /// Opens one connection after the other and sends garbage on each after the TLS handshake.
-async fn storm(target: Target) -> Infallible {
+async fn send_garbage_connections(target: Target) -> Infallible {
     let dialler = Dialer::new(TransportChoice::Tcp);
     let garbage = Bytes::from_static(&[0xff; 4096]);
     loop {
@@ -153,7 +153,7 @@ async fn storm(target: Target) -> Infallible {
                 // The worker may have closed the link already.
                 let _ = link.sender.send(std::slice::from_ref(&garbage)).await;
             }
-            Err(_) => sleep(PAUSE).await,
+            Err(_) => sleep(RETRY_DELAY).await,
         }
     }
 }

@@ -13,7 +13,7 @@ use tensord_transport::{
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 
-use crate::process::{announce, serve};
+use crate::process::{announce, start_server};
 
 /// Timeout of dialling.
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ pub(crate) struct EchoServer {
 }
 
 /// A link to the echo process.
-pub(crate) struct Echo<'a> {
+pub(crate) struct EchoLink<'a> {
     runtime: &'a Runtime,
     link: Link,
 }
@@ -77,7 +77,7 @@ impl EchoServer {
     ///
     /// If the process does not start.
     pub(crate) fn start(dir: &TempDir) -> Result<Self> {
-        let (process, address) = serve(&["serve-echo"], dir)?;
+        let (process, address) = start_server(&["serve-echo"], dir)?;
         Ok(Self {
             address,
             _process: process,
@@ -100,17 +100,17 @@ impl EchoAddress {
         &self,
         runtime: &'a Runtime,
         transport: TransportChoice,
-    ) -> Result<Echo<'a>> {
+    ) -> Result<EchoLink<'a>> {
         let pin = self.fingerprint.parse::<Fingerprint>();
         let trust = Trust::Pin(pin.map_err(anyhow::Error::msg)?);
         let address = self.address.to_string();
         let dialer = Dialer::new(transport);
         let link = runtime.block_on(dialer.dial(&address, &trust, DIAL_DEADLINE))?;
-        Ok(Echo { runtime, link })
+        Ok(EchoLink { runtime, link })
     }
 }
 
-impl Echo<'_> {
+impl EchoLink<'_> {
     /// Sends a frame and waits until it comes back, `count` times.
     ///
     /// # Errors

@@ -39,17 +39,17 @@ const BATCH_OPS: usize = 64;
 const READ: &str = "read";
 
 /// The sender that completes one read.
-type Answer = oneshot::Sender<Result<TensorData, ExecutionError>>;
+type ReplySender = oneshot::Sender<Result<TensorData, ExecutionError>>;
 
 /// The senders for the next op, in the order of its inputs.
-type Answers = Arc<Mutex<Vec<Answer>>>;
+type PendingReplies = Arc<Mutex<Vec<ReplySender>>>;
 
 /// A device of a server in this process, and a tensor on it.
 pub(crate) struct Loopback {
     client: CustomOpClient,
     device: Device,
     tensor: Tensor<1>,
-    answers: Answers,
+    pending_replies: PendingReplies,
 }
 
 impl Loopback {
@@ -59,10 +59,12 @@ impl Loopback {
     ///
     /// If the server does not start.
     pub(crate) fn start(runtime: &Runtime, data: TensorData) -> Result<Self> {
-        let answers = Answers::default();
-        let waiting = answers.clone();
+        let pending_replies = PendingReplies::default();
+        let waiting = pending_replies.clone();
         let server = BackendServer::<Flex>::new([FlexDevice])
-            .with_custom_op(READ, move |tensors, op, _| answer(&waiting, tensors, op));
+            .with_custom_op(READ, move |tensors, op, _| {
+                reply_to_reads(&waiting, tensors, op)
+            });
         let device = serve(runtime, &server, BurnConfig::default())?;
         let DispatchDevice::Remote(remote) = device.as_dispatch() else {
             anyhow::bail!("a remote host has a device of another kind");
@@ -71,7 +73,7 @@ impl Loopback {
             client: CustomOpClient::new(remote),
             tensor: data::from_data(data, &device, Upload::Plain),
             device,
-            answers,
+            pending_replies,
         })
     }
 
@@ -81,10 +83,14 @@ impl Loopback {
     ///
     /// If the server fails.
     pub(crate) fn read(&self, count: usize) -> Result<()> {
-        let (answers, answered): (Vec<_>, Vec<_>) = (0..count).map(|_| oneshot::channel()).unzip();
+        let (pending_replies, answered): (Vec<_>, Vec<_>) =
+            (0..count).map(|_| oneshot::channel()).unzip();
         let inputs = (0..count).map(|_| Ok(self.handle()?.into_ir()));
         let inputs = inputs.collect::<Result<_>>()?;
-        *self.answers.lock().unwrap_or_else(PoisonError::into_inner) = answers;
+        *self
+            .pending_replies
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = pending_replies;
         self.client.register(CustomOpIr {
             id: READ.to_owned(),
             inputs,
@@ -112,7 +118,7 @@ impl Loopback {
 pub(crate) fn discard(runtime: &Runtime) -> Result<Device> {
     let mut config = serde_json::to_value(BurnConfig::default())?;
     config["remote"]["flush_threshold"] = BATCH_OPS.into();
-    let server = BackendServer::<Discard>::new([DiscardDevice::AtOnce]);
+    let server = BackendServer::<Discard>::new([DiscardDevice::SameThread]);
     serve(runtime, &server, serde_json::from_value(config)?)
 }
 
@@ -130,13 +136,17 @@ fn serve<B: BackendIr>(
 
 /// Executes the custom op. Completes the last read first, so that a reader that waits for
 /// the reads in order is woken once.
-fn answer(
-    answers: &Answers,
+fn reply_to_reads(
+    pending_replies: &PendingReplies,
     tensors: &mut HandleContainer<<Flex as BackendIr>::Handle>,
     op: &CustomOpIr,
 ) {
-    let answers = std::mem::take(&mut *answers.lock().unwrap_or_else(PoisonError::into_inner));
-    for (tensor, answer) in op.inputs.iter().zip(answers).rev() {
+    let pending_replies = std::mem::take(
+        &mut *pending_replies
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner),
+    );
+    for (tensor, answer) in op.inputs.iter().zip(pending_replies).rev() {
         let tensor = tensors.get_float_tensor::<Flex>(tensor);
         // If the reader is gone, it has already failed with an error of its own.
         let _ = answer.send(block_on(Flex::float_into_data(tensor)));

@@ -15,10 +15,10 @@ mod discard;
 mod fleet;
 mod gloo;
 mod hostile;
-mod inside;
 mod link;
 mod loopback;
 mod models;
+mod namespace_entry;
 mod network;
 mod part;
 mod peer;
@@ -44,7 +44,7 @@ use serde_json::{Map, Value};
 use crate::{
     cli::{Cli, Command},
     context::{Context, machine, runtime},
-    inside::Facts,
+    namespace_entry::NetworkFeatures,
     part::Work,
     relay::mesh,
     report::Report,
@@ -77,7 +77,7 @@ fn work(cli: &Cli) -> Result<()> {
         Some(Command::Mesh(options)) => {
             mesh::run(options.relay, options.shape(), &options.endpoints)
         }
-        Some(Command::HoldNamespace) => network::hold(),
+        Some(Command::HoldNamespace) => network::hold_namespace(),
         Some(Command::Probe { listen }) => probe::serve(*listen),
         Some(Command::Part { bench, task }) => part::serve(bench.one()?, task),
     }
@@ -89,7 +89,13 @@ fn run(cli: &Cli) -> Result<()> {
     let mut json = Map::new();
     json.insert("machine".into(), machine());
     for bench in cli.benches() {
-        let report: Report = part::run(&context, bench, Work::Bench, &[], Facts::default())?;
+        let report: Report = part::run(
+            &context,
+            bench,
+            Work::Bench,
+            &[],
+            NetworkFeatures::default(),
+        )?;
         context.progress.print(&format!(
             "{}: {}\n{}\n",
             bench.name(),

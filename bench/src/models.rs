@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_model_returns_a_logit_a_class() {
+    fn models_return_one_logit_per_class() {
         let device = Device::flex().autodiff();
         for model in Model::ALL {
             let network = Network::new(model, &device);

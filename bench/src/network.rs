@@ -24,9 +24,9 @@ use anyhow::Result;
 use tempfile::TempDir;
 
 use self::namespaces::Namespaces;
-pub(crate) use self::namespaces::{hold, move_in};
+pub(crate) use self::namespaces::{hold_namespace, set_up_namespace};
 use crate::{
-    inside::Facts,
+    namespace_entry::NetworkFeatures,
     relay::{
         mesh::{self, Endpoint, Mesh},
         second_loopback,
@@ -58,7 +58,7 @@ pub(crate) enum Network {
 }
 
 /// The connected links, and what counts their traffic.
-pub(crate) enum Wires<'a> {
+pub(crate) enum ConnectedLinks<'a> {
     /// Traffic is not counted.
     Uncounted,
     /// The hosts' network interfaces count.
@@ -81,11 +81,16 @@ impl Network {
     /// # Errors
     ///
     /// If the setup fails where it should work.
-    pub(crate) fn shaped(facts: Facts, hosts: usize, shape: Shape, dir: &TempDir) -> Result<Self> {
+    pub(crate) fn shaped(
+        facts: NetworkFeatures,
+        hosts: usize,
+        shape: Shape,
+        dir: &TempDir,
+    ) -> Result<Self> {
         if facts.namespaces && (shape.latency.is_zero() || facts.delay) {
             return Ok(Self::Namespaces(Namespaces::start(hosts, shape, dir)?));
         }
-        if !mesh::works() {
+        if !mesh::is_supported() {
             return Ok(Self::Plain);
         }
         let relay = second_loopback()?;
@@ -119,7 +124,7 @@ impl Network {
 
     /// Returns the address at which other hosts reach a process on `host`, with the same
     /// port.
-    pub(crate) fn told_address(&self, host: usize) -> IpAddr {
+    pub(crate) fn advertised_address(&self, host: usize) -> IpAddr {
         match self {
             Self::Relayed { relay, .. } => *relay,
             Self::Plain | Self::Namespaces(_) => self.listen_address(host),
@@ -128,10 +133,10 @@ impl Network {
 
     /// Returns the address for a process that runs in this process's namespace and must be
     /// reachable from every host.
-    pub(crate) fn middle_address(&self) -> IpAddr {
+    pub(crate) fn hub_address(&self) -> IpAddr {
         match self {
             Self::Plain | Self::Relayed { .. } => Ipv4Addr::LOCALHOST.into(),
-            Self::Namespaces(namespaces) => namespaces.middle(),
+            Self::Namespaces(namespaces) => namespaces.bridge_address(),
         }
     }
 
@@ -140,18 +145,22 @@ impl Network {
     /// # Errors
     ///
     /// If the relay does not start.
-    pub(crate) fn connect(&self, endpoints: &[Endpoint], dir: &TempDir) -> Result<Wires<'_>> {
+    pub(crate) fn connect(
+        &self,
+        endpoints: &[Endpoint],
+        dir: &TempDir,
+    ) -> Result<ConnectedLinks<'_>> {
         Ok(match self {
-            Self::Plain => Wires::Uncounted,
+            Self::Plain => ConnectedLinks::Uncounted,
             Self::Relayed { shape, relay } => {
-                Wires::Mesh(Mesh::start(*relay, *shape, endpoints, dir)?)
+                ConnectedLinks::Mesh(Mesh::start(*relay, *shape, endpoints, dir)?)
             }
-            Self::Namespaces(namespaces) => Wires::Interfaces(namespaces),
+            Self::Namespaces(namespaces) => ConnectedLinks::Interfaces(namespaces),
         })
     }
 }
 
-impl Wires<'_> {
+impl ConnectedLinks<'_> {
     /// Returns the bytes that each host has sent so far, if they are counted. An interface
     /// counts everything, with one header for up to 64 KiB; the relay counts the TCP
     /// payload between two hosts.

@@ -23,9 +23,9 @@ use tensord_tests::cluster::Process;
 use crate::{
     bench::Bench,
     context::Context,
-    inside::Facts,
+    namespace_entry::NetworkFeatures,
     network,
-    process::{announce, announced_within},
+    process::{announce, read_announcement_within},
     progress::{Progress, Update},
     trainer::{fresh_seeds, start_seeds_at},
 };
@@ -43,7 +43,7 @@ impl Work {
     /// How long the process may be silent: longer than any sample takes. The limit of a
     /// part is shorter, so a bench detects a hanging part before the bench itself counts as
     /// hanging.
-    const fn silence(&self) -> Duration {
+    const fn silence_timeout(&self) -> Duration {
         match self {
             Self::Bench => Duration::from_secs(240),
             Self::Part(_) => Duration::from_secs(180),
@@ -67,7 +67,7 @@ struct Task {
     work: Work,
     runs: usize,
     quick: bool,
-    facts: Facts,
+    facts: NetworkFeatures,
     first_seed: u64,
 }
 
@@ -81,7 +81,7 @@ enum PartMessage {
 }
 
 /// Runs `work` of `bench` in a process of its own and returns the result. The process is
-/// started through the command `entrance`, where it has `facts`.
+/// started through the command `launcher`, where it has `facts`.
 ///
 /// # Errors
 ///
@@ -90,11 +90,11 @@ pub(crate) fn run<T: DeserializeOwned>(
     context: &Context,
     bench: Bench,
     work: Work,
-    entrance: &[&str],
-    facts: Facts,
+    launcher: &[&str],
+    facts: NetworkFeatures,
 ) -> Result<T> {
     let own = std::env::current_exe().context("cannot find the path of this binary")?;
-    run_of(&own, context, bench, work, entrance, facts)
+    run_of(&own, context, bench, work, launcher, facts)
 }
 
 /// Like [`run`], with another build of this binary, which accepts the same tasks.
@@ -107,13 +107,13 @@ pub(crate) fn run_of<T: DeserializeOwned>(
     context: &Context,
     bench: Bench,
     work: Work,
-    entrance: &[&str],
-    facts: Facts,
+    launcher: &[&str],
+    facts: NetworkFeatures,
 ) -> Result<T> {
-    let silence = work.silence();
-    let part = Part::start(binary, context, bench, work, entrance, facts)?;
+    let silence_timeout = work.silence_timeout();
+    let part = PartProcess::start(binary, context, bench, work, launcher, facts)?;
     loop {
-        match announced_within(&part.process, silence)? {
+        match read_announcement_within(&part.process, silence_timeout)? {
             PartMessage::Doing(what) => context.progress.update(&what),
             PartMessage::Note(text) => context.progress.print(&text),
             PartMessage::Done(found) => return Ok(serde_json::from_value(found)?),
@@ -128,12 +128,16 @@ pub(crate) fn run_of<T: DeserializeOwned>(
 /// # Errors
 ///
 /// If the turn ends, or is silent for too long.
-pub(crate) fn background(context: &Context, bench: Bench, turn: &impl Serialize) -> Result<Part> {
+pub(crate) fn background(
+    context: &Context,
+    bench: Bench,
+    turn: &impl Serialize,
+) -> Result<PartProcess> {
     let work = Work::Part(serde_json::to_value(turn)?);
-    let silence = work.silence();
+    let silence_timeout = work.silence_timeout();
     let own = std::env::current_exe().context("cannot find the path of this binary")?;
-    let part = Part::start(&own, context, bench, work, &[], Facts::default())?;
-    match announced_within(&part.process, silence)? {
+    let part = PartProcess::start(&own, context, bench, work, &[], NetworkFeatures::default())?;
+    match read_announcement_within(&part.process, silence_timeout)? {
         PartMessage::Doing(_) | PartMessage::Note(_) => Ok(part),
         PartMessage::Done(found) => bail!("the process ended immediately: {found}"),
         PartMessage::Failed(why) => bail!("{why}"),
@@ -141,19 +145,19 @@ pub(crate) fn background(context: &Context, bench: Bench, turn: &impl Serialize)
 }
 
 /// A process that measures. It ends when this handle is dropped.
-pub(crate) struct Part {
+pub(crate) struct PartProcess {
     process: Process,
     _dir: TempDir,
 }
 
-impl Part {
+impl PartProcess {
     fn start(
         binary: &Path,
         context: &Context,
         bench: Bench,
         work: Work,
-        entrance: &[&str],
-        facts: Facts,
+        launcher: &[&str],
+        facts: NetworkFeatures,
     ) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let seeds = work.seeds();
@@ -167,7 +171,7 @@ impl Part {
         // Only this user can read files in the directory.
         let file = dir.path().join("task");
         std::fs::write(&file, serde_json::to_vec(&task)?)?;
-        let mut command = match entrance {
+        let mut command = match launcher {
             [] => Command::new(binary),
             [program, args @ ..] => {
                 let mut command = Command::new(program);
@@ -187,17 +191,17 @@ impl Part {
 ///
 /// If the result cannot be announced.
 pub(crate) fn serve(bench: Bench, task: &Path) -> Result<()> {
-    let message = match found(bench, task).with_context(|| bench.name()) {
+    let message = match run_task(bench, task).with_context(|| bench.name()) {
         Ok(found) => PartMessage::Done(found),
         Err(error) => PartMessage::Failed(format!("{error:#}")),
     };
     announce(&message)
 }
 
-fn found(bench: Bench, task: &Path) -> Result<Value> {
+fn run_task(bench: Bench, task: &Path) -> Result<Value> {
     let task: Task = serde_json::from_slice(&std::fs::read(task)?)?;
     start_seeds_at(task.first_seed);
-    let sending = Progress::sending(|update| {
+    let sending = Progress::reporting_to(|update| {
         let message = match update {
             Update::Doing(what) => PartMessage::Doing(what.to_owned()),
             Update::Note(text) => PartMessage::Note(text.to_owned()),
@@ -208,7 +212,7 @@ fn found(bench: Bench, task: &Path) -> Result<Value> {
     });
     let context = Context::with_progress(task.runs, task.quick, sending)?;
     if task.facts.namespaces {
-        network::move_in()?;
+        network::set_up_namespace()?;
     }
     match task.work {
         Work::Bench => Ok(serde_json::to_value(bench.run(&context)?)?),
@@ -221,8 +225,8 @@ fn found(bench: Bench, task: &Path) -> Result<Value> {
 /// # Errors
 ///
 /// The first error of `measure`.
-pub(crate) fn second<T>(measure: impl FnMut() -> Result<T>) -> Result<T> {
-    after(1, measure)
+pub(crate) fn after_warmup<T>(measure: impl FnMut() -> Result<T>) -> Result<T> {
+    after_warmups(1, measure)
 }
 
 /// Calls `measure` `times` times to warm up, and returns the result of one more call.
@@ -230,7 +234,7 @@ pub(crate) fn second<T>(measure: impl FnMut() -> Result<T>) -> Result<T> {
 /// # Errors
 ///
 /// The first error of `measure`.
-pub(crate) fn after<T>(times: usize, mut measure: impl FnMut() -> Result<T>) -> Result<T> {
+pub(crate) fn after_warmups<T>(times: usize, mut measure: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..times {
         measure()?;
     }
@@ -244,12 +248,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_are_those_that_earlier_builds_understand() {
+    fn task_format_is_compatible_with_earlier_builds() {
         let task = |work| Task {
             work,
             runs: 1,
             quick: true,
-            facts: Facts::default(),
+            facts: NetworkFeatures::default(),
             first_seed: 7,
         };
         let expected = |work: Value| {
@@ -269,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_earlier_builds_tell_is_understood() {
+    fn messages_of_earlier_builds_are_parsed() {
         let message = |text: &str| serde_json::from_str::<PartMessage>(text).unwrap();
         assert!(matches!(message(r#"{"Doing":"a"}"#), PartMessage::Doing(what) if what == "a"));
         assert!(matches!(message(r#"{"Note":"a"}"#), PartMessage::Note(text) if text == "a"));

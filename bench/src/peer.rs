@@ -16,20 +16,20 @@ use tensord_transport::TransportChoice;
 use tokio::runtime::Runtime;
 
 use crate::{
-    data::Start,
+    data::ReadStart,
     pool::{LocalPool, lease},
     process::cpu_time,
     remote,
 };
 
-/// Servers count as idle if they used at most [`REST`] of CPU time within this time.
-const REST_WINDOW: Duration = Duration::from_millis(100);
+/// Servers count as idle if they used at most [`IDLE_CPU_TIME`] of CPU time within this time.
+const IDLE_WINDOW: Duration = Duration::from_millis(100);
 
 /// CPU time that counts as idle: the resolution of the CPU clock.
-const REST: Duration = Duration::from_millis(10);
+const IDLE_CPU_TIME: Duration = Duration::from_millis(10);
 
 /// Longest wait for servers to become idle.
-const REST_DEADLINE: Duration = Duration::from_secs(5);
+const IDLE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The implementation that runs a peer's ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,10 +62,10 @@ impl Kind {
     }
 
     /// Returns what starts a read of the peer's device.
-    pub(crate) const fn start(self) -> Start {
+    pub(crate) const fn start(self) -> ReadStart {
         match self {
-            Self::Tensord | Self::TensordQuic | Self::TensordGrpc => Start::Call,
-            Self::Local | Self::BurnWebSocket | Self::BurnIroh => Start::Poll,
+            Self::Tensord | Self::TensordQuic | Self::TensordGrpc => ReadStart::Call,
+            Self::Local | Self::BurnWebSocket | Self::BurnIroh => ReadStart::Poll,
         }
     }
 
@@ -209,23 +209,23 @@ impl Servers {
 
     /// Waits until all processes are idle. Work that a worker does after the end of a
     /// session must not slow down the next contender.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn wait_until_idle(&self) {
         let ids = self.processes.iter().map(Process::id);
         let ids: Vec<_> = ids.chain([self.pool.process_id()]).collect();
-        rest(&ids);
+        wait_until_idle(&ids);
     }
 }
 
-/// Waits until the processes with these ids are idle, for at most [`REST_DEADLINE`].
-pub(crate) fn rest(ids: &[u32]) {
-    let ran = || ids.iter().map(|&id| cpu_time(id)).sum::<Option<Duration>>();
-    let until = Instant::now() + REST_DEADLINE;
-    let mut before = ran();
+/// Waits until the processes with these ids are idle, for at most [`IDLE_DEADLINE`].
+pub(crate) fn wait_until_idle(ids: &[u32]) {
+    let cpu_used = || ids.iter().map(|&id| cpu_time(id)).sum::<Option<Duration>>();
+    let until = Instant::now() + IDLE_DEADLINE;
+    let mut before = cpu_used();
     while Instant::now() < until {
-        sleep(REST_WINDOW);
-        let now = ran();
+        sleep(IDLE_WINDOW);
+        let now = cpu_used();
         match (before, now) {
-            (Some(before), Some(now)) if now.saturating_sub(before) > REST => {}
+            (Some(before), Some(now)) if now.saturating_sub(before) > IDLE_CPU_TIME => {}
             _ => return,
         }
         before = now;

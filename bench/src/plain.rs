@@ -27,7 +27,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::process::{announce, serve as serve_in_process};
+use crate::process::{announce, start_server};
 
 /// Direction of a transfer, seen from this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,13 +73,13 @@ pub(crate) fn serve(runtime: &Runtime) -> Result<()> {
                 accepted = tcp.accept() => {
                     let stream = accepted?.0;
                     stream.set_nodelay(true)?;
-                    served.spawn(answer(stream));
+                    served.spawn(serve_connection(stream));
                 }
                 accepted = tls.accept() => {
                     let stream = accepted?.0;
                     stream.set_nodelay(true)?;
                     let acceptor = acceptor.clone();
-                    served.spawn(async move { answer(acceptor.accept(stream).await?).await });
+                    served.spawn(async move { serve_connection(acceptor.accept(stream).await?).await });
                 }
                 Some(ended) = served.join_next() => ended??,
             }
@@ -88,7 +88,7 @@ pub(crate) fn serve(runtime: &Runtime) -> Result<()> {
 }
 
 /// Receives or sends payloads until the peer is gone.
-async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
+async fn serve_connection(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<()> {
     let mut payload = Vec::new();
     loop {
         let Ok(direction) = stream.read_u8().await else {
@@ -145,13 +145,13 @@ fn client_config(chain: &str) -> Result<ClientConfig> {
     Ok(config.with_no_client_auth())
 }
 
-trait Stream: AsyncRead + AsyncWrite + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> ByteStream for S {}
 
 /// A connection to the server.
 pub(crate) struct Socket<'a> {
     runtime: &'a Runtime,
-    stream: Box<dyn Stream>,
+    stream: Box<dyn ByteStream>,
 }
 
 /// The server, in a process of its own.
@@ -167,7 +167,7 @@ impl Server {
     ///
     /// If the server does not start.
     pub(crate) fn start(dir: &TempDir) -> Result<Self> {
-        let (process, announced) = serve_in_process(&["serve-plain"], dir)?;
+        let (process, announced) = start_server(&["serve-plain"], dir)?;
         Ok(Self {
             announced,
             _process: process,
@@ -217,9 +217,9 @@ impl Socket<'_> {
     /// # Errors
     ///
     /// If the connection fails.
-    pub(crate) fn up(&mut self, payload: &[u8]) -> Result<()> {
+    pub(crate) fn upload(&mut self, payload: &[u8]) -> Result<()> {
         self.runtime.block_on(async {
-            ask(&mut self.stream, b'u', payload.len()).await?;
+            send_request(&mut self.stream, b'u', payload.len()).await?;
             self.stream.write_all(payload).await?;
             self.stream.flush().await?;
             ensure!(
@@ -235,9 +235,9 @@ impl Socket<'_> {
     /// # Errors
     ///
     /// If the connection fails.
-    pub(crate) fn down(&mut self, bytes: usize) -> Result<()> {
+    pub(crate) fn download(&mut self, bytes: usize) -> Result<()> {
         self.runtime.block_on(async {
-            ask(&mut self.stream, b'd', bytes).await?;
+            send_request(&mut self.stream, b'd', bytes).await?;
             self.stream.flush().await?;
             receive(&mut self.stream, bytes as u64).await?;
             Ok(())
@@ -245,7 +245,11 @@ impl Socket<'_> {
     }
 }
 
-async fn ask(stream: &mut (impl AsyncWrite + Unpin), direction: u8, bytes: usize) -> Result<()> {
+async fn send_request(
+    stream: &mut (impl AsyncWrite + Unpin),
+    direction: u8,
+    bytes: usize,
+) -> Result<()> {
     let mut header = [direction; 9];
     header[1..].copy_from_slice(&(bytes as u64).to_be_bytes());
     Ok(stream.write_all(&header).await?)

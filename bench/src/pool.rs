@@ -9,7 +9,7 @@ use tensord_tests::cluster::Process;
 use tensord_transport::TransportChoice;
 
 use crate::{
-    process::{tensord, without_settings},
+    process::{remove_settings, tensord_path},
     remote::set_burn_config,
 };
 
@@ -27,7 +27,7 @@ impl LocalPool {
     ///
     /// If there is no `tensord` binary, or the pool does not start.
     pub(crate) fn start(devices: &str) -> Result<Self> {
-        Self::start_at(devices, None)
+        Self::start_advertising(devices, None)
     }
 
     /// Starts a pool with the `tensord` at `binary`.
@@ -35,7 +35,7 @@ impl LocalPool {
     /// # Errors
     ///
     /// If the pool does not start.
-    pub(crate) fn start_of(binary: &Path, devices: &str) -> Result<Self> {
+    pub(crate) fn start_binary(binary: &Path, devices: &str) -> Result<Self> {
         Self::start_any(binary, devices, None)
     }
 
@@ -44,8 +44,8 @@ impl LocalPool {
     /// # Errors
     ///
     /// As [`start`](Self::start).
-    pub(crate) fn start_at(devices: &str, host: Option<&str>) -> Result<Self> {
-        Self::start_any(&tensord()?, devices, host)
+    pub(crate) fn start_advertising(devices: &str, host: Option<&str>) -> Result<Self> {
+        Self::start_any(&tensord_path()?, devices, host)
     }
 
     fn start_any(binary: &Path, devices: &str, host: Option<&str>) -> Result<Self> {
@@ -59,7 +59,7 @@ impl LocalPool {
         if let Some(host) = host {
             command.args(["--advertise", host]);
         }
-        without_settings(&mut command);
+        remove_settings(&mut command);
         let process = Process::spawn(command, dir.path().join("pool.log"));
         let url = printed_url(&process, "program")?;
         // The scheduler is at its listening address, whatever the worker advertises.
@@ -123,16 +123,16 @@ fn connect(url: PoolUrl) -> Result<Pool> {
     pool.context("cannot connect to the pool")
 }
 
-/// Returns the next URL that `process` prints for `whom`: `program` or `worker`.
+/// Returns the next URL that `process` prints for `role`: `program` or `worker`.
 ///
 /// # Errors
 ///
 /// If the printed text is not a pool URL.
-pub(crate) fn printed_url(process: &Process, whom: &str) -> Result<PoolUrl> {
+pub(crate) fn printed_url(process: &Process, role: &str) -> Result<PoolUrl> {
     let url = process.wait_for("URL", |line| {
         let (_, url) = line.split_once("TENSORD_URL=")?;
         let url = url.trim_matches(['\'', '"']).to_owned();
-        line.contains(whom).then_some(url)
+        line.contains(role).then_some(url)
     });
     url.parse().context("a pool printed a malformed URL")
 }

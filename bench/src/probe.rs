@@ -20,7 +20,7 @@ use tensord_tests::cluster::Process;
 
 use crate::{
     network::{Network, Shape},
-    process::{announce, announced_within},
+    process::{announce, read_announcement_within},
     relay::mesh::Endpoint,
 };
 
@@ -39,20 +39,20 @@ const PLAIN_BYTES: u64 = 1 << 30;
 
 const CHUNK: usize = 256 << 10;
 
-/// A connection's first byte: payload bytes follow, or an [`Order`].
-const BYTES: u8 = b'b';
-const ORDER: u8 = b'o';
+/// A connection's first byte: payload bytes follow, or an [`SendRequest`].
+const PAYLOAD_BYTE: u8 = b'b';
+const REQUEST_BYTE: u8 = b'o';
 
 /// A request to send bytes to a server.
 #[derive(Debug, Serialize, Deserialize)]
-struct Order {
+struct SendRequest {
     to: SocketAddr,
     bytes: u64,
 }
 
 /// Throughput and round trip of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Found {
+pub(crate) struct LinkMeasurement {
     /// GB/s of payload, one way.
     pub(crate) gbs: f64,
     /// Round trip in ms.
@@ -69,25 +69,25 @@ pub(crate) fn serve(listen: SocketAddr) -> Result<()> {
     announce(&listener.local_addr()?)?;
     for stream in listener.incoming().flatten() {
         // The client notices an error, because the connection ends.
-        thread::spawn(move || answer(stream));
+        thread::spawn(move || serve_connection(stream));
     }
     Ok(())
 }
 
-fn answer(mut stream: TcpStream) -> Result<()> {
+fn serve_connection(mut stream: TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
     let mut kind = [0];
     stream.read_exact(&mut kind)?;
-    if kind[0] == BYTES {
-        return take(stream);
+    if kind[0] == PAYLOAD_BYTE {
+        return receive_payloads(stream);
     }
-    let order: Order = serde_json::from_reader(&stream)?;
-    serde_json::to_writer(&stream, &send(&order)?)?;
+    let request: SendRequest = serde_json::from_reader(&stream)?;
+    serde_json::to_writer(&stream, &send(&request)?)?;
     Ok(stream.shutdown(Shutdown::Write)?)
 }
 
 /// Receives payloads, each preceded by its length, and acknowledges each.
-fn take(mut stream: TcpStream) -> Result<()> {
+fn receive_payloads(mut stream: TcpStream) -> Result<()> {
     let mut chunk = vec![0; CHUNK];
     let mut length = [0; 8];
     while stream.read_exact(&mut length).is_ok() {
@@ -103,12 +103,12 @@ fn take(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Sends the bytes of `order` and measures the time. Sends a quarter of them first, so that
+/// Sends the bytes of `request` and measures the time. Sends a quarter of them first, so that
 /// TCP reaches its steady rate.
-fn send(order: &Order) -> Result<Found> {
-    let mut stream = TcpStream::connect(order.to)?;
+fn send(request: &SendRequest) -> Result<LinkMeasurement> {
+    let mut stream = TcpStream::connect(request.to)?;
     stream.set_nodelay(true)?;
-    stream.write_all(&[BYTES])?;
+    stream.write_all(&[PAYLOAD_BYTE])?;
     let chunk = vec![7; CHUNK];
     let mut payload = |bytes: u64| {
         let begun = Instant::now();
@@ -122,17 +122,17 @@ fn send(order: &Order) -> Result<Found> {
         stream.read_exact(&mut [0])?;
         anyhow::Ok(begun.elapsed().as_secs_f64())
     };
-    payload(order.bytes / 4)?;
+    payload(request.bytes / 4)?;
     let mut round_trip = f64::MAX;
     for _ in 0..ROUND_TRIPS {
         round_trip = round_trip.min(payload(0)?);
     }
-    let took = payload(order.bytes)?;
+    let took = payload(request.bytes)?;
     // On a very fast link the round trip can be most of the time; at most half of the time
     // is taken off for it.
     let sending = (took - round_trip).max(took / 2.0);
-    Ok(Found {
-        gbs: order.bytes as f64 / sending / 1e9,
+    Ok(LinkMeasurement {
+        gbs: request.bytes as f64 / sending / 1e9,
         rtt_ms: round_trip * 1000.0,
     })
 }
@@ -142,7 +142,7 @@ fn send(order: &Order) -> Result<Found> {
 /// # Errors
 ///
 /// If a process does not start or does not respond.
-pub(crate) fn measure(network: &Network, shape: Shape, dir: &TempDir) -> Result<Found> {
+pub(crate) fn measure(network: &Network, shape: Shape, dir: &TempDir) -> Result<LinkMeasurement> {
     let servers = [
         start(network, 0, dir.path())?,
         start(network, 1, dir.path())?,
@@ -157,12 +157,12 @@ pub(crate) fn measure(network: &Network, shape: Shape, dir: &TempDir) -> Result<
         // The bytes of half a second.
         Network::Relayed { .. } | Network::Namespaces(_) => shape.bytes_per_second() as u64 / 2,
     };
-    let to = SocketAddr::new(network.told_address(1), servers[1].1.port());
-    let order = Order { to, bytes };
-    let found: Vec<Found> = (0..RUNS)
-        .map(|_| ask(servers[0].1, &order))
+    let to = SocketAddr::new(network.advertised_address(1), servers[1].1.port());
+    let request = SendRequest { to, bytes };
+    let found: Vec<LinkMeasurement> = (0..RUNS)
+        .map(|_| request_measurement(servers[0].1, &request))
         .collect::<Result<_>>()?;
-    Ok(Found {
+    Ok(LinkMeasurement {
         gbs: found.iter().map(|found| found.gbs).fold(0.0, f64::max),
         rtt_ms: found
             .iter()
@@ -176,15 +176,15 @@ fn start(network: &Network, host: usize, dir: &Path) -> Result<(Process, SocketA
     let listen = SocketAddr::new(network.listen_address(host), 0).to_string();
     command.args(["probe", "--listen", &listen]);
     let process = Process::spawn(command, dir.join(format!("probe-{host}.log")));
-    let address = announced_within(&process, DEADLINE)?;
+    let address = read_announcement_within(&process, DEADLINE)?;
     Ok((process, address))
 }
 
-fn ask(server: SocketAddr, order: &Order) -> Result<Found> {
+fn request_measurement(server: SocketAddr, request: &SendRequest) -> Result<LinkMeasurement> {
     let mut stream = TcpStream::connect_timeout(&server, DEADLINE)?;
     stream.set_read_timeout(Some(DEADLINE))?;
-    stream.write_all(&[ORDER])?;
-    serde_json::to_writer(&stream, order)?;
+    stream.write_all(&[REQUEST_BYTE])?;
+    serde_json::to_writer(&stream, request)?;
     stream.shutdown(Shutdown::Write)?;
     serde_json::from_reader(&stream).context("the link could not be measured")
 }
@@ -197,8 +197,8 @@ mod tests {
     fn bytes_are_sent_and_timed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
-        let taking = thread::spawn(move || answer(listener.accept().unwrap().0));
-        let found = send(&Order { to, bytes: 4 << 20 }).unwrap();
+        let taking = thread::spawn(move || serve_connection(listener.accept().unwrap().0));
+        let found = send(&SendRequest { to, bytes: 4 << 20 }).unwrap();
         assert!(found.gbs > 0.0 && found.rtt_ms > 0.0, "{found:?}");
         taking.join().unwrap().unwrap();
     }

@@ -33,14 +33,17 @@ pub(crate) fn announce(how: &impl Serialize) -> Result<()> {
 /// # Errors
 ///
 /// If the announcement cannot be parsed.
-pub(crate) fn serve<T: DeserializeOwned>(args: &[&str], dir: &TempDir) -> Result<(Process, T)> {
+pub(crate) fn start_server<T: DeserializeOwned>(
+    args: &[&str],
+    dir: &TempDir,
+) -> Result<(Process, T)> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let mut command = Command::new(own);
     command.args(args);
     let name = format!("{}-{}.log", args[0], COUNT.fetch_add(1, Ordering::Relaxed));
     let process = Process::spawn(command, dir.path().join(name));
-    let announced = announced(&process)?;
+    let announced = read_announcement(&process)?;
     Ok((process, announced))
 }
 
@@ -49,7 +52,7 @@ pub(crate) fn serve<T: DeserializeOwned>(args: &[&str], dir: &TempDir) -> Result
 /// # Errors
 ///
 /// If the announcement cannot be parsed.
-pub(crate) fn announced<T: DeserializeOwned>(process: &Process) -> Result<T> {
+pub(crate) fn read_announcement<T: DeserializeOwned>(process: &Process) -> Result<T> {
     let announced = process.wait_for("announcement", |line| {
         line.strip_prefix(ANNOUNCEMENT).map(str::to_owned)
     });
@@ -61,7 +64,7 @@ pub(crate) fn announced<T: DeserializeOwned>(process: &Process) -> Result<T> {
 /// # Errors
 ///
 /// If none arrives in time, or it cannot be parsed.
-pub(crate) fn announced_within<T: DeserializeOwned>(
+pub(crate) fn read_announcement_within<T: DeserializeOwned>(
     process: &Process,
     deadline: Duration,
 ) -> Result<T> {
@@ -74,7 +77,7 @@ pub(crate) fn announced_within<T: DeserializeOwned>(
 
 /// Removes all `TENSORD_…` variables from the environment of `command`, so that only the
 /// bench's settings apply.
-pub(crate) fn without_settings(command: &mut Command) {
+pub(crate) fn remove_settings(command: &mut Command) {
     let inherited = std::env::vars_os().map(|(name, _)| name);
     for name in inherited.filter(|name| name.to_string_lossy().starts_with("TENSORD_")) {
         command.env_remove(name);
@@ -110,7 +113,7 @@ pub(crate) fn cpu_time(id: u32) -> Option<Duration> {
 /// # Errors
 ///
 /// If it does not exist.
-pub(crate) fn tensord() -> Result<PathBuf> {
+pub(crate) fn tensord_path() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let name = format!("tensord{}", std::env::consts::EXE_SUFFIX);
     let found = own.ancestors().skip(1).take(2).map(|dir| dir.join(&name));
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_works_is_seen_to() {
+    fn cpu_time_of_a_busy_process_grows() {
         let own = std::process::id();
         let before = cpu_time(own).unwrap();
         let mut work = 0u64;

@@ -12,7 +12,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How long a run may take before the line appears.
-const PATIENCE: Duration = Duration::from_secs(2);
+const SHOW_DELAY: Duration = Duration::from_secs(2);
 
 /// A progress report.
 pub(crate) enum Update<'a> {
@@ -56,7 +56,7 @@ impl Progress {
     }
 
     /// Passes all reports to `update`, immediately.
-    pub(crate) fn sending(update: impl Fn(Update<'_>) + 'static) -> Self {
+    pub(crate) fn reporting_to(update: impl Fn(Update<'_>) + 'static) -> Self {
         let mut progress = Self::start(false);
         progress.update = Some(Box::new(update));
         progress
@@ -86,7 +86,7 @@ impl Progress {
         if let Some(update) = &self.update {
             return update(Update::Doing(what));
         }
-        if self.waiting.get() && self.begun.elapsed() > PATIENCE {
+        if self.waiting.get() && self.begun.elapsed() > SHOW_DELAY {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
             self.waiting.set(false);
         }

@@ -39,11 +39,11 @@ impl<'a> Contender<'a> {
 
 /// The results of a race, in the order of the contenders.
 #[derive(Debug, Clone)]
-pub(crate) struct Results(Vec<Finding>);
+pub(crate) struct Results(Vec<ContenderResult>);
 
 /// The result of one contender.
 #[derive(Debug, Clone)]
-pub(crate) struct Finding {
+pub(crate) struct ContenderResult {
     /// The contender's name in JSON.
     pub(crate) key: String,
     /// The contender's name in tables.
@@ -66,7 +66,7 @@ pub(crate) fn race(
     let count = contenders.len();
     let mut samples = vec![Vec::with_capacity(runs); count];
     for run in 0..=runs {
-        for index in order(count, run) {
+        for index in contender_order(count, run) {
             let contender = &mut contenders[index];
             progress.update(&format!("{title}: {run}/{runs} {}", contender.label));
             let sample = (contender.measure)(run);
@@ -79,7 +79,7 @@ pub(crate) fn race(
     let found = contenders.into_iter().zip(samples);
     let found = found.map(|(Contender { key, label, .. }, samples)| {
         let summary = Summary::of(&samples).with_context(|| format!("{title} has no samples"))?;
-        Ok(Finding {
+        Ok(ContenderResult {
             key,
             label,
             summary,
@@ -95,7 +95,7 @@ pub(crate) fn race(
 /// other one equally often, and in fewer rounds nearly so (E. J. Williams, "Experimental
 /// Designs Balanced for the Estimation of Residual Effects of Treatments", 1949). With
 /// three or more contenders, none follows itself.
-fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
+fn contender_order(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |turn| {
         let turn = match round % 2 {
             0 => turn,
@@ -113,7 +113,7 @@ fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
 
 impl Results {
     /// Returns the findings, in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Finding> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ContenderResult> {
         self.0.iter()
     }
 
@@ -174,14 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn each_comes_after_each_other_equally_often() {
-        assert_eq!(order(5, 0).collect::<Vec<_>>(), [0, 1, 4, 2, 3]);
-        assert_eq!(order(5, 3).collect::<Vec<_>>(), [1, 0, 2, 4, 3]);
+    fn each_contender_follows_each_other_equally_often() {
+        assert_eq!(contender_order(5, 0).collect::<Vec<_>>(), [0, 1, 4, 2, 3]);
+        assert_eq!(contender_order(5, 3).collect::<Vec<_>>(), [1, 0, 2, 4, 3]);
         for count in 1..9 {
             let mut follows = vec![vec![0; count]; count];
             let mut last = None;
             for round in 0..2 * count {
-                let order: Vec<_> = order(count, round).collect();
+                let order: Vec<_> = contender_order(count, round).collect();
                 assert!((0..count).all(|index| order.contains(&index)), "{order:?}");
                 order
                     .windows(2)

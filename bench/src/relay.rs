@@ -29,15 +29,15 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tensord_tests::cluster::Process;
 
-use self::delay::line;
-use crate::process::{announce, serve};
+use self::delay::start_delay_line;
+use crate::process::{announce, start_server};
 
 /// Bytes read at once.
 const CHUNK: usize = 64 << 10;
 
 /// Bytes relayed since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Count {
+pub(crate) struct RelayedBytes {
     /// Bytes to the server.
     pub(crate) up: u64,
     /// Bytes from the server.
@@ -83,7 +83,7 @@ pub(crate) fn run(route: Route) -> Result<()> {
         counts: counts.local_addr()?,
     })?;
     let counted = counters.clone();
-    thread::spawn(move || tell_counts(&counts, &counted));
+    thread::spawn(move || serve_counts(&counts, &counted));
     let counted = counters.clone();
     thread::spawn(move || relay_datagrams(&udp, route, &counted));
     for client in tcp.incoming() {
@@ -111,14 +111,14 @@ fn count(
     }
 }
 
-fn tell_counts(listener: &TcpListener, counters: &Counters) {
-    for mut asking in listener.incoming().flatten() {
-        let count = Count {
+fn serve_counts(listener: &TcpListener, counters: &Counters) {
+    for mut connection in listener.incoming().flatten() {
+        let count = RelayedBytes {
             up: counters.up.load(Ordering::Relaxed),
             down: counters.down.load(Ordering::Relaxed),
         };
         // The client may be gone.
-        let _ = serde_json::to_writer(&asking, &count).map(|()| asking.flush());
+        let _ = serde_json::to_writer(&connection, &count).map(|()| connection.flush());
     }
 }
 
@@ -132,16 +132,17 @@ fn relay_stream(
     pace: impl Fn(usize) -> Instant + Send + 'static,
 ) {
     let end = to.try_clone();
-    let (late, sending) = line(delay, move |bytes: Vec<u8>| to.write_all(&bytes).is_ok());
+    let (delay_line, sending) =
+        start_delay_line(delay, move |bytes: Vec<u8>| to.write_all(&bytes).is_ok());
     thread::spawn(move || {
         let mut buffer = vec![0; CHUNK];
         while let Ok(bytes @ 1..) = from.read(&mut buffer) {
             let passed = pace(bytes);
-            if !late.push(buffer[..bytes].to_vec(), passed) {
+            if !delay_line.push(buffer[..bytes].to_vec(), passed) {
                 break;
             }
         }
-        drop(late);
+        drop(delay_line);
         let _ = sending.join();
         let _ = end.map(|end| end.shutdown(Shutdown::Write));
     });
@@ -154,7 +155,7 @@ fn relay_datagrams(socket: &UdpSocket, route: Route, counters: &Arc<Counters>) {
         let _ = server.send(&bytes);
         true
     };
-    let (late, _sending) = line(route.delay, send);
+    let (delay_line, _sending) = start_delay_line(route.delay, send);
     let up = count(counters, |c| &c.up);
     let mut clients: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
     let mut buffer = vec![0; CHUNK];
@@ -168,18 +169,18 @@ fn relay_datagrams(socket: &UdpSocket, route: Route, counters: &Arc<Counters>) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
                 let down = count(counters, |c| &c.down);
-                match answers(socket, client, route, down) {
+                match open_return_path(socket, client, route, down) {
                     Ok(server) => new.insert(server),
                     Err(_) => continue,
                 }
             }
         };
-        late.push((server.clone(), buffer[..bytes].to_vec()), passed);
+        delay_line.push((server.clone(), buffer[..bytes].to_vec()), passed);
     }
 }
 
 /// Returns a socket to the server whose received datagrams are relayed to `client`.
-fn answers(
+fn open_return_path(
     socket: &UdpSocket,
     client: SocketAddr,
     route: Route,
@@ -190,14 +191,14 @@ fn answers(
     let onward = socket.try_clone()?;
     let receiving = server.clone();
     thread::spawn(move || {
-        let (late, _sending) = line(route.delay, move |bytes: Vec<u8>| {
+        let (delay_line, _sending) = start_delay_line(route.delay, move |bytes: Vec<u8>| {
             let _ = onward.send_to(&bytes, client);
             true
         });
         let mut buffer = vec![0; CHUNK];
         while let Ok(bytes) = receiving.recv(&mut buffer) {
             let passed = count(bytes);
-            late.push(buffer[..bytes].to_vec(), passed);
+            delay_line.push(buffer[..bytes].to_vec(), passed);
         }
     });
     Ok(server)
@@ -239,7 +240,7 @@ impl Relay {
             "--delay-us",
             &delay,
         ];
-        let (process, announced) = serve(&args, dir)?;
+        let (process, announced) = start_server(&args, dir)?;
         Ok(Self {
             announced,
             _process: process,
@@ -256,8 +257,8 @@ impl Relay {
     /// # Errors
     ///
     /// If the relay is gone.
-    pub(crate) fn count(&self) -> Result<Count> {
-        let asking = TcpStream::connect(self.announced.counts)?;
-        serde_json::from_reader(asking).context("the relay sent malformed counts")
+    pub(crate) fn count(&self) -> Result<RelayedBytes> {
+        let connection = TcpStream::connect(self.announced.counts)?;
+        serde_json::from_reader(connection).context("the relay sent malformed counts")
     }
 }

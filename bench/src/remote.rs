@@ -26,7 +26,7 @@ use tempfile::TempDir;
 use tensord_tests::cluster::Process;
 use tokio::runtime::Runtime;
 
-use crate::process::{announce, serve};
+use crate::process::{announce, start_server};
 
 /// Serves a Flex device over WebSocket until the process is killed.
 ///
@@ -78,7 +78,7 @@ async fn loopback_endpoint() -> Result<Endpoint> {
 ///
 /// If the server does not start.
 pub(crate) fn start_websocket(dir: &TempDir) -> Result<(Process, String)> {
-    serve(&["serve-websocket"], dir)
+    start_server(&["serve-websocket"], dir)
 }
 
 /// Connects to the device of the server over WebSocket at `address`.
@@ -106,7 +106,7 @@ pub(crate) fn websocket_device_with(address: &str, config: BurnConfig) -> Result
 ///
 /// If the server does not start.
 pub(crate) fn start_iroh(dir: &TempDir) -> Result<(Process, EndpointAddr)> {
-    serve(&["serve-iroh"], dir)
+    start_server(&["serve-iroh"], dir)
 }
 
 /// Connects to the device of the server over Iroh at `address`, dialled from `runtime`.

@@ -34,7 +34,7 @@ pub(crate) fn table(names: &[&str], numbers: &[&str]) -> Table {
 }
 
 /// Formats `value` for a cell: three significant digits, and separators for thousands.
-pub(crate) fn number(value: f64) -> String {
+pub(crate) fn format_number(value: f64) -> String {
     let rounded = round(value);
     if rounded.abs() < 1000.0 {
         return format!("{rounded}");
@@ -52,26 +52,30 @@ pub(crate) fn number(value: f64) -> String {
 }
 
 /// Formats a value that may be missing for a cell.
-pub(crate) fn optional(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".into(), number)
+pub(crate) fn format_optional(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".into(), format_number)
 }
 
 /// Adds a row for each finding: its name, its median and its quartiles.
-pub(crate) fn add_findings(table: &mut Table, first: &[&str], found: &Results) {
+pub(crate) fn add_results(table: &mut Table, first: &[&str], found: &Results) {
     for finding in found.iter() {
         let summary = &finding.summary;
         let cells = [
             finding.label.clone(),
-            number(summary.median),
-            spread(summary),
+            format_number(summary.median),
+            format_quartiles(summary),
         ];
         table.add_row(first.iter().map(|&cell| cell.to_owned()).chain(cells));
     }
 }
 
 /// Formats quartiles for a cell.
-pub(crate) fn spread(summary: &Summary) -> String {
-    format!("{} – {}", number(summary.q1), number(summary.q3))
+pub(crate) fn format_quartiles(summary: &Summary) -> String {
+    format!(
+        "{} – {}",
+        format_number(summary.q1),
+        format_number(summary.q3)
+    )
 }
 
 #[cfg(test)]
@@ -80,7 +84,7 @@ mod tests {
 
     #[test]
     fn numbers_are_easy_to_read() {
-        let check = |value: f64, expected: &str| assert_eq!(number(value), expected);
+        let check = |value: f64, expected: &str| assert_eq!(format_number(value), expected);
         check(0.0, "0");
         check(0.012_345, "0.0123");
         check(999.4, "999");
@@ -88,11 +92,11 @@ mod tests {
         check(200_704.0, "200,704");
         check(12_345_678.9, "12,345,679");
         check(-1234.0, "-1,234");
-        assert_eq!(optional(None), "–");
+        assert_eq!(format_optional(None), "–");
     }
 
     #[test]
-    fn numbers_stand_to_the_right() {
+    fn numbers_are_right_aligned() {
         let mut table = table(&["peer"], &["ms"]);
         table.add_row(["one", "1"]);
         table.add_row(["two", "1,000"]);

@@ -119,7 +119,7 @@ impl Trainer {
     /// If an earlier step panicked.
     pub(crate) fn step(&mut self, batch: Batch) -> Result<Tensor<1>> {
         let (images, labels) = self.upload(batch);
-        self.learn(images, labels)
+        self.step_on_device(images, labels)
     }
 
     /// Takes a step on a batch that is on the device, and returns its loss, which has not
@@ -128,7 +128,11 @@ impl Trainer {
     /// # Errors
     ///
     /// If an earlier step panicked.
-    pub(crate) fn learn(&mut self, images: Tensor<3>, labels: Tensor<1, Int>) -> Result<Tensor<1>> {
+    pub(crate) fn step_on_device(
+        &mut self,
+        images: Tensor<3>,
+        labels: Tensor<1, Int>,
+    ) -> Result<Tensor<1>> {
         let network = self.network.take().context("a step failed before")?;
         let loss = self.criterion.forward(network.forward(images), labels);
         let message = loss.clone().detach();
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn fresh_seeds_come_once() {
+    fn fresh_seeds_are_never_reused() {
         let (a, b) = (fresh_seeds(3), fresh_seeds(2));
         assert_eq!((a.end - a.start, b.end - b.start), (3, 2));
         assert!(a.end <= b.start || b.end <= a.start);

@@ -110,7 +110,7 @@ impl Session {
                     end.duplex.inbox().consume(bytes);
                 }
             }
-            Step::Beat => other.in_flight.push_back(end.duplex.beat()),
+            Step::Beat => other.in_flight.push_back(end.duplex.ping()),
             Step::Lose => drop(end.in_flight.pop_front()),
             Step::Repeat => {
                 if let Some(frame) = end.in_flight.front().cloned() {
@@ -180,7 +180,7 @@ impl Session {
         assert!(left.sent == right.received && right.sent == left.received);
         for end in &self.ends {
             assert!(end.duplex.outbox().is_empty());
-            assert_eq!(end.duplex.outbox().kept_bytes(), 0);
+            assert_eq!(end.duplex.outbox().unacked_bytes(), 0);
         }
     }
 }

@@ -32,7 +32,7 @@ use std::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Number of strangers, served or waiting.
-    pub(crate) strangers: usize,
+    pub(crate) unadmitted: usize,
     /// Number of strangers served at once.
     pub(crate) served: usize,
     /// Number of strangers served at once from one address.
@@ -42,23 +42,23 @@ pub(crate) struct Limits {
     /// How many of the `admitted` places are kept for peers with a reserved place.
     pub(crate) reserved: usize,
     /// How long a waiting stranger counts as one that has just come.
-    pub(crate) fresh: Duration,
+    pub(crate) new_peer_age: Duration,
     /// How long a stranger is served while others wait.
-    pub(crate) turn: Duration,
+    pub(crate) time_slice: Duration,
     /// How long a stranger is served at most.
-    pub(crate) patience: Duration,
+    pub(crate) admission_timeout: Duration,
 }
 
 /// Id of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Id(u64);
+pub(crate) struct ConnectionId(u64);
 
 /// What counts as one address: an IPv4 address, or an IPv6 /64 network, as one host may
 /// have all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Source(u128);
+pub(crate) struct SourceNetwork(u128);
 
-impl From<IpAddr> for Source {
+impl From<IpAddr> for SourceNetwork {
     fn from(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) => Self(address.to_ipv6_mapped().to_bits()),
@@ -69,23 +69,23 @@ impl From<IpAddr> for Source {
 
 /// What the owner of the connections must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum GateAction {
     /// Begin the connection's handshake.
-    Serve(Id),
+    Serve(ConnectionId),
     /// Close the connection.
-    Close(Id),
+    Close(ConnectionId),
 }
 
 /// All places for admitted peers are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{limit} connections of admitted peers are open, which is the most there may be")]
-pub struct Full {
+pub struct AdmissionLimitError {
     /// The number of these places.
     pub limit: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum PeerStage {
     Waiting { since: Instant },
     Served { since: Instant },
     Admitted { reserved: bool },
@@ -93,69 +93,73 @@ enum Stage {
 
 /// The strangers of one address.
 #[derive(Debug, Default)]
-struct Crowd {
+struct AddressQueue {
     served: usize,
-    waiting: BTreeSet<Id>,
+    waiting: BTreeSet<ConnectionId>,
 }
 
 /// The state machine; see the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub(crate) struct PeerAdmission {
     limits: Limits,
-    next: u64,
-    peers: HashMap<Id, (Source, Stage)>,
-    crowds: HashMap<Source, Crowd>,
+    next_id: u64,
+    peers: HashMap<ConnectionId, (SourceNetwork, PeerStage)>,
+    address_queues: HashMap<SourceNetwork, AddressQueue>,
     /// Strangers that are served, the oldest first.
-    served: VecDeque<Id>,
+    served: VecDeque<ConnectionId>,
     /// Addresses with waiting strangers, ordered by the number served, fewest first, then
     /// by the newest waiting stranger, newest first.
-    eager: BTreeSet<(usize, Reverse<Id>, Source)>,
+    by_fewest_served: BTreeSet<(usize, Reverse<ConnectionId>, SourceNetwork)>,
     /// The same addresses, ordered by the number waiting.
-    heavy: BTreeSet<(usize, Source)>,
+    by_most_waiting: BTreeSet<(usize, SourceNetwork)>,
     waiting: usize,
     admitted: usize,
     /// Number of admitted peers without a reserved place.
     unreserved: usize,
-    ticked: Option<Instant>,
+    last_tick: Option<Instant>,
 }
 
-impl Admission {
+impl PeerAdmission {
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
-            next: 0,
+            next_id: 0,
             peers: HashMap::new(),
-            crowds: HashMap::new(),
+            address_queues: HashMap::new(),
             served: VecDeque::new(),
-            eager: BTreeSet::new(),
-            heavy: BTreeSet::new(),
+            by_fewest_served: BTreeSet::new(),
+            by_most_waiting: BTreeSet::new(),
             waiting: 0,
             admitted: 0,
             unreserved: 0,
-            ticked: None,
+            last_tick: None,
         }
     }
 
     /// Adds an accepted connection. It is served when an action names it.
-    pub(crate) fn accepted(&mut self, source: Source, now: Instant) -> (Id, Vec<Action>) {
-        let id = Id(self.next);
-        self.next += 1;
+    pub(crate) fn accepted(
+        &mut self,
+        source: SourceNetwork,
+        now: Instant,
+    ) -> (ConnectionId, Vec<GateAction>) {
+        let id = ConnectionId(self.next_id);
+        self.next_id += 1;
         let mut actions = Vec::new();
-        if self.served.len() + self.waiting >= self.limits.strangers {
-            let Some(victim) = self.most_patient() else {
+        if self.served.len() + self.waiting >= self.limits.unadmitted {
+            let Some(victim) = self.eviction_candidate() else {
                 // All places are taken by strangers that are served, so it cannot wait.
-                return (id, vec![Action::Close(id)]);
+                return (id, vec![GateAction::Close(id)]);
             };
             self.remove(victim);
-            actions.push(Action::Close(victim));
+            actions.push(GateAction::Close(victim));
         }
         self.peers
-            .insert(id, (source, Stage::Waiting { since: now }));
+            .insert(id, (source, PeerStage::Waiting { since: now }));
         self.waiting += 1;
-        self.change(source, |crowd| {
-            crowd.waiting.insert(id);
+        self.update_queue(source, |queue| {
+            queue.waiting.insert(id);
         });
-        self.fill(now, &mut actions);
+        self.serve_waiting(now, &mut actions);
         (id, actions)
     }
 
@@ -167,55 +171,55 @@ impl Admission {
     /// When no place is free for the peer, which then stays a stranger.
     pub(crate) fn admit(
         &mut self,
-        id: Id,
+        id: ConnectionId,
         reserved: bool,
         now: Instant,
-    ) -> Result<Vec<Action>, Full> {
+    ) -> Result<Vec<GateAction>, AdmissionLimitError> {
         let mut actions = Vec::new();
-        let Some(&(source, Stage::Served { .. })) = self.peers.get(&id) else {
+        let Some(&(source, PeerStage::Served { .. })) = self.peers.get(&id) else {
             return Ok(actions);
         };
         let shared = self.limits.admitted - self.limits.reserved;
         if self.admitted >= self.limits.admitted {
             let limit = self.limits.admitted;
-            return Err(Full { limit });
+            return Err(AdmissionLimitError { limit });
         }
         if !reserved && self.unreserved >= shared {
-            return Err(Full { limit: shared });
+            return Err(AdmissionLimitError { limit: shared });
         }
         self.remove(id);
         self.peers
-            .insert(id, (source, Stage::Admitted { reserved }));
+            .insert(id, (source, PeerStage::Admitted { reserved }));
         self.admitted += 1;
         self.unreserved += usize::from(!reserved);
-        self.fill(now, &mut actions);
+        self.serve_waiting(now, &mut actions);
         Ok(actions)
     }
 
     /// Removes a connection that either side has closed.
-    pub(crate) fn closed(&mut self, id: Id, now: Instant) -> Vec<Action> {
+    pub(crate) fn closed(&mut self, id: ConnectionId, now: Instant) -> Vec<GateAction> {
         let mut actions = Vec::new();
         self.remove(id);
-        self.fill(now, &mut actions);
+        self.serve_waiting(now, &mut actions);
         actions
     }
 
     /// Ends the turns that are over at `now`. Must be called regularly while there are
     /// strangers.
-    pub(crate) fn tick(&mut self, now: Instant) -> Vec<Action> {
+    pub(crate) fn tick(&mut self, now: Instant) -> Vec<GateAction> {
         let mut actions = Vec::new();
-        while let Some(id) = self.overdue(now) {
+        while let Some(id) = self.timed_out(now) {
             self.remove(id);
-            actions.push(Action::Close(id));
+            actions.push(GateAction::Close(id));
         }
-        self.fill(now, &mut actions);
-        for _ in 0..self.turns_over(now) {
-            let Some(id) = self.gives_way(now) else {
+        self.serve_waiting(now, &mut actions);
+        for _ in 0..self.preemption_budget(now) {
+            let Some(id) = self.preemption_candidate(now) else {
                 break;
             };
             self.remove(id);
-            actions.push(Action::Close(id));
-            self.fill(now, &mut actions);
+            actions.push(GateAction::Close(id));
+            self.serve_waiting(now, &mut actions);
         }
         actions
     }
@@ -223,58 +227,62 @@ impl Admission {
     /// Returns how many turns may end now: the share of the served strangers that keeps
     /// turns ending evenly, so that a new peer finds a place at the next tick. Otherwise
     /// strangers that came together would leave together, again and again.
-    fn turns_over(&mut self, now: Instant) -> usize {
-        let before = self.ticked.replace(now).unwrap_or(now);
-        let (passed, turn) = (now.saturating_duration_since(before), self.limits.turn);
-        if passed >= turn {
+    fn preemption_budget(&mut self, now: Instant) -> usize {
+        let before = self.last_tick.replace(now).unwrap_or(now);
+        let (passed, time_slice) = (
+            now.saturating_duration_since(before),
+            self.limits.time_slice,
+        );
+        if passed >= time_slice {
             return self.served.len();
         }
-        let share = passed.as_secs_f64() / turn.as_secs_f64();
+        let share = passed.as_secs_f64() / time_slice.as_secs_f64();
         // At most 512 strangers are served, so the conversions lose nothing.
         ((self.served.len() as f64 * share).ceil() as usize).max(1)
     }
 
     /// Returns the numbers of strangers that are served and that wait.
-    pub(crate) fn strangers(&self) -> (usize, usize) {
+    pub(crate) fn unadmitted(&self) -> (usize, usize) {
         (self.served.len(), self.waiting)
     }
 
     /// Serves waiting strangers while places are free.
-    fn fill(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn serve_waiting(&mut self, now: Instant, actions: &mut Vec<GateAction>) {
         while self.served.len() < self.limits.served
             && let Some((id, source)) = self.next_served(now)
         {
             self.waiting -= 1;
             self.peers
-                .insert(id, (source, Stage::Served { since: now }));
+                .insert(id, (source, PeerStage::Served { since: now }));
             self.served.push_back(id);
-            self.change(source, |crowd| {
-                crowd.waiting.remove(&id);
-                crowd.served += 1;
+            self.update_queue(source, |queue| {
+                queue.waiting.remove(&id);
+                queue.served += 1;
             });
-            actions.push(Action::Serve(id));
+            actions.push(GateAction::Serve(id));
         }
     }
 
     /// Returns the stranger that gets the next place, if its address has one for it.
-    fn next_served(&self, now: Instant) -> Option<(Id, Source)> {
+    fn next_served(&self, now: Instant) -> Option<(ConnectionId, SourceNetwork)> {
         // The search is short: each address that is passed over has most of an address's
         // places, and there are only `served` places in total.
-        let mut eager = self.eager.iter();
-        let fits = |&&(served, Reverse(newest), _): &&(usize, Reverse<Id>, Source)| {
-            served < self.places(newest, now)
-        };
-        let &(_, Reverse(id), source) = eager.find(fits)?;
+        let mut by_fewest_served = self.by_fewest_served.iter();
+        let fits =
+            |&&(served, Reverse(newest), _): &&(usize, Reverse<ConnectionId>, SourceNetwork)| {
+                served < self.place_limit(newest, now)
+            };
+        let &(_, Reverse(id), source) = by_fewest_served.find(fits)?;
         Some((id, source))
     }
 
     /// Returns how many places of its address a waiting stranger may use: three quarters,
-    /// once it has waited for `fresh`.
-    fn places(&self, waiting: Id, now: Instant) -> usize {
+    /// once it has waited for `new_peer_age`.
+    fn place_limit(&self, waiting: ConnectionId, now: Instant) -> usize {
         let limit = self.limits.served_per_address;
         match self.peers.get(&waiting) {
-            Some((_, Stage::Waiting { since }))
-                if now.saturating_duration_since(*since) >= self.limits.fresh =>
+            Some((_, PeerStage::Waiting { since }))
+                if now.saturating_duration_since(*since) >= self.limits.new_peer_age =>
             {
                 limit - limit / 4
             }
@@ -282,36 +290,36 @@ impl Admission {
         }
     }
 
-    fn since(&self, id: Id) -> Option<(Source, Instant)> {
+    fn served_since(&self, id: ConnectionId) -> Option<(SourceNetwork, Instant)> {
         match self.peers.get(&id)? {
-            (source, Stage::Served { since }) => Some((*source, *since)),
-            (_, Stage::Waiting { .. } | Stage::Admitted { .. }) => None,
+            (source, PeerStage::Served { since }) => Some((*source, *since)),
+            (_, PeerStage::Waiting { .. } | PeerStage::Admitted { .. }) => None,
         }
     }
 
-    /// Returns the oldest served stranger if it has been served for `patience`.
-    fn overdue(&self, now: Instant) -> Option<Id> {
+    /// Returns the oldest served stranger if it has been served for `admission_timeout`.
+    fn timed_out(&self, now: Instant) -> Option<ConnectionId> {
         let id = *self.served.front()?;
-        let (_, since) = self.since(id)?;
-        (now.saturating_duration_since(since) >= self.limits.patience).then_some(id)
+        let (_, since) = self.served_since(id)?;
+        (now.saturating_duration_since(since) >= self.limits.admission_timeout).then_some(id)
     }
 
     /// Returns a stranger whose turn is over and whose place another one waits for.
-    fn gives_way(&self, now: Instant) -> Option<Id> {
-        let &(fewest, Reverse(newest), _) = self.eager.first()?;
-        let place_of_own = fewest < self.places(newest, now);
+    fn preemption_candidate(&self, now: Instant) -> Option<ConnectionId> {
+        let &(fewest, Reverse(newest), _) = self.by_fewest_served.first()?;
+        let place_of_own = fewest < self.place_limit(newest, now);
         let crowded = place_of_own && self.served.len() >= self.limits.served;
-        let due = |&id: &Id| {
-            let (source, since) = self.since(id)?;
-            if now.saturating_duration_since(since) < self.limits.turn {
+        let due = |&id: &ConnectionId| {
+            let (source, since) = self.served_since(id)?;
+            if now.saturating_duration_since(since) < self.limits.time_slice {
                 return None;
             }
-            let crowd = self.crowds.get(&source)?;
+            let queue = self.address_queues.get(&source)?;
             // Either its own address waits for the place, or all places are taken and its
             // address has no fewer than the address that is next.
-            let newest = crowd.waiting.last();
-            let own = newest.is_some_and(|newest| crowd.served >= self.places(*newest, now));
-            (own || crowded && crowd.served >= fewest).then_some((crowd.served, Reverse(id)))
+            let newest = queue.waiting.last();
+            let own = newest.is_some_and(|newest| queue.served >= self.place_limit(*newest, now));
+            (own || crowded && queue.served >= fewest).then_some((queue.served, Reverse(id)))
         };
         let heaviest = self.served.iter().filter_map(due).max();
         heaviest.map(|(_, Reverse(id))| id)
@@ -319,27 +327,27 @@ impl Admission {
 
     /// Returns the longest-waiting stranger of the address with the most waiting
     /// strangers.
-    fn most_patient(&self) -> Option<Id> {
-        let (_, source) = self.heavy.last()?;
-        self.crowds.get(source)?.waiting.first().copied()
+    fn eviction_candidate(&self) -> Option<ConnectionId> {
+        let (_, source) = self.by_most_waiting.last()?;
+        self.address_queues.get(source)?.waiting.first().copied()
     }
 
-    fn remove(&mut self, id: Id) {
+    fn remove(&mut self, id: ConnectionId) {
         let Some((source, stage)) = self.peers.remove(&id) else {
             return;
         };
         match stage {
-            Stage::Waiting { .. } => {
+            PeerStage::Waiting { .. } => {
                 self.waiting -= 1;
-                self.change(source, |crowd| {
-                    crowd.waiting.remove(&id);
+                self.update_queue(source, |queue| {
+                    queue.waiting.remove(&id);
                 });
             }
-            Stage::Served { .. } => {
+            PeerStage::Served { .. } => {
                 self.served.retain(|&served| served != id);
-                self.change(source, |crowd| crowd.served -= 1);
+                self.update_queue(source, |queue| queue.served -= 1);
             }
-            Stage::Admitted { reserved } => {
+            PeerStage::Admitted { reserved } => {
                 self.admitted -= 1;
                 self.unreserved -= usize::from(!reserved);
             }
@@ -347,18 +355,20 @@ impl Admission {
     }
 
     /// Updates what is known of an address, and both orderings of addresses.
-    fn change(&mut self, source: Source, change: impl FnOnce(&mut Crowd)) {
-        let crowd = self.crowds.entry(source).or_default();
-        if let Some(&newest) = crowd.waiting.last() {
-            self.eager.remove(&(crowd.served, Reverse(newest), source));
-            self.heavy.remove(&(crowd.waiting.len(), source));
+    fn update_queue(&mut self, source: SourceNetwork, change: impl FnOnce(&mut AddressQueue)) {
+        let queue = self.address_queues.entry(source).or_default();
+        if let Some(&newest) = queue.waiting.last() {
+            self.by_fewest_served
+                .remove(&(queue.served, Reverse(newest), source));
+            self.by_most_waiting.remove(&(queue.waiting.len(), source));
         }
-        change(crowd);
-        if let Some(&newest) = crowd.waiting.last() {
-            self.eager.insert((crowd.served, Reverse(newest), source));
-            self.heavy.insert((crowd.waiting.len(), source));
-        } else if crowd.served == 0 {
-            self.crowds.remove(&source);
+        change(queue);
+        if let Some(&newest) = queue.waiting.last() {
+            self.by_fewest_served
+                .insert((queue.served, Reverse(newest), source));
+            self.by_most_waiting.insert((queue.waiting.len(), source));
+        } else if queue.served == 0 {
+            self.address_queues.remove(&source);
         }
     }
 }

@@ -78,17 +78,17 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Wakes(AtomicUsize);
+    struct WakeCounter(AtomicUsize);
 
-    impl std::task::Wake for Wakes {
+    impl std::task::Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[test]
-    fn what_is_over_the_bound_waits_until_it_is_lifted() {
-        let wakes = Arc::new(Wakes::default());
+    fn reads_over_the_allowance_wait_until_it_is_lifted() {
+        let wakes = Arc::new(WakeCounter::default());
         let waker = Waker::from(wakes.clone());
         let mut cx = Context::from_waker(&waker);
         let allowance = Allowance::default();

@@ -21,7 +21,8 @@ use tokio::{
 use tonic::transport::server::Connected;
 
 use crate::{
-    admission::Full, allowance::Allowance, gate::GateEntry, link::IDLE_TIMEOUT, tls::Fingerprint,
+    admission::AdmissionLimitError, allowance::Allowance, gate::GateEntry, link::IDLE_TIMEOUT,
+    tls::Fingerprint,
 };
 
 /// Maximum number of bytes in one read from a peer that is not admitted.
@@ -31,48 +32,48 @@ const SCRATCH_BYTES: usize = 4 << 10;
 pub(crate) struct Connection<S> {
     stream: S,
     /// Bytes read before the stack took over, returned first.
-    ahead: Bytes,
+    read_ahead: Bytes,
     /// Number of bytes received before the peer was admitted.
     unadmitted_bytes: usize,
-    caller: Caller,
-    orders: mpsc::Receiver<()>,
+    peer_handle: PeerHandle,
+    close_requests: mpsc::Receiver<()>,
     closed: bool,
     /// Deadline for the peer to close the connection, set once this side has shut down
     /// its writes.
-    linger: Option<Pin<Box<Sleep>>>,
+    linger_timeout: Option<Pin<Box<Sleep>>>,
 }
 
 /// What is known of a connection's peer after the handshake.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub(crate) struct PeerInfo {
     pub(crate) address: SocketAddr,
     /// The certificate whose private key the peer proved to have.
     pub(crate) certificate: Option<Fingerprint>,
     /// Set on the accepting side.
-    pub(crate) place: Option<GateEntry>,
+    pub(crate) gate_entry: Option<GateEntry>,
 }
 
 /// A connection's peer, with the means to admit it and to close the connection.
 #[derive(Debug, Clone)]
-pub(crate) struct Caller {
+pub(crate) struct PeerHandle {
     pub(crate) peer: SocketAddr,
     /// The certificate whose private key the peer proved to have.
     pub(crate) certificate: Option<Fingerprint>,
     pub(crate) closer: Closer,
     allowance: Arc<Allowance>,
     /// Set on the accepting side.
-    place: Option<Arc<GateEntry>>,
+    gate_entry: Option<Arc<GateEntry>>,
 }
 
-impl Caller {
+impl PeerHandle {
     /// Admits the peer: from now on everything that it sends is read.
     ///
     /// # Errors
     ///
     /// When no place is free for the peer.
-    pub(crate) fn admit(&self, reserved: bool) -> Result<(), Full> {
-        if let Some(place) = &self.place {
-            place.admit(reserved)?;
+    pub(crate) fn admit(&self, reserved: bool) -> Result<(), AdmissionLimitError> {
+        if let Some(gate_entry) = &self.gate_entry {
+            gate_entry.admit(reserved)?;
         }
         self.allowance.lift();
         Ok(())
@@ -108,50 +109,50 @@ impl fmt::Debug for Closer {
 }
 
 impl<S> Connection<S> {
-    /// Creates a connection to `peer` on `stream`, from which `ahead` was read already.
+    /// Creates a connection to `peer` on `stream`, from which `read_ahead` was read already.
     /// If `peer` has a place, only a limited number of bytes is read until it is
     /// admitted.
-    pub(crate) fn new(stream: S, ahead: Bytes, peer: Peer) -> Self {
-        let (closer, orders) = mpsc::channel(1);
-        let Peer {
+    pub(crate) fn new(stream: S, read_ahead: Bytes, peer: PeerInfo) -> Self {
+        let (closer, close_requests) = mpsc::channel(1);
+        let PeerInfo {
             address,
             certificate,
-            place,
+            gate_entry,
         } = peer;
-        let allowance = match place {
+        let allowance = match gate_entry {
             Some(_) => Allowance::default(),
             None => Allowance::unbounded(),
         };
-        let caller = Caller {
+        let peer_handle = PeerHandle {
             peer: address,
             certificate,
             closer: Closer(closer),
             allowance: Arc::new(allowance),
-            place: place.map(Arc::new),
+            gate_entry: gate_entry.map(Arc::new),
         };
         Self {
             stream,
-            ahead,
+            read_ahead,
             unadmitted_bytes: 0,
-            caller,
-            orders,
+            peer_handle,
+            close_requests,
             closed: false,
-            linger: None,
+            linger_timeout: None,
         }
     }
 
-    pub(crate) fn peer(&self) -> Caller {
-        self.caller.clone()
+    pub(crate) fn peer(&self) -> PeerHandle {
+        self.peer_handle.clone()
     }
 
     pub(crate) fn closer(&self) -> Closer {
-        self.caller.closer.clone()
+        self.peer_handle.closer.clone()
     }
 
     /// Returns an error once the connection was closed. Every call of the stack checks
     /// this, as the stack may be waiting to read or to write.
-    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        self.closed |= self.orders.poll_recv(cx).is_ready();
+    fn check_open(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        self.closed |= self.close_requests.poll_recv(cx).is_ready();
         if self.closed {
             return Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
@@ -162,7 +163,7 @@ impl<S> Connection<S> {
     }
 
     /// Reads at most `room` bytes.
-    fn poll_read_some(
+    fn poll_read_limited(
         &mut self,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
@@ -197,10 +198,10 @@ impl<S> Connection<S> {
 }
 
 impl<S> Connected for Connection<S> {
-    type ConnectInfo = Caller;
+    type ConnectInfo = PeerHandle;
 
-    fn connect_info(&self) -> Caller {
-        self.caller.clone()
+    fn connect_info(&self) -> PeerHandle {
+        self.peer_handle.clone()
     }
 }
 
@@ -210,17 +211,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.check(cx)?;
-        if self.ahead.is_empty() {
-            let room = self.caller.allowance.poll_room(cx, self.unadmitted_bytes);
+        self.check_open(cx)?;
+        if self.read_ahead.is_empty() {
+            let room = self
+                .peer_handle
+                .allowance
+                .poll_room(cx, self.unadmitted_bytes);
             return match ready!(room) {
-                Some(room) => self.poll_read_some(cx, buf, room),
+                Some(room) => self.poll_read_limited(cx, buf, room),
                 None => Pin::new(&mut self.stream).poll_read(cx, buf),
             };
         }
-        let size = self.ahead.len().min(buf.remaining());
-        buf.put_slice(&self.ahead[..size]);
-        self.ahead.advance(size);
+        let size = self.read_ahead.len().min(buf.remaining());
+        buf.put_slice(&self.read_ahead[..size]);
+        self.read_ahead.advance(size);
         Poll::Ready(Ok(()))
     }
 }
@@ -231,25 +235,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Connection<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.check(cx)?;
+        self.check_open(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check(cx)?;
+        self.check_open(cx)?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check(cx)?;
-        if self.linger.is_none() {
+        self.check_open(cx)?;
+        if self.linger_timeout.is_none() {
             ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
-            self.linger = Some(Box::pin(sleep(IDLE_TIMEOUT)));
+            self.linger_timeout = Some(Box::pin(sleep(IDLE_TIMEOUT)));
         }
         // If a socket is closed with unread bytes, the connection is reset, and the peer
         // loses what it has not read yet.
         let over = self
-            .linger
+            .linger_timeout
             .as_mut()
             .is_some_and(|l| l.as_mut().poll(cx).is_ready());
         match over {
@@ -263,7 +267,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Connection<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.check(cx)?;
+        self.check_open(cx)?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 

@@ -32,8 +32,8 @@ use tonic::{
 use tracing::{debug, warn};
 
 use crate::{
-    admission::Full,
-    connection::{Caller, Closer, Connection, Peer},
+    admission::AdmissionLimitError,
+    connection::{Closer, Connection, PeerHandle, PeerInfo},
     dial::DialError,
     gate::{Gate, GateEntry},
     handshakes::{self, Handshakes},
@@ -41,7 +41,7 @@ use crate::{
     link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
     listen::BindError,
     tcp,
-    tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, Terms, Trust},
+    tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, TlsOptions, Trust},
 };
 
 /// Time limit for a peer's TLS handshake and HTTP/2 preface.
@@ -49,7 +49,7 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(4);
 
 /// How long a connection attempt runs before another one starts in parallel: several
 /// times what a handshake takes across an ocean.
-const REDIAL: Duration = Duration::from_millis(750);
+const REDIAL_INTERVAL: Duration = Duration::from_millis(750);
 
 /// Maximum number of parallel connection attempts.
 const MAX_DIALS: usize = 5;
@@ -80,11 +80,11 @@ const CALLS_WINDOW_BYTES: u32 = 1 << 20;
 const MAX_CALLS: u32 = 16;
 
 /// Limit on the headers of one call: a token and the headers of gRPC itself.
-const HEADER_BYTES: u32 = 4 << 10;
+const MAX_HEADER_BYTES: u32 = 4 << 10;
 
 /// Time limit for the response to a call. The response to a streaming call begins after
 /// the client's first message.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Connects to the gRPC server at `host:port` if `trust` accepts its certificate. A
 /// channel is one connection: when it is lost, calls fail and the caller must connect
@@ -99,7 +99,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// settings. There is no deadline: the caller must set one.
 pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
     let at = crate::dial::authority(host, port);
-    connect_to(&at, host, &Terms::unnamed(trust)).await
+    connect_to(&at, host, &TlsOptions::anonymous(trust)).await
 }
 
 /// Connects as [`connect`] does, and shows `identity`, by which the server identifies the
@@ -115,18 +115,18 @@ pub async fn connect_as(
     trust: &Trust,
 ) -> Result<Channel, DialError> {
     let at = crate::dial::authority(host, port);
-    let terms = Terms {
+    let tls_options = TlsOptions {
         trust: trust.clone(),
         identity: Some(identity),
     };
-    connect_to(&at, host, &terms).await
+    connect_to(&at, host, &tls_options).await
 }
 
 /// Connects to `at`, an address of `host`, by up to [`MAX_DIALS`] parallel attempts. The
 /// first to succeed wins.
-async fn connect_to(at: &str, host: &str, terms: &Terms) -> Result<Channel, DialError> {
-    let mut dials = vec![Box::pin(connect_closable(at, host, terms))];
-    let mut redial = interval_at(Instant::now() + REDIAL, REDIAL);
+async fn connect_to(at: &str, host: &str, tls_options: &TlsOptions) -> Result<Channel, DialError> {
+    let mut dials = vec![Box::pin(connect_closable(at, host, tls_options))];
+    let mut redial = interval_at(Instant::now() + REDIAL_INTERVAL, REDIAL_INTERVAL);
     loop {
         let may_redial = dials.len() < MAX_DIALS;
         let first = future::poll_fn(|cx| {
@@ -141,7 +141,7 @@ async fn connect_to(at: &str, host: &str, terms: &Terms) -> Result<Channel, Dial
         let dialled = tokio::select! {
             dialled = first => dialled,
             _ = redial.tick(), if may_redial => {
-                dials.push(Box::pin(connect_closable(at, host, terms)));
+                dials.push(Box::pin(connect_closable(at, host, tls_options)));
                 continue;
             }
         };
@@ -161,19 +161,19 @@ async fn connect_to(at: &str, host: &str, terms: &Terms) -> Result<Channel, Dial
 /// As [`connect`].
 pub async fn connect_once(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
     let at = crate::dial::authority(host, port);
-    let (channel, _) = connect_closable(&at, host, &Terms::unnamed(trust)).await?;
+    let (channel, _) = connect_closable(&at, host, &TlsOptions::anonymous(trust)).await?;
     Ok(channel)
 }
 
-/// Connects to `at`, an address of `host`. Also returns the peer's [`Caller`], whose
+/// Connects to `at`, an address of `host`. Also returns the peer's [`PeerHandle`], whose
 /// closer ends the connection whatever its calls do.
 pub(crate) async fn connect_closable(
     at: &str,
     host: &str,
-    terms: &Terms,
-) -> Result<(Channel, Caller), DialError> {
-    let connection = handshake(at, host, terms).await?;
-    let callee = connection.peer();
+    tls_options: &TlsOptions,
+) -> Result<(Channel, PeerHandle), DialError> {
+    let connection = handshake(at, host, tls_options).await?;
+    let peer_handle = connection.peer();
     let once = Mutex::new(Some(TokioIo::new(connection)));
     let connector = tower::service_fn(move |_| {
         let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -190,22 +190,22 @@ pub(crate) async fn connect_closable(
         .connect_with_connector(connector)
         .await
         .map_err(|e| DialError::unreachable(at, &e))?;
-    Ok((channel, callee))
+    Ok((channel, peer_handle))
 }
 
 async fn handshake(
     at: &str,
     host: &str,
-    terms: &Terms,
+    tls_options: &TlsOptions,
 ) -> Result<Connection<client::TlsStream<TcpStream>>, DialError> {
-    let stream = connect_tls(at, host, terms, ALPN_GRPC).await?;
+    let stream = connect_tls(at, host, tls_options, ALPN_GRPC).await?;
     let peer = stream.get_ref().0.peer_addr();
     let peer = peer.map_err(|e| DialError::unreachable(at, &e))?;
-    let certificate = tls::shown(stream.get_ref().1.peer_certificates());
-    let peer = Peer {
+    let certificate = tls::peer_fingerprint(stream.get_ref().1.peer_certificates());
+    let peer = PeerInfo {
         address: peer,
         certificate,
-        place: None,
+        gate_entry: None,
     };
     Ok(Connection::new(stream, Bytes::new(), peer))
 }
@@ -214,10 +214,10 @@ async fn handshake(
 pub(crate) async fn connect_tls(
     at: &str,
     host: &str,
-    terms: &Terms,
+    tls_options: &TlsOptions,
     alpn: &[u8],
 ) -> Result<client::TlsStream<TcpStream>, DialError> {
-    let config = tls::client_config(terms, alpn)?;
+    let config = tls::client_config(tls_options, alpn)?;
     let unreachable = |e: io::Error| DialError::unreachable(at, &e);
     let tcp = TcpStream::connect(at).await;
     let tcp = tcp.map_err(unreachable)?;
@@ -228,7 +228,7 @@ pub(crate) async fn connect_tls(
         .connect(name, tcp)
         .await
         .map_err(|e| match tls::is_certificate_error(&e) {
-            true => DialError::certificate(at, &terms.trust),
+            true => DialError::certificate(at, &tls_options.trust),
             false => unreachable(e),
         })
 }
@@ -237,7 +237,7 @@ pub(crate) async fn connect_tls(
 pub struct Server {
     tcp: TcpListener,
     acceptor: TlsAcceptor,
-    calls: Calls,
+    call_limits: CallLimits,
     /// Queue for the links of connections that negotiated frames instead of gRPC.
     links: Option<mpsc::Sender<Link>>,
     gate: Arc<Gate>,
@@ -245,9 +245,9 @@ pub struct Server {
 }
 
 /// Limits on the calls of one connection.
-struct Calls {
+struct CallLimits {
     /// Maximum number of concurrent calls.
-    most: u32,
+    max_concurrent: u32,
     /// Flow-control windows, per call and per connection: bytes received and not read
     /// yet.
     windows_bytes: (u32, u32),
@@ -261,12 +261,12 @@ struct Calls {
 ///
 /// When the identity is unusable.
 pub fn server(tcp: TcpListener, identity: &Identity) -> Result<Server, BindError> {
-    let calls = Calls {
-        most: MAX_CALLS,
+    let call_limits = CallLimits {
+        max_concurrent: MAX_CALLS,
         windows_bytes: (CALL_WINDOW_BYTES, CALLS_WINDOW_BYTES),
-        deadline: Some(ANSWER_DEADLINE),
+        deadline: Some(RESPONSE_DEADLINE),
     };
-    serve_on(tcp, identity, &[ALPN_GRPC], calls, None, Gate::new())
+    new_server(tcp, identity, &[ALPN_GRPC], call_limits, None, Gate::new())
 }
 
 /// Prepares a server of links. A gRPC link is one call, the only one on its connection. A
@@ -277,21 +277,21 @@ pub(crate) fn link_server(
     links: mpsc::Sender<Link>,
     gate: Arc<Gate>,
 ) -> Result<Server, BindError> {
-    let calls = Calls {
-        most: 1,
+    let call_limits = CallLimits {
+        max_concurrent: 1,
         windows_bytes: (WINDOW_BYTES, WINDOW_BYTES),
         // The code that accepts links may be behind.
         deadline: None,
     };
     let alpn = [ALPN_GRPC, ALPN_FRAMES];
-    serve_on(tcp, identity, &alpn, calls, Some(links), gate)
+    new_server(tcp, identity, &alpn, call_limits, Some(links), gate)
 }
 
-fn serve_on(
+fn new_server(
     tcp: TcpListener,
     identity: &Identity,
     alpn: &[&[u8]],
-    calls: Calls,
+    call_limits: CallLimits,
     links: Option<mpsc::Sender<Link>>,
     gate: Arc<Gate>,
 ) -> Result<Server, BindError> {
@@ -299,7 +299,7 @@ fn serve_on(
     Ok(Server {
         tcp,
         acceptor: TlsAcceptor::from(Arc::new(config)),
-        calls,
+        call_limits,
         links,
         gate,
         handshakes: Handshakes::start()
@@ -333,17 +333,17 @@ impl Server {
             }
         };
         let mut builder = tonic::transport::Server::builder();
-        if let Some(deadline) = self.calls.deadline {
+        if let Some(deadline) = self.call_limits.deadline {
             builder = builder.timeout(deadline);
         }
-        let (of_one, of_all) = self.calls.windows_bytes;
+        let (stream_window, connection_window) = self.call_limits.windows_bytes;
         let serving = builder
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .http2_keepalive_timeout(Some(PROBE_DEADLINE))
-            .initial_connection_window_size(of_all)
-            .initial_stream_window_size(of_one)
-            .max_concurrent_streams(self.calls.most)
-            .http2_max_header_list_size(HEADER_BYTES)
+            .initial_connection_window_size(connection_window)
+            .initial_stream_window_size(stream_window)
+            .max_concurrent_streams(self.call_limits.max_concurrent)
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
             .add_routes(routes)
             // The end of `incoming` starts the graceful shutdown. Without a shutdown
             // future, tonic would not notify the connections of it, so it gets one that
@@ -373,7 +373,7 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut
         while open.try_join_next().is_some() {}
         let accepted = tokio::select! {
             accepted = tcp.accept() => accepted,
-            _ = ticks.tick(), if gate.has_strangers() => {
+            _ = ticks.tick(), if gate.has_unadmitted() => {
                 gate.tick();
                 continue;
             }
@@ -381,8 +381,8 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut
         match accepted {
             Ok((stream, peer)) => {
                 failing = false;
-                let place = gate.enter(peer.ip());
-                open.spawn(set_up(stream, peer, place, handoff.clone()));
+                let gate_entry = gate.enter(peer.ip());
+                open.spawn(run_connection(stream, peer, gate_entry, handoff.clone()));
             }
             // Most likely out of file descriptors, which is temporary.
             Err(e) => {
@@ -396,23 +396,33 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut
 }
 
 /// Waits until the gate serves the connection, then runs it until it ends or is expelled.
-async fn set_up(tcp: TcpStream, peer: SocketAddr, mut place: GateEntry, handoff: Handoff) {
-    if !place.served().await {
+async fn run_connection(
+    tcp: TcpStream,
+    peer: SocketAddr,
+    mut gate_entry: GateEntry,
+    handoff: Handoff,
+) {
+    if !gate_entry.wait_until_served().await {
         return;
     }
-    let mut watch = place.watch();
+    let mut watch = gate_entry.watch();
     // Boxed, because under attack most tasks never get here and should stay small.
-    let serving = Box::pin(serve(tcp, peer, place, handoff));
+    let serving = Box::pin(handshake_and_hand_off(tcp, peer, gate_entry, handoff));
     tokio::select! {
-        // Polled first: `serve` must see the expulsion of a link that it has handed on,
+        // Polled first: `handshake_and_hand_off` must see the expulsion of a link that it has handed on,
         // and close it.
         biased;
         () = serving => {}
-        true = watch.expelled() => debug!(%peer, "showed no right to call in time"),
+        true = watch.wait_until_expelled() => debug!(%peer, "showed no right to call in time"),
     }
 }
 
-async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Handoff) {
+async fn handshake_and_hand_off(
+    tcp: TcpStream,
+    peer: SocketAddr,
+    gate_entry: GateEntry,
+    handoff: Handoff,
+) {
     let Handoff {
         acceptor,
         handshakes,
@@ -431,14 +441,14 @@ async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Hand
         io::Result::Ok((stream, Some(Bytes::copy_from_slice(&preface))))
     };
     match tokio::time::timeout(HANDSHAKE_DEADLINE, handshake).await {
-        Ok(Ok((stream, Some(ahead)))) => {
-            let certificate = tls::shown(stream.get_ref().1.peer_certificates());
-            let peer = Peer {
+        Ok(Ok((stream, Some(read_ahead)))) => {
+            let certificate = tls::peer_fingerprint(stream.get_ref().1.peer_certificates());
+            let peer = PeerInfo {
                 address: peer,
                 certificate,
-                place: Some(place),
+                gate_entry: Some(gate_entry),
             };
-            let connection = Connection::new(stream, ahead, peer);
+            let connection = Connection::new(stream, read_ahead, peer);
             let guard = CloseOnDrop(connection.closer());
             // An error means that the server is gone.
             let _ = grpc.send(connection).await;
@@ -448,7 +458,7 @@ async fn serve(tcp: TcpStream, peer: SocketAddr, place: GateEntry, handoff: Hand
         }
         Ok(Ok((stream, None))) => {
             let links = links.expect("only servers of links offer to take frames");
-            tcp::accept(stream, peer, place, HANDSHAKE_DEADLINE, links).await;
+            tcp::accept(stream, peer, gate_entry, HANDSHAKE_DEADLINE, links).await;
         }
         Ok(Err(e)) => debug!(%peer, "TLS handshake failed: {e}"),
         Err(_) => {
@@ -467,22 +477,22 @@ impl Drop for CloseOnDrop {
 }
 
 /// The response stream of a streaming call.
-pub type Answers<T> = tonic::codegen::BoxStream<T>;
+pub type ResponseStream<T> = tonic::codegen::BoxStream<T>;
 
 /// Returns a response stream of what arrives in `messages`.
-pub fn answers<T: Send + 'static>(messages: mpsc::Receiver<T>) -> Answers<T> {
+pub fn response_stream<T: Send + 'static>(messages: mpsc::Receiver<T>) -> ResponseStream<T> {
     Box::pin(ReceiverStream::new(messages).map(Ok::<T, Status>))
 }
 
 /// Returns the address that `request` came from.
 pub fn peer<T>(request: &Request<T>) -> SocketAddr {
-    caller(request).peer
+    peer_handle(request).peer
 }
 
 /// Returns the fingerprint of the certificate whose private key the peer of `request`
 /// proved to have, if it showed one.
 pub fn certificate<T>(request: &Request<T>) -> Option<Fingerprint> {
-    caller(request).certificate
+    peer_handle(request).certificate
 }
 
 /// Admits the peer of `request`: its connection is no longer subject to a stranger's
@@ -492,12 +502,12 @@ pub fn certificate<T>(request: &Request<T>) -> Option<Fingerprint> {
 /// # Errors
 ///
 /// When no place is free for the peer.
-pub fn admit<T>(request: &Request<T>, reserved: bool) -> Result<(), Full> {
-    caller(request).admit(reserved)
+pub fn admit<T>(request: &Request<T>, reserved: bool) -> Result<(), AdmissionLimitError> {
+    peer_handle(request).admit(reserved)
 }
 
 /// Returns the peer that `request` came from.
-pub(crate) fn caller<T>(request: &Request<T>) -> &Caller {
-    let caller = request.extensions().get::<Caller>();
-    caller.expect("every connection of this server carries its caller")
+pub(crate) fn peer_handle<T>(request: &Request<T>) -> &PeerHandle {
+    let peer_handle = request.extensions().get::<PeerHandle>();
+    peer_handle.expect("every connection of this server carries its caller")
 }

@@ -19,7 +19,7 @@ use crate::{
     Carrier, Identity, Link, TransportChoice,
     faults::FaultSwitch,
     grpc, quic, tcp,
-    tls::{Terms, Trust, TrustError},
+    tls::{TlsOptions, Trust, TrustError},
 };
 
 /// Carriers in the order in which `auto` tries them. A frame over TCP costs both ends the
@@ -29,13 +29,13 @@ const PREFERENCE: [Carrier; 3] = [Carrier::Tcp, Carrier::Grpc, Carrier::Quic];
 /// How long `auto` waits for a carrier before it also tries the next. A firewall mostly
 /// drops packets silently. If only TCP's first packet was lost, TCP sends it again after
 /// a second.
-const HEAD_START: Duration = Duration::from_millis(1300);
+const CARRIER_ATTEMPT_DELAY: Duration = Duration::from_millis(1300);
 
 /// How long one address of a name is tried before the next one is tried as well.
-const ADDRESS_HEAD_START: Duration = Duration::from_millis(600);
+const ADDRESS_ATTEMPT_DELAY: Duration = Duration::from_millis(600);
 
 /// How long a fallback carrier is tried before TCP.
-const LEARNT_LIFE: Duration = Duration::from_secs(300);
+const FALLBACK_TTL: Duration = Duration::from_secs(300);
 
 /// Why a process could not be reached.
 #[derive(Debug, thiserror::Error)]
@@ -129,8 +129,8 @@ pub struct Dialer {
     identity: Option<Arc<Identity>>,
     /// Fallback carrier per address where the first of [`PREFERENCE`] did not get
     /// through, and when the preferred order was last tried. It is logged once, and tried
-    /// first for [`LEARNT_LIFE`].
-    learnt: Arc<Mutex<HashMap<SocketAddr, (Carrier, Instant)>>>,
+    /// first for [`FALLBACK_TTL`].
+    fallbacks: Arc<Mutex<HashMap<SocketAddr, (Carrier, Instant)>>>,
 }
 
 impl Dialer {
@@ -166,11 +166,11 @@ impl Dialer {
         trust: &Trust,
         deadline: Duration,
     ) -> Result<Link, DialError> {
-        let terms = Terms {
+        let tls_options = TlsOptions {
             trust: trust.clone(),
             identity: self.identity.clone(),
         };
-        let dialled = timeout(deadline, self.dial_any(address, &terms)).await;
+        let dialled = timeout(deadline, self.dial_any(address, &tls_options)).await;
         let link = dialled.unwrap_or_else(|_| {
             Err(DialError::Deadline {
                 address: address.into(),
@@ -208,127 +208,139 @@ impl Dialer {
     }
 
     /// Tries the addresses of a name in turn, the next one when the one before has failed
-    /// or was silent for [`ADDRESS_HEAD_START`]. The first link wins.
-    async fn dial_any(&self, address: &str, terms: &Terms) -> Result<Link, DialError> {
+    /// or was silent for [`ADDRESS_ATTEMPT_DELAY`]. The first link wins.
+    async fn dial_any(&self, address: &str, tls_options: &TlsOptions) -> Result<Link, DialError> {
         let unreachable = |e: io::Error| DialError::unreachable(address, &e);
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_matches(['[', ']']);
-        let found = tokio::net::lookup_host(address).await;
-        let mut found: VecDeque<_> = found.map_err(unreachable)?.collect();
+        let addresses = tokio::net::lookup_host(address).await;
+        let mut addresses: VecDeque<_> = addresses.map_err(unreachable)?.collect();
         let mut attempts = JoinSet::new();
         let mut failure = unreachable(io::Error::other("the name has no address"));
         loop {
-            if let Some(at) = found.pop_front() {
-                let (dialer, host, terms) = (self.clone(), host.to_owned(), terms.clone());
-                attempts.spawn(async move { dialer.dial_at(at, &host, &terms).await });
+            if let Some(at) = addresses.pop_front() {
+                let (dialer, host, tls_options) =
+                    (self.clone(), host.to_owned(), tls_options.clone());
+                attempts.spawn(async move { dialer.dial_at(at, &host, &tls_options).await });
             }
             tokio::select! {
                 Some(attempt) = attempts.join_next() => {
-                    match ended(attempt, address) {
+                    match attempt_result(attempt, address) {
                         Err(e @ DialError::Unreachable { .. }) => failure = e,
-                        decided => return decided,
+                        result => return result,
                     }
                 }
-                () = sleep(ADDRESS_HEAD_START), if !found.is_empty() => {}
+                () = sleep(ADDRESS_ATTEMPT_DELAY), if !addresses.is_empty() => {}
                 else => return Err(failure),
             }
         }
     }
 
-    async fn dial_at(&self, at: SocketAddr, host: &str, terms: &Terms) -> Result<Link, DialError> {
+    async fn dial_at(
+        &self,
+        at: SocketAddr,
+        host: &str,
+        tls_options: &TlsOptions,
+    ) -> Result<Link, DialError> {
         let carrier = match self.choice {
             TransportChoice::Quic => Carrier::Quic,
             TransportChoice::Grpc => Carrier::Grpc,
             TransportChoice::Tcp => Carrier::Tcp,
-            TransportChoice::Auto => return self.dial_auto(at, host, terms).await,
+            TransportChoice::Auto => return self.dial_auto(at, host, tls_options).await,
         };
-        dial_over(carrier, at, host, terms).await
+        dial_over(carrier, at, host, tls_options).await
     }
 
     async fn dial_auto(
         &self,
         at: SocketAddr,
         host: &str,
-        terms: &Terms,
+        tls_options: &TlsOptions,
     ) -> Result<Link, DialError> {
         let mut attempts = JoinSet::new();
         let mut failure = None;
-        for carrier in self.order(at) {
+        for carrier in self.carrier_order(at) {
             if carrier == Carrier::Grpc && failure.is_none() && !attempts.is_empty() {
                 // gRPC runs over TCP, which is silent.
                 continue;
             }
-            let (host, terms) = (host.to_owned(), terms.clone());
-            attempts.spawn(async move { dial_over(carrier, at, &host, &terms).await });
-            let deciding = decision(&mut attempts, &mut failure, at);
-            if let Ok(Some(decided)) = timeout(HEAD_START, deciding).await {
-                return self.learn(at, decided);
+            let (host, tls_options) = (host.to_owned(), tls_options.clone());
+            attempts.spawn(async move { dial_over(carrier, at, &host, &tls_options).await });
+            let conclusive = first_conclusive(&mut attempts, &mut failure, at);
+            if let Ok(Some(result)) = timeout(CARRIER_ATTEMPT_DELAY, conclusive).await {
+                return self.record_carrier(at, result);
             }
         }
         // No attempt has failed yet, so the path may just be slow.
         if failure.is_none()
-            && let Some(decided) = decision(&mut attempts, &mut failure, at).await
+            && let Some(result) = first_conclusive(&mut attempts, &mut failure, at).await
         {
-            return self.learn(at, decided);
+            return self.record_carrier(at, result);
         }
         Err(failure.expect("all have failed, or one had before"))
     }
 
     /// Returns the order in which to try carriers.
-    fn order(&self, at: SocketAddr) -> [Carrier; 3] {
-        let learnt = self.learnt().get(&at).copied();
-        let learnt = learnt.filter(|(_, since)| since.elapsed() < LEARNT_LIFE);
+    fn carrier_order(&self, at: SocketAddr) -> [Carrier; 3] {
+        let fallback = self.fallbacks().get(&at).copied();
+        let fallback = fallback.filter(|(_, since)| since.elapsed() < FALLBACK_TTL);
         let mut order = PREFERENCE;
-        order.sort_by_key(|&carrier| learnt.is_none_or(|(learnt, _)| carrier != learnt));
+        order.sort_by_key(|&carrier| fallback.is_none_or(|(fallback, _)| carrier != fallback));
         order
     }
 
     /// Records the carrier of a link to `at`.
-    fn learn(&self, at: SocketAddr, dialled: Result<Link, DialError>) -> Result<Link, DialError> {
+    fn record_carrier(
+        &self,
+        at: SocketAddr,
+        dialled: Result<Link, DialError>,
+    ) -> Result<Link, DialError> {
         let link = dialled?;
         let (first, carrier) = (PREFERENCE[0], link.carrier);
-        let mut learnt = self.learnt();
+        let mut fallbacks = self.fallbacks();
         if carrier == first {
-            learnt.remove(&at);
+            fallbacks.remove(&at);
             return Ok(link);
         }
-        let before = learnt.get(&at).copied();
+        let before = fallbacks.get(&at).copied();
         let before = before.filter(|(before, _)| *before == carrier);
         if before.is_none() {
             warn!("frames over {first} to {at} do not get through; using {carrier} instead");
         }
         // The time is that of the last attempt in the preferred order.
-        if before.is_none_or(|(_, since)| since.elapsed() >= LEARNT_LIFE) {
-            learnt.insert(at, (carrier, Instant::now()));
+        if before.is_none_or(|(_, since)| since.elapsed() >= FALLBACK_TTL) {
+            fallbacks.insert(at, (carrier, Instant::now()));
         }
         Ok(link)
     }
 
-    fn learnt(&self) -> MutexGuard<'_, HashMap<SocketAddr, (Carrier, Instant)>> {
-        self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
+    fn fallbacks(&self) -> MutexGuard<'_, HashMap<SocketAddr, (Carrier, Instant)>> {
+        self.fallbacks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Returns the first of `attempts` to reach `at` that succeeds or fails for good; `None`
 /// if all of them find `at` unreachable. The first such error is kept in `failure`.
 /// Cancel safe.
-async fn decision(
+async fn first_conclusive(
     attempts: &mut JoinSet<Result<Link, DialError>>,
     failure: &mut Option<DialError>,
     at: SocketAddr,
 ) -> Option<Result<Link, DialError>> {
     loop {
-        match ended(attempts.join_next().await?, at) {
+        match attempt_result(attempts.join_next().await?, at) {
             Err(e @ DialError::Unreachable { .. }) => {
                 failure.get_or_insert(e);
             }
-            decided => return Some(decided),
+            result => return Some(result),
         }
     }
 }
 
 /// Returns the result of an attempt to reach `at` that ran in its own task.
-fn ended(
+fn attempt_result(
     attempt: Result<Result<Link, DialError>, JoinError>,
     at: impl fmt::Display,
 ) -> Result<Link, DialError> {
@@ -343,11 +355,11 @@ async fn dial_over(
     carrier: Carrier,
     at: SocketAddr,
     host: &str,
-    terms: &Terms,
+    tls_options: &TlsOptions,
 ) -> Result<Link, DialError> {
     match carrier {
-        Carrier::Quic => quic::dial(at, host, terms).await,
-        Carrier::Grpc => grpc::dial(at, host, terms).await,
-        Carrier::Tcp => tcp::dial(at, host, terms).await,
+        Carrier::Quic => quic::dial(at, host, tls_options).await,
+        Carrier::Grpc => grpc::dial(at, host, tls_options).await,
+        Carrier::Tcp => tcp::dial(at, host, tls_options).await,
     }
 }

@@ -11,7 +11,7 @@ use prost::{
 };
 use tensord_proto::v1::{Frame, Ping, frame};
 
-use crate::resume::{Body, Inbox, Outbox, ResumeError};
+use crate::resume::{EncodedBody, Inbox, Outbox, ResumeError};
 
 /// Credit that a frame takes on top of its body: about the memory that even an empty
 /// frame costs its receiver until it is processed. Without it, frames of a few bytes
@@ -24,7 +24,7 @@ const OP_COST_BYTES: usize = 128;
 
 /// Size from which on a batch of frames is complete: what a carrier sends in one write,
 /// and hardly more than one frame where frames are large.
-const SEND_BYTES: usize = 64 << 10;
+const TARGET_BATCH_BYTES: usize = 64 << 10;
 
 /// Field numbers in a frame of the messages that have bulk bytes.
 const CHUNK_FIELD: u32 = 50;
@@ -114,7 +114,7 @@ impl Duplex {
     /// Queues `body` for sending.
     pub fn push(&mut self, body: frame::Body) {
         let extra_cost = extra_cost(&body);
-        let body = Body {
+        let body = EncodedBody {
             extra_cost,
             ..encode_body(body)
         };
@@ -138,7 +138,7 @@ impl Duplex {
     pub fn next_frames(&mut self) -> Vec<[Bytes; 3]> {
         let mut frames = Vec::new();
         let mut size = 0;
-        while size < SEND_BYTES
+        while size < TARGET_BATCH_BYTES
             && let Some(parts) = self.next_to_send()
         {
             size += parts.iter().map(Bytes::len).sum::<usize>();
@@ -149,7 +149,7 @@ impl Duplex {
 
     /// Returns a ping frame, which carries the acknowledgement, the credit, and the
     /// number of the last frame sent.
-    pub fn beat(&mut self) -> Bytes {
+    pub fn ping(&mut self) -> Bytes {
         let header = header(0, self.inbox.acknowledge());
         let sent = self.outbox.sent();
         let ping = encode(frame::Body::Ping(Ping { sent }));
@@ -172,7 +172,7 @@ impl Duplex {
             return Ok(None);
         };
         if let frame::Body::Ping(ping) = &body {
-            self.inbox.expect(ping.sent)?;
+            self.inbox.check_arrived(ping.sent)?;
         }
         if frame.seq == 0 {
             // Any other body would escape the limit that credit sets.
@@ -232,7 +232,7 @@ fn extra_cost(body: &frame::Body) -> usize {
 }
 
 /// Encodes a body without copying its bulk bytes.
-fn encode_body(body: frame::Body) -> Body {
+fn encode_body(body: frame::Body) -> EncodedBody {
     use std::mem::take;
     match body {
         frame::Body::Chunk(mut chunk) => {
@@ -247,13 +247,13 @@ fn encode_body(body: frame::Body) -> Body {
             let bulk = take(&mut fetched.bytes);
             with_bulk(FETCHED_FIELD, &fetched, 4, bulk)
         }
-        body => Body::from(encode(body)),
+        body => EncodedBody::from(encode(body)),
     }
 }
 
 /// Encodes `message` as the field `field` of a frame, with `bulk` as the message's field
 /// `bulk_field`, after all others.
-fn with_bulk(field: u32, message: &impl Message, bulk_field: u32, bulk: Bytes) -> Body {
+fn with_bulk(field: u32, message: &impl Message, bulk_field: u32, bulk: Bytes) -> EncodedBody {
     let bulk_len = bulk.len() as u64;
     let rest = message.encoded_len();
     let whole = rest + key_len(bulk_field) + encoded_len_varint(bulk_len) + bulk.len();
@@ -263,7 +263,7 @@ fn with_bulk(field: u32, message: &impl Message, bulk_field: u32, bulk: Bytes) -
     head.extend_from_slice(&message.encode_to_vec());
     encode_key(bulk_field, WireType::LengthDelimited, &mut head);
     encode_varint(bulk_len, &mut head);
-    Body {
+    EncodedBody {
         head: head.freeze(),
         tail: bulk,
         extra_cost: 0,
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_arrive_as_they_were_with_the_credit_they_used() {
+    fn bodies_arrive_unchanged_with_their_cost() {
         let (mut a, mut b) = pair();
         bodies().into_iter().for_each(|body| a.push(body));
         for expected in bodies() {
@@ -322,12 +322,12 @@ mod tests {
             assert_eq!(bytes, encode(expected).len() + FRAME_COST_BYTES);
         }
         assert!(a.next_to_send().is_none());
-        a.receive(b.beat()).unwrap();
+        a.receive(b.ping()).unwrap();
         assert!(a.outbox().is_empty());
     }
 
     #[test]
-    fn a_frame_that_came_twice_is_acted_on_once() {
+    fn duplicate_frame_is_ignored() {
         let (mut a, mut b) = pair();
         a.push(bodies().remove(0));
         let frame = joined(a.next_to_send().unwrap());
@@ -336,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_gives_away_that_the_last_frame_was_lost() {
+    fn ping_reveals_that_the_last_frame_was_lost() {
         let (mut a, mut b) = pair();
         a.push(bodies().remove(0));
         a.next_to_send().unwrap();
-        let error = b.receive(a.beat()).unwrap_err();
+        let error = b.receive(a.ping()).unwrap_err();
         let gap = ResumeError::Gap {
             seq: 1,
             expected: 1,
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_to_send_together_are_bounded_and_replayed_as_they_were() {
+    fn batches_are_bounded_and_replayed_unchanged() {
         let (mut a, mut b) = pair();
         let body = |n: u8| {
             frame::Body::Chunk(Chunk {
@@ -367,7 +367,7 @@ mod tests {
                     return frames;
                 }
                 let bytes: usize = row.as_flattened().iter().map(Bytes::len).sum();
-                assert!(bytes < SEND_BYTES + 11_000, "{bytes} bytes at once");
+                assert!(bytes < TARGET_BATCH_BYTES + 11_000, "{bytes} bytes at once");
                 frames.extend(row.into_iter().map(joined));
             }
         };
@@ -384,9 +384,9 @@ mod tests {
     }
 
     #[test]
-    fn only_pings_go_without_a_number() {
+    fn only_pings_may_be_unnumbered() {
         let (mut a, mut b) = pair();
-        assert!(b.receive(a.beat()).unwrap().is_some());
+        assert!(b.receive(a.ping()).unwrap().is_some());
         for body in bodies() {
             let frame = encode(body);
             let size = frame.len();

@@ -23,10 +23,10 @@ use crate::link::{
 };
 
 /// Bytes that a switch holds in flight for a link, as a network would.
-const LINE_BYTES: usize = 8 << 20;
+const MAX_IN_FLIGHT_BYTES: usize = 8 << 20;
 
 /// Bytes that a frame counts on top of its own, so that empty frames are limited, too.
-const FRAME_BYTES: usize = 64;
+const FRAME_OVERHEAD_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -99,17 +99,17 @@ impl FaultSwitch {
     /// Puts `link` under the control of this switch.
     pub fn wrap(&self, link: Link) -> Link {
         self.0.links.fetch_add(1, Ordering::Relaxed);
-        let gate = || Gate {
+        let view = || SwitchView {
             shared: self.0.clone(),
             mode: self.0.mode.subscribe(),
             cuts: self.0.cuts.subscribe(),
-            born: *self.0.cuts.borrow(),
+            cuts_at_open: *self.0.cuts.borrow(),
         };
         let receiver = Receiver {
             inner: Box::new(link.receiver),
-            gate: gate(),
+            view: view(),
         };
-        let sender = Sender::new(link.sender, gate(), gate());
+        let sender = Sender::new(link.sender, view(), view());
         Link {
             sender: LinkSender(SenderKind::Faulty(sender)),
             receiver: LinkReceiver(ReceiverKind::Faulty(receiver)),
@@ -120,24 +120,24 @@ impl FaultSwitch {
 
 /// One half's view of the switch.
 #[derive(Debug, Clone)]
-struct Gate {
+struct SwitchView {
     shared: Arc<Shared>,
     mode: watch::Receiver<Mode>,
     cuts: watch::Receiver<u64>,
-    born: u64,
+    cuts_at_open: u64,
 }
 
-impl Gate {
+impl SwitchView {
     /// Waits until the link is cut, and returns the error.
-    async fn cut(&mut self) -> LinkError {
-        let born = self.born;
+    async fn wait_for_cut(&mut self) -> LinkError {
+        let cuts_at_open = self.cuts_at_open;
         // Never an error: this half keeps the channel's sender.
-        let _ = self.cuts.wait_for(|cuts| *cuts > born).await;
+        let _ = self.cuts.wait_for(|cuts| *cuts > cuts_at_open).await;
         LinkError::lost("cut on command")
     }
 
     /// Waits until the switch is in `mode`.
-    async fn mode(&mut self, mode: Mode) {
+    async fn wait_for_mode(&mut self, mode: Mode) {
         // Never an error: this half keeps the channel's sender.
         let _ = self.mode.wait_for(|now| *now == mode).await;
     }
@@ -147,7 +147,7 @@ impl Gate {
     }
 
     /// Returns whether to drop the current frame, and counts it if so.
-    fn drops(&self) -> bool {
+    fn take_drop(&self) -> bool {
         let take = |left: u64| left.checked_sub(1);
         let order = Ordering::Relaxed;
         self.shared
@@ -170,63 +170,63 @@ struct DelayedFrame {
 #[derive(Debug)]
 pub(crate) struct Sender {
     /// Limited by `room`. `None` finishes the link.
-    line: mpsc::UnboundedSender<Option<DelayedFrame>>,
+    in_flight: mpsc::UnboundedSender<Option<DelayedFrame>>,
     room: Arc<Semaphore>,
     ended: watch::Receiver<Option<LinkError>>,
     task: JoinSet<()>,
-    gate: Gate,
-    sends_now: bool,
+    view: SwitchView,
+    can_send_now: bool,
     /// Whether a frame of `send_now` was lost because the line was full.
-    overran: bool,
+    overflowed: bool,
 }
 
 impl Sender {
-    fn new(inner: LinkSender, gate: Gate, line_gate: Gate) -> Self {
-        let sends_now = inner.sends_now();
-        let (line, frames) = mpsc::unbounded_channel();
+    fn new(inner: LinkSender, view: SwitchView, line_view: SwitchView) -> Self {
+        let can_send_now = inner.can_send_now();
+        let (in_flight, frames) = mpsc::unbounded_channel();
         let (end, ended) = watch::channel(None);
         let mut task = JoinSet::new();
         task.spawn(async move {
-            if let Err(error) = carry(frames, inner, line_gate).await {
+            if let Err(error) = forward_frames(frames, inner, line_view).await {
                 end.send_replace(Some(error));
             }
         });
         Self {
-            line,
-            room: Arc::new(Semaphore::new(LINE_BYTES)),
+            in_flight,
+            room: Arc::new(Semaphore::new(MAX_IN_FLIGHT_BYTES)),
             ended,
             task,
-            gate,
-            sends_now,
-            overran: false,
+            view,
+            can_send_now,
+            overflowed: false,
         }
     }
 
     /// Returns whether the wrapped link sends without waiting.
-    pub(crate) fn sends_now(&self) -> bool {
-        self.sends_now
+    pub(crate) fn can_send_now(&self) -> bool {
+        self.can_send_now
     }
 
     pub(crate) async fn send(&mut self, parts: &[Bytes]) -> Result<(), LinkError> {
         let size: usize = parts.iter().map(Bytes::len).sum();
-        let permits = u32::try_from(size + FRAME_BYTES).expect("no frame is that large");
+        let permits = u32::try_from(size + FRAME_OVERHEAD_BYTES).expect("no frame is that large");
         let room = tokio::select! {
             biased;
-            error = self.gate.cut() => return Err(error),
+            error = self.view.wait_for_cut() => return Err(error),
             Ok(error) = self.ended.wait_for(Option::is_some) => {
                 return Err(error.clone().expect("waited for"));
             }
             room = self.room.clone().acquire_many_owned(permits) => room,
         };
-        if self.gate.drops() {
+        if self.view.take_drop() {
             return Ok(());
         }
-        let held = DelayedFrame {
+        let delayed = DelayedFrame {
             parts: parts.to_vec(),
-            due: Instant::now() + self.gate.delay(),
+            due: Instant::now() + self.view.delay(),
             _room: room.expect("the semaphore is never closed"),
         };
-        let sent = self.line.send(Some(held));
+        let sent = self.in_flight.send(Some(delayed));
         sent.map_err(|_| LinkError::lost("the link ended"))
     }
 
@@ -238,8 +238,8 @@ impl Sender {
     ) -> Result<(), LinkError> {
         frames.try_for_each(|parts| {
             // A task that has used up its cooperative budget would get `Pending`.
-            link::now(unconstrained(self.send(parts))).unwrap_or_else(|| {
-                self.overran = true;
+            link::poll_once(unconstrained(self.send(parts))).unwrap_or_else(|| {
+                self.overflowed = true;
                 self.check()
             })
         })
@@ -247,7 +247,7 @@ impl Sender {
 
     /// Returns an error if a frame was lost because the line was full.
     pub(crate) fn check(&self) -> Result<(), LinkError> {
-        match self.overran {
+        match self.overflowed {
             true => Err(LinkError::lost("the line was full")),
             false => Ok(()),
         }
@@ -255,35 +255,35 @@ impl Sender {
 
     pub(crate) async fn finish(mut self) {
         // If the line has ended already, there is no more to do.
-        let _ = self.line.send(None);
+        let _ = self.in_flight.send(None);
         let _ = timeout(IDLE_TIMEOUT, self.task.join_next()).await;
         self.task.detach_all();
     }
 }
 
 /// Passes frames on until the link is finished, dropped or lost.
-async fn carry(
+async fn forward_frames(
     mut frames: mpsc::UnboundedReceiver<Option<DelayedFrame>>,
     mut inner: LinkSender,
-    mut gate: Gate,
+    mut view: SwitchView,
 ) -> Result<(), LinkError> {
-    let mut cut = gate.clone();
+    let mut cut = view.clone();
     let passing = async {
         while let Some(frame) = frames.recv().await {
-            let Some(held) = frame else {
-                gate.mode(Mode::Healthy).await;
+            let Some(delayed) = frame else {
+                view.wait_for_mode(Mode::Healthy).await;
                 Box::pin(inner.finish()).await;
                 break;
             };
-            sleep_until(held.due).await;
-            gate.mode(Mode::Healthy).await;
-            Box::pin(inner.send(&held.parts)).await?;
+            sleep_until(delayed.due).await;
+            view.wait_for_mode(Mode::Healthy).await;
+            Box::pin(inner.send(&delayed.parts)).await?;
         }
         Ok(())
     };
     tokio::select! {
         biased;
-        error = cut.cut() => Err(error),
+        error = cut.wait_for_cut() => Err(error),
         passed = passing => passed,
     }
 }
@@ -291,7 +291,7 @@ async fn carry(
 #[derive(Debug)]
 pub(crate) struct Receiver {
     inner: Box<LinkReceiver>,
-    gate: Gate,
+    view: SwitchView,
 }
 
 impl Receiver {
@@ -301,21 +301,21 @@ impl Receiver {
     }
 
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
-        let Self { inner, gate } = self;
-        let (mut cut, mut stop) = (gate.clone(), gate.clone());
+        let Self { inner, view } = self;
+        let (mut cut, mut stop) = (view.clone(), view.clone());
         let receiving = async {
             loop {
-                gate.mode(Mode::Healthy).await;
+                view.wait_for_mode(Mode::Healthy).await;
                 tokio::select! {
                     biased;
-                    () = stop.mode(Mode::HalfOpen) => {}
+                    () = stop.wait_for_mode(Mode::HalfOpen) => {}
                     received = Box::pin(inner.recv()) => return received,
                 }
             }
         };
         tokio::select! {
             biased;
-            error = cut.cut() => Err(error),
+            error = cut.wait_for_cut() => Err(error),
             received = receiving => received,
         }
     }

@@ -8,33 +8,33 @@ use crate::link::{self, FIRST_FRAME_BYTES, LinkError};
 
 /// Parts smaller than this are copied together: a copy costs less than a stream's work
 /// for a separate piece.
-const COPIED_BYTES: usize = 1024;
+const MIN_ZERO_COPY_BYTES: usize = 1024;
 
 /// Size from which on a frame that has not arrived as a whole gets an allocation of its
 /// own.
-const LARGE_BYTES: usize = 16 << 10;
+const LARGE_FRAME_BYTES: usize = 16 << 10;
 
 /// Size up to which a frame's allocation is kept for the next frame.
-const KEPT_BYTES: usize = 512 << 10;
+const MAX_REUSED_BYTES: usize = 512 << 10;
 
 /// Buffer reserved for reads while no frame's size is known, and the least that a read
 /// gets, as a TLS record has up to 16 KiB. The part of a large frame that is read there
 /// is copied.
 const READ_BYTES: usize = 64 << 10;
-const LEAST_READ_BYTES: usize = 16 << 10;
+const MIN_READ_BYTES: usize = 16 << 10;
 
 /// The same for a peer that is not admitted: what most such peers need.
 const UNADMITTED_READ_BYTES: usize = 2 << 10;
 
 /// Queues frames, given in parts, for a stream.
-pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item = &'a [Bytes]>) {
+pub(crate) fn queue_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item = &'a [Bytes]>) {
     let mut copied = BytesMut::new();
     for parts in frames {
         let size = parts.iter().map(Bytes::len).sum::<usize>();
         let size = u32::try_from(size).expect("frames are limited to far less");
         copied.extend_from_slice(&size.to_le_bytes());
         for part in parts {
-            if part.len() < COPIED_BYTES {
+            if part.len() < MIN_ZERO_COPY_BYTES {
                 copied.extend_from_slice(part);
                 continue;
             }
@@ -56,7 +56,7 @@ pub(crate) fn put_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item 
 /// one, each reuses the memory of the one before, which is still in the processor's
 /// cache.
 #[derive(Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct FrameDecoder {
     /// Largest accepted frame, in bytes.
     limit: usize,
     /// Bytes of frames that are small or have only begun.
@@ -65,17 +65,17 @@ pub(crate) struct Incoming {
     large: Option<(BytesMut, usize)>,
     /// The end of the last large frame's allocation, and the size of the whole
     /// allocation.
-    last: (BytesMut, usize),
+    reusable: (BytesMut, usize),
 }
 
-impl Incoming {
+impl FrameDecoder {
     /// Creates a decoder for a peer that this side dialled.
     pub(crate) fn dialled() -> Self {
         Self {
             limit: MAX_FRAME_BYTES,
             buffer: BytesMut::new(),
             large: None,
-            last: Default::default(),
+            reusable: Default::default(),
         }
     }
 
@@ -93,11 +93,11 @@ impl Incoming {
     }
 
     /// Returns the next frame, if it has arrived as a whole.
-    pub(crate) fn take(&mut self) -> Result<Option<Bytes>, LinkError> {
+    pub(crate) fn next_frame(&mut self) -> Result<Option<Bytes>, LinkError> {
         if let Some((mut frame, _)) = self.large.take_if(|(frame, size)| frame.len() == *size) {
             let whole = frame.split().freeze();
-            if whole.len() <= KEPT_BYTES {
-                self.last.0 = frame;
+            if whole.len() <= MAX_REUSED_BYTES {
+                self.reusable.0 = frame;
             }
             return Ok(Some(whole));
         }
@@ -110,8 +110,8 @@ impl Incoming {
             self.buffer.advance(4);
             return Ok(Some(self.buffer.split_to(size).freeze()));
         }
-        if size >= LARGE_BYTES {
-            let mut frame = self.memory(size);
+        if size >= LARGE_FRAME_BYTES {
+            let mut frame = self.take_buffer(size);
             frame.extend_from_slice(&self.buffer[4..]);
             self.buffer.clear();
             self.large = Some((frame, size));
@@ -120,20 +120,20 @@ impl Incoming {
     }
 
     /// Returns memory for a large frame: the last one's, if it is unused and fits.
-    fn memory(&mut self, size: usize) -> BytesMut {
-        let (mut memory, all) = std::mem::take(&mut self.last);
+    fn take_buffer(&mut self, size: usize) -> BytesMut {
+        let (mut memory, all) = std::mem::take(&mut self.reusable);
         let fits = (size..=size * 2).contains(&all);
         if fits && memory.try_reclaim(size) {
-            self.last.1 = all;
+            self.reusable.1 = all;
             return memory;
         }
-        self.last.1 = size;
+        self.reusable.1 = size;
         BytesMut::with_capacity(size)
     }
 
     /// Returns the buffer for the next bytes of the stream. Must be called after
-    /// [`take`](Self::take) found no frame.
-    pub(crate) fn room(&mut self) -> Limit<&mut BytesMut> {
+    /// [`next_frame`](Self::next_frame) found no frame.
+    pub(crate) fn read_buffer(&mut self) -> Limit<&mut BytesMut> {
         match &mut self.large {
             Some((frame, size)) => {
                 let missing = *size - frame.len();
@@ -142,7 +142,7 @@ impl Incoming {
             None => {
                 let (least, most) = match self.limit < MAX_FRAME_BYTES {
                     true => (1, UNADMITTED_READ_BYTES),
-                    false => (LEAST_READ_BYTES, READ_BYTES),
+                    false => (MIN_READ_BYTES, READ_BYTES),
                 };
                 if self.buffer.capacity() - self.buffer.len() < least {
                     self.buffer.reserve(most);
@@ -164,7 +164,7 @@ impl Incoming {
     }
 
     /// Returns whether the stream is between frames.
-    pub(crate) fn is_between(&self) -> bool {
+    pub(crate) fn is_at_frame_boundary(&self) -> bool {
         self.large.is_none() && self.buffer.is_empty()
     }
 }
@@ -177,39 +177,44 @@ mod tests {
 
     #[test]
     fn an_oversized_length_is_refused_before_it_is_buffered() {
-        let mut incoming = Incoming::dialled();
-        incoming.put(&u32::MAX.to_le_bytes());
+        let mut decoder = FrameDecoder::dialled();
+        decoder.put(&u32::MAX.to_le_bytes());
         let refused = Err(LinkError::TooLarge(u32::MAX as usize));
-        assert_eq!(incoming.take(), refused);
+        assert_eq!(decoder.next_frame(), refused);
     }
 
     #[test]
-    fn a_first_frame_has_a_bound_of_its_own() {
+    fn first_frame_has_its_own_limit() {
         let length = |size: usize| (size as u32).to_le_bytes();
-        let mut incoming = Incoming::accepted();
-        incoming.put(&length(FIRST_FRAME_BYTES));
-        incoming.put(&vec![7; FIRST_FRAME_BYTES]);
-        assert_eq!(incoming.take().unwrap().unwrap().len(), FIRST_FRAME_BYTES);
-        incoming.put(&length(FIRST_FRAME_BYTES + 1));
+        let mut decoder = FrameDecoder::accepted();
+        decoder.put(&length(FIRST_FRAME_BYTES));
+        decoder.put(&vec![7; FIRST_FRAME_BYTES]);
+        assert_eq!(
+            decoder.next_frame().unwrap().unwrap().len(),
+            FIRST_FRAME_BYTES
+        );
+        decoder.put(&length(FIRST_FRAME_BYTES + 1));
         let refused = Err(LinkError::FirstTooLarge(FIRST_FRAME_BYTES + 1));
-        assert_eq!(incoming.take(), refused);
+        assert_eq!(decoder.next_frame(), refused);
         // A peer that has sent little is given little memory.
-        assert!(Incoming::accepted().room().remaining_mut() <= 2 * UNADMITTED_READ_BYTES);
-        incoming.admit();
-        assert_eq!(incoming.take(), Ok(None), "its length is fine now");
+        assert!(
+            FrameDecoder::accepted().read_buffer().remaining_mut() <= 2 * UNADMITTED_READ_BYTES
+        );
+        decoder.admit();
+        assert_eq!(decoder.next_frame(), Ok(None), "its length is fine now");
     }
 
     #[test]
-    fn a_large_frame_has_memory_of_its_own_size() {
-        let (size, mut incoming) = (300_000, Incoming::dialled());
+    fn large_frame_gets_an_allocation_of_its_size() {
+        let (size, mut decoder) = (300_000, FrameDecoder::dialled());
         let wire = [&(size as u32).to_le_bytes()[..], &vec![7; size], &[1]].concat();
         let mut rest = &wire[..];
-        while incoming.take().unwrap().is_none() {
-            let mut room = incoming.room();
+        while decoder.next_frame().unwrap().is_none() {
+            let mut room = decoder.read_buffer();
             let count = rest.len().min(room.remaining_mut()).min(9000);
             room.put_slice(&rest[..count]);
             rest = &rest[count..];
-            if let Some((frame, _)) = &incoming.large {
+            if let Some((frame, _)) = &decoder.large {
                 assert_eq!(frame.capacity(), size);
                 if frame.len() == size {
                     break;
@@ -217,18 +222,18 @@ mod tests {
             }
         }
         assert_eq!(rest, [1], "what is not of the frame was left where it was");
-        assert_eq!(incoming.take().unwrap().unwrap(), vec![7; size]);
-        assert!(incoming.is_between());
+        assert_eq!(decoder.next_frame().unwrap().unwrap(), vec![7; size]);
+        assert!(decoder.is_at_frame_boundary());
     }
 
     #[test]
-    fn large_frames_share_memory_unless_somebody_has_it() {
-        let mut incoming = Incoming::dialled();
+    fn large_frames_reuse_memory_unless_it_is_held() {
+        let mut decoder = FrameDecoder::dialled();
         let mut frame = |size: usize, with: u8| {
-            incoming.put(&(size as u32).to_le_bytes());
-            assert_eq!(incoming.take(), Ok(None));
-            incoming.put(&vec![with; size]);
-            let frame = incoming.take().unwrap().unwrap();
+            decoder.put(&(size as u32).to_le_bytes());
+            assert_eq!(decoder.next_frame(), Ok(None));
+            decoder.put(&vec![with; size]);
+            let frame = decoder.next_frame().unwrap().unwrap();
             assert_eq!(frame, vec![with; size]);
             frame
         };
@@ -242,7 +247,7 @@ mod tests {
         assert!(third.as_ptr() != place && second == vec![2; 60_000]);
         drop(third);
         frame(20_000, 4);
-        assert_eq!(incoming.last.1, 20_000);
+        assert_eq!(decoder.reusable.1, 20_000);
     }
 
     proptest! {
@@ -264,33 +269,33 @@ mod tests {
             });
             let parts: Vec<_> = parts.collect();
             let mut queue = Vec::new();
-            put_frames(&mut queue, parts.iter().map(<[Bytes; 3]>::as_slice));
+            queue_frames(&mut queue, parts.iter().map(<[Bytes; 3]>::as_slice));
             prop_assert!(queue.iter().all(|piece| !piece.is_empty()));
             let wire = queue.concat();
-            let (mut incoming, mut got) = (Incoming::dialled(), Vec::new());
+            let (mut decoder, mut got) = (FrameDecoder::dialled(), Vec::new());
             for mut chunk in wire.chunks(step) {
                 while !chunk.is_empty() {
                     let count = match reads {
                         true => {
-                            let mut room = incoming.room();
+                            let mut room = decoder.read_buffer();
                             let count = chunk.len().min(room.remaining_mut());
                             room.put_slice(&chunk[..count]);
                             count
                         }
                         false => {
-                            incoming.put(chunk);
+                            decoder.put(chunk);
                             chunk.len()
                         }
                     };
                     prop_assert!(count > 0);
                     chunk = &chunk[count..];
-                    while let Some(frame) = incoming.take().unwrap() {
+                    while let Some(frame) = decoder.next_frame().unwrap() {
                         got.push(frame.to_vec());
                     }
                 }
             }
             prop_assert_eq!(got, frames);
-            prop_assert!(incoming.is_between());
+            prop_assert!(decoder.is_at_frame_boundary());
         }
     }
 }

@@ -19,65 +19,65 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::admission::{Action, Admission, Full, Id, Limits};
+use crate::admission::{AdmissionLimitError, ConnectionId, GateAction, Limits, PeerAdmission};
 
 /// Maximum number of strangers, where the descriptor limit allows it. A waiting stranger
 /// takes a socket and about a kilobyte.
-const STRANGERS: usize = 16_384;
+const MAX_UNADMITTED: usize = 16_384;
 
 /// File descriptors left to everything else.
 const OTHER_DESCRIPTORS: usize = 256;
 
 /// Assumed descriptor limit of a process where the system does not report one.
-const USUAL_DESCRIPTORS: usize = 1024;
+const DEFAULT_DESCRIPTORS: usize = 1024;
 
 /// Number of strangers served at once: about 60 KiB each, so 30 MiB.
-const SERVED: usize = 512;
+const MAX_SERVED: usize = 512;
 
 /// Number of strangers served at once from one address, which may be that of a whole
 /// office. Under attack from there, 340 strangers a second have their turn.
-const SERVED_PER_ADDRESS: usize = 256;
+const MAX_SERVED_PER_ADDRESS: usize = 256;
 
 /// Number of admitted peers: as many as the streams of clients and workers that the
 /// scheduler keeps. A quarter of the places is for workers alone.
-const ADMITTED: usize = 4096;
-const RESERVED: usize = ADMITTED / 4;
+const MAX_ADMITTED: usize = 4096;
+const RESERVED_PLACES: usize = MAX_ADMITTED / 4;
 
 /// How long a waiting stranger may use the places kept for those that have just come:
 /// several ticks, so that an honest peer that finds no free place is still served first.
-const FRESH: Duration = Duration::from_secs(1);
+const NEW_PEER_AGE: Duration = Duration::from_secs(1);
 
 /// How long a stranger is served while others wait. A handshake and a call take four
 /// round trips: this is enough for them across an ocean, and short enough that under
 /// attack a new peer is served at once.
-const TURN: Duration = Duration::from_millis(750);
+const TIME_SLICE: Duration = Duration::from_millis(750);
 
 /// Time limit from the start of a peer's handshake to its first authorized call.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval between checks for strangers that were served for too long.
-const TICK: Duration = Duration::from_millis(50);
+const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Number of strangers from which on carriers that can validate a peer's address must do
 /// so.
-const BUSY: usize = 32;
+const BUSY_THRESHOLD: usize = 32;
 
 /// Minimum interval between two log lines about expelled connections.
-const REPORT: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Admission control for the connections of one listener.
-pub(crate) struct Gate(Mutex<Table>);
+pub(crate) struct Gate(Mutex<GateState>);
 
-struct Table {
-    admission: Admission,
-    stages: HashMap<Id, watch::Sender<Stage>>,
+struct GateState {
+    admission: PeerAdmission,
+    stages: HashMap<ConnectionId, watch::Sender<EntryStage>>,
     expelled: u64,
     reported: Option<Instant>,
 }
 
 /// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum EntryStage {
     Waiting,
     Served,
     Expelled,
@@ -86,12 +86,12 @@ enum Stage {
 impl Gate {
     /// Creates a gate with limits that fit this process's descriptor limit.
     pub(crate) fn new() -> Arc<Self> {
-        Self::with_limits(limits(descriptors()))
+        Self::with_limits(limits(descriptor_limit()))
     }
 
     fn with_limits(limits: Limits) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Table {
-            admission: Admission::new(limits),
+        Arc::new(Self(Mutex::new(GateState {
+            admission: PeerAdmission::new(limits),
             stages: HashMap::new(),
             expelled: 0,
             reported: None,
@@ -100,11 +100,11 @@ impl Gate {
 
     /// Adds a connection from `address`.
     pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> GateEntry {
-        let (sender, stage) = watch::channel(Stage::Waiting);
-        let mut table = self.table();
-        let (id, actions) = table.admission.accepted(address.into(), Instant::now());
-        table.stages.insert(id, sender);
-        table.carry_out(actions);
+        let (sender, stage) = watch::channel(EntryStage::Waiting);
+        let mut state = self.state();
+        let (id, actions) = state.admission.accepted(address.into(), Instant::now());
+        state.stages.insert(id, sender);
+        state.apply(actions);
         GateEntry {
             gate: self.clone(),
             id,
@@ -112,62 +112,62 @@ impl Gate {
         }
     }
 
-    /// Returns whether there are at least [`BUSY`] strangers.
+    /// Returns whether there are at least [`BUSY_THRESHOLD`] strangers.
     pub(crate) fn is_busy(&self) -> bool {
-        let (served, waiting) = self.table().admission.strangers();
-        served + waiting >= BUSY
+        let (served, waiting) = self.state().admission.unadmitted();
+        served + waiting >= BUSY_THRESHOLD
     }
 
     /// Returns a timer for [`tick`](Self::tick). The task that accepts connections must
     /// poll it while there are strangers.
     pub(crate) fn ticks() -> Interval {
-        let mut ticks = interval(TICK);
+        let mut ticks = interval(TICK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks
     }
 
     /// Returns whether there are strangers, for whom [`tick`](Self::tick) must be called.
-    pub(crate) fn has_strangers(&self) -> bool {
-        self.table().admission.strangers() != (0, 0)
+    pub(crate) fn has_unadmitted(&self) -> bool {
+        self.state().admission.unadmitted() != (0, 0)
     }
 
     /// Expels the strangers whose time is over.
     pub(crate) fn tick(&self) {
-        let mut table = self.table();
-        let actions = table.admission.tick(Instant::now());
-        table.carry_out(actions);
-        table.report();
+        let mut state = self.state();
+        let actions = state.admission.tick(Instant::now());
+        state.apply(actions);
+        state.report();
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn state(&self) -> MutexGuard<'_, GateState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
-    fn carry_out(&mut self, actions: Vec<Action>) {
+impl GateState {
+    fn apply(&mut self, actions: Vec<GateAction>) {
         for action in actions {
             match action {
-                Action::Serve(id) => {
+                GateAction::Serve(id) => {
                     if let Some(stage) = self.stages.get(&id) {
-                        stage.send_replace(Stage::Served);
+                        stage.send_replace(EntryStage::Served);
                     }
                 }
-                Action::Close(id) => {
+                GateAction::Close(id) => {
                     self.expelled += 1;
                     if let Some(stage) = self.stages.remove(&id) {
-                        stage.send_replace(Stage::Expelled);
+                        stage.send_replace(EntryStage::Expelled);
                     }
                 }
             }
         }
     }
 
-    /// Logs how many connections were expelled, at most once every [`REPORT`].
+    /// Logs how many connections were expelled, at most once every [`REPORT_INTERVAL`].
     fn report(&mut self) {
-        let due = |reported: Instant| reported.elapsed() >= REPORT;
+        let due = |reported: Instant| reported.elapsed() >= REPORT_INTERVAL;
         if self.expelled > 0 && self.reported.is_none_or(due) {
-            let (served, waiting) = self.admission.strangers();
+            let (served, waiting) = self.admission.unadmitted();
             let expelled = std::mem::take(&mut self.expelled);
             self.reported = Some(Instant::now());
             warn!(
@@ -188,28 +188,28 @@ impl fmt::Debug for Gate {
 #[derive(Debug)]
 pub(crate) struct GateEntry {
     gate: Arc<Gate>,
-    id: Id,
-    stage: watch::Receiver<Stage>,
+    id: ConnectionId,
+    stage: watch::Receiver<EntryStage>,
 }
 
 impl GateEntry {
     /// Returns whether the connection is served now.
     pub(crate) fn is_served(&self) -> bool {
-        *self.stage.borrow() == Stage::Served
+        *self.stage.borrow() == EntryStage::Served
     }
 
     /// Waits until the connection is served. Returns `false` if it must be closed
     /// instead.
-    pub(crate) async fn served(&mut self) -> bool {
-        let over = |stage: &Stage| *stage != Stage::Waiting;
+    pub(crate) async fn wait_until_served(&mut self) -> bool {
+        let over = |stage: &EntryStage| *stage != EntryStage::Waiting;
         // The sender is dropped only after it has sent the final stage.
         let stage = self.stage.wait_for(over).await;
-        stage.is_ok_and(|stage| *stage == Stage::Served)
+        stage.is_ok_and(|stage| *stage == EntryStage::Served)
     }
 
     /// Returns a watch on this entry that does not keep the place.
-    pub(crate) fn watch(&self) -> Watch {
-        Watch(self.stage.clone())
+    pub(crate) fn watch(&self) -> ExpulsionWatch {
+        ExpulsionWatch(self.stage.clone())
     }
 
     /// Admits the peer. A peer with a `reserved` place is admitted even when the other
@@ -218,56 +218,56 @@ impl GateEntry {
     /// # Errors
     ///
     /// When no place is free for the peer.
-    pub(crate) fn admit(&self, reserved: bool) -> Result<(), Full> {
-        let mut table = self.gate.table();
-        let actions = table.admission.admit(self.id, reserved, Instant::now())?;
-        table.carry_out(actions);
+    pub(crate) fn admit(&self, reserved: bool) -> Result<(), AdmissionLimitError> {
+        let mut state = self.gate.state();
+        let actions = state.admission.admit(self.id, reserved, Instant::now())?;
+        state.apply(actions);
         Ok(())
     }
 }
 
 impl Drop for GateEntry {
     fn drop(&mut self) {
-        let mut table = self.gate.table();
-        table.stages.remove(&self.id);
-        let actions = table.admission.closed(self.id, Instant::now());
-        table.carry_out(actions);
+        let mut state = self.gate.state();
+        state.stages.remove(&self.id);
+        let actions = state.admission.closed(self.id, Instant::now());
+        state.apply(actions);
     }
 }
 
 /// Watches a [`GateEntry`].
 #[derive(Debug)]
-pub(crate) struct Watch(watch::Receiver<Stage>);
+pub(crate) struct ExpulsionWatch(watch::Receiver<EntryStage>);
 
-impl Watch {
+impl ExpulsionWatch {
     /// Waits until the connection must be closed. Returns `false` if the entry was
     /// dropped instead.
-    pub(crate) async fn expelled(&mut self) -> bool {
-        let expelled = |stage: &Stage| *stage == Stage::Expelled;
+    pub(crate) async fn wait_until_expelled(&mut self) -> bool {
+        let expelled = |stage: &EntryStage| *stage == EntryStage::Expelled;
         self.0.wait_for(expelled).await.is_ok()
     }
 }
 
-fn limits(descriptors: usize) -> Limits {
-    let strangers = (descriptors / 2).saturating_sub(OTHER_DESCRIPTORS / 2);
-    let strangers = strangers.clamp(SERVED_PER_ADDRESS, STRANGERS);
+fn limits(descriptor_limit: usize) -> Limits {
+    let unadmitted = (descriptor_limit / 2).saturating_sub(OTHER_DESCRIPTORS / 2);
+    let unadmitted = unadmitted.clamp(MAX_SERVED_PER_ADDRESS, MAX_UNADMITTED);
     Limits {
-        strangers,
-        served: SERVED.min(strangers),
-        served_per_address: SERVED_PER_ADDRESS.min(strangers / 2),
-        admitted: ADMITTED,
-        reserved: RESERVED,
-        fresh: FRESH,
-        turn: TURN,
-        patience: PATIENCE,
+        unadmitted,
+        served: MAX_SERVED.min(unadmitted),
+        served_per_address: MAX_SERVED_PER_ADDRESS.min(unadmitted / 2),
+        admitted: MAX_ADMITTED,
+        reserved: RESERVED_PLACES,
+        new_peer_age: NEW_PEER_AGE,
+        time_slice: TIME_SLICE,
+        admission_timeout: ADMISSION_TIMEOUT,
     }
 }
 
 /// Returns how many file descriptors this process may have open.
-fn descriptors() -> usize {
+fn descriptor_limit() -> usize {
     // Linux reports it here; elsewhere there is no way without unsafe code.
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    soft_limit(&limits).unwrap_or(USUAL_DESCRIPTORS)
+    soft_limit(&limits).unwrap_or(DEFAULT_DESCRIPTORS)
 }
 
 fn soft_limit(limits: &str) -> Option<usize> {
@@ -285,20 +285,20 @@ mod tests {
 
     use super::*;
 
-    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn small() -> Arc<Gate> {
         Gate::with_limits(Limits {
-            strangers: 3,
+            unadmitted: 3,
             served: 1,
             served_per_address: 1,
-            turn: Duration::ZERO,
-            ..limits(USUAL_DESCRIPTORS)
+            time_slice: Duration::ZERO,
+            ..limits(DEFAULT_DESCRIPTORS)
         })
     }
 
     #[test]
-    fn the_systems_limit_is_read() {
+    fn descriptor_limit_is_parsed() {
         let of = |soft: &str| {
             let line = format!("Max open files            {soft}               524288    files");
             soft_limit(&format!("Limit  Soft Limit  Hard Limit  Units\n{line}\n"))
@@ -306,53 +306,56 @@ mod tests {
         assert_eq!(of("1024"), Some(1024));
         assert_eq!(of("unlimited"), Some(usize::MAX));
         assert_eq!(soft_limit("Max processes 1 2 processes\n"), None);
-        for (descriptors, strangers) in [
+        for (descriptor_limit, unadmitted) in [
             (0, 256),
             (1024, 384),
             (20_000, 9872),
-            (usize::MAX, STRANGERS),
+            (usize::MAX, MAX_UNADMITTED),
         ] {
-            let limits = limits(descriptors);
-            assert_eq!(limits.strangers, strangers, "{descriptors} descriptors");
-            assert!(limits.served <= strangers && limits.served_per_address * 2 <= limits.served);
+            let limits = limits(descriptor_limit);
+            assert_eq!(
+                limits.unadmitted, unadmitted,
+                "{descriptor_limit} descriptors"
+            );
+            assert!(limits.served <= unadmitted && limits.served_per_address * 2 <= limits.served);
         }
     }
 
     #[tokio::test]
-    async fn a_place_is_served_expelled_and_given_on() {
+    async fn expelled_entry_frees_its_place_for_the_next() {
         let gate = small();
-        let mut first = gate.enter(HERE);
-        assert!(first.served().await);
-        let mut second = gate.enter(HERE);
+        let mut first = gate.enter(LOCALHOST);
+        assert!(first.wait_until_served().await);
+        let mut second = gate.enter(LOCALHOST);
         assert!(!second.is_served());
         let mut watch = first.watch();
         // The first stranger's turn is over, as turns have no length here.
         gate.tick();
-        assert!(watch.expelled().await);
-        assert!(second.served().await);
+        assert!(watch.wait_until_expelled().await);
+        assert!(second.wait_until_served().await);
         drop(first);
         second.admit(false).unwrap();
-        let mut third = gate.enter(HERE);
+        let mut third = gate.enter(LOCALHOST);
         assert!(
-            third.served().await,
+            third.wait_until_served().await,
             "who was admitted takes no stranger's place"
         );
         let mut watch = second.watch();
         drop(second);
-        assert!(!watch.expelled().await);
+        assert!(!watch.wait_until_expelled().await);
     }
 
     #[tokio::test]
-    async fn who_waits_longest_is_expelled_when_there_is_no_place() {
+    async fn longest_waiting_entry_is_expelled_when_the_gate_is_full() {
         let gate = small();
-        let places: Vec<GateEntry> = (0..3).map(|_| gate.enter(HERE)).collect();
-        let last = gate.enter(HERE);
-        let mut places = places.into_iter();
-        let (served, mut oldest) = (places.next().unwrap(), places.next().unwrap());
-        assert!(!oldest.served().await);
+        let entries: Vec<GateEntry> = (0..3).map(|_| gate.enter(LOCALHOST)).collect();
+        let last = gate.enter(LOCALHOST);
+        let mut entries = entries.into_iter();
+        let (served, mut oldest) = (entries.next().unwrap(), entries.next().unwrap());
+        assert!(!oldest.wait_until_served().await);
         assert!(served.is_served());
-        assert!(gate.has_strangers());
-        drop((served, oldest, places, last));
-        assert!(!gate.has_strangers());
+        assert!(gate.has_unadmitted());
+        drop((served, oldest, entries, last));
+        assert!(!gate.has_unadmitted());
     }
 }

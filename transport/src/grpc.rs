@@ -4,7 +4,7 @@
 //! connection. HTTP/2 has no other way to tear a stream down early that hyper on the
 //! other side does not take for its proper end.
 
-mod first;
+mod first_message;
 mod receive;
 mod send;
 
@@ -34,7 +34,7 @@ use crate::{
     identity::Identity,
     link::{Carrier, Link, LinkReceiver, LinkSender, ReceiverKind, SenderKind},
     listen::{BindError, SETUP_DEADLINE},
-    tls::{Fingerprint, Terms},
+    tls::{Fingerprint, TlsOptions},
 };
 
 pub(crate) use receive::Receiver;
@@ -47,22 +47,22 @@ const PACKET_OVERHEAD: usize = 16;
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
-    terms: &Terms,
+    tls_options: &TlsOptions,
 ) -> Result<Link, DialError> {
     let at = address.to_string();
-    let (channel, caller) = control::connect_closable(&at, host, terms).await?;
-    let (closer, certificate) = (caller.closer, caller.certificate);
+    let (channel, peer_handle) = control::connect_closable(&at, host, tls_options).await?;
+    let (closer, certificate) = (peer_handle.closer, peer_handle.certificate);
     let mut client =
         DataClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
     let (sender, outgoing) = send::channel(closer.clone());
     // The response headers arrive once the peer has received a frame, but the link is
     // used before that. The task ends with the headers or the connection.
-    let (answer, answered) = oneshot::channel();
+    let (response_sender, response_receiver) = oneshot::channel();
     tokio::spawn(async move {
         let response = client.connect(outgoing).await;
-        let _ = answer.send(response.map(Response::into_inner));
+        let _ = response_sender.send(response.map(Response::into_inner));
     });
-    let receiver = Receiver::dialled(answered, closer, sender.finished());
+    let receiver = Receiver::dialled(response_receiver, closer, sender.finished());
     Ok(link(sender, receiver, address, certificate))
 }
 
@@ -77,27 +77,27 @@ pub(crate) fn serve_links(
 ) -> Result<impl Future<Output = ()> + Send + use<>, BindError> {
     let server = control::link_server(tcp, identity, accepted.clone(), gate)?;
     let closing = accepted.clone();
-    let service = DataServer::new(Accept { accepted })
+    let service = DataServer::new(DataService { accepted })
         .max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
-    let routes = tonic::service::Routes::new(first::SmallFirst(service));
+    let routes = tonic::service::Routes::new(first_message::FirstMessageLimit(service));
     Ok(server.run_until(routes, async move { closing.closed().await }))
 }
 
-struct Accept {
+struct DataService {
     accepted: mpsc::Sender<Link>,
 }
 
 #[tonic::async_trait]
-impl Data for Accept {
-    type ConnectStream = control::Answers<Packet>;
+impl Data for DataService {
+    type ConnectStream = control::ResponseStream<Packet>;
 
     async fn connect(
         &self,
         request: Request<Streaming<Packet>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        let caller = control::caller(&request).clone();
-        let (peer, closer) = (caller.peer, caller.closer.clone());
-        let certificate = caller.certificate;
+        let peer_handle = control::peer_handle(&request).clone();
+        let (peer, closer) = (peer_handle.peer, peer_handle.closer.clone());
+        let certificate = peer_handle.certificate;
         let mut packets = request.into_inner();
         let first = match timeout(SETUP_DEADLINE, packets.message()).await {
             Ok(first) => first.inspect_err(|e| debug!(%peer, "gRPC link failed: {e}"))?,
@@ -108,7 +108,7 @@ impl Data for Accept {
             }
         };
         let (sender, outgoing) = send::channel(closer.clone());
-        let receiver = Receiver::accepted(first, packets, caller);
+        let receiver = Receiver::accepted(first, packets, peer_handle);
         let closing = |_| Status::unavailable("the process is shutting down");
         let link = link(sender, receiver, peer, certificate);
         let accepted = self.accepted.send(link).await;

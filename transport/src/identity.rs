@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_is_known_by_its_authority() {
+    fn pool_fingerprint_is_that_of_its_authority() {
         let pem = IdentityPem::new_pool().unwrap();
         let identity = Identity::from_pem(&pem).unwrap();
         assert_eq!(identity.chain().len(), 2);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_of_one_certificate_and_one_start() {
+    fn worker_id_depends_on_certificate_and_start() {
         let id = |certificate, start| worker_id(&Fingerprint([certificate; 32]), &[start; 16]);
         assert_eq!(id(1, 1), id(1, 1));
         assert_ne!(id(1, 1), id(1, 2));

@@ -35,7 +35,7 @@ pub mod tls;
 pub mod token;
 pub mod url;
 
-pub use admission::Full;
+pub use admission::AdmissionLimitError;
 pub use dial::Dialer;
 pub use identity::Identity;
 pub use link::{Carrier, Link, LinkError, LinkReceiver, LinkSender};

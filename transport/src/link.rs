@@ -160,16 +160,16 @@ impl LinkSender {
     }
 
     /// Returns whether [`send_now`](Self::send_now) works on this link.
-    pub fn sends_now(&self) -> bool {
+    pub fn can_send_now(&self) -> bool {
         match &self.0 {
             SenderKind::Tcp(_) => true,
             SenderKind::Quic(_) | SenderKind::Grpc(_) => false,
-            SenderKind::Faulty(sender) => sender.sends_now(),
+            SenderKind::Faulty(sender) => sender.can_send_now(),
         }
     }
 
     /// Sends frames without waiting, from any thread; works only where
-    /// [`sends_now`](Self::sends_now) is true. Returns `false` if the kernel did not
+    /// [`can_send_now`](Self::can_send_now) is true. Returns `false` if the kernel did not
     /// accept all bytes. The rest is kept and goes before the next frames;
     /// [`send_all`](Self::send_all) with no frames waits until it is sent.
     ///
@@ -181,7 +181,7 @@ impl LinkSender {
         check_sizes(frames.clone())?;
         match &mut self.0 {
             SenderKind::Tcp(sender) => sender.send_now(frames),
-            SenderKind::Faulty(sender) if sender.sends_now() => {
+            SenderKind::Faulty(sender) if sender.can_send_now() => {
                 sender.send_now(frames).map(|()| true)
             }
             SenderKind::Quic(_) | SenderKind::Grpc(_) | SenderKind::Faulty(_) => {
@@ -192,9 +192,9 @@ impl LinkSender {
 
     /// Limits the bytes that the kernel holds as sent but not acknowledged, on carriers
     /// that support it (TCP). The kernel treats this as a hint.
-    pub fn bound_flight(&self, bytes: usize) {
+    pub fn limit_in_flight(&self, bytes: usize) {
         if let SenderKind::Tcp(sender) = &self.0 {
-            sender.bound_flight(bytes);
+            sender.limit_in_flight(bytes);
         }
     }
 
@@ -212,7 +212,7 @@ impl LinkSender {
 }
 
 /// Polls `future` once and returns its output if it is ready.
-pub(crate) fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+pub(crate) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => Some(done),
         // The next caller polls the source again, with a real waker.
@@ -282,7 +282,7 @@ impl LinkReceiver {
     }
 
     /// Returns what [`recv`](Self::recv) would return without waiting, if anything.
-    pub fn arrived(&mut self) -> Option<Result<Option<Bytes>, LinkError>> {
-        now(self.recv())
+    pub fn try_recv(&mut self) -> Option<Result<Option<Bytes>, LinkError>> {
+        poll_once(self.recv())
     }
 }

@@ -28,23 +28,23 @@ const PORT_TRIES: usize = 16;
 
 /// Why a listener could not start.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what}: {reason}")]
+#[error("cannot {action}: {reason}")]
 pub struct BindError {
-    what: String,
+    action: String,
     reason: String,
 }
 
 impl BindError {
     fn listen(protocol: &str, address: SocketAddr, reason: impl fmt::Display) -> Self {
         Self {
-            what: format!("listen on {address} ({protocol})"),
+            action: format!("listen on {address} ({protocol})"),
             reason: format!("{reason}; choose another address, or find who uses this one"),
         }
     }
 
-    pub(crate) fn new(what: impl fmt::Display, reason: impl fmt::Display) -> Self {
+    pub(crate) fn new(action: impl fmt::Display, reason: impl fmt::Display) -> Self {
         Self {
-            what: what.to_string(),
+            action: action.to_string(),
             reason: reason.to_string(),
         }
     }
@@ -74,7 +74,7 @@ impl Listener {
     ///
     /// When the port is taken or the identity unusable.
     pub async fn bind(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
-        let (tcp, udp) = bind_both(address).await?;
+        let (tcp, udp) = bind_tcp_and_udp(address).await?;
         Self::start(tcp, Some(udp), identity)
     }
 
@@ -137,7 +137,7 @@ async fn listen_tcp(address: SocketAddr) -> Result<TcpListener, BindError> {
     tcp.map_err(|e| BindError::listen("TCP", address, e))
 }
 
-async fn bind_both(address: SocketAddr) -> Result<(TcpListener, UdpSocket), BindError> {
+async fn bind_tcp_and_udp(address: SocketAddr) -> Result<(TcpListener, UdpSocket), BindError> {
     let mut failure = None;
     for _ in 0..PORT_TRIES {
         let tcp = listen_tcp(address).await?;
@@ -159,7 +159,7 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
     loop {
         let incoming = tokio::select! {
             incoming = endpoint.accept() => incoming,
-            _ = ticks.tick(), if gate.has_strangers() => {
+            _ = ticks.tick(), if gate.has_unadmitted() => {
                 gate.tick();
                 continue;
             }
@@ -178,9 +178,9 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
             continue;
         }
         let peer = incoming.remote_address();
-        let place = gate.enter(peer.ip());
-        match place.is_served() {
-            true => drop(setups.spawn(set_up(incoming, place, accepted.clone()))),
+        let gate_entry = gate.enter(peer.ip());
+        match gate_entry.is_served() {
+            true => drop(setups.spawn(set_up_quic(incoming, gate_entry, accepted.clone()))),
             // A QUIC connection cannot wait unread in a socket of its own as a TCP one
             // can.
             false => {
@@ -191,9 +191,13 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
     }
 }
 
-async fn set_up(incoming: quinn::Incoming, place: GateEntry, accepted: mpsc::Sender<Link>) {
+async fn set_up_quic(
+    incoming: quinn::Incoming,
+    gate_entry: GateEntry,
+    accepted: mpsc::Sender<Link>,
+) {
     let peer = incoming.remote_address();
-    let mut watch = place.watch();
+    let mut watch = gate_entry.watch();
     let setup = async {
         let connection = incoming.await?;
         let (send, recv) = connection.accept_bi().await?;
@@ -201,15 +205,15 @@ async fn set_up(incoming: quinn::Incoming, place: GateEntry, accepted: mpsc::Sen
     };
     let setup = tokio::select! {
         setup = tokio::time::timeout(SETUP_DEADLINE, setup) => setup,
-        true = watch.expelled() => return,
+        true = watch.wait_until_expelled() => return,
     };
     match setup {
         Ok(Ok((connection, send, recv))) => {
-            let (link, expel) = quic::accepted(connection, send, recv, place);
+            let (link, expel) = quic::accepted(connection, send, recv, gate_entry);
             // An error means that the listener was dropped, and the link with it.
             let _ = accepted.send(link).await;
             drop(accepted);
-            if watch.expelled().await {
+            if watch.wait_until_expelled().await {
                 expel.close();
             }
         }

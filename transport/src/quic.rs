@@ -18,9 +18,9 @@ use quinn::{
 use rustls::pki_types::CertificateDer;
 
 use crate::{
-    admission::Full,
+    admission::AdmissionLimitError,
     dial::DialError,
-    framing::{self, Incoming},
+    framing::{self, FrameDecoder},
     gate::GateEntry,
     identity::Identity,
     link::{
@@ -28,7 +28,7 @@ use crate::{
         SenderKind,
     },
     listen::BindError,
-    tls::{self, ALPN_FRAMES, Fingerprint, Terms},
+    tls::{self, ALPN_FRAMES, Fingerprint, TlsOptions},
 };
 
 /// Limit on a link's bytes in flight: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13
@@ -49,13 +49,13 @@ const ALL_INCOMING_BYTES: u64 = 2 << 20;
 const SOCKET_BYTES: usize = 4 << 20;
 
 /// Close code when a link is dropped before it was finished.
-const DROPPED: VarInt = VarInt::from_u32(1);
+const CODE_DROPPED: VarInt = VarInt::from_u32(1);
 
 /// Close code when the peer broke the framing.
-const BROKEN: VarInt = VarInt::from_u32(2);
+const CODE_BAD_FRAMING: VarInt = VarInt::from_u32(2);
 
 /// Close code when the peer was not admitted in time.
-const EXPELLED: VarInt = VarInt::from_u32(3);
+const CODE_EXPELLED: VarInt = VarInt::from_u32(3);
 
 /// Returns settings for links whose peer may send `receive_window` bytes ahead at first.
 fn transport_config(receive_window: u32) -> Arc<TransportConfig> {
@@ -113,9 +113,9 @@ pub(crate) fn server(
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
-    terms: &Terms,
+    tls_options: &TlsOptions,
 ) -> Result<Link, DialError> {
-    let tls = tls::client_config(terms, ALPN_FRAMES)?;
+    let tls = tls::client_config(tls_options, ALPN_FRAMES)?;
     let crypto = QuicClientConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(transport_config(WINDOW_BYTES));
@@ -133,13 +133,13 @@ pub(crate) async fn dial(
         .await
         .map_err(|e| {
             if refused_certificate(&e) {
-                DialError::certificate(address, &terms.trust)
+                DialError::certificate(address, &tls_options.trust)
             } else {
                 unreachable(&e)
             }
         })?;
     let (send, recv) = connection.open_bi().await.map_err(|e| unreachable(&e))?;
-    Ok(link(connection, send, recv, Incoming::dialled(), None))
+    Ok(link(connection, send, recv, FrameDecoder::dialled(), None))
 }
 
 /// Returns whether this side ended the handshake because of the peer's certificate.
@@ -155,29 +155,35 @@ fn refused_certificate(error: &quinn::ConnectionError) -> bool {
     alerts.any(|alert| error.code == quinn::TransportErrorCode::crypto(alert))
 }
 
-/// Creates the link on an accepted connection. The link holds `place` while it lives.
+/// Creates the link on an accepted connection. The link holds `gate_entry` while it lives.
 pub(crate) fn accepted(
     connection: Connection,
     send: SendStream,
     recv: RecvStream,
-    place: GateEntry,
-) -> (Link, Expel) {
-    let link = link(connection, send, recv, Incoming::accepted(), Some(place));
+    gate_entry: GateEntry,
+) -> (Link, ExpelHandle) {
+    let link = link(
+        connection,
+        send,
+        recv,
+        FrameDecoder::accepted(),
+        Some(gate_entry),
+    );
     let ReceiverKind::Quic(receiver) = &link.receiver.0 else {
         unreachable!("it was just made");
     };
-    let expel = Expel(Arc::downgrade(&receiver.owner));
+    let expel = ExpelHandle(Arc::downgrade(&receiver.owner));
     (link, expel)
 }
 
 /// Closes a link's connection, without keeping it open.
-pub(crate) struct Expel(Weak<ConnectionOwner>);
+pub(crate) struct ExpelHandle(Weak<ConnectionOwner>);
 
-impl Expel {
+impl ExpelHandle {
     pub(crate) fn close(&self) {
         if let Some(owner) = self.0.upgrade() {
             let connection = &owner.connection;
-            connection.close(EXPELLED, b"no right to call was shown");
+            connection.close(CODE_EXPELLED, b"no right to call was shown");
         }
     }
 }
@@ -186,20 +192,23 @@ fn link(
     connection: Connection,
     send: SendStream,
     recv: RecvStream,
-    incoming: Incoming,
-    place: Option<GateEntry>,
+    decoder: FrameDecoder,
+    gate_entry: Option<GateEntry>,
 ) -> Link {
-    let (peer, certificate) = (connection.remote_address(), shown(&connection));
-    let owner = Arc::new(ConnectionOwner { connection, place });
+    let (peer, certificate) = (connection.remote_address(), peer_certificate(&connection));
+    let owner = Arc::new(ConnectionOwner {
+        connection,
+        gate_entry,
+    });
     let sender = Sender {
         stream: send,
-        begun: Vec::new(),
+        unsent: Vec::new(),
         finished: false,
         owner: owner.clone(),
     };
     let receiver = Receiver {
         stream: recv,
-        incoming,
+        decoder,
         owner,
     };
     Link {
@@ -212,10 +221,10 @@ fn link(
 }
 
 /// Returns the fingerprint of the certificate that the peer showed in the handshake.
-fn shown(connection: &Connection) -> Option<Fingerprint> {
+fn peer_certificate(connection: &Connection) -> Option<Fingerprint> {
     let identity = connection.peer_identity()?;
     let certificates = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-    tls::shown(Some(&certificates))
+    tls::peer_fingerprint(Some(&certificates))
 }
 
 /// State shared by the halves of a link. quinn closes the connection when its last handle
@@ -223,14 +232,14 @@ fn shown(connection: &Connection) -> Option<Fingerprint> {
 #[derive(Debug)]
 struct ConnectionOwner {
     connection: Connection,
-    place: Option<GateEntry>,
+    gate_entry: Option<GateEntry>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Sender {
     stream: SendStream,
     /// Unsent rest of the latest frames, after a cancelled `send`.
-    begun: Vec<Bytes>,
+    unsent: Vec<Bytes>,
     finished: bool,
     owner: Arc<ConnectionOwner>,
 }
@@ -241,15 +250,15 @@ impl Sender {
         frames: impl Iterator<Item = &'a [Bytes]>,
     ) -> Result<(), LinkError> {
         self.flush().await?;
-        framing::put_frames(&mut self.begun, frames);
+        framing::queue_frames(&mut self.unsent, frames);
         self.flush().await
     }
 
     async fn flush(&mut self) -> Result<(), LinkError> {
-        while !self.begun.is_empty() {
-            let written = self.stream.write_chunks(&mut self.begun).await;
+        while !self.unsent.is_empty() {
+            let written = self.stream.write_chunks(&mut self.unsent).await;
             let written = written.map_err(LinkError::lost)?;
-            self.begun.drain(..written.chunks);
+            self.unsent.drain(..written.chunks);
         }
         Ok(())
     }
@@ -272,7 +281,7 @@ impl Drop for Sender {
         // Otherwise quinn would finish the stream, which the peer would take for a proper
         // end.
         if !self.finished {
-            self.owner.connection.close(DROPPED, b"link dropped");
+            self.owner.connection.close(CODE_DROPPED, b"link dropped");
         }
     }
 }
@@ -280,17 +289,17 @@ impl Drop for Sender {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     stream: RecvStream,
-    incoming: Incoming,
+    decoder: FrameDecoder,
     owner: Arc<ConnectionOwner>,
 }
 
 impl Receiver {
     /// See [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
-    pub(crate) fn admit(&mut self) -> Result<(), Full> {
-        if let Some(place) = &self.owner.place {
-            place.admit(false)?;
+    pub(crate) fn admit(&mut self) -> Result<(), AdmissionLimitError> {
+        if let Some(gate_entry) = &self.owner.gate_entry {
+            gate_entry.admit(false)?;
         }
-        self.incoming.admit();
+        self.decoder.admit();
         self.owner
             .connection
             .set_receive_window(WINDOW_BYTES.into());
@@ -299,18 +308,20 @@ impl Receiver {
 
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
-            match self.incoming.take() {
+            match self.decoder.next_frame() {
                 Ok(Some(frame)) => return Ok(Some(frame)),
                 Ok(None) => {}
                 Err(error) => {
-                    self.owner.connection.close(BROKEN, b"frame too large");
+                    self.owner
+                        .connection
+                        .close(CODE_BAD_FRAMING, b"frame too large");
                     return Err(error);
                 }
             }
             let chunk = self.stream.read_chunk(usize::MAX, true).await;
             match chunk.map_err(LinkError::lost)? {
-                Some(chunk) => self.incoming.put(&chunk.bytes),
-                None if self.incoming.is_between() => return Ok(None),
+                Some(chunk) => self.decoder.put(&chunk.bytes),
+                None if self.decoder.is_at_frame_boundary() => return Ok(None),
                 None => return Err(LinkError::lost("the stream ended within a frame")),
             }
         }

@@ -55,7 +55,7 @@ pub enum ResumeError {
 /// What is sent: an encoded head and, where there are bulk bytes, a tail that is passed
 /// on without a copy.
 #[derive(Debug, Clone, Default)]
-pub struct Body {
+pub struct EncodedBody {
     /// The first bytes.
     pub head: Bytes,
     /// The rest.
@@ -64,14 +64,14 @@ pub struct Body {
     pub extra_cost: usize,
 }
 
-impl Body {
+impl EncodedBody {
     /// Returns the credit that the body takes, in bytes.
     fn cost(&self) -> usize {
         self.head.len() + self.tail.len() + self.extra_cost
     }
 }
 
-impl From<Bytes> for Body {
+impl From<Bytes> for EncodedBody {
     fn from(head: Bytes) -> Self {
         Self {
             head,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_holds_back_what_it_does_not_cover() {
+    fn body_waits_until_credit_covers_it() {
         let mut outbox = Outbox::new(100, 10);
         outbox.push(body(8));
         outbox.push(body(8));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_breaks_the_rules_is_named() {
+    fn numbering_violations_are_reported() {
         let mut outbox = Outbox::new(100, 100);
         outbox.push(body(1));
         assert_eq!(
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_abandoned_is_gone_and_late_acknowledgements_are_none_the_less_right() {
+    fn abandoned_outbox_still_accepts_late_acks() {
         let mut outbox = Outbox::new(100, u64::MAX);
         for _ in 0..3 {
             outbox.push(body(60));
@@ -179,9 +179,9 @@ mod tests {
         outbox.next_to_send().unwrap();
         outbox.next_to_send().unwrap();
         outbox.abandon();
-        assert_eq!((outbox.kept_bytes(), outbox.is_full()), (0, false));
+        assert_eq!((outbox.unacked_bytes(), outbox.is_full()), (0, false));
         outbox.push(body(60));
-        assert_eq!(outbox.kept_bytes(), 0);
+        assert_eq!(outbox.unacked_bytes(), 0);
         assert!(outbox.next_to_send().is_none());
         assert_eq!(outbox.acknowledge(2), Ok(()));
         assert!(outbox.acknowledge(3).is_err());
@@ -214,8 +214,8 @@ mod tests {
         Push(usize),
         Send,
         Deliver,
-        Tell,
-        TellChanges,
+        Acknowledge,
+        AcknowledgeChanges,
         Cut,
     }
 
@@ -224,8 +224,8 @@ mod tests {
             3 => (0usize..40).prop_map(Step::Push),
             4 => Just(Step::Send),
             4 => Just(Step::Deliver),
-            2 => Just(Step::Tell),
-            2 => Just(Step::TellChanges),
+            2 => Just(Step::Acknowledge),
+            2 => Just(Step::AcknowledgeChanges),
             1 => Just(Step::Cut),
         ];
         prop::collection::vec(step, 0..300)
@@ -236,7 +236,7 @@ mod tests {
     struct Wire {
         outbox: Outbox,
         inbox: Inbox,
-        forward: VecDeque<(u64, Body)>,
+        forward: VecDeque<(u64, EncodedBody)>,
         back: VecDeque<(u64, u64)>,
         pushed: Vec<usize>,
         delivered: Vec<usize>,
@@ -262,11 +262,11 @@ mod tests {
                         self.outbox.grant(credit);
                     }
                 }
-                Step::Tell => {
+                Step::Acknowledge => {
                     let ack = self.inbox.acknowledge();
                     self.back.push_back(ack);
                 }
-                Step::TellChanges => {
+                Step::AcknowledgeChanges => {
                     let ack = self.inbox.acknowledge_changes();
                     self.back.push_back(ack);
                 }
@@ -283,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_is_delivered_once_in_order_over_a_wire_that_is_cut(steps in steps()) {
+        fn bodies_are_delivered_once_in_order_despite_cuts(steps in steps()) {
             let mut wire = Wire {
                 outbox: Outbox::new(usize::MAX, 64),
                 inbox: Inbox::new(64),
@@ -301,12 +301,12 @@ mod tests {
             for _ in 0..2 * wire.pushed.len() + in_flight + 2 {
                 wire.run(Step::Send);
                 wire.run(Step::Deliver);
-                wire.run(Step::TellChanges);
+                wire.run(Step::AcknowledgeChanges);
                 wire.run(Step::Deliver);
             }
             prop_assert_eq!(&wire.delivered, &wire.pushed);
             prop_assert!(wire.outbox.is_empty());
-            prop_assert_eq!(wire.outbox.kept_bytes(), 0);
+            prop_assert_eq!(wire.outbox.unacked_bytes(), 0);
         }
     }
 }

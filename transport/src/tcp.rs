@@ -28,16 +28,16 @@ use tokio_rustls::{TlsStream, server};
 use tracing::debug;
 
 use crate::{
-    admission::Full,
+    admission::AdmissionLimitError,
     control,
     dial::DialError,
-    framing::{self, Incoming},
+    framing::{self, FrameDecoder},
     gate::GateEntry,
     link::{
         self, Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender,
         ReceiverKind, SenderKind,
     },
-    tls::{ALPN_FRAMES, Terms, shown},
+    tls::{ALPN_FRAMES, TlsOptions, peer_fingerprint},
 };
 
 /// Limit on the bytes that TLS buffers: how much is encrypted before the socket is
@@ -48,44 +48,44 @@ const TLS_BUFFER_BYTES: usize = 256 << 10;
 pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
-    terms: &Terms,
+    tls_options: &TlsOptions,
 ) -> Result<Link, DialError> {
     let at = address.to_string();
-    let stream = control::connect_tls(&at, host, terms, ALPN_FRAMES).await?;
-    on_stream(stream.into(), address, Incoming::dialled(), None)
+    let stream = control::connect_tls(&at, host, tls_options, ALPN_FRAMES).await?;
+    link_over(stream.into(), address, FrameDecoder::dialled(), None)
         .map_err(|e| DialError::unreachable(address, &e))
 }
 
-/// Creates the link on a stream whose handshake is done. The link holds `place` while it
+/// Creates the link on a stream whose handshake is done. The link holds `gate_entry` while it
 /// lives.
-fn on_stream(
+fn link_over(
     mut stream: TlsStream<TcpStream>,
     peer: SocketAddr,
-    incoming: Incoming,
-    place: Option<GateEntry>,
+    decoder: FrameDecoder,
+    gate_entry: Option<GateEntry>,
 ) -> io::Result<Link> {
     match &mut stream {
         TlsStream::Client(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
         TlsStream::Server(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
     }
-    let certificate = shown(stream.get_ref().1.peer_certificates());
+    let certificate = peer_fingerprint(stream.get_ref().1.peer_certificates());
     let socket = SockRef::from(stream.get_ref().0);
-    notice_dead_peers(&socket);
+    enable_keepalive(&socket);
     let owner = Arc::new(ConnectionOwner {
         socket: socket.try_clone()?,
-        unread: Mutex::default(),
-        place,
+        dropped_reader: Mutex::default(),
+        gate_entry,
     });
     let (reader, writer) = split(stream);
     let sender = Sender {
         stream: writer,
-        begun: Vec::new(),
+        unsent: Vec::new(),
         finished: false,
         owner: owner.clone(),
     };
     let receiver = Receiver {
         stream: Some(reader),
-        incoming,
+        decoder,
         owner,
     };
     Ok(Link {
@@ -103,26 +103,31 @@ fn on_stream(
 pub(crate) async fn accept(
     stream: server::TlsStream<TcpStream>,
     peer: SocketAddr,
-    place: GateEntry,
+    gate_entry: GateEntry,
     deadline: Duration,
     accepted: mpsc::Sender<Link>,
 ) {
-    let mut watch = place.watch();
-    let mut link = match on_stream(stream.into(), peer, Incoming::accepted(), Some(place)) {
+    let mut watch = gate_entry.watch();
+    let mut link = match link_over(
+        stream.into(),
+        peer,
+        FrameDecoder::accepted(),
+        Some(gate_entry),
+    ) {
         Ok(link) => link,
         Err(e) => return debug!(%peer, "TCP link failed: {e}"),
     };
     let ReceiverKind::Tcp(receiver) = &mut link.receiver.0 else {
         unreachable!("it was just made");
     };
-    match timeout(deadline, receiver.fill()).await {
+    match timeout(deadline, receiver.read_more()).await {
         Ok(Ok(true)) => {
             let owner = Arc::downgrade(&receiver.owner);
             // An error means that the listener was dropped, and the link with it.
             let _ = accepted.send(link).await;
             // The server can only end when this sender is dropped.
             drop(accepted);
-            if watch.expelled().await
+            if watch.wait_until_expelled().await
                 && let Some(owner) = owner.upgrade()
             {
                 owner.close();
@@ -136,7 +141,7 @@ pub(crate) async fn accept(
 
 /// Enables the kernel's keepalive probes. Best effort: the users of links detect a dead
 /// peer, too.
-fn notice_dead_peers(socket: &SockRef<'_>) {
+fn enable_keepalive(socket: &SockRef<'_>) {
     let keepalive = TcpKeepalive::new()
         .with_time(KEEP_ALIVE)
         .with_interval(KEEP_ALIVE);
@@ -144,8 +149,8 @@ fn notice_dead_peers(socket: &SockRef<'_>) {
 }
 
 impl Sender {
-    /// See [`LinkSender::bound_flight`](crate::link::LinkSender::bound_flight).
-    pub(crate) fn bound_flight(&self, bytes: usize) {
+    /// See [`LinkSender::limit_in_flight`](crate::link::LinkSender::limit_in_flight).
+    pub(crate) fn limit_in_flight(&self, bytes: usize) {
         // Linux doubles the value, to cover its own bookkeeping. If the call fails, the
         // kernel's own limit stays.
         let _ = self.owner.socket.set_send_buffer_size(bytes);
@@ -158,8 +163,8 @@ struct ConnectionOwner {
     /// A second handle of the socket, to close the connection whatever the halves do.
     socket: Socket,
     /// The reading half, once its receiver was dropped.
-    unread: Mutex<Option<ReadHalf<TlsStream<TcpStream>>>>,
-    place: Option<GateEntry>,
+    dropped_reader: Mutex<Option<ReadHalf<TlsStream<TcpStream>>>>,
+    gate_entry: Option<GateEntry>,
 }
 
 impl ConnectionOwner {
@@ -168,8 +173,10 @@ impl ConnectionOwner {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    fn unread(&self) -> MutexGuard<'_, Option<ReadHalf<TlsStream<TcpStream>>>> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    fn dropped_reader(&self) -> MutexGuard<'_, Option<ReadHalf<TlsStream<TcpStream>>>> {
+        self.dropped_reader
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -178,7 +185,7 @@ pub(crate) struct Sender {
     stream: WriteHalf<TlsStream<TcpStream>>,
     /// Unsent rest of the latest frames, after a cancelled `send` or an incomplete
     /// `send_now`.
-    begun: Vec<Bytes>,
+    unsent: Vec<Bytes>,
     finished: bool,
     owner: Arc<ConnectionOwner>,
 }
@@ -189,7 +196,7 @@ impl Sender {
         frames: impl Iterator<Item = &'a [Bytes]>,
     ) -> Result<(), LinkError> {
         self.flush().await?;
-        framing::put_frames(&mut self.begun, frames);
+        framing::queue_frames(&mut self.unsent, frames);
         self.flush().await
     }
 
@@ -198,14 +205,14 @@ impl Sender {
         &mut self,
         frames: impl Iterator<Item = &'a [Bytes]>,
     ) -> Result<bool, LinkError> {
-        framing::put_frames(&mut self.begun, frames);
+        framing::queue_frames(&mut self.unsent, frames);
         // A task that has used up its cooperative budget would get `Pending`.
         let flush = unconstrained(self.flush());
-        link::now(flush).map_or(Ok(false), |flushed| flushed.map(|()| true))
+        link::poll_once(flush).map_or(Ok(false), |flushed| flushed.map(|()| true))
     }
 
     async fn flush(&mut self) -> Result<(), LinkError> {
-        write_all(&mut self.stream, &mut self.begun)
+        write_all(&mut self.stream, &mut self.unsent)
             .await
             .map_err(LinkError::lost)
     }
@@ -217,9 +224,9 @@ impl Sender {
             }
             // If a socket is closed with unread bytes, the connection is reset, and the
             // peer loses what is still in flight.
-            let unread = self.owner.unread().take();
-            if let Some(mut unread) = unread {
-                let _ = tokio::io::copy(&mut unread, &mut tokio::io::sink()).await;
+            let dropped_reader = self.owner.dropped_reader().take();
+            if let Some(mut dropped_reader) = dropped_reader {
+                let _ = tokio::io::copy(&mut dropped_reader, &mut tokio::io::sink()).await;
             }
         };
         let _ = timeout(IDLE_TIMEOUT, delivered).await;
@@ -260,23 +267,23 @@ impl Drop for Sender {
 pub(crate) struct Receiver {
     /// Taken by `drop`.
     stream: Option<ReadHalf<TlsStream<TcpStream>>>,
-    incoming: Incoming,
+    decoder: FrameDecoder,
     owner: Arc<ConnectionOwner>,
 }
 
 impl Receiver {
     /// See [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
-    pub(crate) fn admit(&mut self) -> Result<(), Full> {
-        if let Some(place) = &self.owner.place {
-            place.admit(false)?;
+    pub(crate) fn admit(&mut self) -> Result<(), AdmissionLimitError> {
+        if let Some(gate_entry) = &self.owner.gate_entry {
+            gate_entry.admit(false)?;
         }
-        self.incoming.admit();
+        self.decoder.admit();
         Ok(())
     }
 
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
-            match self.incoming.take() {
+            match self.decoder.next_frame() {
                 Ok(Some(frame)) => return Ok(Some(frame)),
                 Ok(None) => {}
                 Err(error) => {
@@ -284,8 +291,8 @@ impl Receiver {
                     return Err(error);
                 }
             }
-            if !self.fill().await? {
-                return match self.incoming.is_between() {
+            if !self.read_more().await? {
+                return match self.decoder.is_at_frame_boundary() {
                     true => Ok(None),
                     false => Err(LinkError::lost("the stream ended within a frame")),
                 };
@@ -294,15 +301,15 @@ impl Receiver {
     }
 
     /// Waits for more bytes. Returns `false` if the peer has finished.
-    pub(crate) async fn fill(&mut self) -> Result<bool, LinkError> {
+    pub(crate) async fn read_more(&mut self) -> Result<bool, LinkError> {
         let stream = self.stream.as_mut().expect("only taken when dropped");
-        let read = stream.read_buf(&mut self.incoming.room()).await;
+        let read = stream.read_buf(&mut self.decoder.read_buffer()).await;
         Ok(read.map_err(LinkError::lost)? > 0)
     }
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        *self.owner.unread() = self.stream.take();
+        *self.owner.dropped_reader() = self.stream.take();
     }
 }

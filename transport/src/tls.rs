@@ -10,8 +10,8 @@
 //! other. The handshake only proves that they have its private key. Callers compare its
 //! fingerprint with those that they know.
 
+mod client_certificate;
 mod fingerprint;
-mod shown;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -27,11 +27,11 @@ use rustls::{
     version::TLS13,
 };
 
-use self::shown::AnyCertificate;
+use self::client_certificate::AnyCertificate;
 use crate::identity::Identity;
 
+pub(crate) use client_certificate::peer_fingerprint;
 pub use fingerprint::Fingerprint;
-pub(crate) use shown::shown;
 
 /// The name in the certificates of a pool's own authority.
 pub const POOL_NAME: &str = "tensord";
@@ -75,16 +75,16 @@ pub enum TrustError {
 
 /// What a dialling side expects of its peer, and what it shows to the peer.
 #[derive(Debug, Clone)]
-pub(crate) struct Terms {
+pub(crate) struct TlsOptions {
     /// What the other side's certificate must be.
     pub(crate) trust: Trust,
     /// The certificate to show, if any.
     pub(crate) identity: Option<Arc<Identity>>,
 }
 
-impl Terms {
+impl TlsOptions {
     /// Creates terms that show no certificate.
-    pub(crate) fn unnamed(trust: &Trust) -> Self {
+    pub(crate) fn anonymous(trust: &Trust) -> Self {
         Self {
             trust: trust.clone(),
             identity: None,
@@ -92,16 +92,19 @@ impl Terms {
     }
 }
 
-/// Returns client settings for `terms`.
-pub(crate) fn client_config(terms: &Terms, alpn: &[u8]) -> Result<ClientConfig, TrustError> {
+/// Returns client settings for `tls_options`.
+pub(crate) fn client_config(
+    tls_options: &TlsOptions,
+    alpn: &[u8],
+) -> Result<ClientConfig, TrustError> {
     let provider = Arc::new(provider());
-    let verifier = verifier(&terms.trust, &provider)?;
+    let verifier = verifier(&tls_options.trust, &provider)?;
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .expect("ring supports TLS 1.3")
         .dangerous()
         .with_custom_certificate_verifier(verifier);
-    let mut config = match &terms.identity {
+    let mut config = match &tls_options.identity {
         None => config.with_no_client_auth(),
         Some(identity) => config
             .with_client_auth_cert(identity.chain().to_vec(), identity.key())

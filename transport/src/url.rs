@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_has_a_default() {
+    fn omitted_options_have_defaults() {
         let url: PoolUrl = "tensord://[::1]:1".parse().unwrap();
         assert_eq!(url.token, None);
         assert_eq!(url.authority(), "[::1]:1");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_part_and_shows_a_right_one() {
+    fn error_names_the_part_and_shows_an_example() {
         let cases = [
             ("gpu-1:7461", "does not start with tensord://"),
             ("http://h:1", "\"http\", it must be tensord"),

@@ -30,7 +30,7 @@ pub(crate) struct Claim {
 
 /// Why a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum AdmissionError {
     /// The scheduler ended the lease.
     #[error("lease {lease} has ended; request a new lease from the pool")]
     Ended { lease: LeaseId },
@@ -56,24 +56,24 @@ pub(crate) enum Refusal {
 
 /// The state of the latest grant of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum GrantState {
     /// The grant has ended.
     Ended,
     /// The scheduler announced the grant, but its lease has not used it yet.
-    Given,
+    Announced,
     /// This lease uses it.
-    Used(LeaseId),
+    InUse(LeaseId),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Device {
+struct DeviceState {
     latest: GrantNumber,
-    standing: Standing,
+    grant_state: GrantState,
 }
 
 /// The admission state of all devices; see the module's documentation.
 pub(crate) struct Admission {
-    devices: Vec<Device>,
+    devices: Vec<DeviceState>,
     clock: SchedulerClock,
 }
 
@@ -81,9 +81,9 @@ pub(crate) struct Admission {
 impl Admission {
     /// Creates the state for this number of devices, none of which was granted yet.
     pub(crate) fn new(devices: usize) -> Self {
-        let device = Device {
+        let device = DeviceState {
             latest: GrantNumber::ZERO,
-            standing: Standing::Ended,
+            grant_state: GrantState::Ended,
         };
         Self {
             devices: vec![device; devices],
@@ -99,7 +99,7 @@ impl Admission {
         claim: Claim,
         expires_at_ms: u64,
         now: Instant,
-    ) -> Result<Option<LeaseId>, Refusal> {
+    ) -> Result<Option<LeaseId>, AdmissionError> {
         let Claim {
             lease,
             device,
@@ -109,25 +109,25 @@ impl Admission {
             && time_ms >= expires_at_ms
         {
             let seconds = (time_ms - expires_at_ms) / 1000;
-            return Err(Refusal::Expired { lease, seconds });
+            return Err(AdmissionError::Expired { lease, seconds });
         }
         let known = self.devices.get_mut(device as usize);
-        let known = known.ok_or(Refusal::NoGrant { device })?;
+        let known = known.ok_or(AdmissionError::NoGrant { device })?;
         if grant > known.latest {
-            let earlier = known.standing;
+            let earlier = known.grant_state;
             known.latest = grant;
-            known.standing = Standing::Used(lease);
+            known.grant_state = GrantState::InUse(lease);
             return Ok(earlier.lease());
         }
-        if grant == known.latest && known.standing == Standing::Given {
-            known.standing = Standing::Used(lease);
+        if grant == known.latest && known.grant_state == GrantState::Announced {
+            known.grant_state = GrantState::InUse(lease);
         }
         self.check(claim).map(|()| None)
     }
 
     /// Checks that `claim` is for the current grant of the device. Used for existing
     /// sessions, such as for another connection.
-    pub(crate) fn check(&self, claim: Claim) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, claim: Claim) -> Result<(), AdmissionError> {
         let Claim {
             lease,
             device,
@@ -135,11 +135,11 @@ impl Admission {
         } = claim;
         let known = self.devices.get(device as usize);
         let known = known.filter(|_| grant != GrantNumber::ZERO);
-        let known = known.ok_or(Refusal::NoGrant { device })?;
-        match known.standing {
-            Standing::Used(user) if user == lease && grant == known.latest => Ok(()),
-            Standing::Ended if grant == known.latest => Err(Refusal::Ended { lease }),
-            _ => Err(Refusal::Superseded {
+        let known = known.ok_or(AdmissionError::NoGrant { device })?;
+        match known.grant_state {
+            GrantState::InUse(user) if user == lease && grant == known.latest => Ok(()),
+            GrantState::Ended if grant == known.latest => Err(AdmissionError::Ended { lease }),
+            _ => Err(AdmissionError::Superseded {
                 lease,
                 device,
                 grant,
@@ -149,11 +149,11 @@ impl Admission {
     }
 }
 
-impl Standing {
+impl GrantState {
     fn lease(self) -> Option<LeaseId> {
         match self {
-            Self::Used(lease) => Some(lease),
-            Self::Ended | Self::Given => None,
+            Self::InUse(lease) => Some(lease),
+            Self::Ended | Self::Announced => None,
         }
     }
 }
@@ -166,9 +166,9 @@ impl Admission {
         if grant <= known.latest {
             return None;
         }
-        let earlier = known.standing;
+        let earlier = known.grant_state;
         known.latest = grant;
-        known.standing = Standing::Given;
+        known.grant_state = GrantState::Announced;
         earlier.lease()
     }
 
@@ -178,15 +178,15 @@ impl Admission {
             && grant >= known.latest
         {
             known.latest = grant;
-            known.standing = Standing::Ended;
+            known.grant_state = GrantState::Ended;
         }
     }
 
     /// Returns the lease that uses each device, as far as this worker knows.
-    pub(crate) fn held(&self) -> impl Iterator<Item = Claim> {
+    pub(crate) fn active_claims(&self) -> impl Iterator<Item = Claim> {
         (0..).zip(&self.devices).filter_map(|(device, known)| {
             Some(Claim {
-                lease: known.standing.lease()?,
+                lease: known.grant_state.lease()?,
                 device,
                 grant: known.latest,
             })
@@ -196,9 +196,9 @@ impl Admission {
     /// Returns each device that was ever granted, with the number up to which all its
     /// grants have ended.
     pub(crate) fn ended(&self) -> impl Iterator<Item = (u32, GrantNumber)> {
-        let ended = |known: &Device| match known.standing {
-            Standing::Ended => known.latest,
-            Standing::Given | Standing::Used(_) => known.latest.previous(),
+        let ended = |known: &DeviceState| match known.grant_state {
+            GrantState::Ended => known.latest,
+            GrantState::Announced | GrantState::InUse(_) => known.latest.previous(),
         };
         let devices = (0..).zip(&self.devices);
         devices
@@ -212,8 +212,8 @@ impl Admission {
     }
 
     /// Records that the scheduler is unreachable.
-    pub(crate) fn cut_off(&mut self) {
-        self.clock.cut_off();
+    pub(crate) fn mark_unreachable(&mut self) {
+        self.clock.mark_unreachable();
     }
 }
 

@@ -21,17 +21,17 @@ use crate::locks::lock;
 #[derive(Debug)]
 pub(crate) struct BlobStore {
     capacity_bytes: u64,
-    tenants: Mutex<HashMap<String, Blobs>>,
+    tenants: Mutex<HashMap<String, TenantBlobs>>,
 }
 
 /// One tenant's uploads, in the order of their latest use.
 #[derive(Debug)]
-struct Blobs {
+struct TenantBlobs {
     by_hash: LruCache<Hash, Bytes>,
     bytes: u64,
 }
 
-impl Default for Blobs {
+impl Default for TenantBlobs {
     fn default() -> Self {
         Self {
             by_hash: LruCache::unbounded(),
@@ -56,7 +56,7 @@ impl BlobStore {
 
     /// Returns the uploads kept for `tenant`, latest first. An upload is not evicted while
     /// a session holds it.
-    pub(crate) fn held(&self, tenant: &str) -> Vec<(Hash, Bytes)> {
+    pub(crate) fn blobs_of(&self, tenant: &str) -> Vec<(Hash, Bytes)> {
         let tenants = lock(&self.tenants);
         let blobs = tenants.get(tenant).into_iter();
         blobs
@@ -89,7 +89,7 @@ impl BlobStore {
 /// Evicts the least recently used blobs of the tenant with the most bytes until `cost`
 /// fits. Returns false if it does not fit, or if a session still holds the next blob to
 /// evict.
-fn make_room(tenants: &mut HashMap<String, Blobs>, capacity: u64, cost: u64) -> bool {
+fn make_room(tenants: &mut HashMap<String, TenantBlobs>, capacity: u64, cost: u64) -> bool {
     if cost > capacity {
         return false;
     }
@@ -124,7 +124,7 @@ mod tests {
 
     fn held(store: &BlobStore, tenant: &str) -> Vec<u8> {
         store
-            .held(tenant)
+            .blobs_of(tenant)
             .iter()
             .map(|(_, bytes)| bytes[0])
             .collect()
@@ -135,19 +135,19 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_finds_its_own_and_no_others() {
+    fn blobs_are_visible_to_their_tenant_only() {
         let store = room_for(4);
         store.keep("a", [blob(1), blob(2)]);
         store.keep("b", [blob(3), blob(1)]);
         assert_eq!(held(&store, "a"), [2, 1]);
         assert_eq!(held(&store, "b"), [1, 3]);
         assert!(held(&store, "c").is_empty());
-        let (hash, bytes) = store.held("a").remove(0);
+        let (hash, bytes) = store.blobs_of("a").remove(0);
         assert_eq!(hash, blake3::hash(&bytes).as_bytes()[..HASH_BYTES]);
     }
 
     #[test]
-    fn the_oldest_of_whoever_has_most_makes_room() {
+    fn oldest_blob_of_the_largest_tenant_is_evicted() {
         let store = room_for(3);
         store.keep("a", [blob(1)]);
         store.keep("b", [blob(2), blob(3)]);
@@ -161,10 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_holds_while_sessions_hold_on() {
+    fn limit_holds_while_sessions_use_blobs() {
         let store = room_for(2);
         store.keep("a", [blob(1), blob(2)]);
-        let session = store.held("a");
+        let session = store.blobs_of("a");
         store.keep("a", [blob(3), Bytes::from(vec![0; 9999])]);
         assert_eq!(held(&store, "a"), [2, 1]);
         drop(session);

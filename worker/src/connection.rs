@@ -26,14 +26,14 @@ use crate::{
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long a client that broke the protocol stays connected, to receive the error.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the client may take to receive the remaining frames of a session that ended.
 /// The limit exists because these frames hold device memory.
-const LINGER: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval of the check whether the session has ended.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves one connection until it ends.
 pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
@@ -49,8 +49,8 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         Err(e) => Err(Error::new(ErrorCode::Limit, e.to_string())),
     });
     let attached = match admitted {
-        Ok(Opened::Session(attached)) => *attached,
-        Ok(Opened::Worker(accepted)) => {
+        Ok(ConnectionPurpose::Session(attached)) => *attached,
+        Ok(ConnectionPurpose::Worker(accepted)) => {
             debug!(%peer, "another worker joined over {carrier}");
             let link = Link {
                 sender,
@@ -77,8 +77,8 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         opened,
     } = attached;
     debug!(%peer, session = %session.id, "client connected track {track:?} over {carrier}");
-    let greeted = sender.send(&[duplex::encode(Body::Opened(opened))]).await;
-    let ended = match greeted {
+    let sent = sender.send(&[duplex::encode(Body::Opened(opened))]).await;
+    let ended = match sent {
         Ok(()) => {
             let link = Link {
                 sender,
@@ -93,7 +93,7 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
             };
             tokio::select! {
                 ended = pump(&end, connection, link, Timing::DEFAULT) => ended.to_string(),
-                ended = outlive(&session) => ended,
+                ended = drain_timeout(&session) => ended,
             }
         }
         Err(e) => e.to_string(),
@@ -102,29 +102,29 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
     debug!(%peer, session = %session.id, "connection ended: {ended}");
 }
 
-/// Waits until [`LINGER`] after the end of the session. Returns the reason to close the
+/// Waits until [`DRAIN_TIMEOUT`] after the end of the session. Returns the reason to close the
 /// connection.
-async fn outlive(session: &Session) -> String {
+async fn drain_timeout(session: &Session) -> String {
     while !session.has_ended() {
-        sleep(LOOK).await;
+        sleep(CHECK_INTERVAL).await;
     }
-    sleep(LINGER).await;
-    format!("the client did not read the end of the session within {LINGER:?}")
+    sleep(DRAIN_TIMEOUT).await;
+    format!("the client did not read the end of the session within {DRAIN_TIMEOUT:?}")
 }
 
 /// The purpose of a connection.
-enum Opened {
+enum ConnectionPurpose {
     /// A client's session.
     Session(Box<Attached>),
     /// A link to another worker.
-    Worker(collective::Accepted),
+    Worker(collective::AcceptedLink),
 }
 
 async fn handshake(
     registry: &Registry,
     receiver: &mut LinkReceiver,
     certificate: Option<Fingerprint>,
-) -> Result<Opened, Error> {
+) -> Result<ConnectionPurpose, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let first = timeout(OPEN_DEADLINE, receiver.recv()).await;
     let first =
@@ -134,8 +134,12 @@ async fn handshake(
         .ok_or_else(|| protocol("the peer closed the connection before its first frame".into()))?;
     let frame = duplex::decode(first).map_err(|e| protocol(e.to_string()))?;
     match frame.body {
-        Some(Body::Open(open)) => Ok(Opened::Session(Box::new(registry.attach(&open)?))),
-        Some(Body::Join(join)) => Ok(Opened::Worker(registry.join(&join, certificate)?)),
+        Some(Body::Open(open)) => Ok(ConnectionPurpose::Session(Box::new(
+            registry.attach(&open)?,
+        ))),
+        Some(Body::Join(join)) => Ok(ConnectionPurpose::Worker(
+            registry.join(&join, certificate)?,
+        )),
         _ => Err(protocol(
             "the first frame must open a session or join a worker".into(),
         )),
@@ -167,7 +171,7 @@ impl Endpoint for TrackEnd<'_> {
                 warn!(session = %self.session.id, "the client broke the protocol: {e}");
                 let error = Error::new(ErrorCode::Protocol, e.to_string());
                 self.session.end(error);
-                Err(Broken::Over(e.to_string(), GOODBYE))
+                Err(Broken::Over(e.to_string(), CLOSE_TIMEOUT))
             }
         }
     }
@@ -181,6 +185,6 @@ impl Endpoint for TrackEnd<'_> {
     }
 
     fn wake(&self) -> &Notify {
-        self.session.writer_wake(self.track)
+        self.session.writer_notify(self.track)
     }
 }

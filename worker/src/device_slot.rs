@@ -18,9 +18,9 @@ use tokio::runtime::Handle;
 use tracing::{error, info, warn};
 
 use crate::{
-    backend::{Device, panic_words, probe},
+    backend::{Device, panic_message, probe},
     executor::Executor,
-    health::{Action, Health, Outcome, Seen},
+    health::{DeviceAction, Health, HealthUpdate, Observation},
     locks::lock,
     session::{DeviceContext, Session},
 };
@@ -31,31 +31,31 @@ pub(crate) struct DeviceSlot {
     executor: Executor,
     pub(crate) device_context: DeviceContext,
     pub(crate) profile: DeviceProfile,
-    reserved: Arc<Reserved>,
+    reserved: Arc<ReservedMemory>,
     health: Mutex<Health>,
     /// The lease whose ops are currently counted.
-    counted: Mutex<Option<LeaseId>>,
+    counted_lease: Mutex<Option<LeaseId>>,
     /// Number and result of the latest test op.
-    answer: Arc<Mutex<Answer>>,
+    probe_result: Arc<Mutex<ProbeResult>>,
 }
 
-type Answer = Option<(u64, Result<(), String>)>;
+type ProbeResult = Option<(u64, Result<(), String>)>;
 
 /// Device memory that the backend holds, as of the latest query. A query may block for as
 /// long as the device's current work.
 #[derive(Default)]
-struct Reserved {
+struct ReservedMemory {
     bytes: Mutex<Option<u64>>,
-    looking: AtomicBool,
+    is_querying: AtomicBool,
 }
 
-impl Reserved {
+impl ReservedMemory {
     /// Queries the backend again, unless a query is running. May block.
-    fn look(&self, device: &dyn Device) {
-        if !self.looking.swap(true, Ordering::AcqRel) {
+    fn query(&self, device: &dyn Device) {
+        if !self.is_querying.swap(true, Ordering::AcqRel) {
             let bytes = device.reserved_bytes();
             *lock(&self.bytes) = bytes;
-            self.looking.store(false, Ordering::Release);
+            self.is_querying.store(false, Ordering::Release);
         }
     }
 }
@@ -69,8 +69,8 @@ impl DeviceSlot {
             device_context,
             reserved: Arc::default(),
             health: Mutex::default(),
-            counted: Mutex::default(),
-            answer: Arc::default(),
+            counted_lease: Mutex::default(),
+            probe_result: Arc::default(),
         }
     }
 
@@ -80,10 +80,10 @@ impl DeviceSlot {
     }
 
     /// Queries the backend's memory in the background.
-    pub(crate) fn look_at_memory(&self) {
+    pub(crate) fn query_memory(&self) {
         let (reserved, device) = (self.reserved.clone(), self.device_context.device.clone());
-        let look = move || reserved.look(&*device);
-        self.device_context.runtime.spawn_blocking(look);
+        let query = move || reserved.query(&*device);
+        self.device_context.runtime.spawn_blocking(query);
     }
 
     /// Records that a session of `lease` opens.
@@ -109,7 +109,7 @@ impl DeviceSlot {
     /// Resets the count of ops if the previous session was of another lease, whose count
     /// must not be revealed to `lease`.
     fn count_for(&self, lease: LeaseId) {
-        if lock(&self.counted).replace(lease) != Some(lease) {
+        if lock(&self.counted_lease).replace(lease) != Some(lease) {
             self.device_context.ops.store(0, Ordering::Relaxed);
         }
     }
@@ -141,20 +141,20 @@ impl DeviceSlot {
 
     /// Checks the device and executes what its [`Health`] decides. `sessions` are the
     /// sessions on the device that are not gone.
-    pub(crate) fn tend(&self, now: Instant, sessions: &[&Arc<Session>]) -> Outcome {
+    pub(crate) fn check(&self, now: Instant, sessions: &[&Arc<Session>]) -> HealthUpdate {
         let overdue: Vec<_> = sessions.iter().filter_map(|s| s.overdue(now)).collect();
         let leases = sessions.iter().map(|session| session.grant.lease);
-        let seen = Seen {
+        let observation = Observation {
             sessions: leases.collect::<BTreeSet<_>>(),
             live_bytes: self.device_context.memory.live_bytes(),
             overdue: overdue.into_iter().next(),
             has_failed: self.device_context.signals.take_failure(),
             has_thread: self.executor.has_thread(),
-            answer: lock(&self.answer).clone(),
+            probe_result: lock(&self.probe_result).clone(),
         };
         let (outcome, out_of_service) = {
             let mut health = lock(&self.health);
-            let outcome = health.look(now, &seen);
+            let outcome = health.update(now, &observation);
             (outcome, health.out_of_service().map(ToOwned::to_owned))
         };
         if outcome.has_changed {
@@ -166,9 +166,9 @@ impl DeviceSlot {
         }
         for action in &outcome.actions {
             match action {
-                Action::Retire => self.executor.retire(),
-                Action::Restart => self.restart(),
-                Action::Probe(number) => self.probe(*number),
+                DeviceAction::Retire => self.executor.retire(),
+                DeviceAction::Restart => self.restart(),
+                DeviceAction::Probe(number) => self.probe(*number),
             }
         }
         outcome
@@ -191,18 +191,21 @@ impl DeviceSlot {
             self.device_context.device.clone(),
             self.device_context.runtime.clone(),
         );
-        let (answer, signals) = (self.answer.clone(), self.device_context.signals.clone());
+        let (probe_result, signals) = (
+            self.probe_result.clone(),
+            self.device_context.signals.clone(),
+        );
         self.device_context.queue.push_task(Box::new(move || {
-            let result = test(&*device, &runtime);
-            *lock(&answer) = Some((number, result));
+            let result = run_probe(&*device, &runtime);
+            *lock(&probe_result) = Some((number, result));
             signals.wake();
         }));
     }
 }
 
-fn test(device: &dyn Device, runtime: &Handle) -> Result<(), String> {
+fn run_probe(device: &dyn Device, runtime: &Handle) -> Result<(), String> {
     let tested = catch_unwind(AssertUnwindSafe(|| probe(device, runtime)));
-    tested.unwrap_or_else(|panic| Err(panic_words(panic.as_ref())))
+    tested.unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! that is blocked (its client does not read its replies) leaves the queue until it can
 //! continue, and costs the others nothing.
 //!
-//! Work of negligible duration may run on the caller's thread instead, by [`give_turn`].
+//! Work of negligible duration may run on the caller's thread instead, by [`run_time_slice`].
 //!
 //! A thread cannot be killed. A thread whose op does not return is *retired*: it ends if
 //! the op does return, and then a new thread takes over the same queue.
@@ -23,7 +23,7 @@ use tracing::{debug, error};
 
 use crate::{
     locks::lock,
-    session::{Session, Turn},
+    session::{Session, TimeSliceEnd},
 };
 
 /// How long a session runs before the next one's turn. Long against the cost of switching,
@@ -32,10 +32,10 @@ const QUANTUM: Duration = Duration::from_millis(5);
 
 /// How long dropping an executor waits for its thread to end. A thread that is stuck ends
 /// with the process.
-const END: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Polling interval of this wait.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Name prefix of executor threads, by which the panic hook recognises them.
 const THREAD_PREFIX: &str = "tensord-device-";
@@ -51,7 +51,7 @@ pub(crate) struct Executor {
 /// A job for an executor.
 enum Job {
     /// Runs a session for one turn.
-    Turn(Arc<Session>),
+    RunSession(Arc<Session>),
     Task(Box<dyn FnOnce() + Send>),
 }
 
@@ -73,15 +73,15 @@ impl RunQueue {
     /// Queues `session` at the end. The caller ensures that the session is not in the
     /// queue.
     pub(crate) fn push(&self, session: Arc<Session>) {
-        self.put(Job::Turn(session));
+        self.push_job(Job::RunSession(session));
     }
 
     /// Queues `task` at the end. It must not panic.
     pub(crate) fn push_task(&self, task: Box<dyn FnOnce() + Send>) {
-        self.put(Job::Task(task));
+        self.push_job(Job::Task(task));
     }
 
-    fn put(&self, job: Job) {
+    fn push_job(&self, job: Job) {
         lock(&self.state).jobs.push_back(job);
         // Notifies after releasing the lock, as the woken thread takes the lock first.
         self.ready.notify_one();
@@ -91,7 +91,7 @@ impl RunQueue {
     #[cfg(test)]
     pub(crate) fn try_pop(&self) -> Option<Arc<Session>> {
         match lock(&self.state).jobs.pop_front()? {
-            Job::Turn(session) => Some(session),
+            Job::RunSession(session) => Some(session),
             Job::Task(_) => panic!("a task waits, not a session"),
         }
     }
@@ -122,7 +122,7 @@ impl RunQueue {
 impl Executor {
     /// Starts the thread for the device at `index`.
     pub(crate) fn start(index: usize) -> std::io::Result<Self> {
-        quiet_panics();
+        install_panic_hook();
         let queue = Arc::new(RunQueue::default());
         let thread = start(index, queue.clone())?;
         Ok(Self {
@@ -161,9 +161,9 @@ impl Executor {
 impl Drop for Executor {
     fn drop(&mut self) {
         self.queue.set_stopped(true);
-        let until = Instant::now() + END;
+        let until = Instant::now() + STOP_TIMEOUT;
         while self.has_thread() && Instant::now() < until {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         lock(&self.queue.state).jobs.clear();
     }
@@ -178,21 +178,21 @@ fn start(index: usize, queue: Arc<RunQueue>) -> std::io::Result<JoinHandle<()>> 
 fn run(queue: &RunQueue) {
     while let Some(job) = queue.pop() {
         match job {
-            Job::Turn(session) => give_turn(queue, session),
+            Job::RunSession(session) => run_time_slice(queue, session),
             Job::Task(task) => task(),
         }
     }
 }
 
 /// Runs a session for a quantum. The session must be scheduled, but not in the queue.
-pub(crate) fn give_turn(queue: &RunQueue, session: Arc<Session>) {
+pub(crate) fn run_time_slice(queue: &RunQueue, session: Arc<Session>) {
     let until = Instant::now() + QUANTUM;
     let turn = catch_unwind(AssertUnwindSafe(|| {
         session.run(&mut || Instant::now() < until)
     }));
     match turn {
-        Ok(Turn::Again) => queue.push(session),
-        Ok(Turn::Over) => {}
+        Ok(TimeSliceEnd::MoreWork) => queue.push(session),
+        Ok(TimeSliceEnd::Parked) => {}
         Err(_) => {
             // This is a bug in the worker, as panics of ops are caught closer to them. The
             // session still counts as scheduled; its next turn ends it.
@@ -206,7 +206,7 @@ pub(crate) fn give_turn(queue: &RunQueue, session: Arc<Session>) {
 
 /// Keeps caught panics out of the log, except at debug level. Panics of ops become faults;
 /// the default hook would print each with its backtrace as if the worker had failed.
-fn quiet_panics() {
+fn install_panic_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let default = std::panic::take_hook();

@@ -18,18 +18,18 @@ use tensord_proto::ids::LeaseId;
 
 /// How long a test op may take before the device counts as broken. A driver needs time to
 /// compile its kernel.
-pub(crate) const PROBE: Duration = Duration::from_secs(20);
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Delay before the next test op after one that failed.
-const RETRY: Duration = Duration::from_secs(5);
+const PROBE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// How long memory may stay in use after the last session of a lease is gone, as queued
 /// frames hold values. The connections that send these frames end before that.
-const MEMORY: Duration = Duration::from_secs(15);
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Observations of a device.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     /// The leases of the sessions that still exist, including those about to end.
     pub(crate) sessions: BTreeSet<LeaseId>,
     /// Bytes of the device's memory that sessions hold.
@@ -41,12 +41,12 @@ pub(crate) struct Seen {
     /// Whether the executor's thread is still running.
     pub(crate) has_thread: bool,
     /// Number and result of the latest test op that completed.
-    pub(crate) answer: Option<(u64, Result<(), String>)>,
+    pub(crate) probe_result: Option<(u64, Result<(), String>)>,
 }
 
 /// An action for the caller to execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum DeviceAction {
     /// Make the executor's thread end as soon as its current job returns.
     Retire,
     /// Start a new executor thread after the previous one has ended.
@@ -55,10 +55,10 @@ pub(crate) enum Action {
     Probe(u64),
 }
 
-/// The result of [`Health::look`].
+/// The result of [`Health::update`].
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    pub(crate) actions: Vec<Action>,
+pub(crate) struct HealthUpdate {
+    pub(crate) actions: Vec<DeviceAction>,
     /// Leases from which the device is now released.
     pub(crate) released: Vec<LeaseId>,
     /// Whether [`Health::out_of_service`] has changed.
@@ -68,7 +68,7 @@ pub(crate) struct Outcome {
 /// The state of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    stage: Stage,
+    state: HealthState,
     /// Why the device is out of service.
     out_of_service: Option<String>,
     /// Leases that were ended but not released, each with the time since which no session
@@ -79,21 +79,21 @@ pub(crate) struct Health {
     /// Whether the backend has failed since the last test op was started.
     has_failed: bool,
     /// Number of test ops started so far, and when the latest was started.
-    probes: u64,
-    probed: Option<Instant>,
+    probe_count: u64,
+    probed_at: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
-enum Stage {
+enum HealthState {
     /// No failure is known.
     #[default]
-    Fit,
+    Healthy,
     /// An op does not return. This has been known `since` then.
     Stuck { since: Instant },
     /// A test op runs. These leases are released if it passes.
     Probing(Vec<LeaseId>),
     /// The test op failed.
-    Unfit { retry_at: Instant },
+    Failed { retry_at: Instant },
 }
 
 impl Health {
@@ -127,90 +127,100 @@ impl Health {
     /// Returns since when the running op has been known to exceed its time limit, if it
     /// still runs.
     pub(crate) fn stuck_since(&self) -> Option<Instant> {
-        match self.stage {
-            Stage::Stuck { since } => Some(since),
-            Stage::Fit | Stage::Probing(_) | Stage::Unfit { .. } => None,
+        match self.state {
+            HealthState::Stuck { since } => Some(since),
+            HealthState::Healthy | HealthState::Probing(_) | HealthState::Failed { .. } => None,
         }
     }
 
-    /// Decides what to do, from what is `seen` of the device at `now`.
-    pub(crate) fn look(&mut self, now: Instant, seen: &Seen) -> Outcome {
+    /// Decides what to do, from what is `observation` of the device at `now`.
+    pub(crate) fn update(&mut self, now: Instant, observation: &Observation) -> HealthUpdate {
         let before = self.out_of_service.clone();
-        let mut outcome = Outcome::default();
-        self.has_failed |= seen.has_failed;
-        let is_left = self.ending.keys().any(|l| seen.sessions.contains(l));
-        for quiet in self.ending.values_mut() {
-            *quiet = (!is_left).then(|| quiet.unwrap_or(now));
+        let mut outcome = HealthUpdate::default();
+        self.has_failed |= observation.has_failed;
+        let is_left = self.ending.keys().any(|l| observation.sessions.contains(l));
+        for idle_since in self.ending.values_mut() {
+            *idle_since = (!is_left).then(|| idle_since.unwrap_or(now));
         }
-        if let Some(overdue) = &seen.overdue {
-            if !matches!(self.stage, Stage::Stuck { .. }) {
-                self.stage = Stage::Stuck { since: now };
-                outcome.actions.push(Action::Retire);
+        if let Some(overdue) = &observation.overdue {
+            if !matches!(self.state, HealthState::Stuck { .. }) {
+                self.state = HealthState::Stuck { since: now };
+                outcome.actions.push(DeviceAction::Retire);
             }
             self.out_of_service = Some(overdue.clone());
         } else {
-            self.go_on(now, seen, &mut outcome);
+            self.advance(now, observation, &mut outcome);
         }
         outcome.has_changed = before != self.out_of_service;
         outcome
     }
 
-    fn go_on(&mut self, now: Instant, seen: &Seen, outcome: &mut Outcome) {
-        match &mut self.stage {
-            Stage::Stuck { .. } if !seen.has_thread => {
-                outcome.actions.push(Action::Restart);
-                self.probe(now, seen, outcome);
+    fn advance(&mut self, now: Instant, observation: &Observation, outcome: &mut HealthUpdate) {
+        match &mut self.state {
+            HealthState::Stuck { .. } if !observation.has_thread => {
+                outcome.actions.push(DeviceAction::Restart);
+                self.probe(now, observation, outcome);
             }
-            Stage::Stuck { .. } => {}
-            Stage::Probing(leases) => {
+            HealthState::Stuck { .. } => {}
+            HealthState::Probing(leases) => {
                 let leases = std::mem::take(leases);
-                let answer = seen.answer.as_ref();
-                match answer.filter(|(number, _)| *number == self.probes) {
+                let probe_result = observation.probe_result.as_ref();
+                match probe_result.filter(|(number, _)| *number == self.probe_count) {
                     None => {
-                        self.stage = Stage::Probing(leases);
-                        if self.probed.is_some_and(|began| now >= began + PROBE) {
-                            let words = format!("a test op has not completed within {PROBE:?}");
+                        self.state = HealthState::Probing(leases);
+                        if self
+                            .probed_at
+                            .is_some_and(|began| now >= began + PROBE_TIMEOUT)
+                        {
+                            let words =
+                                format!("a test op has not completed within {PROBE_TIMEOUT:?}");
                             self.out_of_service = Some(words);
                         }
                     }
                     Some((_, Ok(()))) => {
-                        self.stage = Stage::Fit;
+                        self.state = HealthState::Healthy;
                         self.out_of_service = None;
                         self.ending.retain(|lease, _| !leases.contains(lease));
                         outcome.released = leases;
                     }
                     Some((_, Err(reason))) => {
-                        let retry_at = now + RETRY;
-                        self.stage = Stage::Unfit { retry_at };
+                        let retry_at = now + PROBE_RETRY_DELAY;
+                        self.state = HealthState::Failed { retry_at };
                         self.out_of_service = Some(format!("a test op failed: {reason}"));
                     }
                 }
             }
-            Stage::Unfit { retry_at } if now >= *retry_at => self.probe(now, seen, outcome),
-            Stage::Unfit { .. } => {}
-            Stage::Fit => {}
+            HealthState::Failed { retry_at } if now >= *retry_at => {
+                self.probe(now, observation, outcome)
+            }
+            HealthState::Failed { .. } => {}
+            HealthState::Healthy => {}
         }
-        let may_check = self.probed.is_none_or(|began| now >= began + RETRY);
-        let is_due = self.has_failed && may_check || !self.due(now, seen).is_empty();
-        if matches!(self.stage, Stage::Fit) && is_due {
-            self.probe(now, seen, outcome);
+        let may_check = self
+            .probed_at
+            .is_none_or(|began| now >= began + PROBE_RETRY_DELAY);
+        let is_due = self.has_failed && may_check || !self.releasable(now, observation).is_empty();
+        if matches!(self.state, HealthState::Healthy) && is_due {
+            self.probe(now, observation, outcome);
         }
     }
 
-    fn probe(&mut self, now: Instant, seen: &Seen, outcome: &mut Outcome) {
-        self.probes += 1;
-        self.probed = Some(now);
+    fn probe(&mut self, now: Instant, observation: &Observation, outcome: &mut HealthUpdate) {
+        self.probe_count += 1;
+        self.probed_at = Some(now);
         self.has_failed = false;
-        self.stage = Stage::Probing(self.due(now, seen));
-        outcome.actions.push(Action::Probe(self.probes));
+        self.state = HealthState::Probing(self.releasable(now, observation));
+        outcome.actions.push(DeviceAction::Probe(self.probe_count));
     }
 
     /// Returns the leases that can be released after a test op: no session is left, and
     /// memory is free or has been waited for long enough.
-    fn due(&self, now: Instant, seen: &Seen) -> Vec<LeaseId> {
-        let is_due = |quiet: Instant| seen.live_bytes == 0 || now >= quiet + MEMORY;
-        let due = self.ending.iter();
-        due.filter(|(_, quiet)| quiet.is_some_and(is_due))
+    fn releasable(&self, now: Instant, observation: &Observation) -> Vec<LeaseId> {
+        let is_due =
+            |idle_since: Instant| observation.live_bytes == 0 || now >= idle_since + MEMORY_TIMEOUT;
+        let releasable = self.ending.iter();
+        releasable
+            .filter(|(_, idle_since)| idle_since.is_some_and(is_due))
             .map(|(lease, _)| *lease)
             .collect()
     }
@@ -222,34 +232,34 @@ mod tests {
 
     const LEASE: LeaseId = LeaseId(7);
 
-    fn idle() -> Seen {
-        Seen {
+    fn idle() -> Observation {
+        Observation {
             has_thread: true,
-            ..Seen::default()
+            ..Observation::default()
         }
     }
 
-    fn busy() -> Seen {
-        Seen {
+    fn busy() -> Observation {
+        Observation {
             sessions: [LEASE].into(),
             live_bytes: 8,
             ..idle()
         }
     }
 
-    fn answered(number: u64, answer: Result<(), String>) -> Seen {
-        Seen {
-            answer: Some((number, answer)),
+    fn with_probe_result(number: u64, probe_result: Result<(), String>) -> Observation {
+        Observation {
+            probe_result: Some((number, probe_result)),
             ..idle()
         }
     }
 
-    fn broken() -> Result<(), String> {
+    fn probe_failure() -> Result<(), String> {
         Err("1 + 1 is 3".into())
     }
 
-    fn acts(actions: &[Action], has_changed: bool) -> Outcome {
-        Outcome {
+    fn outcome_with(actions: &[DeviceAction], has_changed: bool) -> HealthUpdate {
+        HealthUpdate {
             actions: actions.to_vec(),
             released: Vec::new(),
             has_changed,
@@ -257,18 +267,21 @@ mod tests {
     }
 
     /// Passes observations at times in ms, and checks each outcome.
-    fn check(health: &mut Health, steps: &[(u64, Seen, Outcome)]) {
+    fn check(health: &mut Health, steps: &[(u64, Observation, HealthUpdate)]) {
         let start = Instant::now();
-        for (step, (at, seen, expected)) in steps.iter().enumerate() {
-            let outcome = health.look(start + Duration::from_millis(*at), seen);
-            assert_eq!(outcome, *expected, "step {step}: {seen:?} at {at} ms");
+        for (step, (at, observation, expected)) in steps.iter().enumerate() {
+            let outcome = health.update(start + Duration::from_millis(*at), observation);
+            assert_eq!(
+                outcome, *expected,
+                "step {step}: {observation:?} at {at} ms"
+            );
         }
     }
 
-    fn released() -> Outcome {
-        Outcome {
+    fn released() -> HealthUpdate {
+        HealthUpdate {
             released: vec![LEASE],
-            ..Outcome::default()
+            ..HealthUpdate::default()
         }
     }
 
@@ -280,20 +293,24 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_released_once_its_sessions_are_gone_and_a_test_op_has_passed() {
+    fn device_is_released_after_its_sessions_end_and_a_probe_passes() {
         let mut health = ended();
         let mut frames_out = idle();
         frames_out.live_bytes = 8;
         check(
             &mut health,
             &[
-                (0, busy(), Outcome::default()),
-                (9_000, busy(), Outcome::default()),
-                (9_100, frames_out, Outcome::default()),
-                (9_200, idle(), acts(&[Action::Probe(1)], false)),
-                (9_300, idle(), Outcome::default()),
-                (9_400, answered(1, Ok(())), released()),
-                (9_500, answered(1, Ok(())), Outcome::default()),
+                (0, busy(), HealthUpdate::default()),
+                (9_000, busy(), HealthUpdate::default()),
+                (9_100, frames_out, HealthUpdate::default()),
+                (
+                    9_200,
+                    idle(),
+                    outcome_with(&[DeviceAction::Probe(1)], false),
+                ),
+                (9_300, idle(), HealthUpdate::default()),
+                (9_400, with_probe_result(1, Ok(())), released()),
+                (9_500, with_probe_result(1, Ok(())), HealthUpdate::default()),
             ],
         );
         assert_eq!(health.out_of_service(), None);
@@ -301,44 +318,52 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_does_not_come_back_is_not_waited_for_for_ever() {
+    fn wait_for_freed_memory_is_bounded() {
         let mut leaked = idle();
         leaked.live_bytes = 8;
-        let late = MEMORY.as_millis() as u64;
+        let late = MEMORY_TIMEOUT.as_millis() as u64;
         check(
             &mut ended(),
             &[
-                (100, leaked.clone(), Outcome::default()),
-                (late + 99, leaked.clone(), Outcome::default()),
-                (late + 100, leaked, acts(&[Action::Probe(1)], false)),
+                (100, leaked.clone(), HealthUpdate::default()),
+                (late + 99, leaked.clone(), HealthUpdate::default()),
+                (
+                    late + 100,
+                    leaked,
+                    outcome_with(&[DeviceAction::Probe(1)], false),
+                ),
             ],
         );
     }
 
     #[test]
-    fn a_lease_that_never_was_here_is_not_waited_for() {
+    fn unknown_lease_is_released_at_once() {
         let mut health = Health::default();
         health.opened(LeaseId(8));
         health.end(LEASE, false);
         assert!(!health.is_ending(LEASE));
-        check(&mut health, &[(0, idle(), Outcome::default())]);
+        check(&mut health, &[(0, idle(), HealthUpdate::default())]);
         // The sessions of lease 8 have ended before the lease.
         health.end(LeaseId(8), false);
         assert!(health.is_ending(LeaseId(8)));
         check(
             &mut health,
-            &[(0, idle(), acts(&[Action::Probe(1)], false))],
+            &[(0, idle(), outcome_with(&[DeviceAction::Probe(1)], false))],
         );
     }
 
     #[test]
-    fn a_device_that_fails_its_test_op_is_out_of_service_until_one_passes() {
+    fn device_is_out_of_service_from_a_failed_probe_until_one_passes() {
         let mut health = ended();
         check(
             &mut health,
             &[
-                (0, idle(), acts(&[Action::Probe(1)], false)),
-                (10, answered(1, broken()), acts(&[], true)),
+                (0, idle(), outcome_with(&[DeviceAction::Probe(1)], false)),
+                (
+                    10,
+                    with_probe_result(1, probe_failure()),
+                    outcome_with(&[], true),
+                ),
             ],
         );
         let reason = "a test op failed: 1 + 1 is 3";
@@ -349,45 +374,57 @@ mod tests {
         check(
             &mut health,
             &[
-                (0, answered(1, broken()), Outcome::default()),
+                (
+                    0,
+                    with_probe_result(1, probe_failure()),
+                    HealthUpdate::default(),
+                ),
                 (
                     6_000,
-                    answered(1, broken()),
-                    acts(&[Action::Probe(2)], false),
+                    with_probe_result(1, probe_failure()),
+                    outcome_with(&[DeviceAction::Probe(2)], false),
                 ),
-                (6_100, answered(1, Ok(())), Outcome::default()),
-                (6_200, answered(2, broken()), acts(&[], false)),
-                (11_100, idle(), Outcome::default()),
-                (11_300, idle(), acts(&[Action::Probe(3)], false)),
-                (11_400, answered(3, Ok(())), back),
+                (6_100, with_probe_result(1, Ok(())), HealthUpdate::default()),
+                (
+                    6_200,
+                    with_probe_result(2, probe_failure()),
+                    outcome_with(&[], false),
+                ),
+                (11_100, idle(), HealthUpdate::default()),
+                (
+                    11_300,
+                    idle(),
+                    outcome_with(&[DeviceAction::Probe(3)], false),
+                ),
+                (11_400, with_probe_result(3, Ok(())), back),
             ],
         );
         assert_eq!(health.out_of_service(), None);
     }
 
     #[test]
-    fn a_test_op_without_an_answer_takes_the_device_out_of_service() {
+    fn probe_timeout_takes_the_device_out_of_service() {
         let mut health = ended();
-        let late = PROBE.as_millis() as u64;
+        let late = PROBE_TIMEOUT.as_millis() as u64;
         let mut back = released();
         back.has_changed = true;
         check(
             &mut health,
             &[
-                (0, idle(), acts(&[Action::Probe(1)], false)),
-                (late - 1, idle(), Outcome::default()),
-                (late, idle(), acts(&[], true)),
-                (late + 9_000, idle(), Outcome::default()),
-                (late + 9_100, answered(1, Ok(())), back),
+                (0, idle(), outcome_with(&[DeviceAction::Probe(1)], false)),
+                (late - 1, idle(), HealthUpdate::default()),
+                (late, idle(), outcome_with(&[], true)),
+                (late + 9_000, idle(), HealthUpdate::default()),
+                (late + 9_100, with_probe_result(1, Ok(())), back),
             ],
         );
     }
 
     #[test]
-    fn an_op_that_does_not_return_takes_the_device_out_of_service_until_it_does() {
+    fn stuck_op_takes_the_device_out_of_service_until_it_returns() {
         let mut health = Health::default();
         health.opened(LEASE);
-        let stuck = |has_thread| Seen {
+        let stuck = |has_thread| Observation {
             overdue: Some("an op has run for too long".into()),
             has_thread,
             ..busy()
@@ -397,10 +434,10 @@ mod tests {
         check(
             &mut health,
             &[
-                (0, stuck(true), acts(&[Action::Retire], true)),
-                (100, stuck(true), Outcome::default()),
+                (0, stuck(true), outcome_with(&[DeviceAction::Retire], true)),
+                (100, stuck(true), HealthUpdate::default()),
                 // A read that another thread waits for is late.
-                (200, stuck(false), Outcome::default()),
+                (200, stuck(false), HealthUpdate::default()),
             ],
         );
         assert_eq!(health.out_of_service(), Some("an op has run for too long"));
@@ -410,37 +447,45 @@ mod tests {
         check(
             &mut health,
             &[
-                (300, stuck(true), Outcome::default()),
+                (300, stuck(true), HealthUpdate::default()),
                 // The op has returned, and its thread is about to end.
-                (400, idle(), Outcome::default()),
-                (500, gone, acts(&[Action::Restart, Action::Probe(1)], false)),
-                (600, answered(1, Ok(())), back),
+                (400, idle(), HealthUpdate::default()),
+                (
+                    500,
+                    gone,
+                    outcome_with(&[DeviceAction::Restart, DeviceAction::Probe(1)], false),
+                ),
+                (600, with_probe_result(1, Ok(())), back),
             ],
         );
     }
 
     #[test]
-    fn an_answer_from_before_a_device_was_stuck_means_nothing() {
+    fn probe_result_from_before_a_stuck_op_is_ignored() {
         let mut health = ended();
         let mut stuck = idle();
         stuck.overdue = Some("stuck".into());
-        let mut gone = answered(1, Ok(()));
+        let mut gone = with_probe_result(1, Ok(()));
         gone.has_thread = false;
         check(
             &mut health,
             &[
-                (0, idle(), acts(&[Action::Probe(1)], false)),
-                (100, stuck, acts(&[Action::Retire], true)),
-                (200, gone, acts(&[Action::Restart, Action::Probe(2)], false)),
-                (300, answered(1, Ok(())), Outcome::default()),
+                (0, idle(), outcome_with(&[DeviceAction::Probe(1)], false)),
+                (100, stuck, outcome_with(&[DeviceAction::Retire], true)),
+                (
+                    200,
+                    gone,
+                    outcome_with(&[DeviceAction::Restart, DeviceAction::Probe(2)], false),
+                ),
+                (300, with_probe_result(1, Ok(())), HealthUpdate::default()),
             ],
         );
         assert!(health.is_ending(LEASE) && health.out_of_service().is_some());
     }
 
     #[test]
-    fn a_backend_that_failed_is_tested_now_and_then() {
-        let failed = Seen {
+    fn failed_backend_is_probed_periodically() {
+        let failed = Observation {
             has_failed: true,
             ..busy()
         };
@@ -448,13 +493,25 @@ mod tests {
         check(
             &mut health,
             &[
-                (0, failed.clone(), acts(&[Action::Probe(1)], false)),
-                (10, answered(1, Ok(())), Outcome::default()),
+                (
+                    0,
+                    failed.clone(),
+                    outcome_with(&[DeviceAction::Probe(1)], false),
+                ),
+                (10, with_probe_result(1, Ok(())), HealthUpdate::default()),
                 // A program whose ops all fail does not cause a test op each time.
-                (20, failed.clone(), Outcome::default()),
-                (4_999, failed, Outcome::default()),
-                (5_000, busy(), acts(&[Action::Probe(2)], false)),
-                (5_010, answered(2, broken()), acts(&[], true)),
+                (20, failed.clone(), HealthUpdate::default()),
+                (4_999, failed, HealthUpdate::default()),
+                (
+                    5_000,
+                    busy(),
+                    outcome_with(&[DeviceAction::Probe(2)], false),
+                ),
+                (
+                    5_010,
+                    with_probe_result(2, probe_failure()),
+                    outcome_with(&[], true),
+                ),
             ],
         );
     }

@@ -18,7 +18,6 @@
 //! `tensord-proto`.
 
 mod admission;
-mod at_hand;
 mod backend;
 mod blobs;
 mod collective;
@@ -31,6 +30,7 @@ mod health;
 mod locks;
 mod memory;
 mod op_check;
+mod op_progress;
 mod registration;
 mod registry;
 mod restart;
@@ -63,22 +63,22 @@ use tracing::{info, warn};
 pub use self::{
     custom::{CustomOps, PortableOp},
     devices::{
-        AUTO, DeviceParseError, DeviceSelection, FoundDevice, KINDS, MissingDevice, chosen,
-        discover, parse_devices,
+        AUTO, DeviceParseError, DeviceSelection, FoundDevice, KINDS, MissingDevice, discover,
+        parse_devices, resolve_devices,
     },
     registration::RefusedError,
     restart::LostDevice,
 };
 use self::{
     devices::OpenedDevice,
-    registration::{GOODBYE, Introduction, Leave, Registration, SchedulerState},
+    registration::{LEAVE_TIMEOUT, LeaveStage, Registration, RegistrationState, WorkerDescription},
     registry::Registry,
 };
 
 /// Interval of the checks for sessions without a client, groups without a rank, and
 /// devices. It is short against the difference between the timeout of a worker that can
 /// name the rank at fault and the longer one of a worker that cannot.
-const SWEEP: Duration = Duration::from_millis(250);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The configuration of a worker.
 #[derive(Debug, Clone)]
@@ -139,8 +139,8 @@ pub enum StartError {
 pub struct Worker {
     address: SocketAddr,
     registry: Arc<Registry>,
-    standing: watch::Receiver<SchedulerState>,
-    leave: watch::Sender<Leave>,
+    registration_state: watch::Receiver<RegistrationState>,
+    leave: watch::Sender<LeaveStage>,
     lost: watch::Receiver<Option<LostDevice>>,
     _tasks: JoinSet<()>,
 }
@@ -160,7 +160,7 @@ impl Worker {
         let listener = Listener::bind(options.listen, &identity).await?;
         let address = listener.address();
         let opened = Self::open_devices(&options).await?;
-        let introduction = Introduction {
+        let worker_description = WorkerDescription {
             name: options.name.clone(),
             address: advertised(options.advertise.as_deref(), address),
             identity: identity.clone(),
@@ -168,7 +168,7 @@ impl Worker {
             devices: opened.iter().map(OpenedDevice::description).collect(),
         };
         let id = worker_id(&identity.fingerprint(), &start);
-        let membership = collective::Settings {
+        let collective_settings = collective::CollectiveSettings {
             deadline: options.collective_timeout,
             bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),
             runtime: Handle::current(),
@@ -179,31 +179,31 @@ impl Worker {
             &options.name,
             opened,
             options.cache_bytes,
-            membership,
+            collective_settings,
             options.op_timeout,
             &Handle::current(),
         )?;
         let registry = Arc::new(registry);
-        let (standing, stands) = watch::channel(SchedulerState::Joining);
-        let (leave, leaves) = watch::channel(Leave::No);
+        let (registration_state, state_receiver) = watch::channel(RegistrationState::Joining);
+        let (leave, leave_receiver) = watch::channel(LeaveStage::Staying);
         let registration = Registration {
             scheduler: options.scheduler,
-            introduction,
+            worker_description,
             registry: registry.clone(),
-            standing,
-            leave: leaves,
+            registration_state,
+            leave: leave_receiver,
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(registration.run());
         tasks.spawn(accept(listener, registry.clone()));
         tasks.spawn(sweep(registry.clone()));
         let (found, lost) = watch::channel(None);
-        tasks.spawn(tend(registry.clone(), found));
+        tasks.spawn(watch_devices(registry.clone(), found));
         info!(name = options.name, %address, certificate = %identity.fingerprint(), "worker listening");
         Ok(Self {
             address,
             registry,
-            standing: stands,
+            registration_state: state_receiver,
             leave,
             lost,
             _tasks: tasks,
@@ -218,7 +218,7 @@ impl Worker {
         // Loading a driver may block for long.
         let open = tokio::task::spawn_blocking(move || {
             devices::configure(cache.as_deref());
-            devices::open(&chosen(&selections), memory_bytes, &custom_ops)
+            devices::open(&resolve_devices(&selections), memory_bytes, &custom_ops)
         });
         let (opened, missing) = open.await.map_err(std::io::Error::other)?;
         if opened.is_empty() {
@@ -245,12 +245,12 @@ impl Worker {
     ///
     /// When the scheduler refuses the worker.
     pub async fn joined(&self) -> Result<(), RefusedError> {
-        let mut standing = self.standing.clone();
-        let stands = standing
-            .wait_for(|standing| *standing != SchedulerState::Joining)
+        let mut registration_state = self.registration_state.clone();
+        let state_receiver = registration_state
+            .wait_for(|registration_state| *registration_state != RegistrationState::Joining)
             .await;
-        match stands.as_deref() {
-            Ok(SchedulerState::Refused(refused)) => Err(refused.clone()),
+        match state_receiver.as_deref() {
+            Ok(RegistrationState::Refused(refused)) => Err(refused.clone()),
             _ => Ok(()),
         }
     }
@@ -258,10 +258,12 @@ impl Worker {
     /// Waits until the scheduler refuses the worker, which is final, and returns the
     /// reason.
     pub async fn failed(&self) -> RefusedError {
-        let mut standing = self.standing.clone();
-        let refused = |standing: &SchedulerState| matches!(standing, SchedulerState::Refused(_));
-        if let Ok(standing) = standing.wait_for(refused).await
-            && let SchedulerState::Refused(refused) = &*standing
+        let mut registration_state = self.registration_state.clone();
+        let refused = |registration_state: &RegistrationState| {
+            matches!(registration_state, RegistrationState::Refused(_))
+        };
+        if let Ok(registration_state) = registration_state.wait_for(refused).await
+            && let RegistrationState::Refused(refused) = &*registration_state
         {
             return refused.clone();
         }
@@ -287,9 +289,9 @@ impl Worker {
     /// Leaves the pool: the worker accepts no new sessions, existing ones may finish until
     /// `deadline` has passed, and then they are ended.
     pub async fn drain(&self, deadline: Duration) {
-        self.leave.send_replace(Leave::Soon);
+        self.leave.send_replace(LeaveStage::Draining);
         let idle = async {
-            while self.registry.live_sessions() > 0 {
+            while self.registry.live_session_count() > 0 {
                 sleep(Duration::from_millis(50)).await;
             }
         };
@@ -299,13 +301,16 @@ impl Worker {
             // Leaves time to send the final error to the clients.
             sleep(Duration::from_millis(200)).await;
         }
-        self.leave.send_replace(Leave::Now);
-        let mut standing = self.standing.clone();
-        let over = |standing: &SchedulerState| {
-            !matches!(standing, SchedulerState::Joining | SchedulerState::Joined)
+        self.leave.send_replace(LeaveStage::Leaving);
+        let mut registration_state = self.registration_state.clone();
+        let over = |registration_state: &RegistrationState| {
+            !matches!(
+                registration_state,
+                RegistrationState::Joining | RegistrationState::Joined
+            )
         };
         // Bounds the wait in case the scheduler is unreachable.
-        let _ = tokio::time::timeout(2 * GOODBYE, standing.wait_for(over)).await;
+        let _ = tokio::time::timeout(2 * LEAVE_TIMEOUT, registration_state.wait_for(over)).await;
     }
 }
 
@@ -330,7 +335,7 @@ async fn accept(mut listener: Listener, registry: Arc<Registry>) {
 }
 
 async fn sweep(registry: Arc<Registry>) {
-    let mut tick = interval(SWEEP);
+    let mut tick = interval(SWEEP_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
@@ -338,12 +343,12 @@ async fn sweep(registry: Arc<Registry>) {
     }
 }
 
-/// Checks the devices when notified, and at least every [`SWEEP`].
-async fn tend(registry: Arc<Registry>, lost: watch::Sender<Option<LostDevice>>) {
+/// Checks the devices when notified, and at least every [`SWEEP_INTERVAL`].
+async fn watch_devices(registry: Arc<Registry>, lost: watch::Sender<Option<LostDevice>>) {
     loop {
         // A timeout leads to the same check as a notification.
-        let _ = tokio::time::timeout(SWEEP, registry.wake()).await;
-        registry.tend();
+        let _ = tokio::time::timeout(SWEEP_INTERVAL, registry.wait_for_check()).await;
+        registry.check_devices();
         lost.send_if_modified(|lost| {
             let found = registry.lost_device(Instant::now());
             let is_new = *lost != found;

@@ -52,7 +52,7 @@ impl DeviceMemory {
 
 impl SessionMemory {
     /// Returns an empty account of the same device.
-    pub(crate) fn beside(&self) -> Self {
+    pub(crate) fn new_account(&self) -> Self {
         self.device.open()
     }
 
@@ -75,7 +75,7 @@ impl SessionMemory {
 
     /// Adds `bytes` even if the device has no room: for memory that is held already, or
     /// that has a small bound of its own.
-    pub(crate) fn take_beyond(&mut self, bytes: u64) {
+    pub(crate) fn take_over_capacity(&mut self, bytes: u64) {
         self.device.live_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.live_bytes += bytes;
     }
@@ -96,7 +96,7 @@ impl SessionMemory {
     }
 
     /// Moves all bytes of `other` to this account of the same device. Returns their number.
-    pub(crate) fn adopt(&mut self, mut other: Self) -> u64 {
+    pub(crate) fn merge(&mut self, mut other: Self) -> u64 {
         debug_assert!(
             Arc::ptr_eq(&self.device, &other.device),
             "both accounts must be of the same device"
@@ -107,7 +107,7 @@ impl SessionMemory {
     }
 
     /// Returns `bytes` to the device.
-    pub(crate) fn give_back(&mut self, bytes: u64) {
+    pub(crate) fn return_bytes(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.live_bytes, "gave back more than was taken");
         self.live_bytes -= bytes;
         self.device.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -116,12 +116,12 @@ impl SessionMemory {
 
 impl Drop for SessionMemory {
     fn drop(&mut self) {
-        self.give_back(self.live_bytes);
+        self.return_bytes(self.live_bytes);
     }
 }
 
 /// Formats bytes for people: `512 B`, `1.5 GiB`.
-pub(crate) fn human(bytes: u64) -> String {
+pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_share_the_device_and_give_back_what_they_held() {
+    fn sessions_share_device_memory_and_return_it() {
         let device = DeviceMemory::new(100);
         let (mut a, mut b) = (device.open(), device.open());
         a.take(60).unwrap();
@@ -152,7 +152,7 @@ mod tests {
             })
         );
         b.take(40).unwrap();
-        a.give_back(10);
+        a.return_bytes(10);
         assert_eq!(device.live_bytes(), 90);
         drop(a);
         assert_eq!(device.live_bytes(), 40);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_an_account_outlives_it_and_is_given_back_by_itself() {
+    fn split_account_outlives_its_parent() {
         let device = DeviceMemory::new(100);
         let mut account = device.open();
         account.take(60).unwrap();
@@ -174,22 +174,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_already_counts_beyond_the_capacity() {
+    fn take_over_capacity_counts_held_memory() {
         let device = DeviceMemory::new(100);
         let mut account = device.open();
-        account.take_beyond(150);
+        account.take_over_capacity(150);
         let full = OutOfMemory {
             requested_bytes: 1,
             free_bytes: 0,
         };
         assert_eq!(account.take(1), Err(full));
-        account.give_back(150);
+        account.return_bytes(150);
         assert_eq!(device.live_bytes(), 0);
     }
 
     #[test]
-    fn bytes_print_for_people() {
-        let shown = [0, 1023, 1024, 1536 << 20, 5 << 40].map(human);
+    fn bytes_are_formatted_with_units() {
+        let shown = [0, 1023, 1024, 1536 << 20, 5 << 40].map(format_bytes);
         assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB"]);
     }
 }

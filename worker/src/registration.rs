@@ -29,10 +29,10 @@ use tracing::{info, warn};
 use crate::registry::Registry;
 
 /// How long the scheduler may take to reply or to read a message.
-const DEADLINE: Duration = Duration::from_secs(5);
+const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pauses between attempts. The first ones are short, as schedulers restart fast.
-const RETRY: [Duration; 5] = [
+const RETRY_DELAYS: [Duration; 5] = [
     Duration::from_millis(100),
     Duration::from_millis(300),
     Duration::from_secs(1),
@@ -41,13 +41,13 @@ const RETRY: [Duration; 5] = [
 ];
 
 /// How long the scheduler may take to acknowledge that the worker left.
-pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
+pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Most messages queued for the scheduler.
-const QUEUE: usize = 8;
+const QUEUE_CAPACITY: usize = 8;
 
 /// Period of heartbeats if the scheduler sets none.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The error when the scheduler refuses this worker. Trying again would not help.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +60,7 @@ pub struct RefusedError {
 }
 
 /// The worker's description of itself for the scheduler.
-pub(crate) struct Introduction {
+pub(crate) struct WorkerDescription {
     pub(crate) name: String,
     pub(crate) address: String,
     pub(crate) identity: Arc<Identity>,
@@ -71,7 +71,7 @@ pub(crate) struct Introduction {
 
 /// The state of the worker's registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SchedulerState {
+pub(crate) enum RegistrationState {
     Joining,
     Joined,
     Refused(RefusedError),
@@ -81,25 +81,25 @@ pub(crate) enum SchedulerState {
 
 /// How far the worker is in leaving the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-pub(crate) enum Leave {
+pub(crate) enum LeaveStage {
     /// The worker stays.
-    No,
+    Staying,
     /// The worker accepts no new leases; running sessions continue.
-    Soon,
+    Draining,
     /// The worker leaves now: nothing runs any more.
-    Now,
+    Leaving,
 }
 
 pub(crate) struct Registration {
     pub(crate) scheduler: PoolUrl,
-    pub(crate) introduction: Introduction,
+    pub(crate) worker_description: WorkerDescription,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) standing: watch::Sender<SchedulerState>,
-    pub(crate) leave: watch::Receiver<Leave>,
+    pub(crate) registration_state: watch::Sender<RegistrationState>,
+    pub(crate) leave: watch::Receiver<LeaveStage>,
 }
 
 /// Why a registration ended.
-enum Ended {
+enum RegistrationEnd {
     Lost(String),
     Refused(String),
     Left,
@@ -110,34 +110,38 @@ impl Registration {
     pub(crate) async fn run(mut self) {
         let mut failures = 0;
         loop {
-            let ended = self.stay().await;
-            self.registry.cut_off();
-            let was_joined = *self.standing.borrow() == SchedulerState::Joined;
+            let ended = self.join_and_serve().await;
+            self.registry.mark_unreachable();
+            let was_joined = *self.registration_state.borrow() == RegistrationState::Joined;
             let scheduler = self.scheduler.authority();
             match ended {
-                Ended::Left => {
-                    self.standing.send_replace(SchedulerState::Left);
+                RegistrationEnd::Left => {
+                    self.registration_state
+                        .send_replace(RegistrationState::Left);
                     return;
                 }
-                Ended::Refused(reason) => {
+                RegistrationEnd::Refused(reason) => {
                     let refused = RefusedError { scheduler, reason };
-                    self.standing.send_replace(SchedulerState::Refused(refused));
+                    self.registration_state
+                        .send_replace(RegistrationState::Refused(refused));
                     return;
                 }
-                Ended::Lost(reason) => {
+                RegistrationEnd::Lost(reason) => {
                     failures = if was_joined { 0 } else { failures + 1 };
                     if failures <= 1 {
                         warn!(
                             "the worker is not connected to the scheduler at {scheduler} ({reason}) and keeps trying"
                         );
                     }
-                    self.standing.send_replace(SchedulerState::Joining);
+                    self.registration_state
+                        .send_replace(RegistrationState::Joining);
                 }
             }
-            let pause = RETRY[failures.min(RETRY.len() - 1)];
-            let left = reached(&mut self.leave, Leave::Now);
+            let pause = RETRY_DELAYS[failures.min(RETRY_DELAYS.len() - 1)];
+            let left = wait_for_stage(&mut self.leave, LeaveStage::Leaving);
             if timeout(pause, left).await.is_ok() {
-                self.standing.send_replace(SchedulerState::Left);
+                self.registration_state
+                    .send_replace(RegistrationState::Left);
                 return;
             }
         }
@@ -146,33 +150,36 @@ impl Registration {
     /// Joins the pool, and returns when the worker leaves, is refused, or loses the
     /// connection. A worker that is leaving joins too, as its sessions continue until they
     /// end.
-    async fn stay(&self) -> Ended {
+    async fn join_and_serve(&self) -> RegistrationEnd {
         let mut leave = self.leave.clone();
-        let is_leaving = *leave.borrow() >= Leave::Soon;
+        let is_leaving = *leave.borrow() >= LeaveStage::Draining;
         let joined = tokio::select! {
-            joined = timeout(DEADLINE, self.connect(is_leaving)) => joined,
-            () = reached(&mut leave, Leave::Now) => return Ended::Left,
+            joined = timeout(SCHEDULER_TIMEOUT, self.connect(is_leaving)) => joined,
+            () = wait_for_stage(&mut leave, LeaveStage::Leaving) => return RegistrationEnd::Left,
         };
         let (messages, mut commands, registered) = match joined {
             Ok(Ok(joined)) => joined,
             Ok(Err(ended)) => return ended,
             Err(_) => {
-                return Ended::Lost(format!("the scheduler did not answer within {DEADLINE:?}"));
+                return RegistrationEnd::Lost(format!(
+                    "the scheduler did not answer within {SCHEDULER_TIMEOUT:?}"
+                ));
             }
         };
         self.registry.set_lease_key(registered.lease_key.to_vec());
         self.registry.set_time(registered.time_ms);
         info!("joined the pool at {}", self.scheduler.authority());
-        self.standing.send_replace(SchedulerState::Joined);
+        self.registration_state
+            .send_replace(RegistrationState::Joined);
         let period = match registered.heartbeat_ms {
-            0 => HEARTBEAT,
+            0 => DEFAULT_HEARTBEAT,
             ms => Duration::from_millis(ms.into()),
         };
         tokio::select! {
             ended = self.serve(&messages, &mut commands, period, is_leaving) => ended,
-            () = reached(&mut leave, Leave::Now) => {
-                farewell(messages, &mut commands).await;
-                Ended::Left
+            () = wait_for_stage(&mut leave, LeaveStage::Leaving) => {
+                report_left(messages, &mut commands).await;
+                RegistrationEnd::Left
             }
         }
     }
@@ -185,35 +192,35 @@ impl Registration {
         commands: &mut Streaming<WorkerCommand>,
         period: Duration,
         mut has_sent_leaving: bool,
-    ) -> Ended {
+    ) -> RegistrationEnd {
         let mut leave = self.leave.clone();
-        let mut beat = interval_at(Instant::now() + period, period);
+        let mut heartbeat_timer = interval_at(Instant::now() + period, period);
         loop {
             tokio::select! {
                 command = commands.message() => match command {
-                    Ok(Some(command)) => if let Some(lease) = self.obey(command)
+                    Ok(Some(command)) => if let Some(lease) = self.execute_command(command)
                         && let Err(ended) = self.report(messages, vec![lease]).await
                     {
                         return ended;
                     },
-                    Ok(None) => return Ended::Lost("the scheduler closed the connection".into()),
-                    Err(status) => return ended(&status),
+                    Ok(None) => return RegistrationEnd::Lost("the scheduler closed the connection".into()),
+                    Err(status) => return registration_end(&status),
                 },
-                _ = beat.tick() => {
-                    self.registry.look_at_memory();
+                _ = heartbeat_timer.tick() => {
+                    self.registry.query_memory();
                     // The queue is full if the scheduler is slow; the next heartbeat
                     // replaces this one.
                     let _ = messages.try_send(message(Body::Heartbeat(self.heartbeat())));
                 }
-                released = self.registry.reports() => {
+                released = self.registry.wait_for_reports() => {
                     if let Err(ended) = self.report(messages, released).await {
                         return ended;
                     }
                 }
-                () = reached(&mut leave, Leave::Soon), if !has_sent_leaving => {
+                () = wait_for_stage(&mut leave, LeaveStage::Draining), if !has_sent_leaving => {
                     let leaving = messages.send(message(Body::Leaving(Leaving {})));
-                    if timeout(DEADLINE, leaving).await.is_err() {
-                        return Ended::Lost(format!("the scheduler read nothing for {DEADLINE:?}"));
+                    if timeout(SCHEDULER_TIMEOUT, leaving).await.is_err() {
+                        return RegistrationEnd::Lost(format!("the scheduler read nothing for {SCHEDULER_TIMEOUT:?}"));
                     }
                     has_sent_leaving = true;
                 }
@@ -222,7 +229,7 @@ impl Registration {
     }
 
     /// Executes a command. Returns the lease that it ended, if it ended one.
-    fn obey(&self, command: WorkerCommand) -> Option<LeaseId> {
+    fn execute_command(&self, command: WorkerCommand) -> Option<LeaseId> {
         match command.body? {
             worker_command::Body::EndLease(end) => {
                 let lease = LeaseId(end.lease_id);
@@ -250,18 +257,18 @@ impl Registration {
         &self,
         messages: &mpsc::Sender<WorkerMessage>,
         released: Vec<LeaseId>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), RegistrationEnd> {
         let released = released.into_iter().map(|lease| {
             Body::Released(Released {
                 lease_id: lease.0,
-                busy_devices: self.registry.busy_with(lease),
+                busy_devices: self.registry.unreleased_devices(lease),
             })
         });
         for body in std::iter::once(Body::Heartbeat(self.heartbeat())).chain(released) {
-            let sent = timeout(DEADLINE, messages.send(message(body))).await;
+            let sent = timeout(SCHEDULER_TIMEOUT, messages.send(message(body))).await;
             if !matches!(sent, Ok(Ok(()))) {
-                return Err(Ended::Lost(format!(
-                    "the scheduler read nothing for {DEADLINE:?}"
+                return Err(RegistrationEnd::Lost(format!(
+                    "the scheduler read nothing for {SCHEDULER_TIMEOUT:?}"
                 )));
             }
         }
@@ -277,24 +284,24 @@ impl Registration {
             Streaming<WorkerCommand>,
             Registered,
         ),
-        Ended,
+        RegistrationEnd,
     > {
         let url = &self.scheduler;
-        let identity = self.introduction.identity.clone();
+        let identity = self.worker_description.identity.clone();
         let channel = control::connect_as(identity, &url.host, url.port, &url.trust).await;
         let channel = channel.map_err(|e| match e {
-            DialError::Unreachable { reason, .. } => Ended::Lost(reason),
-            other => Ended::Refused(other.to_string()),
+            DialError::Unreachable { reason, .. } => RegistrationEnd::Lost(reason),
+            other => RegistrationEnd::Refused(other.to_string()),
         })?;
-        let (messages, outgoing) = mpsc::channel(QUEUE);
+        let (messages, outgoing) = mpsc::channel(QUEUE_CAPACITY);
         let register = message(Body::Register(self.register(is_leaving)));
         messages
             .try_send(register)
-            .map_err(|_| Ended::Lost("the queue of messages is closed".into()))?;
+            .map_err(|_| RegistrationEnd::Lost("the queue of messages is closed".into()))?;
         let mut request = Request::new(ReceiverStream::new(outgoing));
         let token = url.token.as_ref().map_or("", |token| token.reveal());
         let mut bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| {
-            Ended::Refused(
+            RegistrationEnd::Refused(
                 "the token in the URL contains characters that a token cannot have".into(),
             )
         })?;
@@ -303,14 +310,14 @@ impl Registration {
         let answer = WorkersClient::new(channel)
             .join(request)
             .await
-            .map_err(|e| ended(&e))?;
+            .map_err(|e| registration_end(&e))?;
         let mut commands = answer.into_inner();
-        let first = commands.message().await.map_err(|e| ended(&e))?;
+        let first = commands.message().await.map_err(|e| registration_end(&e))?;
         match first.and_then(|command| command.body) {
             Some(worker_command::Body::Registered(registered)) => {
                 Ok((messages, commands, registered))
             }
-            _ => Err(Ended::Lost(
+            _ => Err(RegistrationEnd::Lost(
                 "the scheduler did not confirm the registration".into(),
             )),
         }
@@ -320,12 +327,18 @@ impl Registration {
         Register {
             hello: Some(version::hello()),
             worker_id: self.registry.worker_id.0,
-            name: self.introduction.name.clone(),
-            address: self.introduction.address.clone(),
-            certificate_sha256: self.introduction.identity.fingerprint().0.to_vec().into(),
-            start: self.introduction.start.to_vec().into(),
-            devices: self.introduction.devices.clone(),
-            held: self.registry.held(),
+            name: self.worker_description.name.clone(),
+            address: self.worker_description.address.clone(),
+            certificate_sha256: self
+                .worker_description
+                .identity
+                .fingerprint()
+                .0
+                .to_vec()
+                .into(),
+            start: self.worker_description.start.to_vec().into(),
+            devices: self.worker_description.devices.clone(),
+            held: self.registry.held_devices(),
             ended: self.registry.ended_grants(),
             out_of_service: self.registry.out_of_service(),
             leaving,
@@ -335,18 +348,21 @@ impl Registration {
 
 /// Reports to the scheduler that the worker left, and waits until the scheduler closes the
 /// stream.
-async fn farewell(messages: mpsc::Sender<WorkerMessage>, commands: &mut Streaming<WorkerCommand>) {
+async fn report_left(
+    messages: mpsc::Sender<WorkerMessage>,
+    commands: &mut Streaming<WorkerCommand>,
+) {
     let noted = async {
         let _ = messages.send(message(Body::Left(Left {}))).await;
         drop(messages);
         while let Ok(Some(_)) = commands.message().await {}
     };
     // Otherwise the scheduler detects the loss of the worker by itself.
-    let _ = timeout(GOODBYE, noted).await;
+    let _ = timeout(LEAVE_TIMEOUT, noted).await;
 }
 
 /// Waits until the worker has reached `stage` of leaving.
-async fn reached(leave: &mut watch::Receiver<Leave>, stage: Leave) {
+async fn wait_for_stage(leave: &mut watch::Receiver<LeaveStage>, stage: LeaveStage) {
     // An error means that the `Worker` was dropped.
     let _ = leave.wait_for(|leave| *leave >= stage).await;
 }
@@ -356,15 +372,15 @@ fn message(body: Body) -> WorkerMessage {
 }
 
 /// Maps a status to the end of the registration.
-fn ended(status: &Status) -> Ended {
+fn registration_end(status: &Status) -> RegistrationEnd {
     let error = Error::decode(status.details()).unwrap_or_default();
     match error.code() {
         ErrorCode::Version | ErrorCode::Token | ErrorCode::Enrolment => {
-            Ended::Refused(error.message)
+            RegistrationEnd::Refused(error.message)
         }
         _ if error.message.is_empty() => {
-            Ended::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string())
+            RegistrationEnd::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string())
         }
-        _ => Ended::Lost(error.message),
+        _ => RegistrationEnd::Lost(error.message),
     }
 }

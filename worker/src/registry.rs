@@ -20,16 +20,16 @@ use tokio::{runtime::Handle, sync::Notify};
 use tracing::info;
 
 use crate::{
-    admission::{Admission, Claim, Refusal},
-    at_hand::Signals,
+    admission::{Admission, AdmissionError, Claim},
     blobs::BlobStore,
-    collective::{self, Accepted, Cohort, LeaseMembers, Settings},
+    collective::{self, AcceptedLink, Cohort, CollectiveSettings, LeaseMembers},
     device_slot::DeviceSlot,
     devices::OpenedDevice,
     executor::Executor,
     locks::lock,
     memory::DeviceMemory,
-    restart::{DeviceUse, LostDevice, lost},
+    op_progress::Signals,
+    restart::{DeviceUse, LostDevice, first_lost_device},
     session::{DeviceContext, Grant, Session, Track},
 };
 
@@ -38,7 +38,7 @@ const MAX_SESSIONS_PER_DEVICE: usize = 64;
 
 /// How long a session outlives its last connection. Longer than the lease expiry, so that a
 /// client whose lease the scheduler still keeps finds its session.
-const DETACHED_LIFE: Duration = Duration::from_secs(60);
+const DETACHED_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Registry {
     pub(crate) worker_id: WorkerId,
@@ -46,7 +46,7 @@ pub(crate) struct Registry {
     sessions: DashMap<SessionId, Arc<Session>>,
     /// Kept alive by their sessions.
     cohorts: DashMap<(LeaseId, u64), Weak<Cohort>>,
-    membership: Settings,
+    collective_settings: CollectiveSettings,
     /// Which lease may use which device. Locked only briefly.
     admission: Mutex<Admission>,
     /// Notified when a device must be checked.
@@ -73,7 +73,7 @@ impl Registry {
         name: &str,
         devices: Vec<OpenedDevice>,
         cache_bytes: u64,
-        membership: Settings,
+        collective_settings: CollectiveSettings,
         op_timeout: Duration,
         runtime: &Handle,
     ) -> std::io::Result<Self> {
@@ -105,7 +105,7 @@ impl Registry {
             device_slots: device_slots.collect::<std::io::Result<_>>()?,
             sessions: DashMap::new(),
             cohorts: DashMap::new(),
-            membership,
+            collective_settings,
             wake,
             released: Mutex::default(),
             reports: Notify::new(),
@@ -125,8 +125,8 @@ impl Registry {
         let (claim, claims) = self.authorise(open)?;
         let id = SessionId(open.session_id);
         let (track, session) = match (open.bulk, open.resume) {
-            (true, _) => (Track::Bulk, self.known(id, claim)?),
-            (false, true) => (Track::Ops, self.known(id, claim)?),
+            (true, _) => (Track::Bulk, self.existing_session(id, claim)?),
+            (false, true) => (Track::Ops, self.existing_session(id, claim)?),
             (false, false) => (Track::Ops, self.open(id, claim, claims, open)?),
         };
         let resumed = session.attach(track, open.received);
@@ -151,8 +151,12 @@ impl Registry {
 
     /// Accepts the connection of another worker of a lease that has sessions on this one.
     /// The other worker has proved in the handshake that it has the key of the certificate
-    /// `shown`.
-    pub(crate) fn join(&self, join: &Join, shown: Option<Fingerprint>) -> Result<Accepted, Error> {
+    /// `peer_certificate`.
+    pub(crate) fn join(
+        &self,
+        join: &Join,
+        peer_certificate: Option<Fingerprint>,
+    ) -> Result<AcceptedLink, Error> {
         let claims = self.verify(&join.lease_token)?;
         let (lease, ours) = (LeaseId(claims.lease_id), self.worker_id.0);
         let ours = claims.shares.iter().filter(|s| s.worker_id == ours);
@@ -171,7 +175,7 @@ impl Registry {
                 "this worker has no session of this cohort",
             )
         })?;
-        collective::accept(&cohort, join, shown)
+        collective::accept(&cohort, join, peer_certificate)
     }
 
     /// Verifies the scheduler's signature of a token and returns its claims.
@@ -207,8 +211,8 @@ impl Registry {
     }
 
     /// Returns the existing session with this id, if `claim` entitles the connection to it.
-    fn known(&self, id: SessionId, claim: Claim) -> Result<Arc<Session>, Error> {
-        lock(&self.admission).check(claim).map_err(refused)?;
+    fn existing_session(&self, id: SessionId, claim: Claim) -> Result<Arc<Session>, Error> {
+        lock(&self.admission).check(claim).map_err(lease_error)?;
         let known = self.sessions.get(&id).map(|session| session.clone());
         let known = known
             .filter(|session| session.grant.lease == claim.lease && !session.has_ended())
@@ -218,7 +222,7 @@ impl Registry {
                     format!("session {id} no longer exists on this worker"),
                 )
             })?;
-        on_its_device(&known, &claim)
+        check_session_device(&known, &claim)
     }
 
     fn open(
@@ -230,13 +234,13 @@ impl Registry {
     ) -> Result<Arc<Session>, Error> {
         let expires_at_ms = claims.expires_at_ms;
         let admitted = lock(&self.admission).open(claim, expires_at_ms, Instant::now());
-        if let Some(earlier) = admitted.map_err(refused)? {
-            self.take_from(earlier, claim.device);
+        if let Some(earlier) = admitted.map_err(lease_error)? {
+            self.end_superseded(earlier, claim.device);
         }
         let session = self.open_admitted(id, claim, claims, open)?;
         // The lease may have ended meanwhile, and its sessions with it, except for this
         // one.
-        let still = lock(&self.admission).check(claim).map_err(refused);
+        let still = lock(&self.admission).check(claim).map_err(lease_error);
         match still {
             Ok(()) => Ok(session),
             Err(error) => {
@@ -268,7 +272,7 @@ impl Registry {
         let session = match self.sessions.entry(id) {
             // The reply to the first attempt was lost.
             Entry::Occupied(entry) if entry.get().grant.lease == lease => {
-                on_its_device(entry.get(), &claim)?
+                check_session_device(entry.get(), &claim)?
             }
             Entry::Occupied(_) => {
                 return Err(Error::new(
@@ -315,14 +319,14 @@ impl Registry {
             lease,
             lease_members,
             token,
-            self.membership.clone(),
+            self.collective_settings.clone(),
         );
         *known = Arc::downgrade(&cohort);
         cohort
     }
 
     /// Ends a lease's sessions, and invalidates every token up to these grants.
-    /// [`busy_with`](Self::busy_with) returns the devices that are not released from the
+    /// [`unreleased_devices`](Self::unreleased_devices) returns the devices that are not released from the
     /// lease yet.
     pub(crate) fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
         let mut admission = lock(&self.admission);
@@ -331,8 +335,8 @@ impl Registry {
         }
         drop(admission);
         let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
-        let mut sessions = self.all();
-        sessions.retain(|s| s.grant.lease == lease && !s.is_gone());
+        let mut sessions = self.all_sessions();
+        sessions.retain(|s| s.grant.lease == lease && !s.is_torn_down());
         sessions.iter().for_each(|s| s.end(error()));
         for (index, device_slot) in (0..).zip(&self.device_slots) {
             let is_here = |s: &Arc<Session>| s.grant.device_index == index;
@@ -342,18 +346,18 @@ impl Registry {
     }
 
     /// Waits until a device must be checked.
-    pub(crate) async fn wake(&self) {
+    pub(crate) async fn wait_for_check(&self) {
         self.wake.notified().await;
     }
 
     /// Checks all devices: ops that exceed their time limit, and leases that have ended.
-    pub(crate) fn tend(&self) {
-        let mut sessions = self.all();
-        sessions.retain(|session| !session.is_gone());
+    pub(crate) fn check_devices(&self) {
+        let mut sessions = self.all_sessions();
+        sessions.retain(|session| !session.is_torn_down());
         let now = Instant::now();
         for (index, device_slot) in (0..).zip(&self.device_slots) {
             let here = sessions.iter().filter(|s| s.grant.device_index == index);
-            let outcome = device_slot.tend(now, &here.collect::<Vec<_>>());
+            let outcome = device_slot.check(now, &here.collect::<Vec<_>>());
             let is_reportable = outcome.has_changed || !outcome.released.is_empty();
             lock(&self.released).extend(outcome.released);
             if is_reportable {
@@ -380,8 +384,8 @@ impl Registry {
         for session in self.sessions.iter().filter(|session| !session.has_ended()) {
             devices[session.grant.device_index as usize].has_sessions = true;
         }
-        let patience = first.device_context.signals.op_timeout;
-        let index = lost(&devices, now, patience)?;
+        let grace_period = first.device_context.signals.op_timeout;
+        let index = first_lost_device(&devices, now, grace_period)?;
         let reason = self.device_slots[index]
             .out_of_service()
             .unwrap_or_default();
@@ -395,15 +399,15 @@ impl Registry {
         let (device, grant) = (granted.device_index, number(granted.grant));
         let earlier = lock(&self.admission).granted(device, grant);
         if let Some(earlier) = earlier {
-            self.take_from(earlier, device);
+            self.end_superseded(earlier, device);
         }
     }
 
     /// Ends the sessions of a lease on a device that was granted to another lease.
-    fn take_from(&self, lease: LeaseId, device: u32) {
+    fn end_superseded(&self, lease: LeaseId, device: u32) {
         let reason = format!("lease {lease} ended: its device was granted to another lease");
         let is_its = |s: &&Arc<Session>| s.grant.lease == lease && s.grant.device_index == device;
-        self.all()
+        self.all_sessions()
             .iter()
             .filter(is_its)
             .for_each(|session| session.end(Error::new(ErrorCode::Lease, reason.clone())));
@@ -415,40 +419,40 @@ impl Registry {
     }
 
     /// Records that the scheduler is unreachable.
-    pub(crate) fn cut_off(&self) {
-        lock(&self.admission).cut_off();
+    pub(crate) fn mark_unreachable(&self) {
+        lock(&self.admission).mark_unreachable();
     }
 
     /// Ends every session.
     pub(crate) fn end_all(&self, error: &Error) {
-        self.all()
+        self.all_sessions()
             .iter()
             .for_each(|session| session.end(error.clone()));
     }
 
     /// Removes sessions that ended, ends sessions without a connection for
-    /// [`DETACHED_LIFE`], and fails collectives and transfers that have exceeded their
+    /// [`DETACHED_TIMEOUT`], and fails collectives and transfers that have exceeded their
     /// deadline.
     pub(crate) fn sweep(&self) {
         self.cohorts.retain(|_, cohort| cohort.strong_count() > 0);
         let cohorts: Vec<_> = self.cohorts.iter().filter_map(|c| c.upgrade()).collect();
         let now = Instant::now();
         cohorts.iter().for_each(|cohort| cohort.tick(now));
-        for session in self.all() {
+        for session in self.all_sessions() {
             let Some(since) = session.detached() else {
                 continue;
             };
-            if session.is_gone() {
+            if session.is_torn_down() {
                 self.sessions.remove(&session.id);
-            } else if since.elapsed() > DETACHED_LIFE {
-                let reason = format!("the session had no connection for {DETACHED_LIFE:?}");
+            } else if since.elapsed() > DETACHED_TIMEOUT {
+                let reason = format!("the session had no connection for {DETACHED_TIMEOUT:?}");
                 session.end(Error::new(ErrorCode::Session, reason));
             }
         }
     }
 
     // Returns a copy, so that no shard stays locked while sessions are called.
-    fn all(&self) -> Vec<Arc<Session>> {
+    fn all_sessions(&self) -> Vec<Arc<Session>> {
         self.sessions
             .iter()
             .map(|session| session.clone())
@@ -456,7 +460,7 @@ impl Registry {
     }
 
     /// Returns the number of sessions that have not ended.
-    pub(crate) fn live_sessions(&self) -> usize {
+    pub(crate) fn live_session_count(&self) -> usize {
         self.sessions
             .iter()
             .filter(|session| !session.has_ended())
@@ -465,10 +469,8 @@ impl Registry {
 
     /// Queries the memory of all devices in the background, for later
     /// [`usage`](Self::usage).
-    pub(crate) fn look_at_memory(&self) {
-        self.device_slots
-            .iter()
-            .for_each(DeviceSlot::look_at_memory);
+    pub(crate) fn query_memory(&self) {
+        self.device_slots.iter().for_each(DeviceSlot::query_memory);
     }
 }
 
@@ -482,12 +484,12 @@ fn claim(lease: LeaseId, share: &v1::LeaseShare) -> Claim {
 }
 
 /// Returns a refusal as the error for the client.
-fn refused(refusal: Refusal) -> Error {
+fn lease_error(refusal: AdmissionError) -> Error {
     Error::new(ErrorCode::Lease, refusal.to_string())
 }
 
 /// Returns `session` if it is on the device that `claim` is for.
-fn on_its_device(session: &Arc<Session>, claim: &Claim) -> Result<Arc<Session>, Error> {
+fn check_session_device(session: &Arc<Session>, claim: &Claim) -> Result<Arc<Session>, Error> {
     let (own, named) = (session.grant.device_index, claim.device);
     match own == named {
         true => Ok(session.clone()),

@@ -34,12 +34,16 @@ pub(crate) struct DeviceUse {
 }
 
 /// Returns the first of `devices` that is lost, if no session uses a device that is not
-/// lost. A device is lost once its op has continued for `patience` after it was known to
+/// lost. A device is lost once its op has continued for `grace_period` after it was known to
 /// exceed its time limit.
-pub(crate) fn lost(devices: &[DeviceUse], now: Instant, patience: Duration) -> Option<usize> {
+pub(crate) fn first_lost_device(
+    devices: &[DeviceUse],
+    now: Instant,
+    grace_period: Duration,
+) -> Option<usize> {
     let is_lost = |device: &DeviceUse| {
         let since = device.stuck_since;
-        since.is_some_and(|since| now.saturating_duration_since(since) >= patience)
+        since.is_some_and(|since| now.saturating_duration_since(since) >= grace_period)
     };
     let first = devices.iter().position(is_lost)?;
     let mut others = devices.iter().filter(|device| !is_lost(device));
@@ -53,7 +57,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_worker_starts_again_for_a_lost_device_while_no_other_is_in_use() {
+    fn worker_restarts_for_a_lost_device_when_the_others_are_idle() {
         let start = Instant::now();
         let now = start + PATIENCE;
         let free = DeviceUse::default();
@@ -77,7 +81,11 @@ mod tests {
             (&[stuck(61), stuck(60), free], Some(0)),
         ];
         for (devices, expected) in cases {
-            assert_eq!(lost(devices, now, PATIENCE), *expected, "{devices:?}");
+            assert_eq!(
+                first_lost_device(devices, now, PATIENCE),
+                *expected,
+                "{devices:?}"
+            );
         }
     }
 

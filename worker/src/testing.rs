@@ -5,10 +5,10 @@
 
 use burn_ir::OperationIr;
 
-pub use crate::session::lone::{Became, LoneSession, OpReport, Stepped};
+pub use crate::session::standalone::{OpOutcome, OpReport, StandaloneSession, StepOutcome};
 
 /// Returns each variant of Burn's ops once, as clients send it, except those that no client
 /// sends.
-pub fn honest_ops() -> Vec<OperationIr> {
+pub fn sample_ops() -> Vec<OperationIr> {
     crate::op_check::samples::ops()
 }

@@ -16,7 +16,7 @@ use crate::bench::Bench;
 const WIRE_ROUNDS: usize = 3;
 
 /// Maximum time of an attach in ms, independent of the earlier build's.
-const ATTACH_MOST_MS: f64 = 20.0;
+const MAX_ATTACH_MS: f64 = 20.0;
 
 /// A unit of measurement, run in one process of a build.
 pub(super) struct Job {
@@ -25,7 +25,7 @@ pub(super) struct Job {
     /// The job's name in progress reports.
     pub(super) title: String,
     /// The turn to take, or `None` for the whole bench.
-    pub(super) turn: Option<Turn>,
+    pub(super) turn: Option<TurnTemplate>,
     /// The figures of the result that are compared.
     pub(super) figures: Vec<Figure>,
 }
@@ -38,14 +38,14 @@ pub(super) struct Figure {
     /// JSON pointer to the figure in the result.
     pub(super) pointer: String,
     /// How the figure is judged.
-    pub(super) kind: Kind,
+    pub(super) kind: FigureKind,
     /// Upper limit, independent of the earlier build's figure.
-    pub(super) most: Option<f64>,
+    pub(super) upper_limit: Option<f64>,
 }
 
 /// The rule by which a figure is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FigureKind {
     /// Less is better.
     Cost,
     /// More is better.
@@ -57,28 +57,28 @@ pub(super) enum Kind {
 }
 
 /// A turn without the pool's URL.
-pub(super) struct Turn {
-    peer: Peer,
+pub(super) struct TurnTemplate {
+    peer: PeerKind,
     before: &'static str,
     after: &'static str,
 }
 
 #[derive(Clone, Copy)]
-enum Peer {
+enum PeerKind {
     Local,
     Tcp,
     Quic,
     Grpc,
 }
 
-impl Turn {
+impl TurnTemplate {
     /// Returns the task, for a pool whose URLs `url` returns.
     pub(super) fn task(&self, url: impl Fn(TransportChoice) -> String) -> Value {
         let peer = match self.peer {
-            Peer::Local => json!("Local"),
-            Peer::Tcp => json!({ "Tensord": url(TransportChoice::Auto) }),
-            Peer::Quic => json!({ "TensordQuic": url(TransportChoice::Quic) }),
-            Peer::Grpc => json!({ "TensordGrpc": url(TransportChoice::Grpc) }),
+            PeerKind::Local => json!("Local"),
+            PeerKind::Tcp => json!({ "Tensord": url(TransportChoice::Auto) }),
+            PeerKind::Quic => json!({ "TensordQuic": url(TransportChoice::Quic) }),
+            PeerKind::Grpc => json!({ "TensordGrpc": url(TransportChoice::Grpc) }),
         };
         let text = format!("{}{peer}{}", self.before, self.after);
         serde_json::from_str(&text).expect("the parts of a task are JSON")
@@ -101,22 +101,22 @@ impl Job {
 pub(super) fn jobs(benches: &[Bench], quick: bool) -> Vec<Job> {
     let jobs_of = |bench: &Bench| match bench {
         Bench::Ops => ops(),
-        Bench::Wire => vec![whole(Bench::Wire, wire())],
+        Bench::Wire => vec![whole_bench_job(Bench::Wire, wire())],
         Bench::Step => step(),
         Bench::Read => read(),
-        Bench::Bulk => vec![whole(Bench::Bulk, bulk(quick))],
+        Bench::Bulk => vec![whole_bench_job(Bench::Bulk, bulk(quick))],
         Bench::Attach => attach(),
         _ => Vec::new(),
     };
     benches.iter().flat_map(jobs_of).collect()
 }
 
-fn figure(name: impl Into<String>, pointer: impl Into<String>, kind: Kind) -> Figure {
+fn figure(name: impl Into<String>, pointer: impl Into<String>, kind: FigureKind) -> Figure {
     Figure {
         name: name.into(),
         pointer: pointer.into(),
         kind,
-        most: None,
+        upper_limit: None,
     }
 }
 
@@ -124,17 +124,17 @@ fn figure(name: impl Into<String>, pointer: impl Into<String>, kind: Kind) -> Fi
 fn turn(
     bench: Bench,
     name: &str,
-    peer: Peer,
+    peer: PeerKind,
     (before, after): (&'static str, &'static str),
 ) -> Job {
     let kind = match peer {
-        Peer::Local => Kind::Control,
-        _ => Kind::Cost,
+        PeerKind::Local => FigureKind::Control,
+        _ => FigureKind::Cost,
     };
     Job {
         bench,
         title: format!("{} {name}", bench.name()),
-        turn: Some(Turn {
+        turn: Some(TurnTemplate {
             peer,
             before,
             after,
@@ -143,7 +143,7 @@ fn turn(
     }
 }
 
-fn whole(bench: Bench, figures: Vec<Figure>) -> Job {
+fn whole_bench_job(bench: Bench, figures: Vec<Figure>) -> Job {
     Job {
         bench,
         title: bench.name().into(),
@@ -158,13 +158,13 @@ fn ops() -> Vec<Job> {
     let below_read = (r#"{"Tensord":["#, r#","Read"]}"#);
     let below_issued = (r#"{"Tensord":["#, r#","Issued"]}"#);
     [
-        ("tensord_us", Peer::Tcp, read),
-        ("tensord_quic_us", Peer::Quic, read),
-        ("tensord_grpc_us", Peer::Grpc, read),
-        ("tensord_issue_us", Peer::Tcp, issued),
-        ("backend_whole_us", Peer::Tcp, below_read),
-        ("backend_us", Peer::Tcp, below_issued),
-        ("local_us", Peer::Local, read),
+        ("tensord_us", PeerKind::Tcp, read),
+        ("tensord_quic_us", PeerKind::Quic, read),
+        ("tensord_grpc_us", PeerKind::Grpc, read),
+        ("tensord_issue_us", PeerKind::Tcp, issued),
+        ("backend_whole_us", PeerKind::Tcp, below_read),
+        ("backend_us", PeerKind::Tcp, below_issued),
+        ("local_us", PeerKind::Local, read),
     ]
     .map(|(name, peer, around)| turn(Bench::Ops, name, peer, around))
     .into()
@@ -185,9 +185,9 @@ fn step() -> Vec<Job> {
     let jobs_of = |(model, helper, plain): (&str, _, _)| {
         [("tensord", helper), ("tensord_plain", plain)].map(|(way, after)| {
             let name = format!("{model}/{way}_ms");
-            let mut job = turn(Bench::Step, &name, Peer::Tcp, (r#"{"Peer":["#, after));
-            let loss = figure(format!("{model}/{way}_loss"), "/loss", Kind::Constant);
-            job.figures = vec![figure(name, "/ms", Kind::Cost), loss];
+            let mut job = turn(Bench::Step, &name, PeerKind::Tcp, (r#"{"Peer":["#, after));
+            let loss = figure(format!("{model}/{way}_loss"), "/loss", FigureKind::Constant);
+            job.figures = vec![figure(name, "/ms", FigureKind::Cost), loss];
             job
         })
     };
@@ -197,11 +197,11 @@ fn step() -> Vec<Job> {
 fn read() -> Vec<Job> {
     let (one, many) = ((r#"{"One":"#, "}"), (r#"{"Many":"#, "}"));
     [
-        ("tensord_us", Peer::Tcp, one),
-        ("tensord_quic_us", Peer::Quic, one),
-        ("tensord_grpc_us", Peer::Grpc, one),
-        ("pipelined_us", Peer::Tcp, many),
-        ("local_us", Peer::Local, one),
+        ("tensord_us", PeerKind::Tcp, one),
+        ("tensord_quic_us", PeerKind::Quic, one),
+        ("tensord_grpc_us", PeerKind::Grpc, one),
+        ("pipelined_us", PeerKind::Tcp, many),
+        ("local_us", PeerKind::Local, one),
     ]
     .map(|(name, peer, around)| turn(Bench::Read, name, peer, around))
     .into()
@@ -209,16 +209,16 @@ fn read() -> Vec<Job> {
 
 fn attach() -> Vec<Job> {
     let peers = [
-        ("ms", Peer::Tcp),
-        ("quic_ms", Peer::Quic),
-        ("grpc_ms", Peer::Grpc),
+        ("ms", PeerKind::Tcp),
+        ("quic_ms", PeerKind::Quic),
+        ("grpc_ms", PeerKind::Grpc),
     ];
     let job = |(name, peer)| {
         let mut job = turn(Bench::Attach, name, peer, ("", ""));
-        let most = matches!(peer, Peer::Tcp).then_some(ATTACH_MOST_MS);
+        let upper_limit = matches!(peer, PeerKind::Tcp).then_some(MAX_ATTACH_MS);
         job.figures = vec![Figure {
-            most,
-            ..figure(name, "/ms", Kind::Cost)
+            upper_limit,
+            ..figure(name, "/ms", FigureKind::Cost)
         }];
         job
     };
@@ -227,11 +227,11 @@ fn attach() -> Vec<Job> {
 
 fn wire() -> Vec<Figure> {
     let keys = [
-        ("tensord_bytes", Kind::Cost),
-        ("tensord_plain_bytes", Kind::Cost),
-        ("tensord_grpc_bytes", Kind::Cost),
-        ("tensord_down_bytes", Kind::Cost),
-        ("burn_remote_bytes", Kind::Control),
+        ("tensord_bytes", FigureKind::Cost),
+        ("tensord_plain_bytes", FigureKind::Cost),
+        ("tensord_grpc_bytes", FigureKind::Cost),
+        ("tensord_down_bytes", FigureKind::Cost),
+        ("burn_remote_bytes", FigureKind::Control),
     ];
     let models = ["mlp", "cnn", "transformer"];
     let figures_of = |model| {
@@ -245,11 +245,11 @@ fn wire() -> Vec<Figure> {
 
 fn bulk(quick: bool) -> Vec<Figure> {
     let keys = [
-        ("tensord_gbs", Kind::Rate),
-        ("tensord_plain_gbs", Kind::Rate),
-        ("tensord_quic_gbs", Kind::Rate),
-        ("tensord_grpc_gbs", Kind::Rate),
-        ("tls_gbs", Kind::Control),
+        ("tensord_gbs", FigureKind::Rate),
+        ("tensord_plain_gbs", FigureKind::Rate),
+        ("tensord_quic_gbs", FigureKind::Rate),
+        ("tensord_grpc_gbs", FigureKind::Rate),
+        ("tls_gbs", FigureKind::Control),
     ];
     let sizes = ["1", "16", "64", "256"];
     let sizes = sizes.iter().enumerate().take(if quick { 1 } else { 4 });
@@ -267,16 +267,16 @@ fn bulk(quick: bool) -> Vec<Figure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::against::GATED;
+    use crate::against::COMPARABLE;
 
     #[test]
-    fn turns_are_those_of_the_benches() {
-        let jobs = jobs(&GATED, false);
+    fn turn_templates_match_the_benches() {
+        let jobs = jobs(&COMPARABLE, false);
         let url = |transport: TransportChoice| format!("tensord://{transport}");
         for job in &jobs {
             if let Some(turn) = &job.turn {
                 let task = turn.task(url);
-                let understood = job.bench.understands(task.clone());
+                let understood = job.bench.is_valid_task(task.clone());
                 assert!(understood.is_ok(), "{}: {task}: {understood:?}", job.title);
             }
         }
@@ -285,12 +285,12 @@ mod tests {
         assert_eq!(tasks[0].task(url), first);
         let last = json!({ "TensordGrpc": "tensord://grpc" });
         assert_eq!(tasks.last().unwrap().task(url), last);
-        assert!(Bench::Ops.understands(json!({ "Tensors": 1 })).is_err());
+        assert!(Bench::Ops.is_valid_task(json!({ "Tensors": 1 })).is_err());
     }
 
     #[test]
-    fn figures_have_names_of_their_own_that_end_with_a_unit() {
-        for bench in GATED {
+    fn figure_names_are_unique_and_end_with_a_unit() {
+        for bench in COMPARABLE {
             let jobs = jobs(&[bench], false);
             let figures: Vec<_> = jobs.iter().flat_map(|job| &job.figures).collect();
             let mut names: Vec<_> = figures.iter().map(|figure| &figure.name).collect();
@@ -300,10 +300,10 @@ mod tests {
             for figure in figures {
                 let unit = figure.name.rsplit(['_', '/']).next().unwrap();
                 let fits = match figure.kind {
-                    Kind::Cost => ["us", "ms", "bytes"].contains(&unit),
-                    Kind::Rate => unit == "gbs",
-                    Kind::Constant => unit == "loss",
-                    Kind::Control => true,
+                    FigureKind::Cost => ["us", "ms", "bytes"].contains(&unit),
+                    FigureKind::Rate => unit == "gbs",
+                    FigureKind::Constant => unit == "loss",
+                    FigureKind::Control => true,
                 };
                 assert!(fits, "{figure:?}");
             }
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_benches_need_no_round_to_warm_up() {
+    fn whole_benches_have_no_warmup_round() {
         let rounds = |bench| jobs(&[bench], false)[0].rounds(7);
         assert_eq!(rounds(Bench::Ops), 0..=7);
         assert_eq!(rounds(Bench::Bulk), 1..=7);

@@ -3,9 +3,9 @@
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::jobs::{Figure, Job, Kind};
+use super::jobs::{Figure, FigureKind, Job};
 use crate::{
-    report::{number, optional, spread, table},
+    report::{format_number, format_optional, format_quartiles, table},
     stats::{Summary, ratio, round},
 };
 
@@ -31,7 +31,7 @@ enum Verdict {
     /// Worse by more than the tolerance.
     Worse,
     /// Above the figure's own upper limit.
-    TooMuch,
+    OverLimit,
     /// Not judged.
     Control,
     /// Should be the same in every sample, but is not.
@@ -43,7 +43,7 @@ impl Verdict {
         match self {
             Self::Fine => "fine",
             Self::Worse => "worse",
-            Self::TooMuch => "over its bound",
+            Self::OverLimit => "over its bound",
             Self::Control => "control",
             Self::Differs => "differs",
         }
@@ -97,11 +97,11 @@ impl Comparison {
                     Verdict::Fine => row.figure.name.clone(),
                     verdict => format!("{} ({})", row.figure.name, verdict.name()),
                 },
-                number(this.median),
-                spread(this),
-                number(earlier.median),
-                spread(earlier),
-                optional(row.ratio()),
+                format_number(this.median),
+                format_quartiles(this),
+                format_number(earlier.median),
+                format_quartiles(earlier),
+                format_optional(row.ratio()),
             ]);
         }
         let mut text = rows.to_string();
@@ -182,7 +182,7 @@ impl Row {
     }
 
     fn is_worse(&self) -> bool {
-        matches!(self.verdict, Verdict::Worse | Verdict::TooMuch)
+        matches!(self.verdict, Verdict::Worse | Verdict::OverLimit)
     }
 }
 
@@ -192,10 +192,10 @@ fn judge(
     [this, earlier]: [Summary; 2],
     tolerance: f64,
 ) -> Verdict {
-    let most = figure.most.unwrap_or(f64::INFINITY);
+    let upper_limit = figure.upper_limit.unwrap_or(f64::INFINITY);
     let worse = match figure.kind {
-        Kind::Control => return Verdict::Control,
-        Kind::Constant => {
+        FigureKind::Control => return Verdict::Control,
+        FigureKind::Constant => {
             let mut all = samples.iter().flatten();
             let first = all.next();
             return match all.all(|sample| Some(sample) == first) {
@@ -203,11 +203,11 @@ fn judge(
                 false => Verdict::Differs,
             };
         }
-        Kind::Cost => this.median > earlier.median * (1.0 + tolerance),
-        Kind::Rate => this.median < earlier.median * (1.0 - tolerance),
+        FigureKind::Cost => this.median > earlier.median * (1.0 + tolerance),
+        FigureKind::Rate => this.median < earlier.median * (1.0 - tolerance),
     };
     match worse {
-        _ if this.median > most => Verdict::TooMuch,
+        _ if this.median > upper_limit => Verdict::OverLimit,
         true => Verdict::Worse,
         false => Verdict::Fine,
     }
@@ -218,72 +218,77 @@ mod tests {
     use super::*;
     use crate::bench::Bench;
 
-    fn figure(name: &str, kind: Kind, most: Option<f64>) -> Figure {
+    fn figure(name: &str, kind: FigureKind, upper_limit: Option<f64>) -> Figure {
         Figure {
             name: name.into(),
             pointer: String::new(),
             kind,
-            most,
+            upper_limit,
         }
     }
 
-    fn compared(kind: Kind, most: Option<f64>, this: &[f64], earlier: &[f64]) -> Comparison {
+    fn compared(
+        kind: FigureKind,
+        upper_limit: Option<f64>,
+        this: &[f64],
+        earlier: &[f64],
+    ) -> Comparison {
         let job = Job {
             bench: Bench::Ops,
             title: "ops".into(),
             turn: None,
-            figures: vec![figure("a_us", kind, most)],
+            figures: vec![figure("a_us", kind, upper_limit)],
         };
         let samples = vec![[this.to_vec(), earlier.to_vec()]];
         Comparison::of(&[job], samples, 0.05).unwrap()
     }
 
     #[test]
-    fn a_median_may_be_worse_by_the_tolerance_and_no_more() {
+    fn median_may_be_worse_within_the_tolerance() {
         let check = |kind, this: f64, expected| {
             let found = compared(kind, None, &[this], &[100.0]);
             assert_eq!(found.rows[0].verdict, expected, "{kind:?} {this}");
             assert_eq!(found.is_worse(), expected == Verdict::Worse);
         };
-        check(Kind::Cost, 50.0, Verdict::Fine);
-        check(Kind::Cost, 105.0, Verdict::Fine);
-        check(Kind::Cost, 105.1, Verdict::Worse);
-        check(Kind::Rate, 200.0, Verdict::Fine);
-        check(Kind::Rate, 95.0, Verdict::Fine);
-        check(Kind::Rate, 94.9, Verdict::Worse);
-        check(Kind::Control, 500.0, Verdict::Control);
+        check(FigureKind::Cost, 50.0, Verdict::Fine);
+        check(FigureKind::Cost, 105.0, Verdict::Fine);
+        check(FigureKind::Cost, 105.1, Verdict::Worse);
+        check(FigureKind::Rate, 200.0, Verdict::Fine);
+        check(FigureKind::Rate, 95.0, Verdict::Fine);
+        check(FigureKind::Rate, 94.9, Verdict::Worse);
+        check(FigureKind::Control, 500.0, Verdict::Control);
     }
 
     #[test]
-    fn medians_count_and_not_outliers() {
-        let found = compared(Kind::Cost, None, &[1.0, 1.0, 9.0], &[1.0, 1.0, 1.0]);
+    fn outliers_do_not_affect_the_verdict() {
+        let found = compared(FigureKind::Cost, None, &[1.0, 1.0, 9.0], &[1.0, 1.0, 1.0]);
         assert!(!found.is_worse());
     }
 
     #[test]
-    fn a_bound_holds_whatever_was_before() {
-        let found = compared(Kind::Cost, Some(20.0), &[20.5], &[20.4]);
-        assert_eq!(found.rows[0].verdict, Verdict::TooMuch);
+    fn upper_limit_applies_regardless_of_the_base_build() {
+        let found = compared(FigureKind::Cost, Some(20.0), &[20.5], &[20.4]);
+        assert_eq!(found.rows[0].verdict, Verdict::OverLimit);
         assert!(found.is_worse());
-        assert!(!compared(Kind::Cost, Some(20.0), &[19.0], &[19.0]).is_worse());
+        assert!(!compared(FigureKind::Cost, Some(20.0), &[19.0], &[19.0]).is_worse());
     }
 
     #[test]
     fn constants_are_compared_sample_by_sample() {
-        let found = compared(Kind::Constant, None, &[1.5, 1.5], &[1.5, 1.25]);
+        let found = compared(FigureKind::Constant, None, &[1.5, 1.5], &[1.5, 1.25]);
         assert_eq!(found.rows[0].verdict, Verdict::Differs);
         assert!(
             found
                 .table()
                 .contains("these figures must be the same in both builds, but differ: ops a_us")
         );
-        let found = compared(Kind::Constant, None, &[1.5, 1.5], &[1.5]);
+        let found = compared(FigureKind::Constant, None, &[1.5, 1.5], &[1.5]);
         assert_eq!(found.rows[0].verdict, Verdict::Fine);
     }
 
     #[test]
-    fn tables_and_json_say_what_is_worse_and_how_quiet_it_was() {
-        let found = compared(Kind::Cost, None, &[3.0], &[2.0]);
+    fn report_shows_regressions_and_noise() {
+        let found = compared(FigureKind::Cost, None, &[3.0], &[2.0]);
         let text = found.table();
         assert!(
             text.contains("a_us (worse)") && text.contains("1.5"),
@@ -294,7 +299,7 @@ mod tests {
         assert_eq!(json["worse"], true);
         assert_eq!(json["figures"][0]["ratio"], 1.5);
         assert_eq!(json["figures"][0]["verdict"], "worse");
-        let text = compared(Kind::Control, None, &[3.0], &[2.0]).table();
+        let text = compared(FigureKind::Control, None, &[3.0], &[2.0]).table();
         assert!(
             text.contains("no median is worse by more than 5 %"),
             "{text}"
@@ -308,7 +313,7 @@ mod tests {
             bench: Bench::Ops,
             title: "ops".into(),
             turn: None,
-            figures: vec![figure("a_us", Kind::Cost, None)],
+            figures: vec![figure("a_us", FigureKind::Cost, None)],
         };
         let error = Comparison::of(&[job], vec![[vec![1.0], Vec::new()]], 0.05).err();
         assert!(

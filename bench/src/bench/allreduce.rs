@@ -24,9 +24,9 @@ use crate::{
     context::Context,
     fleet::Fleet,
     gloo::{self, Size},
-    inside::{Facts, Inside},
+    namespace_entry::{NamespaceEntry, NetworkFeatures},
     network::{Network, Shape},
-    probe::{self, Found as Link},
+    probe::{self, LinkMeasurement},
     race::Contender,
     report::Report,
     stats::{Summary, ratio},
@@ -36,7 +36,7 @@ const MIB: usize = 1 << 20;
 
 /// Numbers of workers, and the rate of their links in Mbit/s, which is such that the links
 /// are the bottleneck and not the cores that all workers share.
-const WORLDS: [(usize, u64); 3] = [(2, 1000), (4, 1000), (8, 250)];
+const WORLD_SIZES: [(usize, u64); 3] = [(2, 1000), (4, 1000), (8, 250)];
 
 /// One-way latencies in ms.
 const LATENCIES_MS: [u64; 2] = [0, 20];
@@ -44,12 +44,12 @@ const LATENCIES_MS: [u64; 2] = [0, 20];
 const SIZES_MIB: [usize; 4] = [1, 16, 64, 256];
 
 /// Minimum time of a sample, and the maximum number of all-reduces in it.
-const SAMPLE: Duration = Duration::from_secs(1);
-const MOST_REPETITIONS: usize = 32;
+const MIN_SAMPLE_TIME: Duration = Duration::from_secs(1);
+const MAX_REPETITIONS: usize = 32;
 
 /// The part of the bench that is measured in one network.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Part {
+struct AllReducePart {
     world: usize,
     rate_mbit: u64,
     latency_ms: u64,
@@ -63,30 +63,30 @@ struct Part {
 /// If a worker, the network or Gloo fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("allreduce");
-    let inside = Inside::find(Bench::Allreduce, context);
+    let entry = NamespaceEntry::find(Bench::Allreduce, context);
     let gloo = gloo::available();
     let mut runs: Vec<Run> = Vec::new();
-    for &latency_ms in context.pick::<&[u64]>(&LATENCIES_MS, &[0]) {
-        for &(world, rate_mbit) in context.pick::<&[_]>(&WORLDS, &WORLDS[..1]) {
-            let part = Part {
+    for &latency_ms in context.full_or_quick::<&[u64]>(&LATENCIES_MS, &[0]) {
+        for &(world, rate_mbit) in context.full_or_quick::<&[_]>(&WORLD_SIZES, &WORLD_SIZES[..1]) {
+            let part = AllReducePart {
                 world,
                 rate_mbit,
                 latency_ms,
                 gloo,
             };
-            runs.extend(inside.run::<Vec<Run>>(context, &part)?);
+            runs.extend(entry.run::<Vec<Run>>(context, &part)?);
         }
     }
     Ok(report(&runs))
 }
 
-/// Measures a [`Part`].
+/// Measures a [`AllReducePart`].
 ///
 /// # Errors
 ///
 /// If a worker, the network or Gloo fails.
-pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Value> {
-    let part: Part = serde_json::from_value(part)?;
+pub(super) fn measure(context: &Context, facts: NetworkFeatures, part: Value) -> Result<Value> {
+    let part: AllReducePart = serde_json::from_value(part)?;
     let shape = Shape {
         rate_mbit: part.rate_mbit,
         latency: Duration::from_millis(part.latency_ms),
@@ -94,7 +94,7 @@ pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Va
     let dir = tempfile::tempdir()?;
     let network = Network::shaped(facts, part.world, shape, &dir)?;
     let link = probe::measure(&network, shape, &dir)?;
-    let sizes = context.pick::<&[usize]>(&SIZES_MIB, &[1]);
+    let sizes = context.full_or_quick::<&[usize]>(&SIZES_MIB, &[1]);
     let sizes = sizes.iter().map(|&mib| Size {
         mib,
         repetitions: repetitions(mib, part.world, shape),
@@ -114,8 +114,8 @@ pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Va
 fn measure_sizes(
     context: &Context,
     network: &Network,
-    part: Part,
-    link: Link,
+    part: AllReducePart,
+    link: LinkMeasurement,
     sizes: &[Size],
 ) -> Result<Vec<Run>> {
     let world = part.world;
@@ -147,7 +147,7 @@ fn measure_sizes(
 
 /// Returns the ratio of the bus bandwidth to the link's, or `None` where the link has no
 /// rate limit.
-fn bound_ratio(network: &Network, busbw_gbs: f64, link: Link) -> Option<f64> {
+fn bound_ratio(network: &Network, busbw_gbs: f64, link: LinkMeasurement) -> Option<f64> {
     match network {
         Network::Plain => None,
         Network::Relayed { .. } | Network::Namespaces(_) => ratio(busbw_gbs, link.gbs),
@@ -164,8 +164,8 @@ fn moved_bytes(mib: usize, world: usize) -> f64 {
 fn repetitions(mib: usize, world: usize, shape: Shape) -> usize {
     let carried = moved_bytes(mib, world) / shape.bytes_per_second();
     let took = carried + 2.0 * shape.latency.as_secs_f64();
-    let count = (SAMPLE.as_secs_f64() / took).ceil() as usize;
-    count.clamp(1, MOST_REPETITIONS)
+    let count = (MIN_SAMPLE_TIME.as_secs_f64() / took).ceil() as usize;
+    count.clamp(1, MAX_REPETITIONS)
 }
 
 /// Measures the seconds of an all-reduce, and the bytes sent by the rank that sent most.
@@ -224,12 +224,12 @@ mod tests {
         };
         assert_eq!(repetitions(256, 4, shape(0)), 1);
         assert_eq!(repetitions(64, 2, shape(0)), 2);
-        assert_eq!(repetitions(1, 2, shape(0)), MOST_REPETITIONS);
+        assert_eq!(repetitions(1, 2, shape(0)), MAX_REPETITIONS);
         assert_eq!(repetitions(1, 2, shape(20)), 21);
     }
 
     #[test]
-    fn the_rank_that_sent_most_counts() {
+    fn json_reports_the_rank_that_sent_most() {
         let most = |before: &[u64], after: &[u64]| {
             most_sent(Some(before.to_vec()), Some(after.to_vec()), 2)
         };

@@ -22,7 +22,7 @@ use crate::{
     pool::LocalPool,
     race::Contender,
     remote::start_websocket,
-    report::{Report, add_findings, table},
+    report::{Report, add_results, table},
 };
 
 /// Runs the bench.
@@ -35,7 +35,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     // Several devices, because a dropped lease may take a moment to end.
     let pool = LocalPool::start("flex*4")?;
     let traffic = Cell::default();
-    let take = |address: &Address| context.turn::<Found>(Bench::Attach, address);
+    let take = |address: &Address| context.turn::<AttachResult>(Bench::Attach, address);
     let ours = Address::Tensord(pool.url(TransportChoice::Auto).reveal());
     let quic = Address::TensordQuic(pool.url(TransportChoice::Quic).reveal());
     let grpc = Address::TensordGrpc(pool.url(TransportChoice::Grpc).reveal());
@@ -54,7 +54,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     ];
     let found = context.race("attach", contenders)?;
     let mut rows = table(&["peer"], &["ms", "quartiles"]);
-    add_findings(&mut rows, &[], &found);
+    add_results(&mut rows, &[], &found);
     let mut json = found.to_json();
     let (up, down) = traffic.get();
     json.insert("bytes_up".into(), json!(up));
@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 
 /// The result of a turn.
 #[derive(Debug, Serialize, Deserialize)]
-struct Found {
+struct AttachResult {
     ms: f64,
     bytes_up: u64,
     bytes_down: u64,
@@ -84,7 +84,7 @@ pub(super) fn turn(context: &Context, address: &Address) -> Result<Value> {
     first_result(&peer.device)?;
     let ms = begun.elapsed().as_secs_f64() * 1000.0;
     let traffic = peer.lease().map(Lease::traffic).unwrap_or_default();
-    Ok(serde_json::to_value(Found {
+    Ok(serde_json::to_value(AttachResult {
         ms,
         bytes_up: traffic.bytes_up,
         bytes_down: traffic.bytes_down,

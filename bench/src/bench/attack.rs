@@ -22,10 +22,10 @@ use crate::{
     hostile,
     models::Model,
     part,
-    peer::{Address, rest},
+    peer::{Address, wait_until_idle},
     pool::LocalPool,
     race::{Contender, Results},
-    report::{Report, number, optional, spread, table},
+    report::{Report, format_number, format_optional, format_quartiles, table},
     stats::round,
     trainer::{BATCH, Batch, Trainer},
 };
@@ -59,9 +59,9 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             rows.add_row([
                 model.name().to_owned(),
                 finding.label.clone(),
-                number(finding.summary.median),
-                spread(&finding.summary),
-                optional(speed),
+                format_number(finding.summary.median),
+                format_quartiles(&finding.summary),
+                format_optional(speed),
             ]);
         }
         let mut figures = found.to_json();
@@ -69,13 +69,13 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         figures.insert("speed_ratio".into(), json!(ratio));
         json.insert(model.name().into(), figures.into());
     }
-    rest(&[pool.process_id()]);
+    wait_until_idle(&[pool.process_id()]);
     let after = resource_usage(&pool);
     let mut text = rows.to_string();
     if let (Some(before), Some(after)) = (before, after) {
         text = format!("{text}\nthe pool before: {before}\nand after: {after}");
-        json.insert("before".into(), taken(&before));
-        json.insert("after".into(), taken(&after));
+        json.insert("before".into(), usage_json(&before));
+        json.insert("after".into(), usage_json(&after));
     }
     json.insert("losses_identical".into(), true.into());
     Ok(Report {
@@ -89,7 +89,7 @@ fn resource_usage(pool: &LocalPool) -> Option<ResourceUsage> {
     cfg!(target_os = "linux").then(|| ResourceUsage::of(pool.process_id()))
 }
 
-fn taken(resource_usage: &ResourceUsage) -> Value {
+fn usage_json(resource_usage: &ResourceUsage) -> Value {
     json!({
         "resident_mib": resource_usage.resident_bytes >> 20,
         "descriptors": resource_usage.descriptors,
@@ -100,25 +100,25 @@ fn taken(resource_usage: &ResourceUsage) -> Value {
 fn measure(context: &Context, pool: &LocalPool, model: Model) -> Result<Results> {
     let url = pool.url(TransportChoice::Auto).reveal();
     let address = Address::Tensord(url.clone());
-    let training = Turn::Train(address.clone(), model);
+    let training = AttackTurn::Train(address.clone(), model);
     let neighbours = [
         ("alone_ms", "nobody", None),
         (
             "honest_ms",
             "a training",
-            Some(Turn::Neighbour(address, BUSY)),
+            Some(AttackTurn::Neighbour(address, BUSY)),
         ),
-        ("attack_ms", "an attack", Some(Turn::Attack(url))),
+        ("attack_ms", "an attack", Some(AttackTurn::Attack(url))),
     ];
     let losses = Losses::default();
     let contenders = neighbours.map(|(key, label, neighbour)| {
         let (losses, training) = (&losses, &training);
         Contender::new(key, label, move |_| {
-            rest(&[pool.process_id()]);
+            wait_until_idle(&[pool.process_id()]);
             let neighbour = neighbour.as_ref();
             let neighbour = neighbour.map(|turn| part::background(context, Bench::Attack, turn));
             let neighbour = neighbour.transpose()?;
-            let found: Found = context.turn(Bench::Attack, training)?;
+            let found: TrainingResult = context.turn(Bench::Attack, training)?;
             drop(neighbour);
             losses.check(label, found.losses)?;
             Ok(found.ms)
@@ -129,7 +129,7 @@ fn measure(context: &Context, pool: &LocalPool, model: Model) -> Result<Results>
 
 /// The work of a process.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Turn {
+pub(super) enum AttackTurn {
     /// Trains, and is measured.
     Train(Address, Model),
     /// Trains until the process is killed.
@@ -140,7 +140,7 @@ pub(super) enum Turn {
 
 /// The result of a training.
 #[derive(Debug, Serialize, Deserialize)]
-struct Found {
+struct TrainingResult {
     /// Time of a step in ms.
     ms: f64,
     /// Losses of all steps, as bits.
@@ -152,11 +152,11 @@ struct Found {
 /// # Errors
 ///
 /// If the pool fails.
-pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
+pub(super) fn turn(context: &Context, turn: &AttackTurn) -> Result<Value> {
     match turn {
-        Turn::Train(address, model) => train(context, address, *model),
-        Turn::Neighbour(address, model) => neighbour(context, address, *model),
-        Turn::Attack(url) => {
+        AttackTurn::Train(address, model) => train(context, address, *model),
+        AttackTurn::Neighbour(address, model) => neighbour(context, address, *model),
+        AttackTurn::Attack(url) => {
             hostile::attack(context.runtime(), url, || {
                 context.progress.update("attacking");
             })?;
@@ -168,8 +168,8 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
 /// Number of steps in a sample: some seconds.
 fn steps(context: &Context, model: Model) -> usize {
     match model {
-        Model::Mlp => context.pick(600, 2),
-        Model::Cnn | Model::Transformer => context.pick(30, 1),
+        Model::Mlp => context.full_or_quick(600, 2),
+        Model::Cnn | Model::Transformer => context.full_or_quick(30, 1),
     }
 }
 
@@ -200,7 +200,7 @@ fn train(context: &Context, address: &Address, model: Model) -> Result<Value> {
         .into_iter()
         .map(|loss| Ok(data::scalar(loss)?.to_bits()));
     let losses = losses.collect::<Result<_>>()?;
-    Ok(serde_json::to_value(Found { ms, losses })?)
+    Ok(serde_json::to_value(TrainingResult { ms, losses })?)
 }
 
 /// Trains as long as the process lives, and reads a loss now and then.

@@ -24,18 +24,18 @@ use crate::{
     peer::{Kind, Peer},
     plain::{Direction, Server, Socket},
     race::{Contender, Results},
-    report::{Report, add_findings, table},
+    report::{Report, add_results, table},
 };
 
 const MIB: usize = 1 << 20;
 
 /// Minimum bytes of all transfers in a sample: 16 MiB take 20 to 50 ms, of which a short
 /// run of any other process would be a large part.
-const SAMPLE_BYTES: usize = 64 * MIB;
+const MIN_SAMPLE_BYTES: usize = 64 * MIB;
 
 /// Bytes that are uploaded before the measurement: twice what the peers' worker keeps of a
 /// session.
-const WARM_BYTES: usize = 192 * MIB;
+const WARMUP_BYTES: usize = 192 * MIB;
 
 /// Runs the bench.
 ///
@@ -47,11 +47,11 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let server = Server::start(&dir)?;
     let mut rows = table(&["MiB", "way", "peer"], &["GB/s", "quartiles"]);
     let mut sizes = Vec::new();
-    for &mib in context.pick::<&[usize]>(&[1, 16, 64, 256], &[1]) {
+    for &mib in context.full_or_quick::<&[usize]>(&[1, 16, 64, 256], &[1]) {
         let mut json = json!({ "mib": mib });
         for (direction, name) in [(Direction::Up, "up"), (Direction::Down, "down")] {
             let found = measure(context, &server, mib, direction)?;
-            add_findings(&mut rows, &[&mib.to_string(), name], &found);
+            add_results(&mut rows, &[&mib.to_string(), name], &found);
             json[name] = Value::from(found.to_json());
         }
         sizes.push(json);
@@ -70,12 +70,12 @@ fn measure(
 ) -> Result<Results> {
     let at_least = |total: usize| (total / (mib * MIB)).max(1);
     let warm = match direction {
-        Direction::Up => context.pick(WARM_BYTES, 0),
+        Direction::Up => context.full_or_quick(WARMUP_BYTES, 0),
         Direction::Down => 0,
     };
-    let size = Size {
+    let size = SamplePlan {
         bytes: mib * MIB,
-        count: at_least(SAMPLE_BYTES),
+        count: at_least(MIN_SAMPLE_BYTES),
         warm_count: at_least(warm),
     };
     let (tcp, tls) = (
@@ -98,7 +98,7 @@ fn measure(
 
 /// The payloads of a sample.
 #[derive(Clone, Copy)]
-struct Size {
+struct SamplePlan {
     /// Bytes of a payload.
     bytes: usize,
     /// Number of payloads in a sample.
@@ -107,7 +107,7 @@ struct Size {
     warm_count: usize,
 }
 
-impl Size {
+impl SamplePlan {
     /// Returns the number of payloads in the sample of round `run`.
     fn count(self, run: usize) -> usize {
         match run {
@@ -125,7 +125,7 @@ fn socket<'a>(
     key: &str,
     label: &str,
     mut socket: Socket<'a>,
-    size: Size,
+    size: SamplePlan,
     direction: Direction,
 ) -> Contender<'a> {
     let payload = vec![7; size.bytes];
@@ -133,43 +133,48 @@ fn socket<'a>(
         let begun = Instant::now();
         for _ in 0..size.count(run) {
             match direction {
-                Direction::Up => socket.up(&payload)?,
-                Direction::Down => socket.down(size.bytes)?,
+                Direction::Up => socket.upload(&payload)?,
+                Direction::Down => socket.download(size.bytes)?,
             }
         }
         Ok(size.gbs(begun))
     })
 }
 
-fn tensors<'a>(peer: &'a Peer, size: Size, direction: Direction, upload: Upload) -> Contender<'a> {
+fn tensors<'a>(
+    peer: &'a Peer,
+    size: SamplePlan,
+    direction: Direction,
+    upload: Upload,
+) -> Contender<'a> {
     let (infix, note) = match upload {
         Upload::Helper => ("", ""),
         Upload::Plain => ("_plain", ", plain from_data and into_data"),
     };
     let key = format!("{}{infix}_gbs", peer.kind.key());
     let label = format!("{}{note}", peer.kind.label());
-    let mut content = Content::new(size.bytes / 4);
+    let mut content = UniquePayloads::new(size.bytes / 4);
     let mut on_device: Option<Tensor<1>> = None;
-    let place = move |data| -> Tensor<1> { data::from_data(data, &peer.device, upload) };
+    let put_on_device = move |data| -> Tensor<1> { data::from_data(data, &peer.device, upload) };
     Contender::new(key, label, move |run| match direction {
         Direction::Up => {
             if run == 0 {
                 for _ in 0..size.warm_count {
-                    place(content.fresh());
+                    put_on_device(content.next_payload());
                     peer.device.sync().context("cannot sync")?;
                 }
             }
-            let fresh: Vec<_> = (0..size.count).map(|_| content.fresh()).collect();
+            let fresh: Vec<_> = (0..size.count).map(|_| content.next_payload()).collect();
             let begun = Instant::now();
             for data in fresh {
-                let tensor = place(data);
+                let tensor = put_on_device(data);
                 peer.device.sync().context("cannot sync")?;
                 drop(tensor);
             }
             Ok(size.gbs(begun))
         }
         Direction::Down => {
-            let tensor = on_device.get_or_insert_with(|| place(content.fresh()));
+            let tensor = on_device.get_or_insert_with(|| put_on_device(content.next_payload()));
             // Separate results that are read for the last time, as in a program.
             let tensors: Vec<_> = (0..size.count).map(|_| tensor.clone() + 1.0).collect();
             peer.device.sync().context("cannot sync")?;
@@ -184,9 +189,9 @@ fn tensors<'a>(peer: &'a Peer, size: Size, direction: Direction, upload: Upload)
 }
 
 /// Payloads in which every page is new to all peers.
-struct Content(Vec<f32>);
+struct UniquePayloads(Vec<f32>);
 
-impl Content {
+impl UniquePayloads {
     /// Elements in a page of 4 KiB.
     const PAGE: usize = 1024;
 
@@ -194,7 +199,7 @@ impl Content {
         Self((0..elements).map(|at| (at % 9973) as f32).collect())
     }
 
-    fn fresh(&mut self) -> TensorData {
+    fn next_payload(&mut self) -> TensorData {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         for page in self.0.chunks_mut(Self::PAGE) {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -210,17 +215,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_page_comes_twice() {
-        let mut contents = [(); 2].map(|()| Content::new(4 * Content::PAGE));
+    fn payload_pages_are_unique() {
+        let mut contents = [(); 2].map(|()| UniquePayloads::new(4 * UniquePayloads::PAGE));
         let pages = |data: &TensorData| -> Vec<Vec<u8>> {
             data.as_bytes()
-                .chunks(4 * Content::PAGE)
+                .chunks(4 * UniquePayloads::PAGE)
                 .map(<[u8]>::to_vec)
                 .collect()
         };
         let mut seen: Vec<_> = contents
             .iter_mut()
-            .flat_map(|c| pages(&c.fresh()))
+            .flat_map(|c| pages(&c.next_payload()))
             .collect();
         seen.sort();
         seen.dedup();

@@ -13,19 +13,19 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use self::{overlap::Found as Overlap, train::Course};
+use self::{overlap::OverlapResult, train::TrainingPlan};
 use crate::{
     bench::Bench,
     context::Context,
     fleet::Fleet,
-    inside::{Facts, Inside},
     models::Model,
+    namespace_entry::{NamespaceEntry, NetworkFeatures},
     network::Network,
-    report::{Report, number, optional, table},
+    report::{Report, format_number, format_optional, table},
     stats::{Summary, ratio, round},
 };
 
-const WORLDS: [usize; 3] = [1, 2, 4];
+const WORLD_SIZES: [usize; 3] = [1, 2, 4];
 
 const MODELS: [Model; 2] = [Model::Mlp, Model::Transformer];
 
@@ -34,7 +34,7 @@ const GLOBAL_BATCH: usize = 256;
 
 /// The part of the bench that runs in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum Part {
+enum DdpPart {
     /// Training of one of [`MODELS`].
     Training { model: usize, world: usize },
     /// See [`overlap`].
@@ -43,15 +43,15 @@ enum Part {
 
 /// The results of one model.
 #[derive(Debug)]
-struct Found {
+struct ModelResult {
     model: &'static str,
     /// Results by number of workers; one worker comes first.
-    worlds: Vec<World>,
+    worlds: Vec<WorldResult>,
 }
 
 /// The results of one number of workers.
 #[derive(Debug, Serialize, Deserialize)]
-struct World {
+struct WorldResult {
     world: usize,
     steps_per_s: Summary,
     weights_identical: bool,
@@ -64,58 +64,60 @@ struct World {
 ///
 /// If a worker or the network fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    let inside = Inside::find(Bench::Ddp, context);
+    let entry = NamespaceEntry::find(Bench::Ddp, context);
     let mut models = Vec::new();
     for (model, name) in MODELS.map(Model::name).into_iter().enumerate() {
-        let worlds = context.pick::<&[usize]>(&WORLDS, &WORLDS[..2]).iter();
+        let worlds = context
+            .full_or_quick::<&[usize]>(&WORLD_SIZES, &WORLD_SIZES[..2])
+            .iter();
         let worlds = worlds.map(|&world| {
             context.progress.update(&format!("ddp {name} on {world}"));
-            inside.run(context, &Part::Training { model, world })
+            entry.run(context, &DdpPart::Training { model, world })
         });
-        models.push(Found {
+        models.push(ModelResult {
             model: name,
             worlds: worlds.collect::<Result<_>>()?,
         });
     }
-    let overlap = inside.run(context, &Part::Overlap)?;
+    let overlap = entry.run(context, &DdpPart::Overlap)?;
     Ok(report(&models, &overlap))
 }
 
-/// Measures a [`Part`].
+/// Measures a [`DdpPart`].
 ///
 /// # Errors
 ///
 /// If a worker or the network fails.
-pub(super) fn measure(context: &Context, facts: Facts, part: Value) -> Result<Value> {
+pub(super) fn measure(context: &Context, facts: NetworkFeatures, part: Value) -> Result<Value> {
     Ok(match serde_json::from_value(part)? {
-        Part::Training { model, world } => {
+        DdpPart::Training { model, world } => {
             let model = *MODELS
                 .get(model)
                 .context("there is no model of this name")?;
             serde_json::to_value(measure_world(context, model, world)?)?
         }
-        Part::Overlap => serde_json::to_value(overlap::measure(context, facts)?)?,
+        DdpPart::Overlap => serde_json::to_value(overlap::measure(context, facts)?)?,
     })
 }
 
-fn measure_world(context: &Context, model: Model, world: usize) -> Result<World> {
-    let course = Course {
+fn measure_world(context: &Context, model: Model, world: usize) -> Result<WorldResult> {
+    let plan = TrainingPlan {
         model,
         batch: GLOBAL_BATCH,
         steps: match model {
-            Model::Transformer => context.pick(8, 2),
-            Model::Mlp | Model::Cnn => context.pick(32, 2),
+            Model::Transformer => context.full_or_quick(8, 2),
+            Model::Mlp | Model::Cnn => context.full_or_quick(32, 2),
         },
         // The first epoch warms up.
         epochs: context.runs + 1,
     };
     let network = Network::Plain;
     let fleet = Fleet::start(&network, world, Some(threads()))?;
-    let trained = train::train(&course, fleet.devices())?;
-    Ok(World {
+    let trained = train::train(&plan, fleet.devices())?;
+    Ok(WorldResult {
         world,
         steps_per_s: trained
-            .steps_per_s(&course)
+            .steps_per_s(&plan)
             .context("the training returned no epochs")?,
         weights_identical: trained.weights_identical,
         losses: trained.losses,
@@ -126,7 +128,7 @@ fn measure_world(context: &Context, model: Model, world: usize) -> Result<World>
 /// share the machine.
 fn threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / WORLDS[WORLDS.len() - 1]).max(1)
+    (cores / WORLD_SIZES[WORLD_SIZES.len() - 1]).max(1)
 }
 
 /// Returns the largest relative difference between two curves.
@@ -137,7 +139,7 @@ fn most_different(losses: &[f64], base: &[f64]) -> f64 {
 }
 
 /// Builds the report of the results.
-fn report(models: &[Found], overlap: &Overlap) -> Report {
+fn report(models: &[ModelResult], overlap: &OverlapResult) -> Report {
     let mut rows = table(
         &["model", "workers"],
         &[
@@ -151,14 +153,14 @@ fn report(models: &[Found], overlap: &Overlap) -> Report {
     for found in models {
         for world in &found.worlds {
             let [first, last] = [world.losses.first(), world.losses.last()];
-            let loss = |loss: Option<&f64>| optional(loss.copied());
+            let loss = |loss: Option<&f64>| format_optional(loss.copied());
             rows.add_row([
                 found.model.to_owned(),
                 world.world.to_string(),
-                number(world.steps_per_s.median),
-                optional(found.scaling(world)),
+                format_number(world.steps_per_s.median),
+                format_optional(found.scaling(world)),
                 format!("{} → {}", loss(first), loss(last)),
-                number(found.difference(world) * 1e6),
+                format_number(found.difference(world) * 1e6),
                 if world.weights_identical { "yes" } else { "no" }.into(),
             ]);
         }
@@ -171,15 +173,15 @@ fn report(models: &[Found], overlap: &Overlap) -> Report {
     }
 }
 
-impl Found {
+impl ModelResult {
     /// Returns the speed of `world` relative to one worker.
-    fn scaling(&self, world: &World) -> Option<f64> {
+    fn scaling(&self, world: &WorldResult) -> Option<f64> {
         let one = self.worlds.first()?;
         ratio(world.steps_per_s.median, one.steps_per_s.median)
     }
 
     /// Returns the largest relative difference of a loss from that of one worker.
-    fn difference(&self, world: &World) -> f64 {
+    fn difference(&self, world: &WorldResult) -> f64 {
         let one = self.worlds.first().map(|one| one.losses.as_slice());
         most_different(&world.losses, one.unwrap_or_default())
     }
@@ -193,7 +195,7 @@ impl Found {
         worlds.fold(0.0, f64::max)
     }
 
-    fn by_world(&self, figure: impl Fn(&World) -> Value) -> Value {
+    fn by_world(&self, figure: impl Fn(&WorldResult) -> Value) -> Value {
         let figures = self.worlds.iter();
         let figures = figures.map(|world| (world.world.to_string(), figure(world)));
         Value::Object(figures.collect())
@@ -202,9 +204,11 @@ impl Found {
 
 /// Returns each model's figures, and at the top level the first model's speed and the worst
 /// of all other figures.
-fn to_json(models: &[Found]) -> Map<String, Value> {
-    let steps = |found: &Found| found.by_world(|world| json!(round(world.steps_per_s.median)));
-    let scaling = |found: &Found| found.by_world(|world| json!(found.scaling(world).map(round)));
+fn to_json(models: &[ModelResult]) -> Map<String, Value> {
+    let steps =
+        |found: &ModelResult| found.by_world(|world| json!(round(world.steps_per_s.median)));
+    let scaling =
+        |found: &ModelResult| found.by_world(|world| json!(found.scaling(world).map(round)));
     let each = models.iter().map(|found| {
         let quartiles = found
             .by_world(|world| json!([round(world.steps_per_s.q1), round(world.steps_per_s.q3)]));
@@ -224,9 +228,9 @@ fn to_json(models: &[Found]) -> Map<String, Value> {
         models.first().map_or(json!({}), steps),
     );
     json.insert("scaling".into(), models.first().map_or(json!({}), scaling));
-    let identical = models.iter().all(Found::weights_identical);
+    let identical = models.iter().all(ModelResult::weights_identical);
     json.insert("weights_identical".into(), json!(identical));
-    let losses = models.iter().map(Found::loss_vs_single);
+    let losses = models.iter().map(ModelResult::loss_vs_single);
     let worst = losses.fold(0.0, f64::max);
     json.insert("loss_vs_single".into(), json!(round(worst)));
     json.insert("models".into(), each.into());
@@ -237,8 +241,8 @@ fn to_json(models: &[Found]) -> Map<String, Value> {
 mod tests {
     use super::*;
 
-    fn world(world: usize, steps: f64, loss: f64) -> World {
-        World {
+    fn world(world: usize, steps: f64, loss: f64) -> WorldResult {
+        WorldResult {
             world,
             steps_per_s: Summary::of(&[steps]).unwrap(),
             weights_identical: world < 4,
@@ -247,8 +251,8 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_counts() {
-        let found = Found {
+    fn json_reports_the_worst_figures() {
+        let found = ModelResult {
             model: "mlp",
             worlds: vec![
                 world(1, 10.0, 0.5),

@@ -15,7 +15,7 @@ use crate::{
     data::{self, Upload},
     models::{PIXELS, SIDE},
     peer::{Kind, Peer},
-    report::{Report, number, table},
+    report::{Report, format_number, table},
     trainer::BATCH,
 };
 
@@ -28,7 +28,7 @@ const EPOCHS: usize = 3;
 /// If a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("epoch");
-    let items = context.pick(2048, 2 * BATCH);
+    let items = context.full_or_quick(2048, 2 * BATCH);
     let peers = context.peers()?;
     let ours = peers.get(Kind::Tensord);
     // Different content each time, or the second would profit from the uploads of the
@@ -49,7 +49,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         ("burn-remote, WebSocket", &remote),
     ];
     for (label, bytes) in named {
-        let cells = bytes.iter().map(|&bytes| number(bytes as f64));
+        let cells = bytes.iter().map(|&bytes| format_number(bytes as f64));
         rows.add_row(std::iter::once(label.to_owned()).chain(cells));
     }
     Ok(Report {

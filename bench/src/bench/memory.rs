@@ -16,7 +16,7 @@ use crate::{
     data::{self, Upload},
     pool::{LocalPool, lease},
     process::resident_bytes,
-    report::{Report, optional, table},
+    report::{Report, format_optional, table},
     stats::round,
 };
 
@@ -31,7 +31,7 @@ const REPORT_EVERY: usize = 32;
 
 /// The data that the client sends.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Stream {
+pub(super) struct ClientLoad {
     url: String,
     ops: usize,
     mib: usize,
@@ -39,7 +39,7 @@ pub(super) struct Stream {
 
 /// The client's memory, in bytes.
 #[derive(Debug, Serialize, Deserialize)]
-struct Found {
+struct MemoryResult {
     start: Option<u64>,
     after_ops: Option<u64>,
     after_uploads: Option<u64>,
@@ -52,12 +52,12 @@ struct Found {
 /// If the pool or the client fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("memory");
-    let (ops, mib) = context.pick((1_000_000, 10 << 10), (2_000, 64));
+    let (ops, mib) = context.full_or_quick((1_000_000, 10 << 10), (2_000, 64));
     let pool = LocalPool::start("flex")?;
     let worker = || resident_bytes(pool.process_id()).map(|(now, _)| now);
     let before = worker();
     let url = pool.url(TransportChoice::Auto).reveal();
-    let found: Found = context.turn(Bench::Memory, &Stream { url, ops, mib })?;
+    let found: MemoryResult = context.turn(Bench::Memory, &ClientLoad { url, ops, mib })?;
     let after = worker();
 
     let in_mib = |bytes: u64| bytes as f64 / MIB as f64;
@@ -85,7 +85,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let mut rows = table(&["memory"], &["MiB"]);
     for (key, label, value) in figures {
         json[key] = json!(value.map(round));
-        rows.add_row([label.to_owned(), optional(value)]);
+        rows.add_row([label.to_owned(), format_optional(value)]);
     }
     Ok(Report {
         json,
@@ -98,19 +98,19 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 /// # Errors
 ///
 /// If the pool fails.
-pub(super) fn stream(context: &Context, stream: &Stream) -> Result<Value> {
-    let (_pool, lease) = lease(stream.url.parse()?)?;
+pub(super) fn run_client(context: &Context, load: &ClientLoad) -> Result<Value> {
+    let (_pool, lease) = lease(load.url.parse()?)?;
     let device = &lease.devices()[0];
     let peak = || resident_bytes(std::process::id()).map(|(_, peak)| peak);
     let mut sum: Tensor<1> = data::from_data(TensorData::from([0f32]), device, Upload::Helper);
     data::scalar(sum.clone())?;
     let start = resident_bytes(std::process::id()).map(|(now, _)| now);
-    for _ in 0..stream.ops {
+    for _ in 0..load.ops {
         sum = sum + 1.0;
     }
     data::scalar(sum)?;
     let after_ops = peak();
-    for upload in 0..stream.mib / UPLOAD_MIB {
+    for upload in 0..load.mib / UPLOAD_MIB {
         if upload % REPORT_EVERY == 0 {
             let sent = upload * UPLOAD_MIB;
             context
@@ -125,7 +125,7 @@ pub(super) fn stream(context: &Context, stream: &Stream) -> Result<Value> {
         drop(tensor + 1.0);
     }
     device.sync().context("cannot sync")?;
-    Ok(serde_json::to_value(Found {
+    Ok(serde_json::to_value(MemoryResult {
         start,
         after_ops,
         after_uploads: peak(),

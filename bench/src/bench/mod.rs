@@ -17,7 +17,7 @@ mod wire;
 use anyhow::{Result, bail};
 use serde_json::{Value, from_value};
 
-use crate::{context::Context, inside::Facts, report::Report};
+use crate::{context::Context, namespace_entry::NetworkFeatures, report::Report};
 
 /// A bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,13 +135,18 @@ impl Bench {
     /// # Errors
     ///
     /// If the part fails, or the bench has no parts.
-    pub(crate) fn part(self, context: &Context, facts: Facts, part: Value) -> Result<Value> {
+    pub(crate) fn part(
+        self,
+        context: &Context,
+        facts: NetworkFeatures,
+        part: Value,
+    ) -> Result<Value> {
         match self {
             Self::Ops => ops::turn(context, &from_value(part)?).map(Value::from),
             Self::Step => step::turn(context, &from_value(part)?),
             Self::Read => read::turn(context, &from_value(part)?).map(Value::from),
             Self::Attach => attach::turn(context, &from_value(part)?),
-            Self::Memory => memory::stream(context, &from_value(part)?),
+            Self::Memory => memory::run_client(context, &from_value(part)?),
             Self::Allreduce => allreduce::measure(context, facts, part),
             Self::Ddp => ddp::measure(context, facts, part),
             Self::Attack => attack::turn(context, &from_value(part)?),
@@ -151,11 +156,11 @@ impl Bench {
 
     /// Checks that `part` is one of the bench's turns.
     #[cfg(test)]
-    pub(crate) fn understands(self, part: Value) -> Result<()> {
+    pub(crate) fn is_valid_task(self, part: Value) -> Result<()> {
         match self {
-            Self::Ops => drop(from_value::<ops::Turn>(part)?),
-            Self::Step => drop(from_value::<step::Turn>(part)?),
-            Self::Read => drop(from_value::<read::Turn>(part)?),
+            Self::Ops => drop(from_value::<ops::OpsTurn>(part)?),
+            Self::Step => drop(from_value::<step::StepTurn>(part)?),
+            Self::Read => drop(from_value::<read::ReadTurn>(part)?),
             Self::Attach => drop(from_value::<crate::peer::Address>(part)?),
             _ => bail!("the benchmark {} has no turns", self.name()),
         }

@@ -26,10 +26,10 @@ use crate::{
     context::Context,
     data::{self, Upload},
     discard::{Discard, DiscardDevice},
-    part::{after, second},
+    part::{after_warmup, after_warmups},
     peer::{Address, Kind, Peer},
     race::Contender,
-    report::{Report, add_findings, table},
+    report::{Report, add_results, table},
 };
 
 /// Runs the bench.
@@ -39,14 +39,14 @@ use crate::{
 /// If a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let servers = context.servers()?;
-    let contender = |key: &str, label: &str, turn: Turn| {
+    let contender = |key: &str, label: &str, turn: OpsTurn| {
         Contender::new(key, label, move |_| context.turn(Bench::Ops, &turn))
     };
     let mut contenders = Vec::new();
     for address in servers.addresses() {
         let kind = address.kind();
         let key = format!("{}_us", kind.key());
-        let turn = Turn::Tensors(address.clone(), Until::Read);
+        let turn = OpsTurn::Tensors(address.clone(), Until::Read);
         contenders.push(contender(&key, kind.label(), turn));
     }
     let ours = || servers.address(Kind::Tensord).clone();
@@ -54,38 +54,38 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         (
             "tensord_issue_us",
             "tensord, TCP, until issued",
-            Turn::Tensors(ours(), Until::Issued),
+            OpsTurn::Tensors(ours(), Until::Issued),
         ),
         (
             "backend_whole_us",
             "tensord, TCP, Backend level",
-            Turn::Tensord(ours(), Until::Read),
+            OpsTurn::Tensord(ours(), Until::Read),
         ),
         (
             "local_backend_us",
             "Flex, Backend level",
-            Turn::Flex(Until::Read),
+            OpsTurn::Flex(Until::Read),
         ),
         (
             "backend_us",
             "tensord, TCP, Backend level, until issued",
-            Turn::Tensord(ours(), Until::Issued),
+            OpsTurn::Tensord(ours(), Until::Issued),
         ),
         (
             "handover_floor_us",
             "Burn's router, and another thread gets the ops, until issued",
-            Turn::Handover,
+            OpsTurn::Handover,
         ),
         (
             "router_floor_us",
             "Burn's router alone, until issued",
-            Turn::Router,
+            OpsTurn::Router,
         ),
     ];
     contenders.extend(levels.map(|(key, label, turn)| contender(key, label, turn)));
     let found = context.race("ops", contenders)?;
     let mut rows = table(&["peer"], &["µs an op", "quartiles"]);
-    add_findings(&mut rows, &[], &found);
+    add_results(&mut rows, &[], &found);
     Ok(Report {
         json: found.to_json().into(),
         table: rows.to_string(),
@@ -94,7 +94,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 
 /// The work that a turn measures.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Turn {
+pub(super) enum OpsTurn {
     /// The `Tensor` API.
     Tensors(Address, Until),
     /// tensord's `Backend`.
@@ -118,44 +118,46 @@ pub(super) enum Until {
 
 /// Number of chains that warm up, at the `Backend` level, where ops are timed until they
 /// are issued.
-const WARM_CHAINS: usize = 20;
+const WARMUP_CHAINS: usize = 20;
 
 /// Takes a turn and returns µs per op.
 ///
 /// # Errors
 ///
 /// If the peer fails.
-pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
+pub(super) fn turn(context: &Context, turn: &OpsTurn) -> Result<f64> {
     let runtime = context.runtime();
-    let count = context.pick(20_000, 500);
+    let count = context.full_or_quick(20_000, 500);
     // Length of a chain at the `Backend` level.
-    let below = |until| match until {
+    let chain_len = |until| match until {
         Until::Read => count,
-        Until::Issued => context.pick(2_000, 500),
+        Until::Issued => context.full_or_quick(2_000, 500),
     };
     match turn {
-        Turn::Tensors(address, until) => {
+        OpsTurn::Tensors(address, until) => {
             let peer = address.connect(runtime)?;
-            second(|| tensors(&peer, count, *until))
+            after_warmup(|| tensors(&peer, count, *until))
         }
-        Turn::Tensord(address, until) => {
+        OpsTurn::Tensord(address, until) => {
             let peer = address.connect(runtime)?;
             let device = peer.backend_device().context("tensord has a device")?;
-            until.warm(|| backend::<Tensord>(device, below(*until), *until))
+            until.with_warmup(|| backend::<Tensord>(device, chain_len(*until), *until))
         }
-        Turn::Flex(until) => second(|| backend::<Flex>(FlexDevice, below(*until), *until)),
-        Turn::Handover => discard(DiscardDevice::Elsewhere, below(Until::Issued)),
-        Turn::Router => discard(DiscardDevice::AtOnce, below(Until::Issued)),
+        OpsTurn::Flex(until) => {
+            after_warmup(|| backend::<Flex>(FlexDevice, chain_len(*until), *until))
+        }
+        OpsTurn::Handover => discard(DiscardDevice::OtherThread, chain_len(Until::Issued)),
+        OpsTurn::Router => discard(DiscardDevice::SameThread, chain_len(Until::Issued)),
     }
 }
 
 fn discard(device: DiscardDevice, count: usize) -> Result<f64> {
-    Until::Issued.warm(|| backend::<Discard>(device, count, Until::Issued))
+    Until::Issued.with_warmup(|| backend::<Discard>(device, count, Until::Issued))
 }
 
 fn tensors(peer: &Peer, count: usize, until: Until) -> Result<f64> {
     let zero: Tensor<1> = data::from_data(TensorData::from([0f32]), &peer.device, Upload::Helper);
-    let clock = Clock::start(count);
+    let clock = OpTimer::start(count);
     let sum = (0..count).fold(zero, |sum, _| sum + 1.0);
     let issued = clock.micros();
     let sum = data::scalar(sum)?;
@@ -166,7 +168,7 @@ fn tensors(peer: &Peer, count: usize, until: Until) -> Result<f64> {
 
 fn backend<B: Backend>(device: B::Device, count: usize, until: Until) -> Result<f64> {
     let zero = B::float_from_data(TensorData::from([0f32]), &device);
-    let clock = Clock::start(count);
+    let clock = OpTimer::start(count);
     let sum = (0..count).fold(zero, |sum, _| B::float_add_scalar(sum, 1.0.into()));
     let issued = clock.micros();
     let read = burn_std::future::block_on(B::float_into_data(sum));
@@ -176,10 +178,10 @@ fn backend<B: Backend>(device: B::Device, count: usize, until: Until) -> Result<
 
 impl Until {
     /// Returns the time of a chain in a process that has warmed up.
-    fn warm(self, chain: impl FnMut() -> Result<f64>) -> Result<f64> {
+    fn with_warmup(self, chain: impl FnMut() -> Result<f64>) -> Result<f64> {
         match self {
-            Self::Issued => after(WARM_CHAINS, chain),
-            Self::Read => second(chain),
+            Self::Issued => after_warmups(WARMUP_CHAINS, chain),
+            Self::Read => after_warmup(chain),
         }
     }
 
@@ -192,12 +194,12 @@ impl Until {
 }
 
 /// A clock that returns µs per op.
-struct Clock {
+struct OpTimer {
     begun: Instant,
     count: usize,
 }
 
-impl Clock {
+impl OpTimer {
     fn start(count: usize) -> Self {
         Self {
             begun: Instant::now(),

@@ -19,14 +19,14 @@ use crate::{
     data::{self, Upload},
     link::{EchoAddress, EchoServer},
     loopback::Loopback,
-    part::second,
+    part::after_warmup,
     peer::{Address, Kind, Peer},
     race::Contender,
-    report::{Report, add_findings, table},
+    report::{Report, add_results, table},
 };
 
 /// Number of reads in flight at once.
-const OUTSTANDING: usize = 64;
+const READS_IN_FLIGHT: usize = 64;
 
 /// Runs the bench.
 ///
@@ -36,29 +36,47 @@ const OUTSTANDING: usize = 64;
 pub(super) fn run(context: &Context) -> Result<Report> {
     let dir = tempfile::tempdir()?;
     let server = EchoServer::start(&dir)?;
-    let ping = |kind| Turn::Ping(server.address().clone(), kind);
+    let ping = |kind| ReadTurn::Ping(server.address().clone(), kind);
     let mut contenders = vec![
-        contender(context, "rtt_us", "bare link, TCP", ping(Ping::Tcp)),
-        contender(context, "rtt_quic_us", "bare link, QUIC", ping(Ping::Quic)),
-        contender(context, "rtt_grpc_us", "bare link, gRPC", ping(Ping::Grpc)),
-        contender(context, "burn_floor_us", BURN_ALONE, Turn::Burn(1)),
+        contender(context, "rtt_us", "bare link, TCP", ping(EchoCarrier::Tcp)),
+        contender(
+            context,
+            "rtt_quic_us",
+            "bare link, QUIC",
+            ping(EchoCarrier::Quic),
+        ),
+        contender(
+            context,
+            "rtt_grpc_us",
+            "bare link, gRPC",
+            ping(EchoCarrier::Grpc),
+        ),
+        contender(context, "burn_floor_us", BURN_ALONE, ReadTurn::Burn(1)),
     ];
     let addresses = context.servers()?.addresses();
-    contenders.extend(addresses.iter().map(|address| one(context, address)));
+    contenders.extend(
+        addresses
+            .iter()
+            .map(|address| single_read_contender(context, address)),
+    );
     let single = context.race("read", contenders)?;
-    let alone = Turn::Burn(OUTSTANDING);
+    let alone = ReadTurn::Burn(READS_IN_FLIGHT);
     let mut contenders = vec![contender(
         context,
         "burn_floor_pipelined_us",
         BURN_ALONE,
         alone,
     )];
-    contenders.extend(addresses.iter().map(|address| many(context, address)));
+    contenders.extend(
+        addresses
+            .iter()
+            .map(|address| pipelined_contender(context, address)),
+    );
     let pipelined = context.race("read, pipelined", contenders)?;
 
     let mut rows = table(&["reads", "peer"], &["µs a read", "quartiles"]);
-    add_findings(&mut rows, &["one by one"], &single);
-    add_findings(&mut rows, &["64 at once"], &pipelined);
+    add_results(&mut rows, &["one by one"], &single);
+    add_results(&mut rows, &["64 at once"], &pipelined);
     let mut json = single.to_json();
     let mut more = pipelined.to_json();
     if let (Some(Value::Object(all)), Some(Value::Object(new))) =
@@ -78,7 +96,7 @@ const BURN_ALONE: &str = "Burn's client and server, one process";
 
 /// The carrier of a bare link.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Ping {
+pub(super) enum EchoCarrier {
     Tcp,
     Quic,
     Grpc,
@@ -86,9 +104,9 @@ pub(super) enum Ping {
 
 /// The work that a turn measures.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Turn {
+pub(super) enum ReadTurn {
     /// The bare link.
-    Ping(EchoAddress, Ping),
+    Ping(EchoAddress, EchoCarrier),
     /// Burn's part of this many reads at once.
     Burn(usize),
     /// Reads one at a time.
@@ -97,23 +115,23 @@ pub(super) enum Turn {
     Many(Address),
 }
 
-fn contender<'a>(context: &'a Context, key: &str, label: &str, turn: Turn) -> Contender<'a> {
+fn contender<'a>(context: &'a Context, key: &str, label: &str, turn: ReadTurn) -> Contender<'a> {
     Contender::new(key, label, move |_| context.turn(Bench::Read, &turn))
 }
 
-fn one<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
+fn single_read_contender<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
     let kind = address.kind();
     let key = format!("{}_us", kind.key());
-    contender(context, &key, kind.label(), Turn::One(address.clone()))
+    contender(context, &key, kind.label(), ReadTurn::One(address.clone()))
 }
 
-fn many<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
+fn pipelined_contender<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
     let kind = address.kind();
     let key = match kind {
         Kind::Tensord => "pipelined_us".to_owned(),
         kind => format!("{}_pipelined_us", kind.key()),
     };
-    contender(context, &key, kind.label(), Turn::Many(address.clone()))
+    contender(context, &key, kind.label(), ReadTurn::Many(address.clone()))
 }
 
 /// Takes a turn and returns µs per read.
@@ -121,51 +139,51 @@ fn many<'a>(context: &'a Context, address: &Address) -> Contender<'a> {
 /// # Errors
 ///
 /// If the peer fails.
-pub(super) fn turn(context: &Context, turn: &Turn) -> Result<f64> {
-    let (count, runtime) = (context.pick(200, 10), context.runtime());
+pub(super) fn turn(context: &Context, turn: &ReadTurn) -> Result<f64> {
+    let (count, runtime) = (context.full_or_quick(200, 10), context.runtime());
     match turn {
-        Turn::Ping(server, ping) => {
+        ReadTurn::Ping(server, ping) => {
             let choice = match ping {
-                Ping::Tcp => TransportChoice::Tcp,
-                Ping::Quic => TransportChoice::Quic,
-                Ping::Grpc => TransportChoice::Grpc,
+                EchoCarrier::Tcp => TransportChoice::Tcp,
+                EchoCarrier::Quic => TransportChoice::Quic,
+                EchoCarrier::Grpc => TransportChoice::Grpc,
             };
             let mut link = server.dial(runtime, choice)?;
-            second(|| timed(count, || link.ping(count)))
+            after_warmup(|| micros_each(count, || link.ping(count)))
         }
-        Turn::Burn(at_once) => {
+        ReadTurn::Burn(at_once) => {
             let burn = Loopback::start(runtime, elements())?;
             let rounds = match at_once {
                 1 => count,
                 _ => many_rounds(count),
             };
-            second(|| {
-                timed(rounds * at_once, || {
+            after_warmup(|| {
+                micros_each(rounds * at_once, || {
                     (0..rounds).try_for_each(|_| burn.read(*at_once))
                 })
             })
         }
-        Turn::One(address) => {
+        ReadTurn::One(address) => {
             let peer = address.connect(runtime)?;
             let tensor = small(&peer);
-            second(|| {
-                timed(count, || {
+            after_warmup(|| {
+                micros_each(count, || {
                     let read = || data::into_data(tensor.clone(), Upload::Helper);
                     (0..count).try_for_each(|_| read().map(drop))
                 })
             })
         }
-        Turn::Many(address) => {
+        ReadTurn::Many(address) => {
             let peer = address.connect(runtime)?;
             let (tensor, start) = (small(&peer), peer.kind.start());
             let rounds = many_rounds(count);
             let round = || {
-                let asked = (0..OUTSTANDING).map(|_| data::start_read(tensor.clone(), start));
-                let asked: Vec<_> = asked.collect();
-                asked.into_iter().try_for_each(|read| read.wait().map(drop))
+                let reads = (0..READS_IN_FLIGHT).map(|_| data::start_read(tensor.clone(), start));
+                let reads: Vec<_> = reads.collect();
+                reads.into_iter().try_for_each(|read| read.wait().map(drop))
             };
-            second(|| {
-                timed(rounds * OUTSTANDING, || {
+            after_warmup(|| {
+                micros_each(rounds * READS_IN_FLIGHT, || {
                     (0..rounds).try_for_each(|_| round())
                 })
             })
@@ -179,7 +197,7 @@ fn many_rounds(count: usize) -> usize {
 }
 
 /// Runs `act`, which does something `count` times, and returns µs for each.
-fn timed(count: usize, act: impl FnOnce() -> Result<()>) -> Result<f64> {
+fn micros_each(count: usize, act: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     act()?;
     Ok(begun.elapsed().as_secs_f64() * 1e6 / count as f64)

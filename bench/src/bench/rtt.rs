@@ -27,13 +27,13 @@ use crate::{
     pool::LocalPool,
     race::{Contender, Results},
     relay::{Relay, Route, second_loopback},
-    report::{Report, number, optional, spread, table},
+    report::{Report, format_number, format_optional, format_quartiles, table},
     stats::round,
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
 };
 
 /// Number of steps before the timed ones.
-const LEAD: usize = 2;
+const WARMUP_STEPS: usize = 2;
 
 /// Runs the bench.
 ///
@@ -47,15 +47,15 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         &["ms a step", "quartiles", "× local"],
     );
     let mut rtts = Vec::new();
-    for &rtt_ms in context.pick::<&[u64]>(&[0, 1, 20, 100], &[0, 1]) {
+    for &rtt_ms in context.full_or_quick::<&[u64]>(&[0, 1, 20, 100], &[0, 1]) {
         let found = measure(context, rtt_ms, batch)?;
         for finding in found.iter() {
             rows.add_row([
                 rtt_ms.to_string(),
                 finding.label.clone(),
-                number(finding.summary.median),
-                spread(&finding.summary),
-                optional(found.ratio(&finding.key, "local_ms")),
+                format_number(finding.summary.median),
+                format_quartiles(&finding.summary),
+                format_optional(found.ratio(&finding.key, "local_ms")),
             ]);
         }
         rtts.push(to_json(rtt_ms, &found));
@@ -79,7 +79,7 @@ fn to_json(rtt_ms: u64, found: &Results) -> Value {
 
 /// Returns the batch with which a local step takes the target time.
 fn calibrate(context: &Context) -> Result<usize> {
-    let target = Duration::from_millis(context.pick(100, 5));
+    let target = Duration::from_millis(context.full_or_quick(100, 5));
     let mut trainer = Trainer::new(Model::Cnn, &Device::flex(), Upload::Helper);
     let mut time = |steps: usize| {
         let batches: Vec<_> = (0..steps)
@@ -90,7 +90,7 @@ fn calibrate(context: &Context) -> Result<usize> {
         anyhow::Ok(begun.elapsed() / steps as u32)
     };
     time(1)?;
-    let took = time(context.pick(8, 1))?;
+    let took = time(context.full_or_quick(8, 1))?;
     let scaled = BATCH as f64 * target.as_secs_f64() / took.as_secs_f64();
     Ok((scaled.round() as usize).clamp(1, 1024))
 }
@@ -100,7 +100,7 @@ fn measure(context: &Context, rtt_ms: u64, batch: usize) -> Result<Results> {
         .progress
         .update(&format!("rtt {rtt_ms} ms: starting the peers"));
     let delay = Duration::from_micros(rtt_ms * 1000 / 2);
-    let far = FarPool::start(delay)?;
+    let far = DelayedPool::start(delay)?;
     let remote = CountedRemote::start_delayed(delay)?;
     let (_pool, ours) = far.pool.lease(TransportChoice::Auto)?;
     let (_quic_pool, quic) = far.pool.lease(TransportChoice::Quic)?;
@@ -113,7 +113,7 @@ fn measure(context: &Context, rtt_ms: u64, batch: usize) -> Result<Results> {
         (Kind::TensordQuic, first(&quic)),
         (Kind::TensordGrpc, first(&grpc)),
     ];
-    let steps = context.pick(8, 1);
+    let steps = context.full_or_quick(8, 1);
     let contenders = peers
         .into_iter()
         .map(|(kind, device)| contender(kind, &device, batch, steps));
@@ -123,37 +123,37 @@ fn measure(context: &Context, rtt_ms: u64, batch: usize) -> Result<Results> {
 fn contender(kind: Kind, device: &Device, batch: usize, steps: usize) -> Contender<'static> {
     let mut trainer = Trainer::new(Model::Cnn, device, Upload::Helper);
     Contender::new(format!("{}_ms", kind.key()), kind.label(), move |_| {
-        let count = LEAD + steps + 1;
+        let count = WARMUP_STEPS + steps + 1;
         let seeds = fresh_seeds(count);
         let batches: Vec<_> = seeds.map(|seed| Batch::noise(batch, seed)).collect();
-        let mut turns = Vec::with_capacity(count);
-        let mut late = None;
+        let mut step_times = Vec::with_capacity(count);
+        let mut pending_read = None;
         for batch in batches {
             let read = start_read(trainer.step(batch)?, kind.start());
-            if let Some(before) = late.replace(read) {
+            if let Some(before) = pending_read.replace(read) {
                 before.scalar()?;
             }
-            turns.push(Instant::now());
+            step_times.push(Instant::now());
         }
-        late.context("the run has no steps")?.scalar()?;
-        let took = turns[LEAD + steps] - turns[LEAD];
+        pending_read.context("the run has no steps")?.scalar()?;
+        let took = step_times[WARMUP_STEPS + steps] - step_times[WARMUP_STEPS];
         Ok(took.as_secs_f64() * 1000.0 / steps as f64)
     })
 }
 
 /// A pool whose worker is reached through a relay that delays.
-struct FarPool {
+struct DelayedPool {
     pool: LocalPool,
     _relay: Relay,
     _dir: TempDir,
 }
 
-impl FarPool {
+impl DelayedPool {
     /// Starts the pool and the relay. The worker listens on one loopback address and
     /// advertises another one, with the same port, where the relay listens.
     fn start(delay: Duration) -> Result<Self> {
         let host = second_loopback()?;
-        let pool = LocalPool::start_at("flex*3", Some(&host.to_string()))?;
+        let pool = LocalPool::start_advertising("flex*3", Some(&host.to_string()))?;
         let status = pool.connect(TransportChoice::Auto)?.status()?;
         let worker = status.workers.first().context("the pool has no worker")?;
         let listen: SocketAddr = worker.address.parse().context("the worker's address")?;

@@ -22,17 +22,17 @@ use crate::{
     data::{self, Upload},
     loopback,
     models::Model,
-    part::second,
+    part::after_warmup,
     peer::{Address, Kind},
     race::{Contender, Results},
-    report::{Report, number, optional, spread, table},
+    report::{Report, format_number, format_optional, format_quartiles, table},
     stats::round,
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
 };
 
 /// Number of batches that are uploaded before the measurement: somewhat more than the
 /// peers' worker keeps of a session.
-const WARM_BATCHES: usize = 512;
+const WARMUP_BATCHES: usize = 512;
 
 /// Runs the bench.
 ///
@@ -49,9 +49,9 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             rows.add_row([
                 model.name().to_owned(),
                 finding.label.clone(),
-                number(finding.summary.median),
-                spread(&finding.summary),
-                optional(ratio),
+                format_number(finding.summary.median),
+                format_quartiles(&finding.summary),
+                format_optional(ratio),
             ]);
         }
         json.insert(model.name().into(), to_json(&found));
@@ -76,7 +76,7 @@ fn measure(context: &Context, model: Model) -> Result<Results> {
     let mut contenders = vec![Contender::new(
         "burn_floor_ms",
         "Burn's client and server, nobody computes",
-        move |_| context.turn(Bench::Step, &Turn::Floor(model)),
+        move |_| context.turn(Bench::Step, &StepTurn::Floor(model)),
     )];
     for address in context.servers()?.addresses() {
         let mut add = |upload| contenders.push(contender(context, address, model, upload, &losses));
@@ -92,7 +92,7 @@ fn measure(context: &Context, model: Model) -> Result<Results> {
 
 /// The work that a turn measures.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Turn {
+pub(super) enum StepTurn {
     /// Steps on a peer.
     Peer(Address, Model, Upload),
     /// A step through Burn's client and its server in the program's process, of which
@@ -102,7 +102,7 @@ pub(super) enum Turn {
 
 /// The result of a turn on a peer.
 #[derive(Debug, Serialize, Deserialize)]
-struct Found {
+struct StepResult {
     /// Time of a step in ms.
     ms: f64,
     /// Loss after the batches that are the same for all peers.
@@ -116,17 +116,17 @@ fn contender<'a>(
     upload: Upload,
     losses: &'a Losses,
 ) -> Contender<'a> {
-    let (way, note) = match upload {
+    let (infix, note) = match upload {
         Upload::Helper => ("", ""),
         Upload::Plain => ("_plain", ", plain from_data"),
     };
     let kind = address.kind();
-    let turn = Turn::Peer(address.clone(), model, upload);
-    let key = format!("{}{way}_ms", kind.key());
+    let turn = StepTurn::Peer(address.clone(), model, upload);
+    let key = format!("{}{infix}_ms", kind.key());
     let label = format!("{}{note}", kind.label());
     Contender::new(key, label.clone(), move |_| {
-        let found: Found = context.turn(Bench::Step, &turn)?;
-        losses.note(&label, found.loss);
+        let found: StepResult = context.turn(Bench::Step, &turn)?;
+        losses.record(&label, found.loss);
         Ok(found.ms)
     })
 }
@@ -136,10 +136,10 @@ fn contender<'a>(
 /// # Errors
 ///
 /// If the peer fails.
-pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
+pub(super) fn turn(context: &Context, turn: &StepTurn) -> Result<Value> {
     match turn {
-        Turn::Peer(address, model, upload) => peer(context, address, *model, *upload),
-        Turn::Floor(model) => Ok(floor(context, *model)?.into()),
+        StepTurn::Peer(address, model, upload) => peer(context, address, *model, *upload),
+        StepTurn::Floor(model) => Ok(floor(context, *model)?.into()),
     }
 }
 
@@ -147,9 +147,9 @@ pub(super) fn turn(context: &Context, turn: &Turn) -> Result<Value> {
 /// runnable and each may wait some milliseconds for its time slice.
 fn steps(context: &Context, model: Model) -> usize {
     match model {
-        Model::Mlp => context.pick(200, 2),
-        Model::Cnn => context.pick(10, 1),
-        Model::Transformer => context.pick(25, 1),
+        Model::Mlp => context.full_or_quick(200, 2),
+        Model::Cnn => context.full_or_quick(10, 1),
+        Model::Transformer => context.full_or_quick(25, 1),
     }
 }
 
@@ -158,11 +158,11 @@ fn floor(context: &Context, model: Model) -> Result<f64> {
     let mut trainer = Trainer::new(model, &device, Upload::Plain);
     let (images, labels) = trainer.upload(Batch::noise(BATCH, 0));
     let steps = steps(context, model);
-    second(|| {
+    after_warmup(|| {
         let begun = Instant::now();
         let mut last = None;
         for _ in 0..steps {
-            last = Some(trainer.learn(images.clone(), labels.clone())?);
+            last = Some(trainer.step_on_device(images.clone(), labels.clone())?);
         }
         data::scalar(last.context("the run has no steps")?)?;
         Ok(begun.elapsed().as_secs_f64() * 1000.0 / steps as f64)
@@ -176,7 +176,7 @@ fn peer(context: &Context, address: &Address, model: Model, upload: Upload) -> R
     let steps = steps(context, model);
     let mut trainer = Trainer::new(model, &peer.device, upload);
     let batch = |seed| Batch::noise(BATCH, seed);
-    for seed in fresh_seeds(context.pick(WARM_BATCHES, 0)) {
+    for seed in fresh_seeds(context.full_or_quick(WARMUP_BATCHES, 0)) {
         trainer.upload(batch(seed));
     }
     let batches = |seeds: Range<u64>| -> Vec<_> { seeds.map(batch).collect() };
@@ -185,7 +185,7 @@ fn peer(context: &Context, address: &Address, model: Model, upload: Upload) -> R
     let begun = Instant::now();
     trainer.steps(batches)?;
     let ms = begun.elapsed().as_secs_f64() * 1000.0 / steps as f64;
-    Ok(serde_json::to_value(Found { ms, loss })?)
+    Ok(serde_json::to_value(StepResult { ms, loss })?)
 }
 
 /// The loss of each contender after the same batches.
@@ -193,7 +193,7 @@ fn peer(context: &Context, address: &Address, model: Model, upload: Upload) -> R
 struct Losses(RefCell<Vec<(String, f32)>>);
 
 impl Losses {
-    fn note(&self, label: &str, loss: f32) {
+    fn record(&self, label: &str, loss: f32) {
         self.0.borrow_mut().push((label.to_owned(), loss));
     }
 
@@ -213,10 +213,10 @@ mod tests {
     fn losses_that_differ_are_an_error() {
         let losses = Losses::default();
         assert!(losses.check().is_ok());
-        losses.note("a", 0.25);
-        losses.note("b", 0.25);
+        losses.record("a", 0.25);
+        losses.record("b", 0.25);
         assert!(losses.check().is_ok());
-        losses.note("c", 0.250_000_1);
+        losses.record("c", 0.250_000_1);
         assert!(losses.check().unwrap_err().to_string().contains("differ"));
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     fleet::Fleet,
     network::Network,
     race::Contender,
-    report::{Report, number, spread, table},
+    report::{Report, format_number, format_quartiles, table},
     stats::round,
 };
 
@@ -29,7 +29,7 @@ const MIB: usize = 1 << 20;
 /// If a worker fails, or bytes are lost.
 pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("transfer");
-    let mib = context.pick(256, 4);
+    let mib = context.full_or_quick(256, 4);
     let network = Network::Plain;
     let fleet = Fleet::start(&network, 2, None)?;
     let [from, to] = fleet.devices() else {
@@ -65,9 +65,9 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let mut rows = table(&["MiB"], &["GB/s", "quartiles", "client's bytes, most"]);
     rows.add_row([
         mib.to_string(),
-        number(gbs.median),
-        spread(&gbs),
-        number(client_bytes as f64),
+        format_number(gbs.median),
+        format_quartiles(&gbs),
+        format_number(client_bytes as f64),
     ]);
     Ok(Report {
         json: json!({

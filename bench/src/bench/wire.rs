@@ -24,7 +24,7 @@ use crate::{
     models::Model,
     peer::{Kind, Peer},
     remote::websocket_device,
-    report::{Report, number, table},
+    report::{Report, format_number, table},
     trainer::{BATCH, Batch, Trainer, fresh_seeds},
 };
 
@@ -35,7 +35,7 @@ use crate::{
 /// If a peer fails.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let counted = CountedRemote::start()?;
-    let null = start_null(context)?;
+    let discard_device = start_discard_server(context)?;
     let mut json = Map::new();
     let mut rows = table(
         &["model"],
@@ -58,16 +58,16 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         let plain = ours(Kind::Tensord, Upload::Plain)?;
         let grpc = ours(Kind::TensordGrpc, Upload::Helper)?;
         let remote = remote(&counted, model, steps)?;
-        let ops = ops(&null, model)?;
+        let ops = ops(&discard_device, model)?;
         rows.add_row([
             model.name().to_owned(),
-            number(ops),
-            number(remote.batch),
-            number(helper.up),
-            number(plain.up),
-            number(grpc.up),
-            number(helper.down),
-            number(remote.up),
+            format_number(ops),
+            format_number(remote.batch),
+            format_number(helper.up),
+            format_number(plain.up),
+            format_number(grpc.up),
+            format_number(helper.down),
+            format_number(remote.up),
         ]);
         let found = json!({
             "ops_per_step": ops,
@@ -90,7 +90,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
 /// Number of steps before counting, and while counting.
 #[derive(Clone, Copy)]
 struct Steps {
-    warm: usize,
+    warmup: usize,
     counted: usize,
 }
 
@@ -101,8 +101,8 @@ fn steps(context: &Context, model: Model) -> Steps {
         Model::Transformer => 60,
     };
     Steps {
-        warm: context.pick(full, 3),
-        counted: context.pick(full, 3),
+        warmup: context.full_or_quick(full, 3),
+        counted: context.full_or_quick(full, 3),
     }
 }
 
@@ -115,7 +115,7 @@ struct PerStep {
 }
 
 /// Bytes so far.
-struct Count {
+struct ByteCount {
     /// Bytes to the worker without those of tensors.
     control: i64,
     /// Bytes from the worker.
@@ -128,19 +128,19 @@ fn measure(
     model: Model,
     steps: Steps,
     upload: Upload,
-    count: impl Fn(&Trainer) -> Result<Count>,
+    count: impl Fn(&Trainer) -> Result<ByteCount>,
 ) -> Result<PerStep> {
     let mut trainer = Trainer::new(model, device, upload);
     let batches = |count| fresh_seeds(count).map(|seed| Batch::noise(BATCH, seed));
-    trainer.steps(batches(steps.warm))?;
+    trainer.steps(batches(steps.warmup))?;
     let (before, batches_before) = (count(&trainer)?, trainer.uploaded_bytes());
     trainer.steps(batches(steps.counted))?;
     let after = count(&trainer)?;
-    let a_step = |bytes: i64| bytes as f64 / steps.counted as f64;
+    let per_step = |bytes: i64| bytes as f64 / steps.counted as f64;
     Ok(PerStep {
-        up: a_step(after.control - before.control),
-        down: a_step(after.down - before.down),
-        batch: a_step((trainer.uploaded_bytes() - batches_before) as i64),
+        up: per_step(after.control - before.control),
+        down: per_step(after.down - before.down),
+        batch: per_step((trainer.uploaded_bytes() - batches_before) as i64),
     })
 }
 
@@ -148,7 +148,7 @@ fn tensord(peer: &Peer, model: Model, steps: Steps, upload: Upload) -> Result<Pe
     let lease = peer.lease().context("tensord has a lease")?;
     measure(&peer.device, model, steps, upload, |_| {
         let traffic = lease.traffic();
-        Ok(Count {
+        Ok(ByteCount {
             control: traffic.bytes_up as i64 - traffic.tensor_bytes_up as i64,
             down: traffic.bytes_down as i64,
         })
@@ -159,7 +159,7 @@ fn remote(counted: &CountedRemote, model: Model, steps: Steps) -> Result<PerStep
     let device = counted.device();
     measure(device, model, steps, Upload::Plain, |trainer| {
         let (up, down) = counted.traffic()?;
-        Ok(Count {
+        Ok(ByteCount {
             control: up as i64 - trainer.uploaded_bytes() as i64,
             down: down as i64,
         })
@@ -167,10 +167,10 @@ fn remote(counted: &CountedRemote, model: Model, steps: Steps) -> Result<PerStep
 }
 
 /// Starts a server in this process that counts and discards ops, and returns its device.
-fn start_null(context: &Context) -> Result<Device> {
+fn start_discard_server(context: &Context) -> Result<Device> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
-    let server = BackendServer::<Discard>::new([DiscardDevice::AtOnce]);
+    let server = BackendServer::<Discard>::new([DiscardDevice::SameThread]);
     let serving = server.serve_async(WebSocketTransport::from_listener(listener));
     // The server ends with the runtime.
     context.runtime().spawn(serving);
@@ -178,9 +178,9 @@ fn start_null(context: &Context) -> Result<Device> {
 }
 
 /// Returns the number of ops in a step, drops of tensors included.
-fn ops(null: &Device, model: Model) -> Result<f64> {
+fn ops(discard_device: &Device, model: Model) -> Result<f64> {
     const STEPS: usize = 4;
-    let mut trainer = Trainer::new(model, null, Upload::Plain);
+    let mut trainer = Trainer::new(model, discard_device, Upload::Plain);
     let batches = || (0..STEPS).map(|step| Batch::noise(BATCH, step as u64));
     trainer.steps(batches())?;
     let before = discard::ops();

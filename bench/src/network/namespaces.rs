@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use tensord_tests::cluster::Process;
 
 use super::Shape;
-use crate::process::{announce, announced};
+use crate::process::{announce, read_announcement};
 
 /// Burst size of a link in bytes: more than the 64 KiB that the kernel passes to it as one
 /// packet, and little compared with the bytes measured.
@@ -52,7 +52,7 @@ pub(crate) struct Namespaces {
 /// # Errors
 ///
 /// If the process lacks the permission.
-pub(crate) fn move_in() -> Result<()> {
+pub(crate) fn set_up_namespace() -> Result<()> {
     run("ip link set lo up")
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn move_in() -> Result<()> {
 /// # Errors
 ///
 /// If the announcement to the parent fails.
-pub(crate) fn hold() -> Result<()> {
+pub(crate) fn hold_namespace() -> Result<()> {
     #[cfg(unix)]
     {
         use std::os::unix::process::parent_id;
@@ -88,9 +88,9 @@ impl Namespaces {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             holders: Vec::new(),
         };
-        let (bridge, middle) = (network.bridge(), network.middle());
+        let (bridge, bridge_address) = (network.bridge(), network.bridge_address());
         run(&format!("ip link add {bridge} type bridge forward_delay 0"))?;
-        run(&format!("ip address add {middle}/24 dev {bridge}"))?;
+        run(&format!("ip address add {bridge_address}/24 dev {bridge}"))?;
         run(&format!("ip link set {bridge} up"))?;
         for host in 0..hosts {
             network.add_host(host, shape, dir)?;
@@ -104,7 +104,7 @@ impl Namespaces {
         command.arg("hold-namespace");
         let log = dir.path().join(format!("hold-{}-{host}.log", self.number));
         let holder = Process::spawn(command, log);
-        announced::<()>(&holder)?;
+        read_announcement::<()>(&holder)?;
         let id = holder.id();
         self.holders.push(holder);
         let (bridge, address) = (self.bridge(), self.address(host));
@@ -113,12 +113,14 @@ impl Namespaces {
             "ip link add {link} type veth peer name eth0 netns {id}"
         ))?;
         run(&format!("ip link set {link} master {bridge} up"))?;
-        let there = enter(id);
-        run(&format!("{there} ip link set lo up"))?;
-        run(&format!("{there} ip address add {address}/24 dev eth0"))?;
-        run(&format!("{there} ip link set eth0 up"))?;
+        let in_namespace = enter(id);
+        run(&format!("{in_namespace} ip link set lo up"))?;
+        run(&format!(
+            "{in_namespace} ip address add {address}/24 dev eth0"
+        ))?;
+        run(&format!("{in_namespace} ip link set eth0 up"))?;
         for queue in queues(shape) {
-            run(&format!("{there} tc qdisc add dev eth0 {queue}"))?;
+            run(&format!("{in_namespace} tc qdisc add dev eth0 {queue}"))?;
             run(&format!("tc qdisc add dev {link} {queue}"))?;
         }
         Ok(())
@@ -129,7 +131,7 @@ impl Namespaces {
     }
 
     /// Returns the bridge's address in this process's namespace.
-    pub(super) fn middle(&self) -> IpAddr {
+    pub(super) fn bridge_address(&self) -> IpAddr {
         Ipv4Addr::new(10, 77, self.number, 254).into()
     }
 
@@ -215,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_sent_are_the_ninth_column() {
+    fn transmitted_bytes_are_read_from_column_nine() {
         let text = "Inter-|   Receive  |  Transmit\n face |bytes\n    lo: 1 1 0 0 0 0 0 0 2 1 0\n  \
                     eth0:  133161    2012    0    0    0     0          0         0 131206480  7 0\n";
         assert_eq!(sent_bytes(text, "eth0"), Some(131_206_480));
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_is_shared_by_both_ends() {
+    fn delay_is_split_between_both_ends() {
         let queues = |latency_ms| {
             queues(Shape {
                 rate_mbit: 250,
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_tells_its_words() {
+    fn error_of_a_failed_command_has_its_output() {
         let error = run("ls /nowhere-at-all").unwrap_err().to_string();
         assert!(error.contains("nowhere-at-all"), "{error}");
     }

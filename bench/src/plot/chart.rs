@@ -4,7 +4,7 @@
 //! number is next to each bar.
 
 use super::svg::{Anchor, Picture, Style};
-use crate::report::number;
+use crate::report::format_number;
 
 const WIDTH: f64 = 640.0;
 const LEFT: f64 = 110.0;
@@ -54,9 +54,9 @@ impl Chart {
 
     fn draw_group(&self, picture: &mut Picture, group: &Group, top: f64) {
         let values = group.bars.iter().flatten();
-        let most = values.copied().fold(0.0, f64::max);
-        let scale = if most > 0.0 {
-            (WIDTH - LEFT - RIGHT) / most
+        let max_value = values.copied().fold(0.0, f64::max);
+        let scale = if max_value > 0.0 {
+            (WIDTH - LEFT - RIGHT) / max_value
         } else {
             0.0
         };
@@ -69,7 +69,13 @@ impl Chart {
             let width = (value * scale).max(1.0);
             picture.bar(LEFT, y, width, BAR, series, self.series.len());
             let x = LEFT + width + 6.0;
-            picture.text(x, y + 11.5, Anchor::Start, Style::Normal, &number(value));
+            picture.text(
+                x,
+                y + 11.5,
+                Anchor::Start,
+                Style::Normal,
+                &format_number(value),
+            );
         }
     }
 }
@@ -100,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_zeros_can_be_drawn() {
+    fn all_zero_values_can_be_drawn() {
         let chart = Chart {
             title: String::new(),
             unit: String::new(),

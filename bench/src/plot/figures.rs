@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_measured_is_left_out() {
+    fn missing_measurements_are_omitted() {
         assert!(step(&json!({})).is_none());
         assert!(bulk(&json!({ "bulk": { "sizes": [] } })).is_none());
         let all = json!({ "step": { "mlp": { "local_ms": 1.0, "tensord_ms": 2.0 } } });
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_of_every_size_are_shown() {
+    fn both_directions_of_every_size_are_shown() {
         let way = json!({ "tls_gbs": 1.0 });
         let size = |mib: u32| json!({ "mib": mib, "up": way, "down": way });
         let all = json!({ "bulk": { "sizes": [size(1), size(16)] } });

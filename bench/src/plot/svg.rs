@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_cannot_break_out() {
+    fn text_is_escaped() {
         let mut picture = Picture::new(10.0, 10.0, "a \"label\"");
         picture.text(1.0, 2.0, Anchor::End, Style::Faint, "<b> & co");
         let picture = picture.finish();

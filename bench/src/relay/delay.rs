@@ -11,37 +11,37 @@ use std::{
 const CAPACITY: usize = 4096;
 
 /// The sending end of a delay line. Items in the line when it drops are still delivered.
-pub(super) struct Line<T> {
+pub(super) struct DelayLine<T> {
     delay: Duration,
-    things: SyncSender<(Instant, T)>,
+    items: SyncSender<(Instant, T)>,
 }
 
 /// Starts a line that passes each item to `out` `delay` after its entry, until `out`
 /// returns false.
-pub(super) fn line<T: Send + 'static>(
+pub(super) fn start_delay_line<T: Send + 'static>(
     delay: Duration,
     mut out: impl FnMut(T) -> bool + Send + 'static,
-) -> (Line<T>, JoinHandle<()>) {
-    let (things, late) = sync_channel::<(Instant, T)>(CAPACITY);
+) -> (DelayLine<T>, JoinHandle<()>) {
+    let (items, late) = sync_channel::<(Instant, T)>(CAPACITY);
     let sending = thread::spawn(move || {
-        for (due, thing) in late {
+        for (due, item) in late {
             let wait = due.saturating_duration_since(Instant::now());
             if !wait.is_zero() {
                 thread::sleep(wait);
             }
-            if !out(thing) {
+            if !out(item) {
                 return;
             }
         }
     });
-    (Line { delay, things }, sending)
+    (DelayLine { delay, items }, sending)
 }
 
-impl<T> Line<T> {
-    /// Enters `thing` with the entry time `when`, which may be in the future. Returns
+impl<T> DelayLine<T> {
+    /// Enters `item` with the entry time `when`, which may be in the future. Returns
     /// `false` if the receiver has ended.
-    pub(super) fn push(&self, thing: T, when: Instant) -> bool {
-        self.things.send((when + self.delay, thing)).is_ok()
+    pub(super) fn push(&self, item: T, when: Instant) -> bool {
+        self.items.send((when + self.delay, item)).is_ok()
     }
 }
 
@@ -52,21 +52,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn things_come_out_late_and_in_order() {
+    fn delayed_items_keep_their_order() {
         let (taken, takes) = channel();
         let delay = Duration::from_millis(20);
-        let (line, sending) = line(delay, move |thing: u32| {
-            taken.send((thing, Instant::now())).is_ok()
+        let (line, sending) = start_delay_line(delay, move |item: u32| {
+            taken.send((item, Instant::now())).is_ok()
         });
         let begun = Instant::now();
-        (0..100).for_each(|thing| assert!(line.push(thing, begun)));
+        (0..100).for_each(|item| assert!(line.push(item, begun)));
         drop(line);
         sending.join().unwrap();
         let taken: Vec<_> = takes.iter().collect();
         assert_eq!(taken.len(), 100);
-        for (at, (thing, when)) in taken.into_iter().enumerate() {
-            assert_eq!(thing as usize, at);
-            assert!(when - begun >= delay, "{thing} came out early");
+        for (at, (item, when)) in taken.into_iter().enumerate() {
+            assert_eq!(item as usize, at);
+            assert!(when - begun >= delay, "{item} came out early");
         }
     }
 }

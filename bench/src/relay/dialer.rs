@@ -12,7 +12,7 @@ use std::{
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
 /// Returns whether this system has the tables.
-pub(super) fn works() -> bool {
+pub(super) fn is_supported() -> bool {
     Path::new(TABLES[0]).exists()
 }
 
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_connection_is_found_by_its_address() {
-        if !works() {
+        if !is_supported() {
             return;
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

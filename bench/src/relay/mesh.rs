@@ -22,15 +22,15 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tensord_tests::cluster::Process;
 
-use super::{Counters, Route, dialer, limit::Limit, relay_datagrams, relay_stream};
+use super::{Counters, Route, dialer, limit::RateLimit, relay_datagrams, relay_stream};
 use crate::{
     network::Shape,
-    process::{announce, serve},
+    process::{announce, start_server},
 };
 
 /// How far ahead of its link a connection may be. Equal to the longest delay of a wake-up
 /// from sleep, so that such a delay never leaves the link idle.
-const AHEAD: Duration = Duration::from_millis(5);
+const MAX_AHEAD: Duration = Duration::from_millis(5);
 
 /// The listening process of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,15 +54,15 @@ impl FromStr for Endpoint {
 }
 
 /// Returns whether the relay can identify the process that dials on this system.
-pub(crate) fn works() -> bool {
-    dialer::works()
+pub(crate) fn is_supported() -> bool {
+    dialer::is_supported()
 }
 
 #[derive(Debug)]
 struct Host {
     endpoint: Endpoint,
-    egress: Limit,
-    ingress: Limit,
+    egress: RateLimit,
+    ingress: RateLimit,
     sent: AtomicU64,
 }
 
@@ -80,8 +80,8 @@ pub(crate) fn run(relay: IpAddr, shape: Shape, endpoints: &[Endpoint]) -> Result
     let host = |endpoint: &Endpoint| {
         Arc::new(Host {
             endpoint: *endpoint,
-            egress: Limit::new(shape.rate_mbit),
-            ingress: Limit::new(shape.rate_mbit),
+            egress: RateLimit::new(shape.rate_mbit),
+            ingress: RateLimit::new(shape.rate_mbit),
             sent: AtomicU64::new(0),
         })
     };
@@ -103,10 +103,10 @@ pub(crate) fn run(relay: IpAddr, shape: Shape, endpoints: &[Endpoint]) -> Result
     announce(&Announcement {
         counts: counts.local_addr()?,
     })?;
-    for asking in counts.incoming().flatten() {
+    for connection in counts.incoming().flatten() {
         let sent = hosts.iter().map(|host| host.sent.load(Ordering::Relaxed));
         // The client may be gone.
-        let _ = serde_json::to_writer(&asking, &sent.collect::<Vec<_>>());
+        let _ = serde_json::to_writer(&connection, &sent.collect::<Vec<_>>());
     }
     Ok(())
 }
@@ -120,12 +120,12 @@ fn accept(listener: &TcpListener, route: Route, host: &Arc<Host>, hosts: &[Arc<H
             .iter()
             .find(|host| Some(host.endpoint.process) == dialer);
         // If the host has ended, the connection is closed, as without a relay.
-        let _ = join(client, route, host, dialer);
+        let _ = connect_to_host(client, route, host, dialer);
     }
 }
 
 /// Connects `client` with the host behind `route`.
-fn join(
+fn connect_to_host(
     client: TcpStream,
     route: Route,
     host: &Arc<Host>,
@@ -153,9 +153,9 @@ fn pace(
         from.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         let through = from
             .egress
-            .take(bytes, now)
-            .max(to.ingress.take(bytes, now));
-        thread::sleep(through.saturating_duration_since(now + AHEAD));
+            .reserve(bytes, now)
+            .max(to.ingress.reserve(bytes, now));
+        thread::sleep(through.saturating_duration_since(now + MAX_AHEAD));
         through
     }
 }
@@ -195,7 +195,7 @@ impl Mesh {
             args.extend(["--endpoint".into(), format!("{port}:{process}")]);
         }
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let (process, announced) = serve(&args, dir)?;
+        let (process, announced) = start_server(&args, dir)?;
         Ok(Self {
             announced,
             _process: process,
@@ -208,7 +208,7 @@ impl Mesh {
     ///
     /// If the relay is gone.
     pub(crate) fn sent(&self) -> Result<Vec<u64>> {
-        let asking = TcpStream::connect(self.announced.counts)?;
-        serde_json::from_reader(asking).context("the relay sent malformed counts")
+        let connection = TcpStream::connect(self.announced.counts)?;
+        serde_json::from_reader(connection).context("the relay sent malformed counts")
     }
 }

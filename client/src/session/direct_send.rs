@@ -85,7 +85,7 @@ enum SenderSlot<'a> {
 
 impl<'a> LentSender<'a> {
     pub(super) fn new(session: &'a Session, track: Track, sender: LinkSender) -> Self {
-        if track != Track::Ops || !sender.sends_now() {
+        if track != Track::Ops || !sender.can_send_now() {
             return Self(SenderSlot::Kept(sender));
         }
         *session.lent_sender() = Some(sender);

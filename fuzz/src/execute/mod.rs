@@ -24,7 +24,7 @@ use tensord_proto::{
 use tensord_worker::{
     CustomOps, PortableOp,
     custom::Tensors,
-    testing::{Became, LoneSession, Stepped},
+    testing::{OpOutcome, StandaloneSession, StepOutcome},
 };
 
 use self::{
@@ -81,7 +81,7 @@ pub fn run(
     install_panic_hook();
     let rng = Rng(seed);
     let mut program = Program {
-        session: LoneSession::open(CAPACITY_BYTES, seed, &custom_ops()),
+        session: StandaloneSession::open(CAPACITY_BYTES, seed, &custom_ops()),
         encoder: OpEncoder::default(),
         seed,
         frames: 0,
@@ -108,7 +108,7 @@ pub fn run(
 }
 
 struct Program<'a> {
-    session: LoneSession,
+    session: StandaloneSession,
     encoder: OpEncoder,
     seed: u64,
     frames: u64,
@@ -180,12 +180,12 @@ impl Program<'_> {
         let body = self.encode(&batch);
         self.send(body.clone())
             .map_err(|e| format!("the session refused a valid frame: {e}"))?;
-        let mut became = None;
+        let mut outcome = None;
         for _ in 0..batch.ops.len() {
-            became = self.step(line.variant, Some(&kept))?;
+            outcome = self.step(line.variant, Some(&kept))?;
         }
         self.idle(line.variant)?;
-        let executed = became == Some(Became::Executed);
+        let executed = outcome == Some(OpOutcome::Executed);
         self.settle(&kept, executed);
         let variant = self.templates.number(name);
         if executed && mutations > 0 && variant == Some(line.variant) && is_small(&kept) {
@@ -254,26 +254,30 @@ impl Program<'_> {
     }
 
     /// One turn. Gives what became of the op that had it.
-    fn step(&mut self, variant: usize, op: Option<&OperationIr>) -> Result<Option<Became>, String> {
+    fn step(
+        &mut self,
+        variant: usize,
+        op: Option<&OperationIr>,
+    ) -> Result<Option<OpOutcome>, String> {
         self.ops += 1;
         self.position.at(self.seed, self.ops, variant);
         let session = &mut self.session;
         let stepped = caught(|| guard::with_guards(|| session.step()));
         let about = |what: String| format!("{what}\nthe op was: {op:?}");
         let stepped = stepped.map_err(about)?.map_err(about)?;
-        let Stepped::Op(done) = stepped else {
+        let StepOutcome::Op(done) = stepped else {
             return Ok(None);
         };
         if let Some(panic) = take_own_panic() {
             return Err(about(format!("{} made tensord panic: {panic}", done.name)));
         }
-        if let Some(differs) = done.differs {
-            return Err(about(format!("{}: {differs}", done.name)));
+        if let Some(mismatch) = done.mismatch {
+            return Err(about(format!("{}: {mismatch}", done.name)));
         }
         if let Some(number) = self.templates.number(done.name) {
-            self.report.note(number, &done.became);
+            self.report.note(number, &done.outcome);
         }
-        Ok(Some(done.became))
+        Ok(Some(done.outcome))
     }
 
     /// Has the session do what is left of a frame.
@@ -290,7 +294,7 @@ impl Program<'_> {
         self.position.at(self.seed, self.ops, variant);
         let session = &mut self.session;
         let stepped = caught(|| guard::with_guards(|| session.step()))??;
-        Ok(matches!(stepped, Stepped::Idle))
+        Ok(matches!(stepped, StepOutcome::Idle))
     }
 
     /// Notes what is there after `op`, and what is to be dropped.
@@ -363,14 +367,14 @@ impl Program<'_> {
             let session = &mut self.session;
             match caught(|| guard::with_guards(|| session.step()))? {
                 Err(_) => return Ok(false),
-                Ok(Stepped::Idle) => return Ok(true),
-                Ok(Stepped::Other) => {}
-                Ok(Stepped::Op(done)) => {
-                    if let Some(differs) = done.differs {
-                        return Err(format!("{} of a corrupted frame: {differs}", done.name));
+                Ok(StepOutcome::Idle) => return Ok(true),
+                Ok(StepOutcome::Other) => {}
+                Ok(StepOutcome::Op(done)) => {
+                    if let Some(mismatch) = done.mismatch {
+                        return Err(format!("{} of a corrupted frame: {mismatch}", done.name));
                     }
                     if let Some(number) = self.templates.number(done.name) {
-                        self.report.note(number, &done.became);
+                        self.report.note(number, &done.outcome);
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use tensord_proto::v1::FaultKind;
-use tensord_worker::testing::Became;
+use tensord_worker::testing::OpOutcome;
 
 use super::templates::{NEVER_EXECUTED, NEVER_REFUSED, Templates};
 
@@ -42,13 +42,13 @@ impl Report {
         }
     }
 
-    pub(super) fn note(&mut self, variant: usize, became: &Became) {
+    pub(super) fn note(&mut self, variant: usize, outcome: &OpOutcome) {
         let count = &mut self.counts[variant];
-        match became {
-            Became::Executed => count.executed += 1,
-            Became::Refused(FaultKind::Panic, _) => count.panicked += 1,
-            Became::Refused(..) => count.refused += 1,
-            Became::Poisoned => count.poisoned += 1,
+        match outcome {
+            OpOutcome::Executed => count.executed += 1,
+            OpOutcome::Refused(FaultKind::Panic, _) => count.panicked += 1,
+            OpOutcome::Refused(..) => count.refused += 1,
+            OpOutcome::Poisoned => count.poisoned += 1,
         }
     }
 

@@ -10,7 +10,7 @@ use burn_ir::{
 };
 use burn_std::quantization::QuantScheme;
 use tensord_proto::codec::OpName;
-use tensord_worker::testing::honest_ops;
+use tensord_worker::testing::sample_ops;
 
 /// Variants that are refused whatever they say: no client sends them, and the last Flex
 /// does not have, which clients know.
@@ -36,7 +36,7 @@ pub struct Templates {
 
 impl Default for Templates {
     fn default() -> Self {
-        let mut ops = honest_ops();
+        let mut ops = sample_ops();
         for op in &mut ops {
             let device = DeviceIdIr {
                 type_id: 0,

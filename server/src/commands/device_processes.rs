@@ -60,7 +60,7 @@ pub(super) fn partition_devices(
     node: &NodeConfig,
     owns_process: bool,
 ) -> [Vec<DeviceSelection>; 2] {
-    let devices = tensord_worker::chosen(&node.devices);
+    let devices = tensord_worker::resolve_devices(&node.devices);
     if owns_process && devices.len() == 1 {
         return [devices, Vec::new()];
     }

@@ -15,8 +15,8 @@ use tensord_proto::{
     version,
 };
 use tensord_transport::{
-    Full,
-    control::{self, Answers},
+    AdmissionLimitError,
+    control::{self, ResponseStream},
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -90,7 +90,9 @@ impl Shared {
             // Administrators and workers use reserved places, so that they get through when
             // programs have filled the pool.
             let reserved = !roles.contains(&Role::Client);
-            let full = |e: Full| grpc_status::status(&Error::new(ErrorCode::Limit, e.to_string()));
+            let full = |e: AdmissionLimitError| {
+                grpc_status::status(&Error::new(ErrorCode::Limit, e.to_string()))
+            };
             control::admit(&request, reserved).map_err(full)?;
             Ok(request)
         }
@@ -107,7 +109,9 @@ impl Shared {
             if !shown.is_some_and(|shown| shared.enrolment.is_enrolled(&shown)) {
                 return others(request);
             }
-            let full = |e: Full| grpc_status::status(&Error::new(ErrorCode::Limit, e.to_string()));
+            let full = |e: AdmissionLimitError| {
+                grpc_status::status(&Error::new(ErrorCode::Limit, e.to_string()))
+            };
             control::admit(&request, true).map_err(full)?;
             Ok(request)
         }
@@ -137,7 +141,7 @@ fn millis(duration: Duration) -> u32 {
 
 #[tonic::async_trait]
 impl Pool for Service {
-    type AttachStream = Answers<PoolMessage>;
+    type AttachStream = ResponseStream<PoolMessage>;
 
     async fn attach(
         &self,
@@ -281,7 +285,7 @@ impl Shared {
 
 #[tonic::async_trait]
 impl Workers for Service {
-    type JoinStream = Answers<WorkerCommand>;
+    type JoinStream = ResponseStream<WorkerCommand>;
 
     async fn join(
         &self,

@@ -9,7 +9,7 @@ use std::{net::SocketAddr, pin::pin, time::Duration};
 use futures::stream;
 use tensord_proto::v1::{Beat, Error, ErrorCode, PoolMessage, pool_message};
 use tensord_scheduler::StreamId;
-use tensord_transport::control::Answers;
+use tensord_transport::control::ResponseStream;
 use tokio::{sync::mpsc, task::AbortHandle, time::timeout};
 use tonic::{Status, Streaming};
 
@@ -181,7 +181,7 @@ pub(super) async fn read_first<In>(
 pub(super) fn with_beats(
     messages: mpsc::Receiver<Result<PoolMessage, Status>>,
     beat: Duration,
-) -> Answers<PoolMessage> {
+) -> ResponseStream<PoolMessage> {
     Box::pin(stream::unfold(messages, move |mut messages| async move {
         let next = match timeout(beat, messages.recv()).await {
             Ok(next) => next?,

@@ -181,8 +181,8 @@ impl ServedTrack {
                 }
                 Err(_) => {
                     self.next_beat = Instant::now() + BEAT;
-                    let beat = self.duplex.beat();
-                    self.send_bytes(beat).await;
+                    let ping = self.duplex.ping();
+                    self.send_bytes(ping).await;
                 }
             }
         }
@@ -194,17 +194,18 @@ struct GrantAll(WorkerEndpoint);
 
 #[tonic::async_trait]
 impl Pool for GrantAll {
-    type AttachStream = control::Answers<PoolMessage>;
+    type AttachStream = control::ResponseStream<PoolMessage>;
 
     async fn attach(
         &self,
         request: Request<Streaming<ClientMessage>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        let full = |full: tensord_transport::Full| Status::unavailable(full.to_string());
+        let full =
+            |full: tensord_transport::AdmissionLimitError| Status::unavailable(full.to_string());
         control::admit(&request, false).map_err(full)?;
         let (outbound, outbound_receiver) = mpsc::channel(16);
         tokio::spawn(grant(request.into_inner(), outbound, self.0.clone()));
-        Ok(Response::new(control::answers(outbound_receiver)))
+        Ok(Response::new(control::response_stream(outbound_receiver)))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

@@ -403,7 +403,7 @@ impl RawSession {
                 Err(_) if Instant::now() >= until => return Ok(None),
                 Err(_) => {}
             }
-            self.beat().await?;
+            self.ping().await?;
         }
     }
 
@@ -422,12 +422,12 @@ impl RawSession {
     }
 
     /// Sends a beat if an acknowledgement or the next beat is due.
-    async fn beat(&mut self) -> Result<(), SessionError> {
+    async fn ping(&mut self) -> Result<(), SessionError> {
         let due = self.duplex.inbox().is_ack_due();
         if due || Instant::now() >= self.next_beat {
             self.next_beat = Instant::now() + BEAT;
-            let beat = self.duplex.beat().to_vec();
-            self.send_bytes(beat).await?;
+            let ping = self.duplex.ping().to_vec();
+            self.send_bytes(ping).await?;
         }
         Ok(())
     }

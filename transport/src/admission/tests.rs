@@ -3,47 +3,47 @@ use proptest::prelude::*;
 use super::*;
 
 const LIMITS: Limits = Limits {
-    strangers: 8,
+    unadmitted: 8,
     served: 4,
     served_per_address: 2,
     admitted: 5,
     reserved: 2,
-    fresh: Duration::from_secs(2),
-    turn: Duration::from_secs(1),
-    patience: Duration::from_secs(5),
+    new_peer_age: Duration::from_secs(2),
+    time_slice: Duration::from_secs(1),
+    admission_timeout: Duration::from_secs(5),
 };
 
-fn source(number: u8) -> Source {
+fn source(number: u8) -> SourceNetwork {
     IpAddr::from([10, 0, 0, number]).into()
 }
 
 /// A state machine and its clock.
 struct World {
-    admission: Admission,
+    admission: PeerAdmission,
     now: Instant,
 }
 
 impl World {
     fn new() -> Self {
         Self {
-            admission: Admission::new(LIMITS),
+            admission: PeerAdmission::new(LIMITS),
             now: Instant::now(),
         }
     }
 
-    fn accepted(&mut self, address: u8) -> (Id, Vec<Action>) {
+    fn accepted(&mut self, address: u8) -> (ConnectionId, Vec<GateAction>) {
         self.admission.accepted(source(address), self.now)
     }
 
-    fn after(&mut self, seconds: f64) -> Vec<Action> {
+    fn after(&mut self, seconds: f64) -> Vec<GateAction> {
         self.now += Duration::from_secs_f64(seconds);
         self.admission.tick(self.now)
     }
 }
 
 #[test]
-fn an_address_is_one_of_ipv4_and_a_network_of_ipv6() {
-    let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+fn ipv6_sources_are_grouped_by_network() {
+    let of = |text: &str| SourceNetwork::from(text.parse::<IpAddr>().unwrap());
     assert_eq!(of("1.2.3.4"), of("::ffff:1.2.3.4"));
     assert_ne!(of("1.2.3.4"), of("1.2.3.5"));
     assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::"));
@@ -52,19 +52,19 @@ fn an_address_is_one_of_ipv4_and_a_network_of_ipv6() {
 }
 
 #[test]
-fn strangers_are_served_at_once_while_there_are_places() {
+fn unadmitted_peers_are_served_at_once_while_places_are_free() {
     let mut world = World::new();
     for address in [1, 1, 2, 2] {
         let (id, actions) = world.accepted(address);
-        assert_eq!(actions, [Action::Serve(id)]);
+        assert_eq!(actions, [GateAction::Serve(id)]);
     }
     let (_, actions) = world.accepted(3);
     assert_eq!(actions, []);
-    assert_eq!(world.admission.strangers(), (4, 1));
+    assert_eq!(world.admission.unadmitted(), (4, 1));
 }
 
 #[test]
-fn the_newest_of_an_address_is_served_first_when_a_turn_is_over() {
+fn newest_waiting_peer_of_an_address_is_served_next() {
     let mut world = World::new();
     let (first, _) = world.accepted(1);
     world.after(0.1);
@@ -74,26 +74,26 @@ fn the_newest_of_an_address_is_served_first_when_a_turn_is_over() {
     let (fourth, actions) = world.accepted(1);
     assert_eq!(actions, []);
     assert_eq!(world.after(0.8), []);
-    let both = [Action::Close(first), Action::Serve(fourth)];
+    let both = [GateAction::Close(first), GateAction::Serve(fourth)];
     assert_eq!(world.after(0.1), both);
     // No other stranger is closed for it.
     let (other, actions) = world.accepted(2);
-    assert_eq!(actions, [Action::Serve(other)]);
+    assert_eq!(actions, [GateAction::Serve(other)]);
     let admitted = world.admission.admit(fourth, false, world.now).unwrap();
-    assert_eq!(admitted, [Action::Serve(third)]);
+    assert_eq!(admitted, [GateAction::Serve(third)]);
     assert_eq!(world.after(0.05), []);
-    assert!(world.admission.since(second).is_some());
+    assert!(world.admission.served_since(second).is_some());
 }
 
 #[test]
-fn those_who_came_together_do_not_go_together() {
+fn peers_that_connect_at_once_are_expelled_gradually() {
     let limits = Limits {
-        strangers: 1000,
+        unadmitted: 1000,
         served: 100,
         served_per_address: 100,
         ..LIMITS
     };
-    let (mut admission, mut now) = (Admission::new(limits), Instant::now());
+    let (mut admission, mut now) = (PeerAdmission::new(limits), Instant::now());
     for _ in 0..500 {
         admission.accepted(source(1), now);
     }
@@ -104,7 +104,7 @@ fn those_who_came_together_do_not_go_together() {
         closed.push(
             actions
                 .iter()
-                .filter(|a| matches!(a, Action::Close(_)))
+                .filter(|a| matches!(a, GateAction::Close(_)))
                 .count(),
         );
     }
@@ -119,18 +119,18 @@ fn those_who_came_together_do_not_go_together() {
 /// 1,500 strangers of one address, each back two seconds after it was closed: twice as
 /// many as can be served. Among them comes one honest peer after the other.
 #[test]
-fn who_has_just_come_finds_a_place_among_many_that_come_again() {
+fn new_peer_is_served_soon_despite_many_reconnecting_peers() {
     const TICK: Duration = Duration::from_millis(50);
     const AWAY: u32 = 40;
     let limits = Limits {
-        strangers: 10_000,
+        unadmitted: 10_000,
         served: 512,
         served_per_address: 256,
-        fresh: Duration::from_secs(1),
-        turn: Duration::from_millis(750),
+        new_peer_age: Duration::from_secs(1),
+        time_slice: Duration::from_millis(750),
         ..LIMITS
     };
-    let (mut admission, mut now) = (Admission::new(limits), Instant::now());
+    let (mut admission, mut now) = (PeerAdmission::new(limits), Instant::now());
     let mut away: VecDeque<u32> = (0..1500).map(|number| number / 100).collect();
     let (mut honest, mut slowest) = (None, 0);
     for tick in 0..2400 {
@@ -147,15 +147,15 @@ fn who_has_just_come_finds_a_place_among_many_that_come_again() {
         }
         for action in actions {
             match (action, honest) {
-                (Action::Serve(id), Some((peer, since))) if peer == id => {
+                (GateAction::Serve(id), Some((peer, since))) if peer == id => {
                     slowest = slowest.max(tick - since);
                     // It is admitted, makes its call, and leaves.
                     admission.admit(id, false, now).unwrap();
                     admission.closed(id, now);
                     honest = None;
                 }
-                (Action::Close(_), _) => away.push_back(tick + AWAY),
-                (Action::Serve(_), _) => {}
+                (GateAction::Close(_), _) => away.push_back(tick + AWAY),
+                (GateAction::Serve(_), _) => {}
             }
         }
     }
@@ -164,16 +164,16 @@ fn who_has_just_come_finds_a_place_among_many_that_come_again() {
 }
 
 #[test]
-fn who_has_no_competition_has_longer() {
+fn peer_is_served_until_the_timeout_while_nobody_waits() {
     let mut world = World::new();
     let (id, _) = world.accepted(1);
     assert_eq!(world.after(4.9), []);
-    assert_eq!(world.after(0.1), [Action::Close(id)]);
-    assert_eq!(world.admission.strangers(), (0, 0));
+    assert_eq!(world.after(0.1), [GateAction::Close(id)]);
+    assert_eq!(world.admission.unadmitted(), (0, 0));
 }
 
 #[test]
-fn an_address_with_few_goes_before_one_with_many() {
+fn address_with_fewest_served_peers_is_served_next() {
     let mut world = World::new();
     let first = [1, 1, 2, 2].map(|address| world.accepted(address).0);
     let (_, actions) = world.accepted(2);
@@ -183,41 +183,41 @@ fn an_address_with_few_goes_before_one_with_many() {
     let (_, actions) = world.accepted(1);
     assert_eq!(actions, []);
     let actions = world.after(1.0);
-    let served = actions.iter().find(|a| matches!(a, Action::Serve(_)));
-    assert_eq!(served, Some(&Action::Serve(rare)));
-    assert_eq!(actions[0], Action::Close(first[0]));
+    let served = actions.iter().find(|a| matches!(a, GateAction::Serve(_)));
+    assert_eq!(served, Some(&GateAction::Serve(rare)));
+    assert_eq!(actions[0], GateAction::Close(first[0]));
 }
 
 #[test]
-fn when_nobody_else_may_wait_the_heaviest_address_loses_its_oldest() {
+fn full_queue_evicts_oldest_peer_of_the_address_with_most_waiting() {
     let mut world = World::new();
-    let ids: Vec<Id> = (0..6).map(|_| world.accepted(1).0).collect();
+    let ids: Vec<ConnectionId> = (0..6).map(|_| world.accepted(1).0).collect();
     world.accepted(2);
     world.accepted(2);
-    assert_eq!(world.admission.strangers(), (4, 4));
+    assert_eq!(world.admission.unadmitted(), (4, 4));
     let (id, actions) = world.accepted(3);
-    assert_eq!(actions, [Action::Close(ids[2])]);
+    assert_eq!(actions, [GateAction::Close(ids[2])]);
     assert!(world.admission.peers.contains_key(&id));
 }
 
 #[test]
-fn places_of_those_who_were_admitted_are_out_of_reach_for_strangers() {
+fn unadmitted_peers_cannot_take_places_of_admitted_peers() {
     let mut world = World::new();
     for _ in 0..3 {
         let (id, _) = world.accepted(1);
         assert_eq!(world.admission.admit(id, false, world.now), Ok(vec![]));
     }
     let (id, _) = world.accepted(1);
-    let full = Err(Full { limit: 3 });
+    let full = Err(AdmissionLimitError { limit: 3 });
     assert_eq!(world.admission.admit(id, false, world.now), full);
     // A place kept for peers with a reserved place is free for them.
     assert_eq!(world.admission.admit(id, true, world.now), Ok(vec![]));
     let (id, _) = world.accepted(1);
     assert_eq!(world.admission.admit(id, true, world.now), Ok(vec![]));
     let (id, _) = world.accepted(1);
-    let full = Err(Full { limit: 5 });
+    let full = Err(AdmissionLimitError { limit: 5 });
     assert_eq!(world.admission.admit(id, true, world.now), full);
-    assert_eq!(world.admission.strangers(), (1, 0));
+    assert_eq!(world.admission.unadmitted(), (1, 0));
 }
 
 #[derive(Clone, Debug)]
@@ -240,10 +240,10 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     /// The actions are consistent, and no limit is ever exceeded.
     #[test]
-    fn bounds_hold_whatever_happens(events in prop::collection::vec(event(), 0..200)) {
+    fn limits_hold_for_any_event_sequence(events in prop::collection::vec(event(), 0..200)) {
         let mut world = World::new();
         // The state of a gate: the open connections, and whether each is served.
-        let mut open: Vec<(Id, u8, bool)> = Vec::new();
+        let mut open: Vec<(ConnectionId, u8, bool)> = Vec::new();
         for event in events {
             let actions = match event {
                 Event::Accepted(address) => {
@@ -269,13 +269,13 @@ proptest! {
             };
             for action in actions {
                 match action {
-                    Action::Serve(id) => {
+                    GateAction::Serve(id) => {
                         let peer = open.iter_mut().find(|(peer, ..)| *peer == id);
                         let peer = peer.expect("only open connections are served");
                         prop_assert!(!peer.2, "nobody is served twice");
                         peer.2 = true;
                     }
-                    Action::Close(id) => {
+                    GateAction::Close(id) => {
                         let at = open.iter().position(|(peer, ..)| *peer == id);
                         open.swap_remove(at.expect("only open connections are closed"));
                     }
@@ -286,32 +286,33 @@ proptest! {
         for (id, ..) in open {
             world.admission.closed(id, world.now);
         }
-        let Admission { peers, crowds, eager, heavy, admitted, unreserved, .. } = &world.admission;
-        prop_assert!(peers.is_empty() && crowds.is_empty() && eager.is_empty() && heavy.is_empty());
-        prop_assert_eq!((*admitted, *unreserved, world.admission.strangers()), (0, 0, (0, 0)));
+        let PeerAdmission { peers, address_queues, by_fewest_served, by_most_waiting, admitted, unreserved, .. } = &world.admission;
+        prop_assert!(peers.is_empty() && address_queues.is_empty() && by_fewest_served.is_empty() && by_most_waiting.is_empty());
+        prop_assert_eq!((*admitted, *unreserved, world.admission.unadmitted()), (0, 0, (0, 0)));
     }
 }
 
-fn check(world: &World, open: &[(Id, u8, bool)]) -> Result<(), TestCaseError> {
+fn check(world: &World, open: &[(ConnectionId, u8, bool)]) -> Result<(), TestCaseError> {
     let admission = &world.admission;
-    let (served, waiting) = admission.strangers();
+    let (served, waiting) = admission.unadmitted();
     prop_assert_eq!(open.len(), admission.peers.len());
     prop_assert_eq!(open.len(), served + waiting + admission.admitted);
     prop_assert_eq!(
         open.iter().filter(|(_, _, served)| !served).count(),
         waiting
     );
-    prop_assert!(served + waiting <= LIMITS.strangers);
+    prop_assert!(served + waiting <= LIMITS.unadmitted);
     prop_assert!(served <= LIMITS.served);
     prop_assert!(admission.admitted <= LIMITS.admitted);
     prop_assert!(admission.unreserved <= LIMITS.admitted - LIMITS.reserved);
-    for crowd in admission.crowds.values() {
-        prop_assert!(crowd.served <= LIMITS.served_per_address);
+    for queue in admission.address_queues.values() {
+        prop_assert!(queue.served <= LIMITS.served_per_address);
         // No stranger waits while a place is free for it.
-        let Some(&newest) = crowd.waiting.last() else {
+        let Some(&newest) = queue.waiting.last() else {
             continue;
         };
-        let place = served < LIMITS.served && crowd.served < admission.places(newest, world.now);
+        let place =
+            served < LIMITS.served && queue.served < admission.place_limit(newest, world.now);
         prop_assert!(!place);
     }
     Ok(())

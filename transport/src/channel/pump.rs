@@ -192,8 +192,8 @@ async fn read<E: Endpoint>(
             if count == MAX_ROW {
                 break None;
             }
-            next = match receiver.arrived() {
-                Some(arrived) => arrived,
+            next = match receiver.try_recv() {
+                Some(try_recv) => try_recv,
                 None => break None,
             };
         };

@@ -193,6 +193,6 @@ impl Channel {
     }
 
     fn ping_now(&mut self) -> FrameParts {
-        [self.duplex.beat(), Bytes::new(), Bytes::new()]
+        [self.duplex.ping(), Bytes::new(), Bytes::new()]
     }
 }

@@ -7,81 +7,85 @@ use tensord_proto::{MAX_FRAME_BYTES, v1::Packet};
 use tokio::{runtime::Handle, sync::oneshot, time::sleep};
 use tonic::{Status, Streaming};
 
-use super::send::Finished;
+use super::send::FinishedFlag;
 use crate::{
-    admission::Full,
-    connection::{Caller, Closer},
+    admission::AdmissionLimitError,
+    connection::{Closer, PeerHandle},
     link::{self, FIRST_FRAME_BYTES, IDLE_TIMEOUT, LinkError},
 };
 
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    packets: Packets,
+    packets: PacketStream,
     closer: Closer,
     /// Set on the dialling side.
-    dialled: Option<Dialled>,
+    dialled: Option<DrainContext>,
     /// Set on the accepting side until the peer is admitted.
-    stranger: Option<Caller>,
+    unadmitted: Option<PeerHandle>,
 }
 
 #[derive(Debug)]
-enum Packets {
+enum PacketStream {
     /// On the dialling side, until the peer answers the call.
-    Expected(oneshot::Receiver<Result<Streaming<Packet>, Status>>),
+    AwaitingResponse(oneshot::Receiver<Result<Streaming<Packet>, Status>>),
     Open {
         first: Option<Packet>,
         rest: Box<Streaming<Packet>>,
     },
-    Over(Result<(), LinkError>),
+    Ended(Result<(), LinkError>),
 }
 
 /// What the dialling side needs when its receiver is dropped.
 #[derive(Debug)]
-struct Dialled {
+struct DrainContext {
     runtime: Handle,
-    sender: Finished,
+    sender: FinishedFlag,
 }
 
 impl Receiver {
-    /// Creates the receiver of a dialled link, whose call is answered by `answered`.
+    /// Creates the receiver of a dialled link, whose call is answered by `response_receiver`.
     pub(super) fn dialled(
-        answered: oneshot::Receiver<Result<Streaming<Packet>, Status>>,
+        response_receiver: oneshot::Receiver<Result<Streaming<Packet>, Status>>,
         closer: Closer,
-        sender: Finished,
+        sender: FinishedFlag,
     ) -> Self {
         let runtime = Handle::current();
         Self {
-            packets: Packets::Expected(answered),
+            packets: PacketStream::AwaitingResponse(response_receiver),
             closer,
-            dialled: Some(Dialled { runtime, sender }),
-            stranger: None,
+            dialled: Some(DrainContext { runtime, sender }),
+            unadmitted: None,
         }
     }
 
     /// Creates the receiver of an accepted link, which has received `first`, with `rest`
     /// to follow.
-    pub(super) fn accepted(first: Option<Packet>, rest: Streaming<Packet>, caller: Caller) -> Self {
+    pub(super) fn accepted(
+        first: Option<Packet>,
+        rest: Streaming<Packet>,
+        peer_handle: PeerHandle,
+    ) -> Self {
         let packets = match first {
-            Some(_) => Packets::Open {
+            Some(_) => PacketStream::Open {
                 first,
                 rest: Box::new(rest),
             },
-            None => Packets::Over(Ok(())),
+            None => PacketStream::Ended(Ok(())),
         };
         Self {
             packets,
-            closer: caller.closer.clone(),
+            closer: peer_handle.closer.clone(),
             dialled: None,
-            stranger: Some(caller),
+            unadmitted: Some(peer_handle),
         }
     }
 
     /// See [`LinkReceiver::admit`](crate::link::LinkReceiver::admit).
-    pub(crate) fn admit(&mut self) -> Result<(), Full> {
-        if let Some(caller) = &self.stranger {
-            caller.admit(false)?;
+    pub(crate) fn admit(&mut self) -> Result<(), AdmissionLimitError> {
+        if let Some(peer_handle) = &self.unadmitted {
+            peer_handle.admit(false)?;
         }
-        self.stranger = None;
+        self.unadmitted = None;
         Ok(())
     }
 
@@ -89,9 +93,9 @@ impl Receiver {
         let received = self.next().await;
         match &received {
             Ok(Some(_)) => {}
-            Ok(None) => self.packets = Packets::Over(Ok(())),
+            Ok(None) => self.packets = PacketStream::Ended(Ok(())),
             Err(error) => {
-                self.packets = Packets::Over(Err(error.clone()));
+                self.packets = PacketStream::Ended(Err(error.clone()));
                 // The peer may have broken the framing, so the connection cannot go on.
                 self.closer.close();
             }
@@ -100,21 +104,21 @@ impl Receiver {
     }
 
     async fn next(&mut self) -> Result<Option<Bytes>, LinkError> {
-        if let Packets::Expected(answered) = &mut self.packets {
-            let answer = answered.await;
+        if let PacketStream::AwaitingResponse(response_receiver) = &mut self.packets {
+            let answer = response_receiver.await;
             let answer = answer.map_err(|_| LinkError::lost("the call ended"))?;
-            let rest = Box::new(answer.map_err(status)?);
-            self.packets = Packets::Open { first: None, rest };
+            let rest = Box::new(answer.map_err(link_error)?);
+            self.packets = PacketStream::Open { first: None, rest };
         }
         let packet = match &mut self.packets {
-            Packets::Expected(_) => unreachable!("it was answered above"),
-            Packets::Over(end) => return end.clone().map(|()| None),
-            Packets::Open { first, rest } => match first.take() {
+            PacketStream::AwaitingResponse(_) => unreachable!("it was answered above"),
+            PacketStream::Ended(end) => return end.clone().map(|()| None),
+            PacketStream::Open { first, rest } => match first.take() {
                 Some(packet) => Some(packet),
-                None => rest.message().await.map_err(status)?,
+                None => rest.message().await.map_err(link_error)?,
             },
         };
-        let limit = match self.stranger {
+        let limit = match self.unadmitted {
             Some(_) => FIRST_FRAME_BYTES,
             None => MAX_FRAME_BYTES,
         };
@@ -128,7 +132,7 @@ impl Receiver {
 
 /// Converts a status. A status with a cause was made on this side, after an error in a
 /// lower layer; only the innermost cause is informative.
-fn status(status: Status) -> LinkError {
+fn link_error(status: Status) -> LinkError {
     let mut cause = status.source();
     while let Some(deeper) = cause.and_then(Error::source) {
         cause = Some(deeper);
@@ -141,9 +145,9 @@ fn status(status: Status) -> LinkError {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        if let Some(Dialled { runtime, sender }) = self.dialled.take() {
-            let packets = mem::replace(&mut self.packets, Packets::Over(Ok(())));
-            runtime.spawn(discard(packets, sender, self.closer.clone()));
+        if let Some(DrainContext { runtime, sender }) = self.dialled.take() {
+            let packets = mem::replace(&mut self.packets, PacketStream::Ended(Ok(())));
+            runtime.spawn(drain(packets, sender, self.closer.clone()));
         }
     }
 }
@@ -151,15 +155,15 @@ impl Drop for Receiver {
 /// Keeps a dialled call open for the frames that its sender still has in flight: a call
 /// whose response is dropped is cancelled, and h2 then discards what it had to send. Ends
 /// with the call, or at most twice [`IDLE_TIMEOUT`] after the finish.
-async fn discard(packets: Packets, sender: Finished, closer: Closer) {
-    let discarding = async {
+async fn drain(packets: PacketStream, sender: FinishedFlag, closer: Closer) {
+    let draining = async {
         let mut rest = match packets {
-            Packets::Expected(answered) => match answered.await {
+            PacketStream::AwaitingResponse(response_receiver) => match response_receiver.await {
                 Ok(Ok(rest)) => Box::new(rest),
                 _ => return,
             },
-            Packets::Open { rest, .. } => rest,
-            Packets::Over(_) => return,
+            PacketStream::Open { rest, .. } => rest,
+            PacketStream::Ended(_) => return,
         };
         while let Ok(Some(_)) = rest.message().await {}
     };
@@ -173,7 +177,7 @@ async fn discard(packets: Packets, sender: Finished, closer: Closer) {
         }
     };
     tokio::select! {
-        () = discarding => {}
+        () = draining => {}
         () = lingering => {}
     }
 }

@@ -28,30 +28,30 @@ const SEND_QUEUE: usize = 4;
 /// Creates a sender, and the stream to give to HTTP/2.
 pub(super) fn channel(closer: Closer) -> (Sender, SendBody) {
     let (packets, outgoing) = mpsc::channel(SEND_QUEUE);
-    let (emptying, emptied) = oneshot::channel();
-    let finished = Finished::default();
-    let guard = Guard {
+    let (drain_signal, drained) = oneshot::channel();
+    let finished = FinishedFlag::default();
+    let guard = CloseUnlessFinished {
         finished: finished.clone(),
         closer,
     };
     let sender = Sender {
         packets,
-        emptied,
+        drained,
         guard,
     };
     let outgoing = SendBody {
         packets: outgoing,
         finished,
-        _emptying: emptying,
+        _drain_signal: drain_signal,
     };
     (sender, outgoing)
 }
 
 /// Whether a sender was finished, rather than dropped.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Finished(Arc<AtomicBool>);
+pub(super) struct FinishedFlag(Arc<AtomicBool>);
 
-impl Finished {
+impl FinishedFlag {
     pub(super) fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -60,12 +60,12 @@ impl Finished {
 #[derive(Debug)]
 pub(crate) struct Sender {
     packets: mpsc::Sender<Packet>,
-    emptied: oneshot::Receiver<()>,
-    guard: Guard,
+    drained: oneshot::Receiver<()>,
+    guard: CloseUnlessFinished,
 }
 
 impl Sender {
-    pub(super) fn finished(&self) -> Finished {
+    pub(super) fn finished(&self) -> FinishedFlag {
         self.guard.finished.clone()
     }
 
@@ -86,18 +86,18 @@ impl Sender {
         self.guard.finished.0.store(true, Ordering::Release);
         drop(self.packets);
         // HTTP/2 has taken all frames, or the connection is gone: there is no more to do.
-        let _ = timeout(IDLE_TIMEOUT, self.emptied).await;
+        let _ = timeout(IDLE_TIMEOUT, self.drained).await;
     }
 }
 
 /// Closes the connection if its sender is dropped before it finished.
 #[derive(Debug)]
-struct Guard {
-    finished: Finished,
+struct CloseUnlessFinished {
+    finished: FinishedFlag,
     closer: Closer,
 }
 
-impl Drop for Guard {
+impl Drop for CloseUnlessFinished {
     fn drop(&mut self) {
         if !self.finished.get() {
             self.closer.close();
@@ -109,9 +109,9 @@ impl Drop for Guard {
 /// never when the sender was dropped: the peer would take that for a proper end.
 pub(super) struct SendBody {
     packets: mpsc::Receiver<Packet>,
-    finished: Finished,
+    finished: FinishedFlag,
     /// Dropped with the stream, once HTTP/2 has taken all of it or given it up.
-    _emptying: oneshot::Sender<()>,
+    _drain_signal: oneshot::Sender<()>,
 }
 
 impl Stream for SendBody {

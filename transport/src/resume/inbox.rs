@@ -3,7 +3,7 @@
 use super::ResumeError;
 
 /// Number of received frames from which on an acknowledgement is due.
-const DUE_FRAMES: u64 = 64;
+const ACK_AFTER_FRAMES: u64 = 64;
 
 /// The receiving side's state: what was received, and what was granted.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Inbox {
     /// # Errors
     ///
     /// [`ResumeError::Gap`] when it has not.
-    pub fn expect(&self, seq: u64) -> Result<(), ResumeError> {
+    pub fn check_arrived(&self, seq: u64) -> Result<(), ResumeError> {
         if seq > self.received {
             let expected = self.received + 1;
             return Err(ResumeError::Gap { seq, expected });
@@ -124,7 +124,7 @@ impl Inbox {
         let due_bytes = self.window_bytes / 4;
         now.credit - acknowledged.credit >= due_bytes
             || now.received_bytes - acknowledged.received_bytes >= due_bytes
-            || now.received - acknowledged.received >= DUE_FRAMES
+            || now.received - acknowledged.received >= ACK_AFTER_FRAMES
     }
 
     /// Returns whether there is progress that was not sent to the peer.

@@ -2,30 +2,30 @@
 
 use std::collections::VecDeque;
 
-use super::{Body, ResumeError};
+use super::{EncodedBody, ResumeError};
 
 #[derive(Debug)]
-struct SentFrame {
-    body: Body,
+struct UnackedFrame {
+    body: EncodedBody,
     /// Sum of the costs of all bodies up to and including this one.
-    end: u64,
+    end_cost: u64,
 }
 
 /// The sending side's state: the bodies not yet acknowledged.
 #[derive(Debug)]
 pub struct Outbox {
-    kept: VecDeque<SentFrame>,
-    /// Number of the last body acknowledged; `kept[0]` has the next number.
+    unacked: VecDeque<UnackedFrame>,
+    /// Number of the last body acknowledged; `unacked[0]` has the next number.
     acked: u64,
-    /// How many of `kept` were passed to the current connection.
+    /// How many of `unacked` were passed to the current connection.
     sent: usize,
     /// Number of the last body that was passed to any connection.
     ever_sent: u64,
     /// Sum of the costs of all bodies ever pushed.
-    end: u64,
+    end_cost: u64,
     /// Sum of the costs that the peer lets this side send.
     credit: u64,
-    kept_bytes: usize,
+    unacked_bytes: usize,
     capacity_bytes: usize,
     /// Whether the bodies were dropped.
     abandoned: bool,
@@ -36,13 +36,13 @@ impl Outbox {
     /// bytes at first.
     pub fn new(capacity_bytes: usize, credit: u64) -> Self {
         Self {
-            kept: VecDeque::new(),
+            unacked: VecDeque::new(),
             acked: 0,
             sent: 0,
             ever_sent: 0,
-            end: 0,
+            end_cost: 0,
             credit,
-            kept_bytes: 0,
+            unacked_bytes: 0,
             capacity_bytes,
             abandoned: false,
         }
@@ -51,22 +51,22 @@ impl Outbox {
     /// Returns whether the caller should wait before it pushes more. A single body may
     /// exceed the capacity, so that any body can be sent.
     pub fn is_full(&self) -> bool {
-        self.kept_bytes >= self.capacity_bytes
+        self.unacked_bytes >= self.capacity_bytes
     }
 
     /// Returns the cost of the unacknowledged bodies, in bytes.
-    pub fn kept_bytes(&self) -> usize {
-        self.kept_bytes
+    pub fn unacked_bytes(&self) -> usize {
+        self.unacked_bytes
     }
 
     /// Returns whether everything pushed was acknowledged.
     pub fn is_empty(&self) -> bool {
-        self.kept.is_empty()
+        self.unacked.is_empty()
     }
 
     /// Returns whether a body was not passed to the current connection yet.
     pub fn has_unsent(&self) -> bool {
-        self.sent < self.kept.len()
+        self.sent < self.unacked.len()
     }
 
     /// Returns the number of the last body passed to the current connection.
@@ -75,40 +75,40 @@ impl Outbox {
     }
 
     /// Adds a body and returns its number.
-    pub fn push(&mut self, body: impl Into<Body>) -> u64 {
+    pub fn push(&mut self, body: impl Into<EncodedBody>) -> u64 {
         let mut body = body.into();
         if self.abandoned {
-            body = Body::default();
+            body = EncodedBody::default();
         }
         let cost = body.cost();
-        self.end += cost as u64;
-        self.kept_bytes += cost;
-        self.kept.push_back(SentFrame {
+        self.end_cost += cost as u64;
+        self.unacked_bytes += cost;
+        self.unacked.push_back(UnackedFrame {
             body,
-            end: self.end,
+            end_cost: self.end_cost,
         });
-        self.acked + self.kept.len() as u64
+        self.acked + self.unacked.len() as u64
     }
 
     /// Drops all unacknowledged bodies, and all that are pushed later: nothing more is
     /// sent. The numbers stay, so late acknowledgements are no errors.
     pub fn abandon(&mut self) {
         self.abandoned = true;
-        for kept in &mut self.kept {
-            kept.body = Body::default();
+        for unacked in &mut self.unacked {
+            unacked.body = EncodedBody::default();
         }
-        self.kept_bytes = 0;
+        self.unacked_bytes = 0;
     }
 
     /// Returns the next body to pass to the connection, with its number, if there is one
     /// and the peer's credit covers it.
-    pub fn next_to_send(&mut self) -> Option<(u64, Body)> {
-        let may_go = |kept: &&SentFrame| kept.end <= self.credit && !self.abandoned;
-        let kept = self.kept.get(self.sent).filter(may_go)?;
+    pub fn next_to_send(&mut self) -> Option<(u64, EncodedBody)> {
+        let may_go = |unacked: &&UnackedFrame| unacked.end_cost <= self.credit && !self.abandoned;
+        let unacked = self.unacked.get(self.sent).filter(may_go)?;
         self.sent += 1;
         let number = self.acked + self.sent as u64;
         self.ever_sent = self.ever_sent.max(number);
-        Some((number, kept.body.clone()))
+        Some((number, unacked.body.clone()))
     }
 
     /// Drops the bodies up to `ack`, which the peer has received.
@@ -126,7 +126,7 @@ impl Outbox {
                 acked: self.acked,
             });
         }
-        self.forget(ack);
+        self.drop_acked(ack);
         Ok(())
     }
 
@@ -150,18 +150,18 @@ impl Outbox {
                 acked: self.acked,
             });
         }
-        self.forget(received);
+        self.drop_acked(received);
         self.sent = 0;
         Ok(())
     }
 
-    fn forget(&mut self, ack: u64) {
+    fn drop_acked(&mut self, ack: u64) {
         while self.acked < ack {
-            let kept = self
-                .kept
+            let unacked = self
+                .unacked
                 .pop_front()
                 .expect("checked against what was kept");
-            self.kept_bytes -= kept.body.cost();
+            self.unacked_bytes -= unacked.body.cost();
             self.acked += 1;
             self.sent = self.sent.saturating_sub(1);
         }

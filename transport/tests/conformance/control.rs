@@ -19,9 +19,9 @@ use crate::harness::*;
 
 /// Answers with the address of the call and the certificate that the caller showed, and
 /// keeps the stream open.
-pub(crate) struct TellsPeer;
+pub(crate) struct PeerEchoService;
 
-impl TellsPeer {
+impl PeerEchoService {
     /// Serves it as `identity`, and returns the port and the task.
     pub(crate) async fn serve(identity: &Identity) -> (u16, tokio::task::JoinHandle<()>) {
         let tcp = TcpListener::bind(any_port()).await.unwrap();
@@ -33,8 +33,8 @@ impl TellsPeer {
 }
 
 #[tonic::async_trait]
-impl Data for TellsPeer {
-    type ConnectStream = control::Answers<Packet>;
+impl Data for PeerEchoService {
+    type ConnectStream = control::ResponseStream<Packet>;
 
     async fn connect(
         &self,
@@ -46,7 +46,7 @@ impl Data for TellsPeer {
         packets.send(Packet { frame }).await.unwrap();
         // Kept until the call is over.
         tokio::spawn(async move { packets.closed().await });
-        Ok(Response::new(control::answers(answers)))
+        Ok(Response::new(control::response_stream(answers)))
     }
 }
 
@@ -55,7 +55,7 @@ async fn a_server_that_is_dropped_closes_its_connections() {
     no_hang(async {
         let identity = Identity::self_signed().unwrap();
         let trust = Trust::Pin(identity.fingerprint());
-        let (port, serving) = TellsPeer::serve(&identity).await;
+        let (port, serving) = PeerEchoService::serve(&identity).await;
         let channel = control::connect("127.0.0.1", port, &trust).await.unwrap();
         let mut client = DataClient::new(channel);
         let call = async |client: &mut DataClient<_>| {
@@ -84,11 +84,11 @@ async fn a_server_that_is_dropped_closes_its_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_not_served_is_tried_again_beside_the_first() {
+async fn slow_connection_attempt_is_retried_in_parallel() {
     no_hang(async {
         let identity = Identity::self_signed().unwrap();
         let trust = Trust::Pin(identity.fingerprint());
-        let (port, serving) = TellsPeer::serve(&identity).await;
+        let (port, serving) = PeerEchoService::serve(&identity).await;
         let behind = SocketAddr::from(([127, 0, 0, 1], port));
 
         // A proxy in front of the server, which serves only the second connection.

@@ -24,7 +24,7 @@ const CHOICES: [TransportChoice; 4] = [
 ];
 
 /// Dials with each choice, at the same time.
-pub(crate) async fn dial_each(
+pub(crate) async fn dial_with_all_choices(
     address: &str,
     trust: &Trust,
     deadline: Duration,
@@ -35,17 +35,17 @@ pub(crate) async fn dial_each(
     vec![quic, grpc, tcp, auto]
 }
 
-pub(crate) fn pin_of_nobody() -> Trust {
+pub(crate) fn unknown_pin() -> Trust {
     Trust::Pin(Fingerprint([7; 32]))
 }
 
 #[tokio::test]
-async fn nothing_listens() {
+async fn dialling_a_closed_port_is_unreachable() {
     no_hang(async {
         let tcp = TcpListener::bind(any_port()).await.unwrap();
         let address = tcp.local_addr().unwrap().to_string();
         drop(tcp);
-        for result in dial_each(&address, &pin_of_nobody(), DIAL_DEADLINE).await {
+        for result in dial_with_all_choices(&address, &unknown_pin(), DIAL_DEADLINE).await {
             let error = result.unwrap_err();
             assert!(matches!(error, DialError::Unreachable { .. }), "{error:?}");
             let expected = format!("nothing answers at {address}");
@@ -56,28 +56,28 @@ async fn nothing_listens() {
 }
 
 #[tokio::test]
-async fn an_address_without_a_port_leads_nowhere() {
-    for result in dial_each("127.0.0.1", &pin_of_nobody(), DIAL_DEADLINE).await {
+async fn address_without_port_is_unreachable() {
+    for result in dial_with_all_choices("127.0.0.1", &unknown_pin(), DIAL_DEADLINE).await {
         let error = result.unwrap_err();
         assert!(matches!(error, DialError::Unreachable { .. }), "{error:?}");
     }
 }
 
 #[tokio::test]
-async fn a_name_is_tried_at_all_its_addresses() {
+async fn all_addresses_of_a_name_are_tried() {
     no_hang(async {
         let mut server = Server::start().await;
         // On many machines the name also means ::1, where nothing listens.
         let name = format!("localhost:{}", server.listener.address().port());
-        for result in dial_each(&name, &server.trust, DIAL_DEADLINE).await {
-            server.greet(result.unwrap()).await;
+        for result in dial_with_all_choices(&name, &server.trust, DIAL_DEADLINE).await {
+            server.exchange_first_frame(result.unwrap()).await;
         }
     })
     .await;
 }
 
 /// Returns trust in a file that contains `text`.
-pub(crate) fn file(directory: &Path, text: &str) -> Trust {
+pub(crate) fn ca_file_with(directory: &Path, text: &str) -> Trust {
     let path = directory.join("ca.pem");
     std::fs::write(&path, text).unwrap();
     Trust::CaFile(path)
@@ -89,13 +89,13 @@ async fn an_unusable_ca_file_is_named() {
     let certificate = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let cases = [
         Trust::CaFile(directory.path().join("missing.pem")),
-        file(directory.path(), ""),
-        file(directory.path(), "no certificate at all"),
-        file(directory.path(), certificate),
+        ca_file_with(directory.path(), ""),
+        ca_file_with(directory.path(), "no certificate at all"),
+        ca_file_with(directory.path(), certificate),
     ];
     for trust in cases {
         // Nothing listens there, but the error about trust comes first.
-        for result in dial_each("127.0.0.1:1", &trust, DIAL_DEADLINE).await {
+        for result in dial_with_all_choices("127.0.0.1:1", &trust, DIAL_DEADLINE).await {
             let error = result.unwrap_err();
             assert!(matches!(error, DialError::Trust(_)), "{trust:?}: {error:?}");
             assert!(error.to_string().contains(".pem"), "{error}");
@@ -120,7 +120,7 @@ async fn a_silent_peer_is_given_up_at_the_deadline() {
         let (_tcp, _udp, address) = silent_peer().await;
         let deadline = Duration::from_millis(1500);
         let start = std::time::Instant::now();
-        for result in dial_each(&address.to_string(), &pin_of_nobody(), deadline).await {
+        for result in dial_with_all_choices(&address.to_string(), &unknown_pin(), deadline).await {
             let error = result.unwrap_err();
             assert!(matches!(error, DialError::Deadline { .. }), "{error:?}");
             assert!(error.to_string().contains("within 1.5s"), "{error}");
@@ -135,7 +135,7 @@ async fn carrier_to(server: &mut Server, dialer: &Dialer) -> Carrier {
     let link = dialer
         .dial(&server.address(), &server.trust, DIAL_DEADLINE)
         .await;
-    let (near, _far) = server.greet(link.unwrap()).await;
+    let (near, _far) = server.exchange_first_frame(link.unwrap()).await;
     near.carrier
 }
 
@@ -150,7 +150,7 @@ async fn auto_prefers_tcp() {
 }
 
 /// QUIC's UDP port, with a TCP port of the same number that accepts nothing.
-async fn udp_alone() -> (Endpoint, Trust, TcpListener) {
+async fn quic_only_endpoint() -> (Endpoint, Trust, TcpListener) {
     loop {
         let (endpoint, trust) = quic_server();
         if let Ok(tcp) = TcpListener::bind(endpoint.local_addr().unwrap()).await {
@@ -169,10 +169,10 @@ async fn carrier_to_endpoint(endpoint: &Endpoint, trust: &Trust, dialer: &Dialer
 }
 
 #[tokio::test]
-async fn auto_takes_quic_where_tcp_is_blocked_and_says_so_once() {
+async fn auto_falls_back_to_quic_and_logs_it_once() {
     let log = Log::capture();
     no_hang(async {
-        let (endpoint, trust, tcp) = udp_alone().await;
+        let (endpoint, trust, tcp) = quic_only_endpoint().await;
         let dialer = Dialer::new(TransportChoice::Auto);
         for _ in 0..2 {
             // Clones share what they learnt.
@@ -193,7 +193,7 @@ async fn auto_takes_quic_where_tcp_is_blocked_and_says_so_once() {
 #[tokio::test]
 async fn auto_goes_back_to_tcp_when_quic_no_longer_gets_through() {
     no_hang(async {
-        let (endpoint, trust, tcp) = udp_alone().await;
+        let (endpoint, trust, tcp) = quic_only_endpoint().await;
         let dialer = Dialer::new(TransportChoice::Auto);
         let carrier = carrier_to_endpoint(&endpoint, &trust, &dialer).await;
         assert_eq!(carrier, Carrier::Quic);
@@ -214,7 +214,7 @@ async fn auto_goes_back_to_tcp_when_quic_no_longer_gets_through() {
 }
 
 #[tokio::test]
-async fn auto_takes_grpc_where_nothing_but_http_passes() {
+async fn auto_falls_back_to_grpc_behind_an_http_proxy() {
     let log = Log::capture();
     no_hang(async {
         let mut server = Server::start().await;
@@ -223,13 +223,13 @@ async fn auto_takes_grpc_where_nothing_but_http_passes() {
         let address = proxy.address.to_string();
         for _ in 0..2 {
             let link = dialer.dial(&address, &proxy.trust, DIAL_DEADLINE).await;
-            let (near, far) = server.greet(link.unwrap()).await;
+            let (near, far) = server.exchange_first_frame(link.unwrap()).await;
             assert_eq!(near.carrier, Carrier::Grpc);
             // The proxy takes one connection at a time.
             drop((near, far));
         }
         // Frames were refused once, before gRPC was known to pass.
-        assert_eq!(proxy.turned_away(), 1);
+        assert_eq!(proxy.failed_handshakes(), 1);
     })
     .await;
     let said = log.lines_with("do not get through; using gRPC instead");
@@ -237,14 +237,14 @@ async fn auto_takes_grpc_where_nothing_but_http_passes() {
 }
 
 #[tokio::test]
-async fn auto_tries_no_other_carrier_on_somebody_else() {
+async fn auto_does_not_fall_back_on_a_wrong_certificate() {
     no_hang(async {
         let server = Server::start().await;
         let proxy = any_proxy(&server).await;
         let udp = UdpSocket::bind(proxy.address).await.unwrap();
         let dialer = Dialer::new(TransportChoice::Auto);
         let address = proxy.address.to_string();
-        let error = dialer.dial(&address, &pin_of_nobody(), DIAL_DEADLINE).await;
+        let error = dialer.dial(&address, &unknown_pin(), DIAL_DEADLINE).await;
         let error = error.unwrap_err();
         assert!(matches!(error, DialError::Certificate { .. }), "{error:?}");
         assert_eq!(proxy.connections(), 1);
@@ -254,7 +254,7 @@ async fn auto_tries_no_other_carrier_on_somebody_else() {
 }
 
 #[tokio::test]
-async fn bulk_bytes_take_tcp_even_beside_grpc_but_not_beside_quic() {
+async fn bulk_links_use_tcp_unless_set_to_quic() {
     let cases = [
         (TransportChoice::Auto, Carrier::Tcp),
         (TransportChoice::Tcp, Carrier::Tcp),

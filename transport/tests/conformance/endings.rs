@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use crate::harness::*;
 
 laws! {
-    a_finished_link_gives_all_then_none
+    finished_link_delivers_all_frames_then_none
     the_other_direction_goes_on_after_a_finish
     a_dropped_link_ends_with_an_error
     a_dropped_sender_ends_the_link_with_an_error
@@ -28,7 +28,7 @@ async fn both_directions(kind: Kind, mut law: impl AsyncFnMut(Link, Link)) {
     law(far, near).await;
 }
 
-async fn a_finished_link_gives_all_then_none(kind: Kind) {
+async fn finished_link_delivers_all_frames_then_none(kind: Kind) {
     both_directions(kind, async |mut from, mut to| {
         send_frames(&mut from.sender, FRAMES, FRAME_BYTES).await;
         let Link {
@@ -146,8 +146,8 @@ async fn a_lost_connection_ends_both_calls(kind: Kind) {
     sender.send(&[frame(0, 5)]).await.unwrap();
     let mut sending = tokio::spawn(async move { send_until_error(&mut sender).await });
     let mut receiving = tokio::spawn(async move { expect_error(&mut receiver).await });
-    assert!(waits(&mut sending).await);
-    assert!(waits(&mut receiving).await);
+    assert!(is_pending(&mut sending).await);
+    assert!(is_pending(&mut receiving).await);
     kill.send(()).unwrap();
     sending.await.unwrap();
     receiving.await.unwrap();
@@ -184,7 +184,7 @@ async fn links_leave_no_tasks_behind(kind: Kind) {
     {
         let (mut near, _far) = server.connect(kind).await;
         // Until it waits for the peer to read.
-        while !waits(near.sender.send(&[frame(1, 1 << 20)])).await {}
+        while !is_pending(near.sender.send(&[frame(1, 1 << 20)])).await {}
     }
     drop(server.dial(kind).await);
     drop(server);

@@ -8,30 +8,30 @@ use tensord_transport::{Dialer, Link, faults::FaultSwitch};
 use crate::harness::*;
 
 /// Makes a test of each guarantee for each carrier.
-macro_rules! promises {
-    ($($promise:ident)*) => {
-        $(mod $promise {
-            laws!(@test $promise, quic, crate::harness::QUIC);
-            laws!(@test $promise, grpc, crate::harness::GRPC);
-            laws!(@test $promise, tcp, crate::harness::TCP);
+macro_rules! guarantees {
+    ($($guarantee:ident)*) => {
+        $(mod $guarantee {
+            laws!(@test $guarantee, quic, crate::harness::QUIC);
+            laws!(@test $guarantee, grpc, crate::harness::GRPC);
+            laws!(@test $guarantee, tcp, crate::harness::TCP);
         })*
     };
 }
 
-promises! {
+guarantees! {
     drop_next_loses_that_many_frames
     a_delayed_frame_comes_later_and_in_order
     delayed_frames_overlap
     a_cut_ends_both_calls_and_new_links_work
     a_cut_is_seen_at_the_other_end
     half_open_lets_nothing_pass_until_it_heals
-    half_open_holds_only_so_much
+    half_open_link_buffers_a_bounded_amount
     a_half_open_link_can_be_cut
     a_link_dropped_half_open_does_not_finish
 }
 
 /// A link whose dialling end is under a switch.
-async fn switched(kind: Kind) -> (FaultSwitch, Link, Link, Server) {
+async fn behind_switch(kind: Kind) -> (FaultSwitch, Link, Link, Server) {
     let mut server = Server::start().await;
     let switch = FaultSwitch::default();
     let (near, far) = dial(&mut server, kind, &switch).await;
@@ -43,11 +43,11 @@ async fn dial(server: &mut Server, kind: Kind, switch: &FaultSwitch) -> (Link, L
     let near = dialer
         .dial(&server.address(), &server.trust, DIAL_DEADLINE)
         .await;
-    server.greet(near.unwrap()).await
+    server.exchange_first_frame(near.unwrap()).await
 }
 
 async fn drop_next_loses_that_many_frames(kind: Kind) {
-    let (switch, mut near, mut far, _server) = switched(kind).await;
+    let (switch, mut near, mut far, _server) = behind_switch(kind).await;
     for number in 1..=10 {
         if number == 3 {
             switch.drop_next(4);
@@ -65,7 +65,7 @@ async fn drop_next_loses_that_many_frames(kind: Kind) {
 
 async fn a_delayed_frame_comes_later_and_in_order(kind: Kind) {
     const DELAY: Duration = Duration::from_millis(400);
-    let (switch, mut near, mut far, _server) = switched(kind).await;
+    let (switch, mut near, mut far, _server) = behind_switch(kind).await;
     let start = Instant::now();
     switch.delay(DELAY);
     near.sender.send(&[frame(1, 100)]).await.unwrap();
@@ -76,7 +76,7 @@ async fn a_delayed_frame_comes_later_and_in_order(kind: Kind) {
 }
 
 async fn delayed_frames_overlap(kind: Kind) {
-    let (switch, mut near, mut far, _server) = switched(kind).await;
+    let (switch, mut near, mut far, _server) = behind_switch(kind).await;
     // One after the other, they would take longer than a test may.
     switch.delay(Duration::from_secs(1));
     tokio::join!(
@@ -86,13 +86,13 @@ async fn delayed_frames_overlap(kind: Kind) {
 }
 
 async fn a_cut_ends_both_calls_and_new_links_work(kind: Kind) {
-    let (switch, mut near, _far, mut server) = switched(kind).await;
+    let (switch, mut near, _far, mut server) = behind_switch(kind).await;
     let (waiting, _not_reading) = dial(&mut server, kind, &switch).await;
     let (mut sender, mut receiver) = (waiting.sender, waiting.receiver);
     let mut receiving = tokio::spawn(async move { expect_error(&mut receiver).await });
     let mut sending = tokio::spawn(async move { send_until_error(&mut sender).await });
-    assert!(waits(&mut receiving).await);
-    assert!(waits(&mut sending).await);
+    assert!(is_pending(&mut receiving).await);
+    assert!(is_pending(&mut sending).await);
     switch.cut();
     // A call that begins after the cut, one that waits to receive, one that waits to
     // send.
@@ -111,18 +111,18 @@ async fn a_cut_ends_both_calls_and_new_links_work(kind: Kind) {
 }
 
 async fn a_cut_is_seen_at_the_other_end(kind: Kind) {
-    let (switch, _near, mut far, _server) = switched(kind).await;
+    let (switch, _near, mut far, _server) = behind_switch(kind).await;
     switch.cut();
     expect_error(&mut far.receiver).await;
 }
 
 async fn half_open_lets_nothing_pass_until_it_heals(kind: Kind) {
-    let (switch, mut near, mut far, mut server) = switched(kind).await;
+    let (switch, mut near, mut far, mut server) = behind_switch(kind).await;
     switch.half_open();
     send_frames(&mut near.sender, 5, 100).await;
     send_frames(&mut far.sender, 5, 100).await;
-    assert!(waits(far.receiver.recv()).await);
-    assert!(waits(near.receiver.recv()).await);
+    assert!(is_pending(far.receiver.recv()).await);
+    assert!(is_pending(near.receiver.recv()).await);
     // Dialling itself works; only frames do not pass.
     let dialer = Dialer::new(kind.choice).with_faults(switch.clone());
     let later = dialer
@@ -130,7 +130,7 @@ async fn half_open_lets_nothing_pass_until_it_heals(kind: Kind) {
         .await;
     let mut later = later.unwrap();
     later.sender.send(&[frame(1, 10)]).await.unwrap();
-    assert!(waits(server.listener.accept()).await);
+    assert!(is_pending(server.listener.accept()).await);
 
     switch.heal();
     expect_frames(&mut far.receiver, 5, 100).await;
@@ -140,13 +140,13 @@ async fn half_open_lets_nothing_pass_until_it_heals(kind: Kind) {
     expect_frames(&mut later.receiver, 1, 10).await;
 }
 
-async fn half_open_holds_only_so_much(kind: Kind) {
+async fn half_open_link_buffers_a_bounded_amount(kind: Kind) {
     const FRAME_BYTES: usize = 1 << 20;
     const BOUND: usize = 64;
-    let (switch, mut near, mut far, _server) = switched(kind).await;
+    let (switch, mut near, mut far, _server) = behind_switch(kind).await;
     switch.half_open();
     let mut accepted = 0;
-    while !waits(near.sender.send(&[frame(accepted + 1, FRAME_BYTES)])).await {
+    while !is_pending(near.sender.send(&[frame(accepted + 1, FRAME_BYTES)])).await {
         accepted += 1;
         assert!(
             accepted < BOUND,
@@ -158,7 +158,7 @@ async fn half_open_holds_only_so_much(kind: Kind) {
 }
 
 async fn a_half_open_link_can_be_cut(kind: Kind) {
-    let (switch, mut near, mut far, _server) = switched(kind).await;
+    let (switch, mut near, mut far, _server) = behind_switch(kind).await;
     switch.half_open();
     switch.cut();
     expect_error(&mut near.receiver).await;
@@ -167,7 +167,7 @@ async fn a_half_open_link_can_be_cut(kind: Kind) {
 }
 
 async fn a_link_dropped_half_open_does_not_finish(kind: Kind) {
-    let (switch, mut near, mut far, _server) = switched(kind).await;
+    let (switch, mut near, mut far, _server) = behind_switch(kind).await;
     switch.half_open();
     near.sender.send(&[frame(1, 100)]).await.unwrap();
     drop(near);

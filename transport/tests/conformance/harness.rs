@@ -14,14 +14,14 @@ use tensord_transport::{
 };
 
 /// Long enough for any test on a slow machine, so a test that takes longer hangs.
-const HANG: Duration = Duration::from_secs(40);
+const TEST_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Long enough for a dial on a slow machine.
 pub(crate) const DIAL_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Runs a test that must end.
 pub(crate) async fn no_hang<T>(test: impl Future<Output = T>) -> T {
-    let ended = tokio::time::timeout(HANG, test).await;
+    let ended = tokio::time::timeout(TEST_TIMEOUT, test).await;
     ended.expect("the test hangs")
 }
 
@@ -29,36 +29,36 @@ pub(crate) async fn no_hang<T>(test: impl Future<Output = T>) -> T {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) choice: TransportChoice,
-    pub(crate) switched: bool,
+    pub(crate) behind_switch: bool,
 }
 
 pub(crate) const QUIC: Kind = Kind {
     choice: TransportChoice::Quic,
-    switched: false,
+    behind_switch: false,
 };
 
 pub(crate) const GRPC: Kind = Kind {
     choice: TransportChoice::Grpc,
-    switched: false,
+    behind_switch: false,
 };
 
 pub(crate) const TCP: Kind = Kind {
     choice: TransportChoice::Tcp,
-    switched: false,
+    behind_switch: false,
 };
 
 impl Kind {
     pub(crate) fn dialer(self) -> Dialer {
-        match self.switched {
+        match self.behind_switch {
             true => Dialer::new(self.choice).with_faults(FaultSwitch::default()),
             false => Dialer::new(self.choice),
         }
     }
 
     /// The same, with a healthy `FaultSwitch` at each end.
-    pub(crate) const fn through_a_switch(self) -> Self {
+    pub(crate) const fn with_fault_switch(self) -> Self {
         Self {
-            switched: true,
+            behind_switch: true,
             ..self
         }
     }
@@ -98,15 +98,15 @@ impl Server {
     /// Returns both ends of a new link, over which a first frame was sent.
     pub(crate) async fn connect(&mut self, kind: Kind) -> (Link, Link) {
         let near = self.dial(kind).await;
-        let (near, far) = self.greet(near).await;
-        match kind.switched {
+        let (near, far) = self.exchange_first_frame(near).await;
+        match kind.behind_switch {
             true => (near, FaultSwitch::default().wrap(far)),
             false => (near, far),
         }
     }
 
     /// Sends a first frame on `near`, and accepts the other end.
-    pub(crate) async fn greet(&mut self, mut near: Link) -> (Link, Link) {
+    pub(crate) async fn exchange_first_frame(&mut self, mut near: Link) -> (Link, Link) {
         near.sender.send(&[frame(0, 5)]).await.unwrap();
         let mut far = self.listener.accept().await;
         far.receiver.admit().unwrap();
@@ -202,7 +202,7 @@ pub(crate) async fn send_until_error(sender: &mut LinkSender) -> LinkError {
 
 /// Returns whether `future` is still pending after a short time. Only a broken test
 /// subject makes this `false`; only a stalled machine could hide that.
-pub(crate) async fn waits<F: Future>(future: F) -> bool {
+pub(crate) async fn is_pending<F: Future>(future: F) -> bool {
     let soon = Duration::from_millis(300);
     tokio::time::timeout(soon, future).await.is_err()
 }

@@ -51,7 +51,7 @@ async fn echo(near: &mut Link, far: &mut Link) {
 }
 
 /// Reads until the other side closes, cleanly or not.
-async fn closed(stream: &mut (impl AsyncRead + Unpin)) {
+async fn read_until_closed(stream: &mut (impl AsyncRead + Unpin)) {
     let mut buffer = [0; 1024];
     while !matches!(stream.read(&mut buffer).await, Ok(0) | Err(_)) {}
 }
@@ -62,7 +62,7 @@ async fn garbage_over_tcp() {
         let mut tcp = TcpStream::connect(server.listener.address()).await.unwrap();
         // May fail half way, as the other side closes at the first bytes.
         let _ = tcp.write_all(&frame(1, 100_000)).await;
-        closed(&mut tcp).await;
+        read_until_closed(&mut tcp).await;
     })
     .await;
 }
@@ -72,20 +72,20 @@ async fn plain_http() {
     withstand("TLS handshake failed", async |server| {
         let mut tcp = TcpStream::connect(server.listener.address()).await.unwrap();
         tcp.write_all(PREFACE).await.unwrap();
-        closed(&mut tcp).await;
+        read_until_closed(&mut tcp).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn connections_over_which_nothing_comes() {
+async fn silent_tcp_connections() {
     withstand(
         "no TLS handshake and HTTP/2 preface within",
         async |server| {
             let mut waiting = JoinSet::new();
             for _ in 0..100 {
                 let mut tcp = TcpStream::connect(server.listener.address()).await.unwrap();
-                waiting.spawn(async move { closed(&mut tcp).await });
+                waiting.spawn(async move { read_until_closed(&mut tcp).await });
             }
             waiting.join_all().await;
         },
@@ -94,7 +94,7 @@ async fn connections_over_which_nothing_comes() {
 }
 
 #[tokio::test]
-async fn tls_and_then_nothing() {
+async fn silence_after_tls_handshake() {
     withstand(
         "no TLS handshake and HTTP/2 preface within",
         async |server| {
@@ -102,20 +102,23 @@ async fn tls_and_then_nothing() {
             let mut too_little = tls_client(server).await;
             too_little.write_all(&PREFACE[..10]).await.unwrap();
             too_little.flush().await.unwrap();
-            tokio::join!(closed(&mut nothing), closed(&mut too_little));
+            tokio::join!(
+                read_until_closed(&mut nothing),
+                read_until_closed(&mut too_little)
+            );
         },
     )
     .await;
 }
 
 #[tokio::test]
-async fn a_preface_and_then_nothing() {
+async fn silence_after_http2_preface() {
     // The connection's own probes detect it.
     withstand("", async |server| {
         let mut tls = tls_client(server).await;
         tls.write_all(PREFACE).await.unwrap();
         tls.flush().await.unwrap();
-        closed(&mut tls).await;
+        read_until_closed(&mut tls).await;
     })
     .await;
 }
@@ -126,7 +129,7 @@ async fn garbage_within_tls() {
         let mut tls = tls_client(server).await;
         let _ = tls.write_all(&frame(1, 100_000)).await;
         let _ = tls.flush().await;
-        closed(&mut tls).await;
+        read_until_closed(&mut tls).await;
     })
     .await;
 }
@@ -145,9 +148,9 @@ async fn a_call_without_a_frame() {
 }
 
 /// A gRPC message: a flag, a length, and fewer bytes than the length.
-fn truncated(promised: u32) -> http::Request<Body> {
+fn truncated(announced_size: u32) -> http::Request<Body> {
     let mut message = String::from("\0");
-    message.extend(promised.to_be_bytes().map(char::from));
+    message.extend(announced_size.to_be_bytes().map(char::from));
     message.push_str("abc");
     http::Request::post("http://tensord/tensord.v1.Data/Connect")
         .header("content-type", "application/grpc")
@@ -156,15 +159,15 @@ fn truncated(promised: u32) -> http::Request<Body> {
 }
 
 #[tokio::test]
-async fn half_a_packet_over_grpc() {
+async fn truncated_grpc_message() {
     withstand("gRPC link failed", async |server| {
         let port = server.listener.address().port();
         // The second is refused for its length alone.
-        for promised in [100, 0x7f00_0000] {
+        for announced_size in [100, 0x7f00_0000] {
             let channel = control::connect("127.0.0.1", port, &server.trust)
                 .await
                 .unwrap();
-            let answer = channel.oneshot(truncated(promised)).await.unwrap();
+            let answer = channel.oneshot(truncated(announced_size)).await.unwrap();
             let status = answer
                 .headers()
                 .get("grpc-status")
@@ -192,7 +195,7 @@ async fn garbage_over_udp() {
 }
 
 #[tokio::test]
-async fn quic_connections_over_which_nothing_comes() {
+async fn silent_quic_connections() {
     withstand("QUIC connection sent nothing for", async |server| {
         let without_a_stream = quic_client(server).await;
         let without_a_frame = quic_client(server).await;
@@ -212,7 +215,7 @@ async fn a_link_that_is_never_admitted() {
             near.sender.send(&[frame(1, 10)]).await.unwrap();
             let mut far = server.listener.accept().await;
             expect_frame(&mut far.receiver, 1, 10).await;
-            assert!(waits(far.receiver.recv()).await);
+            assert!(is_pending(far.receiver.recv()).await);
             expect_error(&mut near.receiver).await;
             expect_error(&mut far.receiver).await;
         }
@@ -222,7 +225,7 @@ async fn a_link_that_is_never_admitted() {
 
 /// So many that later peers must prove their addresses first.
 #[tokio::test]
-async fn many_quic_connections_over_which_nothing_comes() {
+async fn many_silent_quic_connections() {
     withstand("", async |server| {
         let mut idle = Vec::new();
         for _ in 0..40 {
@@ -239,7 +242,7 @@ async fn many_quic_connections_over_which_nothing_comes() {
 }
 
 #[tokio::test]
-async fn a_quic_connection_closed_before_it_says_anything() {
+async fn quic_connection_closed_at_once() {
     withstand("QUIC connection failed", async |server| {
         quic_client(server).await.close(7u8.into(), b"never mind");
     })
@@ -247,7 +250,7 @@ async fn a_quic_connection_closed_before_it_says_anything() {
 }
 
 #[tokio::test]
-async fn half_a_frame_over_quic() {
+async fn truncated_quic_frame() {
     withstand("", async |server| {
         for prefix in [&[100, 0, 0, 0, b'a', b'b', b'c'][..], &[100, 0]] {
             let connection = quic_client(server).await;
@@ -268,7 +271,7 @@ async fn half_a_frame_over_quic() {
 /// Links that are not accepted wait, and their dialers with them; those that are dropped
 /// meanwhile do no harm.
 #[tokio::test]
-async fn links_that_nobody_accepts() {
+async fn unaccepted_links_wait() {
     const LINKS: usize = 60;
     no_hang(async {
         let mut server = Server::start().await;

@@ -12,13 +12,13 @@ use crate::harness::*;
 laws! {
     frames_pass_whole_in_order_both_ways_at_once
     frames_sent_together_arrive_one_by_one
-    what_is_sent_without_a_wait_arrives_in_order
-    what_has_arrived_is_had_without_a_wait
+    send_now_keeps_frame_order
+    try_recv_returns_arrived_frames
     parts_are_joined
     a_frame_over_the_limit_is_refused_and_the_link_goes_on
     send_waits_for_a_receiver_that_does_not_read
-    recv_may_be_cancelled
-    send_may_be_cancelled
+    recv_is_cancel_safe
+    send_is_cancel_safe
     the_listener_learns_of_a_link_from_its_first_frame
     many_links_share_a_listener
 }
@@ -93,14 +93,14 @@ async fn frames_sent_together_arrive_one_by_one(kind: Kind) {
     tokio::join!(sending, receiving);
 }
 
-async fn what_is_sent_without_a_wait_arrives_in_order(kind: Kind) {
+async fn send_now_keeps_frame_order(kind: Kind) {
     const SIZE: usize = 100_000;
     let row = |number| {
         let whole = frame(number, SIZE);
         [whole.slice(..9), Bytes::new(), whole.slice(9..)]
     };
     let (mut near, mut far, _server) = connect(kind).await;
-    if !near.sender.sends_now() {
+    if !near.sender.can_send_now() {
         near.sender.send_now(&[row(1)]).unwrap_err();
         near.sender.send(&[frame(1, 10)]).await.unwrap();
         return expect_frame(&mut far.receiver, 1, 10).await;
@@ -110,7 +110,7 @@ async fn what_is_sent_without_a_wait_arrives_in_order(kind: Kind) {
     assert_eq!(refused, Err(LinkError::TooLarge(MAX_FRAME_BYTES + 1)));
     // As nobody reads, the kernel accepts no more at some point. A switch accepts a frame
     // or fails.
-    let most = if kind.switched { 50 } else { 500 };
+    let most = if kind.behind_switch { 50 } else { 500 };
     let (mut sent, mut is_kept) = (0, false);
     while !is_kept && sent < most {
         is_kept = !near
@@ -119,7 +119,7 @@ async fn what_is_sent_without_a_wait_arrives_in_order(kind: Kind) {
             .unwrap();
         sent += 2;
     }
-    assert_eq!(is_kept, !kind.switched);
+    assert_eq!(is_kept, !kind.behind_switch);
     let sending = async {
         near.sender.send_all(&[]).await.unwrap();
         near.sender.send(&row(sent + 1)).await.unwrap();
@@ -127,10 +127,10 @@ async fn what_is_sent_without_a_wait_arrives_in_order(kind: Kind) {
     tokio::join!(sending, expect_frames(&mut far.receiver, sent + 1, SIZE));
 }
 
-async fn what_has_arrived_is_had_without_a_wait(kind: Kind) {
+async fn try_recv_returns_arrived_frames(kind: Kind) {
     const FRAMES: usize = 20;
     let (mut near, mut far, _server) = connect(kind).await;
-    assert_eq!(far.receiver.arrived(), None);
+    assert_eq!(far.receiver.try_recv(), None);
     let row = |from: usize| -> Vec<_> {
         let numbers = from..from + FRAMES;
         numbers
@@ -143,14 +143,14 @@ async fn what_has_arrived_is_had_without_a_wait(kind: Kind) {
         let until = number + FRAMES;
         while number < until {
             // A call that found nothing must not lose the wakeup of the next one.
-            let received = match far.receiver.arrived() {
+            let received = match far.receiver.try_recv() {
                 Some(received) => received,
                 None => far.receiver.recv().await,
             };
             assert_eq!(received, Ok(Some(frame(number, 100))), "frame {number}");
             number += 1;
         }
-        assert_eq!(far.receiver.arrived(), None);
+        assert_eq!(far.receiver.try_recv(), None);
     }
 }
 
@@ -234,7 +234,7 @@ async fn send_waits_for_a_receiver_that_does_not_read(kind: Kind) {
     tokio::join!(rest, reading);
 }
 
-async fn recv_may_be_cancelled(kind: Kind) {
+async fn recv_is_cancel_safe(kind: Kind) {
     const FRAMES: usize = 12;
     let (mut near, mut far, _server) = connect(kind).await;
     let sending = send_frames(&mut near.sender, FRAMES, MAX_FRAME_BYTES);
@@ -259,7 +259,7 @@ async fn recv_may_be_cancelled(kind: Kind) {
     tokio::join!(sending, receiving);
 }
 
-async fn send_may_be_cancelled(kind: Kind) {
+async fn send_is_cancel_safe(kind: Kind) {
     const FRAMES: usize = 60;
     const LAST: usize = FRAMES + 1;
     let (mut near, mut far, _server) = connect(kind).await;
@@ -303,8 +303,8 @@ async fn send_may_be_cancelled(kind: Kind) {
 async fn the_listener_learns_of_a_link_from_its_first_frame(kind: Kind) {
     let mut server = Server::start().await;
     let near = server.dial(kind).await;
-    assert!(waits(server.listener.accept()).await);
-    server.greet(near).await;
+    assert!(is_pending(server.listener.accept()).await);
+    server.exchange_first_frame(near).await;
 }
 
 async fn many_links_share_a_listener(kind: Kind) {
@@ -356,7 +356,7 @@ async fn many_links_share_a_listener(kind: Kind) {
 
 /// One test for all carriers, as it takes long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_link_stays() {
+async fn idle_link_stays_open() {
     let idle = async |kind: Kind| {
         let (mut near, mut far, _server) = connect(kind).await;
         sleep(IDLE_TIMEOUT + Duration::from_secs(2)).await;
@@ -371,9 +371,14 @@ async fn an_idle_link_stays() {
             );
         }
     };
-    let switched = [QUIC.through_a_switch(), GRPC.through_a_switch()];
+    let behind_switch = [QUIC.with_fault_switch(), GRPC.with_fault_switch()];
     let all = async {
-        tokio::join!(idle(QUIC), idle(GRPC), idle(switched[0]), idle(switched[1]));
+        tokio::join!(
+            idle(QUIC),
+            idle(GRPC),
+            idle(behind_switch[0]),
+            idle(behind_switch[1])
+        );
     };
     no_hang(all).await;
 }

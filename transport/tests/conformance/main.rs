@@ -20,9 +20,9 @@ macro_rules! laws {
             laws!(@test $law, quic, crate::harness::QUIC);
             laws!(@test $law, grpc, crate::harness::GRPC);
             laws!(@test $law, tcp, crate::harness::TCP);
-            laws!(@test $law, quic_through_a_switch, crate::harness::QUIC.through_a_switch());
-            laws!(@test $law, grpc_through_a_switch, crate::harness::GRPC.through_a_switch());
-            laws!(@test $law, tcp_through_a_switch, crate::harness::TCP.through_a_switch());
+            laws!(@test $law, quic_with_fault_switch, crate::harness::QUIC.with_fault_switch());
+            laws!(@test $law, grpc_with_fault_switch, crate::harness::GRPC.with_fault_switch());
+            laws!(@test $law, tcp_with_fault_switch, crate::harness::TCP.with_fault_switch());
         })*
     };
     (@test $law:ident, $name:ident, $kind:expr) => {
@@ -34,6 +34,7 @@ macro_rules! laws {
 }
 
 mod binding;
+mod client_certificate;
 mod control;
 mod dialling;
 mod endings;
@@ -43,6 +44,5 @@ mod hostile;
 mod laws;
 mod oversized;
 mod raw;
-mod shown;
 mod trust;
 mod validation;

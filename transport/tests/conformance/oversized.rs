@@ -25,7 +25,7 @@ const SIZES: [usize; 2] = [MAX_FRAME_BYTES + 1, 2 * MAX_FRAME_BYTES];
 
 /// The limit before the peer is admitted.
 #[tokio::test]
-async fn as_the_first_from_a_dialler() {
+async fn oversized_first_frame_is_refused() {
     no_hang(async {
         let size = FIRST_FRAME_BYTES + 1;
         for kind in [QUIC, TCP] {
@@ -46,7 +46,7 @@ async fn as_the_first_from_a_dialler() {
             near.sender.send(&[frame(1, size)]).await.unwrap();
             let refused = expect_error(&mut near.receiver).await.to_string();
             assert!(refused.contains("a first message of"), "{refused}");
-            assert!(waits(server.listener.accept()).await);
+            assert!(is_pending(server.listener.accept()).await);
         }
     })
     .await;
@@ -156,11 +156,11 @@ async fn from_a_grpc_dialler() {
     .await;
 }
 
-struct SendsTooMuch(usize);
+struct OversizedSender(usize);
 
 #[tonic::async_trait]
-impl Data for SendsTooMuch {
-    type ConnectStream = control::Answers<Packet>;
+impl Data for OversizedSender {
+    type ConnectStream = control::ResponseStream<Packet>;
 
     async fn connect(
         &self,
@@ -175,7 +175,7 @@ impl Data for SendsTooMuch {
             while let Ok(Some(_)) = incoming.message().await {}
             drop(packets);
         });
-        Ok(Response::new(control::answers(outgoing)))
+        Ok(Response::new(control::response_stream(outgoing)))
     }
 }
 
@@ -188,7 +188,7 @@ async fn from_a_grpc_listener() {
             let identity = Identity::self_signed().unwrap();
             let trust = tensord_transport::tls::Trust::Pin(identity.fingerprint());
             let server = control::server(tcp, &identity).unwrap();
-            let routes = Routes::new(DataServer::new(SendsTooMuch(size)));
+            let routes = Routes::new(DataServer::new(OversizedSender(size)));
             let serving = tokio::spawn(server.run(routes));
             let link = GRPC.dialer().dial(&address, &trust, DIAL_DEADLINE).await;
             let mut link = link.unwrap();

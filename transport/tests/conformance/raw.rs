@@ -180,7 +180,7 @@ impl Proxy {
     }
 
     /// Number of connections whose handshake failed.
-    pub(crate) fn turned_away(&self) -> usize {
+    pub(crate) fn failed_handshakes(&self) -> usize {
         self.counts[1].load(Ordering::Relaxed)
     }
 }

@@ -8,13 +8,13 @@ use tensord_transport::{
 };
 
 use crate::{
-    dialling::{dial_each, file, pin_of_nobody},
+    dialling::{ca_file_with, dial_with_all_choices, unknown_pin},
     harness::*,
     raw::fingerprints,
 };
 
 async fn expect_refusal(server: &Server, trust: &Trust, expected: &str) {
-    for result in dial_each(&server.address(), trust, DIAL_DEADLINE).await {
+    for result in dial_with_all_choices(&server.address(), trust, DIAL_DEADLINE).await {
         let error = result.unwrap_err();
         assert!(
             matches!(error, DialError::Certificate { .. }),
@@ -37,9 +37,9 @@ async fn expect_refusal(server: &Server, trust: &Trust, expected: &str) {
 }
 
 async fn expect_links(server: &mut Server, trust: &Trust) {
-    for result in dial_each(&server.address(), trust, DIAL_DEADLINE).await {
+    for result in dial_with_all_choices(&server.address(), trust, DIAL_DEADLINE).await {
         let link = result.unwrap();
-        server.greet(link).await;
+        server.exchange_first_frame(link).await;
     }
 }
 
@@ -48,13 +48,13 @@ async fn another_fingerprint_is_refused() {
     no_hang(async {
         let server = Server::start().await;
         let expected = format!("ca={}", Fingerprint([7; 32]));
-        expect_refusal(&server, &pin_of_nobody(), &expected).await;
+        expect_refusal(&server, &unknown_pin(), &expected).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn the_pools_authority_and_its_server_are_known_by_fingerprint() {
+async fn pool_can_be_pinned_by_authority_or_server() {
     no_hang(async {
         let mut server = Server::start().await;
         let known = fingerprints(&server.pem);
@@ -67,7 +67,7 @@ async fn the_pools_authority_and_its_server_are_known_by_fingerprint() {
 }
 
 #[tokio::test]
-async fn a_self_signed_worker_is_known_by_fingerprint() {
+async fn self_signed_worker_can_be_pinned() {
     no_hang(async {
         let identity = Identity::self_signed().unwrap();
         let mut server = Server {
@@ -110,17 +110,17 @@ async fn a_borrowed_authority_is_refused() {
 }
 
 #[tokio::test]
-async fn a_ca_file_is_what_it_chains_to() {
+async fn ca_file_accepts_certificates_it_signed() {
     no_hang(async {
         let mut server = Server::start().await;
         let directory = tempfile::tempdir().unwrap();
-        let right = file(directory.path(), &server.pem.chain);
+        let right = ca_file_with(directory.path(), &server.pem.chain);
         expect_links(&mut server, &right).await;
         let port = server.listener.address().port();
         control::connect("127.0.0.1", port, &right).await.unwrap();
 
         let other = IdentityPem::new_pool().unwrap();
-        let wrong = file(directory.path(), &other.chain);
+        let wrong = ca_file_with(directory.path(), &other.chain);
         expect_refusal(&server, &wrong, "ca-file=").await;
     })
     .await;
@@ -128,14 +128,14 @@ async fn a_ca_file_is_what_it_chains_to() {
 
 /// An organisation's own authority puts host names into certificates.
 #[tokio::test]
-async fn a_ca_file_may_name_the_host() {
+async fn ca_file_accepts_a_host_name() {
     no_hang(async {
         let mut params = rcgen::CertificateParams::default();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let key = || rcgen::KeyPair::generate().unwrap();
         let authority = rcgen::CertifiedIssuer::self_signed(params, key()).unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let trust = file(directory.path(), &authority.pem());
+        let trust = ca_file_with(directory.path(), &authority.pem());
 
         let serve = async |name: &str| {
             let key = key();
@@ -157,7 +157,9 @@ async fn a_ca_file_may_name_the_host() {
 
         let by_name = serve("localhost").await;
         let port = by_name.listener.address().port();
-        for result in dial_each(&format!("localhost:{port}"), &trust, DIAL_DEADLINE).await {
+        for result in
+            dial_with_all_choices(&format!("localhost:{port}"), &trust, DIAL_DEADLINE).await
+        {
             result.unwrap();
         }
         control::connect("localhost", port, &trust).await.unwrap();

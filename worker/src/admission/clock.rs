@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// After this long without a message, the scheduler counts as unreachable even if no
 /// connection broke, as its process may have stopped. This is a few heartbeats.
-const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The scheduler's clock, extrapolated with the local monotonic clock.
 #[derive(Default)]
@@ -22,7 +22,7 @@ impl SchedulerClock {
     }
 
     /// Discards the time, which is then unknown until the next message.
-    pub(super) fn cut_off(&mut self) {
+    pub(super) fn mark_unreachable(&mut self) {
         self.latest = None;
     }
 
@@ -32,7 +32,7 @@ impl SchedulerClock {
         let (time_ms, at) = self.latest?;
         let since = now.saturating_duration_since(at);
         let passed = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        (since < SILENCE).then_some(time_ms.saturating_add(passed))
+        (since < SILENCE_TIMEOUT).then_some(time_ms.saturating_add(passed))
     }
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_on_between_two_messages_and_is_unknown_without_them() {
+    fn clock_runs_between_messages_and_is_unknown_without_them() {
         let start = Instant::now();
         let after = |ms| start + Duration::from_millis(ms);
         let mut clock = SchedulerClock::default();
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(clock.time_ms(after(5_000)), None);
         clock.set(900_000, after(6_000));
         assert_eq!(clock.time_ms(after(6_001)), Some(900_001));
-        clock.cut_off();
+        clock.mark_unreachable();
         assert_eq!(clock.time_ms(after(6_002)), None);
     }
 }

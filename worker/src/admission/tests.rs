@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A token that never expires.
-const NO_END: u64 = u64::MAX;
+const NEVER_EXPIRES: u64 = u64::MAX;
 
 fn grant(count: u64) -> GrantNumber {
     GrantNumber { term: 3, count }
@@ -26,76 +26,98 @@ fn claim(lease: u64, device: u32, count: u64) -> Claim {
     }
 }
 
-fn is_superseded<T>(result: Result<T, Refusal>) -> bool {
-    matches!(result, Err(Refusal::Superseded { .. }))
+fn is_superseded<T>(result: Result<T, AdmissionError>) -> bool {
+    matches!(result, Err(AdmissionError::Superseded { .. }))
 }
 
 #[test]
-fn a_later_grant_takes_the_device_and_an_earlier_one_opens_nothing() {
+fn later_grant_takes_the_device_and_the_earlier_token_is_refused() {
     let now = Instant::now();
     let mut admission = Admission::new(1);
     let (first, second) = (claim(10, 0, 1), claim(20, 0, 2));
-    assert_eq!(admission.open(first, NO_END, now), Ok(None));
-    assert_eq!(admission.open(first, NO_END, now), Ok(None), "once more");
+    assert_eq!(admission.open(first, NEVER_EXPIRES, now), Ok(None));
+    assert_eq!(
+        admission.open(first, NEVER_EXPIRES, now),
+        Ok(None),
+        "once more"
+    );
     assert_eq!(admission.check(first), Ok(()));
     assert!(
         is_superseded(admission.check(second)),
         "it has opened nothing"
     );
-    let earlier = admission.open(second, NO_END, now);
+    let earlier = admission.open(second, NEVER_EXPIRES, now);
     assert_eq!(earlier, Ok(Some(LeaseId(10))));
-    assert!(is_superseded(admission.open(first, NO_END, now)));
+    assert!(is_superseded(admission.open(first, NEVER_EXPIRES, now)));
     assert!(is_superseded(admission.check(first)));
     assert_eq!(admission.check(second), Ok(()));
 }
 
 #[test]
-fn a_grant_belongs_to_one_lease() {
+fn grant_is_valid_for_one_lease_only() {
     let now = Instant::now();
     let mut admission = Admission::new(1);
-    admission.open(claim(10, 0, 1), NO_END, now).unwrap();
-    assert!(is_superseded(admission.open(claim(11, 0, 1), NO_END, now)));
+    admission.open(claim(10, 0, 1), NEVER_EXPIRES, now).unwrap();
+    assert!(is_superseded(admission.open(
+        claim(11, 0, 1),
+        NEVER_EXPIRES,
+        now
+    )));
 }
 
 #[test]
-fn what_the_scheduler_ended_opens_nothing_and_what_came_before_neither() {
+fn tokens_of_ended_and_earlier_grants_are_refused() {
     let now = Instant::now();
     let mut admission = Admission::new(2);
-    admission.open(claim(10, 0, 4), NO_END, now).unwrap();
+    admission.open(claim(10, 0, 4), NEVER_EXPIRES, now).unwrap();
     admission.end(0, grant(4));
     let lease = LeaseId(10);
-    let refused = Err(Refusal::Ended { lease });
-    assert_eq!(admission.open(claim(10, 0, 4), NO_END, now), refused);
+    let refused = Err(AdmissionError::Ended { lease });
+    assert_eq!(admission.open(claim(10, 0, 4), NEVER_EXPIRES, now), refused);
     assert_eq!(
         admission.check(claim(10, 0, 4)),
-        Err(Refusal::Ended { lease })
+        Err(AdmissionError::Ended { lease })
     );
     // A grant that was never used: the worker learns of it when it ends.
     admission.end(0, grant(6));
-    assert!(is_superseded(admission.open(claim(11, 0, 5), NO_END, now)));
+    assert!(is_superseded(admission.open(
+        claim(11, 0, 5),
+        NEVER_EXPIRES,
+        now
+    )));
     // The end of an earlier grant arrives late.
-    admission.open(claim(12, 0, 7), NO_END, now).unwrap();
+    admission.open(claim(12, 0, 7), NEVER_EXPIRES, now).unwrap();
     admission.end(0, grant(6));
     assert_eq!(admission.check(claim(12, 0, 7)), Ok(()));
     // The other device is not affected.
-    assert_eq!(admission.open(claim(10, 1, 4), NO_END, now), Ok(None));
+    assert_eq!(
+        admission.open(claim(10, 1, 4), NEVER_EXPIRES, now),
+        Ok(None)
+    );
 }
 
 #[test]
-fn a_device_that_was_granted_anew_is_lost_to_who_had_it_before() {
+fn new_grant_ends_the_previous_claim() {
     let now = Instant::now();
     let mut admission = Admission::new(1);
-    admission.open(claim(10, 0, 1), NO_END, now).unwrap();
+    admission.open(claim(10, 0, 1), NEVER_EXPIRES, now).unwrap();
     assert_eq!(admission.granted(0, grant(2)), Some(LeaseId(10)));
     assert_eq!(admission.granted(0, grant(2)), None);
-    assert!(is_superseded(admission.open(claim(10, 0, 1), NO_END, now)));
-    assert_eq!(admission.open(claim(20, 0, 2), NO_END, now), Ok(None));
+    assert!(is_superseded(admission.open(
+        claim(10, 0, 1),
+        NEVER_EXPIRES,
+        now
+    )));
+    assert_eq!(
+        admission.open(claim(20, 0, 2), NEVER_EXPIRES, now),
+        Ok(None)
+    );
     assert_eq!(admission.granted(0, grant(1)), None, "it comes late");
     assert_eq!(admission.check(claim(20, 0, 2)), Ok(()));
 }
 
 #[test]
-fn a_token_without_a_grant_or_for_a_device_that_is_not_there_opens_nothing() {
+fn tokens_without_a_grant_or_for_an_unknown_device_are_refused() {
     let now = Instant::now();
     let mut admission = Admission::new(1);
     let none = Claim {
@@ -103,29 +125,32 @@ fn a_token_without_a_grant_or_for_a_device_that_is_not_there_opens_nothing() {
         ..claim(1, 0, 0)
     };
     for wrong in [none, claim(1, 1, 5)] {
-        let refused = Err(Refusal::NoGrant {
+        let refused = Err(AdmissionError::NoGrant {
             device: wrong.device,
         });
-        assert_eq!(admission.open(wrong, NO_END, now), refused);
+        assert_eq!(admission.open(wrong, NEVER_EXPIRES, now), refused);
     }
     admission.end(9, grant(1));
     assert_eq!(admission.granted(9, grant(1)), None);
 }
 
 #[test]
-fn what_is_reported_is_the_lease_in_use_and_all_that_has_ended() {
+fn reports_hold_the_lease_in_use_and_ended_leases() {
     let now = Instant::now();
     let mut admission = Admission::new(4);
-    admission.open(claim(10, 0, 5), NO_END, now).unwrap();
+    admission.open(claim(10, 0, 5), NEVER_EXPIRES, now).unwrap();
     admission.end(1, grant(6));
     admission.granted(2, grant(7));
-    assert_eq!(admission.held().collect::<Vec<_>>(), [claim(10, 0, 5)]);
+    assert_eq!(
+        admission.active_claims().collect::<Vec<_>>(),
+        [claim(10, 0, 5)]
+    );
     let ended: Vec<_> = admission.ended().collect();
     assert_eq!(ended, [(0, grant(4)), (1, grant(6)), (2, grant(6))]);
 }
 
 #[test]
-fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
+fn expired_token_is_refused_but_ends_no_session() {
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
     let mut admission = Admission::new(1);
@@ -134,7 +159,7 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
     assert_eq!(admission.open(token, 1_002_000, start), Ok(None));
     let late = admission.open(token, 1_002_000, after(4));
     let lease = LeaseId(10);
-    assert_eq!(late, Err(Refusal::Expired { lease, seconds: 2 }));
+    assert_eq!(late, Err(AdmissionError::Expired { lease, seconds: 2 }));
     assert_eq!(admission.check(token), Ok(()), "links resume");
     // The renewed token that the scheduler sent in time.
     assert_eq!(admission.open(token, 1_602_000, after(4)), Ok(None));
@@ -146,7 +171,7 @@ fn a_token_past_its_end_opens_nothing_new_and_stops_nothing() {
 
 /// The scheduler is down for an hour, with tokens that expire after ten minutes.
 #[test]
-fn an_outage_of_an_hour_ends_nothing() {
+fn hour_long_scheduler_outage_ends_no_session() {
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
     let time = |seconds| 1_000_000 + seconds * 1000;
@@ -157,7 +182,7 @@ fn an_outage_of_an_hour_ends_nothing() {
     let (token, end) = (claim(10, 0, 1), time(600));
     admission.open(token, end, after(30)).unwrap();
     let given = claim(10, 1, 1);
-    admission.cut_off();
+    admission.mark_unreachable();
     for second in (60..3660).step_by(10) {
         assert_eq!(admission.check(token), Ok(()), "a link breaks and resumes");
         let opened = admission.open(token, end, after(second));
@@ -167,7 +192,7 @@ fn an_outage_of_an_hour_ends_nothing() {
     assert_eq!(admission.open(given, end, after(3000)), Ok(None));
     // The scheduler is back, with another term, and adopts the lease.
     admission.set_time(time(3660), after(3660));
-    assert_eq!(admission.held().count(), 2);
+    assert_eq!(admission.active_claims().count(), 2);
     assert_eq!(admission.check(token), Ok(()));
     assert!(admission.open(token, end, after(3661)).is_err());
     let renewed = time(3660 + 600);
@@ -177,19 +202,19 @@ fn an_outage_of_an_hour_ends_nothing() {
 /// Admission keeps no list of leases, so an old token stays invalid after any number of
 /// leases.
 #[test]
-fn a_hundred_thousand_leases_later_an_old_token_is_still_old() {
+fn old_token_is_refused_after_100_000_leases() {
     let now = Instant::now();
     let mut admission = Admission::new(1);
     let old = claim(1, 0, 1);
-    admission.open(old, NO_END, now).unwrap();
+    admission.open(old, NEVER_EXPIRES, now).unwrap();
     admission.end(0, grant(1));
     for count in 2..100_002 {
         let next = claim(count, 0, count);
-        admission.open(next, NO_END, now).unwrap();
+        admission.open(next, NEVER_EXPIRES, now).unwrap();
         if count % 3 != 0 {
             admission.end(0, grant(count));
         }
-        assert!(is_superseded(admission.open(old, NO_END, now)));
+        assert!(is_superseded(admission.open(old, NEVER_EXPIRES, now)));
     }
     assert!(is_superseded(admission.check(old)));
 }
@@ -284,7 +309,7 @@ proptest! {
                 Op::Open { nth } => {
                     let Some(&token) = model.tokens.get(nth) else { continue };
                     let before = model.user.get(&token.device).copied();
-                    let opened = admission.open(token, NO_END, now);
+                    let opened = admission.open(token, NEVER_EXPIRES, now);
                     prop_assert_eq!(opened.is_ok(), model.may_open(token), "{:?}", token);
                     if let Ok(earlier) = opened {
                         let other = before.filter(|lease| *lease != token.lease);
@@ -299,7 +324,7 @@ proptest! {
                     prop_assert_eq!(admission.check(token).is_ok(), uses);
                 }
             }
-            let held = admission.held().map(|held| (held.device, held.lease));
+            let held = admission.active_claims().map(|held| (held.device, held.lease));
             prop_assert_eq!(held.collect::<BTreeMap<_, _>>(), model.user.clone());
         }
     }

@@ -15,7 +15,7 @@ use burn_ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorIr};
 
 /// The values that a tensor of indices may have.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Range {
+pub(super) enum IndexRange {
     /// From 0 to this.
     UpTo(usize),
     /// Tuples along the last axis. The n-th component is from 0 to the n-th value here.
@@ -24,12 +24,12 @@ pub(super) enum Range {
 
 /// Returns the tensors by whose values the kernel of `op` addresses memory, with the valid
 /// range of values. The declarations of `op` were checked before.
-pub(super) fn indices(op: &mut OperationIr) -> Vec<(&mut TensorIr, Range)> {
+pub(super) fn indices(op: &mut OperationIr) -> Vec<(&mut TensorIr, IndexRange)> {
     match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
-            of_base(op)
+            base_op_indices(op)
         }
-        OperationIr::Module(op) => of_module(op),
+        OperationIr::Module(op) => module_op_indices(op),
         OperationIr::NumericFloat(..)
         | OperationIr::NumericInt(..)
         | OperationIr::Bool(_)
@@ -43,19 +43,19 @@ pub(super) fn indices(op: &mut OperationIr) -> Vec<(&mut TensorIr, Range)> {
     }
 }
 
-fn of_base(op: &mut BaseOperationIr) -> Vec<(&mut TensorIr, Range)> {
+fn base_op_indices(op: &mut BaseOperationIr) -> Vec<(&mut TensorIr, IndexRange)> {
     use BaseOperationIr as Op;
     match op {
-        Op::Gather(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
-        Op::Scatter(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
-        Op::Select(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
-        Op::SelectAssign(op) => vec![(&mut op.indices, below(&op.tensor, op.dim))],
+        Op::Gather(op) => vec![(&mut op.indices, axis_range(&op.tensor, op.dim))],
+        Op::Scatter(op) => vec![(&mut op.indices, axis_range(&op.tensor, op.dim))],
+        Op::Select(op) => vec![(&mut op.indices, axis_range(&op.tensor, op.dim))],
+        Op::SelectAssign(op) => vec![(&mut op.indices, axis_range(&op.tensor, op.dim))],
         Op::GatherNd(op) => {
-            let range = tuples(&op.data, &op.indices);
+            let range = tuple_range(&op.data, &op.indices);
             vec![(&mut op.indices, range)]
         }
         Op::ScatterNd(op) => {
-            let range = tuples(&op.data, &op.indices);
+            let range = tuple_range(&op.data, &op.indices);
             vec![(&mut op.indices, range)]
         }
         Op::Reshape(_)
@@ -85,23 +85,23 @@ fn of_base(op: &mut BaseOperationIr) -> Vec<(&mut TensorIr, Range)> {
     }
 }
 
-fn of_module(op: &mut ModuleOperationIr) -> Vec<(&mut TensorIr, Range)> {
+fn module_op_indices(op: &mut ModuleOperationIr) -> Vec<(&mut TensorIr, IndexRange)> {
     use ModuleOperationIr as Op;
     // A CTC loss looks up classes, and reads up to the given lengths.
     macro_rules! ctc {
         ($op:expr) => {{
-            let steps = Range::UpTo(dim(&$op.log_probs, 0));
-            let labels = Range::UpTo(dim(&$op.targets, 1));
+            let steps = IndexRange::UpTo(dim(&$op.log_probs, 0));
+            let labels = IndexRange::UpTo(dim(&$op.targets, 1));
             vec![
-                (&mut $op.targets, below(&$op.log_probs, 2)),
+                (&mut $op.targets, axis_range(&$op.log_probs, 2)),
                 (&mut $op.input_lengths, steps),
                 (&mut $op.target_lengths, labels),
             ]
         }};
     }
     match op {
-        Op::Embedding(op) => vec![(&mut op.indices, below(&op.weights, 0))],
-        Op::EmbeddingBackward(op) => vec![(&mut op.indices, below(&op.weights, 0))],
+        Op::Embedding(op) => vec![(&mut op.indices, axis_range(&op.weights, 0))],
+        Op::EmbeddingBackward(op) => vec![(&mut op.indices, axis_range(&op.weights, 0))],
         Op::CtcLoss(op) => ctc!(op),
         Op::CtcLossBackward(op) => ctc!(op),
         // The pools' backward passes only compare their indices.
@@ -162,46 +162,47 @@ fn dim(tensor: &TensorIr, axis: usize) -> usize {
 
 /// Returns the range of positions along an axis. An op that takes elements of an axis of
 /// size 0 was refused before.
-fn below(tensor: &TensorIr, axis: usize) -> Range {
-    Range::UpTo(dim(tensor, axis).saturating_sub(1))
+fn axis_range(tensor: &TensorIr, axis: usize) -> IndexRange {
+    IndexRange::UpTo(dim(tensor, axis).saturating_sub(1))
 }
 
-fn tuples(data: &TensorIr, indices: &TensorIr) -> Range {
+fn tuple_range(data: &TensorIr, indices: &TensorIr) -> IndexRange {
     let length = indices.shape.as_slice().last().copied().unwrap_or(0);
     let most: Vec<_> = (0..length)
         .map(|axis| dim(data, axis).saturating_sub(1))
         .collect();
     match most.first() {
-        Some(first) if most.iter().all(|each| each == first) => Range::UpTo(*first),
-        _ => Range::Tuples(most),
+        Some(first) if most.iter().all(|each| each == first) => IndexRange::UpTo(*first),
+        _ => IndexRange::Tuples(most),
     }
 }
 
 /// Returns `indices` with each value clamped to `range`.
-pub(super) fn clamped<B: Backend>(
+pub(super) fn clamp_to_range<B: Backend>(
     indices: IntTensor<B>,
-    about: &TensorIr,
-    range: &Range,
+    declared: &TensorIr,
+    range: &IndexRange,
 ) -> IntTensor<B> {
-    let clamp = |values, most| B::int_clamp(values, Scalar::Int(0), greatest(about.dtype, most));
+    let clamp =
+        |values, most| B::int_clamp(values, Scalar::Int(0), upper_bound(declared.dtype, most));
     let most = match range {
-        Range::UpTo(most) => return clamp(indices, *most),
-        Range::Tuples(most) => most,
+        IndexRange::UpTo(most) => return clamp(indices, *most),
+        IndexRange::Tuples(most) => most,
     };
-    let dims = about.shape.as_slice();
+    let dims = declared.shape.as_slice();
     let Some(last) = dims.len().checked_sub(1).filter(|_| !most.is_empty()) else {
         return indices; // Tuples without components.
     };
-    let place = |(place, most): (usize, &usize)| {
+    let component = |(component, most): (usize, &usize)| {
         let mut part: Vec<Slice> = dims.iter().map(|&dim| Slice::from(0..dim)).collect();
-        part[last] = Slice::from(place..place + 1);
+        part[last] = Slice::from(component..component + 1);
         clamp(B::int_slice(indices.clone(), &part), *most)
     };
-    B::int_cat(most.iter().enumerate().map(place).collect(), last)
+    B::int_cat(most.iter().enumerate().map(component).collect(), last)
 }
 
 /// Returns `most`, or the greatest value of `dtype` if that is less.
-fn greatest(dtype: DType, most: usize) -> Scalar {
+fn upper_bound(dtype: DType, most: usize) -> Scalar {
     let of_dtype = match dtype {
         DType::I8 => i64::from(i8::MAX),
         DType::U8 => i64::from(u8::MAX),

@@ -15,10 +15,10 @@ use crate::custom::{CustomOps, Handler, Handlers};
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
 
 impl SessionBackend for Cube {
-    const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = None;
+    const IS_HOST_READABLE: Option<fn(Self::Handle) -> bool> = None;
 
     // A lazy backend does not know the actual dtype before it runs the op.
-    const TYPES_DIFFER: bool = false;
+    const DTYPES_MAY_DIFFER: bool = false;
 
     // Buffers of fused ops are assigned when their kernel is launched.
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = None;
@@ -34,7 +34,7 @@ impl SessionBackend for Cube {
         let deferred = |(name, run): (&String, &Handler<CubeBackend>)| {
             let run = run.clone();
             let deferred: Handler<Self> =
-                Arc::new(move |tensors, call, device| defer(&run, tensors, call, device));
+                Arc::new(move |tensors, call, device| queue_custom_op(&run, tensors, call, device));
             (name.clone(), deferred)
         };
         ops.cube.iter().map(deferred).collect()
@@ -42,7 +42,7 @@ impl SessionBackend for Cube {
 }
 
 /// Queues a custom op, which is not fused, in order with the ops that are.
-fn defer(
+fn queue_custom_op(
     run: &Handler<CubeBackend>,
     tensors: &mut HandleContainer<<Cube as BackendIr>::Handle>,
     call: &CustomOpIr,
@@ -61,26 +61,26 @@ fn defer(
         outputs: outputs.collect(),
         scalars: call.scalars.clone(),
     };
-    let deferred = Deferred {
+    let deferred = QueuedCustomOp {
         run: run.clone(),
         call: queued.clone(),
         device: device.clone(),
     };
-    let made = client.register(StreamId::current(), OperationIr::Custom(queued), deferred);
-    for (out, made) in call.outputs.iter().zip(made) {
+    let handles = client.register(StreamId::current(), OperationIr::Custom(queued), deferred);
+    for (out, handles) in call.outputs.iter().zip(handles) {
         // The handle is the same for all kinds of tensors.
-        tensors.register_float_tensor::<Cube>(&out.id, made);
+        tensors.register_float_tensor::<Cube>(&out.id, handles);
     }
 }
 
 /// A custom op that runs when the device's queue reaches it.
-struct Deferred {
+struct QueuedCustomOp {
     run: Handler<CubeBackend>,
     call: CustomOpIr,
     device: CubeDevice,
 }
 
-impl Operation<Runtime> for Deferred {
+impl Operation<Runtime> for QueuedCustomOp {
     fn execute(
         &self,
         tensors: &mut HandleContainer<<Runtime as FusionRuntime>::FusionHandle>,
@@ -90,7 +90,7 @@ impl Operation<Runtime> for Deferred {
     }
 }
 
-impl fmt::Debug for Deferred {
+impl fmt::Debug for QueuedCustomOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Deferred").field(&self.call.id).finish()
     }

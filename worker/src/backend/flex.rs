@@ -10,9 +10,10 @@ use super::{SessionBackend, StorageInfo};
 use crate::custom::{CustomOps, Handlers};
 
 impl SessionBackend for Flex {
-    const IS_AT_HAND: Option<fn(Self::Handle) -> bool> = Some(|handle| whole(handle).is_some());
+    const IS_HOST_READABLE: Option<fn(Self::Handle) -> bool> =
+        Some(|handle| contiguous(handle).is_some());
 
-    const TYPES_DIFFER: bool = true;
+    const DTYPES_MAY_DIFFER: bool = true;
 
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = Some(storage);
 
@@ -23,18 +24,18 @@ impl SessionBackend for Flex {
     }
 
     fn borrow_value(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
-        let tensor = whole(handle)?;
+        let tensor = contiguous(handle)?;
         let shape = tensor.shape();
         let dtype = FlexTensor::dtype(&tensor);
         // Flex copies memory before a change if the memory is shared.
-        let lent = bytes::Bytes::from_owner(BorrowedBytes(tensor.data_arc()));
-        let lent = Bytes::from_shared(lent, AllocationProperty::Native);
-        TensorData::try_from_bytes(lent, shape, dtype).ok()
+        let borrowed = bytes::Bytes::from_owner(BorrowedBytes(tensor.data_arc()));
+        let borrowed = Bytes::from_shared(borrowed, AllocationProperty::Native);
+        TensorData::try_from_bytes(borrowed, shape, dtype).ok()
     }
 }
 
 /// Returns the tensor if its memory holds exactly its elements, in order.
-fn whole(handle: <Flex as BackendIr>::Handle) -> Option<FlexTensor> {
+fn contiguous(handle: <Flex as BackendIr>::Handle) -> Option<FlexTensor> {
     let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) = handle
     else {
         return None;
@@ -90,37 +91,37 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_is_lent_does_not_change() {
+    fn borrowed_tensor_does_not_change() {
         let tensor = Flex::float_from_data(data(), &FlexDevice);
         let memory = tensor.bytes().as_ptr();
-        let lent = Flex::borrow_value(Flex::float_tensor_handle(tensor.clone())).unwrap();
-        assert_eq!(lent.as_bytes().as_ptr(), memory);
+        let borrowed = Flex::borrow_value(Flex::float_tensor_handle(tensor.clone())).unwrap();
+        assert_eq!(borrowed.as_bytes().as_ptr(), memory);
         let changed = Flex::float_mul_scalar(tensor, 2.0f32.into());
-        assert_eq!(lent, data());
+        assert_eq!(borrowed, data());
         assert_eq!(changed.bytes()[..4], 2.0f32.to_ne_bytes());
     }
 
     #[test]
-    fn a_view_uses_the_memory_of_its_tensor_for_as_long_as_it_lives() {
+    fn view_keeps_the_storage_of_its_tensor_alive() {
         let kept = Flex::float_from_data(data(), &FlexDevice);
-        let look =
+        let storage_of =
             |tensor: &FlexTensor| storage(Flex::float_tensor_handle(tensor.clone())).unwrap();
-        let whole = look(&kept);
-        assert_eq!((whole.bytes, whole.is_shared), (24, false));
+        let contiguous = storage_of(&kept);
+        assert_eq!((contiguous.bytes, contiguous.is_shared), (24, false));
         let row = Flex::float_slice(kept.clone(), &[burn_std::Slice::from(0..1)]);
         let shared = StorageInfo {
             is_shared: true,
-            ..whole
+            ..contiguous
         };
-        assert_eq!([look(&row), look(&kept)], [shared, shared]);
+        assert_eq!([storage_of(&row), storage_of(&kept)], [shared, shared]);
         drop(kept);
-        assert_eq!(look(&row), whole);
+        assert_eq!(storage_of(&row), contiguous);
         let moved = Flex::float_add_scalar(row.clone(), 1.0f32.into());
-        assert_ne!(look(&moved).id, whole.id);
+        assert_ne!(storage_of(&moved).id, contiguous.id);
     }
 
     #[test]
-    fn a_view_is_not_lent() {
+    fn views_are_not_borrowed() {
         let tensor = Flex::float_from_data(data(), &FlexDevice);
         let turned = Flex::float_transpose(tensor.clone());
         assert!(Flex::borrow_value(Flex::float_tensor_handle(turned)).is_none());

@@ -45,7 +45,7 @@ pub(crate) struct StorageInfo {
 /// The tensors of one session on one device.
 pub(crate) trait TensorStore: Send {
     /// Returns the error message if `custom_op` is not installed for this device.
-    fn lacks(&self, custom_op: &str) -> Option<String>;
+    fn custom_op_error(&self, custom_op: &str) -> Option<String>;
     /// Executes an op.
     fn execute(&mut self, op: Box<OperationIr>);
     /// Executes an op that draws random numbers, with a generator seeded by `seed`.
@@ -63,14 +63,14 @@ pub(crate) trait TensorStore: Send {
     fn sync(&mut self) -> Result<(), ExecutionError>;
     /// Returns whether an existing tensor has a storage of exactly its own size in host
     /// memory, so that it can be read without waiting.
-    fn is_at_hand(&mut self, tensor: &TensorIr) -> bool;
+    fn is_host_readable(&mut self, tensor: &TensorIr) -> bool;
     /// Returns whether tensors are in host memory, so that copying one for a read takes
     /// more host memory.
     fn is_in_host_memory(&self) -> bool;
     /// Returns the shape and dtype that the backend holds for an existing tensor, or `None`
     /// if the backend cannot determine them.
     #[cfg(feature = "testing")]
-    fn made(&mut self, _tensor: &TensorIr) -> Option<(Shape, DType)> {
+    fn actual_type(&mut self, _tensor: &TensorIr) -> Option<(Shape, DType)> {
         None
     }
     /// Returns the storage of an existing tensor, or `None` if the backend cannot determine
@@ -109,7 +109,7 @@ pub(crate) fn probe(device: &dyn Device, runtime: &Handle) -> Result<(), String>
 }
 
 /// Returns the message of a panic.
-pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".into())
@@ -138,11 +138,11 @@ pub(crate) trait SessionBackend: BackendIr {
     /// The function that returns whether a tensor has a storage of exactly its own size in
     /// host memory, so that it can be read without waiting. `None` if no tensor of this
     /// backend has.
-    const IS_AT_HAND: Option<fn(Self::Handle) -> bool>;
+    const IS_HOST_READABLE: Option<fn(Self::Handle) -> bool>;
 
     /// Whether an op may make an output of another dtype than declared. Outputs are then
     /// verified after the op, because later ops are checked against the declared dtype.
-    const TYPES_DIFFER: bool;
+    const DTYPES_MAY_DIFFER: bool;
 
     /// The function that returns the storage that a tensor uses. `None` if the backend
     /// assigns storages when kernels are launched, which may be later.
@@ -230,7 +230,7 @@ const DTYPES: [DType; 16] = [
 
 /// Each Burn backend has one random generator per process. This lock is held from seeding
 /// until drawing has ended, so that no other session draws in between.
-static GENERATOR: Mutex<()> = Mutex::new(());
+static RNG_LOCK: Mutex<()> = Mutex::new(());
 
 /// The tensors of a session on a Burn backend. Each session has its own stream of the
 /// device, so that waiting for one session's work does not wait for the others'.
@@ -257,10 +257,12 @@ impl<B: SessionBackend> BurnTensors<B> {
     /// # Panics
     ///
     /// If they differ and the dtype cannot be converted. The op then fails with a fault.
-    fn hold_to(&mut self, out: &TensorIr, who: &str) {
+    fn verify_output(&mut self, out: &TensorIr, who: &str) {
         let (shape, dtype) = self.type_of(out);
         let is_as_declared = (&shape, dtype) == (&out.shape, out.dtype);
-        if is_as_declared || (B::TYPES_DIFFER && shape == out.shape && self.mend(out, dtype)) {
+        if is_as_declared
+            || (B::DTYPES_MAY_DIFFER && shape == out.shape && self.convert_dtype(out, dtype))
+        {
             return;
         }
         panic!(
@@ -273,7 +275,7 @@ impl<B: SessionBackend> BurnTensors<B> {
 
     /// Converts `out` from the dtype that the backend `made` to the declared one, if both
     /// are integers or both booleans (or bytes). Returns false if they are not.
-    fn mend(&mut self, out: &TensorIr, made: DType) -> bool {
+    fn convert_dtype(&mut self, out: &TensorIr, made: DType) -> bool {
         use BoolStore::{Native, U8};
         let is_int = |dtype: DType| dtype.is_int() || dtype.is_uint();
         if is_int(out.dtype) && is_int(made) {
@@ -292,8 +294,9 @@ impl<B: SessionBackend> BurnTensors<B> {
             return false;
         }
         let shared = as_shared(out);
-        let lent = self.run(|interpreter| B::borrow_value(interpreter.get_tensor_handle(&shared)));
-        let Some((bytes, shape, _)) = lent.map(TensorData::into_parts) else {
+        let borrowed =
+            self.run(|interpreter| B::borrow_value(interpreter.get_tensor_handle(&shared)));
+        let Some((bytes, shape, _)) = borrowed.map(TensorData::into_parts) else {
             return false;
         };
         let Ok(data) = TensorData::try_from_bytes(bytes, shape, out.dtype) else {
@@ -317,7 +320,7 @@ impl<B: SessionBackend> BurnTensors<B> {
     /// Replaces the index tensors of `op` by clamped copies if the backend's kernels do not
     /// check indices. Returns the tensors that `op` uses for the last time and that the
     /// caller must drop after it.
-    fn keep_in_bounds(&mut self, op: &mut OperationIr) -> Vec<TensorIr> {
+    fn clamp_indices(&mut self, op: &mut OperationIr) -> Vec<TensorIr> {
         let mut after = Vec::new();
         if !B::TRUSTS_INDICES || bounds::indices(op).is_empty() {
             return after;
@@ -340,7 +343,7 @@ impl<B: SessionBackend> BurnTensors<B> {
                 let HandleKind::Int(values) = interpreter.get_tensor(&taken) else {
                     unreachable!("indices that are not integers are refused");
                 };
-                let clamped = bounds::clamped::<B>(values, &taken, &range);
+                let clamped = bounds::clamp_to_range::<B>(values, &taken, &range);
                 interpreter.register_tensor_to_device(id, HandleKind::Int(clamped));
             });
             (tensor.id, tensor.status) = (id, TensorStatus::ReadWrite);
@@ -350,7 +353,7 @@ impl<B: SessionBackend> BurnTensors<B> {
 }
 
 impl<B: SessionBackend> TensorStore for BurnTensors<B> {
-    fn lacks(&self, custom_op: &str) -> Option<String> {
+    fn custom_op_error(&self, custom_op: &str) -> Option<String> {
         if self.custom_names.iter().any(|name| name == custom_op) {
             return None;
         }
@@ -364,13 +367,13 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
     }
 
     fn execute(&mut self, mut op: Box<OperationIr>) {
-        let may_differ = B::TYPES_DIFFER && types_may_differ(&op);
+        let may_differ = B::DTYPES_MAY_DIFFER && may_change_dtype(&op);
         let declared = match &*op {
             OperationIr::Custom(call) => call.outputs.clone(),
             op if may_differ => op.outputs().cloned().collect(),
             _ => Vec::new(),
         };
-        let after = self.keep_in_bounds(&mut op);
+        let after = self.clamp_indices(&mut op);
         self.run(|interpreter| interpreter.register_op(*op));
         for tensor in after {
             self.forget(tensor);
@@ -379,15 +382,15 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         // the declaration.
         let who = if may_differ { "backend" } else { "custom op" };
         for out in &declared {
-            self.hold_to(out, who);
+            self.verify_output(out, who);
         }
     }
 
     fn execute_seeded(&mut self, op: Box<OperationIr>, seed: u64) {
         // A lock poisoned by a panic is fine: each draw seeds the generator anew.
-        let _drawing = lock(&GENERATOR);
+        let _drawing = lock(&RNG_LOCK);
         let device = self.device.clone();
-        let declared: Vec<_> = match B::TYPES_DIFFER {
+        let declared: Vec<_> = match B::DTYPES_MAY_DIFFER {
             true => op.outputs().cloned().collect(),
             false => Vec::new(),
         };
@@ -399,7 +402,7 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             let _ = B::flush(&device);
         });
         for out in &declared {
-            self.hold_to(out, "backend");
+            self.verify_output(out, "backend");
         }
     }
 
@@ -419,8 +422,9 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
 
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         let shared = as_shared(&tensor);
-        let lent = self.run(|interpreter| B::borrow_value(interpreter.get_tensor_handle(&shared)));
-        if let Some(data) = lent {
+        let borrowed =
+            self.run(|interpreter| B::borrow_value(interpreter.get_tensor_handle(&shared)));
+        if let Some(data) = borrowed {
             if tensor.status == TensorStatus::ReadWrite {
                 self.forget(tensor);
             }
@@ -442,22 +446,23 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         self.run(|interpreter| interpreter.sync())
     }
 
-    fn is_at_hand(&mut self, tensor: &TensorIr) -> bool {
-        let Some(is_at_hand) = B::IS_AT_HAND else {
+    fn is_host_readable(&mut self, tensor: &TensorIr) -> bool {
+        let Some(is_host_readable) = B::IS_HOST_READABLE else {
             return false;
         };
         let shared = as_shared(tensor);
-        let look = || self.run(|interpreter| is_at_hand(interpreter.get_tensor_handle(&shared)));
+        let look =
+            || self.run(|interpreter| is_host_readable(interpreter.get_tensor_handle(&shared)));
         // A failure is reported when the tensor is read.
         catch_unwind(AssertUnwindSafe(look)).unwrap_or(false)
     }
 
     fn is_in_host_memory(&self) -> bool {
-        B::IS_AT_HAND.is_some()
+        B::IS_HOST_READABLE.is_some()
     }
 
     #[cfg(feature = "testing")]
-    fn made(&mut self, tensor: &TensorIr) -> Option<(Shape, DType)> {
+    fn actual_type(&mut self, tensor: &TensorIr) -> Option<(Shape, DType)> {
         catch_unwind(AssertUnwindSafe(|| self.type_of(tensor))).ok()
     }
 
@@ -474,7 +479,7 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
 /// selects booleans as bytes, chooses the dtype of indices by itself, and replaces dtypes
 /// that it does not have. The ops that training steps mostly consist of keep the dtype of
 /// their input.
-fn types_may_differ(op: &OperationIr) -> bool {
+fn may_change_dtype(op: &OperationIr) -> bool {
     use NumericOperationIr as Op;
     match op {
         OperationIr::BaseBool(_)

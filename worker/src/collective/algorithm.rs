@@ -45,10 +45,15 @@ pub(crate) trait Algorithm: Send {
         rank: usize,
         arrival: Arrival,
         now: Instant,
-    ) -> Result<(), Broke>;
+    ) -> Result<(), PeerViolation>;
 
     /// Handles bytes of a slice that another worker has sent.
-    fn piece(&mut self, worker_index: usize, piece: Piece, now: Instant) -> Result<(), Broke>;
+    fn piece(
+        &mut self,
+        worker_index: usize,
+        piece: Piece,
+        now: Instant,
+    ) -> Result<(), PeerViolation>;
 
     /// Ends the group: every open call fails with `reason`, and so do all later ones.
     fn abort(&mut self, reason: &str);
@@ -131,9 +136,9 @@ pub(crate) struct Piece {
 /// A rule that another worker broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("in a collective, {0}")]
-pub(crate) struct Broke(String);
+pub(crate) struct PeerViolation(String);
 
-impl Broke {
+impl PeerViolation {
     pub(super) fn new(rule: String) -> Self {
         Self(rule)
     }

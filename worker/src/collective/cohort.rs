@@ -26,22 +26,22 @@ use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 use tracing::{debug, warn};
 
 use super::{
-    algorithm::{Algorithm, Arrival, Broke, Failure, Piece},
-    group::{Changed, Group, decode},
+    algorithm::{Algorithm, Arrival, Failure, PeerViolation, Piece},
+    group::{Group, GroupEffects, decode},
     link,
     members::{LeaseMembers, Members},
     meter::Egress,
     peer::{FrameSource, Peer},
-    transfer::{Act, Capability, Offer, Part, Take, Transfers, Value},
+    transfer::{Capability, FetchedPart, Offer, Take, TransferAction, Transfers, Value},
 };
 use crate::locks::lock;
 
 /// Bytes of all-reduces that are started together until the links were measured.
-const FIRST_BUCKET: usize = 1 << 20;
+const INITIAL_BUCKET_BYTES: usize = 1 << 20;
 
 /// A worker from which nothing is received for this long counts as silent; it sends a beat
 /// every second.
-const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Most groups of a cohort; programs have one or a few.
 const MAX_GROUPS: usize = 1024;
@@ -54,11 +54,11 @@ pub(crate) trait Member: Send + Sync {
 }
 
 /// The outcome of an all-reduce or a transfer.
-pub(crate) type Outcome = Result<Arrived, Failure>;
+pub(crate) type Outcome = Result<ReceivedValue, Failure>;
 
 /// The result that a session waited for.
 #[derive(Debug)]
-pub(crate) enum Arrived {
+pub(crate) enum ReceivedValue {
     /// The bytes of an all-reduce's result. The session knows its type.
     Reduced(Bytes),
     /// A value that was taken.
@@ -67,7 +67,7 @@ pub(crate) enum Arrived {
 
 /// An all-reduce that a session has reached.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct AllReduceCall {
     pub(crate) members: Members,
     pub(crate) ticket: u64,
     pub(crate) arrival: Arrival,
@@ -76,7 +76,7 @@ pub(crate) struct Call {
 
 /// The settings of all cohorts of a worker.
 #[derive(Clone)]
-pub(crate) struct Settings {
+pub(crate) struct CollectiveSettings {
     /// How long a rank may keep the others waiting.
     pub(crate) deadline: Duration,
     /// Bytes of all-reduces that are started together. `None`: derived from the measured
@@ -93,7 +93,7 @@ pub(crate) struct Cohort {
     lease_members: Arc<LeaseMembers>,
     /// The lease's token, which this worker presents to the other workers.
     lease_token: Bytes,
-    settings: Settings,
+    settings: CollectiveSettings,
     members: Mutex<HashMap<u32, Weak<dyn Member>>>,
     groups: Mutex<HashMap<Members, Arc<Group>>>,
     transfers: Mutex<Transfers>,
@@ -102,7 +102,7 @@ pub(crate) struct Cohort {
     egress: Arc<Mutex<Egress>>,
     bucket_bytes: Arc<AtomicUsize>,
     /// The tasks of links that this worker dials.
-    dialling: Mutex<JoinSet<()>>,
+    dial_tasks: Mutex<JoinSet<()>>,
     /// Dropped with the cohort, which ends the links that others dialled.
     alive: watch::Sender<()>,
 }
@@ -111,7 +111,7 @@ pub(crate) struct Cohort {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PeerFrameError {
     #[error(transparent)]
-    Broke(#[from] Broke),
+    PeerViolation(#[from] PeerViolation),
     #[error(transparent)]
     Codec(#[from] CodecError),
     #[error("{0}")]
@@ -124,7 +124,7 @@ impl Cohort {
         lease: LeaseId,
         lease_members: LeaseMembers,
         lease_token: Bytes,
-        settings: Settings,
+        settings: CollectiveSettings,
     ) -> Arc<Self> {
         let egress = Arc::default();
         let links = lease_members.others().count();
@@ -137,12 +137,12 @@ impl Cohort {
             egress,
             lease_members: Arc::new(lease_members),
             lease_token,
-            bucket_bytes: Arc::new(settings.bucket_bytes.unwrap_or(FIRST_BUCKET).into()),
+            bucket_bytes: Arc::new(settings.bucket_bytes.unwrap_or(INITIAL_BUCKET_BYTES).into()),
             settings,
             members: Mutex::default(),
             groups: Mutex::default(),
             transfers: Mutex::default(),
-            dialling: Mutex::default(),
+            dial_tasks: Mutex::default(),
             alive: watch::Sender::new(()),
         })
     }
@@ -165,7 +165,7 @@ impl Cohort {
     }
 
     /// Updates the bucket size from the measured links.
-    fn fit_buckets(&self) {
+    fn update_bucket_bytes(&self) {
         let measured = self.peers.iter().filter_map(|peer| peer.bucket_bytes());
         if self.settings.bucket_bytes.is_none()
             && let Some(bytes) = measured.max()
@@ -219,7 +219,7 @@ impl Cohort {
             let what = self.lease_members.describe(lease_rank);
             let reason = format!("the session of rank {rank} ({what}) has ended: {reason}");
             let ((), changed) = group.change(|group| group.abort(&reason));
-            self.act(&group, changed);
+            self.apply_changes(&group, changed);
         }
         let fault = Fault {
             kind: FaultKind::Peer.into(),
@@ -231,12 +231,12 @@ impl Cohort {
             reason: format!("the session that has the tensor has ended: {reason}"),
             ..Fault::default()
         };
-        let acts = lock(&self.transfers).leave(lease_rank, &Arc::new(fault));
-        self.act_all(acts);
+        let actions = lock(&self.transfers).leave(lease_rank, &Arc::new(fault));
+        self.execute_all(actions);
     }
 
     /// Starts all-reduces that the session at `lease_rank` has reached, in this order.
-    pub(crate) fn call(self: &Arc<Self>, lease_rank: u32, calls: Vec<Call>) {
+    pub(crate) fn call(self: &Arc<Self>, lease_rank: u32, calls: Vec<AllReduceCall>) {
         let now = Instant::now();
         let mut calls = calls.into_iter().peekable();
         while let Some(call) = calls.next() {
@@ -253,7 +253,7 @@ impl Cohort {
                 );
                 continue;
             };
-            self.want(&group);
+            self.request_links(&group);
             let ((), changed) = group.change(|group| {
                 let mut next = Some(call);
                 while let Some(call) = next {
@@ -261,67 +261,68 @@ impl Cohort {
                     next = calls.next_if(|call| call.members == members);
                 }
             });
-            self.act(&group, changed);
+            self.apply_changes(&group, changed);
         }
     }
 
     /// Offers a value of the session at `offer.from`.
     pub(crate) fn offer(self: &Arc<Self>, capability: Capability, offer: Offer) {
         if let Some(worker) = self.lease_members.worker(offer.to) {
-            self.want_worker(worker);
+            self.request_link_to(worker);
         }
-        let act = lock(&self.transfers).offer(capability, offer);
-        self.act_all(act);
+        let action = lock(&self.transfers).offer(capability, offer);
+        self.execute_all(action);
     }
 
     /// Takes a value for the session at `take.to`.
     pub(crate) fn take(self: &Arc<Self>, capability: Capability, take: Take) {
         if let Some(worker) = self.lease_members.worker(take.from) {
-            self.want_worker(worker);
+            self.request_link_to(worker);
         }
         let from = take.from;
-        let act = lock(&self.transfers).take(capability, take, &self.lease_members);
-        self.act_all(act);
+        let action = lock(&self.transfers).take(capability, take, &self.lease_members);
+        self.execute_all(action);
         if let Some(peer) = self.lease_members.worker(from).and_then(|w| self.peer(w))
-            && let Some(offence) = peer.offence()
+            && let Some(violation) = peer.violation()
         {
-            self.lose(peer, &offence);
+            self.fail_transfers_from(peer, &violation);
         }
     }
 
     /// Fails the transfers from another worker.
-    fn lose(&self, peer: &Peer, why: &str) {
-        let acts = lock(&self.transfers).lose(peer.worker, why, &self.lease_members);
-        self.act_all(acts);
+    fn fail_transfers_from(&self, peer: &Peer, why: &str) {
+        let actions =
+            lock(&self.transfers).fail_transfers_from(peer.worker, why, &self.lease_members);
+        self.execute_all(actions);
     }
 
     /// Records that another worker broke a `rule`. Its groups and transfers fail, and its
     /// link is not connected again: a frame was left out, so the ones after it would be
     /// misread.
-    pub(crate) fn offended(&self, worker: WorkerId, rule: &str) {
+    pub(crate) fn on_violation(&self, worker: WorkerId, rule: &str) {
         let Some(peer) = self.peer(worker) else {
             return;
         };
         let (name, at) = (&peer.share.worker, &peer.share.address);
-        let offence = format!("worker {name} at {at} broke the protocol between workers: {rule}");
-        if !peer.offend(offence.as_str().into()) {
+        let violation = format!("worker {name} at {at} broke the protocol between workers: {rule}");
+        if !peer.record_violation(violation.as_str().into()) {
             return;
         }
-        warn!(lease = %self.lease, "{offence}");
+        warn!(lease = %self.lease, "{violation}");
         let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
         for group in groups {
-            self.exclude(&group);
+            self.abort_if_violated(&group);
         }
-        self.lose(peer, &offence);
+        self.fail_transfers_from(peer, &violation);
     }
 
     /// Ends the group if one of its workers broke a rule.
-    fn exclude(&self, group: &Arc<Group>) {
+    fn abort_if_violated(&self, group: &Arc<Group>) {
         let is_of = |peer: &&Arc<Peer>| group.worker_index(peer.worker).is_some();
-        let offence = self.peers.iter().filter(is_of).find_map(|p| p.offence());
-        if let Some(offence) = offence {
-            let ((), changed) = group.change(|group| group.abort(&offence));
-            self.act(group, changed);
+        let violation = self.peers.iter().filter(is_of).find_map(|p| p.violation());
+        if let Some(violation) = violation {
+            let ((), changed) = group.change(|group| group.abort(&violation));
+            self.apply_changes(group, changed);
         }
     }
 
@@ -373,7 +374,7 @@ impl Cohort {
         self: &Arc<Self>,
         lease_ranks: Vec<u32>,
         worker: WorkerId,
-        change: impl FnOnce(&mut dyn Algorithm, usize, Instant) -> Result<(), Broke>,
+        change: impl FnOnce(&mut dyn Algorithm, usize, Instant) -> Result<(), PeerViolation>,
     ) -> Result<(), PeerFrameError> {
         let members =
             Members::new(lease_ranks, &self.lease_members).map_err(PeerFrameError::Rule)?;
@@ -383,21 +384,21 @@ impl Cohort {
             ))
         };
         let group = self.group(&members).ok_or_else(many)?;
-        let stranger =
+        let not_a_member =
             || PeerFrameError::Rule("the group does not include both workers of the link".into());
-        let worker_index = group.worker_index(worker).ok_or_else(stranger)?;
+        let worker_index = group.worker_index(worker).ok_or_else(not_a_member)?;
         group
             .worker_index(self.lease_members.me())
-            .ok_or_else(stranger)?;
+            .ok_or_else(not_a_member)?;
         let (changed, what) = group.change(|group| change(group, worker_index, Instant::now()));
-        self.act(&group, what);
+        self.apply_changes(&group, what);
         Ok(changed?)
     }
 
     fn on_fetch(&self, worker: WorkerId, fetch: &v1::Fetch) -> Result<(), PeerFrameError> {
         let capability = capability(&fetch.capability)?;
         let mut transfers = lock(&self.transfers);
-        let act = transfers.fetch(
+        let action = transfers.fetch(
             worker,
             capability,
             fetch.from,
@@ -405,32 +406,33 @@ impl Cohort {
             &self.lease_members,
         )?;
         drop(transfers);
-        self.act_all(act);
+        self.execute_all(action);
         Ok(())
     }
 
     fn on_fetched(&self, worker: WorkerId, fetched: v1::Fetched) -> Result<(), PeerFrameError> {
         let capability = capability(&fetched.capability)?;
         let part = match (fetched.fault, fetched.r#type) {
-            (Some(fault), _) => Part::Fault(Arc::new(fault)),
+            (Some(fault), _) => FetchedPart::Fault(Arc::new(fault)),
             (None, Some(kind)) => {
                 let (shape, dtype, _) = decode_type(Some(&kind))?;
-                Part::Bytes(Some((shape, dtype)), fetched.bytes)
+                FetchedPart::Bytes(Some((shape, dtype)), fetched.bytes)
             }
-            (None, None) => Part::Bytes(None, fetched.bytes),
+            (None, None) => FetchedPart::Bytes(None, fetched.bytes),
         };
-        let act = lock(&self.transfers).fetched(worker, capability, part, &self.lease_members)?;
-        self.act_all(act);
+        let action =
+            lock(&self.transfers).fetched(worker, capability, part, &self.lease_members)?;
+        self.execute_all(action);
         Ok(())
     }
 
     /// Fails collectives and transfers that have waited longer than the deadline, and
     /// updates what depends on the measured links.
     pub(crate) fn tick(&self, now: Instant) {
-        self.fit_buckets();
+        self.update_bucket_bytes();
         let ring_bytes = self.ring_bytes();
         let deadline = self.settings.deadline;
-        let is_silent = |peer: &&Arc<Peer>| peer.is_silent(now, SILENCE);
+        let is_silent = |peer: &&Arc<Peer>| peer.is_silent(now, SILENCE_TIMEOUT);
         let silent: Vec<WorkerId> = self
             .peers
             .iter()
@@ -447,14 +449,16 @@ impl Cohort {
                 group.set_ring_bytes(ring_bytes);
                 group.tick(now, deadline, &silent);
             });
-            self.act(&group, changed);
+            self.apply_changes(&group, changed);
         }
         for peer in &self.peers {
-            let missing = peer.missing();
-            if missing.is_some_and(|since| now.saturating_duration_since(since) >= deadline) {
+            let disconnected_since = peer.disconnected_since();
+            if disconnected_since
+                .is_some_and(|since| now.saturating_duration_since(since) >= deadline)
+            {
                 let (name, at) = (&peer.share.worker, &peer.share.address);
                 let why = format!("worker {name} at {at} has been unreachable for {deadline:?}");
-                self.lose(peer, &why);
+                self.fail_transfers_from(peer, &why);
             }
         }
     }
@@ -472,32 +476,32 @@ impl Cohort {
         let group = Arc::new(Group::new(members.clone(), &self.lease_members));
         groups.insert(members.clone(), group.clone());
         drop(groups);
-        self.exclude(&group);
+        self.abort_if_violated(&group);
         Some(group)
     }
 
-    fn want(self: &Arc<Self>, group: &Group) {
+    fn request_links(self: &Arc<Self>, group: &Group) {
         for lease_rank in group.members().lease_ranks() {
             if let Some(worker) = self.lease_members.worker(*lease_rank) {
-                self.want_worker(worker);
+                self.request_link_to(worker);
             }
         }
     }
 
     /// Ensures that there is or will be a link to `worker`.
-    fn want_worker(self: &Arc<Self>, worker: WorkerId) {
+    fn request_link_to(self: &Arc<Self>, worker: WorkerId) {
         if let Some(peer) = self.peer(worker)
-            && peer.want()
+            && peer.request_link()
             && self.lease_members.dials(worker)
         {
             let identity = self.settings.identity.clone();
-            let dialling = link::dial(Arc::downgrade(self), peer.clone(), identity);
-            lock(&self.dialling).spawn_on(dialling, &self.settings.runtime);
+            let dial_tasks = link::dial(Arc::downgrade(self), peer.clone(), identity);
+            lock(&self.dial_tasks).spawn_on(dial_tasks, &self.settings.runtime);
         }
     }
 
     /// Notifies links and delivers results after a change of a group.
-    fn act(&self, group: &Arc<Group>, changed: Changed) {
+    fn apply_changes(&self, group: &Arc<Group>, changed: GroupEffects) {
         for worker_index in changed.with_messages {
             if let Some(peer) = self.peer(group.worker(worker_index)) {
                 peer.add_source(FrameSource::Group(group.clone(), worker_index));
@@ -510,19 +514,23 @@ impl Cohort {
                 warn!(lease = %self.lease, "a group has failed: {reason}");
             }
             let lease_rank = group.members().lease_ranks()[done.rank];
-            self.deliver(lease_rank, done.ticket, done.result.map(Arrived::Reduced));
+            self.deliver(
+                lease_rank,
+                done.ticket,
+                done.result.map(ReceivedValue::Reduced),
+            );
         }
     }
 
-    fn act_all(&self, acts: impl IntoIterator<Item = Act>) {
-        for act in acts {
-            match act {
-                Act::Deliver {
+    fn execute_all(&self, actions: impl IntoIterator<Item = TransferAction>) {
+        for action in actions {
+            match action {
+                TransferAction::Deliver {
                     to,
                     ticket,
                     outcome,
-                } => self.deliver(to, ticket, outcome.map(Arrived::Taken)),
-                Act::Fetch {
+                } => self.deliver(to, ticket, outcome.map(ReceivedValue::Taken)),
+                TransferAction::Fetch {
                     worker,
                     capability,
                     from,
@@ -536,12 +544,12 @@ impl Cohort {
                     });
                     self.send(worker, FrameSource::Once(fetch));
                 }
-                Act::Send {
+                TransferAction::Send {
                     worker,
                     capability,
                     value: Ok(value),
                 } => self.send(worker, FrameSource::value(capability, value)),
-                Act::Send {
+                TransferAction::Send {
                     worker,
                     capability,
                     value: Err(fault),

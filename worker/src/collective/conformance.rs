@@ -21,14 +21,14 @@ pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
 pub(super) fn run(make: Make) {
     all_ranks_get_the_sum_in_a_fixed_order(make);
     half_types_are_rounded_once(make);
-    as_many_bytes_are_sent_as_in_a_ring(make);
-    small_tensors_travel_together(make);
-    a_mismatch_names_both_ranks_and_costs_one_call(make);
-    integers_and_ranks_without_a_value_fail_for_all(make);
-    a_rank_that_does_not_come_is_named_to_all(make);
-    a_worker_that_stops_in_the_middle_is_named(make);
-    nobody_is_blamed_who_waits_for_another(make);
-    a_worker_that_breaks_the_rules_is_told_which(make);
+    minimum_of_bytes_is_sent(make);
+    small_tensors_share_messages(make);
+    mismatch_fails_one_call_and_names_both_ranks(make);
+    integers_and_missing_values_fail_on_all_ranks(make);
+    missing_rank_is_named_to_all(make);
+    stalled_worker_is_named(make);
+    waiting_ranks_are_not_blamed(make);
+    rule_violations_are_reported(make);
 }
 
 type Sum = Result<Vec<f32>, Failure>;
@@ -82,7 +82,7 @@ impl World {
     }
 
     /// Delivers one message of `from` to `to`, if there is one.
-    fn carry(&mut self, from: usize, to: usize) -> bool {
+    fn deliver(&mut self, from: usize, to: usize) -> bool {
         let Some(message) = self.groups[from].next(to) else {
             return false;
         };
@@ -108,11 +108,11 @@ impl World {
         pairs.filter(|(a, b)| a != b).collect()
     }
 
-    fn carry_all(&mut self) {
+    fn deliver_all(&mut self) {
         while self
             .pairs()
             .into_iter()
-            .any(|(from, to)| self.carry(from, to))
+            .any(|(from, to)| self.deliver(from, to))
         {}
         self.collect();
     }
@@ -159,9 +159,9 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
             let bits = sums.map(|sum| sum.into_iter().map(f32::to_bits).collect());
             bits.collect::<Vec<Vec<u32>>>()
         };
-        let in_turn = bits(in_any_order(make, worker_of_rank.clone(), &sizes, &[]));
+        let in_turn = bits(run_in_order(make, worker_of_rank.clone(), &sizes, &[]));
         prop_assert_eq!(
-            bits(in_any_order(make, worker_of_rank, &sizes, &turns)),
+            bits(run_in_order(make, worker_of_rank, &sizes, &turns)),
             in_turn
         );
         Ok(())
@@ -171,7 +171,7 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
 
 /// Runs a world in which `turns` decide the order of events. Returns the results of the
 /// first rank.
-fn in_any_order(
+fn run_in_order(
     make: Make,
     mut worker_of_rank: Vec<usize>,
     sizes: &[usize],
@@ -198,27 +198,27 @@ fn in_any_order(
         }
     };
     let pairs = world.pairs();
-    for (what, who) in turns {
+    for (what, actor) in turns {
         match what % 4 {
             3 => {
-                let group = *who as usize % world.groups.len();
+                let group = *actor as usize % world.groups.len();
                 let ring_bytes = [None, Some(0), Some(900)][(what / 4) as usize % 3];
                 world.groups[group].set_ring_bytes(ring_bytes);
             }
-            0 => arrive(&mut world, *who as usize % ranks),
+            0 => arrive(&mut world, *actor as usize % ranks),
             _ if pairs.is_empty() => {}
             _ => {
-                let (from, to) = pairs[*who as usize % pairs.len()];
-                world.carry(from, to);
+                let (from, to) = pairs[*actor as usize % pairs.len()];
+                world.deliver(from, to);
             }
         }
     }
     for rank in (0..ranks).flat_map(|rank| vec![rank; sizes.len()]) {
         arrive(&mut world, rank);
     }
-    world.carry_all();
+    world.deliver_all();
 
-    are_sums(&world, sizes);
+    check_sums(&world, sizes);
     world.done.into_iter().next().unwrap_or_default()
 }
 
@@ -228,7 +228,7 @@ fn value(rank: usize, call: usize, i: usize) -> f32 {
 }
 
 /// Checks that all ranks got the same sums of calls of these sizes, in some fixed order.
-fn are_sums(world: &World, sizes: &[usize]) {
+fn check_sums(world: &World, sizes: &[usize]) {
     let workers = world.groups.len();
     for (call, size) in sizes.iter().enumerate() {
         let part = |worker_index: usize, i: usize| {
@@ -286,7 +286,7 @@ fn half_types_are_rounded_once(make: Make) {
         while world
             .pairs()
             .into_iter()
-            .any(|(from, to)| world.carry(from, to))
+            .any(|(from, to)| world.deliver(from, to))
         {}
         for group in &mut world.groups {
             let done = group.take_done();
@@ -295,7 +295,7 @@ fn half_types_are_rounded_once(make: Make) {
     }
 }
 
-fn as_many_bytes_are_sent_as_in_a_ring(make: Make) {
+fn minimum_of_bytes_is_sent(make: Make) {
     for workers in [2, 3, 4, 8] {
         let worker_of_rank: Vec<usize> = (0..workers).collect();
         let mut world = World::new(make, &worker_of_rank);
@@ -303,7 +303,7 @@ fn as_many_bytes_are_sent_as_in_a_ring(make: Make) {
         for rank in worker_of_rank {
             world.arrive(rank, 1, &vec![1.0; size / 4]);
         }
-        world.carry_all();
+        world.deliver_all();
         let least = 2 * (workers - 1) * size / workers;
         for sent in &world.sent {
             assert!(sent.abs_diff(least) <= 2 * 4 * workers, "{sent} {least}");
@@ -312,7 +312,7 @@ fn as_many_bytes_are_sent_as_in_a_ring(make: Make) {
     }
 }
 
-fn small_tensors_travel_together(make: Make) {
+fn small_tensors_share_messages(make: Make) {
     let mut world = World::new(make, &[0, 1]);
     for call in 0..100 {
         world.arrive(0, call, &[1.0; 10]);
@@ -322,7 +322,7 @@ fn small_tensors_travel_together(make: Make) {
     while world
         .pairs()
         .into_iter()
-        .any(|(from, to)| world.carry(from, to))
+        .any(|(from, to)| world.deliver(from, to))
     {
         messages += 1;
     }
@@ -334,13 +334,13 @@ fn small_tensors_travel_together(make: Make) {
     );
 }
 
-fn a_mismatch_names_both_ranks_and_costs_one_call(make: Make) {
+fn mismatch_fails_one_call_and_names_both_ranks(make: Make) {
     let mut world = World::new(make, &[0, 1, 2]);
     for rank in 0..3 {
         world.arrive(rank, 1, &vec![1.0; if rank == 1 { 2000 } else { 3000 }]);
         world.arrive(rank, 2, &[rank as f32; 1500]);
     }
-    world.carry_all();
+    world.deliver_all();
     let expected = "rank 0 (device 0 of worker w0) contributes [3000] of f32 for the sum, \
                     but rank 1 (device 0 of worker w1) contributes [2000] of f32 for the sum";
     let Failure::New(FaultKind::Mismatch, reason) = world.failure(1) else {
@@ -352,7 +352,7 @@ fn a_mismatch_names_both_ranks_and_costs_one_call(make: Make) {
     }
 }
 
-fn integers_and_ranks_without_a_value_fail_for_all(make: Make) {
+fn integers_and_missing_values_fail_on_all_ranks(make: Make) {
     let mut world = World::new(make, &[0, 0, 1]);
     let arrival = |dtype, fault| Arrival {
         shape: Shape::new([1]),
@@ -371,7 +371,7 @@ fn integers_and_ranks_without_a_value_fail_for_all(make: Make) {
         world.arrive_as(rank, 2, arrival(DType::F32, fault), &[1.0]);
         world.arrive(rank, 3, &[1.0]);
     }
-    world.carry_all();
+    world.deliver_all();
     let Failure::New(FaultKind::Mismatch, reason) = world.failure(1) else {
         panic!("{:?}", world.failure(1));
     };
@@ -383,19 +383,19 @@ fn integers_and_ranks_without_a_value_fail_for_all(make: Make) {
     assert_eq!(world.done[1][2], (3, Ok(vec![3.0])));
 }
 
-fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
+fn missing_rank_is_named_to_all(make: Make) {
     let deadline = Duration::from_secs(30);
     let mut world = World::new(make, &[0, 0, 1, 2]);
     world.arrive(0, 1, &[1.0]);
     world.arrive(2, 1, &[1.0]);
     world.now += Duration::from_secs(10);
     world.arrive(3, 1, &[1.0]);
-    world.carry_all();
+    world.deliver_all();
     let (now, third) = (world.now, 2);
     world.groups[third].tick(now + deadline - Duration::from_secs(1), deadline, &[]);
     assert!(!world.groups[third].has_message(0));
     world.groups[third].tick(now + deadline, deadline, &[]);
-    world.carry_all();
+    world.deliver_all();
     let expected = "rank 1 (device 0 of worker w0) did not reach all-reduce 1 of the group \
                     within 30s";
     for rank in [0, 2, 3] {
@@ -404,11 +404,11 @@ fn a_rank_that_does_not_come_is_named_to_all(make: Make) {
     }
     // The late rank, and every later call, fails with the same message.
     world.arrive(1, 1, &[1.0]);
-    world.carry_all();
+    world.deliver_all();
     assert_eq!(world.done[1][0].1, world.done[0][0].1);
 }
 
-fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
+fn stalled_worker_is_named(make: Make) {
     let deadline = Duration::from_secs(3);
     let mut world = World::new(make, &[0, 1, 2]);
     for rank in 0..3 {
@@ -417,14 +417,14 @@ fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
     // Worker 1 receives everything and announces its arrival, but sends nothing more.
     for _ in 0..50 {
         for (from, to) in [(0, 1), (2, 1), (0, 2), (2, 0)] {
-            world.carry(from, to);
+            world.deliver(from, to);
         }
     }
-    world.carry(1, 0);
-    world.carry(1, 2);
+    world.deliver(1, 0);
+    world.deliver(1, 2);
     while [(0, 2), (2, 0)]
         .into_iter()
-        .any(|(from, to)| world.carry(from, to))
+        .any(|(from, to)| world.deliver(from, to))
     {}
     world.groups[0].tick(world.now + deadline, deadline, &[1]);
     let done = world.groups[0].take_done();
@@ -435,7 +435,7 @@ fn a_worker_that_stops_in_the_middle_is_named(make: Make) {
     assert!(reason.starts_with(expected), "{reason}");
 }
 
-fn nobody_is_blamed_who_waits_for_another(make: Make) {
+fn waiting_ranks_are_not_blamed(make: Make) {
     let deadline = Duration::from_secs(3);
     let mut world = World::new(make, &[0, 1, 2]);
     for rank in 0..3 {
@@ -443,17 +443,17 @@ fn nobody_is_blamed_who_waits_for_another(make: Make) {
         world.arrive(rank, 1, &[1.0; 4]);
     }
     // Worker 1 announces that its rank has arrived, but sends nothing more.
-    world.carry(1, 0);
-    world.carry(1, 2);
+    world.deliver(1, 0);
+    world.deliver(1, 2);
     let live = [(0, 1), (0, 2), (2, 0), (2, 1)];
-    while live.into_iter().any(|(from, to)| world.carry(from, to)) {}
+    while live.into_iter().any(|(from, to)| world.deliver(from, to)) {}
     // Rank 2 is ahead: rank 0 has not reached this call.
     world.arrive(2, 2, &[1.0; 4]);
     let overdue = world.now + deadline;
     world.groups[2].tick(overdue, deadline, &[]);
     assert!(world.groups[2].take_done().is_empty(), "it must wait");
     world.groups[0].tick(overdue, deadline, &[1]);
-    while live.into_iter().any(|(from, to)| world.carry(from, to)) {}
+    while live.into_iter().any(|(from, to)| world.deliver(from, to)) {}
     world.collect();
     for rank in [0, 2] {
         let Some((1, Err(Failure::New(FaultKind::Peer, reason)))) = world.done[rank].first() else {
@@ -464,7 +464,7 @@ fn nobody_is_blamed_who_waits_for_another(make: Make) {
     }
 }
 
-fn a_worker_that_breaks_the_rules_is_told_which(make: Make) {
+fn rule_violations_are_reported(make: Make) {
     let mut world = World::new(make, &[0, 1]);
     world.arrive(0, 1, &[1.0; 2]);
     let arrival = Arrival {

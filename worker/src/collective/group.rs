@@ -26,19 +26,19 @@ pub(crate) struct Group {
     members: Members,
     /// The workers of the group, by number.
     workers: Vec<WorkerId>,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     end_announced: AtomicBool,
 }
 
-struct State {
+struct GroupState {
     group: Box<dyn Algorithm>,
     /// By worker: whether its link has been notified of the pending messages.
-    announced: Vec<bool>,
+    notified: Vec<bool>,
 }
 
 /// The effects of a change to the group.
 #[derive(Default)]
-pub(crate) struct Changed {
+pub(crate) struct GroupEffects {
     pub(crate) done: Vec<Done>,
     /// Workers for which messages are pending, and whose links were not notified yet.
     pub(crate) with_messages: Vec<usize>,
@@ -65,8 +65,8 @@ impl Group {
             });
         }
         let me = workers.iter().position(|id| *id == lease_members.me());
-        let state = State {
-            announced: vec![false; workers.len()],
+        let state = GroupState {
+            notified: vec![false; workers.len()],
             group: open(ranks, me.unwrap_or_default()),
         };
         Self {
@@ -96,26 +96,29 @@ impl Group {
         !self.end_announced.swap(true, Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GroupState> {
         lock(&self.state)
     }
 
     /// Changes the group and returns the effects.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut dyn Algorithm) -> T) -> (T, Changed) {
+    pub(crate) fn change<T>(
+        &self,
+        change: impl FnOnce(&mut dyn Algorithm) -> T,
+    ) -> (T, GroupEffects) {
         let mut state = self.state();
-        let State { group, announced } = &mut *state;
+        let GroupState { group, notified } = &mut *state;
         let changed = change(&mut **group);
         let mut with_messages = Vec::new();
-        for (worker_index, announced) in announced.iter_mut().enumerate() {
-            if !*announced && group.has_message(worker_index) {
-                *announced = true;
+        for (worker_index, notified) in notified.iter_mut().enumerate() {
+            if !*notified && group.has_message(worker_index) {
+                *notified = true;
                 with_messages.push(worker_index);
             }
         }
         let done = group.take_done();
         (
             changed,
-            Changed {
+            GroupEffects {
                 done,
                 with_messages,
             },
@@ -131,7 +134,7 @@ impl Group {
             .next(worker_index)
             .map(|message| self.body(message));
         let more = state.group.has_message(worker_index);
-        state.announced[worker_index] = more;
+        state.notified[worker_index] = more;
         (message, more, state.group.lead_bytes(worker_index))
     }
 

@@ -30,11 +30,11 @@ use super::{cohort::Cohort, peer::Peer};
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 
 /// First and longest pause between attempts.
-const RETRY: Duration = Duration::from_millis(50);
-const LAST_RETRY: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A connection that the other worker opened.
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedLink {
     pub(crate) cohort: Weak<Cohort>,
     pub(crate) peer: Arc<Peer>,
     pub(crate) connection: Connection,
@@ -48,7 +48,7 @@ pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>, identity: Arc<Id
     // devices of both workers has ensured that they can reach each other.
     let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
     let name = peer.share.worker.clone();
-    let mut pause = RETRY;
+    let mut pause = RETRY_DELAY;
     loop {
         match connect(&cohort, &peer, &dialer).await {
             Ok((connection, link)) => {
@@ -58,15 +58,15 @@ pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>, identity: Arc<Id
                 );
                 let ended = run(&cohort, &peer, connection, link).await;
                 info!(worker = name, "the link to the worker ended: {ended}");
-                pause = RETRY;
+                pause = RETRY_DELAY;
             }
             Err(e) => debug!(worker = name, "cannot connect to the worker: {e}"),
         }
-        if cohort.strong_count() == 0 || peer.offence().is_some() {
+        if cohort.strong_count() == 0 || peer.violation().is_some() {
             return;
         }
         sleep(pause).await;
-        pause = (pause * 2).min(LAST_RETRY);
+        pause = (pause * 2).min(MAX_RETRY_DELAY);
     }
 }
 
@@ -105,7 +105,7 @@ async fn connect(
     let answer = answer
         .map_err(|_| "the worker did not answer")?
         .map_err(|e| e.to_string())?;
-    peer.answered(sent_at.elapsed());
+    peer.record_round_trip(sent_at.elapsed());
     let answer =
         duplex::decode(answer.ok_or("the worker closed the connection before it answered")?);
     match answer.map_err(|e| e.to_string())?.body {
@@ -119,12 +119,12 @@ async fn connect(
 }
 
 /// Accepts the connection of a worker that dialled. The caller has checked its token; the
-/// handshake has proved that it has the key of the certificate `shown`.
+/// handshake has proved that it has the key of the certificate `peer_certificate`.
 pub(crate) fn accept(
     cohort: &Arc<Cohort>,
     join: &Join,
-    shown: Option<Fingerprint>,
-) -> Result<Accepted, Error> {
+    peer_certificate: Option<Fingerprint>,
+) -> Result<AcceptedLink, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let ours = version::hello();
     let theirs = join.hello.clone().unwrap_or_default();
@@ -133,14 +133,14 @@ pub(crate) fn accept(
     let peer = cohort
         .peer(from)
         .ok_or_else(|| protocol(format!("worker {from} is not part of the lease")))?;
-    prove(&peer.share, shown).map_err(protocol)?;
-    if let Some(offence) = peer.offence() {
-        return Err(protocol(offence.to_string()));
+    check_certificate(&peer.share, peer_certificate).map_err(protocol)?;
+    if let Some(violation) = peer.violation() {
+        return Err(protocol(violation.to_string()));
     }
-    peer.want();
+    peer.request_link();
     let attached = peer.attach(join.received, join.credit_bytes);
     let attached = attached.map_err(|e| protocol(e.to_string()))?;
-    Ok(Accepted {
+    Ok(AcceptedLink {
         cohort: Arc::downgrade(cohort),
         peer: peer.clone(),
         connection: attached.connection,
@@ -153,15 +153,20 @@ pub(crate) fn accept(
     })
 }
 
-/// Checks that the certificate `shown` is the one that the scheduler signed for the worker
+/// Checks that the certificate `peer_certificate` is the one that the scheduler signed for the worker
 /// of `share`. The token alone proves nothing, as all workers and programs of the lease
 /// have it.
-fn prove(share: &LeaseShare, shown: Option<Fingerprint>) -> Result<(), String> {
+fn check_certificate(
+    share: &LeaseShare,
+    peer_certificate: Option<Fingerprint>,
+) -> Result<(), String> {
     let name = &share.worker;
-    match shown {
-        Some(Fingerprint(shown)) if share.certificate_sha256 == shown[..] => Ok(()),
-        Some(shown) => Err(format!(
-            "the caller is not worker {name} of the lease: it presented the certificate {shown}, which is not the worker's"
+    match peer_certificate {
+        Some(Fingerprint(peer_certificate)) if share.certificate_sha256 == peer_certificate[..] => {
+            Ok(())
+        }
+        Some(peer_certificate) => Err(format!(
+            "the caller is not worker {name} of the lease: it presented the certificate {peer_certificate}, which is not the worker's"
         )),
         None => Err(format!(
             "the caller is not worker {name} of the lease: it presented no certificate"
@@ -170,8 +175,8 @@ fn prove(share: &LeaseShare, shown: Option<Fingerprint>) -> Result<(), String> {
 }
 
 /// Serves an accepted connection until it ends.
-pub(crate) async fn serve(accepted: Accepted, mut link: Link) {
-    let Accepted {
+pub(crate) async fn serve(accepted: AcceptedLink, mut link: Link) {
+    let AcceptedLink {
         cohort,
         peer,
         connection,
@@ -224,7 +229,10 @@ impl Endpoint for PeerEnd<'_> {
         _: &mut (),
     ) -> Result<(), Broken<String>> {
         let rule_broken = |rule: &dyn std::error::Error| {
-            Broken::Over(offend(self.cohort, self.peer, rule), Duration::ZERO)
+            Broken::Over(
+                report_violation(self.cohort, self.peer, rule),
+                Duration::ZERO,
+            )
         };
         let body = match self.peer.receive(connection, frame) {
             Ok(Received::New(body, _)) => body,
@@ -249,21 +257,21 @@ impl Endpoint for PeerEnd<'_> {
     }
 
     fn wake(&self) -> &Notify {
-        &self.peer.wake_writer
+        &self.peer.writer_notify
     }
 
     fn on_send(&self, sender: &LinkSender, _: &[FrameParts]) {
         if let Some(bytes) = self.peer.new_flight_limit() {
-            sender.bound_flight(bytes);
+            sender.limit_in_flight(bytes);
         }
     }
 }
 
 /// Reports that the other worker broke `rule`: its groups and transfers fail, and it gets
 /// no further connection. Returns the rule as a message.
-fn offend(cohort: &Weak<Cohort>, peer: &Peer, rule: &dyn std::error::Error) -> String {
+fn report_violation(cohort: &Weak<Cohort>, peer: &Peer, rule: &dyn std::error::Error) -> String {
     if let Some(cohort) = cohort.upgrade() {
-        cohort.offended(peer.worker, &rule.to_string());
+        cohort.on_violation(peer.worker, &rule.to_string());
     }
     rule.to_string()
 }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_in_the_lease_dials() {
+    fn first_worker_of_the_lease_dials() {
         assert!(lease_members(7).dials(WorkerId(9)) && lease_members(9).dials(WorkerId(8)));
         assert!(!lease_members(9).dials(WorkerId(7)) && !lease_members(8).dials(WorkerId(9)));
         let others: Vec<_> = lease_members(9)
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_the_same_in_any_order_and_bad_ones_are_named() {
+    fn groups_ignore_order_and_invalid_groups_are_refused() {
         let group = |lease_ranks: &[u32]| Members::new(lease_ranks.to_vec(), &lease_members(7));
         assert_eq!(group(&[3, 0]), group(&[0, 3]));
         assert_eq!(group(&[3, 0]).unwrap().rank(3), Some(1));

@@ -5,23 +5,23 @@ use std::time::{Duration, Instant};
 
 /// Shortest time over which a rate is measured: several times the error of a timer
 /// or a scheduler.
-const SPAN: Duration = Duration::from_millis(20);
+const MIN_RATE_SPAN: Duration = Duration::from_millis(20);
 
 /// Fewest bytes over which a rate is measured, as fewer fit into buffers on the path.
-const LEAST_BYTES: u64 = 4 << 20;
+const MIN_RATE_BYTES: u64 = 4 << 20;
 
 /// Bounds of a bucket. In smaller ones the fixed cost of an exchange shows; larger
 /// ones would leave nothing to overlap with.
-const SMALLEST_BUCKET: f64 = (256 << 10) as f64;
-const LARGEST_BUCKET: f64 = (32 << 20) as f64;
+const MIN_BUCKET_BYTES: f64 = (256 << 10) as f64;
+const MAX_BUCKET_BYTES: f64 = (32 << 20) as f64;
 
 /// Bytes that a worker may have in flight to all others together where the round trip
 /// is short: what 1 Gbit/s carries in 4 ms, within which the writers of a busy host get
 /// to run.
-const FLIGHT_BYTES: usize = 512 << 10;
+const MAX_FLIGHT_BYTES: usize = 512 << 10;
 
 /// Least part of these bytes for a connection that is neither ahead nor behind.
-const LEAST_FLIGHT: usize = 64 << 10;
+const MIN_FLIGHT_BYTES: usize = 64 << 10;
 
 /// A connection that is so many bytes behind the others may have twice as much in
 /// flight, and one that is half as many bytes ahead may have half as much. A single
@@ -35,7 +35,7 @@ const FLIGHT_RANGE: [f64; 2] = [0.25, 2.0];
 /// Bytes that a worker may have in flight to all others together before the links were
 /// measured. Without this bound, new connections would flood the links together, and
 /// other traffic such as heartbeats would be lost too.
-const FIRST_FLIGHT_BYTES: usize = 1 << 20;
+const INITIAL_FLIGHT_BYTES: usize = 1 << 20;
 
 /// Bytes per second that one connection carries on any hosts. A faster link may need
 /// several connections, on several cores each.
@@ -43,7 +43,7 @@ const CONNECTION_RATE: f64 = 400e6;
 
 /// The smallest slice, in bytes, that ever goes round a ring: smaller ones are not
 /// worth its messages.
-const LEAST_IN_RING: u64 = 1 << 20;
+const MIN_RING_SLICE_BYTES: u64 = 1 << 20;
 
 /// Measures one direction of a link. Callers pass the time in.
 #[derive(Debug, Default)]
@@ -52,12 +52,12 @@ pub(super) struct Meter {
     bytes_per_second: Option<f64>,
     confirmed_bytes: u64,
     /// Set while bytes are in flight.
-    busy: Option<Busy>,
+    busy: Option<BusyPeriod>,
 }
 
 /// A period in which a link has bytes in flight without a pause.
 #[derive(Debug)]
-struct Busy {
+struct BusyPeriod {
     /// When the period began, or when the rate was last measured in it.
     since: Instant,
     /// Bytes confirmed since then.
@@ -68,13 +68,13 @@ struct Busy {
 
 impl Meter {
     /// Records a round trip.
-    pub(super) fn answered(&mut self, after: Duration) {
+    pub(super) fn record_round_trip(&mut self, after: Duration) {
         self.round_trip = Some(self.round_trip.map_or(after, |before| before.min(after)));
     }
 
     /// Records that bytes are in flight.
     pub(super) fn sent(&mut self, now: Instant) {
-        self.busy.get_or_insert(Busy {
+        self.busy.get_or_insert(BusyPeriod {
             since: now,
             bytes: 0,
             is_new: true,
@@ -96,8 +96,8 @@ impl Meter {
         };
         busy.bytes += bytes;
         let span = now.saturating_duration_since(busy.since);
-        let is_answer = std::mem::take(&mut busy.is_new);
-        if !idle && span >= SPAN && busy.bytes >= LEAST_BYTES {
+        let is_first = std::mem::take(&mut busy.is_new);
+        if !idle && span >= MIN_RATE_SPAN && busy.bytes >= MIN_RATE_BYTES {
             let rate = busy.bytes as f64 / span.as_secs_f64();
             let before = self.bytes_per_second.unwrap_or(rate);
             self.bytes_per_second = Some(0.75 * before + 0.25 * rate);
@@ -106,10 +106,10 @@ impl Meter {
         if idle {
             self.busy = None;
         }
-        if is_answer {
+        if is_first {
             // If the host was busy when the link was made, the round trip measured
             // then was too long.
-            self.answered(span);
+            self.record_round_trip(span);
         }
     }
 
@@ -123,21 +123,21 @@ impl Meter {
     /// ones would only start later.
     pub(super) fn bucket_bytes(&self) -> Option<usize> {
         let bytes = self.bytes_per_second? * self.round_trip?.as_secs_f64();
-        Some(bytes.clamp(SMALLEST_BUCKET, LARGEST_BUCKET) as usize)
+        Some(bytes.clamp(MIN_BUCKET_BYTES, MAX_BUCKET_BYTES) as usize)
     }
 }
 
 impl Meter {
     /// Returns how many unconfirmed bytes a new link may have in flight, where `links` new
     /// links share the bound; `None` once enough bytes were confirmed.
-    pub(super) fn first_flight_bytes(&self, links: usize) -> Option<usize> {
-        let is_new = self.confirmed_bytes < LEAST_BYTES;
-        is_new.then_some(LEAST_FLIGHT.max(FIRST_FLIGHT_BYTES / links.max(1)))
+    pub(super) fn initial_flight_bytes(&self, links: usize) -> Option<usize> {
+        let is_new = self.confirmed_bytes < MIN_RATE_BYTES;
+        is_new.then_some(MIN_FLIGHT_BYTES.max(INITIAL_FLIGHT_BYTES / links.max(1)))
     }
 
     /// Returns the in-flight limit in bytes for one of `links` connections, or `None` to
     /// leave it to the kernel. There is a limit where all connections together carry at
-    /// most [`FLIGHT_BYTES`] in a round trip.
+    /// most [`MAX_FLIGHT_BYTES`] in a round trip.
     ///
     /// More bytes would stand in a queue before the bottleneck of the path, where the
     /// connection with the most bytes gets the most bandwidth, and overflow is lost. But
@@ -146,8 +146,8 @@ impl Meter {
     /// and one that is behind gets more.
     pub(super) fn flight_bytes(&self, links: usize, lead_bytes: i64) -> Option<usize> {
         let carried = self.bytes_per_second? * self.round_trip?.as_secs_f64() * links as f64;
-        let is_near = carried <= FLIGHT_BYTES as f64;
-        let share = LEAST_FLIGHT.max(FLIGHT_BYTES / links.max(1));
+        let is_near = carried <= MAX_FLIGHT_BYTES as f64;
+        let share = MIN_FLIGHT_BYTES.max(MAX_FLIGHT_BYTES / links.max(1));
         let [least, most] = FLIGHT_RANGE;
         let weight = (1.0 - lead_bytes as f64 / LAG_BYTES).clamp(least, most);
         is_near.then_some((share as f64 * weight) as usize)
@@ -190,7 +190,7 @@ impl Egress {
     pub(super) fn ring_bytes(&self, round_trip: Duration) -> Option<u64> {
         let rate = self.meter.bytes_per_second?;
         let carried = rate * round_trip.as_secs_f64();
-        (rate <= CONNECTION_RATE).then(|| LEAST_IN_RING.max(2 * carried as u64))
+        (rate <= CONNECTION_RATE).then(|| MIN_RING_SLICE_BYTES.max(2 * carried as u64))
     }
 }
 
@@ -199,11 +199,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_is_what_fills_the_link_for_a_round_trip() {
+    fn bucket_is_the_bandwidth_delay_product() {
         let (mut meter, start) = (Meter::default(), Instant::now());
-        meter.answered(Duration::from_millis(30));
-        meter.answered(Duration::from_millis(20));
-        meter.answered(Duration::from_millis(90));
+        meter.record_round_trip(Duration::from_millis(30));
+        meter.record_round_trip(Duration::from_millis(20));
+        meter.record_round_trip(Duration::from_millis(90));
         assert_eq!(meter.bucket_bytes(), None);
         meter.sent(start);
         // 10 MB in 100 ms, confirmed in two parts.
@@ -225,21 +225,21 @@ mod tests {
     }
 
     #[test]
-    fn a_new_link_begins_gently() {
+    fn new_link_starts_with_a_small_bucket() {
         let mut meter = Meter::default();
-        assert_eq!(meter.first_flight_bytes(1), Some(1 << 20));
-        assert_eq!(meter.first_flight_bytes(4), Some(256 << 10));
-        assert_eq!(meter.first_flight_bytes(63), Some(64 << 10));
-        meter.confirmed(LEAST_BYTES - 1, true, Instant::now());
-        assert_eq!(meter.first_flight_bytes(4), Some(256 << 10));
+        assert_eq!(meter.initial_flight_bytes(1), Some(1 << 20));
+        assert_eq!(meter.initial_flight_bytes(4), Some(256 << 10));
+        assert_eq!(meter.initial_flight_bytes(63), Some(64 << 10));
+        meter.confirmed(MIN_RATE_BYTES - 1, true, Instant::now());
+        assert_eq!(meter.initial_flight_bytes(4), Some(256 << 10));
         meter.confirmed(1, true, Instant::now());
-        assert_eq!(meter.first_flight_bytes(4), None);
+        assert_eq!(meter.initial_flight_bytes(4), None);
     }
 
     #[test]
-    fn a_bucket_has_bounds() {
+    fn bucket_size_is_bounded() {
         let (mut meter, start) = (Meter::default(), Instant::now());
-        meter.answered(Duration::from_micros(10));
+        meter.record_round_trip(Duration::from_micros(10));
         meter.sent(start);
         meter.confirmed(100_000_000, false, start + Duration::from_secs(1));
         assert_eq!(meter.bucket_bytes(), Some(256 << 10));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn large_slices_go_round_a_ring_where_one_link_carries_as_much_as_all() {
+    fn ring_is_used_for_large_slices_on_a_shared_bottleneck() {
         let (mut egress, start) = (Egress::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         let rtt = Duration::from_millis(1);
@@ -272,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_the_way_is_bounded_where_little_is_carried() {
+    fn bytes_in_flight_are_bounded_on_slow_links() {
         let (mut meter, start) = (Meter::default(), Instant::now());
-        meter.answered(Duration::from_millis(10));
+        meter.record_round_trip(Duration::from_millis(10));
         assert_eq!(meter.flight_bytes(1, 0), None);
         meter.sent(start);
         meter.confirmed(100_000_000, false, start + Duration::from_secs(1));

@@ -28,8 +28,8 @@ mod transfer;
 
 pub(crate) use self::{
     algorithm::{Arrival, Failure},
-    cohort::{Arrived, Call, Cohort, Member, Outcome, Settings},
-    link::{Accepted, accept, serve},
+    cohort::{AllReduceCall, Cohort, CollectiveSettings, Member, Outcome, ReceivedValue},
+    link::{AcceptedLink, accept, serve},
     members::{LeaseMembers, Members},
     transfer::{Capability, Offer, Take, Value},
 };

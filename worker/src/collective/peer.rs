@@ -49,15 +49,15 @@ pub(crate) struct Peer {
     pub(crate) share: LeaseShare,
     /// Number of this worker's links in the lease, including this one.
     links: usize,
-    wire: Mutex<Wire>,
+    link_state: Mutex<LinkState>,
     /// Wakes the writer.
-    pub(crate) wake_writer: Notify,
+    pub(crate) writer_notify: Notify,
 }
 
-struct Wire {
+struct LinkState {
     channel: Channel,
     /// Since when a connection is wanted.
-    wanted: Option<Instant>,
+    link_requested: Option<Instant>,
     /// The latest connection that sent its first frame, a ping, with which the other side
     /// measures the round trip.
     greeted: Option<Connection>,
@@ -66,7 +66,7 @@ struct Wire {
     sources: VecDeque<FrameSource>,
     /// The rule that the other worker broke, as a message. The worker is then refused new
     /// connections.
-    offence: Option<Arc<str>>,
+    violation: Option<Arc<str>>,
     meter: Meter,
     /// Whether frames are in flight.
     is_busy: bool,
@@ -96,13 +96,13 @@ impl Peer {
             worker: WorkerId(share.worker_id),
             share,
             links,
-            wire: Mutex::new(Wire {
+            link_state: Mutex::new(LinkState {
                 channel: Channel::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES, Instant::now()),
-                wanted: None,
+                link_requested: None,
                 greeted: None,
                 greeted_at: None,
                 sources: VecDeque::new(),
-                offence: None,
+                violation: None,
                 meter: Meter::default(),
                 is_busy: false,
                 egress,
@@ -110,76 +110,81 @@ impl Peer {
                 sends: 0,
                 flight_limit: None,
             }),
-            wake_writer: Notify::new(),
+            writer_notify: Notify::new(),
         }
     }
 
-    fn wire(&self) -> MutexGuard<'_, Wire> {
-        lock(&self.wire)
+    fn link_state(&self) -> MutexGuard<'_, LinkState> {
+        lock(&self.link_state)
     }
 
     /// Records that a link is wanted. Returns true on the first call.
-    pub(crate) fn want(&self) -> bool {
-        let mut wire = self.wire();
-        let is_first = wire.wanted.is_none();
-        wire.wanted.get_or_insert_with(Instant::now);
+    pub(crate) fn request_link(&self) -> bool {
+        let mut link_state = self.link_state();
+        let is_first = link_state.link_requested.is_none();
+        link_state.link_requested.get_or_insert_with(Instant::now);
         is_first
     }
 
     /// Returns since when the link is missing although one is wanted.
-    pub(crate) fn missing(&self) -> Option<Instant> {
-        let wire = self.wire();
-        Some(wire.channel.detached()?.max(wire.wanted?))
+    pub(crate) fn disconnected_since(&self) -> Option<Instant> {
+        let link_state = self.link_state();
+        Some(
+            link_state
+                .channel
+                .detached()?
+                .max(link_state.link_requested?),
+        )
     }
 
     /// Queues `source`, unless the other worker broke a rule.
     pub(crate) fn add_source(&self, source: FrameSource) {
-        let mut wire = self.wire();
-        if wire.offence.is_none() {
-            wire.sources.push_back(source);
-            self.wake_writer.notify_one();
+        let mut link_state = self.link_state();
+        if link_state.violation.is_none() {
+            link_state.sources.push_back(source);
+            self.writer_notify.notify_one();
         }
     }
 
     /// Records the rule that the other worker broke. Returns false if an earlier one is
     /// recorded.
-    pub(crate) fn offend(&self, offence: Arc<str>) -> bool {
-        let mut wire = self.wire();
-        if wire.offence.is_some() {
+    pub(crate) fn record_violation(&self, violation: Arc<str>) -> bool {
+        let mut link_state = self.link_state();
+        if link_state.violation.is_some() {
             return false;
         }
-        wire.offence = Some(offence);
-        wire.sources.clear();
+        link_state.violation = Some(violation);
+        link_state.sources.clear();
         true
     }
 
     /// Returns the rule that the other worker broke, as a message.
-    pub(crate) fn offence(&self) -> Option<Arc<str>> {
-        self.wire().offence.clone()
+    pub(crate) fn violation(&self) -> Option<Arc<str>> {
+        self.link_state().violation.clone()
     }
 
     /// Returns the number of the last frame received and the total credit granted, so that
     /// the other side can resume from there.
     pub(crate) fn acknowledge(&self) -> (u64, u64) {
-        self.wire().channel.inbox().acknowledge()
+        self.link_state().channel.inbox().acknowledge()
     }
 
     /// Attaches a new connection, on which the other side reports that it received all
     /// frames up to `received` and grants `credit` bytes in all.
     pub(crate) fn attach(&self, received: u64, credit: u64) -> Result<Attached, ResumeError> {
-        let mut wire = self.wire();
-        let before = wire.channel.outbox().kept_bytes();
-        let attached = wire.channel.attach(received, credit)?;
-        wire.settle(before);
-        self.wake_writer.notify_one();
+        let mut link_state = self.link_state();
+        let before = link_state.channel.outbox().unacked_bytes();
+        let attached = link_state.channel.attach(received, credit)?;
+        link_state.update_meters(before);
+        self.writer_notify.notify_one();
         Ok(attached)
     }
 
     /// Records that `connection` was lost. Does nothing if a later one has replaced it.
     pub(crate) fn detach(&self, connection: Connection) {
-        let mut wire = self.wire();
-        if wire.channel.detach(connection, Instant::now()) {
-            wire.pause();
+        let mut link_state = self.link_state();
+        if link_state.channel.detach(connection, Instant::now()) {
+            link_state.pause();
         }
     }
 
@@ -190,107 +195,110 @@ impl Peer {
         frame: Bytes,
     ) -> Result<Received, FrameError> {
         let now = Instant::now();
-        let mut wire = self.wire();
-        let before = wire.channel.outbox().kept_bytes();
-        let received = wire.channel.receive(connection, frame, now)?;
-        wire.settle(before);
+        let mut link_state = self.link_state();
+        let before = link_state.channel.outbox().unacked_bytes();
+        let received = link_state.channel.receive(connection, frame, now)?;
+        link_state.update_meters(before);
         match &received {
             // The frame is handled at once, so its bytes are consumed here.
-            Received::New(_, bytes) => wire.channel.inbox().consume(*bytes),
+            Received::New(_, bytes) => link_state.channel.inbox().consume(*bytes),
             Received::Nothing => {}
             Received::Replaced => return Ok(received),
         }
-        if let Some(greeted_at) = wire.greeted_at.take() {
+        if let Some(greeted_at) = link_state.greeted_at.take() {
             // The other side began to write when it received the first frame of this side.
-            wire.meter
-                .answered(now.saturating_duration_since(greeted_at));
+            link_state
+                .meter
+                .record_round_trip(now.saturating_duration_since(greeted_at));
         }
         // An acknowledgement or credit may unblock the writer.
-        self.wake_writer.notify_one();
+        self.writer_notify.notify_one();
         Ok(received)
     }
 
     /// Returns what the writer of `connection` is to do next.
     pub(crate) fn next_to_send(&self, connection: Connection) -> Next {
-        let mut wire = self.wire();
-        if !wire.channel.is_latest(connection) {
+        let mut link_state = self.link_state();
+        if !link_state.channel.is_latest(connection) {
             return Next::Replaced;
         }
-        if wire.greeted.replace(connection) != Some(connection) {
-            wire.greeted_at = Some(Instant::now());
-            wire.flight_limit = None;
-            let ping = wire.channel.ping(connection, true);
+        if link_state.greeted.replace(connection) != Some(connection) {
+            link_state.greeted_at = Some(Instant::now());
+            link_state.flight_limit = None;
+            let ping = link_state.channel.ping(connection, true);
             return Next::Frames(ping.into_iter().collect());
         }
         loop {
-            if let Some(parts) = wire.channel.next_frame() {
+            if let Some(parts) = link_state.channel.next_frame() {
                 return Next::Frames(vec![parts]);
             }
             // Frames that are encoded but not sent wait for credit.
-            if wire.channel.outbox().is_full() || wire.channel.outbox().has_unsent() {
+            if link_state.channel.outbox().is_full() || link_state.channel.outbox().has_unsent() {
                 break;
             }
             // More frames are requested once some of these bytes are acknowledged.
-            let first_flight = wire.meter.first_flight_bytes(self.links);
-            if first_flight.is_some_and(|most| wire.channel.outbox().kept_bytes() >= most) {
+            let initial_flight = link_state.meter.initial_flight_bytes(self.links);
+            if initial_flight
+                .is_some_and(|most| link_state.channel.outbox().unacked_bytes() >= most)
+            {
                 break;
             }
-            match wire.sources.pop_front() {
-                Some(source) => wire.enqueue(source),
+            match link_state.sources.pop_front() {
+                Some(source) => link_state.enqueue(source),
                 None => break,
             }
         }
-        wire.channel.acknowledgement()
+        link_state.channel.acknowledgement()
     }
 
     /// Records a round trip: the other side replied `after` this time.
-    pub(crate) fn answered(&self, after: Duration) {
-        self.wire().meter.answered(after);
+    pub(crate) fn record_round_trip(&self, after: Duration) {
+        self.link_state().meter.record_round_trip(after);
     }
 
     /// Counts a batch of frames that is about to be sent. Returns the in-flight limit for
     /// the connection in bytes, if it is time to set another one than before.
     pub(crate) fn new_flight_limit(&self) -> Option<usize> {
-        let mut wire = self.wire();
-        wire.sends = wire.sends.wrapping_add(1);
-        if !wire.sends.is_multiple_of(FRAMES_PER_LIMIT) {
+        let mut link_state = self.link_state();
+        link_state.sends = link_state.sends.wrapping_add(1);
+        if !link_state.sends.is_multiple_of(FRAMES_PER_LIMIT) {
             return None;
         }
-        let limit = match wire.lead_bytes {
-            Some(lead_bytes) => wire.meter.flight_bytes(self.links, lead_bytes),
-            None => wire.meter.flight_bytes(1, 0),
+        let limit = match link_state.lead_bytes {
+            Some(lead_bytes) => link_state.meter.flight_bytes(self.links, lead_bytes),
+            None => link_state.meter.flight_bytes(1, 0),
         };
         // Without a limit of its own a connection has the kernel's.
         let limit = Some(limit?);
-        let before = std::mem::replace(&mut wire.flight_limit, limit);
+        let before = std::mem::replace(&mut link_state.flight_limit, limit);
         limit.filter(|_| before != limit)
     }
 
     /// Returns the shortest round trip measured.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.wire().meter.round_trip()
+        self.link_state().meter.round_trip()
     }
 
     /// Returns whether nothing was received from the other worker for `time`.
     pub(crate) fn is_silent(&self, now: Instant, time: Duration) -> bool {
-        let wire = self.wire();
-        let last_received = wire.channel.last_received();
-        !wire.channel.was_attached() || now.saturating_duration_since(last_received) >= time
+        let link_state = self.link_state();
+        let last_received = link_state.channel.last_received();
+        !link_state.channel.was_attached() || now.saturating_duration_since(last_received) >= time
     }
 
     /// Returns the bytes that fill the link for one round trip, once its rate and round
     /// trip are known.
     pub(crate) fn bucket_bytes(&self) -> Option<usize> {
-        self.wire().meter.bucket_bytes()
+        self.link_state().meter.bucket_bytes()
     }
 
     /// Returns the ping of the channel; see [`Channel::ping`].
     pub(crate) fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts> {
-        self.wire().channel.ping(connection, must)
+        self.link_state().channel.ping(connection, must)
     }
 }
 
-impl Wire {
+impl LinkState {
     /// Pauses the measurements, as nothing is sent until the next connection.
     fn pause(&mut self) {
         self.meter.pause();
@@ -301,8 +309,8 @@ impl Wire {
 
     /// Updates the measurements after the outbox held `before` bytes: with the bytes
     /// acknowledged since, or the start of a busy period.
-    fn settle(&mut self, before: usize) {
-        let (now, after) = (Instant::now(), self.channel.outbox().kept_bytes());
+    fn update_meters(&mut self, before: usize) {
+        let (now, after) = (Instant::now(), self.channel.outbox().unacked_bytes());
         if after > before {
             self.meter.sent(now);
             if !std::mem::replace(&mut self.is_busy, true) {
@@ -318,7 +326,7 @@ impl Wire {
 
     /// Encodes the next frame of `source`, and queues the source again if it has more.
     fn enqueue(&mut self, source: FrameSource) {
-        let before = self.channel.outbox().kept_bytes();
+        let before = self.channel.outbox().unacked_bytes();
         match source {
             FrameSource::Once(body) => self.channel.push(body),
             FrameSource::Group(group, worker_index) => {
@@ -345,7 +353,7 @@ impl Wire {
                 }
             }
         }
-        self.settle(before);
+        self.update_meters(before);
     }
 }
 

@@ -9,7 +9,7 @@ use burn_std::{bf16, f16};
 
 /// Elements added up at a time: a block of the accumulator stays in the cache
 /// while all parts are added to it.
-const BLOCK: usize = 2048;
+const BLOCK_ELEMENTS: usize = 2048;
 
 /// The element types that collectives support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,9 +86,9 @@ where
         return Vec::new();
     };
     let mut out = vec![0; first.len()];
-    let mut totals = [A::default(); BLOCK];
-    for (block, out) in out.chunks_mut(BLOCK * N).enumerate() {
-        let start = block * BLOCK * N;
+    let mut totals = [A::default(); BLOCK_ELEMENTS];
+    for (block, out) in out.chunks_mut(BLOCK_ELEMENTS * N).enumerate() {
+        let start = block * BLOCK_ELEMENTS * N;
         let end = start + out.len();
         for (total, value) in totals.iter_mut().zip(first[start..end].as_chunks::<N>().0) {
             *total = read(*value);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_added_in_order_and_divided_at_the_end() {
+    fn parts_are_summed_in_rank_order_then_divided() {
         let parts = [bytes(&[1e8, 1.0]), bytes(&[1.0, 2.0]), bytes(&[-1e8, 6.0])];
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         // In f32, 1e8 + 1 is 1e8: in another order the first sum would be 1.
@@ -139,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn blocks_join_without_a_seam() {
-        let count = 2 * BLOCK + 5;
+    fn blocks_give_the_same_result_as_the_whole() {
+        let count = 2 * BLOCK_ELEMENTS + 5;
         let values: Vec<f64> = (0..count).map(|i| i as f64).collect();
         let part: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let sums: Vec<u8> = values

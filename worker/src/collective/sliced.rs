@@ -37,14 +37,14 @@ use tensord_proto::v1::{FaultKind, PieceKind};
 
 use self::{
     agree::{Agreed, agree},
-    buffers::Buffers,
+    buffers::BufferPool,
     calls::{Calls, Route, Running, end},
     direct::Direct,
     ring::Ring,
     send_queues::SendQueues,
 };
 use super::{
-    algorithm::{Algorithm, Arrival, Broke, Done, Failure, GroupMessage, Piece, Rank},
+    algorithm::{Algorithm, Arrival, Done, Failure, GroupMessage, PeerViolation, Piece, Rank},
     reduce::{Element, reduce},
 };
 
@@ -53,7 +53,7 @@ const ARRIVALS_PER_FRAME: usize = 256;
 
 /// How much longer than the deadline a worker waits if it does not know which worker
 /// is at fault. Workers that do know abort the group in that time.
-const SECOND_HAND: Duration = Duration::from_secs(1);
+const BLAME_GRACE: Duration = Duration::from_secs(1);
 
 /// Most all-reduces by which a rank may be ahead of the slowest.
 const MAX_AHEAD: u64 = 1 << 16;
@@ -77,10 +77,10 @@ pub(crate) struct Sliced {
     aborts: Vec<Option<Arc<str>>>,
     send_queues: SendQueues,
     /// When a call was last decided or a piece last received.
-    progress: Option<Instant>,
-    broken: Option<Arc<str>>,
+    last_progress: Option<Instant>,
+    abort_reason: Option<Arc<str>>,
     done: Vec<Done>,
-    buffers: Buffers,
+    buffers: BufferPool,
 }
 
 impl Sliced {
@@ -103,10 +103,10 @@ impl Sliced {
             arrivals: vec![VecDeque::new(); worker_count],
             aborts: vec![None; worker_count],
             send_queues: SendQueues::new(worker_count),
-            progress: None,
-            broken: None,
+            last_progress: None,
+            abort_reason: None,
             done: Vec::new(),
-            buffers: Buffers::default(),
+            buffers: BufferPool::default(),
         }
     }
 
@@ -115,10 +115,12 @@ impl Sliced {
     ///
     /// Only the first open call shows which rank is to blame: a rank that has not
     /// reached a later call may itself be waiting for the first.
-    fn overdue(&self, now: Instant, deadline: Duration, silent: &[usize]) -> Option<String> {
+    fn timeout_reason(&self, now: Instant, deadline: Duration, silent: &[usize]) -> Option<String> {
         let call = self.calls.front()?;
         let since = call.since?;
-        let since = self.progress.map_or(since, |progress| progress.max(since));
+        let since = self
+            .last_progress
+            .map_or(since, |last_progress| last_progress.max(since));
         let waited = now.saturating_duration_since(since);
         if waited < deadline {
             return None;
@@ -128,7 +130,7 @@ impl Sliced {
         let (late, are_at_fault) = match call.route() {
             None => {
                 let ranks = (0..self.ranks.len()).filter(|rank| call.arrivals[*rank].is_none());
-                let ranks = self.name(ranks);
+                let ranks = self.describe_ranks(ranks);
                 return Some(format!(
                     "{ranks} did not reach all-reduce {number} of the group within {deadline:?}"
                 ));
@@ -139,35 +141,36 @@ impl Sliced {
             Some(Route::Ring) => (silent.to_vec(), true),
             Some(_) => self.direct.late(first),
         };
-        let patience = match are_at_fault {
+        let timeout = match are_at_fault {
             true => deadline,
-            false => deadline + SECOND_HAND,
+            false => deadline + BLAME_GRACE,
         };
         let ranks =
             (0..self.ranks.len()).filter(|rank| late.contains(&self.ranks[*rank].worker_index));
-        let ranks = self.name(ranks);
-        (waited >= patience).then(|| {
-            format!("{ranks} sent no data of all-reduce {number} of the group for {patience:?}")
+        let ranks = self.describe_ranks(ranks);
+        (waited >= timeout).then(|| {
+            format!("{ranks} sent no data of all-reduce {number} of the group for {timeout:?}")
         })
     }
 
-    fn name(&self, ranks: impl Iterator<Item = usize>) -> String {
+    fn describe_ranks(&self, ranks: impl Iterator<Item = usize>) -> String {
         let name = |rank: usize| format!("rank {rank} ({})", self.ranks[rank].description);
         ranks.map(name).collect::<Vec<_>>().join(", ")
     }
 
     /// Records that `rank` has reached its next call. Returns the call's number.
-    fn note(&mut self, rank: usize, arrival: Arrival) -> u64 {
+    fn record_arrival(&mut self, rank: usize, arrival: Arrival) -> u64 {
         let number = self.arrived[rank];
         self.arrived[rank] += 1;
-        self.calls.note(number, rank, self.ranks.len(), arrival);
+        self.calls
+            .record_arrival(number, rank, self.ranks.len(), arrival);
         number
     }
 
     /// Advances every call as far as the received data allows.
     fn advance(&mut self, now: Instant) {
         while self.decide() {
-            self.progress = Some(now);
+            self.last_progress = Some(now);
         }
         self.direct.advance(&mut self.calls, &mut self.send_queues);
         self.ring.advance(&mut self.calls, &mut self.send_queues);
@@ -218,7 +221,10 @@ impl Sliced {
 
     /// Removes calls that are over and delivers their results.
     fn finish(&mut self) {
-        let over = self.direct.over().min(self.ring.over());
+        let over = self
+            .direct
+            .finished_before()
+            .min(self.ring.finished_before());
         while self.calls.first() < over
             && let Some(call) = self.calls.pop()
         {
@@ -256,7 +262,7 @@ impl Algorithm for Sliced {
         bytes: Bytes,
         now: Instant,
     ) {
-        if let Some(reason) = &self.broken {
+        if let Some(reason) = &self.abort_reason {
             let failure = Failure::New(FaultKind::Peer, reason.to_string());
             return end(&mut self.done, vec![(rank, ticket, bytes)], &Err(failure));
         }
@@ -264,8 +270,9 @@ impl Algorithm for Sliced {
         for worker_index in (0..self.worker_count).filter(|worker_index| *worker_index != self.me) {
             self.arrivals[worker_index].push_back((rank, arrival.clone()));
         }
-        let number = self.note(rank, arrival);
-        self.calls.note_local(number, rank, ticket, bytes, now);
+        let number = self.record_arrival(rank, arrival);
+        self.calls
+            .record_local_arrival(number, rank, ticket, bytes, now);
         self.advance(now);
     }
 
@@ -275,31 +282,36 @@ impl Algorithm for Sliced {
         rank: usize,
         arrival: Arrival,
         now: Instant,
-    ) -> Result<(), Broke> {
+    ) -> Result<(), PeerViolation> {
         if self
             .ranks
             .get(rank)
             .is_none_or(|rank| rank.worker_index != worker_index)
         {
             let ranks = self.ranks.len();
-            return Err(Broke::new(format!(
+            return Err(PeerViolation::new(format!(
                 "worker {worker_index} announced rank {rank} of {ranks}, which is not a rank of that worker"
             )));
         }
-        if self.broken.is_some() {
+        if self.abort_reason.is_some() {
             return Ok(());
         }
         if self.arrived[rank] >= self.calls.first() + MAX_AHEAD {
             let rule = format!("rank {rank} is more than {MAX_AHEAD} all-reduces ahead");
-            return Err(Broke::new(rule));
+            return Err(PeerViolation::new(rule));
         }
-        self.note(rank, arrival);
+        self.record_arrival(rank, arrival);
         self.advance(now);
         Ok(())
     }
 
-    fn piece(&mut self, worker_index: usize, piece: Piece, now: Instant) -> Result<(), Broke> {
-        if self.broken.is_some() {
+    fn piece(
+        &mut self,
+        worker_index: usize,
+        piece: Piece,
+        now: Instant,
+    ) -> Result<(), PeerViolation> {
+        if self.abort_reason.is_some() {
             return Ok(());
         }
         let unused = match piece.kind {
@@ -312,20 +324,20 @@ impl Algorithm for Sliced {
                     "worker {worker_index} sent a ring piece to worker {me}, but worker {previous} is \
                      before it in the ring"
                 );
-                return Err(Broke::new(rule));
+                return Err(PeerViolation::new(rule));
             }
         };
         if unused > self.calls.open_bytes() {
             let rule = format!("worker {worker_index} sent more bytes than the open calls have");
-            return Err(Broke::new(rule));
+            return Err(PeerViolation::new(rule));
         }
-        self.progress = Some(now);
+        self.last_progress = Some(now);
         self.advance(now);
         Ok(())
     }
 
     fn abort(&mut self, reason: &str) {
-        if self.broken.is_some() {
+        if self.abort_reason.is_some() {
             return;
         }
         let reason: Arc<str> = reason.into();
@@ -339,7 +351,7 @@ impl Algorithm for Sliced {
         self.send_queues.clear();
         self.arrivals.iter_mut().for_each(VecDeque::clear);
         self.aborts.fill(Some(reason.clone()));
-        self.broken = Some(reason);
+        self.abort_reason = Some(reason);
     }
 
     fn aborted(&mut self, worker_index: usize, reason: &str) {
@@ -349,7 +361,7 @@ impl Algorithm for Sliced {
     }
 
     fn tick(&mut self, now: Instant, deadline: Duration, silent: &[usize]) {
-        if let Some(reason) = self.overdue(now, deadline, silent) {
+        if let Some(reason) = self.timeout_reason(now, deadline, silent) {
             self.abort(&reason);
         }
     }
@@ -361,7 +373,7 @@ impl Algorithm for Sliced {
     fn has_message(&self, worker_index: usize) -> bool {
         self.aborts[worker_index].is_some()
             || !self.arrivals[worker_index].is_empty()
-            || self.send_queues.has(worker_index)
+            || self.send_queues.has_pending(worker_index)
     }
 
     fn next(&mut self, worker_index: usize) -> Option<GroupMessage> {
@@ -399,12 +411,12 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_the_laws() {
+    fn direct_algorithm_conforms() {
         conformance::run(|ranks, me| Box::new(Sliced::new(ranks, me)));
     }
 
     #[test]
-    fn it_keeps_them_in_a_ring() {
+    fn ring_algorithm_conforms() {
         conformance::run(|ranks, me| {
             let mut group = Sliced::new(ranks, me);
             group.set_ring_bytes(Some(0));
@@ -413,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn all_workers_have_a_ring_or_none() {
+    fn all_workers_choose_the_same_algorithm() {
         let agreed = |element, ring_bytes| Agreed {
             element,
             size: 3000,
@@ -430,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_takes_from_the_worker_before_alone() {
+    fn ring_accepts_data_from_the_predecessor_only() {
         let mut group = Sliced::new((0..3).map(rank).collect(), 0);
         let piece = Piece {
             kind: PieceKind::Ring,
@@ -443,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_calls_that_are_over() {
+    fn finished_calls_leave_no_state() {
         let mut group = Sliced::new(vec![rank(0), rank(0)], 0);
         let arrival = |size| Arrival {
             shape: Shape::new([size]),

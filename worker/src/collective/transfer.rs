@@ -6,7 +6,7 @@
 //! Between two workers, the worker that takes the value fetches it, so a value is sent only
 //! after its receiver has reserved memory for it.
 //!
-//! This is a pure state machine: it returns the actions to execute as [`Act`]s.
+//! This is a pure state machine: it returns the actions to execute as [`TransferAction`]s.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -18,7 +18,7 @@ use tensord_proto::{
 };
 
 use super::{
-    algorithm::{Broke, Failure},
+    algorithm::{Failure, PeerViolation},
     members::LeaseMembers,
 };
 use crate::memory::SessionMemory;
@@ -27,7 +27,7 @@ use crate::memory::SessionMemory;
 pub(crate) type Capability = [u8; 16];
 
 /// Most pending transfers of a cohort at one worker.
-const MAX_WAITING: usize = 1 << 16;
+const MAX_PENDING_TRANSFERS: usize = 1 << 16;
 
 /// A tensor's value.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,7 +60,7 @@ pub(crate) struct Take {
 
 /// An action for the caller to execute.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Act {
+pub(crate) enum TransferAction {
     /// Delivers the outcome of a take to a session of this worker.
     Deliver {
         to: u32,
@@ -86,7 +86,7 @@ pub(crate) enum Act {
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
     offers: HashMap<Capability, Offer>,
-    takes: HashMap<Capability, Taking>,
+    takes: HashMap<Capability, PendingTake>,
     /// Requests of other workers for values that are not offered yet.
     fetches: HashMap<Capability, Fetch>,
 }
@@ -100,14 +100,14 @@ struct Fetch {
 }
 
 #[derive(Debug)]
-struct Taking {
+struct PendingTake {
     take: Take,
-    arriving: Option<Arriving>,
+    partial: Option<PartialValue>,
 }
 
 /// A value of which some parts have been received.
 #[derive(Debug)]
-struct Arriving {
+struct PartialValue {
     shape: Shape,
     dtype: DType,
     bytes: Vec<u8>,
@@ -116,12 +116,12 @@ struct Arriving {
 impl Transfers {
     /// Records that a session of this worker offers a value. Returns an action if the
     /// request for the value has already arrived.
-    pub(crate) fn offer(&mut self, capability: Capability, offer: Offer) -> Option<Act> {
+    pub(crate) fn offer(&mut self, capability: Capability, offer: Offer) -> Option<TransferAction> {
         if let Some(fetch) = self.fetches.remove(&capability) {
             return Some(send(fetch, capability, offer));
         }
         let expected =
-            |taking: &Taking| (taking.take.from, taking.take.to) == (offer.from, offer.to);
+            |taking: &PendingTake| (taking.take.from, taking.take.to) == (offer.from, offer.to);
         if self.takes.get(&capability).is_some_and(expected) {
             let take = self.takes.remove(&capability)?.take;
             return Some(deliver(take, offer.value.map_err(Failure::Inherited)));
@@ -140,7 +140,7 @@ impl Transfers {
         capability: Capability,
         take: Take,
         lease_members: &LeaseMembers,
-    ) -> Option<Act> {
+    ) -> Option<TransferAction> {
         let worker = lease_members.worker(take.from);
         let failed =
             |take: Take, kind, why: String| Some(deliver(take, Err(Failure::New(kind, why))));
@@ -153,11 +153,11 @@ impl Transfers {
             return failed(take, FaultKind::Mismatch, why);
         }
         if self.is_full() {
-            let why = format!("{MAX_WAITING} transfers are pending, which is the limit");
+            let why = format!("{MAX_PENDING_TRANSFERS} transfers are pending, which is the limit");
             return failed(take, FaultKind::OutOfMemory, why);
         }
         let (from, to) = (take.from, take.to);
-        let act = if worker == lease_members.me() {
+        let action = if worker == lease_members.me() {
             let fits = |offer: &Offer| (offer.from, offer.to) == (from, to);
             if self.offers.get(&capability).is_some_and(fits) {
                 let offer = self.offers.remove(&capability)?;
@@ -165,16 +165,16 @@ impl Transfers {
             }
             None
         } else {
-            Some(Act::Fetch {
+            Some(TransferAction::Fetch {
                 worker,
                 capability,
                 from,
                 to,
             })
         };
-        let arriving = None;
-        self.takes.insert(capability, Taking { take, arriving });
-        act
+        let partial = None;
+        self.takes.insert(capability, PendingTake { take, partial });
+        action
     }
 
     /// Handles the request of another worker to fetch a value for one of its sessions from
@@ -186,11 +186,11 @@ impl Transfers {
         from: u32,
         to: u32,
         lease_members: &LeaseMembers,
-    ) -> Result<Option<Act>, Broke> {
+    ) -> Result<Option<TransferAction>, PeerViolation> {
         if lease_members.worker(from) != Some(lease_members.me())
             || lease_members.worker(to) != Some(worker)
         {
-            return Err(Broke::new(format!(
+            return Err(PeerViolation::new(format!(
                 "worker {worker} requested a value from place {from} for place {to}, but these places are on other workers"
             )));
         }
@@ -199,13 +199,15 @@ impl Transfers {
             Some(offer) => Ok(Some(send(fetch, capability, offer))),
             // The program has this many transfers pending, so the other worker broke no
             // rule.
-            None if self.is_full() => Ok(Some(Act::Send {
+            None if self.is_full() => Ok(Some(TransferAction::Send {
                 worker: fetch.worker,
                 capability,
                 value: Err(Arc::new(Fault {
                     kind: FaultKind::OutOfMemory.into(),
                     op_name: "Offer".into(),
-                    reason: format!("{MAX_WAITING} transfers are pending, which is the limit"),
+                    reason: format!(
+                        "{MAX_PENDING_TRANSFERS} transfers are pending, which is the limit"
+                    ),
                     ..Fault::default()
                 })),
             })),
@@ -221,42 +223,48 @@ impl Transfers {
         &mut self,
         worker: WorkerId,
         capability: Capability,
-        part: Part,
+        part: FetchedPart,
         lease_members: &LeaseMembers,
-    ) -> Result<Option<Act>, Broke> {
-        let expected = |t: &&mut Taking| lease_members.worker(t.take.from) == Some(worker);
+    ) -> Result<Option<TransferAction>, PeerViolation> {
+        let expected = |t: &&mut PendingTake| lease_members.worker(t.take.from) == Some(worker);
         // It is no error if no session waits for the value any more.
         let Some(taking) = self.takes.get_mut(&capability).filter(expected) else {
             return Ok(None);
         };
         let size = taking.take.size;
         let (kind, part) = match part {
-            Part::Fault(fault) => {
+            FetchedPart::Fault(fault) => {
                 return Ok(self.end(&capability, Err(Failure::Inherited(fault))));
             }
-            Part::Bytes(kind, bytes) => (kind, bytes),
+            FetchedPart::Bytes(kind, bytes) => (kind, bytes),
         };
-        let arriving = match (kind, &mut taking.arriving) {
-            (Some((shape, dtype)), arriving) => arriving.insert(Arriving {
+        let partial = match (kind, &mut taking.partial) {
+            (Some((shape, dtype)), partial) => partial.insert(PartialValue {
                 shape,
                 dtype,
                 bytes: Vec::with_capacity(size),
             }),
-            (None, Some(arriving)) => arriving,
-            (None, None) => return Err(Broke::new("the first part of a value has no type".into())),
+            (None, Some(partial)) => partial,
+            (None, None) => {
+                return Err(PeerViolation::new(
+                    "the first part of a value has no type".into(),
+                ));
+            }
         };
-        arriving.bytes.extend_from_slice(&part);
-        if arriving.bytes.len() > size {
-            return Err(Broke::new(format!("a value exceeds its {size} bytes")));
+        partial.bytes.extend_from_slice(&part);
+        if partial.bytes.len() > size {
+            return Err(PeerViolation::new(format!(
+                "a value exceeds its {size} bytes"
+            )));
         }
-        if arriving.bytes.len() < size {
+        if partial.bytes.len() < size {
             return Ok(None);
         }
-        let Arriving {
+        let PartialValue {
             shape,
             dtype,
             bytes,
-        } = taking.arriving.take().expect("all bytes have arrived");
+        } = taking.partial.take().expect("all bytes have arrived");
         let bytes = bytes.into();
         let value = Value {
             shape,
@@ -268,65 +276,73 @@ impl Transfers {
 
     /// Removes the session at `lease_rank` of this worker, which has ended: the takes and
     /// fetches that wait for it fail with `why`.
-    pub(crate) fn leave(&mut self, lease_rank: u32, why: &Arc<Fault>) -> Vec<Act> {
+    pub(crate) fn leave(&mut self, lease_rank: u32, why: &Arc<Fault>) -> Vec<TransferAction> {
         self.offers.retain(|_, offer| offer.from != lease_rank);
         self.takes.retain(|_, taking| taking.take.to != lease_rank);
-        let from = |taking: &Taking| taking.take.from == lease_rank;
-        let mut acts = self.fail(from, || Failure::Inherited(why.clone()));
+        let from = |taking: &PendingTake| taking.take.from == lease_rank;
+        let mut actions = self.fail(from, || Failure::Inherited(why.clone()));
         let fetches = self.fetches.extract_if(|_, fetch| fetch.from == lease_rank);
-        acts.extend(fetches.map(|(capability, fetch)| Act::Send {
+        actions.extend(fetches.map(|(capability, fetch)| TransferAction::Send {
             worker: fetch.worker,
             capability,
             value: Err(why.clone()),
         }));
-        acts
+        actions
     }
 
     /// Fails the takes from sessions of `worker`, which is unreachable.
-    pub(crate) fn lose(
+    pub(crate) fn fail_transfers_from(
         &mut self,
         worker: WorkerId,
         why: &str,
         lease_members: &LeaseMembers,
-    ) -> Vec<Act> {
+    ) -> Vec<TransferAction> {
         self.fetches.retain(|_, fetch| fetch.worker != worker);
-        let from = |taking: &Taking| lease_members.worker(taking.take.from) == Some(worker);
+        let from = |taking: &PendingTake| lease_members.worker(taking.take.from) == Some(worker);
         self.fail(from, || Failure::New(FaultKind::Peer, why.to_owned()))
     }
 
-    fn fail(&mut self, which: impl Fn(&Taking) -> bool, why: impl Fn() -> Failure) -> Vec<Act> {
+    fn fail(
+        &mut self,
+        which: impl Fn(&PendingTake) -> bool,
+        why: impl Fn() -> Failure,
+    ) -> Vec<TransferAction> {
         let failed = self.takes.extract_if(|_, taking| which(taking));
         failed.map(|(_, t)| deliver(t.take, Err(why()))).collect()
     }
 
-    fn end(&mut self, capability: &Capability, outcome: Result<Value, Failure>) -> Option<Act> {
+    fn end(
+        &mut self,
+        capability: &Capability,
+        outcome: Result<Value, Failure>,
+    ) -> Option<TransferAction> {
         let taking = self.takes.remove(capability)?;
         Some(deliver(taking.take, outcome))
     }
 
     fn is_full(&self) -> bool {
-        self.offers.len() + self.takes.len() + self.fetches.len() >= MAX_WAITING
+        self.offers.len() + self.takes.len() + self.fetches.len() >= MAX_PENDING_TRANSFERS
     }
 }
 
 /// A message of another worker about a value.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum FetchedPart {
     /// There is no value, because of this fault.
     Fault(Arc<Fault>),
     /// The next bytes of the value. The first part also has its type.
     Bytes(Option<(Shape, DType)>, Bytes),
 }
 
-fn deliver(take: Take, outcome: Result<Value, Failure>) -> Act {
-    Act::Deliver {
+fn deliver(take: Take, outcome: Result<Value, Failure>) -> TransferAction {
+    TransferAction::Deliver {
         to: take.to,
         ticket: take.ticket,
         outcome,
     }
 }
 
-fn send(fetch: Fetch, capability: Capability, offer: Offer) -> Act {
+fn send(fetch: Fetch, capability: Capability, offer: Offer) -> TransferAction {
     let value = match (fetch.from, fetch.to) == (offer.from, offer.to) {
         true => offer.value,
         false => Err(Arc::new(Fault {
@@ -336,7 +352,7 @@ fn send(fetch: Fetch, capability: Capability, offer: Offer) -> Act {
             ..Fault::default()
         })),
     };
-    Act::Send {
+    TransferAction::Send {
         worker: fetch.worker,
         capability,
         value,
@@ -387,8 +403,8 @@ mod tests {
         }
     }
 
-    fn delivered(to: u32) -> Act {
-        Act::Deliver {
+    fn delivered(to: u32) -> TransferAction {
+        TransferAction::Deliver {
             to,
             ticket: 9,
             outcome: Ok(value()),
@@ -396,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn on_one_worker_a_value_changes_hands_once() {
+    fn local_transfer_delivers_the_value_once() {
         let mut transfers = Transfers::default();
         assert_eq!(transfers.offer(KEY, offer(0, 1)), None);
         assert_eq!(
@@ -410,29 +426,29 @@ mod tests {
     }
 
     #[test]
-    fn another_worker_is_asked_and_answers_in_parts() {
+    fn remote_value_is_fetched_in_parts() {
         let (mut transfers, lease_members) = (Transfers::default(), lease_members());
-        let act = transfers.take(KEY, take(2, 1), &lease_members);
-        let fetch = Act::Fetch {
+        let action = transfers.take(KEY, take(2, 1), &lease_members);
+        let fetch = TransferAction::Fetch {
             worker: OTHER,
             capability: KEY,
             from: 2,
             to: 1,
         };
-        assert_eq!(act, Some(fetch));
+        assert_eq!(action, Some(fetch));
         let kind = Some((Shape::new([4]), DType::U8));
         let parts = [(kind, &b"ab"[..]), (None, b"cd")];
-        let acts = parts.map(|(kind, bytes)| {
-            let part = Part::Bytes(kind, Bytes::from_static(bytes));
+        let actions = parts.map(|(kind, bytes)| {
+            let part = FetchedPart::Bytes(kind, Bytes::from_static(bytes));
             transfers.fetched(OTHER, KEY, part, &lease_members).unwrap()
         });
-        assert_eq!(acts, [None, Some(delivered(1))]);
+        assert_eq!(actions, [None, Some(delivered(1))]);
     }
 
     #[test]
-    fn another_worker_gets_what_is_offered_to_it_and_nothing_else() {
+    fn worker_can_fetch_only_what_is_offered_to_it() {
         let (mut transfers, lease_members) = (Transfers::default(), lease_members());
-        let sent = |value| Act::Send {
+        let sent = |value| TransferAction::Send {
             worker: OTHER,
             capability: KEY,
             value,
@@ -440,7 +456,7 @@ mod tests {
         assert_eq!(transfers.fetch(OTHER, KEY, 0, 2, &lease_members), Ok(None));
         assert_eq!(transfers.offer(KEY, offer(0, 2)), Some(sent(Ok(value()))));
         transfers.offer(KEY, offer(0, 1));
-        let Ok(Some(Act::Send {
+        let Ok(Some(TransferAction::Send {
             value: Err(fault), ..
         })) = transfers.fetch(OTHER, KEY, 0, 2, &lease_members)
         else {
@@ -458,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_session_that_ends_or_a_worker_that_is_lost_hears_why() {
+    fn pending_takes_fail_with_the_reason_when_the_source_is_lost() {
         let (mut transfers, lease_members) = (Transfers::default(), lease_members());
         transfers.take(KEY, take(0, 1), &lease_members);
         transfers
@@ -468,12 +484,12 @@ mod tests {
             reason: "over".into(),
             ..Fault::default()
         });
-        let acts = transfers.leave(0, &why);
-        assert_eq!(acts.len(), 2, "{acts:?}");
+        let actions = transfers.leave(0, &why);
+        assert_eq!(actions.len(), 2, "{actions:?}");
         transfers.take(KEY, take(2, 1), &lease_members);
-        let acts = transfers.lose(OTHER, "gone", &lease_members);
-        let Act::Deliver { outcome, .. } = &acts[0] else {
-            panic!("{acts:?}");
+        let actions = transfers.fail_transfers_from(OTHER, "gone", &lease_members);
+        let TransferAction::Deliver { outcome, .. } = &actions[0] else {
+            panic!("{actions:?}");
         };
         let failure = Failure::New(FaultKind::Peer, "gone".into());
         assert_eq!(outcome, &Err(failure));
@@ -481,14 +497,14 @@ mod tests {
     }
 
     #[test]
-    fn bad_takes_and_parts_are_refused() {
+    fn invalid_takes_and_parts_are_refused() {
         let (mut transfers, lease_members) = (Transfers::default(), lease_members());
-        let failure = |act: Option<Act>| match act {
-            Some(Act::Deliver {
+        let failure = |action: Option<TransferAction>| match action {
+            Some(TransferAction::Deliver {
                 outcome: Err(Failure::New(kind, why)),
                 ..
             }) => (kind, why),
-            act => panic!("{act:?}"),
+            action => panic!("{action:?}"),
         };
         let (kind, why) = failure(transfers.take(KEY, take(7, 1), &lease_members));
         assert_eq!(kind, FaultKind::Mismatch);
@@ -497,7 +513,7 @@ mod tests {
         let (_, why) = failure(transfers.take(KEY, take(2, 1), &lease_members));
         assert!(why.contains("in use"), "{why}");
         let mut part = |kind, bytes: &'static [u8]| {
-            let part = Part::Bytes(kind, Bytes::from_static(bytes));
+            let part = FetchedPart::Bytes(kind, Bytes::from_static(bytes));
             transfers
                 .fetched(OTHER, KEY, part, &lease_members)
                 .unwrap_err()

@@ -9,11 +9,11 @@ use burn_std::future::DynFut;
 
 use super::*;
 use crate::{
-    at_hand::Signals,
     backend::{BurnDevice, StorageInfo, TensorStore},
     blobs::BlobStore,
     custom::CustomOps,
     memory::DeviceMemory,
+    op_progress::Signals,
 };
 
 const LEASE: LeaseId = LeaseId(7);
@@ -31,9 +31,9 @@ enum Mode {
 }
 
 #[derive(Clone, Default)]
-struct Moody(Arc<Mutex<Mode>>);
+struct FlakyDevice(Arc<Mutex<Mode>>);
 
-impl Device for Moody {
+impl Device for FlakyDevice {
     fn open(&self) -> Box<dyn TensorStore> {
         Box::new(self.clone())
     }
@@ -47,8 +47,8 @@ impl Device for Moody {
     }
 }
 
-impl TensorStore for Moody {
-    fn lacks(&self, _custom_op: &str) -> Option<String> {
+impl TensorStore for FlakyDevice {
+    fn custom_op_error(&self, _custom_op: &str) -> Option<String> {
         None
     }
 
@@ -82,7 +82,7 @@ impl TensorStore for Moody {
         Ok(())
     }
 
-    fn is_at_hand(&mut self, _tensor: &TensorIr) -> bool {
+    fn is_host_readable(&mut self, _tensor: &TensorIr) -> bool {
         false
     }
 
@@ -117,10 +117,10 @@ fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {
 
 /// Checks the device at `now` until it is released from a lease or goes out of or into
 /// service. Returns the released leases.
-async fn settled(device_slot: &DeviceSlot, now: Instant) -> Vec<LeaseId> {
+async fn wait_for_change(device_slot: &DeviceSlot, now: Instant) -> Vec<LeaseId> {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
-        let outcome = device_slot.tend(now, &[]);
+        let outcome = device_slot.check(now, &[]);
         if outcome.has_changed || !outcome.released.is_empty() {
             return outcome.released;
         }
@@ -130,31 +130,31 @@ async fn settled(device_slot: &DeviceSlot, now: Instant) -> Vec<LeaseId> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flex_passes_the_test_op_and_is_released() {
+async fn flex_passes_the_probe_and_is_released() {
     let device_slot = device_slot(flex());
     device_slot.open(LEASE).unwrap();
     device_slot.end_lease(LEASE, false);
     assert!(device_slot.is_ending(LEASE));
-    assert_eq!(settled(&device_slot, Instant::now()).await, [LEASE]);
+    assert_eq!(wait_for_change(&device_slot, Instant::now()).await, [LEASE]);
     assert!(!device_slot.is_ending(LEASE) && device_slot.out_of_service().is_none());
     assert_eq!(device_slot.device_context.memory.live_bytes(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_fails_is_out_of_service_until_it_works_again() {
+async fn failed_device_is_out_of_service_until_a_probe_passes() {
     let cases = [
         (Mode::Wrong, "gave"),
         (Mode::Dead, "the context has died"),
         (Mode::Panics, "the driver is gone"),
     ];
     for (mode, words) in cases {
-        let device = Moody::default();
+        let device = FlakyDevice::default();
         let device_slot = device_slot(Arc::new(device.clone()));
         let now = Instant::now();
         device_slot.open(LEASE).unwrap();
         *lock(&device.0) = mode;
         device_slot.end_lease(LEASE, false);
-        assert_eq!(settled(&device_slot, now).await, []);
+        assert_eq!(wait_for_change(&device_slot, now).await, []);
         let reason = device_slot.out_of_service().expect("it is out of service");
         assert!(reason.contains(words), "{mode:?}: {reason}");
         assert_eq!(
@@ -166,25 +166,25 @@ async fn a_device_that_fails_is_out_of_service_until_it_works_again() {
         assert!(device_slot.is_ending(LEASE), "{mode:?}: it is not released");
         *lock(&device.0) = Mode::Right;
         let later = now + Duration::from_secs(10);
-        assert_eq!(settled(&device_slot, later).await, [LEASE]);
+        assert_eq!(wait_for_change(&device_slot, later).await, [LEASE]);
         assert_eq!(device_slot.out_of_service(), None);
         device_slot.open(LeaseId(8)).unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_fails_in_the_middle_of_a_lease_is_noticed() {
-    let device = Moody::default();
+async fn backend_failure_during_a_lease_is_detected() {
+    let device = FlakyDevice::default();
     let device_slot = device_slot(Arc::new(device.clone()));
     device_slot.open(LEASE).unwrap();
     *lock(&device.0) = Mode::Dead;
-    device_slot.device_context.signals.note_failure();
-    assert_eq!(settled(&device_slot, Instant::now()).await, []);
+    device_slot.device_context.signals.record_failure();
+    assert_eq!(wait_for_change(&device_slot, Instant::now()).await, []);
     assert!(device_slot.out_of_service().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_thread_does_what_the_retired_one_left() {
+async fn new_executor_thread_takes_over_queued_jobs() {
     let device_slot = device_slot(flex());
     let (block, blocked) = std::sync::mpsc::channel::<()>();
     let (done, is_done) = std::sync::mpsc::channel();

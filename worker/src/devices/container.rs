@@ -55,7 +55,7 @@ struct Mount {
     /// The group at the root of the mount.
     root: PathBuf,
     /// The mount point.
-    at: PathBuf,
+    mount_point: PathBuf,
 }
 
 impl Mount {
@@ -63,7 +63,7 @@ impl Mount {
     fn parse(line: &str) -> Option<Self> {
         let (mount, system) = line.split_once(" - ")?;
         let mut mount = mount.split(' ').skip(3);
-        let (root, at) = (mount.next()?, mount.next()?);
+        let (root, mount_point) = (mount.next()?, mount.next()?);
         let mut system = system.split(' ');
         let is_v2 = match system.next()? {
             "cgroup2" => true,
@@ -77,7 +77,7 @@ impl Mount {
         Some(Self {
             is_v2,
             root: unescaped(root).into(),
-            at: unescaped(at).into(),
+            mount_point: unescaped(mount_point).into(),
         })
     }
 
@@ -92,7 +92,10 @@ impl Mount {
             true => below,
             false => Path::new(""),
         };
-        let folders: Vec<_> = below.ancestors().map(|part| self.at.join(part)).collect();
+        let folders: Vec<_> = below
+            .ancestors()
+            .map(|part| self.mount_point.join(part))
+            .collect();
         folders.into_iter()
     }
 }
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_limit_up_the_hierarchy_counts() {
+    fn smallest_limit_of_all_ancestors_applies() {
         let files = |own, above| {
             [
                 ("/sys/fs/cgroup/a/b.service/memory.max", own),
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_holds_processes_up_is_a_limit_too() {
+    fn memory_high_is_a_limit_too() {
         let files = [
             ("/sys/fs/cgroup/a/memory.max", "1073741824\n"),
             ("/sys/fs/cgroup/a/memory.high", "805306368\n"),
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_with_a_namespace_of_its_own_sees_its_group_as_the_root() {
+    fn cgroup_namespace_shows_its_group_as_the_root() {
         let files = [("/sys/fs/cgroup/memory.max", "268435456\n")];
         assert_eq!(limit_of("0::/\n", &[V2], &files), Some(256 << 20));
         assert_eq!(
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn version_one_has_other_names_and_mounts_for_each_controller() {
+    fn cgroup_v1_files_are_read() {
         let groups = "9:name=systemd:/\n4:cpu,memory:/docker/1f\n0::/\n";
         let cpu = "33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu";
         let files = [
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_may_show_a_part_of_the_hierarchy() {
+    fn mount_may_show_a_subtree() {
         let mount = "35 31 0:32 /docker/1f /sys/fs/c\\040group rw - cgroup cgroup rw,memory";
         let files = [("/sys/fs/c group/memory.limit_in_bytes", "4096")];
         assert_eq!(
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_no_groups_there_is_no_limit() {
+    fn no_cgroups_means_no_limit() {
         assert_eq!(limit(&|_| None), None);
         assert_eq!(limit_of("0::/a\n", &[V2], &[]), None);
         for odd in [

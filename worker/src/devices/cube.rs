@@ -18,7 +18,7 @@ use burn_cubecl::{
     },
 };
 
-use super::{DEVICE_SHARE, DeviceSelection, FoundDevice, OpenedDevice};
+use super::{DEVICE_MEMORY_FRACTION, DeviceSelection, FoundDevice, OpenedDevice};
 use crate::{backend::BurnDevice, custom::CustomOps};
 
 /// A device that a driver lists.
@@ -29,7 +29,7 @@ pub(super) struct Candidate {
     /// Whether the device is emulated in software.
     pub(super) is_software: bool,
     /// Why the device must not be opened, if it must not.
-    trouble: Option<String>,
+    unusable_reason: Option<String>,
 }
 
 /// Sets `cache` as the directory for compiled kernels and tuning results, unless the user's
@@ -67,17 +67,17 @@ fn private_directory(path: &Path) -> std::io::Result<()> {
 /// If there is none: the reason.
 pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
     let found = catch_unwind(AssertUnwindSafe(|| match kind {
-        "cuda" => listed(
+        "cuda" => list_devices(
             CubeDevice::Cuda(CudaDevice::new(0)),
             &cuda_driver(),
             "the NVIDIA driver (libcuda.so) is missing or has no device; run `nvidia-smi` for details",
         ),
-        "rocm" => listed(
+        "rocm" => list_devices(
             CubeDevice::Hip(AmdDevice::new(0)),
             "HIP",
             "ROCm (libamdhip64.so) is missing or has no device; run `rocminfo` for details",
         ),
-        "cpu" => listed(
+        "cpu" => list_devices(
             CubeDevice::Cpu(CpuDevice),
             "CubeCL CPU",
             "CubeCL was built without its CPU runtime",
@@ -91,13 +91,13 @@ pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
 }
 
 /// Returns all devices of the same type as `first`, as the runtime lists them.
-fn listed(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candidate>, String> {
+fn list_devices(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candidate>, String> {
     let ids = CubeDevice::enumerate(first.to_id());
     let candidate = |id| Candidate {
         device: CubeDevice::from_id(id),
         driver: driver.into(),
         is_software: false,
-        trouble: None,
+        unusable_reason: None,
     };
     let found: Vec<_> = ids.into_iter().map(candidate).collect();
     match found.is_empty() {
@@ -123,8 +123,8 @@ impl Candidate {
         share: u64,
         custom_ops: &CustomOps,
     ) -> Result<OpenedDevice, String> {
-        if let Some(trouble) = &self.trouble {
-            return Err(trouble.clone());
+        if let Some(unusable_reason) = &self.unusable_reason {
+            return Err(unusable_reason.clone());
         }
         let client = catch_unwind(AssertUnwindSafe(|| self.device.client()));
         let client = client.map_err(|panic| {
@@ -136,7 +136,9 @@ impl Candidate {
         })?;
         let properties = client.properties();
         let own = properties.memory.max_memory();
-        let memory_bytes = own.map_or(share, |bytes| (bytes as f64 * DEVICE_SHARE) as u64);
+        let memory_bytes = own.map_or(share, |bytes| {
+            (bytes as f64 * DEVICE_MEMORY_FRACTION) as u64
+        });
         Ok(OpenedDevice {
             device: BurnDevice::<Cube>::shared(self.device.clone(), custom_ops),
             found: FoundDevice {

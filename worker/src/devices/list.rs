@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_understood() {
+    fn device_lists_are_parsed() {
         assert_eq!(parsed("flex"), ["flex:0"]);
         assert_eq!(parsed("auto"), ["auto"]);
         assert_eq!(parsed("flex*3"), ["flex:0", "flex:1", "flex:2"]);
@@ -137,7 +137,7 @@ mod tests {
 
     #[cfg(not(feature = "cuda"))]
     #[test]
-    fn a_kind_that_is_not_built_in_says_how_to_get_it() {
+    fn error_for_a_missing_kind_names_the_feature() {
         let error = parse_devices("cuda:0").unwrap_err().to_string();
         assert!(
             error.starts_with("cuda devices are not in this build, which has "),

@@ -45,12 +45,12 @@ const FLEX: &str = "flex";
 
 /// Share of the host's or container's memory that CPU devices offer. The rest is for the
 /// system, the network and memory outside the accounting.
-const HOST_SHARE: f64 = 0.8;
+const HOST_MEMORY_FRACTION: f64 = 0.8;
 
 /// Share of a device's own memory that is offered. The rest is for kernels, the runtime's
 /// buffers, and fragmentation of its pools.
 #[cfg(feature = "cube")]
-const DEVICE_SHARE: f64 = 0.95;
+const DEVICE_MEMORY_FRACTION: f64 = 0.95;
 
 /// A device of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,8 +107,8 @@ pub fn discover() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for kind in KINDS {
         let mut candidates = Candidates::default();
-        match candidates.of(kind) {
-            Err(reason) => missing.push(none(kind, reason)),
+        match candidates.count(kind) {
+            Err(reason) => missing.push(missing_kind(kind, reason)),
             Ok(count) => {
                 let all: Vec<_> = (0..count).map(|index| selection(kind, index)).collect();
                 let (opened, failed) = candidates.open_all(&all, None, &CustomOps::new());
@@ -123,20 +123,20 @@ pub fn discover() -> (Vec<FoundDevice>, Vec<MissingDevice>) {
 /// Resolves `selections` on this host. They are returned unchanged unless they are
 /// [`AUTO`]; then the drivers are queried, which takes a moment, and the log names the
 /// kinds without a device, with the reasons.
-pub fn chosen(selections: &[DeviceSelection]) -> Vec<DeviceSelection> {
+pub fn resolve_devices(selections: &[DeviceSelection]) -> Vec<DeviceSelection> {
     match selections {
         [one] if one.kind == AUTO => {
-            let (chosen, missing) = choose(&mut Candidates::default());
+            let (resolve_devices, missing) = choose_auto(&mut Candidates::default());
             for missing in missing {
                 warn!("{missing}");
             }
-            chosen
+            resolve_devices
         }
         _ => selections.to_vec(),
     }
 }
 
-/// Opens the devices of `selections`, which were resolved by [`chosen`], and returns those
+/// Opens the devices of `selections`, which were resolved by [`resolve_devices`], and returns those
 /// that were opened and those that were not. CPU devices share the host's memory.
 /// `memory_bytes` replaces the memory size of each device.
 pub(crate) fn open(
@@ -148,10 +148,10 @@ pub(crate) fn open(
 }
 
 /// Returns the devices that `auto` selects, and the preferred kinds without a device.
-fn choose(candidates: &mut Candidates) -> (Vec<DeviceSelection>, Vec<MissingDevice>) {
+fn choose_auto(candidates: &mut Candidates) -> (Vec<DeviceSelection>, Vec<MissingDevice>) {
     let mut missing = Vec::new();
     for kind in KINDS.iter().filter(|kind| !["cpu", FLEX].contains(kind)) {
-        match candidates.of(kind) {
+        match candidates.count(kind) {
             Ok(count) => {
                 let hardware = (0..count).filter(|index| candidates.is_hardware(kind, *index));
                 let hardware: Vec<_> = hardware.map(|index| selection(kind, index)).collect();
@@ -159,15 +159,15 @@ fn choose(candidates: &mut Candidates) -> (Vec<DeviceSelection>, Vec<MissingDevi
                     return (hardware, missing);
                 }
                 let reason = "its driver only emulates a device, and auto skips emulated devices";
-                missing.push(none(kind, reason.into()));
+                missing.push(missing_kind(kind, reason.into()));
             }
-            Err(reason) => missing.push(none(kind, reason)),
+            Err(reason) => missing.push(missing_kind(kind, reason)),
         }
     }
     (vec![selection(FLEX, 0)], missing)
 }
 
-fn none(kind: &str, reason: String) -> MissingDevice {
+fn missing_kind(kind: &str, reason: String) -> MissingDevice {
     let what = format!("{kind} device");
     MissingDevice { what, reason }
 }
@@ -186,7 +186,7 @@ struct Candidates {
 
 impl Candidates {
     /// Returns the number of devices of `kind`, or why there are none.
-    fn of(&mut self, kind: &str) -> Result<usize, String> {
+    fn count(&mut self, kind: &str) -> Result<usize, String> {
         match kind {
             FLEX => Ok(1),
             #[cfg(feature = "cube")]
@@ -219,7 +219,8 @@ impl Candidates {
         memory_bytes: Option<u64>,
         custom_ops: &CustomOps,
     ) -> (Vec<OpenedDevice>, Vec<MissingDevice>) {
-        let share = (host_memory() as f64 * HOST_SHARE) as u64 / selections.len().max(1) as u64;
+        let share =
+            (host_memory() as f64 * HOST_MEMORY_FRACTION) as u64 / selections.len().max(1) as u64;
         let (mut opened, mut missing) = (Vec::new(), Vec::new());
         for selection in selections {
             match self.open(selection, share, custom_ops) {
@@ -247,7 +248,7 @@ impl Candidates {
         if selection.kind == FLEX {
             return Ok(flex(selection, share, custom_ops));
         }
-        let count = self.of(&selection.kind)?;
+        let count = self.count(&selection.kind)?;
         if selection.index >= count {
             let there: Vec<_> = (0..count)
                 .map(|index| format!("{}:{index}", selection.kind))
@@ -302,14 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_never_nothing() {
-        let chosen = chosen(&parse_devices("auto").unwrap());
-        let (opened, _) = open(&chosen, None, &CustomOps::new());
+    fn auto_selects_at_least_one_device() {
+        let resolve_devices = resolve_devices(&parse_devices("auto").unwrap());
+        let (opened, _) = open(&resolve_devices, None, &CustomOps::new());
         assert!(!opened.is_empty());
     }
 
     #[test]
-    fn every_device_of_the_host_can_be_asked_for() {
+    fn every_device_of_the_host_can_be_selected() {
         let (found, _) = discover();
         assert!(
             found

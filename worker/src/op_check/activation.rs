@@ -3,25 +3,25 @@
 use burn_ir::ActivationOperationIr;
 
 use super::{
-    Checked,
-    rules::{Kind, alike, axis, broadcast, has_dtype, same_dtype, shaped},
-    scratch::{bytes, total, widened},
+    OpCheckResult,
+    rules::{Kind, axis, broadcast, check_dims, check_same_as_input, has_dtype, same_dtype},
+    scratch::{bytes, f32_copy_bytes, saturating_sum},
 };
 
-pub(super) fn check(op: &ActivationOperationIr) -> Checked {
+pub(super) fn check(op: &ActivationOperationIr) -> OpCheckResult {
     use ActivationOperationIr as Op;
     match op {
         Op::Relu(op) | Op::Gelu(op) | Op::Sigmoid(op) | Op::LogSigmoid(op) => {
             Kind::Float.of(&op.input)?;
-            alike(&op.out, &op.input)
+            check_same_as_input(&op.out, &op.input)
         }
         Op::LeakyRelu(op) => {
             Kind::Float.of(&op.lhs)?;
-            alike(&op.out, &op.lhs)
+            check_same_as_input(&op.out, &op.lhs)
         }
         Op::HardSigmoid(op) => {
             Kind::Float.of(&op.tensor)?;
-            alike(&op.out, &op.tensor)
+            check_same_as_input(&op.out, &op.tensor)
         }
         // The gradient has one value for each element.
         Op::ReluBackward(op)
@@ -30,8 +30,8 @@ pub(super) fn check(op: &ActivationOperationIr) -> Checked {
         | Op::LogSigmoidBackward(op) => {
             Kind::Float.of(&op.lhs)?;
             same_dtype(&op.lhs, &op.rhs)?;
-            shaped("the gradient", &op.rhs, op.lhs.shape.as_slice())?;
-            alike(&op.out, &op.lhs)
+            check_dims("the gradient", &op.rhs, op.lhs.shape.as_slice())?;
+            check_same_as_input(&op.out, &op.lhs)
         }
         Op::PRelu(op) => {
             Kind::Float.of(&op.lhs)?;
@@ -43,8 +43,11 @@ pub(super) fn check(op: &ActivationOperationIr) -> Checked {
         Op::Softmax(op) | Op::LogSoftmax(op) | Op::Softmin(op) => {
             Kind::Float.of(&op.input)?;
             axis(&op.input, op.axis)?;
-            alike(&op.out, &op.input)?;
-            Ok(total(&[bytes(&op.input), widened(&op.input)]))
+            check_same_as_input(&op.out, &op.input)?;
+            Ok(saturating_sum(&[
+                bytes(&op.input),
+                f32_copy_bytes(&op.input),
+            ]))
         }
     }
 }

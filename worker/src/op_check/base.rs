@@ -6,16 +6,16 @@ use burn_ir::{
 };
 
 use super::{
-    Broken, Checked, index,
-    numeric::{answers, compare, compare_scalar, keeps},
+    OpCheckResult, RuleViolation, index,
+    numeric::{check_bool_output, check_reduced_axis, compare, compare_scalar},
     rules::{
-        Kind, alike, axes, axis, broadcast, but_axis, dims, has_dims, has_dtype, must, product,
-        same_dtype, show, sliced, sum, unsupported, volume,
+        Kind, axes, axis, broadcast, check_dims_except, check_same_as_input, check_volume, dims,
+        format_dims, has_dims, has_dtype, must, product, same_dtype, slice_len, sum, unsupported,
     },
     scratch::bytes,
 };
 
-pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> Checked {
+pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> OpCheckResult {
     use BaseOperationIr as Op;
     match op {
         Op::Reshape(op) => reshape(op, kind),
@@ -63,45 +63,45 @@ pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> Checked {
         },
         Op::Empty(op) | Op::Ones(op) | Op::Zeros(op) => {
             kind.of(&op.out)?;
-            volume(&op.out)?;
+            check_volume(&op.out)?;
             Ok(0)
         }
         Op::All(op) | Op::Any(op) => {
             kind.of(&op.input)?;
-            answers(&op.out, &op.input, kind)?;
+            check_bool_output(&op.out, &op.input, kind)?;
             has_dims(&op.out, std::iter::once(1))?;
             Ok(bytes(&op.input))
         }
         Op::AllDim(op) | Op::AnyDim(op) => {
             kind.of(&op.input)?;
-            answers(&op.out, &op.input, kind)?;
-            keeps(op, 1)?;
+            check_bool_output(&op.out, &op.input, kind)?;
+            check_reduced_axis(op, 1)?;
             Ok(bytes(&op.input))
         }
     }
 }
 
 /// Checks the dtype of an output that may be a view: it must be that of the input.
-fn views(out: &TensorIr, input: &TensorIr, kind: Kind) -> Result<(), Broken> {
+fn check_view(out: &TensorIr, input: &TensorIr, kind: Kind) -> Result<(), RuleViolation> {
     kind.of(input)?;
     has_dtype(out, input.dtype)
 }
 
-fn reshape(op: &ShapeOpIr, kind: Kind) -> Checked {
-    views(&op.out, &op.input, kind)?;
-    volume(&op.out)?;
+fn reshape(op: &ShapeOpIr, kind: Kind) -> OpCheckResult {
+    check_view(&op.out, &op.input, kind)?;
+    check_volume(&op.out)?;
     let (from, to) = (dims(&op.input), dims(&op.out));
     must!(
         product(from)? == product(to)?,
         "{} and {} have different numbers of elements",
-        show(from),
-        show(to)
+        format_dims(from),
+        format_dims(to)
     );
     Ok(bytes(&op.input))
 }
 
-fn swap_dims(op: &SwapDimsOpIr, kind: Kind) -> Checked {
-    views(&op.out, &op.input, kind)?;
+fn swap_dims(op: &SwapDimsOpIr, kind: Kind) -> OpCheckResult {
+    check_view(&op.out, &op.input, kind)?;
     axis(&op.input, op.dim1)?;
     axis(&op.input, op.dim2)?;
     let input = dims(&op.input);
@@ -114,14 +114,14 @@ fn swap_dims(op: &SwapDimsOpIr, kind: Kind) -> Checked {
     Ok(0)
 }
 
-fn permute(op: &PermuteOpIr, kind: Kind) -> Checked {
-    views(&op.out, &op.input, kind)?;
+fn permute(op: &PermuteOpIr, kind: Kind) -> OpCheckResult {
+    check_view(&op.out, &op.input, kind)?;
     let input = dims(&op.input);
     must!(
         op.axes.len() == input.len(),
         "{} axes are given to permute the dims {}",
         op.axes.len(),
-        show(input)
+        format_dims(input)
     );
     axes(&op.input, &op.axes)?;
     has_dims(&op.out, op.axes.iter().map(|&from| input[from]))?;
@@ -130,29 +130,29 @@ fn permute(op: &PermuteOpIr, kind: Kind) -> Checked {
 
 /// Checks a flip. Axes must not repeat, as Flex moves a view's start for each mention of an
 /// axis.
-fn flip(op: &FlipOpIr, kind: Kind) -> Checked {
-    views(&op.out, &op.input, kind)?;
+fn flip(op: &FlipOpIr, kind: Kind) -> OpCheckResult {
+    check_view(&op.out, &op.input, kind)?;
     axes(&op.input, &op.axes)?;
-    alike(&op.out, &op.input)
+    check_same_as_input(&op.out, &op.input)
 }
 
-fn expand(op: &ShapeOpIr, kind: Kind) -> Checked {
-    views(&op.out, &op.input, kind)?;
-    volume(&op.out)?;
+fn expand(op: &ShapeOpIr, kind: Kind) -> OpCheckResult {
+    check_view(&op.out, &op.input, kind)?;
+    check_volume(&op.out)?;
     let (from, to) = (dims(&op.input), dims(&op.out));
     let from_the_last = from.iter().rev().zip(to.iter().rev());
     let fits = |(from, to): (&usize, &usize)| from == to || *from == 1;
     must!(
         from.len() <= to.len() && from_the_last.into_iter().all(fits),
         "{} does not expand to {}",
-        show(from),
-        show(to)
+        format_dims(from),
+        format_dims(to)
     );
     Ok(0)
 }
 
-fn unfold(op: &UnfoldOpIr, kind: Kind) -> Checked {
-    views(&op.out, &op.input, kind)?;
+fn unfold(op: &UnfoldOpIr, kind: Kind) -> OpCheckResult {
+    check_view(&op.out, &op.input, kind)?;
     axis(&op.input, op.dim)?;
     must!(
         op.size >= 1 && op.step >= 1,
@@ -172,65 +172,69 @@ fn unfold(op: &UnfoldOpIr, kind: Kind) -> Checked {
     Ok(0)
 }
 
-fn slice(op: &SliceOpIr, kind: Kind) -> Checked {
-    views(&op.out, &op.tensor, kind)?;
+fn slice(op: &SliceOpIr, kind: Kind) -> OpCheckResult {
+    check_view(&op.out, &op.tensor, kind)?;
     part(&op.tensor, &op.ranges, &op.out)?;
-    volume(&op.out)?;
+    check_volume(&op.out)?;
     Ok(0)
 }
 
-fn slice_assign(op: &SliceAssignOpIr, kind: Kind) -> Checked {
+fn slice_assign(op: &SliceAssignOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.tensor)?;
     same_dtype(&op.tensor, &op.value)?;
     part(&op.tensor, &op.ranges, &op.value)?;
-    alike(&op.out, &op.tensor)?;
+    check_same_as_input(&op.out, &op.tensor)?;
     Ok(bytes(&op.value))
 }
 
 /// Checks that `part` has the dims of the part of `tensor` that `ranges` select.
-fn part(tensor: &TensorIr, ranges: &[burn_backend::Slice], part: &TensorIr) -> Result<(), Broken> {
+fn part(
+    tensor: &TensorIr,
+    ranges: &[burn_backend::Slice],
+    part: &TensorIr,
+) -> Result<(), RuleViolation> {
     let (of, part) = (dims(tensor), dims(part));
     must!(
         ranges.len() <= of.len() && part.len() == of.len(),
         "{} slices of {} do not fit a part of {}",
         ranges.len(),
-        show(of),
-        show(part)
+        format_dims(of),
+        format_dims(part)
     );
     let elements = product(of)?;
     for (i, (&dim, &declared)) in of.iter().zip(part).enumerate() {
         let derived = match ranges.get(i) {
-            Some(range) => sliced(range, dim, elements)?,
+            Some(range) => slice_len(range, dim, elements)?,
             None => dim,
         };
         must!(
             derived == declared,
             "a slice takes {derived} elements along axis {i} of {}, but the op declares {declared}",
-            show(of)
+            format_dims(of)
         );
     }
     Ok(())
 }
 
-fn repeat_dim(op: &RepeatDimOpIr, kind: Kind) -> Checked {
+fn repeat_dim(op: &RepeatDimOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.tensor)?;
     axis(&op.tensor, op.dim)?;
     has_dtype(&op.out, op.tensor.dtype)?;
     let input = dims(&op.tensor);
     let repeated = product(&[input[op.dim], op.times])?;
-    but_axis(&op.out, &op.tensor, op.dim, repeated)?;
+    check_dims_except(&op.out, &op.tensor, op.dim, repeated)?;
     // Flex loops over the repetitions even if there is nothing to repeat.
     if repeated == 0 {
         let rounds = TensorIr {
             shape: [op.times, 0].into(),
             ..op.out.clone()
         };
-        volume(&rounds)?;
+        check_volume(&rounds)?;
     }
     Ok(bytes(&op.tensor))
 }
 
-fn cat(op: &CatOpIr, kind: Kind) -> Checked {
+fn cat(op: &CatOpIr, kind: Kind) -> OpCheckResult {
     let Some(first) = op.tensors.first() else {
         return unsupported("a concatenation of no tensors");
     };
@@ -247,13 +251,13 @@ fn cat(op: &CatOpIr, kind: Kind) -> Checked {
         must!(
             fits,
             "{} and {} differ in an axis other than {}",
-            show(first),
-            show(dims),
+            format_dims(first),
+            format_dims(dims),
             op.dim
         );
         along = sum(&[along, dims[op.dim]])?;
         copied = copied.saturating_add(bytes(tensor));
     }
-    but_axis(&op.out, first, op.dim, along)?;
+    check_dims_except(&op.out, first, op.dim, along)?;
     Ok(copied)
 }

@@ -3,11 +3,11 @@
 use burn_ir::BoolOperationIr;
 
 use super::{
-    Checked,
-    rules::{Kind, alike, broadcast, dims, has_dims, has_dtype, same_dtype},
+    OpCheckResult,
+    rules::{Kind, broadcast, check_same_as_input, dims, has_dims, has_dtype, same_dtype},
 };
 
-pub(super) fn check(op: &BoolOperationIr) -> Checked {
+pub(super) fn check(op: &BoolOperationIr) -> OpCheckResult {
     use BoolOperationIr as Op;
     match op {
         Op::IntoFloat(op) => {
@@ -22,7 +22,7 @@ pub(super) fn check(op: &BoolOperationIr) -> Checked {
         }
         Op::Not(op) => {
             Kind::Bool.of(&op.input)?;
-            alike(&op.out, &op.input)?;
+            check_same_as_input(&op.out, &op.input)?;
         }
         Op::And(op) | Op::Or(op) | Op::Xor(op) => {
             Kind::Bool.of(&op.lhs)?;

@@ -3,9 +3,12 @@
 use burn_ir::{Conv1dOptionsIr, Conv2dOptionsIr, Conv3dOptionsIr, TensorIr};
 
 use super::{
-    Broken, Checked,
-    rules::{Kind, dims, has_dims, makes, must, product, ranked, same_dtype, shaped, show, sum},
-    scratch::{bytes, elements, threads, times, total, widened},
+    OpCheckResult, RuleViolation,
+    rules::{
+        Kind, check_dims, check_output, dims, dims_of_rank, format_dims, has_dims, must, product,
+        same_dtype, sum,
+    },
+    scratch::{bytes, elements, f32_copy_bytes, saturating_product, saturating_sum, threads},
 };
 
 /// Output positions for which Flex builds columns at a time.
@@ -19,14 +22,14 @@ const RANGE_BYTES: u64 = 16;
 pub(super) const COLUMN_BYTES: u64 = 8;
 
 /// How a kernel slides over `N` dims.
-pub(super) struct Sliding<const N: usize> {
+pub(super) struct ConvGeometry<const N: usize> {
     pub(super) stride: [usize; N],
     pub(super) padding: [(usize, usize); N],
     pub(super) dilation: [usize; N],
     pub(super) groups: usize,
 }
 
-impl From<&Conv1dOptionsIr> for Sliding<1> {
+impl From<&Conv1dOptionsIr> for ConvGeometry<1> {
     fn from(options: &Conv1dOptionsIr) -> Self {
         Self {
             stride: options.stride,
@@ -37,7 +40,7 @@ impl From<&Conv1dOptionsIr> for Sliding<1> {
     }
 }
 
-impl From<&Conv2dOptionsIr> for Sliding<2> {
+impl From<&Conv2dOptionsIr> for ConvGeometry<2> {
     fn from(options: &Conv2dOptionsIr) -> Self {
         Self {
             stride: options.stride,
@@ -48,7 +51,7 @@ impl From<&Conv2dOptionsIr> for Sliding<2> {
     }
 }
 
-impl From<&Conv3dOptionsIr> for Sliding<3> {
+impl From<&Conv3dOptionsIr> for ConvGeometry<3> {
     fn from(options: &Conv3dOptionsIr) -> Self {
         Self {
             stride: options.stride,
@@ -60,7 +63,7 @@ impl From<&Conv3dOptionsIr> for Sliding<3> {
 }
 
 /// The derived dims of a convolution.
-struct Slid<'a> {
+struct ConvDims<'a> {
     x: &'a [usize],
     weight: &'a [usize],
     /// All dims of the output, and the padded input's dims without batch and channels.
@@ -69,7 +72,7 @@ struct Slid<'a> {
 }
 
 /// Returns the length of a kernel's axis including the gaps of a dilation.
-pub(super) fn extent(kernel: usize, dilation: usize) -> Result<usize, Broken> {
+pub(super) fn extent(kernel: usize, dilation: usize) -> Result<usize, RuleViolation> {
     must!(
         kernel >= 1 && dilation >= 1,
         "a kernel of {kernel} and a dilation of {dilation} must both be at least 1"
@@ -77,17 +80,21 @@ pub(super) fn extent(kernel: usize, dilation: usize) -> Result<usize, Broken> {
     sum(&[product(&[dilation, kernel - 1])?, 1])
 }
 
-impl<const N: usize> Sliding<N> {
+impl<const N: usize> ConvGeometry<N> {
     /// Derives the dims of the convolution, and checks that each axis of the weight fits
     /// the input.
-    fn slide<'a>(&self, x: &'a TensorIr, weight: &'a TensorIr) -> Result<Slid<'a>, Broken> {
+    fn derive_dims<'a>(
+        &self,
+        x: &'a TensorIr,
+        weight: &'a TensorIr,
+    ) -> Result<ConvDims<'a>, RuleViolation> {
         Kind::Float.of(x)?;
         same_dtype(x, weight)?;
         let (x, weight) = (
-            ranked("the input", x, N + 2)?,
-            ranked("the weight", weight, N + 2)?,
+            dims_of_rank("the input", x, N + 2)?,
+            dims_of_rank("the weight", weight, N + 2)?,
         );
-        self.grouped(x, weight)?;
+        self.check_groups(x, weight)?;
         let (mut out, mut padded) = (vec![x[0], weight[0]], Vec::with_capacity(N));
         for i in 0..N {
             let (stride, (before, after)) = (self.stride[i], self.padding[i]);
@@ -101,7 +108,7 @@ impl<const N: usize> Sliding<N> {
             out.push((size - kernel) / stride + 1);
             padded.push(size);
         }
-        Ok(Slid {
+        Ok(ConvDims {
             x,
             weight,
             out,
@@ -110,20 +117,24 @@ impl<const N: usize> Sliding<N> {
     }
 
     /// Returns the dims of the output.
-    pub(super) fn dims(&self, x: &TensorIr, weight: &TensorIr) -> Result<Vec<usize>, Broken> {
-        self.slide(x, weight).map(|slid| slid.out)
+    pub(super) fn dims(
+        &self,
+        x: &TensorIr,
+        weight: &TensorIr,
+    ) -> Result<Vec<usize>, RuleViolation> {
+        self.derive_dims(x, weight).map(|conv_dims| conv_dims.out)
     }
 
     /// Checks the groups, as Flex multiplies the weight's channels with the input's through
     /// unchecked pointers.
-    fn grouped(&self, x: &[usize], weight: &[usize]) -> Result<(), Broken> {
+    fn check_groups(&self, x: &[usize], weight: &[usize]) -> Result<(), RuleViolation> {
         let groups = self.groups;
         let channels = product(&[weight[1], groups])?;
         must!(
             groups >= 1 && channels == x[1] && weight[0].is_multiple_of(groups),
             "a weight {} in {groups} groups does not fit an input {}",
-            show(weight),
-            show(x)
+            format_dims(weight),
+            format_dims(x)
         );
         Ok(())
     }
@@ -134,43 +145,43 @@ impl<const N: usize> Sliding<N> {
         weight: &TensorIr,
         bias: Option<&TensorIr>,
         out: &TensorIr,
-    ) -> Checked {
-        let slid = self.slide(x, weight)?;
-        biased(x, bias, slid.weight[0])?;
-        makes(out, &slid.out, x.dtype)?;
-        let column = times(&slid.weight[1..]);
-        let tile = times(&slid.out[2..]).min(TILE as u64);
-        let channels = (slid.weight[0] / self.groups) as u64;
+    ) -> OpCheckResult {
+        let conv_dims = self.derive_dims(x, weight)?;
+        check_bias(x, bias, conv_dims.weight[0])?;
+        check_output(out, &conv_dims.out, x.dtype)?;
+        let column = saturating_product(&conv_dims.weight[1..]);
+        let tile = saturating_product(&conv_dims.out[2..]).min(TILE as u64);
+        let channels = (conv_dims.weight[0] / self.groups) as u64;
         let tiles = column
             .saturating_add(channels)
             .saturating_mul(tile)
             .saturating_mul(COLUMN_BYTES)
             .saturating_mul(threads());
-        let ranges = total(
-            &slid.weight[2..]
+        let ranges = saturating_sum(
+            &conv_dims.weight[2..]
                 .iter()
                 .map(|&k| k as u64)
                 .collect::<Vec<_>>(),
         );
-        Ok(total(&[
+        Ok(saturating_sum(&[
             tiles,
             ranges.saturating_mul(RANGE_BYTES),
             // The padded input, and a copy with its channels last.
-            self.padded_bytes(&slid, x).saturating_mul(2),
+            self.padded_bytes(&conv_dims, x).saturating_mul(2),
             bytes(weight),
-            widened(x),
-            widened(weight),
-            widened(out),
+            f32_copy_bytes(x),
+            f32_copy_bytes(weight),
+            f32_copy_bytes(out),
         ]))
     }
 
-    fn padded_bytes(&self, slid: &Slid<'_>, x: &TensorIr) -> u64 {
+    fn padded_bytes(&self, conv_dims: &ConvDims<'_>, x: &TensorIr) -> u64 {
         let is_even = self.padding.iter().all(|(before, after)| before == after);
         if is_even {
             return bytes(x);
         }
-        let planes = times(&slid.x[..2]).saturating_mul(x.dtype.size() as u64);
-        planes.saturating_mul(times(&slid.padded))
+        let planes = saturating_product(&conv_dims.x[..2]).saturating_mul(x.dtype.size() as u64);
+        planes.saturating_mul(saturating_product(&conv_dims.padded))
     }
 
     /// Checks the gradient of the input. Flex computes it by a transposed convolution of
@@ -181,16 +192,16 @@ impl<const N: usize> Sliding<N> {
         weight: &TensorIr,
         grad: &TensorIr,
         out: &TensorIr,
-    ) -> Checked {
-        let slid = self.slide(x, weight)?;
-        graded(x, grad, &slid.out)?;
-        makes(out, slid.x, x.dtype)?;
-        Ok(total(&[
-            columns(weight, elements(grad)),
-            self.padded_bytes(&slid, x).saturating_mul(2),
-            widened(weight),
-            widened(grad),
-            widened(out),
+    ) -> OpCheckResult {
+        let conv_dims = self.derive_dims(x, weight)?;
+        check_gradient(x, grad, &conv_dims.out)?;
+        check_output(out, conv_dims.x, x.dtype)?;
+        Ok(saturating_sum(&[
+            column_bytes(weight, elements(grad)),
+            self.padded_bytes(&conv_dims, x).saturating_mul(2),
+            f32_copy_bytes(weight),
+            f32_copy_bytes(grad),
+            f32_copy_bytes(out),
         ]))
     }
 
@@ -202,58 +213,69 @@ impl<const N: usize> Sliding<N> {
         weight: &TensorIr,
         grad: &TensorIr,
         out: &TensorIr,
-    ) -> Checked {
-        let slid = self.slide(x, weight)?;
-        graded(x, grad, &slid.out)?;
-        makes(out, slid.weight, x.dtype)?;
-        let mut uncut = times(&slid.weight[..2]);
-        let mut places = 1u64;
+    ) -> OpCheckResult {
+        let conv_dims = self.derive_dims(x, weight)?;
+        check_gradient(x, grad, &conv_dims.out)?;
+        check_output(out, conv_dims.weight, x.dtype)?;
+        let mut uncropped = saturating_product(&conv_dims.weight[..2]);
+        let mut positions = 1u64;
         for i in 0..N {
-            let reached = self.stride[i] * (slid.out[i + 2] - 1);
-            let place = (slid.padded[i] - reached - 1) / self.dilation[i] + 1;
-            places = places.saturating_mul(place as u64);
+            let reached = self.stride[i] * (conv_dims.out[i + 2] - 1);
+            let place = (conv_dims.padded[i] - reached - 1) / self.dilation[i] + 1;
+            positions = positions.saturating_mul(place as u64);
         }
-        uncut = uncut.saturating_mul(places);
-        let column = total(&[
-            times(&[slid.x[0]]).saturating_mul(times(&slid.out[2..])),
-            slid.weight[0] as u64,
+        uncropped = uncropped.saturating_mul(positions);
+        let column = saturating_sum(&[
+            saturating_product(&[conv_dims.x[0]])
+                .saturating_mul(saturating_product(&conv_dims.out[2..])),
+            conv_dims.weight[0] as u64,
         ]);
         let tiles = column
-            .saturating_mul(places.min(TILE as u64))
+            .saturating_mul(positions.min(TILE as u64))
             .saturating_mul(threads());
-        Ok(total(&[
-            uncut.saturating_add(tiles).saturating_mul(COLUMN_BYTES),
-            self.padded_bytes(&slid, x).saturating_mul(3),
+        Ok(saturating_sum(&[
+            uncropped.saturating_add(tiles).saturating_mul(COLUMN_BYTES),
+            self.padded_bytes(&conv_dims, x).saturating_mul(3),
             bytes(grad).saturating_mul(3),
-            widened(x),
-            widened(grad),
+            f32_copy_bytes(x),
+            f32_copy_bytes(grad),
         ]))
     }
 }
 
 /// Returns the bytes of the columns of a transposed convolution with `weight`. Each of
 /// Flex's threads has its own: some MiB, or one position of all channels.
-pub(super) fn columns(weight: &TensorIr, places: u64) -> u64 {
+pub(super) fn column_bytes(weight: &TensorIr, positions: u64) -> u64 {
     /// The limit that Flex observes if one position fits.
     const COLUMNS_BYTES: u64 = 8 << 20;
-    let column = times(&dims(weight)[1..]).saturating_mul(COLUMN_BYTES);
-    let each = column.saturating_mul(places).min(column.max(COLUMNS_BYTES));
+    let column = saturating_product(&dims(weight)[1..]).saturating_mul(COLUMN_BYTES);
+    let each = column
+        .saturating_mul(positions)
+        .min(column.max(COLUMNS_BYTES));
     each.saturating_mul(threads())
 }
 
 /// Checks that a bias has one number for each channel.
-pub(super) fn biased(x: &TensorIr, bias: Option<&TensorIr>, channels: usize) -> Result<(), Broken> {
+pub(super) fn check_bias(
+    x: &TensorIr,
+    bias: Option<&TensorIr>,
+    channels: usize,
+) -> Result<(), RuleViolation> {
     let Some(bias) = bias else {
         return Ok(());
     };
     same_dtype(x, bias)?;
-    shaped("the bias", bias, &[channels])
+    check_dims("the bias", bias, &[channels])
 }
 
 /// Checks that the gradient has the dims of the output.
-pub(super) fn graded(x: &TensorIr, grad: &TensorIr, out: &[usize]) -> Result<(), Broken> {
+pub(super) fn check_gradient(
+    x: &TensorIr,
+    grad: &TensorIr,
+    out: &[usize],
+) -> Result<(), RuleViolation> {
     same_dtype(x, grad)?;
-    shaped("the gradient", grad, out)
+    check_dims("the gradient", grad, out)
 }
 
 pub(super) fn bias_backward<const N: usize>(
@@ -261,20 +283,20 @@ pub(super) fn bias_backward<const N: usize>(
     bias: &TensorIr,
     grad: &TensorIr,
     out: &TensorIr,
-) -> Checked {
+) -> OpCheckResult {
     Kind::Float.of(x)?;
     same_dtype(x, grad)?;
     let (x_dims, of) = (
-        ranked("the input", x, N + 2)?,
-        ranked("the gradient", grad, N + 2)?,
+        dims_of_rank("the input", x, N + 2)?,
+        dims_of_rank("the gradient", grad, N + 2)?,
     );
     must!(
         x_dims[0] == of[0],
         "a gradient {} does not fit an input {}",
-        show(of),
-        show(x_dims)
+        format_dims(of),
+        format_dims(x_dims)
     );
-    biased(x, Some(bias), of[1])?;
+    check_bias(x, Some(bias), of[1])?;
     has_dims(out, std::iter::once(of[1]))?;
     super::rules::has_dtype(out, x.dtype)?;
     Ok(bytes(grad).saturating_mul(2))

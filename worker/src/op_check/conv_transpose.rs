@@ -5,14 +5,14 @@ use burn_ir::{
 };
 
 use super::{
-    Broken, Checked,
-    conv::{COLUMN_BYTES, biased, columns, extent, graded},
-    rules::{Kind, makes, must, product, ranked, same_dtype, show, sum},
-    scratch::{bytes, elements, threads, times, total, widened},
+    OpCheckResult, RuleViolation,
+    conv::{COLUMN_BYTES, check_bias, check_gradient, column_bytes, extent},
+    rules::{Kind, check_output, dims_of_rank, format_dims, must, product, same_dtype, sum},
+    scratch::{bytes, elements, f32_copy_bytes, saturating_product, saturating_sum, threads},
 };
 
 /// The options of a transposed convolution over `N` dims.
-pub(super) struct Spread<const N: usize> {
+pub(super) struct TransposedConvGeometry<const N: usize> {
     stride: [usize; N],
     padding: [usize; N],
     padding_out: [usize; N],
@@ -20,9 +20,9 @@ pub(super) struct Spread<const N: usize> {
     groups: usize,
 }
 
-macro_rules! spread_from {
+macro_rules! impl_from_options {
     ($dims:literal, $options:ty) => {
-        impl From<&$options> for Spread<$dims> {
+        impl From<&$options> for TransposedConvGeometry<$dims> {
             fn from(options: &$options) -> Self {
                 Self {
                     stride: options.stride,
@@ -35,25 +35,25 @@ macro_rules! spread_from {
         }
     };
 }
-spread_from!(1, ConvTranspose1dOptionsIr);
-spread_from!(2, ConvTranspose2dOptionsIr);
-spread_from!(3, ConvTranspose3dOptionsIr);
+impl_from_options!(1, ConvTranspose1dOptionsIr);
+impl_from_options!(2, ConvTranspose2dOptionsIr);
+impl_from_options!(3, ConvTranspose3dOptionsIr);
 
-impl<const N: usize> Spread<N> {
+impl<const N: usize> TransposedConvGeometry<N> {
     /// Derives the dims of the output.
-    fn spread(&self, x: &TensorIr, weight: &TensorIr) -> Result<Vec<usize>, Broken> {
+    fn output_dims(&self, x: &TensorIr, weight: &TensorIr) -> Result<Vec<usize>, RuleViolation> {
         Kind::Float.of(x)?;
         same_dtype(x, weight)?;
         let (x, weight) = (
-            ranked("the input", x, N + 2)?,
-            ranked("the weight", weight, N + 2)?,
+            dims_of_rank("the input", x, N + 2)?,
+            dims_of_rank("the weight", weight, N + 2)?,
         );
         let groups = self.groups;
         must!(
             groups >= 1 && weight[0] == x[1] && x[1].is_multiple_of(groups),
             "a weight {} in {groups} groups does not fit an input {}",
-            show(weight),
-            show(x)
+            format_dims(weight),
+            format_dims(x)
         );
         let mut out = vec![x[0], product(&[weight[1], groups])?];
         for i in 0..N {
@@ -82,17 +82,17 @@ impl<const N: usize> Spread<N> {
         weight: &TensorIr,
         bias: Option<&TensorIr>,
         out: &TensorIr,
-    ) -> Checked {
-        let derived = self.spread(x, weight)?;
-        biased(x, bias, derived[1])?;
-        makes(out, &derived, x.dtype)?;
-        Ok(total(&[
-            columns(weight, elements(x)),
+    ) -> OpCheckResult {
+        let derived = self.output_dims(x, weight)?;
+        check_bias(x, bias, derived[1])?;
+        check_output(out, &derived, x.dtype)?;
+        Ok(saturating_sum(&[
+            column_bytes(weight, elements(x)),
             bytes(x),
             bytes(weight),
-            widened(x),
-            widened(weight),
-            widened(out),
+            f32_copy_bytes(x),
+            f32_copy_bytes(weight),
+            f32_copy_bytes(out),
         ]))
     }
 
@@ -104,26 +104,26 @@ impl<const N: usize> Spread<N> {
         weight: &TensorIr,
         grad: &TensorIr,
         out: &TensorIr,
-    ) -> Checked {
-        let derived = self.spread(x, weight)?;
-        graded(x, grad, &derived)?;
-        makes(out, weight.shape.as_slice(), x.dtype)?;
-        let mut places = 1u64;
+    ) -> OpCheckResult {
+        let derived = self.output_dims(x, weight)?;
+        check_gradient(x, grad, &derived)?;
+        check_output(out, weight.shape.as_slice(), x.dtype)?;
+        let mut positions = 1u64;
         for i in 0..N {
             let kernel = weight.shape[i + 2].saturating_add(self.padding_out[i]);
-            places = places.saturating_mul(kernel as u64);
+            positions = positions.saturating_mul(kernel as u64);
         }
-        let uncut = times(&weight.shape.as_slice()[..2]).saturating_mul(places);
+        let uncropped = saturating_product(&weight.shape.as_slice()[..2]).saturating_mul(positions);
         let column = elements(x).saturating_add(elements(weight));
         let tiles = column
-            .saturating_mul(places.min(512))
+            .saturating_mul(positions.min(512))
             .saturating_mul(threads());
-        Ok(total(&[
-            uncut.saturating_add(tiles).saturating_mul(COLUMN_BYTES),
+        Ok(saturating_sum(&[
+            uncropped.saturating_add(tiles).saturating_mul(COLUMN_BYTES),
             bytes(x).saturating_mul(3),
             bytes(grad).saturating_mul(3),
-            widened(x),
-            widened(grad),
+            f32_copy_bytes(x),
+            f32_copy_bytes(grad),
         ]))
     }
 }

@@ -4,16 +4,16 @@ use burn_backend::Distribution;
 use burn_ir::{CrossOpIr, FloatOperationIr, GridSample2dOpIr, MatmulOpIr, RandomOpIr};
 
 use super::{
-    Broken, Checked,
+    OpCheckResult, RuleViolation,
     numeric::{binary, scalar, unary},
     rules::{
-        Kind, broadcast, dims, has_dims, has_dtype, makes, must, ranked, same_dtype, show,
-        unsupported, volume,
+        Kind, broadcast, check_output, check_volume, dims, dims_of_rank, format_dims, has_dims,
+        has_dtype, must, same_dtype, unsupported,
     },
-    scratch::{bytes, total, widened},
+    scratch::{bytes, f32_copy_bytes, saturating_sum},
 };
 
-pub(super) fn check(op: &FloatOperationIr) -> Checked {
+pub(super) fn check(op: &FloatOperationIr) -> OpCheckResult {
     use FloatOperationIr as Op;
     match op {
         Op::Exp(op)
@@ -64,7 +64,7 @@ pub(super) fn check(op: &FloatOperationIr) -> Checked {
 
 /// Checks a matrix product, which Flex computes through unchecked pointers according to the
 /// dims. Floats may have two different dtypes, which some backends can multiply.
-pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
+pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> OpCheckResult {
     let (lhs, rhs) = (dims(&op.lhs), dims(&op.rhs));
     kind.of(&op.lhs)?;
     kind.of(&op.rhs)?;
@@ -77,8 +77,8 @@ pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
     must!(
         fits,
         "{} cannot be multiplied with {}",
-        show(lhs),
-        show(rhs)
+        format_dims(lhs),
+        format_dims(rhs)
     );
     for i in 0..rank - 2 {
         must!(
@@ -104,14 +104,18 @@ pub(super) fn matmul(op: &MatmulOpIr, kind: Kind) -> Checked {
     });
     has_dims(&op.out, derived)?;
     // Copies of half types as f32; integers are copied into contiguous rows.
-    let wider = total(&[widened(&op.lhs), widened(&op.rhs), widened(&op.out)]);
+    let wider = saturating_sum(&[
+        f32_copy_bytes(&op.lhs),
+        f32_copy_bytes(&op.rhs),
+        f32_copy_bytes(&op.out),
+    ]);
     match kind {
         Kind::Float => Ok(wider),
-        Kind::Int | Kind::Bool => Ok(total(&[bytes(&op.lhs), bytes(&op.rhs)])),
+        Kind::Int | Kind::Bool => Ok(saturating_sum(&[bytes(&op.lhs), bytes(&op.rhs)])),
     }
 }
 
-fn cross(op: &CrossOpIr) -> Checked {
+fn cross(op: &CrossOpIr) -> OpCheckResult {
     Kind::Float.of(&op.lhs)?;
     same_dtype(&op.lhs, &op.rhs)?;
     has_dtype(&op.out, op.lhs.dtype)?;
@@ -122,7 +126,7 @@ fn cross(op: &CrossOpIr) -> Checked {
             along == Some(&3),
             "a cross product along axis {} of {} needs 3 elements there",
             op.dim,
-            show(dims(side))
+            format_dims(dims(side))
         );
     }
     // Each component of each side, and each product, is a separate tensor.
@@ -131,14 +135,14 @@ fn cross(op: &CrossOpIr) -> Checked {
 
 /// Checks the distribution, as backends panic on an invalid one, some while they hold a
 /// lock.
-pub(super) fn random(op: &RandomOpIr, kind: Kind) -> Checked {
+pub(super) fn random(op: &RandomOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.out)?;
     distribution(&op.distribution)?;
-    volume(&op.out)?;
+    check_volume(&op.out)?;
     Ok(0)
 }
 
-fn distribution(distribution: &Distribution) -> Result<(), Broken> {
+fn distribution(distribution: &Distribution) -> Result<(), RuleViolation> {
     let holds = match *distribution {
         Distribution::Default => true,
         Distribution::Bernoulli(p) => (0.0..=1.0).contains(&p),
@@ -151,19 +155,19 @@ fn distribution(distribution: &Distribution) -> Result<(), Broken> {
     Ok(())
 }
 
-fn grid_sample(op: &GridSample2dOpIr) -> Checked {
+fn grid_sample(op: &GridSample2dOpIr) -> OpCheckResult {
     Kind::Float.of(&op.tensor)?;
     same_dtype(&op.tensor, &op.grid)?;
     let (x, grid) = (
-        ranked("the input", &op.tensor, 4)?,
-        ranked("the grid", &op.grid, 4)?,
+        dims_of_rank("the input", &op.tensor, 4)?,
+        dims_of_rank("the grid", &op.grid, 4)?,
     );
     let fits = grid[0] == x[0] && grid[3] == 2;
     must!(
         fits,
         "a grid {} does not fit an input {}",
-        show(grid),
-        show(x)
+        format_dims(grid),
+        format_dims(x)
     );
     // CubeCL's kernel clamps each position to the input, and assumes that the input is not
     // empty.
@@ -171,11 +175,11 @@ fn grid_sample(op: &GridSample2dOpIr) -> Checked {
     must!(
         !nothing,
         "a grid {} cannot sample an empty input {}",
-        show(grid),
-        show(x)
+        format_dims(grid),
+        format_dims(x)
     );
-    makes(&op.out, &[x[0], x[1], grid[1], grid[2]], op.tensor.dtype)?;
+    check_output(&op.out, &[x[0], x[1], grid[1], grid[2]], op.tensor.dtype)?;
     // Backends without their own kernel gather each of the four neighbours.
     let around = bytes(&op.out).saturating_mul(8);
-    Ok(total(&[around, bytes(&op.grid).saturating_mul(8)]))
+    Ok(saturating_sum(&[around, bytes(&op.grid).saturating_mul(8)]))
 }

@@ -8,35 +8,35 @@ use burn_ir::TensorIr;
 use burn_ir::{GatherNdOpIr, GatherOpIr, ScatterNdOpIr, ScatterOpIr, SelectAssignOpIr, SelectOpIr};
 
 use super::{
-    Broken, Checked,
+    OpCheckResult, RuleViolation,
     rules::{
-        Kind, alike, axis, but_axis, dims, has_dims, has_dtype, must, ranked, same_dtype, shaped,
-        show, unsupported,
+        Kind, axis, check_dims, check_dims_except, check_same_as_input, dims, dims_of_rank,
+        format_dims, has_dims, has_dtype, must, same_dtype, unsupported,
     },
-    scratch::{bytes, indices, total},
+    scratch::{bytes, indices, saturating_sum},
 };
 
-pub(super) fn gather(op: &GatherOpIr, kind: Kind) -> Checked {
+pub(super) fn gather(op: &GatherOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.tensor)?;
     has_dtype(&op.out, op.tensor.dtype)?;
-    beside(&op.tensor, &op.indices, op.dim)?;
+    check_indices_dims(&op.tensor, &op.indices, op.dim)?;
     has_dims(&op.out, dims(&op.indices).iter().copied())?;
-    points(&dims(&op.tensor)[op.dim..=op.dim], &op.out)?;
-    Ok(total(&[bytes(&op.tensor), indices(&op.indices)]))
+    check_indexable(&dims(&op.tensor)[op.dim..=op.dim], &op.out)?;
+    Ok(saturating_sum(&[bytes(&op.tensor), indices(&op.indices)]))
 }
 
-pub(super) fn scatter(op: &ScatterOpIr, kind: Kind) -> Checked {
+pub(super) fn scatter(op: &ScatterOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.tensor)?;
     same_dtype(&op.tensor, &op.value)?;
-    beside(&op.tensor, &op.indices, op.dim)?;
-    shaped("the value", &op.value, dims(&op.indices))?;
-    points(&dims(&op.tensor)[op.dim..=op.dim], &op.value)?;
-    alike(&op.out, &op.tensor)?;
-    Ok(total(&[bytes(&op.value), indices(&op.indices)]))
+    check_indices_dims(&op.tensor, &op.indices, op.dim)?;
+    check_dims("the value", &op.value, dims(&op.indices))?;
+    check_indexable(&dims(&op.tensor)[op.dim..=op.dim], &op.value)?;
+    check_same_as_input(&op.out, &op.tensor)?;
+    Ok(saturating_sum(&[bytes(&op.value), indices(&op.indices)]))
 }
 
 /// Checks that the indices have the dims of the tensor, except along one axis.
-fn beside(tensor: &TensorIr, at: &TensorIr, along: usize) -> Result<(), Broken> {
+fn check_indices_dims(tensor: &TensorIr, at: &TensorIr, along: usize) -> Result<(), RuleViolation> {
     Kind::Int.of(at)?;
     axis(tensor, along)?;
     let (of, at) = (dims(tensor), dims(at));
@@ -45,61 +45,61 @@ fn beside(tensor: &TensorIr, at: &TensorIr, along: usize) -> Result<(), Broken> 
     must!(
         fits,
         "indices {} do not fit axis {along} of {}",
-        show(at),
-        show(of)
+        format_dims(at),
+        format_dims(of)
     );
     Ok(())
 }
 
-pub(super) fn select(op: &SelectOpIr, kind: Kind) -> Checked {
+pub(super) fn select(op: &SelectOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.tensor)?;
     has_dtype(&op.out, op.tensor.dtype)?;
-    let count = listed(&op.indices)?;
-    but_axis(&op.out, &op.tensor, op.dim, count)?;
-    points(&dims(&op.tensor)[op.dim..=op.dim], &op.out)?;
-    Ok(total(&[bytes(&op.tensor), indices(&op.indices)]))
+    let count = index_count(&op.indices)?;
+    check_dims_except(&op.out, &op.tensor, op.dim, count)?;
+    check_indexable(&dims(&op.tensor)[op.dim..=op.dim], &op.out)?;
+    Ok(saturating_sum(&[bytes(&op.tensor), indices(&op.indices)]))
 }
 
-pub(super) fn select_assign(op: &SelectAssignOpIr, kind: Kind) -> Checked {
+pub(super) fn select_assign(op: &SelectAssignOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.tensor)?;
     same_dtype(&op.tensor, &op.value)?;
-    let count = listed(&op.indices)?;
-    but_axis(&op.value, &op.tensor, op.dim, count)?;
-    points(&dims(&op.tensor)[op.dim..=op.dim], &op.value)?;
-    alike(&op.out, &op.tensor)?;
-    Ok(total(&[bytes(&op.value), indices(&op.indices)]))
+    let count = index_count(&op.indices)?;
+    check_dims_except(&op.value, &op.tensor, op.dim, count)?;
+    check_indexable(&dims(&op.tensor)[op.dim..=op.dim], &op.value)?;
+    check_same_as_input(&op.out, &op.tensor)?;
+    Ok(saturating_sum(&[bytes(&op.value), indices(&op.indices)]))
 }
 
 /// Checks that no element is `visited` if a dim in `of` is 0, as no index is valid then.
-pub(super) fn points(of: &[usize], visited: &TensorIr) -> Result<(), Broken> {
+pub(super) fn check_indexable(of: &[usize], visited: &TensorIr) -> Result<(), RuleViolation> {
     let nowhere = of.contains(&0) && !dims(visited).contains(&0);
     must!(
         !nowhere,
         "indices for {} point into an axis of 0",
-        show(dims(visited))
+        format_dims(dims(visited))
     );
     Ok(())
 }
 
 /// Returns the number of indices in a one-dimensional tensor of them.
-fn listed(indices: &TensorIr) -> Result<usize, Broken> {
+fn index_count(indices: &TensorIr) -> Result<usize, RuleViolation> {
     Kind::Int.of(indices)?;
-    Ok(ranked("the list of indices", indices, 1)?[0])
+    Ok(dims_of_rank("the list of indices", indices, 1)?[0])
 }
 
-pub(super) fn gather_nd(op: &GatherNdOpIr, kind: Kind) -> Checked {
+pub(super) fn gather_nd(op: &GatherNdOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.data)?;
     has_dtype(&op.out, op.data.dtype)?;
     let (at, slice) = tuples(&op.data, &op.indices, kind)?;
     has_dims(&op.out, at.iter().chain(slice).copied())?;
-    points(
+    check_indexable(
         &dims(&op.data)[..dims(&op.data).len() - slice.len()],
         &op.out,
     )?;
-    Ok(total(&[bytes(&op.data), indices(&op.indices)]))
+    Ok(saturating_sum(&[bytes(&op.data), indices(&op.indices)]))
 }
 
-pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> Checked {
+pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.data)?;
     same_dtype(&op.data, &op.values)?;
     let (at, slice) = tuples(&op.data, &op.indices, kind)?;
@@ -107,16 +107,16 @@ pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> Checked {
     must!(
         fits,
         "values {} do not fit indices {} into {}",
-        show(dims(&op.values)),
-        show(dims(&op.indices)),
-        show(dims(&op.data))
+        format_dims(dims(&op.values)),
+        format_dims(dims(&op.indices)),
+        format_dims(dims(&op.data))
     );
-    points(
+    check_indexable(
         &dims(&op.data)[..dims(&op.data).len() - slice.len()],
         &op.values,
     )?;
-    alike(&op.out, &op.data)?;
-    Ok(total(&[
+    check_same_as_input(&op.out, &op.data)?;
+    Ok(saturating_sum(&[
         bytes(&op.data),
         bytes(&op.values),
         indices(&op.indices),
@@ -129,7 +129,7 @@ fn tuples<'a>(
     data: &'a TensorIr,
     indices: &'a TensorIr,
     kind: Kind,
-) -> Result<(&'a [usize], &'a [usize]), Broken> {
+) -> Result<(&'a [usize], &'a [usize]), RuleViolation> {
     if kind == Kind::Bool {
         return unsupported("tuples of indices into booleans");
     }
@@ -139,7 +139,11 @@ fn tuples<'a>(
         .split_last()
         .and_then(|(&k, at)| of.get(k..).map(|slice| (at, slice)));
     let Some(pointed) = pointed else {
-        let reason = format!("indices {} into {} do not fit", show(at), show(of));
+        let reason = format!(
+            "indices {} into {} do not fit",
+            format_dims(at),
+            format_dims(of)
+        );
         return Err(super::rules::mismatch(reason));
     };
     Ok(pointed)

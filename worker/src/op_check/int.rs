@@ -3,13 +3,13 @@
 use burn_ir::IntOperationIr;
 
 use super::{
-    Checked,
+    OpCheckResult,
     float::matmul,
     numeric::{binary, scalar, unary},
     rules::{Kind, dims, has_dims},
 };
 
-pub(super) fn check(op: &IntOperationIr) -> Checked {
+pub(super) fn check(op: &IntOperationIr) -> OpCheckResult {
     use IntOperationIr as Op;
     match op {
         Op::IntoFloat(op) => {

@@ -38,11 +38,11 @@ mod tests;
 use burn_ir::{CustomOpIr, DistributedOperationIr, OperationIr, TensorIr};
 use tensord_proto::v1::FaultKind;
 
-use self::rules::{Kind, alike, unsupported, volume};
+use self::rules::{Kind, check_same_as_input, check_volume, unsupported};
 
 /// The rule that an op breaks, because of which it must not run.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Broken {
+pub(crate) struct RuleViolation {
     pub(crate) kind: FaultKind,
     /// A message that names the rule and the values.
     pub(crate) reason: String,
@@ -50,7 +50,7 @@ pub(crate) struct Broken {
 
 /// The most bytes that an op's kernel allocates in addition to its inputs and outputs while
 /// it runs, or the rule that the op breaks.
-pub(crate) type Checked = Result<u64, Broken>;
+pub(crate) type OpCheckResult = Result<u64, RuleViolation>;
 
 /// Checks whether a backend may run `op`. The caller has verified that the declared inputs
 /// match the actual tensors.
@@ -58,7 +58,7 @@ pub(crate) type Checked = Result<u64, Broken>;
 /// # Errors
 ///
 /// If `op` breaks a rule: the rule.
-pub(crate) fn check(op: &OperationIr) -> Checked {
+pub(crate) fn check(op: &OperationIr) -> OpCheckResult {
     match op {
         OperationIr::BaseFloat(op) => base::check(op, Kind::Float),
         OperationIr::BaseInt(op) => base::check(op, Kind::Int),
@@ -86,25 +86,25 @@ pub(crate) fn check(op: &OperationIr) -> Checked {
 /// # Errors
 ///
 /// If the tensor breaks a rule: the rule.
-pub(crate) fn check_tensor(tensor: &TensorIr) -> Result<(), Broken> {
+pub(crate) fn check_tensor(tensor: &TensorIr) -> Result<(), RuleViolation> {
     if matches!(tensor.dtype, burn_backend::DType::QFloat(_)) {
         return unsupported("quantized tensors are not supported by Burn's router");
     }
-    volume(tensor)
+    check_volume(tensor)
 }
 
 /// Checks a custom op. Only its handler knows what the op makes; the tensor store compares
 /// the outputs with the declaration after it has run.
-fn custom(op: &CustomOpIr) -> Checked {
+fn custom(op: &CustomOpIr) -> OpCheckResult {
     op.outputs.iter().try_for_each(check_tensor)?;
     Ok(0)
 }
 
-fn distributed(op: &DistributedOperationIr) -> Checked {
+fn distributed(op: &DistributedOperationIr) -> OpCheckResult {
     match op {
         DistributedOperationIr::AllReduce(op) => {
             Kind::Float.of(&op.tensor)?;
-            alike(&op.out, &op.tensor)
+            check_same_as_input(&op.out, &op.tensor)
         }
         DistributedOperationIr::SyncCollective => Ok(0),
     }

@@ -3,9 +3,9 @@
 use burn_ir::ModuleOperationIr;
 
 use super::{
-    Checked,
-    conv::{self, Sliding},
-    conv_transpose::Spread,
+    OpCheckResult,
+    conv::{self, ConvGeometry},
+    conv_transpose::TransposedConvGeometry,
     deform_conv, norm,
     pool::{self, Pool},
     resize, sequence,
@@ -52,7 +52,7 @@ macro_rules! windows {
     };
 }
 
-pub(super) fn check(op: &ModuleOperationIr) -> Checked {
+pub(super) fn check(op: &ModuleOperationIr) -> OpCheckResult {
     use ModuleOperationIr as Op;
     match op {
         Op::BatchNorm(op) => norm::batch_norm(op),
@@ -66,24 +66,30 @@ pub(super) fn check(op: &ModuleOperationIr) -> Checked {
         Op::LinearXBackward(op) => norm::linear_x_backward(op),
         Op::LinearWeightBackward(op) => norm::linear_weight_backward(op),
         Op::LinearBiasBackward(op) => norm::linear_bias_backward(op),
-        Op::Conv1d(op) => forward!(op, Sliding<1>),
-        Op::Conv2d(op) => forward!(op, Sliding<2>),
-        Op::Conv3d(op) => forward!(op, Sliding<3>),
-        Op::Conv1dXBackward(op) => backward!(op, Sliding<1>, x_backward),
-        Op::Conv2dXBackward(op) => backward!(op, Sliding<2>, x_backward),
-        Op::Conv3dXBackward(op) => backward!(op, Sliding<3>, x_backward),
-        Op::Conv1dWeightBackward(op) => backward!(op, Sliding<1>, weight_backward),
-        Op::Conv2dWeightBackward(op) => backward!(op, Sliding<2>, weight_backward),
-        Op::Conv3dWeightBackward(op) => backward!(op, Sliding<3>, weight_backward),
+        Op::Conv1d(op) => forward!(op, ConvGeometry<1>),
+        Op::Conv2d(op) => forward!(op, ConvGeometry<2>),
+        Op::Conv3d(op) => forward!(op, ConvGeometry<3>),
+        Op::Conv1dXBackward(op) => backward!(op, ConvGeometry<1>, x_backward),
+        Op::Conv2dXBackward(op) => backward!(op, ConvGeometry<2>, x_backward),
+        Op::Conv3dXBackward(op) => backward!(op, ConvGeometry<3>, x_backward),
+        Op::Conv1dWeightBackward(op) => backward!(op, ConvGeometry<1>, weight_backward),
+        Op::Conv2dWeightBackward(op) => backward!(op, ConvGeometry<2>, weight_backward),
+        Op::Conv3dWeightBackward(op) => backward!(op, ConvGeometry<3>, weight_backward),
         Op::Conv1dBiasBackward(op) => bias!(op, 1),
         Op::Conv2dBiasBackward(op) => bias!(op, 2),
         Op::Conv3dBiasBackward(op) => bias!(op, 3),
-        Op::ConvTranspose1d(op) => forward!(op, Spread<1>),
-        Op::ConvTranspose2d(op) => forward!(op, Spread<2>),
-        Op::ConvTranspose3d(op) => forward!(op, Spread<3>),
-        Op::ConvTranspose1dWeightBackward(op) => backward!(op, Spread<1>, weight_backward),
-        Op::ConvTranspose2dWeightBackward(op) => backward!(op, Spread<2>, weight_backward),
-        Op::ConvTranspose3dWeightBackward(op) => backward!(op, Spread<3>, weight_backward),
+        Op::ConvTranspose1d(op) => forward!(op, TransposedConvGeometry<1>),
+        Op::ConvTranspose2d(op) => forward!(op, TransposedConvGeometry<2>),
+        Op::ConvTranspose3d(op) => forward!(op, TransposedConvGeometry<3>),
+        Op::ConvTranspose1dWeightBackward(op) => {
+            backward!(op, TransposedConvGeometry<1>, weight_backward)
+        }
+        Op::ConvTranspose2dWeightBackward(op) => {
+            backward!(op, TransposedConvGeometry<2>, weight_backward)
+        }
+        Op::ConvTranspose3dWeightBackward(op) => {
+            backward!(op, TransposedConvGeometry<3>, weight_backward)
+        }
         Op::ConvTranspose1dBiasBackward(op) => bias!(op, 1),
         Op::ConvTranspose2dBiasBackward(op) => bias!(op, 2),
         Op::ConvTranspose3dBiasBackward(op) => bias!(op, 3),

@@ -6,16 +6,16 @@ use burn_ir::{
 };
 
 use super::{
-    Broken, Checked,
+    OpCheckResult, RuleViolation,
     float::random,
     rules::{
-        Kind, alike, axes, axis, broadcast, but_axis, dims, has_dims, has_dtype, makes, must,
-        same_dtype, show, sum, unsupported, volume,
+        Kind, axes, axis, broadcast, check_dims_except, check_output, check_same_as_input,
+        check_volume, dims, format_dims, has_dims, has_dtype, must, same_dtype, sum, unsupported,
     },
-    scratch::{bytes, indices, total, widened},
+    scratch::{bytes, f32_copy_bytes, indices, saturating_sum},
 };
 
-pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> Checked {
+pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> OpCheckResult {
     use NumericOperationIr as Op;
     match op {
         Op::Add(op) | Op::Sub(op) | Op::Div(op) | Op::Rem(op) | Op::Mul(op) => binary(op, kind),
@@ -31,11 +31,11 @@ pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> Checked {
         Op::Powi(op) => powi(op, kind),
         Op::Clamp(op) => {
             kind.of(&op.tensor)?;
-            alike(&op.out, &op.tensor)
+            check_same_as_input(&op.out, &op.tensor)
         }
         Op::Full(op) => {
             kind.of(&op.out)?;
-            volume(&op.out)?;
+            check_volume(&op.out)?;
             Ok(0)
         }
         Op::IntRandom(op) => match kind {
@@ -59,15 +59,15 @@ pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> Checked {
         | Op::MinDim(op)
         | Op::MaxAbsDim(op) => reduce_dim(op, kind, 1),
         Op::TopK(op) => {
-            let k = top(&op.input, op.axis, op.accumulator_len)?;
+            let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
             reduce_dim(op, kind, k)?;
-            Ok(sorting(&op.input))
+            Ok(sort_bytes(&op.input))
         }
         Op::ArgMax(op) | Op::ArgMin(op) => arg_reduce(op, kind, 1),
         Op::ArgTopK(op) => {
-            let k = top(&op.input, op.axis, op.accumulator_len)?;
+            let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
             arg_reduce(op, kind, k)?;
-            Ok(sorting(&op.input))
+            Ok(sort_bytes(&op.input))
         }
         Op::SumDims(op) => {
             kind.of(&op.input)?;
@@ -78,54 +78,54 @@ pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> Checked {
             Ok(bytes(&op.input))
         }
         Op::MaxDimWithIndices(op) | Op::MinDimWithIndices(op) => {
-            picked(&op.tensor, op.dim, 1, [&op.out, &op.out_indices], kind)
+            check_with_indices(&op.tensor, op.dim, 1, [&op.out, &op.out_indices], kind)
         }
         Op::TopKWithIndices(op) => {
-            let k = top(&op.tensor, op.dim, op.k)?;
-            picked(&op.tensor, op.dim, k, [&op.out, &op.out_indices], kind)
+            let k = check_top_k(&op.tensor, op.dim, op.k)?;
+            check_with_indices(&op.tensor, op.dim, k, [&op.out, &op.out_indices], kind)
         }
         Op::CumSum(op) | Op::CumProd(op) | Op::CumMin(op) | Op::CumMax(op) => {
             kind.of(&op.input)?;
             axis(&op.input, op.axis)?;
-            alike(&op.out, &op.input)?;
-            Ok(widened(&op.input))
+            check_same_as_input(&op.out, &op.input)?;
+            Ok(f32_copy_bytes(&op.input))
         }
         Op::Sort(op) => {
-            sorts(&op.input, op.dim, kind)?;
-            alike(&op.out, &op.input)?;
-            Ok(sorting(&op.input))
+            check_sort(&op.input, op.dim, kind)?;
+            check_same_as_input(&op.out, &op.input)?;
+            Ok(sort_bytes(&op.input))
         }
         Op::SortWithIndices(op) => {
-            sorts(&op.input, op.dim, kind)?;
-            alike(&op.out, &op.input)?;
+            check_sort(&op.input, op.dim, kind)?;
+            check_same_as_input(&op.out, &op.input)?;
             Kind::Int.of(&op.out_indices)?;
             has_dims(&op.out_indices, dims(&op.input).iter().copied())?;
-            Ok(sorting(&op.input))
+            Ok(sort_bytes(&op.input))
         }
         Op::ArgSort(op) => {
-            sorts(&op.input, op.dim, kind)?;
+            check_sort(&op.input, op.dim, kind)?;
             Kind::Int.of(&op.out)?;
             has_dims(&op.out, dims(&op.input).iter().copied())?;
-            Ok(sorting(&op.input))
+            Ok(sort_bytes(&op.input))
         }
         Op::Pad(op) => pad(op, kind),
     }
 }
 
 /// Checks an op that makes one output element for each element of the input.
-pub(super) fn unary(op: &UnaryOpIr, kind: Kind) -> Checked {
+pub(super) fn unary(op: &UnaryOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.input)?;
-    alike(&op.out, &op.input)
+    check_same_as_input(&op.out, &op.input)
 }
 
 /// Checks an op that makes one output element for each element of the input and one number.
-pub(super) fn scalar(op: &ScalarOpIr, kind: Kind) -> Checked {
+pub(super) fn scalar(op: &ScalarOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.lhs)?;
-    alike(&op.out, &op.lhs)
+    check_same_as_input(&op.out, &op.lhs)
 }
 
 /// Checks an op with two operands of the same dtype; kernels use the dtype of the first.
-pub(super) fn binary(op: &BinaryOpIr, kind: Kind) -> Checked {
+pub(super) fn binary(op: &BinaryOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.lhs)?;
     same_dtype(&op.lhs, &op.rhs)?;
     has_dtype(&op.out, op.lhs.dtype)?;
@@ -135,24 +135,28 @@ pub(super) fn binary(op: &BinaryOpIr, kind: Kind) -> Checked {
 
 /// Checks a comparison. The result for booleans has their dtype; the result for other kinds
 /// has any boolean dtype.
-pub(super) fn compare(op: &BinaryOpIr, kind: Kind) -> Checked {
+pub(super) fn compare(op: &BinaryOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.lhs)?;
     same_dtype(&op.lhs, &op.rhs)?;
-    answers(&op.out, &op.lhs, kind)?;
+    check_bool_output(&op.out, &op.lhs, kind)?;
     broadcast(&op.out, &[&op.lhs, &op.rhs])?;
     Ok(0)
 }
 
 /// Checks a comparison with one value, as [`compare`].
-pub(super) fn compare_scalar(op: &ScalarOpIr, kind: Kind) -> Checked {
+pub(super) fn compare_scalar(op: &ScalarOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.lhs)?;
-    answers(&op.out, &op.lhs, kind)?;
+    check_bool_output(&op.out, &op.lhs, kind)?;
     has_dims(&op.out, dims(&op.lhs).iter().copied())?;
     Ok(0)
 }
 
 /// Checks the dtype of the result of a comparison of `about`.
-pub(super) fn answers(out: &TensorIr, about: &TensorIr, kind: Kind) -> Result<(), Broken> {
+pub(super) fn check_bool_output(
+    out: &TensorIr,
+    about: &TensorIr,
+    kind: Kind,
+) -> Result<(), RuleViolation> {
     match kind {
         Kind::Float | Kind::Int => Kind::Bool.of(out),
         Kind::Bool => has_dtype(out, about.dtype),
@@ -160,7 +164,7 @@ pub(super) fn answers(out: &TensorIr, about: &TensorIr, kind: Kind) -> Result<()
 }
 
 /// Checks an integer power of floats or integers.
-fn powi(op: &BinaryOpIr, kind: Kind) -> Checked {
+fn powi(op: &BinaryOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.lhs)?;
     Kind::Int.of(&op.rhs)?;
     if kind == Kind::Int {
@@ -172,38 +176,38 @@ fn powi(op: &BinaryOpIr, kind: Kind) -> Checked {
     Ok(bytes(&op.out))
 }
 
-fn reduce(op: &ReduceOpIr, kind: Kind) -> Checked {
+fn reduce(op: &ReduceOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.input)?;
-    makes(&op.out, &[1], op.input.dtype)?;
+    check_output(&op.out, &[1], op.input.dtype)?;
     Ok(bytes(&op.input))
 }
 
-fn reduce_dim(op: &ReduceDimOpIr, kind: Kind, len: usize) -> Checked {
+fn reduce_dim(op: &ReduceDimOpIr, kind: Kind, len: usize) -> OpCheckResult {
     kind.of(&op.input)?;
     has_dtype(&op.out, op.input.dtype)?;
-    keeps(op, len)?;
+    check_reduced_axis(op, len)?;
     Ok(bytes(&op.input))
 }
 
-fn arg_reduce(op: &ReduceDimOpIr, kind: Kind, len: usize) -> Checked {
+fn arg_reduce(op: &ReduceDimOpIr, kind: Kind, len: usize) -> OpCheckResult {
     kind.of(&op.input)?;
     Kind::Int.of(&op.out)?;
-    keeps(op, len)?;
+    check_reduced_axis(op, len)?;
     Ok(indices(&op.out).saturating_add(bytes(&op.input)))
 }
 
 /// Checks a reduction that keeps `len` elements of an axis.
-pub(super) fn keeps(op: &ReduceDimOpIr, len: usize) -> Result<(), Broken> {
+pub(super) fn check_reduced_axis(op: &ReduceDimOpIr, len: usize) -> Result<(), RuleViolation> {
     let declared = op.accumulator_len;
     must!(
         declared == len,
         "a reduction to {declared} elements is declared for an axis that keeps {len}"
     );
-    but_axis(&op.out, &op.input, op.axis, len)
+    check_dims_except(&op.out, &op.input, op.axis, len)
 }
 
 /// Checks that an axis has `k` elements, and returns `k`.
-fn top(input: &TensorIr, along: usize, k: usize) -> Result<usize, Broken> {
+fn check_top_k(input: &TensorIr, along: usize, k: usize) -> Result<usize, RuleViolation> {
     axis(input, along)?;
     let of = dims(input)[along];
     must!(
@@ -213,41 +217,41 @@ fn top(input: &TensorIr, along: usize, k: usize) -> Result<usize, Broken> {
     Ok(k)
 }
 
-fn picked(
+fn check_with_indices(
     tensor: &TensorIr,
     along: usize,
     len: usize,
     [out, out_indices]: [&TensorIr; 2],
     kind: Kind,
-) -> Checked {
+) -> OpCheckResult {
     kind.of(tensor)?;
     has_dtype(out, tensor.dtype)?;
-    but_axis(out, tensor, along, len)?;
+    check_dims_except(out, tensor, along, len)?;
     Kind::Int.of(out_indices)?;
-    but_axis(out_indices, tensor, along, len)?;
-    Ok(sorting(tensor))
+    check_dims_except(out_indices, tensor, along, len)?;
+    Ok(sort_bytes(tensor))
 }
 
-fn sorts(input: &TensorIr, along: usize, kind: Kind) -> Result<(), Broken> {
+fn check_sort(input: &TensorIr, along: usize, kind: Kind) -> Result<(), RuleViolation> {
     kind.of(input)?;
     axis(input, along)
 }
 
 /// Returns the bytes for sorting: twice a copy of the tensor and of the index of each
 /// element, before and after.
-fn sorting(input: &TensorIr) -> u64 {
-    let once = total(&[bytes(input), widened(input), indices(input)]);
+fn sort_bytes(input: &TensorIr) -> u64 {
+    let once = saturating_sum(&[bytes(input), f32_copy_bytes(input), indices(input)]);
     once.saturating_mul(2)
 }
 
-fn pad(op: &PadOpIr, kind: Kind) -> Checked {
+fn pad(op: &PadOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.input)?;
     let input = dims(&op.input);
     let pairs = op.padding.len();
     must!(
         pairs == input.len(),
         "{pairs} pairs of padding do not fit {}",
-        show(input)
+        format_dims(input)
     );
     has_dtype(&op.out, op.input.dtype)?;
     for (i, (&dim, &(before, after))) in input.iter().zip(&op.padding).enumerate() {

@@ -3,10 +3,13 @@
 use burn_ir::TensorIr;
 
 use super::{
-    Broken, Checked,
-    conv::{extent, graded},
-    rules::{Kind, alike, dims, has_dims, makes, must, product, ranked, shaped, sum, too_large},
-    scratch::{bytes, elements, indices, times, total, widened},
+    OpCheckResult, RuleViolation,
+    conv::{check_gradient, extent},
+    rules::{
+        Kind, check_dims, check_output, check_same_as_input, dims, dims_of_rank, has_dims, must,
+        product, sum, too_large,
+    },
+    scratch::{bytes, elements, f32_copy_bytes, indices, saturating_product, saturating_sum},
 };
 
 /// Most positions that the backward pass of an average pool may visit. Flex visits each
@@ -24,9 +27,9 @@ pub(super) struct Pool<const N: usize> {
 
 impl<const N: usize> Pool<N> {
     /// Derives the dims of the output.
-    fn dims(&self, x: &TensorIr) -> Result<Vec<usize>, Broken> {
+    fn dims(&self, x: &TensorIr) -> Result<Vec<usize>, RuleViolation> {
         Kind::Float.of(x)?;
-        let x = ranked("the input", x, N + 2)?;
+        let x = dims_of_rank("the input", x, N + 2)?;
         let mut out = x[..2].to_vec();
         for i in 0..N {
             let (size, stride, padding) = (x[i + 2], self.stride[i], self.padding[i]);
@@ -51,10 +54,15 @@ impl<const N: usize> Pool<N> {
     }
 }
 
-pub(super) fn pool<const N: usize>(pool: &Pool<N>, x: &TensorIr, out: &TensorIr) -> Checked {
-    makes(out, &pool.dims(x)?, x.dtype)?;
+pub(super) fn pool<const N: usize>(pool: &Pool<N>, x: &TensorIr, out: &TensorIr) -> OpCheckResult {
+    check_output(out, &pool.dims(x)?, x.dtype)?;
     // Flex computes the index of each maximum too.
-    Ok(total(&[bytes(x), widened(x), widened(out), indices(out)]))
+    Ok(saturating_sum(&[
+        bytes(x),
+        f32_copy_bytes(x),
+        f32_copy_bytes(out),
+        indices(out),
+    ]))
 }
 
 pub(super) fn max_with_indices<const N: usize>(
@@ -62,7 +70,7 @@ pub(super) fn max_with_indices<const N: usize>(
     x: &TensorIr,
     out: &TensorIr,
     out_indices: &TensorIr,
-) -> Checked {
+) -> OpCheckResult {
     let scratch = pool(max_pool, x, out)?;
     Kind::Int.of(out_indices)?;
     has_dims(out_indices, dims(out).iter().copied())?;
@@ -74,10 +82,10 @@ pub(super) fn avg_backward<const N: usize>(
     x: &TensorIr,
     grad: &TensorIr,
     out: &TensorIr,
-) -> Checked {
-    graded(x, grad, &pool.dims(x)?)?;
+) -> OpCheckResult {
+    check_gradient(x, grad, &pool.dims(x)?)?;
     product(&pool.kernel)?;
-    let visits = elements(grad).saturating_mul(times(&pool.kernel));
+    let visits = elements(grad).saturating_mul(saturating_product(&pool.kernel));
     if visits > MAX_VISITS {
         let reason = format!(
             "windows of {:?} for each of {} elements take too long",
@@ -86,13 +94,13 @@ pub(super) fn avg_backward<const N: usize>(
         );
         return Err(too_large(reason));
     }
-    alike(out, x)?;
-    Ok(total(&[
+    check_same_as_input(out, x)?;
+    Ok(saturating_sum(&[
         bytes(grad),
         bytes(x),
-        widened(x),
-        widened(grad),
-        widened(out),
+        f32_copy_bytes(x),
+        f32_copy_bytes(grad),
+        f32_copy_bytes(out),
     ]))
 }
 
@@ -102,17 +110,17 @@ pub(super) fn max_backward<const N: usize>(
     grad: &TensorIr,
     at: &TensorIr,
     out: &TensorIr,
-) -> Checked {
-    graded(x, grad, &pool.dims(x)?)?;
+) -> OpCheckResult {
+    check_gradient(x, grad, &pool.dims(x)?)?;
     Kind::Int.of(at)?;
-    shaped("the indices", at, dims(grad))?;
-    alike(out, x)?;
-    Ok(total(&[
+    check_dims("the indices", at, dims(grad))?;
+    check_same_as_input(out, x)?;
+    Ok(saturating_sum(&[
         bytes(grad),
         bytes(x),
         indices(at),
-        widened(x),
-        widened(grad),
-        widened(out),
+        f32_copy_bytes(x),
+        f32_copy_bytes(grad),
+        f32_copy_bytes(out),
     ]))
 }

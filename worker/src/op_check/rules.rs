@@ -6,7 +6,7 @@ use burn_backend::{DType, Slice};
 use burn_ir::TensorIr;
 use tensord_proto::v1::FaultKind;
 
-use super::{Broken, Checked};
+use super::{OpCheckResult, RuleViolation};
 
 /// Most dims of a tensor. In Burn the rank is part of a tensor's type, and programs use
 /// single-digit ranks; a rule may compare each pair of dims, or use a bit for each.
@@ -18,7 +18,7 @@ const MAX_RANK: usize = 32;
 const MAX_EMPTY_VOLUME: usize = 1 << 30;
 
 /// Most dims shown in an error.
-const SHOWN_DIMS: usize = 8;
+const MAX_SHOWN_DIMS: usize = 8;
 
 /// Returns with an error if the rule does not hold.
 macro_rules! must {
@@ -32,8 +32,8 @@ pub(super) use must;
 
 /// Returns the error of an op that breaks the rule in `reason`.
 #[cold]
-pub(super) fn mismatch(reason: String) -> Broken {
-    Broken {
+pub(super) fn mismatch(reason: String) -> RuleViolation {
+    RuleViolation {
         kind: FaultKind::Mismatch,
         reason,
     }
@@ -41,8 +41,8 @@ pub(super) fn mismatch(reason: String) -> Broken {
 
 /// Returns the error of an op that no honest client sends.
 #[cold]
-pub(super) fn unsupported<T>(what: &str) -> Result<T, Broken> {
-    Err(Broken {
+pub(super) fn unsupported<T>(what: &str) -> Result<T, RuleViolation> {
+    Err(RuleViolation {
         kind: FaultKind::Unsupported,
         reason: what.into(),
     })
@@ -51,21 +51,25 @@ pub(super) fn unsupported<T>(what: &str) -> Result<T, Broken> {
 /// Returns the error of an op that would need more memory than can be addressed, or would
 /// run practically forever.
 #[cold]
-pub(super) fn too_large(reason: String) -> Broken {
-    Broken {
+pub(super) fn too_large(reason: String) -> RuleViolation {
+    RuleViolation {
         kind: FaultKind::OutOfMemory,
         reason,
     }
 }
 
 /// Formats dims for people: `[2, 3]`.
-pub(super) fn show(dims: &[usize]) -> String {
+pub(super) fn format_dims(dims: &[usize]) -> String {
     let mut text = String::from("[");
-    for (i, dim) in dims.iter().take(SHOWN_DIMS).enumerate() {
+    for (i, dim) in dims.iter().take(MAX_SHOWN_DIMS).enumerate() {
         let comma = if i == 0 { "" } else { ", " };
         let _ = write!(text, "{comma}{dim}");
     }
-    let more = if dims.len() > SHOWN_DIMS { ", ..." } else { "" };
+    let more = if dims.len() > MAX_SHOWN_DIMS {
+        ", ..."
+    } else {
+        ""
+    };
     text + more + "]"
 }
 
@@ -78,7 +82,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn holds(self, dtype: DType) -> bool {
+    pub(super) fn includes(self, dtype: DType) -> bool {
         match self {
             Self::Float => dtype.is_float(),
             Self::Int => dtype.is_int() || dtype.is_uint(),
@@ -87,9 +91,9 @@ impl Kind {
     }
 
     /// Checks that the tensor is of this kind.
-    pub(super) fn of(self, tensor: &TensorIr) -> Result<(), Broken> {
+    pub(super) fn of(self, tensor: &TensorIr) -> Result<(), RuleViolation> {
         must!(
-            self.holds(tensor.dtype),
+            self.includes(tensor.dtype),
             "tensor {} is {}, but must be {self:?}",
             tensor.id.value(),
             tensor.dtype.name()
@@ -104,33 +108,37 @@ pub(super) fn dims(tensor: &TensorIr) -> &[usize] {
 }
 
 /// Checks that the tensor has `rank` dims, and returns them.
-pub(super) fn ranked<'a>(
+pub(super) fn dims_of_rank<'a>(
     what: &str,
     tensor: &'a TensorIr,
     rank: usize,
-) -> Result<&'a [usize], Broken> {
+) -> Result<&'a [usize], RuleViolation> {
     let dims = dims(tensor);
     must!(
         dims.len() == rank,
         "{what} {} must have {rank} dims",
-        show(dims)
+        format_dims(dims)
     );
     Ok(dims)
 }
 
 /// Checks that the tensor has exactly these dims.
-pub(super) fn shaped(what: &str, tensor: &TensorIr, expected: &[usize]) -> Result<(), Broken> {
+pub(super) fn check_dims(
+    what: &str,
+    tensor: &TensorIr,
+    expected: &[usize],
+) -> Result<(), RuleViolation> {
     must!(
         dims(tensor) == expected,
         "{what} {} must be {}",
-        show(dims(tensor)),
-        show(expected)
+        format_dims(dims(tensor)),
+        format_dims(expected)
     );
     Ok(())
 }
 
 /// Checks that the tensor has this `axis`.
-pub(super) fn axis(tensor: &TensorIr, axis: usize) -> Result<(), Broken> {
+pub(super) fn axis(tensor: &TensorIr, axis: usize) -> Result<(), RuleViolation> {
     let rank = dims(tensor).len();
     must!(
         axis < rank,
@@ -140,7 +148,7 @@ pub(super) fn axis(tensor: &TensorIr, axis: usize) -> Result<(), Broken> {
 }
 
 /// Checks that the tensor has each of these axes, and that none is repeated.
-pub(super) fn axes(tensor: &TensorIr, axes: &[usize]) -> Result<(), Broken> {
+pub(super) fn axes(tensor: &TensorIr, axes: &[usize]) -> Result<(), RuleViolation> {
     let rank = dims(tensor).len();
     must!(
         rank <= MAX_RANK,
@@ -160,7 +168,7 @@ pub(super) fn axes(tensor: &TensorIr, axes: &[usize]) -> Result<(), Broken> {
 
 /// Checks that two tensors have the same dtype, as kernels read both with the dtype of the
 /// first.
-pub(super) fn same_dtype(a: &TensorIr, b: &TensorIr) -> Result<(), Broken> {
+pub(super) fn same_dtype(a: &TensorIr, b: &TensorIr) -> Result<(), RuleViolation> {
     must!(
         a.dtype == b.dtype,
         "dtypes {} and {} must be the same",
@@ -171,16 +179,21 @@ pub(super) fn same_dtype(a: &TensorIr, b: &TensorIr) -> Result<(), Broken> {
 }
 
 /// Returns the sum of an op's arguments, or an error if it exceeds the address space.
-pub(super) fn sum(parts: &[usize]) -> Result<usize, Broken> {
+pub(super) fn sum(parts: &[usize]) -> Result<usize, RuleViolation> {
     let sum = parts
         .iter()
         .try_fold(0usize, |sum, &part| sum.checked_add(part));
     let fits = sum.filter(|&sum| sum <= isize::MAX as usize);
-    fits.ok_or_else(|| too_large(format!("the sum of {} cannot be addressed", show(parts))))
+    fits.ok_or_else(|| {
+        too_large(format!(
+            "the sum of {} cannot be addressed",
+            format_dims(parts)
+        ))
+    })
 }
 
 /// Returns the product of an op's arguments, or an error if it exceeds the address space.
-pub(super) fn product(parts: &[usize]) -> Result<usize, Broken> {
+pub(super) fn product(parts: &[usize]) -> Result<usize, RuleViolation> {
     // A kernel may multiply in any order, so a factor of 0 does not excuse an overflow of
     // the others.
     let product = parts
@@ -193,14 +206,14 @@ pub(super) fn product(parts: &[usize]) -> Result<usize, Broken> {
         .ok_or_else(|| {
             too_large(format!(
                 "the product of {} cannot be addressed",
-                show(parts)
+                format_dims(parts)
             ))
         })
 }
 
 /// Checks that the tensor can be addressed, and that loops over its dims end in a
 /// reasonable time.
-pub(super) fn volume(tensor: &TensorIr) -> Result<(), Broken> {
+pub(super) fn check_volume(tensor: &TensorIr) -> Result<(), RuleViolation> {
     let dims = dims(tensor);
     must!(
         dims.len() <= MAX_RANK,
@@ -211,21 +224,21 @@ pub(super) fn volume(tensor: &TensorIr) -> Result<(), Broken> {
     for &dim in dims {
         empty |= dim == 0;
         let with = elements.checked_mul(dim.max(1));
-        elements = with.ok_or_else(|| beyond(dims))?;
+        elements = with.ok_or_else(|| too_large_tensor(dims))?;
     }
     let bytes = elements.checked_mul(tensor.dtype.size());
     let addressed = bytes.is_some_and(|bytes| bytes <= isize::MAX as usize);
     if !addressed || (empty && elements > MAX_EMPTY_VOLUME) {
-        return Err(beyond(dims));
+        return Err(too_large_tensor(dims));
     }
     Ok(())
 }
 
 #[cold]
-fn beyond(dims: &[usize]) -> Broken {
+fn too_large_tensor(dims: &[usize]) -> RuleViolation {
     too_large(format!(
         "a tensor of {} is too large for any device",
-        show(dims)
+        format_dims(dims)
     ))
 }
 
@@ -233,20 +246,20 @@ fn beyond(dims: &[usize]) -> Broken {
 pub(super) fn has_dims(
     out: &TensorIr,
     derived: impl Iterator<Item = usize> + Clone,
-) -> Result<(), Broken> {
+) -> Result<(), RuleViolation> {
     if !dims(out).iter().copied().eq(derived.clone()) {
         let derived: Vec<usize> = derived.take(MAX_RANK).collect();
         return Err(mismatch(format!(
             "the op makes {}, but declares {}",
-            show(&derived),
-            show(dims(out))
+            format_dims(&derived),
+            format_dims(dims(out))
         )));
     }
-    volume(out)
+    check_volume(out)
 }
 
 /// Checks that an output has this dtype.
-pub(super) fn has_dtype(out: &TensorIr, dtype: DType) -> Result<(), Broken> {
+pub(super) fn has_dtype(out: &TensorIr, dtype: DType) -> Result<(), RuleViolation> {
     must!(
         out.dtype == dtype,
         "the op makes {}, but declares {}",
@@ -257,24 +270,28 @@ pub(super) fn has_dtype(out: &TensorIr, dtype: DType) -> Result<(), Broken> {
 }
 
 /// Checks that an output has these dims and this dtype.
-pub(super) fn makes(out: &TensorIr, derived: &[usize], dtype: DType) -> Result<(), Broken> {
+pub(super) fn check_output(
+    out: &TensorIr,
+    derived: &[usize],
+    dtype: DType,
+) -> Result<(), RuleViolation> {
     has_dtype(out, dtype)?;
     has_dims(out, derived.iter().copied())
 }
 
 /// Checks that an output has the dims and dtype of the input.
-pub(super) fn alike(out: &TensorIr, input: &TensorIr) -> Checked {
-    makes(out, dims(input), input.dtype)?;
+pub(super) fn check_same_as_input(out: &TensorIr, input: &TensorIr) -> OpCheckResult {
+    check_output(out, dims(input), input.dtype)?;
     Ok(0)
 }
 
 /// Checks that an output has the dims of the input, except for `dim` along one axis.
-pub(super) fn but_axis(
+pub(super) fn check_dims_except(
     out: &TensorIr,
     input: &TensorIr,
     along: usize,
     dim: usize,
-) -> Result<(), Broken> {
+) -> Result<(), RuleViolation> {
     axis(input, along)?;
     let derived = dims(input).iter().enumerate();
     has_dims(
@@ -284,17 +301,17 @@ pub(super) fn but_axis(
 }
 
 /// Checks that an output has the dims to which the inputs broadcast.
-pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Broken> {
+pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), RuleViolation> {
     if inputs.iter().all(|input| input.shape == out.shape) {
-        return volume(out);
+        return check_volume(out);
     }
     let rank = dims(out).len();
     for input in inputs {
         must!(
             dims(input).len() == rank,
             "{} and {} must have the same number of dims",
-            show(dims(input)),
-            show(dims(out))
+            format_dims(dims(input)),
+            format_dims(dims(out))
         );
     }
     for (i, &declared) in dims(out).iter().enumerate() {
@@ -312,12 +329,16 @@ pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Brok
             "the op makes {derived} elements along axis {i}, but declares {declared}"
         );
     }
-    volume(out)
+    check_volume(out)
 }
 
 /// Returns the number of elements that a slice takes of a dim. Refuses a step whose product
 /// with a stride would overflow in a kernel.
-pub(super) fn sliced(slice: &Slice, dim: usize, elements: usize) -> Result<usize, Broken> {
+pub(super) fn slice_len(
+    slice: &Slice,
+    dim: usize,
+    elements: usize,
+) -> Result<usize, RuleViolation> {
     let step = slice.step.unsigned_abs();
     must!(step != 0, "a slice cannot have a step of 0");
     let run = step.checked_mul(elements.max(1));

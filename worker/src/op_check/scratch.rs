@@ -20,14 +20,14 @@ pub(super) fn threads() -> u64 {
 }
 
 /// Returns the saturating product.
-pub(super) fn times(factors: &[usize]) -> u64 {
+pub(super) fn saturating_product(factors: &[usize]) -> u64 {
     factors.iter().fold(1u64, |product, &factor| {
         product.saturating_mul(factor as u64)
     })
 }
 
 /// Returns the saturating sum.
-pub(super) fn total(parts: &[u64]) -> u64 {
+pub(super) fn saturating_sum(parts: &[u64]) -> u64 {
     parts
         .iter()
         .fold(0u64, |sum, &part| sum.saturating_add(part))
@@ -35,7 +35,7 @@ pub(super) fn total(parts: &[u64]) -> u64 {
 
 /// Returns the number of elements of a tensor.
 pub(super) fn elements(tensor: &TensorIr) -> u64 {
-    times(tensor.shape.as_slice())
+    saturating_product(tensor.shape.as_slice())
 }
 
 /// Returns the bytes of a tensor.
@@ -45,7 +45,7 @@ pub(super) fn bytes(tensor: &TensorIr) -> u64 {
 
 /// Returns the bytes of the `f32` copy that kernels make of a tensor of a half type; 0 for
 /// other types.
-pub(super) fn widened(tensor: &TensorIr) -> u64 {
+pub(super) fn f32_copy_bytes(tensor: &TensorIr) -> u64 {
     match tensor.dtype {
         DType::F16 | DType::BF16 => elements(tensor).saturating_mul(4),
         _ => 0,

@@ -6,63 +6,66 @@ use burn_ir::{
 };
 
 use super::{
-    Broken, Checked,
-    index::points,
-    rules::{Kind, alike, has_dtype, makes, must, product, ranked, same_dtype, shaped, show, sum},
-    scratch::{bytes, indices, threads, times, total, widened},
+    OpCheckResult, RuleViolation,
+    index::check_indexable,
+    rules::{
+        Kind, check_dims, check_output, check_same_as_input, dims_of_rank, format_dims, has_dtype,
+        must, product, same_dtype, sum,
+    },
+    scratch::{bytes, f32_copy_bytes, indices, saturating_product, saturating_sum, threads},
 };
 
-/// Scores of a head that Flex holds at once: all if there are at most [`SCORES`], otherwise
-/// those of a [`TILE`] of the keys.
-const SCORES: u64 = 256 << 10;
-const TILE: u64 = 64;
+/// Scores of a head that Flex holds at once: all if there are at most [`MAX_SCORES`], otherwise
+/// those of a [`KEY_TILE`] of the keys.
+const MAX_SCORES: u64 = 256 << 10;
+const KEY_TILE: u64 = 64;
 
 /// Most steps of a CTC loss. Each step is a dozen ops, however small its tensors.
 const MAX_STEPS: usize = 1 << 20;
 
 /// Number of tensors of the size of all states that a CTC loss holds at once, including its
 /// gradient.
-const STATES: u64 = 8;
+const STATE_COPIES: u64 = 8;
 
-pub(super) fn embedding(op: &EmbeddingOpIr) -> Checked {
-    let [rows, width] = table(&op.weights)?;
-    let [batch, length] = places(&op.indices)?;
-    makes(&op.out, &[batch, length, width], op.weights.dtype)?;
-    points(&[rows], &op.out)?;
-    Ok(total(&[bytes(&op.weights), indices(&op.indices)]))
+pub(super) fn embedding(op: &EmbeddingOpIr) -> OpCheckResult {
+    let [rows, width] = table_dims(&op.weights)?;
+    let [batch, length] = index_dims(&op.indices)?;
+    check_output(&op.out, &[batch, length, width], op.weights.dtype)?;
+    check_indexable(&[rows], &op.out)?;
+    Ok(saturating_sum(&[bytes(&op.weights), indices(&op.indices)]))
 }
 
-pub(super) fn embedding_backward(op: &EmbeddingBackwardOpIr) -> Checked {
-    let [rows, width] = table(&op.weights)?;
-    let [batch, length] = places(&op.indices)?;
-    points(&[rows], &op.out_grad)?;
+pub(super) fn embedding_backward(op: &EmbeddingBackwardOpIr) -> OpCheckResult {
+    let [rows, width] = table_dims(&op.weights)?;
+    let [batch, length] = index_dims(&op.indices)?;
+    check_indexable(&[rows], &op.out_grad)?;
     same_dtype(&op.weights, &op.out_grad)?;
-    shaped("the gradient", &op.out_grad, &[batch, length, width])?;
-    alike(&op.out, &op.weights)?;
-    Ok(total(&[bytes(&op.out_grad), indices(&op.indices)]))
+    check_dims("the gradient", &op.out_grad, &[batch, length, width])?;
+    check_same_as_input(&op.out, &op.weights)?;
+    Ok(saturating_sum(&[bytes(&op.out_grad), indices(&op.indices)]))
 }
 
-fn table(weights: &TensorIr) -> Result<[usize; 2], Broken> {
+fn table_dims(weights: &TensorIr) -> Result<[usize; 2], RuleViolation> {
     Kind::Float.of(weights)?;
-    let dims = ranked("the weights", weights, 2)?;
+    let dims = dims_of_rank("the weights", weights, 2)?;
     Ok([dims[0], dims[1]])
 }
 
-fn places(indices: &TensorIr) -> Result<[usize; 2], Broken> {
+fn index_dims(indices: &TensorIr) -> Result<[usize; 2], RuleViolation> {
     Kind::Int.of(indices)?;
-    let dims = ranked("the indices", indices, 2)?;
+    let dims = dims_of_rank("the indices", indices, 2)?;
     product(dims)?;
     Ok([dims[0], dims[1]])
 }
 
-pub(super) fn attention(op: &AttentionOpIr) -> Checked {
+pub(super) fn attention(op: &AttentionOpIr) -> OpCheckResult {
     Kind::Float.of(&op.query)?;
     for tensor in [Some(&op.key), Some(&op.value), op.attn_bias.as_ref()] {
         tensor.map_or(Ok(()), |tensor| same_dtype(&op.query, tensor))?;
     }
-    let query = ranked("the query", &op.query, 4)?;
-    let key = ranked("the key", &op.key, 4)?;
-    let value = ranked("the value", &op.value, 4)?;
+    let query = dims_of_rank("the query", &op.query, 4)?;
+    let key = dims_of_rank("the key", &op.key, 4)?;
+    let value = dims_of_rank("the value", &op.value, 4)?;
     let fits = key[0] == query[0]
         && key[3] == query[3]
         && value[..3] == key[..3]
@@ -72,9 +75,9 @@ pub(super) fn attention(op: &AttentionOpIr) -> Checked {
     must!(
         fits,
         "a query {}, a key {} and a value {} do not fit each other",
-        show(query),
-        show(key),
-        show(value)
+        format_dims(query),
+        format_dims(key),
+        format_dims(value)
     );
     let scores = [query[0], query[1], query[2], key[2]];
     product(&scores)?;
@@ -83,7 +86,7 @@ pub(super) fn attention(op: &AttentionOpIr) -> Checked {
     }
     for (what, over) in [("mask", &op.mask), ("bias", &op.attn_bias)] {
         let Some(over) = over else { continue };
-        let over = ranked("the mask or the bias", over, 4)?;
+        let over = dims_of_rank("the mask or the bias", over, 4)?;
         let fits = over
             .iter()
             .zip(&scores)
@@ -91,8 +94,8 @@ pub(super) fn attention(op: &AttentionOpIr) -> Checked {
         must!(
             fits,
             "a {what} {} cannot be broadcast to the scores {}",
-            show(over),
-            show(&scores)
+            format_dims(over),
+            format_dims(&scores)
         );
     }
     let positive = match op.options.softcap {
@@ -108,17 +111,17 @@ pub(super) fn attention(op: &AttentionOpIr) -> Checked {
         op.options.softcap
     );
     let derived = [query[0], query[1], query[2], value[3]];
-    makes(&op.out, &derived, op.query.dtype)?;
+    check_output(&op.out, &derived, op.query.dtype)?;
     Ok(attention_bytes(op, &scores))
 }
 
 fn attention_bytes(op: &AttentionOpIr, scores: &[usize; 4]) -> u64 {
     let rows = scores[2] as u64;
     let tile = rows
-        .saturating_mul(TILE)
-        .max(SCORES)
-        .min(times(&scores[2..]).max(1));
-    let heads = times(&scores[..2]).min(threads());
+        .saturating_mul(KEY_TILE)
+        .max(MAX_SCORES)
+        .min(saturating_product(&scores[2..]).max(1));
+    let heads = saturating_product(&scores[..2]).min(threads());
     // Two numbers per row in addition to the scores. Masks and biases are expanded to the
     // dims of the scores.
     let each = tile
@@ -126,37 +129,37 @@ fn attention_bytes(op: &AttentionOpIr, scores: &[usize; 4]) -> u64 {
         .saturating_mul(8);
     let spread = |over: &Option<TensorIr>| {
         over.as_ref().map_or(0, |over| {
-            times(scores).saturating_mul(over.dtype.size().max(4) as u64)
+            saturating_product(scores).saturating_mul(over.dtype.size().max(4) as u64)
         })
     };
-    total(&[
+    saturating_sum(&[
         each.saturating_mul(heads),
         spread(&op.mask),
         spread(&op.attn_bias),
         bytes(&op.query),
         bytes(&op.key),
         bytes(&op.value),
-        widened(&op.query),
-        widened(&op.key),
-        widened(&op.value),
-        widened(&op.out),
+        f32_copy_bytes(&op.query),
+        f32_copy_bytes(&op.key),
+        f32_copy_bytes(&op.value),
+        f32_copy_bytes(&op.out),
     ])
 }
 
-pub(super) fn ctc_loss(op: &CtcLossOpIr) -> Checked {
+pub(super) fn ctc_loss(op: &CtcLossOpIr) -> OpCheckResult {
     let lengths = [&op.input_lengths, &op.target_lengths];
     let (dims, scratch) = ctc(&op.log_probs, &op.targets, lengths, op.blank)?;
-    makes(&op.out, &[dims[1]], op.log_probs.dtype)?;
+    check_output(&op.out, &[dims[1]], op.log_probs.dtype)?;
     Ok(scratch)
 }
 
-pub(super) fn ctc_loss_backward(op: &CtcLossBackwardOpIr) -> Checked {
+pub(super) fn ctc_loss_backward(op: &CtcLossBackwardOpIr) -> OpCheckResult {
     let lengths = [&op.input_lengths, &op.target_lengths];
     let (dims, scratch) = ctc(&op.log_probs, &op.targets, lengths, op.blank)?;
     same_dtype(&op.log_probs, &op.grad_loss)?;
-    shaped("the gradient", &op.grad_loss, &[dims[1]])?;
+    check_dims("the gradient", &op.grad_loss, &[dims[1]])?;
     has_dtype(&op.out, op.log_probs.dtype)?;
-    alike(&op.out, &op.log_probs)?;
+    check_same_as_input(&op.out, &op.log_probs)?;
     Ok(scratch)
 }
 
@@ -167,24 +170,24 @@ fn ctc<'a>(
     targets: &TensorIr,
     lengths: [&TensorIr; 2],
     blank: usize,
-) -> Result<(&'a [usize], u64), Broken> {
+) -> Result<(&'a [usize], u64), RuleViolation> {
     Kind::Float.of(log_probs)?;
     Kind::Int.of(targets)?;
-    let of = ranked("the probabilities", log_probs, 3)?;
-    let labels = ranked("the targets", targets, 2)?;
+    let of = dims_of_rank("the probabilities", log_probs, 3)?;
+    let labels = dims_of_rank("the targets", targets, 2)?;
     must!(
         labels[0] == of[1] && blank < of[2] && (1..=MAX_STEPS).contains(&of[0]),
         "targets {} with {blank} as blank do not fit {} (1 to {MAX_STEPS} steps are allowed)",
-        show(labels),
-        show(of)
+        format_dims(labels),
+        format_dims(of)
     );
     for length in lengths {
         same_dtype(targets, length)?;
-        shaped("the lengths", length, &[of[1]])?;
+        check_dims("the lengths", length, &[of[1]])?;
     }
     let states = sum(&[product(&[labels[1], 2])?, 1])?;
-    let all = times(&[of[0], of[1], states]);
-    let scratch = all.saturating_mul(STATES).saturating_mul(8);
+    let all = saturating_product(&[of[0], of[1], states]);
+    let scratch = all.saturating_mul(STATE_COPIES).saturating_mul(8);
     Ok((
         of,
         scratch.saturating_add(bytes(log_probs).saturating_mul(2)),

@@ -18,9 +18,9 @@ use crate::{device_slot::DeviceSlot, locks::lock};
 impl Registry {
     /// Returns which devices leases hold here, including devices that are not released from
     /// a lease that has ended.
-    pub(crate) fn held(&self) -> Vec<HeldDevice> {
-        let mut sessions = self.all();
-        sessions.retain(|session| !session.is_gone());
+    pub(crate) fn held_devices(&self) -> Vec<HeldDevice> {
+        let mut sessions = self.all_sessions();
+        sessions.retain(|session| !session.is_torn_down());
         let left = sessions.iter();
         let left = left.map(|s| (s.grant.lease, s.grant.device_index));
         let ending = (0..)
@@ -32,7 +32,7 @@ impl Registry {
         let left: BTreeSet<_> = left.chain(ending).collect();
         let admission = lock(&self.admission);
         let held: BTreeMap<_, _> = admission
-            .held()
+            .active_claims()
             .map(|claim| ((claim.lease, claim.device), claim.grant))
             .collect();
         let ended: BTreeMap<_, _> = admission.ended().collect();
@@ -65,7 +65,7 @@ impl Registry {
     }
 
     /// Returns the devices that are not released from a lease that was ended.
-    pub(crate) fn busy_with(&self, lease: LeaseId) -> Vec<u32> {
+    pub(crate) fn unreleased_devices(&self, lease: LeaseId) -> Vec<u32> {
         let device_slots = (0..).zip(&self.device_slots);
         let busy = device_slots.filter(|(_, device_slot)| device_slot.is_ending(lease));
         busy.map(|(index, _)| index).collect()
@@ -85,7 +85,7 @@ impl Registry {
 
     /// Waits until there is something to report to the scheduler. Returns the leases from
     /// which devices were released since the last call.
-    pub(crate) async fn reports(&self) -> Vec<LeaseId> {
+    pub(crate) async fn wait_for_reports(&self) -> Vec<LeaseId> {
         self.reports.notified().await;
         std::mem::take(&mut *lock(&self.released))
     }
@@ -102,7 +102,11 @@ impl Registry {
                 ops_executed: device_slot.device_context.ops.load(Ordering::Relaxed),
             })
             .collect();
-        for session in self.sessions.iter().filter(|session| !session.is_gone()) {
+        for session in self
+            .sessions
+            .iter()
+            .filter(|session| !session.is_torn_down())
+        {
             usage[session.grant.device_index as usize].sessions += 1;
         }
         usage

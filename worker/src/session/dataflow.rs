@@ -27,21 +27,21 @@ use tensord_proto::{
 pub(crate) use self::account::{NAME_BYTES, Storage};
 use self::{
     account::{Account, Holding},
-    storages::{Aliasing, Inputs, StorageLookup},
+    storages::{Aliasing, InputStorages, StorageLookup},
 };
 use crate::{
-    memory::{OutOfMemory, SessionMemory, human},
-    op_check::Broken,
+    memory::{OutOfMemory, SessionMemory, format_bytes},
+    op_check::RuleViolation,
 };
 
 /// Maximum number of tensors of a session at a time: live, pending or poisoned.
 const MAX_TENSORS: usize = 1 << 22;
 
 /// Number of tensors for which the lists of an op keep their capacity for the next op.
-const KEPT: usize = 64;
+const RETAINED_CAPACITY: usize = 64;
 
 #[derive(Debug)]
-enum Slot {
+enum TensorState {
     Live {
         shape: Shape,
         dtype: DType,
@@ -57,8 +57,8 @@ enum Slot {
     Poisoned(Arc<Fault>),
 }
 
-impl From<Broken> for Refusal {
-    fn from(broken: Broken) -> Self {
+impl From<RuleViolation> for Refusal {
+    fn from(broken: RuleViolation) -> Self {
         Self::New(broken.kind, broken.reason)
     }
 }
@@ -77,7 +77,7 @@ pub(crate) enum Refusal {
 pub(crate) struct Dataflow {
     /// Looked up several times per op, so the hasher is faster than the standard
     /// library's. It is seeded all the same, as a program chooses the ids.
-    tensors: HashMap<TensorId, Slot, RandomState>,
+    tensors: HashMap<TensorId, TensorState, RandomState>,
     /// Number of pending tensors.
     pending: usize,
     account: Account,
@@ -85,28 +85,28 @@ pub(crate) struct Dataflow {
     /// goes to the backend, and copying it takes time.
     consumed: Vec<TensorIr>,
     /// The outputs of the current op, and the memory taken for each.
-    made: Vec<(TensorIr, Holding)>,
+    outputs: Vec<(TensorIr, Holding)>,
     /// Whether the outputs may use storages of the inputs. If so, `sources` has the
     /// inputs.
-    shares: Aliasing,
+    aliasing: Aliasing,
     sources: Vec<TensorIr>,
 }
 
 /// The kinds of tensors that Burn distinguishes by type.
 #[derive(Debug, PartialEq)]
-enum Kind {
+enum TensorKind {
     Float,
     Int,
     Bool,
     Quantized,
 }
 
-fn kind(dtype: DType) -> Kind {
+fn kind(dtype: DType) -> TensorKind {
     match dtype {
-        DType::Bool(_) => Kind::Bool,
-        DType::QFloat(_) => Kind::Quantized,
-        dtype if dtype.is_float() => Kind::Float,
-        _ => Kind::Int,
+        DType::Bool(_) => TensorKind::Bool,
+        DType::QFloat(_) => TensorKind::Quantized,
+        dtype if dtype.is_float() => TensorKind::Float,
+        _ => TensorKind::Int,
     }
 }
 
@@ -117,8 +117,8 @@ impl Dataflow {
             pending: 0,
             account: Account::new(memory),
             consumed: Vec::new(),
-            made: Vec::new(),
-            shares: Aliasing::No,
+            outputs: Vec::new(),
+            aliasing: Aliasing::No,
             sources: Vec::new(),
         }
     }
@@ -136,22 +136,22 @@ impl Dataflow {
 
     /// Returns the entry of `tensor`, if it may be read, and the bytes that the tensor
     /// keeps from being freed.
-    fn find(&self, tensor: &TensorIr) -> Result<(&Slot, u64), Refusal> {
-        let slot = self.tensors.get(&tensor.id).ok_or_else(|| {
+    fn find(&self, tensor: &TensorIr) -> Result<(&TensorState, u64), Refusal> {
+        let state = self.tensors.get(&tensor.id).ok_or_else(|| {
             let reason = format!(
                 "tensor {} was never created or has been dropped",
                 tensor.id.value()
             );
             Refusal::New(FaultKind::UnknownTensor, reason)
         })?;
-        let (shape, dtype, bytes) = match slot {
-            Slot::Poisoned(fault) => return Err(Refusal::Inherited(fault.clone())),
-            Slot::Live {
+        let (shape, dtype, bytes) = match state {
+            TensorState::Poisoned(fault) => return Err(Refusal::Inherited(fault.clone())),
+            TensorState::Live {
                 shape,
                 dtype,
                 holding,
             }
-            | Slot::Pending {
+            | TensorState::Pending {
                 shape,
                 dtype,
                 holding,
@@ -159,7 +159,7 @@ impl Dataflow {
             } => (shape, dtype, holding.bytes()),
         };
         if *shape == tensor.shape && *dtype == tensor.dtype {
-            return Ok((slot, bytes));
+            return Ok((state, bytes));
         }
         let reason = format!(
             "tensor {} is {shape} of {}, but the op declares {} of {}",
@@ -173,12 +173,12 @@ impl Dataflow {
 
     /// Returns whether the value of `id` is pending.
     pub(crate) fn is_pending(&self, id: TensorId) -> bool {
-        self.pending > 0 && matches!(self.tensors.get(&id), Some(Slot::Pending { .. }))
+        self.pending > 0 && matches!(self.tensors.get(&id), Some(TensorState::Pending { .. }))
     }
 
     /// Returns whether `id` has a value.
     pub(crate) fn is_live(&self, id: TensorId) -> bool {
-        matches!(self.tensors.get(&id), Some(Slot::Live { .. }))
+        matches!(self.tensors.get(&id), Some(TensorState::Live { .. }))
     }
 
     /// Returns whether `op` needs a pending value. A drop needs none.
@@ -191,14 +191,14 @@ impl Dataflow {
     /// Takes memory that is not for an op's outputs: for a tensor that no op makes, or
     /// for what a kernel needs in addition while its op runs.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<SessionMemory, Refusal> {
-        let mut memory = self.account.beside();
+        let mut memory = self.account.new_account();
         memory.take(bytes).map_err(out_of_memory)?;
         Ok(memory)
     }
 
     /// Does the same as [`check_new`](Self::check_new), and adds the cost of the new
     /// tensor's name to `held`, which has the bytes of its elements.
-    pub(crate) fn name_new(
+    pub(crate) fn charge_name(
         &mut self,
         id: TensorId,
         held: &mut SessionMemory,
@@ -210,14 +210,14 @@ impl Dataflow {
     /// Decides whether `op` may run, and takes the memory its outputs need.
     ///
     /// If `op` may run, [`finish`](Self::finish), [`fail`](Self::fail) or
-    /// [`defer`](Self::defer) must follow, otherwise [`poison`](Self::poison). A refused
+    /// [`make_outputs_pending`](Self::make_outputs_pending) must follow, otherwise [`poison`](Self::poison). A refused
     /// drop may be finished as if it had been accepted.
     pub(crate) fn begin(&mut self, op: &OperationIr) -> Result<(), Refusal> {
         // Cleared first, because a refused drop is finished: it must not make the outputs
         // of an op that was refused before it.
-        self.made.clear();
-        self.shares = Aliasing::No;
-        let inputs = self.note_consumed(op)?;
+        self.outputs.clear();
+        self.aliasing = Aliasing::No;
+        let inputs = self.record_consumed(op)?;
         let (mut sum, mut least) = (0u64, u64::MAX);
         for out in op.outputs() {
             check_dtype(out.dtype)?;
@@ -228,27 +228,27 @@ impl Dataflow {
                 let reason = "an output has more bytes than can be addressed".into();
                 return Err(Refusal::New(FaultKind::OutOfMemory, reason));
             };
-            self.made.push((out.clone(), Holding::own(bytes)));
+            self.outputs.push((out.clone(), Holding::own(bytes)));
             (sum, least) = (with, least.min(bytes));
         }
         self.account.take(sum)?;
-        self.note_sources(op, &inputs, least);
+        self.record_sources(op, &inputs, least);
         Ok(())
     }
 
     /// Records the tensors that `op` consumes, and checks its inputs. Returns the first
     /// refusal. A single pass does both, as Burn allocates for each pass.
-    fn note_consumed(&mut self, op: &OperationIr) -> Result<Inputs, Refusal> {
+    fn record_consumed(&mut self, op: &OperationIr) -> Result<InputStorages, Refusal> {
         let is_drop = matches!(op, OperationIr::Drop(_));
         let mut consumed = std::mem::take(&mut self.consumed);
         consumed.clear();
-        let mut inputs = Ok(Inputs::default());
+        let mut inputs = Ok(InputStorages::default());
         for input in op.inputs() {
             if is_drop || input.status == TensorStatus::ReadWrite {
                 consumed.push(input.clone());
             }
             if let Ok(known) = &mut inputs
-                && let Err(refusal) = self.note_input(input, known)
+                && let Err(refusal) = self.check_input(input, known)
             {
                 inputs = Err(refusal);
             }
@@ -269,33 +269,33 @@ impl Dataflow {
             return Err(Refusal::New(FaultKind::OutOfMemory, reason));
         }
         self.account
-            .make_room(self.tensors.len() + self.made.len() + 1)
+            .make_room(self.tensors.len() + self.outputs.len() + 1)
     }
 
     /// Completes the op that was begun: removes the tensors that it consumed, and makes
-    /// its outputs live. `look` returns the storage of a tensor, if the backend reports
+    /// its outputs live. `lookup` returns the storage of a tensor, if the backend reports
     /// it.
-    pub(crate) fn finish(&mut self, look: StorageLookup<'_>) {
-        if self.shares != Aliasing::No {
-            self.settle_storages(look);
+    pub(crate) fn finish(&mut self, lookup: StorageLookup<'_>) {
+        if self.aliasing != Aliasing::No {
+            self.charge_storages(lookup);
         }
         let mut consumed = self.consume();
-        for (out, holding) in self.made.drain(..) {
-            let slot = Slot::Live {
+        for (out, holding) in self.outputs.drain(..) {
+            let state = TensorState::Live {
                 shape: out.shape,
                 dtype: out.dtype,
                 holding,
             };
             // An op that names an output twice has made one tensor.
-            if let Some(Slot::Live { holding, .. }) = self.tensors.insert(out.id, slot) {
+            if let Some(TensorState::Live { holding, .. }) = self.tensors.insert(out.id, state) {
                 self.account.release(&holding);
             }
         }
         // An op may have very many tensors. The capacity for those is not kept.
         consumed.clear();
-        consumed.shrink_to(KEPT);
+        consumed.shrink_to(RETAINED_CAPACITY);
         self.consumed = consumed;
-        self.made.shrink_to(KEPT);
+        self.outputs.shrink_to(RETAINED_CAPACITY);
     }
 
     /// Poisons the outputs of the op that was begun, which failed with `fault`. Returns
@@ -303,7 +303,7 @@ impl Dataflow {
     /// backend to forget.
     pub(crate) fn fail(&mut self, fault: &Arc<Fault>) -> Vec<TensorIr> {
         let mut left = self.consume();
-        for (out, holding) in std::mem::take(&mut self.made) {
+        for (out, holding) in std::mem::take(&mut self.outputs) {
             self.account.release(&holding);
             self.insert_poisoned(out.id, fault.clone());
             left.push(out);
@@ -315,8 +315,8 @@ impl Dataflow {
     /// that it was to consume, for the backend to forget.
     pub(crate) fn poison(&mut self, op: &OperationIr, fault: &Arc<Fault>) -> Vec<TensorIr> {
         // The caller has the refusal already.
-        let _ = self.note_consumed(op);
-        self.made.clear();
+        let _ = self.record_consumed(op);
+        self.outputs.clear();
         let consumed = self.consume();
         for out in op.outputs() {
             self.insert_poisoned(out.id, fault.clone());
@@ -326,9 +326,9 @@ impl Dataflow {
 
     /// Makes the outputs of the op that was begun pending: they arrive under `ticket`.
     /// Returns the tensors that the op consumed, for the backend to forget.
-    pub(crate) fn defer(&mut self, ticket: u64) -> Vec<TensorIr> {
+    pub(crate) fn make_outputs_pending(&mut self, ticket: u64) -> Vec<TensorIr> {
         let consumed = self.consume();
-        for (out, holding) in std::mem::take(&mut self.made) {
+        for (out, holding) in std::mem::take(&mut self.outputs) {
             self.insert_pending(&out, ticket, holding);
         }
         consumed
@@ -336,28 +336,28 @@ impl Dataflow {
 
     /// Adds a pending tensor that arrives under `ticket`. `held` is the memory taken for
     /// the tensor and its name.
-    pub(crate) fn expect(&mut self, out: &TensorIr, ticket: u64, held: SessionMemory) {
-        let holding = self.account.adopt(held);
+    pub(crate) fn add_pending(&mut self, out: &TensorIr, ticket: u64, held: SessionMemory) {
+        let holding = self.account.merge(held);
         self.insert_pending(out, ticket, holding);
     }
 
     fn insert_pending(&mut self, out: &TensorIr, ticket: u64, holding: Holding) {
         self.remove(out.id);
         self.pending += 1;
-        let slot = Slot::Pending {
+        let state = TensorState::Pending {
             ticket,
             shape: out.shape.clone(),
             dtype: out.dtype,
             holding,
         };
-        self.tensors.insert(out.id, slot);
+        self.tensors.insert(out.id, state);
     }
 
     /// Returns the shape and dtype of the pending tensor `id` with this `ticket`, or
     /// `None` if it was dropped meanwhile.
-    pub(crate) fn expected(&self, id: TensorId, ticket: u64) -> Option<(Shape, DType)> {
+    pub(crate) fn pending_type(&self, id: TensorId, ticket: u64) -> Option<(Shape, DType)> {
         match self.tensors.get(&id) {
-            Some(Slot::Pending {
+            Some(TensorState::Pending {
                 ticket: of,
                 shape,
                 dtype,
@@ -368,21 +368,21 @@ impl Dataflow {
     }
 
     /// Makes the pending tensor `id` live, or poisons it with the fault in `value`.
-    pub(crate) fn settle(&mut self, id: TensorId, value: Result<(), Arc<Fault>>) {
-        if !matches!(self.tensors.get(&id), Some(Slot::Pending { .. })) {
+    pub(crate) fn resolve_pending(&mut self, id: TensorId, value: Result<(), Arc<Fault>>) {
+        if !matches!(self.tensors.get(&id), Some(TensorState::Pending { .. })) {
             return;
         }
         let Err(fault) = value else {
-            if let Some(slot) = self.tensors.get_mut(&id)
-                && let Slot::Pending {
+            if let Some(state) = self.tensors.get_mut(&id)
+                && let TensorState::Pending {
                     shape,
                     dtype,
                     holding,
                     ..
-                } = slot
+                } = state
             {
                 self.pending -= 1;
-                *slot = Slot::Live {
+                *state = TensorState::Live {
                     shape: shape.clone(),
                     dtype: *dtype,
                     holding: std::mem::take(holding),
@@ -396,10 +396,10 @@ impl Dataflow {
 
     /// Adds an uploaded tensor. `held` is the memory taken for the tensor and its name.
     pub(crate) fn insert(&mut self, id: TensorId, shape: Shape, dtype: DType, held: SessionMemory) {
-        let holding = self.account.adopt(held);
+        let holding = self.account.merge(held);
         self.tensors.insert(
             id,
-            Slot::Live {
+            TensorState::Live {
                 shape,
                 dtype,
                 holding,
@@ -412,7 +412,7 @@ impl Dataflow {
     /// tensor is a fault too.
     pub(crate) fn insert_poisoned(&mut self, id: TensorId, fault: Arc<Fault>) {
         if self.check_new(id).is_ok() && self.account.take_fault(&fault).is_ok() {
-            self.tensors.insert(id, Slot::Poisoned(fault));
+            self.tensors.insert(id, TensorState::Poisoned(fault));
         }
     }
 
@@ -425,12 +425,12 @@ impl Dataflow {
 
     fn remove(&mut self, id: TensorId) {
         match self.tensors.remove(&id) {
-            Some(Slot::Live { holding, .. }) => self.account.release(&holding),
-            Some(Slot::Pending { holding, .. }) => {
+            Some(TensorState::Live { holding, .. }) => self.account.release(&holding),
+            Some(TensorState::Pending { holding, .. }) => {
                 self.pending -= 1;
                 self.account.release(&holding);
             }
-            Some(Slot::Poisoned(fault)) => self.account.release_fault(&fault),
+            Some(TensorState::Poisoned(fault)) => self.account.release_fault(&fault),
             None => {}
         }
     }
@@ -446,7 +446,7 @@ impl Dataflow {
 
 /// Refuses the dtypes that Burn's interpreter cannot process at all.
 fn check_dtype(dtype: DType) -> Result<(), Refusal> {
-    if kind(dtype) == Kind::Quantized {
+    if kind(dtype) == TensorKind::Quantized {
         let reason = "quantized tensors are not supported by Burn's router".into();
         return Err(Refusal::New(FaultKind::Unsupported, reason));
     }
@@ -454,7 +454,7 @@ fn check_dtype(dtype: DType) -> Result<(), Refusal> {
 }
 
 pub(crate) fn out_of_memory(e: OutOfMemory) -> Refusal {
-    let (requested, free) = (human(e.requested_bytes), human(e.free_bytes));
+    let (requested, free) = (format_bytes(e.requested_bytes), format_bytes(e.free_bytes));
     Refusal::New(
         FaultKind::OutOfMemory,
         format!("{requested} requested, {free} free"),

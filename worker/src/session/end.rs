@@ -20,20 +20,20 @@ impl Session {
     }
 
     /// Returns whether the session has ended and the device executes nothing for it.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire) && !self.at_hand.has_late_reads()
+    pub(crate) fn is_torn_down(&self) -> bool {
+        self.torn_down.load(Ordering::Acquire) && !self.op_progress.has_late_reads()
     }
 
     /// Ends the session at once if an op or a read exceeds the op timeout. Returns a
     /// description of the op or read for as long as it has not returned.
     pub(crate) fn overdue(self: &Arc<Self>, now: Instant) -> Option<String> {
-        let overdue = self.at_hand.look(now)?.to_string();
-        self.expel(&overdue);
+        let overdue = self.op_progress.check(now)?.to_string();
+        self.end_overdue(&overdue);
         Some(overdue)
     }
 
     /// Ends the session without waiting for the op or read in progress.
-    fn expel(self: &Arc<Self>, reason: &str) {
+    fn end_overdue(self: &Arc<Self>, reason: &str) {
         if self.end_announced.load(Ordering::Acquire) {
             return;
         }
@@ -45,13 +45,13 @@ impl Session {
 
     /// Waits until the device has read a value. If that exceeds the op timeout, the
     /// session ends, and its device counts as busy until the value has been read.
-    pub(super) async fn in_time<T>(self: &Arc<Self>, answer: impl Future<Output = T>) -> T {
+    pub(super) async fn with_op_timeout<T>(self: &Arc<Self>, answer: impl Future<Output = T>) -> T {
         let mut answer = pin!(answer);
         if let Ok(answer) = timeout(self.device_context.signals.op_timeout, &mut answer).await {
             return answer;
         }
-        let late = self.at_hand.late();
-        self.expel(&self.at_hand.late_read().to_string());
+        let late = self.op_progress.begin_late_read();
+        self.end_overdue(&self.op_progress.overdue_read().to_string());
         self.device_context.signals.wake();
         let answer = answer.await;
         drop(late);

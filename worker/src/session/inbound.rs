@@ -54,7 +54,7 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundErro
         Body::Reads(reads) => {
             let count = reads.tensors.len();
             if !(1..=MAX_READS_PER_FRAME).contains(&count) {
-                return Err(InboundError::Order(format!(
+                return Err(InboundError::Violation(format!(
                     "a frame has {count} reads; it must have 1 to {MAX_READS_PER_FRAME}"
                 )));
             }
@@ -68,7 +68,7 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundErro
         Body::Seed(seed) => Work::Seed(seed.seed),
         Body::Poison(poison) => Work::Poison {
             id: TensorId::new(poison.tensor_id),
-            fault: bounded(poison.fault.unwrap_or_default()),
+            fault: bound_fault_texts(poison.fault.unwrap_or_default()),
         },
         Body::Alias(alias) => Work::Alias {
             id: TensorId::new(alias.tensor_id),
@@ -90,14 +90,14 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundErro
         }
         Body::Close(_) => return Ok(Some(Item::Close)),
         Body::Ping(_) => return Ok(None),
-        _ => return Err(unexpected()),
+        _ => return Err(unexpected_frame()),
     };
     Ok(Some(Item::Work(work, bytes)))
 }
 
 /// Shortens the texts of a fault from the client: a session keeps them for as long as the
 /// tensor.
-fn bounded(fault: Fault) -> Fault {
+fn bound_fault_texts(fault: Fault) -> Fault {
     let cut = |text: String, most: usize| match text.len() {
         size if size <= most => text,
         size => {
@@ -115,12 +115,13 @@ fn bounded(fault: Fault) -> Fault {
 
 fn capability(bytes: &[u8]) -> Result<Capability, InboundError> {
     let size = bytes.len();
-    let wrong = |_| InboundError::Order(format!("a capability has {size} bytes; it must have 16"));
+    let wrong =
+        |_| InboundError::Violation(format!("a capability has {size} bytes; it must have 16"));
     bytes.try_into().map_err(wrong)
 }
 
-fn unexpected() -> InboundError {
-    InboundError::Order("the frame is one that clients do not send on this track".into())
+fn unexpected_frame() -> InboundError {
+    InboundError::Violation("the frame is one that clients do not send on this track".into())
 }
 
 /// Gathers the payloads of the bulk track.
@@ -128,7 +129,7 @@ pub(crate) struct Payloads {
     memory: Arc<DeviceMemory>,
     /// Maximum bytes of uploads that the session keeps.
     kept_bytes: u64,
-    gathering: PayloadAssembler<Result<SessionMemory, Refusal>>,
+    assembler: PayloadAssembler<Result<SessionMemory, Refusal>>,
 }
 
 impl Payloads {
@@ -136,13 +137,13 @@ impl Payloads {
         Self {
             memory,
             kept_bytes,
-            gathering: PayloadAssembler::default(),
+            assembler: PayloadAssembler::default(),
         }
     }
 
     /// Drops the payload that is partly received.
     pub(crate) fn clear(&mut self) {
-        self.gathering = PayloadAssembler::default();
+        self.assembler = PayloadAssembler::default();
     }
 
     /// Processes the next body of the bulk track. Returns a payload when its last chunk
@@ -151,7 +152,7 @@ impl Payloads {
         let chunk = match body {
             Body::Chunk(chunk) => chunk,
             Body::Ping(_) => return Ok(None),
-            _ => return Err(unexpected()),
+            _ => return Err(unexpected_frame()),
         };
         let (device, kept_bytes) = (&self.memory, self.kept_bytes);
         let begin = |size: u64| {
@@ -162,7 +163,7 @@ impl Payloads {
             let keep = taken.is_ok() || size.saturating_add(kept_cost(0)) <= kept_bytes;
             (taken.map(|()| memory), keep)
         };
-        match self.gathering.take(&chunk, begin)? {
+        match self.assembler.take(&chunk, begin)? {
             ChunkResult::More => Ok(None),
             ChunkResult::Whole(memory, bytes) => Ok(Some(Payload { bytes, memory })),
         }
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_takes_memory_and_one_that_does_not_fit_takes_none() {
+    fn payload_takes_memory_unless_it_does_not_fit() {
         let memory = DeviceMemory::new(7);
         let mut payloads = Payloads::new(memory.clone(), 0);
         let first = payload(&mut payloads, b"abcd");
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_kept_is_gathered_even_if_the_device_is_full() {
+    fn cacheable_payload_is_assembled_on_a_full_device() {
         let mut payloads = Payloads::new(DeviceMemory::new(1), kept_cost(4));
         let kept = payload(&mut payloads, b"abcd");
         assert!(kept.memory.is_err() && *kept.bytes == *b"abcd");
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_fault_from_the_client_what_is_kept_is_bounded() {
+    fn client_fault_texts_are_bounded() {
         let kept_bytes_of = |size: usize| {
             let fault = Fault {
                 op_number: 7,
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_the_other_track_or_the_other_side_is_refused() {
+    fn frames_of_the_wrong_track_or_direction_are_refused() {
         let mut payloads = Payloads::new(DeviceMemory::new(1), 0);
         let seed = || Body::Seed(v1::Seed { seed: 1 });
         assert!(item(seed(), 1).is_ok());

@@ -9,17 +9,17 @@
 mod dataflow;
 mod end;
 mod inbound;
-#[cfg(feature = "testing")]
-pub(crate) mod lone;
 mod outbound;
 mod peer_requests;
 mod runner;
+#[cfg(feature = "testing")]
+pub(crate) mod standalone;
 #[cfg(test)]
 mod tests;
-mod turn;
+mod time_slice;
 mod uploads;
 
-pub(crate) use self::turn::Turn;
+pub(crate) use self::time_slice::TimeSliceEnd;
 
 use std::{
     collections::VecDeque,
@@ -51,13 +51,13 @@ use self::{
     uploads::{Payload, Uploads},
 };
 use crate::{
-    at_hand::{AtHand, Signals},
     backend::Device,
     blobs::BlobStore,
     collective::{Cohort, Member, Outcome},
-    executor::{RunQueue, give_turn},
+    executor::{RunQueue, run_time_slice},
     locks::lock,
     memory::DeviceMemory,
+    op_progress::{OpProgress, Signals},
 };
 
 /// Bytes of encoded work that a client may be ahead of the executor: some hundred
@@ -71,8 +71,8 @@ const OUTBOX_BYTES: usize = 64 << 20;
 /// Maximum number of a session's reads in flight on the device, and the maximum bytes of
 /// their values. At either limit the session pauses. As for replies, a single value may
 /// exceed the limit.
-const MAX_LATER: usize = 1024;
-const LATER_BYTES: usize = OUTBOX_BYTES;
+const MAX_READS_IN_FLIGHT: usize = 1024;
+const MAX_READ_BYTES_IN_FLIGHT: usize = OUTBOX_BYTES;
 
 /// The device of a session, and what the session shares with the device's other sessions.
 #[derive(Clone)]
@@ -119,19 +119,19 @@ pub(crate) struct Session {
     /// Held by the reader of each track while it processes a frame.
     readers: [Mutex<()>; 2],
     payloads: Mutex<Payloads>,
-    todo: Mutex<Todo>,
+    work_queue: Mutex<WorkQueue>,
     /// `None` after the session has ended.
     runner: Mutex<Option<Runner>>,
     peer_requests: Mutex<PeerRequests>,
-    /// Whether `todo.end` is set, readable without the lock.
+    /// Whether `work_queue.end` is set, readable without the lock.
     ending: AtomicBool,
     /// Whether `Closed` is queued for the client, or is about to be queued.
     end_announced: AtomicBool,
     /// Whether the session's state is dropped and its device memory given back.
-    gone: AtomicBool,
-    at_hand: Arc<AtHand>,
+    torn_down: AtomicBool,
+    op_progress: Arc<OpProgress>,
     /// Wakes the writer of each track.
-    writer_woken: [Notify; 2],
+    writer_notify: [Notify; 2],
 }
 
 struct Wire {
@@ -146,36 +146,36 @@ struct Wire {
 }
 
 #[derive(Default)]
-struct Todo {
+struct WorkQueue {
     items: VecDeque<Item>,
     payloads: VecDeque<Payload>,
     /// Outcomes of all-reduces and transfers, by ticket. There is at most one per
     /// request.
-    arrivals: Vec<(u64, Outcome)>,
+    outcomes: Vec<(u64, Outcome)>,
     /// Credit in bytes of chunks that arrived while payloads were queued. It is returned
     /// when the queue is empty. So the queued payloads are bounded, but a payload that
     /// arrives while none is queued may have any size.
     payload_credit: usize,
     /// Whether the session waits for the next payload.
-    starved: bool,
+    awaits_payload: bool,
     /// Whether the session is in the run queue or running.
     scheduled: bool,
     /// Whether the session is paused until the client acknowledges replies or a read in
     /// flight completes.
     blocked: bool,
-    later: Later,
+    reads_in_flight: ReadsInFlight,
     /// Why the session ends. Set once; no work is executed after that.
     end: Option<Error>,
 }
 
 /// The number of reads in flight on the device, and the bytes of their values.
 #[derive(Default)]
-struct Later {
+struct ReadsInFlight {
     count: usize,
     bytes: usize,
 }
 
-impl Later {
+impl ReadsInFlight {
     fn begin(&mut self, bytes: usize) {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -187,7 +187,7 @@ impl Later {
     }
 
     fn is_full(&self) -> bool {
-        self.count >= MAX_LATER || self.bytes >= LATER_BYTES
+        self.count >= MAX_READS_IN_FLIGHT || self.bytes >= MAX_READ_BYTES_IN_FLIGHT
     }
 }
 
@@ -211,13 +211,13 @@ impl Session {
             )
         };
         let lease_rank = cohort.lease_rank(grant.device_index).ok_or_else(taken)?;
-        let held = device_context.blobs.held(&grant.tenant);
+        let held = device_context.blobs.blobs_of(&grant.tenant);
         let (hashes, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
-        let at_hand = AtHand::new(device_context.signals.clone());
+        let op_progress = OpProgress::new(device_context.signals.clone());
         let runner = Runner::new(
             device_context.device.open(),
             device_context.memory.open(),
-            at_hand.clone(),
+            op_progress.clone(),
             seed,
             Uploads::new(device_context.kept_bytes, held),
             LeaseMembership {
@@ -250,14 +250,14 @@ impl Session {
                 device_context.memory.clone(),
                 device_context.kept_bytes,
             )),
-            todo: Mutex::default(),
+            work_queue: Mutex::default(),
             runner: Mutex::new(Some(runner)),
             peer_requests: Mutex::default(),
             ending: AtomicBool::new(false),
             end_announced: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
-            at_hand,
-            writer_woken: Default::default(),
+            torn_down: AtomicBool::new(false),
+            op_progress,
+            writer_notify: Default::default(),
             device_context,
         });
         let member: Weak<dyn Member> = Arc::downgrade(&session) as _;
@@ -281,7 +281,7 @@ impl Session {
         // Waits until the previous connection's reader has finished its current frame.
         let _reader = lock(&self.readers[track as usize]);
         let attached = self.wire(track).channel.attach(received, u64::MAX)?;
-        self.writer_wake(track).notify_one();
+        self.writer_notify(track).notify_one();
         Ok(attached)
     }
 
@@ -342,30 +342,30 @@ impl Session {
     /// Accounts for a chunk that took `bytes` of credit, and queues its payload if the
     /// chunk was the last.
     fn enqueue_payload(self: &Arc<Self>, payload: Option<Payload>, bytes: usize) {
-        let mut todo = lock(&self.todo);
-        let others_wait = !todo.payloads.is_empty();
-        if todo.end.is_none() {
-            todo.payloads.extend(payload);
+        let mut work_queue = lock(&self.work_queue);
+        let others_wait = !work_queue.payloads.is_empty();
+        if work_queue.end.is_none() {
+            work_queue.payloads.extend(payload);
         }
         if others_wait {
-            todo.payload_credit += bytes;
+            work_queue.payload_credit += bytes;
         } else {
             self.consumed(Track::Bulk, bytes);
         }
-        if todo.starved && !todo.payloads.is_empty() {
-            todo.starved = false;
-            self.schedule(todo);
+        if work_queue.awaits_payload && !work_queue.payloads.is_empty() {
+            work_queue.awaits_payload = false;
+            self.schedule(work_queue);
         }
     }
 
     fn enqueue(self: &Arc<Self>, item: Item) {
-        let mut todo = lock(&self.todo);
-        let due = todo.schedule();
-        let at_once = due && todo.items.is_empty() && self.is_done_at_once(&item);
-        todo.items.push_back(item);
-        drop(todo);
-        if at_once {
-            give_turn(&self.device_context.queue, self.clone());
+        let mut work_queue = lock(&self.work_queue);
+        let due = work_queue.schedule();
+        let in_reader = due && work_queue.items.is_empty() && self.can_run_in_reader(&item);
+        work_queue.items.push_back(item);
+        drop(work_queue);
+        if in_reader {
+            run_time_slice(&self.device_context.queue, self.clone());
         } else if due {
             self.device_context.queue.push(self.clone());
         }
@@ -373,33 +373,33 @@ impl Session {
 
     /// Returns whether the connection's reader may execute `item` itself: the session is
     /// idle, and the reply takes less time than waking the executor.
-    fn is_done_at_once(&self, item: &Item) -> bool {
+    fn can_run_in_reader(&self, item: &Item) -> bool {
         let Item::Reads(_, tensors, _) = item else {
             return false;
         };
         // Must not block: the executor may be at the end of a turn with `runner` locked,
-        // and wait for `todo`, which the caller holds.
+        // and wait for `work_queue`, which the caller holds.
         let Ok(mut runner) = self.runner.try_lock() else {
             return false;
         };
         let runner = runner.as_mut();
-        runner.is_some_and(|runner| runner.has_at_hand(tensors))
+        runner.is_some_and(|runner| runner.can_read_at_once(tensors))
     }
 
     /// Puts the session into the run queue, unless it is scheduled, blocked or starved.
-    fn schedule(self: &Arc<Self>, mut todo: MutexGuard<'_, Todo>) {
-        let due = todo.schedule();
+    fn schedule(self: &Arc<Self>, mut work_queue: MutexGuard<'_, WorkQueue>) {
+        let due = work_queue.schedule();
         // Unlocked first, as the executor locks it at the start of a turn.
-        drop(todo);
+        drop(work_queue);
         if due {
             self.device_context.queue.push(self.clone());
         }
     }
 
     fn unblock(self: &Arc<Self>) {
-        let mut todo = lock(&self.todo);
-        if std::mem::take(&mut todo.blocked) {
-            self.schedule(todo);
+        let mut work_queue = lock(&self.work_queue);
+        if std::mem::take(&mut work_queue.blocked) {
+            self.schedule(work_queue);
         }
     }
 
@@ -407,15 +407,15 @@ impl Session {
     /// client broke the protocol or is gone. The session ends in its next turn. Later
     /// calls have no effect.
     pub(crate) fn end(self: &Arc<Self>, error: Error) {
-        let mut todo = lock(&self.todo);
-        if todo.end.is_none() {
-            todo.end = Some(error);
+        let mut work_queue = lock(&self.work_queue);
+        if work_queue.end.is_none() {
+            work_queue.end = Some(error);
             self.ending.store(true, Ordering::Release);
-            todo.items.clear();
-            todo.payloads.clear();
-            todo.arrivals.clear();
-            (todo.blocked, todo.starved) = (false, false);
-            self.schedule(todo);
+            work_queue.items.clear();
+            work_queue.payloads.clear();
+            work_queue.outcomes.clear();
+            (work_queue.blocked, work_queue.awaits_payload) = (false, false);
+            self.schedule(work_queue);
         }
     }
 
@@ -423,16 +423,16 @@ impl Session {
         let mut wire = self.wire(track);
         wire.channel.inbox().consume(bytes);
         if wire.channel.inbox().is_ack_due() {
-            self.writer_wake(track).notify_one();
+            self.writer_notify(track).notify_one();
         }
     }
 }
 
-impl Todo {
+impl WorkQueue {
     /// Marks the session as scheduled. Returns `false` if it is already scheduled,
     /// blocked or starved.
     fn schedule(&mut self) -> bool {
-        let due = !self.scheduled && !self.blocked && !self.starved;
+        let due = !self.scheduled && !self.blocked && !self.awaits_payload;
         self.scheduled |= due;
         due
     }
@@ -440,10 +440,10 @@ impl Todo {
 
 impl Member for Session {
     fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
-        let mut todo = lock(&self.todo);
-        if todo.end.is_none() {
-            todo.arrivals.push((ticket, outcome));
-            self.schedule(todo);
+        let mut work_queue = lock(&self.work_queue);
+        if work_queue.end.is_none() {
+            work_queue.outcomes.push((ticket, outcome));
+            self.schedule(work_queue);
         }
     }
 }
@@ -459,7 +459,7 @@ pub(crate) enum InboundError {
     #[error(transparent)]
     Payload(#[from] PayloadError),
     #[error("{0}")]
-    Order(String),
+    Violation(String),
 }
 
 impl InboundError {

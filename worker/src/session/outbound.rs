@@ -34,24 +34,24 @@ impl Session {
                     fault,
                 }));
             }
-            Reply::Later {
+            Reply::InFlight {
                 request,
                 bytes,
                 read,
-                about,
+                context,
             } => {
-                lock(&self.todo).later.begin(bytes);
+                lock(&self.work_queue).reads_in_flight.begin(bytes);
                 let session = self.clone();
                 // Ends when the device has read the value. The session may have ended by
                 // then.
                 self.device_context.runtime.spawn(async move {
-                    let read = session.in_time(read).await;
-                    let result = read.map_err(|e| about.fault(FaultKind::Backend, e.reason()));
+                    let read = session.with_op_timeout(read).await;
+                    let result = read.map_err(|e| context.fault(FaultKind::Backend, e.reason()));
                     if !session.has_ended() {
                         session.queue_value(request, result);
                         session.wake_writer();
                     }
-                    lock(&session.todo).later.end(bytes);
+                    lock(&session.work_queue).reads_in_flight.end(bytes);
                     session.unblock();
                 });
             }
@@ -82,7 +82,7 @@ impl Session {
                 if !wire.closing {
                     chunks(bytes).for_each(|chunk| wire.channel.push(Body::Chunk(chunk)));
                 }
-                self.writer_wake(Track::Bulk).notify_one();
+                self.writer_notify(Track::Bulk).notify_one();
                 tensor_value::Content::Payload(number)
             }
         };
@@ -98,7 +98,7 @@ impl Session {
 
     /// Wakes the writer of the track for ops, which sends the queued frames.
     pub(super) fn wake_writer(&self) {
-        self.writer_wake(Track::Ops).notify_one();
+        self.writer_notify(Track::Ops).notify_one();
     }
 
     /// Returns what the writer of `connection` is to do next.
@@ -132,8 +132,8 @@ impl Session {
     }
 
     /// Returns what wakes the writer of a track.
-    pub(crate) fn writer_wake(&self, track: Track) -> &Notify {
-        &self.writer_woken[track as usize]
+    pub(crate) fn writer_notify(&self, track: Track) -> &Notify {
+        &self.writer_notify[track as usize]
     }
 }
 

@@ -18,65 +18,65 @@ use super::{
 /// all-reduces and takes among them. Offers hold device memory for their values.
 #[derive(Default)]
 pub(super) struct PeerRequests {
-    waiting: VecDeque<Request>,
-    /// Whether a thread or task is passing requests on. It checks `waiting` again before
+    queued: VecDeque<Request>,
+    /// Whether a thread or task is passing requests on. It checks `queued` again before
     /// it stops.
-    busy: bool,
+    is_sending: bool,
 }
 
 impl Session {
     /// Passes on the runner's requests to peers: all of them, or those that the runner
     /// does not hold back.
-    pub(super) fn ask(self: &Arc<Self>, runner: &mut Runner, all: bool) {
+    pub(super) fn send_requests(self: &Arc<Self>, runner: &mut Runner, all: bool) {
         let requests = runner.take_requests(all);
         if requests.is_empty() {
             return;
         }
         {
             let mut peer_requests = lock(&self.peer_requests);
-            peer_requests.waiting.extend(requests);
-            if std::mem::replace(&mut peer_requests.busy, true) {
+            peer_requests.queued.extend(requests);
+            if std::mem::replace(&mut peer_requests.is_sending, true) {
                 return;
             }
         }
-        self.pass_on();
+        self.send_queued_requests();
     }
 
     /// Passes on the queued requests. When a value has not been read yet, a task waits
     /// for it and continues after that.
-    fn pass_on(self: &Arc<Self>) {
+    fn send_queued_requests(self: &Arc<Self>) {
         loop {
-            let (mut ready, mut later) = (Vec::new(), None);
+            let (mut ready, mut in_flight) = (Vec::new(), None);
             {
                 let mut peer_requests = lock(&self.peer_requests);
-                while let Some(request) = peer_requests.waiting.pop_front() {
+                while let Some(request) = peer_requests.queued.pop_front() {
                     match request {
-                        Request::Later(request) => {
-                            later = Some(request);
+                        Request::InFlight(request) => {
+                            in_flight = Some(request);
                             break;
                         }
                         request => ready.push(request),
                     }
                 }
-                if ready.is_empty() && later.is_none() {
-                    peer_requests.busy = false;
+                if ready.is_empty() && in_flight.is_none() {
+                    peer_requests.is_sending = false;
                     return;
                 }
             }
-            self.pass(ready);
-            if let Some(later) = later {
+            self.send_batch(ready);
+            if let Some(in_flight) = in_flight {
                 let session = self.clone();
                 self.device_context.runtime.spawn(async move {
-                    let request = session.in_time(later).await;
-                    session.pass(vec![request]);
-                    session.pass_on();
+                    let request = session.with_op_timeout(in_flight).await;
+                    session.send_batch(vec![request]);
+                    session.send_queued_requests();
                 });
                 return;
             }
         }
     }
 
-    fn pass(&self, requests: Vec<Request>) {
+    fn send_batch(&self, requests: Vec<Request>) {
         if self.ending.load(Ordering::Acquire) {
             // The cohort notifies the peers that the session has ended.
             return;
@@ -87,7 +87,7 @@ impl Session {
                 Request::Call(call) => calls.push(call),
                 Request::Offer(capability, offer) => self.cohort.offer(capability, offer),
                 Request::Take(capability, take) => self.cohort.take(capability, take),
-                Request::Later(_) => unreachable!("deferred requests have their values here"),
+                Request::InFlight(_) => unreachable!("deferred requests have their values here"),
             }
         }
         if !calls.is_empty() {

@@ -14,13 +14,13 @@
 
 mod collective_requests;
 mod deferred;
+#[cfg(feature = "testing")]
+mod outcome_recorder;
 mod reading;
 mod schedule;
 #[cfg(test)]
 mod tests;
 mod upload;
-#[cfg(feature = "testing")]
-mod witness;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -41,9 +41,9 @@ use tensord_proto::{
 };
 
 #[cfg(feature = "testing")]
-pub(crate) use self::witness::Seen;
+pub(crate) use self::outcome_recorder::RecordedOutcome;
 use self::{
-    collective_requests::{Awaited, Started},
+    collective_requests::{EarlyAllReduce, InFlightResult},
     deferred::Deferred,
     schedule::Plan,
 };
@@ -56,11 +56,11 @@ use super::{
     uploads::Uploads,
 };
 use crate::{
-    at_hand::AtHand,
-    backend::{TensorStore, panic_words as panic_text},
+    backend::{TensorStore, panic_message},
     collective::Capability,
     memory::SessionMemory,
     op_check,
+    op_progress::OpProgress,
 };
 
 /// Maximum number of faults kept for syncs to report. Without a limit, a program that
@@ -113,12 +113,12 @@ pub(crate) enum Reply {
         result: Result<TensorData, Arc<Fault>>,
     },
     /// The device is still reading the value, which the future returns.
-    Later {
+    InFlight {
         request: u64,
         /// Bytes of host memory that the value takes once it is read.
         bytes: usize,
         read: DynFut<Result<TensorData, ExecutionError>>,
-        about: FaultContext,
+        context: FaultContext,
     },
     Synced {
         request: u64,
@@ -131,13 +131,13 @@ pub(crate) enum Reply {
 pub(crate) struct FaultContext {
     op_number: u64,
     op_name: OpName,
-    at_hand: Arc<AtHand>,
+    op_progress: Arc<OpProgress>,
 }
 
 impl FaultContext {
     pub(crate) fn fault(&self, kind: FaultKind, reason: impl Into<String>) -> Arc<Fault> {
         if matches!(kind, FaultKind::Backend | FaultKind::Panic) {
-            self.at_hand.signals.note_failure();
+            self.op_progress.signals.record_failure();
         }
         let mut reason = reason.into();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES));
@@ -146,7 +146,7 @@ impl FaultContext {
             kind: kind.into(),
             op_number: self.op_number,
             op_name: self.op_name.to_string(),
-            worker: self.at_hand.signals.worker.to_string(),
+            worker: self.op_progress.signals.worker.to_string(),
             reason,
         })
     }
@@ -157,7 +157,7 @@ pub(crate) struct Runner {
     flow: Dataflow,
     decoder: OpDecoder,
     /// Records the op that is being executed.
-    at_hand: Arc<AtHand>,
+    op_progress: Arc<OpProgress>,
     /// Decoded work, with the bytes of credit that each piece returns.
     plans: VecDeque<(Plan, usize)>,
     /// Number of ops and other pieces of work in `plans`.
@@ -167,21 +167,21 @@ pub(crate) struct Runner {
     uploads: Uploads,
     /// The upload that waits for its payload, and the slot to keep the payload in, if
     /// any.
-    awaiting: Option<(TensorIr, Option<u32>)>,
+    awaited_upload: Option<(TensorIr, Option<u32>)>,
     membership: LeaseMembership,
     /// Decoded all-reduces that have not begun, in order, by group.
-    reduces: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
+    decoded_all_reduces: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
     /// All-reduces that have begun but whose turn has not come, by output.
-    started: HashMap<TensorId, Started>,
+    early_all_reduces: HashMap<TensorId, EarlyAllReduce>,
     /// Results in flight, by ticket.
-    awaited: HashMap<u64, Awaited>,
+    in_flight: HashMap<u64, InFlightResult>,
     /// Requests to peers that have not been passed on.
     requests: Vec<Request>,
     /// Bytes of the all-reduces in `requests`.
     bucket_bytes: usize,
     /// Whether `requests` must be passed on without waiting for more.
-    urgent: bool,
-    tickets: u64,
+    flush_requests: bool,
+    last_ticket: u64,
     /// Number of ops whose turn has come.
     ops_seen: u64,
     /// Number of the current op, or of the last one.
@@ -195,14 +195,14 @@ pub(crate) struct Runner {
     unreported: VecDeque<Arc<Fault>>,
     /// Outcome of the current op, or of the last one.
     #[cfg(feature = "testing")]
-    seen: Option<Seen>,
+    last_outcome: Option<RecordedOutcome>,
 }
 
 impl Runner {
     pub(crate) fn new(
         backend: Box<dyn TensorStore>,
         memory: SessionMemory,
-        at_hand: Arc<AtHand>,
+        op_progress: Arc<OpProgress>,
         seed: u64,
         uploads: Uploads,
         membership: LeaseMembership,
@@ -211,27 +211,27 @@ impl Runner {
             backend,
             flow: Dataflow::new(memory),
             decoder: OpDecoder::default(),
-            at_hand,
+            op_progress,
             plans: VecDeque::new(),
             planned_ops: 0,
             deferred: Deferred::default(),
             uploads,
-            awaiting: None,
+            awaited_upload: None,
             membership,
-            reduces: HashMap::new(),
-            started: HashMap::new(),
-            awaited: HashMap::new(),
+            decoded_all_reduces: HashMap::new(),
+            early_all_reduces: HashMap::new(),
+            in_flight: HashMap::new(),
             requests: Vec::new(),
             bucket_bytes: 0,
-            urgent: false,
-            tickets: 0,
+            flush_requests: false,
+            last_ticket: 0,
             ops_seen: 0,
             op_number: 0,
             seed,
             draws: 0,
             unreported: VecDeque::new(),
             #[cfg(feature = "testing")]
-            seen: None,
+            last_outcome: None,
         }
     }
 
@@ -241,7 +241,7 @@ impl Runner {
     }
 
     /// Executes a piece of work other than a frame of ops.
-    fn carry_out(&mut self, work: Work) -> Option<Reply> {
+    fn execute_work(&mut self, work: Work) -> Option<Reply> {
         match work {
             Work::Ops { .. } => unreachable!("ops were decoded when they were planned"),
             Work::Poison { id, fault } => {
@@ -269,23 +269,23 @@ impl Runner {
         FaultContext {
             op_number: self.op_number,
             op_name: op_name.into(),
-            at_hand: self.at_hand.clone(),
+            op_progress: self.op_progress.clone(),
         }
     }
 
-    fn fault_of(&mut self, refusal: Refusal, op_name: impl Into<OpName>) -> Arc<Fault> {
+    fn fault_for_refusal(&mut self, refusal: Refusal, op_name: impl Into<OpName>) -> Arc<Fault> {
         match refusal {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => {
                 let fault = self.fault_context(op_name).fault(kind, reason);
-                self.note_fault(&fault);
+                self.record_fault(&fault);
                 fault
             }
         }
     }
 
     /// Keeps a fault for a sync to report.
-    fn note_fault(&mut self, fault: &Arc<Fault>) {
+    fn record_fault(&mut self, fault: &Arc<Fault>) {
         if self.unreported.len() < MAX_UNREPORTED {
             self.unreported.push_back(fault.clone());
         }
@@ -297,8 +297,8 @@ impl Runner {
                 DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
                 // Work that needs a result waits for the result, not for this op.
                 DistributedOperationIr::SyncCollective => {
-                    self.urgent = true;
-                    self.saw_ran();
+                    self.flush_requests = true;
+                    self.record_executed();
                 }
             };
         }
@@ -315,12 +315,12 @@ impl Runner {
             if !matches!(*op, OperationIr::Drop(_)) {
                 return self.refuse(&op, refusal);
             }
-            self.saw_refused(&refusal);
+            self.record_refused(&refusal);
         }
-        let (backend, seed) = (&mut self.backend, mix(self.seed, self.draws));
-        let (name, draws) = (OpName::of(&op), draws(&op));
-        self.at_hand.begin(self.op_number, name);
-        fill(&mut op);
+        let (backend, seed) = (&mut self.backend, op_seed(self.seed, self.draws));
+        let (name, draws) = (OpName::of(&op), is_random_op(&op));
+        self.op_progress.begin_op(self.op_number, name);
+        zero_uninitialized(&mut op);
         let ran = catch_unwind(AssertUnwindSafe(|| match draws {
             true => backend.execute_seeded(op, seed),
             false => backend.execute(op),
@@ -330,12 +330,12 @@ impl Runner {
         match ran {
             Ok(()) => {
                 self.flow.finish(&mut |tensor| self.backend.storage(tensor));
-                self.saw_ran();
+                self.record_executed();
             }
             Err(panic) => {
-                let refusal = Refusal::New(FaultKind::Panic, panic_text(panic.as_ref()));
-                self.saw_refused(&refusal);
-                let fault = self.fault_of(refusal, name);
+                let refusal = Refusal::New(FaultKind::Panic, panic_message(panic.as_ref()));
+                self.record_refused(&refusal);
+                let fault = self.fault_for_refusal(refusal, name);
                 // The panic may have come after some outputs were made.
                 for tensor in self.flow.fail(&fault) {
                     self.backend.forget(tensor);
@@ -356,15 +356,15 @@ impl Runner {
     /// Returns why the device cannot try `op` at all, or `None` if it can.
     fn unsupported(&self, op: &OperationIr) -> Option<String> {
         match op {
-            OperationIr::Custom(call) => self.backend.lacks(&call.id),
+            OperationIr::Custom(call) => self.backend.custom_op_error(&call.id),
             _ => None,
         }
     }
 
     /// Poisons the outputs of `op`, which is not executed.
     fn refuse(&mut self, op: &OperationIr, refusal: Refusal) {
-        self.saw_refused(&refusal);
-        let fault = self.fault_of(refusal, OpName::of(op));
+        self.record_refused(&refusal);
+        let fault = self.fault_for_refusal(refusal, OpName::of(op));
         for tensor in self.flow.poison(op, &fault) {
             self.backend.forget(tensor);
         }
@@ -374,7 +374,7 @@ impl Runner {
         let backend = &mut self.backend;
         let aliased = self.flow.alias(id, source, &mut |t| backend.storage(t));
         if let Err(refusal) = aliased {
-            let fault = self.fault_of(refusal, "Alias");
+            let fault = self.fault_for_refusal(refusal, "Alias");
             self.flow.insert_poisoned(id, fault);
         } else {
             self.backend.alias(id, source);
@@ -382,20 +382,20 @@ impl Runner {
     }
 
     fn sync(&mut self, request: u64) -> Reply {
-        let about = self.fault_context("Sync");
-        self.at_hand.begin(self.op_number, "Sync".into());
+        let context = self.fault_context("Sync");
+        self.op_progress.begin_op(self.op_number, "Sync".into());
         let backend = &mut self.backend;
         let synced = catch_unwind(AssertUnwindSafe(|| backend.sync()));
         let fault = self.unreported.pop_front().or_else(|| match synced {
             Ok(Ok(())) => None,
-            Ok(Err(e)) => Some(about.fault(FaultKind::Backend, e.reason())),
-            Err(panic) => Some(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
+            Ok(Err(e)) => Some(context.fault(FaultKind::Backend, e.reason())),
+            Err(panic) => Some(context.fault(FaultKind::Panic, panic_message(panic.as_ref()))),
         });
         Reply::Synced { request, fault }
     }
 
     /// Records that a reply reports `fault`, so that no sync reports it again.
-    fn reported(&mut self, fault: Arc<Fault>) -> Arc<Fault> {
+    fn mark_reported(&mut self, fault: Arc<Fault>) -> Arc<Fault> {
         self.unreported
             .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
         fault
@@ -405,13 +405,13 @@ impl Runner {
 /// Outcomes are only recorded with the feature `testing`.
 #[cfg(not(feature = "testing"))]
 impl Runner {
-    fn saw_ran(&mut self) {}
+    fn record_executed(&mut self) {}
 
-    fn saw_refused(&mut self, _refusal: &Refusal) {}
+    fn record_refused(&mut self, _refusal: &Refusal) {}
 }
 
 /// Replaces `Empty` with `Zeros`: uninitialised memory may have another program's data.
-fn fill(op: &mut OperationIr) {
+fn zero_uninitialized(op: &mut OperationIr) {
     let (OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op)) = op
     else {
         return;
@@ -422,7 +422,7 @@ fn fill(op: &mut OperationIr) {
 }
 
 /// Returns whether `op` draws random numbers.
-fn draws(op: &OperationIr) -> bool {
+fn is_random_op(op: &OperationIr) -> bool {
     matches!(
         op,
         OperationIr::Float(_, FloatOperationIr::Random(_))
@@ -433,7 +433,7 @@ fn draws(op: &OperationIr) -> bool {
 /// Returns the seed of random op number `draw`. It uses SplitMix64's finalizer (Steele,
 /// Lea and Flood, "Fast splittable pseudorandom number generators", 2014), so that the
 /// seeds of neighbouring ops are unrelated.
-fn mix(seed: u64, draw: u64) -> u64 {
+fn op_seed(seed: u64, draw: u64) -> u64 {
     let mut z = seed.wrapping_add(draw.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

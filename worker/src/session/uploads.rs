@@ -24,7 +24,7 @@ pub(crate) struct Payload {
 
 /// The bytes of one upload.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum UploadBytes {
     /// Used by this upload only.
     Owned(burn_backend::Bytes),
     /// Shared with the copy that is kept for later uploads.
@@ -33,8 +33,8 @@ pub(super) enum Source {
 
 /// Where the bytes of an upload are.
 #[derive(Debug)]
-pub(super) enum Next {
-    Here(Source),
+pub(super) enum UploadLocation {
+    Available(UploadBytes),
     /// In the next payload, which is to be kept in this slot if there is one.
     Payload(Option<u32>),
 }
@@ -80,7 +80,7 @@ impl Uploads {
     }
 
     /// Returns where the next upload is, which is of a tensor of `size` bytes.
-    pub(super) fn next(&mut self, size: usize) -> Result<Next, CodecError> {
+    pub(super) fn next(&mut self, size: usize) -> Result<UploadLocation, CodecError> {
         loop {
             let content = match self.contents.next(size)? {
                 Entry::Upload(content) => content,
@@ -90,17 +90,17 @@ impl Uploads {
                 }
             };
             let kept = |bytes: Option<&Bytes>, what: &str| match bytes {
-                Some(bytes) => Ok(Next::Here(Source::Kept(bytes.clone()))),
+                Some(bytes) => Ok(UploadLocation::Available(UploadBytes::Kept(bytes.clone()))),
                 None => Err(self.contents.error(format!("{what} has no upload"))),
             };
             return match content {
                 Content::Slot(slot) => kept(self.slots.get(&slot), &format!("slot {slot}")),
                 Content::Held(at) => kept(self.held.get(at as usize), &format!("place {at}")),
-                Content::Payload { keep } => Ok(Next::Payload(keep)),
+                Content::Payload { keep } => Ok(UploadLocation::Payload(keep)),
                 // A copy is aligned, and does not keep the frame alive.
-                Content::Inline { bytes, keep } => {
-                    self.keep(aligned::copy(&bytes), keep).map(Next::Here)
-                }
+                Content::Inline { bytes, keep } => self
+                    .keep(aligned::copy(&bytes), keep)
+                    .map(UploadLocation::Available),
             };
         }
     }
@@ -110,9 +110,9 @@ impl Uploads {
         &mut self,
         bytes: burn_backend::Bytes,
         slot: Option<u32>,
-    ) -> Result<Source, CodecError> {
+    ) -> Result<UploadBytes, CodecError> {
         let Some(slot) = slot else {
-            return Ok(Source::Owned(bytes));
+            return Ok(UploadBytes::Owned(bytes));
         };
         self.forget(slot);
         self.used_bytes += kept_cost(bytes.len());
@@ -125,7 +125,7 @@ impl Uploads {
         }
         let bytes = bulk::shared(bytes);
         self.slots.insert(slot, bytes.clone());
-        Ok(Source::Kept(bytes))
+        Ok(UploadBytes::Kept(bytes))
     }
 
     fn forget(&mut self, slot: u32) {
@@ -140,7 +140,7 @@ impl Uploads {
     }
 }
 
-impl Source {
+impl UploadBytes {
     /// Converts the bytes to Burn's data for the tensor `out`.
     pub(super) fn into_data(self, out: &TensorIr) -> Result<TensorData, Refusal> {
         let mismatch = |reason: String| Refusal::New(FaultKind::Mismatch, reason);
@@ -185,16 +185,16 @@ mod tests {
         Entry::Upload(Content::Inline { bytes, keep })
     }
 
-    fn bytes(next: Next) -> Vec<u8> {
+    fn bytes(next: UploadLocation) -> Vec<u8> {
         match next {
-            Next::Here(Source::Owned(bytes)) => bytes.to_vec(),
-            Next::Here(Source::Kept(bytes)) => bytes.to_vec(),
-            Next::Payload(_) => panic!("it is here"),
+            UploadLocation::Available(UploadBytes::Owned(bytes)) => bytes.to_vec(),
+            UploadLocation::Available(UploadBytes::Kept(bytes)) => bytes.to_vec(),
+            UploadLocation::Payload(_) => panic!("it is here"),
         }
     }
 
     #[test]
-    fn what_is_kept_can_be_used_again() {
+    fn cached_payload_can_be_reused() {
         let mut uploads = uploads(&[
             inline(b"abcd", Some(7)),
             inline(b"xyzw", None),
@@ -205,14 +205,17 @@ mod tests {
         for expected in [b"abcd", b"xyzw", b"abcd", b"held"] {
             assert_eq!(bytes(uploads.next(4).unwrap()), expected);
         }
-        assert!(matches!(uploads.next(4), Ok(Next::Payload(Some(7)))));
+        assert!(matches!(
+            uploads.next(4),
+            Ok(UploadLocation::Payload(Some(7)))
+        ));
         uploads.keep(aligned::copy(b"1234"), Some(7)).unwrap();
         assert!(uploads.finish().is_ok());
         assert_eq!(uploads.into_kept().collect::<Vec<_>>(), [&b"1234"[..]]);
     }
 
     #[test]
-    fn a_client_that_breaks_the_rules_is_told_which() {
+    fn upload_violations_are_reported() {
         let error = |entries: &[Entry]| {
             let mut uploads = uploads(entries);
             let next = (0..entries.len()).try_for_each(|_| uploads.next(4).map(drop));

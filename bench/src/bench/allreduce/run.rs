@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    report::{Report, number, optional, table},
+    report::{Report, format_number, format_optional, table},
     stats::{Summary, round},
 };
 
@@ -44,13 +44,13 @@ pub(super) fn report(runs: &[Run]) -> Report {
             run.mib.to_string(),
             run.latency_ms.to_string(),
             run.network.clone(),
-            number(run.seconds.median * 1000.0),
-            number(run.busbw_gbs),
-            number(run.link_gbs),
-            optional(run.ring_bound_ratio),
+            format_number(run.seconds.median * 1000.0),
+            format_number(run.busbw_gbs),
+            format_number(run.link_gbs),
+            format_optional(run.ring_bound_ratio),
             run.bytes_sent_per_rank_ratio
                 .map_or_else(|| "–".into(), |ratio| format!("{ratio:.4}")),
-            optional(run.gloo_busbw_gbs),
+            format_optional(run.gloo_busbw_gbs),
         ]);
     }
     let runs: Vec<Value> = runs.iter().map(to_json).collect();
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_found_becomes_a_table() {
+    fn results_become_a_table() {
         let run = json!({
             "mib": 64, "world": 2, "latency_ms": 0, "rate_mbit": 1000, "network": "relay",
             "seconds": { "median": 0.6, "q1": 0.5, "q3": 0.7 },

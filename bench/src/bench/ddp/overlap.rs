@@ -20,15 +20,15 @@ use comfy_table::Table;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use self::rank::{Deep, Mode, Rank, Turn};
+use self::rank::{DeepNetwork, Mode, Rank, RankTurn};
 use super::{threads, train};
 use crate::{
     context::Context,
     fleet::Fleet,
-    inside::Facts,
+    namespace_entry::NetworkFeatures,
     network::{Network, Shape},
     race::Contender,
-    report::{number, optional},
+    report::{format_number, format_optional},
     stats::{ratio, round},
 };
 
@@ -52,7 +52,7 @@ const BATCHES: [usize; 2] = [64, 16 << 10];
 
 /// The result.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Found {
+pub(super) struct OverlapResult {
     network: String,
     batch: usize,
     gradient_mib: f64,
@@ -67,7 +67,7 @@ pub(super) struct Found {
 /// # Errors
 ///
 /// If a worker or the network fails.
-pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
+pub(super) fn measure(context: &Context, facts: NetworkFeatures) -> Result<OverlapResult> {
     context.progress.update("ddp overlap: starting workers");
     let dir = tempfile::tempdir()?;
     let network = Network::shaped(facts, WORLD, SHAPE, &dir)?;
@@ -78,7 +78,7 @@ pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
         .map(|d| d.clone().autodiff())
         .collect();
     let _context = train::context(&devices);
-    let deep = Deep::new(&devices[0], context.pick(LAYERS, 2));
+    let deep = DeepNetwork::new(&devices[0], context.full_or_quick(LAYERS, 2));
     let gradient_bytes = deep.num_params() * 4;
     let ranks: Vec<Rank> = (0..WORLD)
         .map(|rank| Rank::start(deep.clone(), rank, &devices))
@@ -87,7 +87,7 @@ pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
     let contender = |key: &str, label: &str, mode| {
         let ranks = &ranks;
         Contender::new(key, label, move |_| {
-            let took = step(ranks, Turn { mode, batch })?;
+            let took = step(ranks, RankTurn { mode, batch })?;
             Ok(took.as_secs_f64() * 1000.0)
         })
     };
@@ -103,7 +103,7 @@ pub(super) fn measure(context: &Context, facts: Facts) -> Result<Found> {
             .context("the benchmark returned no figures")
     };
     let [a, b, c] = [ms("overlapped")?, ms("silent")?, ms("afterwards")?];
-    Ok(Found {
+    Ok(OverlapResult {
         network: network.kind().into(),
         batch,
         gradient_mib: gradient_bytes as f64 / f64::from(1 << 20),
@@ -123,7 +123,7 @@ fn calibrate(ranks: &[Rank], gradient_bytes: usize) -> Result<usize> {
     // The first step warms up. The time of a step is not quite proportional to its rows.
     for _ in 0..=CORRECTIONS {
         let mode = Mode::Never;
-        let took = step(ranks, Turn { mode, batch })?.as_secs_f64();
+        let took = step(ranks, RankTurn { mode, batch })?.as_secs_f64();
         batch = (batch as f64 * target / took) as usize;
         batch = batch.clamp(BATCHES[0], BATCHES[1]);
     }
@@ -131,7 +131,7 @@ fn calibrate(ranks: &[Rank], gradient_bytes: usize) -> Result<usize> {
 }
 
 /// Runs a step on all ranks and returns its time.
-fn step(ranks: &[Rank], turn: Turn) -> Result<Duration> {
+fn step(ranks: &[Rank], turn: RankTurn) -> Result<Duration> {
     let begun = Instant::now();
     for rank in ranks {
         rank.begin(turn)?;
@@ -142,7 +142,7 @@ fn step(ranks: &[Rank], turn: Turn) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-impl Found {
+impl OverlapResult {
     /// Adds the result to a report.
     pub(super) fn report(&self, rows: &mut Table, json: &mut Map<String, Value>) {
         let ways = [
@@ -151,10 +151,10 @@ impl Found {
             ("afterwards", self.afterwards_ms),
         ];
         for (way, ms) in ways {
-            let (name, steps) = (format!("deep, {way}"), number(1000.0 / ms));
+            let (name, steps) = (format!("deep, {way}"), format_number(1000.0 / ms));
             rows.add_row([name, WORLD.to_string(), steps]);
         }
-        let hidden = optional(self.hidden_share);
+        let hidden = format_optional(self.hidden_share);
         rows.add_row([format!("deep, share hidden: {hidden}")]);
         json.insert("hidden_share".into(), json!(self.hidden_share.map(round)));
         json.insert(

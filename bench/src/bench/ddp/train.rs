@@ -23,7 +23,7 @@ use burn::{
 };
 
 use crate::{
-    data::{Pending, Start, Upload, into_data, start_read},
+    data::{PendingRead, ReadStart, Upload, into_data, start_read},
     models::{Model, Network},
     stats::Summary,
     trainer::{Batch, Trainer},
@@ -34,7 +34,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 
 /// The model, batch and length of a training.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Course {
+pub(super) struct TrainingPlan {
     pub(super) model: Model,
     /// Images in a batch, over all devices.
     pub(super) batch: usize,
@@ -54,7 +54,7 @@ pub(super) struct Trained {
 }
 
 /// The result of a training on one device.
-struct Ranked {
+struct RankResult {
     losses: Vec<f32>,
     epochs: Vec<Epoch>,
 }
@@ -67,9 +67,9 @@ struct Epoch {
 
 impl Trained {
     /// Returns the steps per second of all epochs but the first, which warms up.
-    pub(super) fn steps_per_s(&self, course: &Course) -> Option<Summary> {
+    pub(super) fn steps_per_s(&self, plan: &TrainingPlan) -> Option<Summary> {
         let epochs = self.epochs.iter().skip(1);
-        let rates = epochs.map(|took| course.steps as f64 / took.as_secs_f64());
+        let rates = epochs.map(|took| plan.steps as f64 / took.as_secs_f64());
         Summary::of(&rates.collect::<Vec<_>>())
     }
 }
@@ -79,45 +79,46 @@ impl Trained {
 /// # Errors
 ///
 /// If a device fails.
-pub(super) fn train(course: &Course, devices: &[Device]) -> Result<Trained> {
+pub(super) fn train(plan: &TrainingPlan, devices: &[Device]) -> Result<Trained> {
     let devices: Vec<Device> = devices.iter().map(|d| d.clone().autodiff()).collect();
     let world = devices.len();
     let _context = (world > 1).then(|| context(&devices));
-    let network = Network::new(course.model, &devices[0]);
-    let batches = (0..course.steps as u64).map(|seed| Batch::noise(course.batch, seed));
+    let network = Network::new(plan.model, &devices[0]);
+    let batches = (0..plan.steps as u64).map(|seed| Batch::noise(plan.batch, seed));
     let batches: Arc<[Batch]> = batches.collect();
     // Burn 0.22.1 mixes up two steps and hangs when a device begins a step before another
     // has ended the previous one.
-    let together = Arc::new(Barrier::new(world));
-    let (update, message) = channel();
+    let barrier = Arc::new(Barrier::new(world));
+    let (result_sender, results) = channel();
     for (rank, device) in devices.into_iter().enumerate() {
-        let (network, batches, update) = (network.clone(), batches.clone(), update.clone());
-        let together = together.clone();
-        let epochs = course.epochs;
+        let (network, batches, result_sender) =
+            (network.clone(), batches.clone(), result_sender.clone());
+        let barrier = barrier.clone();
+        let epochs = plan.epochs;
         thread::spawn(move || {
             let shards = batches.iter().map(|batch| batch.shard(rank, world));
             let shards = shards.collect::<Result<Vec<_>>>();
-            let ranked = shards.and_then(|shards| {
+            let rank_result = shards.and_then(|shards| {
                 let network = fork(network, &device, world);
-                train_rank(network, &device, &shards, epochs, &together)
+                train_rank(network, &device, &shards, epochs, &barrier)
             });
             // The receiver is gone once another rank has failed.
-            let _ = update.send(ranked.with_context(|| format!("rank {rank}")));
+            let _ = result_sender.send(rank_result.with_context(|| format!("rank {rank}")));
         });
     }
-    drop(update);
+    drop(result_sender);
     let until = Instant::now() + DEADLINE;
     let mut ranks = Vec::new();
     while ranks.len() < world {
         // Ranks wait for each other: a failed rank leaves the others hanging.
         let left = until.saturating_duration_since(Instant::now());
-        match message.recv_timeout(left) {
-            Ok(ranked) => ranks.push(ranked?),
+        match results.recv_timeout(left) {
+            Ok(rank_result) => ranks.push(rank_result?),
             Err(RecvTimeoutError::Timeout) => bail!("the training did not end within {DEADLINE:?}"),
             Err(RecvTimeoutError::Disconnected) => bail!("a rank panicked"),
         }
     }
-    join(&ranks)
+    combine_ranks(&ranks)
 }
 
 /// Creates the context that Burn needs to reduce gradients. A process can have one at a
@@ -135,14 +136,14 @@ pub(super) fn fork<M: Module>(network: M, device: &Device, world: usize) -> M {
     let network = network.fork(device);
     match world {
         1 => network,
-        _ => network.map(&mut Shared),
+        _ => network.map(&mut MarkDistributed),
     }
 }
 
 /// Marks every weight as shared by all devices.
-struct Shared;
+struct MarkDistributed;
 
-impl ModuleMapper for Shared {
+impl ModuleMapper for MarkDistributed {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         Param::from_mapped_value(id, tensor.set_distributed(id), mapper)
@@ -154,34 +155,36 @@ fn train_rank(
     device: &Device,
     shards: &[Batch],
     epochs: usize,
-    together: &Barrier,
-) -> Result<Ranked> {
+    barrier: &Barrier,
+) -> Result<RankResult> {
     let mut trainer = Trainer::with_network(network, device, Upload::Helper);
-    let mut ranked = Ranked {
+    let mut rank_result = RankResult {
         losses: Vec::new(),
         epochs: Vec::new(),
     };
     for _ in 0..epochs {
         let begun = Instant::now();
-        let mut late: Option<Pending> = None;
+        let mut pending_read: Option<PendingRead> = None;
         for shard in shards {
-            together.wait();
-            let read = start_read(trainer.step(shard.clone())?, Start::Call);
-            if let Some(before) = late.replace(read) {
-                ranked.losses.push(before.scalar()?);
+            barrier.wait();
+            let read = start_read(trainer.step(shard.clone())?, ReadStart::Call);
+            if let Some(before) = pending_read.replace(read) {
+                rank_result.losses.push(before.scalar()?);
             }
         }
-        ranked
-            .losses
-            .push(late.context("the training ran no steps")?.scalar()?);
+        rank_result.losses.push(
+            pending_read
+                .context("the training ran no steps")?
+                .scalar()?,
+        );
         let ended = Instant::now();
-        ranked.epochs.push(Epoch {
+        rank_result.epochs.push(Epoch {
             begun,
             ended,
             weights: weights(trainer.network()?)?,
         });
     }
-    Ok(ranked)
+    Ok(rank_result)
 }
 
 /// Returns the bytes of all weights.
@@ -205,7 +208,7 @@ fn weights(network: &Network) -> Result<Vec<u8>> {
 }
 
 /// Combines the results of all devices.
-fn join(ranks: &[Ranked]) -> Result<Trained> {
+fn combine_ranks(ranks: &[RankResult]) -> Result<Trained> {
     let first = ranks.first().context("the lease has no devices")?;
     let losses = (0..first.losses.len()).map(|step| {
         let sum: f64 = ranks.iter().map(|rank| f64::from(rank.losses[step])).sum();
@@ -222,7 +225,7 @@ fn join(ranks: &[Ranked]) -> Result<Trained> {
             .ok_or_else(|| anyhow!("the training returned no epochs"))?;
         Ok(ended - begun)
     });
-    let alike = |rank: &Ranked| {
+    let alike = |rank: &RankResult| {
         let mut pairs = rank.epochs.iter().zip(&first.epochs);
         pairs.all(|(a, b)| a.weights == b.weights && !a.weights.is_empty())
     };
@@ -238,23 +241,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_device_learns() {
-        let course = Course {
+    fn loss_decreases_on_one_device() {
+        let plan = TrainingPlan {
             model: Model::Mlp,
             batch: 8,
             steps: 2,
             epochs: 3,
         };
-        let trained = train(&course, &[Device::flex()]).unwrap();
+        let trained = train(&plan, &[Device::flex()]).unwrap();
         assert_eq!(trained.losses.len(), 6);
         assert!(trained.losses[5] < trained.losses[0], "{trained:?}");
         assert!(trained.weights_identical);
-        assert!(trained.steps_per_s(&course).is_some());
+        assert!(trained.steps_per_s(&plan).is_some());
     }
 
     #[test]
-    fn a_weight_that_differs_is_seen() {
-        let ranked = |weight: u8, loss: f32| Ranked {
+    fn differing_weight_is_detected() {
+        let rank_result = |weight: u8, loss: f32| RankResult {
             losses: vec![loss],
             epochs: vec![Epoch {
                 begun: Instant::now(),
@@ -262,11 +265,11 @@ mod tests {
                 weights: vec![weight],
             }],
         };
-        let same = join(&[ranked(1, 1.0), ranked(1, 2.0)]).unwrap();
+        let same = combine_ranks(&[rank_result(1, 1.0), rank_result(1, 2.0)]).unwrap();
         assert!(same.weights_identical);
         assert_eq!(same.losses, [1.5]);
-        let other = join(&[ranked(1, 1.0), ranked(2, 1.0)]).unwrap();
+        let other = combine_ranks(&[rank_result(1, 1.0), rank_result(2, 1.0)]).unwrap();
         assert!(!other.weights_identical);
-        assert!(join(&[ranked(1, f32::NAN)]).is_err());
+        assert!(combine_ranks(&[rank_result(1, f32::NAN)]).is_err());
     }
 }

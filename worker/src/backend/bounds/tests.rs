@@ -24,7 +24,7 @@ fn int(id: u64, dims: &[usize]) -> TensorIr {
 }
 
 #[track_caller]
-fn check(mut op: OperationIr, expected: &[(u64, Range)]) {
+fn check(mut op: OperationIr, expected: &[(u64, IndexRange)]) {
     let found = indices(&mut op).into_iter();
     let found: Vec<_> = found.map(|(at, range)| (at.id.value(), range)).collect();
     assert_eq!(found, expected);
@@ -41,11 +41,11 @@ fn indices_are_below_the_dim_they_point_into() {
         out: float(4, &[4, 6]),
     };
     let op = OperationIr::BaseFloat(BaseOperationIr::Scatter(scatter));
-    check(op, &[(2, Range::UpTo(5))]);
+    check(op, &[(2, IndexRange::UpTo(5))]);
 }
 
 #[test]
-fn each_place_of_a_tuple_has_a_dim_of_its_own() {
+fn each_tuple_component_has_its_own_dim() {
     let gather = |dims: &[usize], at: &[usize]| {
         OperationIr::BaseInt(BaseOperationIr::GatherNd(GatherNdOpIr {
             data: int(1, dims),
@@ -53,14 +53,14 @@ fn each_place_of_a_tuple_has_a_dim_of_its_own() {
             out: int(3, &[]),
         }))
     };
-    let tuples = Range::Tuples(vec![3, 5]);
+    let tuples = IndexRange::Tuples(vec![3, 5]);
     check(gather(&[4, 6, 7], &[9, 2]), &[(2, tuples)]);
-    check(gather(&[4, 4, 7], &[9, 2]), &[(2, Range::UpTo(3))]);
-    check(gather(&[4, 4], &[9, 0]), &[(2, Range::Tuples(vec![]))]);
+    check(gather(&[4, 4, 7], &[9, 2]), &[(2, IndexRange::UpTo(3))]);
+    check(gather(&[4, 4], &[9, 0]), &[(2, IndexRange::Tuples(vec![]))]);
 }
 
 #[test]
-fn a_loss_has_classes_and_lengths() {
+fn ctc_loss_bounds_classes_and_lengths() {
     let loss = burn_ir::CtcLossOpIr {
         log_probs: float(1, &[10, 2, 5]),
         targets: int(2, &[2, 3]),
@@ -69,23 +69,23 @@ fn a_loss_has_classes_and_lengths() {
         blank: 0,
         out: float(5, &[2]),
     };
-    let ranges = [(2, 4), (3, 10), (4, 3)].map(|(id, most)| (id, Range::UpTo(most)));
+    let ranges = [(2, 4), (3, 10), (4, 3)].map(|(id, most)| (id, IndexRange::UpTo(most)));
     check(
         OperationIr::Module(ModuleOperationIr::CtcLoss(loss)),
         &ranges,
     );
 }
 
-fn clamp(data: TensorData, range: &Range) -> TensorData {
-    let about = tensor(1, data.shape().as_slice(), data.dtype());
+fn clamp(data: TensorData, range: &IndexRange) -> TensorData {
+    let declared = tensor(1, data.shape().as_slice(), data.dtype());
     let at = Flex::int_from_data(data, &FlexDevice);
-    let clamped = clamped::<Flex>(at, &about, range);
+    let clamped = clamp_to_range::<Flex>(at, &declared, range);
     let read = Flex::int_into_data(clamped);
-    at_once(read)
+    ready_value(read)
 }
 
 /// Returns the result of a read, which is ready at once on Flex.
-fn at_once<T, E: std::fmt::Debug>(read: impl Future<Output = Result<T, E>>) -> T {
+fn ready_value<T, E: std::fmt::Debug>(read: impl Future<Output = Result<T, E>>) -> T {
     let mut read = std::pin::pin!(read);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match read.as_mut().poll(&mut context) {
@@ -95,19 +95,19 @@ fn at_once<T, E: std::fmt::Debug>(read: impl Future<Output = Result<T, E>>) -> T
 }
 
 #[test]
-fn values_beyond_a_range_are_its_ends() {
+fn values_outside_a_range_are_clamped_to_its_ends() {
     let far = TensorData::from([i64::MIN, -1, 0, 3, 4, i64::MAX]);
     let near = TensorData::from([0i64, 0, 0, 3, 3, 3]);
-    assert_eq!(clamp(far, &Range::UpTo(3)), near);
+    assert_eq!(clamp(far, &IndexRange::UpTo(3)), near);
     // The limit exceeds the dtype, so no value of the dtype is too large.
     let small = TensorData::from([-128i8, 100, 127]);
     let near = TensorData::from([0i8, 100, 127]);
-    assert_eq!(clamp(small, &Range::UpTo(299)), near);
+    assert_eq!(clamp(small, &IndexRange::UpTo(299)), near);
 }
 
 #[test]
-fn tuples_keep_each_place_in_its_range() {
+fn tuple_components_are_clamped_to_their_ranges() {
     let far = TensorData::from([[-7i64, 9], [1, 1], [9, -7]]);
     let near = TensorData::from([[0i64, 5], [1, 1], [3, 0]]);
-    assert_eq!(clamp(far, &Range::Tuples(vec![3, 5])), near);
+    assert_eq!(clamp(far, &IndexRange::Tuples(vec![3, 5])), near);
 }

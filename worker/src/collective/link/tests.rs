@@ -13,14 +13,15 @@ use tensord_transport::Listener;
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
 use super::super::{
-    Arrival, Arrived, Call, Failure, LeaseMembers, Member, Members, Outcome, Settings,
+    AllReduceCall, Arrival, CollectiveSettings, Failure, LeaseMembers, Member, Members, Outcome,
+    ReceivedValue,
 };
 use super::*;
 
 /// A session that only collects its outcomes.
-struct Ear(mpsc::UnboundedSender<(u64, Outcome)>);
+struct OutcomeCollector(mpsc::UnboundedSender<(u64, Outcome)>);
 
-impl Member for Ear {
+impl Member for OutcomeCollector {
     fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
         let _ = self.0.send((ticket, outcome));
     }
@@ -28,13 +29,13 @@ impl Member for Ear {
 
 struct Worker {
     cohort: Arc<Cohort>,
-    _ear: Arc<dyn Member>,
-    heard: mpsc::UnboundedReceiver<(u64, Outcome)>,
+    _collector: Arc<dyn Member>,
+    outcomes: mpsc::UnboundedReceiver<(u64, Outcome)>,
 }
 
 /// Creates the worker with this id, with the session at `lease_rank`.
 fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u32) -> Worker {
-    let settings = Settings {
+    let settings = CollectiveSettings {
         deadline: Duration::from_secs(20),
         bucket_bytes: None,
         runtime: Handle::current(),
@@ -42,20 +43,20 @@ fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u
     };
     let lease_members = LeaseMembers::new(shares.to_vec(), WorkerId(id));
     let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);
-    let (tell, heard) = mpsc::unbounded_channel();
-    let ear: Arc<dyn Member> = Arc::new(Ear(tell));
-    assert!(cohort.enter(lease_rank, Arc::downgrade(&ear)));
+    let (outcome_sender, outcomes) = mpsc::unbounded_channel();
+    let collector: Arc<dyn Member> = Arc::new(OutcomeCollector(outcome_sender));
+    assert!(cohort.enter(lease_rank, Arc::downgrade(&collector)));
     Worker {
         cohort,
-        _ear: ear,
-        heard,
+        _collector: collector,
+        outcomes,
     }
 }
 
 impl Worker {
     fn call(&self, lease_rank: u32, ticket: u64, size: usize) {
         let value = (ticket as f32 + lease_rank as f32).to_le_bytes();
-        let call = Call {
+        let call = AllReduceCall {
             members: Members::new(vec![0, 1], self.cohort.lease_members()).unwrap(),
             ticket,
             arrival: Arrival {
@@ -72,14 +73,14 @@ impl Worker {
 
     async fn next(&mut self) -> (u64, Bytes) {
         match self.ended().await {
-            (ticket, Ok(Arrived::Reduced(bytes))) => (ticket, bytes),
+            (ticket, Ok(ReceivedValue::Reduced(bytes))) => (ticket, bytes),
             other => panic!("{other:?}"),
         }
     }
 
     async fn ended(&mut self) -> (u64, Outcome) {
-        let heard = timeout(Duration::from_secs(30), self.heard.recv()).await;
-        heard.unwrap().unwrap()
+        let outcomes = timeout(Duration::from_secs(30), self.outcomes.recv()).await;
+        outcomes.unwrap().unwrap()
     }
 
     /// Waits for the next call and returns why it failed.
@@ -131,7 +132,7 @@ async fn accepting(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_link_that_is_lost_is_made_again_and_nothing_with_it() {
+async fn lost_link_is_redialled_without_data_loss() {
     let (shares, [one, two], listener) = lease().await;
     let (mut first, mut second) = (worker(&shares, one, 1, 0), worker(&shares, two, 2, 1));
     let last: Arc<Mutex<Option<AbortHandle>>> = Arc::default();
@@ -179,15 +180,15 @@ fn join(from: u64) -> Join {
 
 /// The token of the lease proves nothing, as all its workers and programs have it.
 #[tokio::test]
-async fn a_worker_is_known_by_its_certificate_alone() {
+async fn worker_is_identified_by_its_certificate_only() {
     let (shares, [one, two], _listener) = lease().await;
     let second = worker(&shares, two.clone(), 2, 1);
-    let refused = |shown: Option<Fingerprint>| {
-        let refused = accept(&second.cohort, &join(1), shown).map(|_| ());
+    let refused = |peer_certificate: Option<Fingerprint>| {
+        let refused = accept(&second.cohort, &join(1), peer_certificate).map(|_| ());
         refused.unwrap_err().message
     };
     let other = Identity::self_signed().unwrap();
-    for (shown, expected) in [
+    for (peer_certificate, expected) in [
         (None, "it presented no certificate".to_owned()),
         (
             Some(other.fingerprint()),
@@ -199,7 +200,7 @@ async fn a_worker_is_known_by_its_certificate_alone() {
             format!("{}, which is not the worker's", two.fingerprint()),
         ),
     ] {
-        let error = refused(shown);
+        let error = refused(peer_certificate);
         assert!(error.contains("is not worker w1 of the lease"), "{error}");
         assert!(error.ends_with(&expected), "{error}");
     }
@@ -212,7 +213,7 @@ async fn a_worker_is_known_by_its_certificate_alone() {
 /// The first frame after the greeting is an arrival of a rank that does not exist. Ignoring
 /// this frame would keep the first worker waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frame_that_breaks_a_rule_ends_the_link_and_the_group() {
+async fn protocol_violation_ends_the_link_and_the_group() {
     let (shares, [one, _], mut listener) = lease().await;
     let mut first = worker(&shares, one, 1, 0);
     first.call(0, 1, 4);
@@ -252,7 +253,7 @@ async fn a_frame_that_breaks_a_rule_ends_the_link_and_the_group() {
     // Later calls fail at once with the same message, and the link is not dialled again.
     first.call(0, 2, 4);
     assert_eq!(first.failed().await, reason);
-    let again = timeout(2 * LAST_RETRY, listener.accept()).await;
+    let again = timeout(2 * MAX_RETRY_DELAY, listener.accept()).await;
     assert!(
         again.is_err(),
         "it dialled a worker that broke the protocol"

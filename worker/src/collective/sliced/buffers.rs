@@ -11,38 +11,38 @@ use bytes::Bytes;
 use crate::locks::lock;
 
 /// Smaller buffers are not kept, as allocators reuse their memory by themselves.
-const LEAST_BYTES: usize = 1 << 20;
+const MIN_POOLED_BYTES: usize = 1 << 20;
 
 /// Most bytes that a group keeps at a worker.
-const KEPT_BYTES: usize = 256 << 20;
+const MAX_POOLED_BYTES: usize = 256 << 20;
 
 /// The unused buffers of a group. They are freed with the group.
 #[derive(Debug, Default)]
-pub(super) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(super) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
 
-impl Buffers {
+impl BufferPool {
     /// Returns a buffer of `size` bytes with unspecified contents.
     pub(super) fn take(&self, size: usize) -> Vec<u8> {
-        let mut kept = lock(&self.0);
-        let fits = kept.iter().position(|buffer| buffer.len() == size);
-        fits.map_or_else(|| vec![0; size], |at| kept.swap_remove(at))
+        let mut free = lock(&self.0);
+        let fits = free.iter().position(|buffer| buffer.len() == size);
+        fits.map_or_else(|| vec![0; size], |at| free.swap_remove(at))
     }
 
     /// Makes a buffer readable as `Bytes`. The group gets the buffer back when the last
     /// reference to them is dropped.
     pub(super) fn wrap(&self, bytes: Vec<u8>) -> Bytes {
-        if bytes.len() < LEAST_BYTES {
+        if bytes.len() < MIN_POOLED_BYTES {
             return bytes.into();
         }
-        let home = Arc::downgrade(&self.0);
-        Bytes::from_owner(PooledBuffer { bytes, home })
+        let pool = Arc::downgrade(&self.0);
+        Bytes::from_owner(PooledBuffer { bytes, pool })
     }
 }
 
 /// A buffer that returns to its group when it is dropped.
 struct PooledBuffer {
     bytes: Vec<u8>,
-    home: Weak<Mutex<Vec<Vec<u8>>>>,
+    pool: Weak<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl AsRef<[u8]> for PooledBuffer {
@@ -53,13 +53,13 @@ impl AsRef<[u8]> for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        let Some(home) = self.home.upgrade() else {
+        let Some(pool) = self.pool.upgrade() else {
             return;
         };
-        let mut kept = lock(&home);
-        let sum: usize = kept.iter().map(Vec::len).sum();
-        if sum + self.bytes.len() <= KEPT_BYTES {
-            kept.push(std::mem::take(&mut self.bytes));
+        let mut free = lock(&pool);
+        let sum: usize = free.iter().map(Vec::len).sum();
+        if sum + self.bytes.len() <= MAX_POOLED_BYTES {
+            free.push(std::mem::take(&mut self.bytes));
         }
     }
 }
@@ -69,34 +69,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_used_again_once_nobody_reads_it() {
-        let buffers = Buffers::default();
+    fn buffers_are_reused_once_unreferenced() {
+        let buffers = BufferPool::default();
         let at = |buffer: &Vec<u8>| buffer.as_ptr() as usize;
-        let first = buffers.take(LEAST_BYTES);
+        let first = buffers.take(MIN_POOLED_BYTES);
         let memory = at(&first);
-        let lent = buffers.wrap(first);
-        let part = lent.slice(5..9);
-        drop(lent);
-        let other = buffers.take(LEAST_BYTES);
+        let wrapped = buffers.wrap(first);
+        let part = wrapped.slice(5..9);
+        drop(wrapped);
+        let other = buffers.take(MIN_POOLED_BYTES);
         assert_ne!(at(&other), memory, "a part of the first is read");
         drop(part);
-        assert_eq!(at(&buffers.take(LEAST_BYTES)), memory);
-        drop(buffers.wrap(vec![1; LEAST_BYTES]));
-        assert_eq!(buffers.take(LEAST_BYTES + 1).len(), LEAST_BYTES + 1);
+        assert_eq!(at(&buffers.take(MIN_POOLED_BYTES)), memory);
+        drop(buffers.wrap(vec![1; MIN_POOLED_BYTES]));
+        assert_eq!(
+            buffers.take(MIN_POOLED_BYTES + 1).len(),
+            MIN_POOLED_BYTES + 1
+        );
     }
 
     #[test]
-    fn what_is_kept_is_bounded_and_goes_with_the_group() {
-        let buffers = Buffers::default();
-        let lent: Vec<_> = (0..3)
-            .map(|_| buffers.wrap(vec![1; KEPT_BYTES / 2]))
+    fn pooled_memory_is_bounded_and_freed_with_the_group() {
+        let buffers = BufferPool::default();
+        let wrapped: Vec<_> = (0..3)
+            .map(|_| buffers.wrap(vec![1; MAX_POOLED_BYTES / 2]))
             .collect();
-        drop(lent);
+        drop(wrapped);
         assert_eq!(buffers.0.lock().unwrap().len(), 2);
-        drop(buffers.wrap(vec![1; LEAST_BYTES - 1]));
+        drop(buffers.wrap(vec![1; MIN_POOLED_BYTES - 1]));
         assert_eq!(buffers.0.lock().unwrap().len(), 2);
-        let lent = buffers.wrap(vec![1; LEAST_BYTES]);
+        let wrapped = buffers.wrap(vec![1; MIN_POOLED_BYTES]);
         drop(buffers);
-        drop(lent);
+        drop(wrapped);
     }
 }

@@ -73,7 +73,7 @@ impl Running {
     }
 
     /// Copies a part of the result to its place, from the byte `at` on.
-    pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
+    pub(super) fn copy_to_result(&mut self, at: usize, bytes: &[u8]) {
         self.result[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
@@ -105,7 +105,13 @@ impl Calls {
     }
 
     /// Records that `rank` of `ranks` has reached the call with this number.
-    pub(super) fn note(&mut self, number: u64, rank: usize, ranks: usize, arrival: Arrival) {
+    pub(super) fn record_arrival(
+        &mut self,
+        number: u64,
+        rank: usize,
+        ranks: usize,
+        arrival: Arrival,
+    ) {
         let at = (number - self.first) as usize;
         while self.open.len() <= at {
             self.open.push_back(Call {
@@ -120,7 +126,7 @@ impl Calls {
     }
 
     /// Records that the local `rank` has reached the call with this number.
-    pub(super) fn note_local(
+    pub(super) fn record_local_arrival(
         &mut self,
         number: u64,
         rank: usize,

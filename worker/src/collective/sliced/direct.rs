@@ -19,7 +19,7 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Direct {
     me: usize,
-    peers: Vec<Peer>,
+    peers: Vec<ReceiveState>,
     /// The first call whose slice at this worker is not fully reduced, and how many bytes
     /// of the slice are.
     reducing: u64,
@@ -28,7 +28,7 @@ pub(super) struct Direct {
 
 /// Another worker of the group; this worker's own entry is not used.
 #[derive(Debug, Default)]
-struct Peer {
+struct ReceiveState {
     /// Its parts of the slices that this worker reduces.
     parts: ByteQueue,
     /// The slices that it has reduced.
@@ -43,7 +43,7 @@ impl Direct {
     pub(super) fn new(me: usize, worker_count: usize) -> Self {
         Self {
             me,
-            peers: (0..worker_count).map(|_| Peer::default()).collect(),
+            peers: (0..worker_count).map(|_| ReceiveState::default()).collect(),
             reducing: 0,
             reduced: 0,
         }
@@ -77,7 +77,7 @@ impl Direct {
     }
 
     /// Returns the number before which all direct calls are over.
-    pub(super) fn over(&self) -> u64 {
+    pub(super) fn finished_before(&self) -> u64 {
         let gathering = others(self.me, self.peers.len())
             .map(|worker_index| self.peers[worker_index].gathering);
         gathering.fold(self.reducing, u64::min)
@@ -110,7 +110,7 @@ impl Direct {
                         return;
                     };
                     self.reduced += sum.len();
-                    running.put(left.start, &sum);
+                    running.copy_to_result(left.start, &sum);
                     for worker_index in others(self.me, worker_count) {
                         send_queues.push(worker_index, PieceKind::Sum, sum.clone());
                     }
@@ -159,7 +159,7 @@ impl Direct {
                     let slice = running.slice(worker_index, worker_count);
                     while peer.gathered < slice.len() && peer.sums.len() > 0 {
                         let sums = peer.sums.take(slice.len() - peer.gathered);
-                        running.put(slice.start + peer.gathered, &sums);
+                        running.copy_to_result(slice.start + peer.gathered, &sums);
                         peer.gathered += sums.len();
                     }
                     if peer.gathered < slice.len() {

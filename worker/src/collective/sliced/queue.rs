@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_element_cut_in_two_is_joined() {
+    fn split_element_is_reassembled() {
         let mut queue = ByteQueue::default();
         for piece in [&b"abc"[..], b"", b"d", b"efgh"] {
             queue.push(Bytes::from_static(piece));

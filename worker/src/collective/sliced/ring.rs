@@ -33,7 +33,7 @@ pub(super) struct Ring {
     /// queued, how many of its slices were received, and how many bytes of the next one.
     call: u64,
     has_begun: bool,
-    slices: usize,
+    slices_received: usize,
     bytes: usize,
 }
 
@@ -45,7 +45,7 @@ impl Ring {
             incoming: ByteQueue::default(),
             call: 0,
             has_begun: false,
-            slices: 0,
+            slices_received: 0,
             bytes: 0,
         }
     }
@@ -67,7 +67,7 @@ impl Ring {
     }
 
     /// Returns the number before which all ring calls are over.
-    pub(super) fn over(&self) -> u64 {
+    pub(super) fn finished_before(&self) -> u64 {
         self.call
     }
 
@@ -76,7 +76,7 @@ impl Ring {
         while self.call < calls.decided() {
             if let Some(running) = calls.running(self.call)
                 && running.route == Route::Ring
-                && !self.pass(running, send_queues)
+                && !self.forward_slices(running, send_queues)
             {
                 return;
             }
@@ -86,7 +86,7 @@ impl Ring {
 
     /// Adds to the received slices of a call and passes them on. Returns whether the call
     /// is over.
-    fn pass(&mut self, running: &mut Running, send_queues: &mut SendQueues) -> bool {
+    fn forward_slices(&mut self, running: &mut Running, send_queues: &mut SendQueues) -> bool {
         if !std::mem::replace(&mut self.has_begun, true) {
             // This follows the last slice of the previous call, as one stream carries
             // both.
@@ -94,10 +94,11 @@ impl Ring {
             send_queues.push(self.next(), PieceKind::Ring, own);
         }
         let all = 2 * (self.worker_count - 1);
-        while self.slices < all {
+        while self.slices_received < all {
             // Slices come in the order in which the worker before sends them.
-            let whose = (self.previous() + 2 * self.worker_count - self.slices) % self.worker_count;
-            let slice = running.slice(whose, self.worker_count);
+            let slice_owner = (self.previous() + 2 * self.worker_count - self.slices_received)
+                % self.worker_count;
+            let slice = running.slice(slice_owner, self.worker_count);
             while self.bytes < slice.len() {
                 let at = slice.start + self.bytes;
                 let Some(bytes) = self.next_bytes(running, at, slice.end) else {
@@ -105,17 +106,17 @@ impl Ring {
                 };
                 self.bytes += bytes.len();
                 // All parts are in these bytes: the last was added here or before.
-                if self.slices + 2 >= self.worker_count {
-                    running.put(at, &bytes);
+                if self.slices_received + 2 >= self.worker_count {
+                    running.copy_to_result(at, &bytes);
                 }
-                if self.slices + 1 < all {
+                if self.slices_received + 1 < all {
                     send_queues.push(self.next(), PieceKind::Ring, bytes);
                 }
             }
             self.bytes = 0;
-            self.slices += 1;
+            self.slices_received += 1;
         }
-        (self.slices, self.has_begun) = (0, false);
+        (self.slices_received, self.has_begun) = (0, false);
         true
     }
 
@@ -129,10 +130,13 @@ impl Ring {
             return None;
         }
         let bytes = self.incoming.take(count);
-        if self.slices + 1 >= self.worker_count {
+        if self.slices_received + 1 >= self.worker_count {
             return Some(bytes);
         }
         let own = &running.own[at..at + count];
-        Some(running.sum(&[&bytes, own], self.slices + 2 == self.worker_count))
+        Some(running.sum(
+            &[&bytes, own],
+            self.slices_received + 2 == self.worker_count,
+        ))
     }
 }

@@ -13,10 +13,10 @@ pub(super) const PIECE_BYTES: usize = 256 << 10;
 
 /// The pieces queued for each worker of a group.
 #[derive(Debug)]
-pub(super) struct SendQueues(Vec<Peer>);
+pub(super) struct SendQueues(Vec<SendQueue>);
 
 #[derive(Debug, Default)]
-struct Peer {
+struct SendQueue {
     pieces: VecDeque<Piece>,
     /// Bytes sent directly since the queues of all workers were last empty.
     sent_bytes: u64,
@@ -26,7 +26,7 @@ struct Peer {
 
 impl SendQueues {
     pub(super) fn new(worker_count: usize) -> Self {
-        Self((0..worker_count).map(|_| Peer::default()).collect())
+        Self((0..worker_count).map(|_| SendQueue::default()).collect())
     }
 
     pub(super) fn push(&mut self, worker_index: usize, kind: PieceKind, bytes: Bytes) {
@@ -35,34 +35,34 @@ impl SendQueues {
         }
     }
 
-    pub(super) fn has(&self, worker_index: usize) -> bool {
+    pub(super) fn has_pending(&self, worker_index: usize) -> bool {
         !self.0[worker_index].pieces.is_empty()
     }
 
     /// Takes the next piece for `worker_index`. Small pieces of one kind are joined.
     pub(super) fn next(&mut self, worker_index: usize) -> Option<Piece> {
-        let peer = &mut self.0[worker_index];
-        let Piece { kind, mut bytes } = peer.pieces.pop_front()?;
+        let queue = &mut self.0[worker_index];
+        let Piece { kind, mut bytes } = queue.pieces.pop_front()?;
         if bytes.len() > PIECE_BYTES {
             let bytes = bytes.split_off(PIECE_BYTES);
-            peer.pieces.push_front(Piece { kind, bytes });
+            queue.pieces.push_front(Piece { kind, bytes });
         }
         let fits = |bytes: usize, next: &Piece| {
             next.kind == kind && bytes + next.bytes.len() <= PIECE_BYTES
         };
-        if peer.pieces.front().is_some_and(|n| fits(bytes.len(), n)) {
+        if queue.pieces.front().is_some_and(|n| fits(bytes.len(), n)) {
             let mut joined = BytesMut::from(&bytes[..]);
-            while let Some(next) = peer.pieces.pop_front_if(|n| fits(joined.len(), n)) {
+            while let Some(next) = queue.pieces.pop_front_if(|n| fits(joined.len(), n)) {
                 joined.extend_from_slice(&next.bytes);
             }
             bytes = joined.freeze();
         }
-        peer.in_ring = kind == PieceKind::Ring;
-        if !peer.in_ring {
-            peer.sent_bytes += bytes.len() as u64;
+        queue.in_ring = kind == PieceKind::Ring;
+        if !queue.in_ring {
+            queue.sent_bytes += bytes.len() as u64;
         }
-        if self.0.iter().all(|peer| peer.pieces.is_empty()) {
-            self.0.iter_mut().for_each(|peer| peer.sent_bytes = 0);
+        if self.0.iter().all(|queue| queue.pieces.is_empty()) {
+            self.0.iter_mut().for_each(|queue| queue.sent_bytes = 0);
         }
         Some(Piece { kind, bytes })
     }
@@ -71,15 +71,17 @@ impl SendQueues {
     /// sent in the current exchange. `None` if its last piece went round a ring, where the
     /// others are sent nothing.
     pub(super) fn lead_bytes(&self, worker_index: usize) -> Option<i64> {
-        let sent = |peer: &Peer| peer.sent_bytes as i64;
+        let sent = |queue: &SendQueue| queue.sent_bytes as i64;
         let others = self.0.len().max(2) as i64 - 1;
         let mean = self.0.iter().map(sent).sum::<i64>() / others;
-        let peer = &self.0[worker_index];
-        (!peer.in_ring).then(|| sent(peer) - mean)
+        let queue = &self.0[worker_index];
+        (!queue.in_ring).then(|| sent(queue) - mean)
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.iter_mut().for_each(|peer| *peer = Peer::default());
+        self.0
+            .iter_mut()
+            .for_each(|queue| *queue = SendQueue::default());
     }
 }
 
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_sent_more_than_the_others_leads() {
+    fn peer_with_most_bytes_sent_leads() {
         let mut send_queues = SendQueues::new(3);
         for worker_index in [1, 2] {
             send_queues.push(worker_index, PieceKind::Part, vec![0; PIECE_BYTES].into());
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_out_in_order_in_pieces_of_one_kind() {
+    fn bytes_are_sent_in_order_in_pieces_of_one_kind() {
         let mut send_queues = SendQueues::new(2);
         let large = vec![1; PIECE_BYTES + 5];
         for (kind, bytes) in [

@@ -12,7 +12,7 @@ use burn_std::future::block_on;
 use super::Candidate;
 
 /// The order in which devices of an API are numbered.
-const ORDER: [DeviceType; 5] = [
+const DEVICE_TYPE_ORDER: [DeviceType; 5] = [
     DeviceType::DiscreteGpu,
     DeviceType::IntegratedGpu,
     DeviceType::VirtualGpu,
@@ -48,15 +48,15 @@ pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
         return Err(none.into());
     };
     let mut found: Vec<Candidate> = Vec::new();
-    for device_type in ORDER {
+    for device_type in DEVICE_TYPE_ORDER {
         let of_type = list.iter().filter(|info| info.device_type == device_type);
         for (index, info) in of_type.enumerate() {
-            let device = WgpuDevice::new(named(device_type, index)).on(pin);
+            let device = WgpuDevice::new(device_kind(device_type, index)).on(pin);
             found.push(Candidate {
                 device: CubeDevice::Wgpu(device),
                 driver: driver(info),
                 is_software: device_type == DeviceType::Cpu,
-                trouble: trouble(info),
+                unusable_reason: unusable_reason(info),
             });
             // CubeCL has only one id for all CPU devices.
             if device_type == DeviceType::Cpu {
@@ -76,7 +76,7 @@ fn adapters(api: Backend) -> Vec<AdapterInfo> {
     adapters.iter().map(|adapter| adapter.get_info()).collect()
 }
 
-fn named(device_type: DeviceType, index: usize) -> WgpuDeviceKind {
+fn device_kind(device_type: DeviceType, index: usize) -> WgpuDeviceKind {
     match device_type {
         DeviceType::DiscreteGpu => WgpuDeviceKind::DiscreteGpu(index),
         DeviceType::IntegratedGpu => WgpuDeviceKind::IntegratedGpu(index),
@@ -98,7 +98,7 @@ fn driver(info: &AdapterInfo) -> String {
 /// Returns why a driver must not be used, if a problem is known: Mesa's CPU driver crashes
 /// the process when it compiles some matrix products from SPIR-V (seen with 22.3.6 and
 /// 25.0.7).
-fn trouble(info: &AdapterInfo) -> Option<String> {
+fn unusable_reason(info: &AdapterInfo) -> Option<String> {
     let is_mesa_cpu = info.driver == "llvmpipe" || info.name.starts_with("llvmpipe");
     let as_spirv = cfg!(feature = "vulkan") && info.backend == Backend::Vulkan;
     (is_mesa_cpu && as_spirv).then(|| {

@@ -45,7 +45,7 @@ pub(super) fn boolean<const N: usize>(dims: [usize; N]) -> TensorIr {
 }
 
 /// Marks a tensor as an output of an op.
-pub(super) fn made(tensor: TensorIr) -> TensorIr {
+pub(super) fn as_output(tensor: TensorIr) -> TensorIr {
     TensorIr {
         status: TensorStatus::NotInit,
         ..tensor
@@ -85,7 +85,7 @@ pub(crate) fn ops() -> Vec<OperationIr> {
     ops.extend(integers().into_iter().map(OperationIr::Int));
     ops.extend(modules::modules().into_iter().map(OperationIr::Module));
     ops.extend(activations().into_iter().map(OperationIr::Activation));
-    let custom = CustomOpIr::new("swish", &[float([3])], &[made(float([3]))]);
+    let custom = CustomOpIr::new("swish", &[float([3])], &[as_output(float([3]))]);
     ops.push(OperationIr::Custom(custom));
     ops.push(OperationIr::Drop(float([3])));
     let reduced = AllReduceOpIr::create(float([3]), ReduceOperation::Sum, Vec::new(), id);
@@ -288,7 +288,7 @@ fn numbers(dtype: DType) -> Vec<NumericOperationIr> {
         DType::F32 => BinaryOpIr {
             lhs: t(),
             rhs: int([2, 3, 1]),
-            out: made(t()),
+            out: as_output(t()),
         },
         _ => two(),
     };

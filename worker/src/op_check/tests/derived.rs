@@ -19,16 +19,16 @@ fn tensor(dims: &[usize]) -> TensorIr {
 
 /// Checks that `op` is accepted with the output that Burn derives, and refused with
 /// another.
-fn only(op: impl Fn(TensorIr) -> OperationIr, derived: &Shape, other: usize) {
-    let out = made(tensor(derived.as_slice()));
-    accepted(&op(out.clone()));
+fn check_derived_output(op: impl Fn(TensorIr) -> OperationIr, derived: &Shape, other: usize) {
+    let out = as_output(tensor(derived.as_slice()));
+    assert_accepted(&op(out.clone()));
     let mut shape = derived.clone();
     let Some(first) = shape.as_mut_slice().first_mut() else {
         return;
     };
     if *first != other {
         *first = other;
-        refused(&op(TensorIr { shape, ..out }));
+        assert_refused(&op(TensorIr { shape, ..out }));
     }
 }
 
@@ -45,9 +45,9 @@ proptest! {
             numeric(NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out }))
         };
         match lhs.shape.broadcast(&rhs.shape) {
-            Ok(derived) => only(op, &derived, other),
+            Ok(derived) => check_derived_output(op, &derived, other),
             Err(_) => {
-                refused(&op(made(lhs.clone())));
+                assert_refused(&op(as_output(lhs.clone())));
             }
         }
     }
@@ -66,7 +66,7 @@ proptest! {
             let (tensor, ranges) = (tensor(&[dim, 2]), vec![slice]);
             OperationIr::BaseFloat(BaseOperationIr::Slice(SliceOpIr { tensor, ranges, out }))
         };
-        only(op, &derived, other);
+        check_derived_output(op, &derived, other);
     }
 
     #[test]
@@ -81,7 +81,7 @@ proptest! {
             let unfold = UnfoldOpIr { input, out, dim: 0, size, step };
             OperationIr::BaseFloat(BaseOperationIr::Unfold(unfold))
         };
-        only(op, &derived, other);
+        check_derived_output(op, &derived, other);
     }
 
     #[test]
@@ -103,8 +103,8 @@ proptest! {
         // Flex would read memory that is not there for an empty batch times a broadcast
         // one.
         match batch_sizes.iter().zip(ones).any(|(&size, one)| one && size == 0) {
-            true => drop(refused(&op(made(tensor(derived.as_slice()))))),
-            false => only(op, &derived, other),
+            true => drop(assert_refused(&op(as_output(tensor(derived.as_slice()))))),
+            false => check_derived_output(op, &derived, other),
         }
     }
 
@@ -131,11 +131,11 @@ proptest! {
             OperationIr::Module(ModuleOperationIr::Conv1d(conv))
         };
         if size + padding.0 + padding.1 < dilation * (kernel - 1) + 1 {
-            refused(&op(made(tensor(&[2, 2 * groups, 1]))));
+            assert_refused(&op(as_output(tensor(&[2, 2 * groups, 1]))));
         } else {
             let (x, weight) = (x.clone(), weight.clone());
             let derived = Conv1dOpIr::create(x, weight, None, options.clone(), id).out.shape;
-            only(op, &derived, other);
+            check_derived_output(op, &derived, other);
         }
     }
 
@@ -159,11 +159,11 @@ proptest! {
             OperationIr::Module(ModuleOperationIr::ConvTranspose1d(conv))
         };
         if (size - 1) * stride + dilation * (kernel - 1) + 1 + padding_out < 2 * padding {
-            refused(&op(made(tensor(&[2, 6, 1]))));
+            assert_refused(&op(as_output(tensor(&[2, 6, 1]))));
         } else {
             let (x, weight) = (x.clone(), weight.clone());
             let derived = ConvTranspose1dOpIr::create(x, weight, None, options.clone(), id);
-            only(op, &derived.out.shape, other);
+            check_derived_output(op, &derived.out.shape, other);
         }
     }
 
@@ -187,11 +187,11 @@ proptest! {
         };
         let room = size + 2 * padding + if ceil_mode { stride - 1 } else { 0 };
         if room < dilation * (kernel - 1) + 1 {
-            refused(&op(made(tensor(&[2, 3, 1]))));
+            assert_refused(&op(as_output(tensor(&[2, 3, 1]))));
         } else {
             let x = x.clone();
             let pool = MaxPool1dOpIr::create(x, kernel, stride, padding, dilation, ceil_mode, id);
-            only(op, &pool.out.shape, other);
+            check_derived_output(op, &pool.out.shape, other);
         }
     }
 }

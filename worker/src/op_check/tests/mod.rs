@@ -1,20 +1,20 @@
 //! Tests of the checks. Honest ops are made by Burn's own constructors, so the derived
 //! outputs are compared with what clients declare.
 
+mod all_variants;
 mod arguments;
 mod derived;
 mod empty;
-mod honest;
 mod outputs;
 
 use burn_backend::DType;
 use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr};
 
-use super::samples::{BOOL, boolean, float, id, int, made, numeric, typed};
+use super::samples::{BOOL, as_output, boolean, float, id, int, numeric, typed};
 
 /// Checks that `op` is refused, and returns the reason.
 #[track_caller]
-fn refused(op: &OperationIr) -> String {
+fn assert_refused(op: &OperationIr) -> String {
     let name = tensord_proto::codec::OpName::of(op);
     match super::check(op) {
         Ok(_) => panic!("{name} was accepted: {op:?}"),
@@ -23,13 +23,13 @@ fn refused(op: &OperationIr) -> String {
 }
 
 #[track_caller]
-fn accepted(op: &OperationIr) -> u64 {
+fn assert_accepted(op: &OperationIr) -> u64 {
     let name = tensord_proto::codec::OpName::of(op);
     super::check(op).unwrap_or_else(|broken| panic!("{name} was refused: {broken:?}\n{op:?}"))
 }
 
 #[test]
-fn a_check_of_a_common_op_takes_no_time() {
+fn check_of_a_common_op_is_fast() {
     let add = BinaryOpIr::create(float([64, 128]), float([64, 128]), id);
     let add = numeric(NumericOperationIr::Add(add));
     let begun = std::time::Instant::now();

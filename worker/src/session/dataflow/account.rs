@@ -74,7 +74,7 @@ impl Holding {
     }
 
     /// Returns the shared storage, if it is known to be the one of `info`.
-    fn known_as(&self, info: &StorageInfo) -> Option<Arc<Storage>> {
+    fn matching_storage(&self, info: &StorageInfo) -> Option<Arc<Storage>> {
         // Both must match: a new storage may have the id of one that was freed.
         let is_it = |s: &&Arc<Storage>| s.id == info.id && s.memory.bytes() == info.bytes;
         self.shared.as_ref().filter(is_it).cloned()
@@ -104,8 +104,8 @@ impl Account {
     }
 
     /// Returns an empty account of the same device.
-    pub(super) fn beside(&self) -> SessionMemory {
-        self.memory.beside()
+    pub(super) fn new_account(&self) -> SessionMemory {
+        self.memory.new_account()
     }
 
     pub(super) fn take(&mut self, bytes: u64) -> Result<(), Refusal> {
@@ -123,12 +123,12 @@ impl Account {
 
     /// Gives back the cost of a removed name, and the bytes that it alone held.
     pub(super) fn release(&mut self, holding: &Holding) {
-        self.memory.give_back(holding.own_bytes + NAME_BYTES);
+        self.memory.return_bytes(holding.own_bytes + NAME_BYTES);
     }
 
     /// Takes over the bytes in `held`, which were taken for a tensor and its name.
-    pub(super) fn adopt(&mut self, held: SessionMemory) -> Holding {
-        let bytes = self.memory.adopt(held);
+    pub(super) fn merge(&mut self, held: SessionMemory) -> Holding {
+        let bytes = self.memory.merge(held);
         Holding::own(bytes.saturating_sub(NAME_BYTES))
     }
 
@@ -137,16 +137,16 @@ impl Account {
         let (was, is) = (holding.own_bytes, info.bytes);
         if is > was {
             // The backend has allocated it already.
-            self.memory.take_beyond(is - was);
+            self.memory.take_over_capacity(is - was);
         } else {
-            self.memory.give_back(was - is);
+            self.memory.return_bytes(was - is);
         }
         holding.own_bytes = is;
     }
 
     /// Makes `holding` a user of `storage`, and gives back what was taken for it.
     pub(super) fn join(&mut self, holding: &mut Holding, storage: Arc<Storage>) {
-        self.memory.give_back(holding.own_bytes);
+        self.memory.return_bytes(holding.own_bytes);
         *holding = Holding {
             own_bytes: 0,
             shared: Some(storage),
@@ -154,17 +154,17 @@ impl Account {
     }
 
     /// Returns the storage of `holding` for one more user, if it is the one of `info`.
-    /// `look` returns the storage of the holding's tensor, if the backend reports it.
+    /// `lookup` returns the storage of the holding's tensor, if the backend reports it.
     pub(super) fn find(
         &mut self,
         holding: &mut Holding,
         info: &StorageInfo,
-        look: impl FnOnce() -> Option<StorageInfo>,
+        lookup: impl FnOnce() -> Option<StorageInfo>,
     ) -> Option<Arc<Storage>> {
         if holding.is_shared() {
-            return holding.known_as(info);
+            return holding.matching_storage(info);
         }
-        let its = look().filter(|its| its.id == info.id)?;
+        let its = lookup().filter(|its| its.id == info.id)?;
         self.resize(holding, &its);
         Some(self.share(holding, its.id))
     }
@@ -202,7 +202,7 @@ impl Account {
         if is_last_use || source.is_shared() || out.own_bytes >= source.own_bytes {
             // Only one of the two storages is left in the end, so the larger is charged.
             let missing = source.own_bytes.saturating_sub(out.own_bytes);
-            self.memory.take_beyond(missing);
+            self.memory.take_over_capacity(missing);
             out.own_bytes += missing;
             out.shared.clone_from(&source.shared);
         } else {
@@ -217,7 +217,7 @@ impl Account {
             if self.fault_bytes + cost > FAULT_RESERVE_BYTES {
                 return Err(refusal);
             }
-            self.memory.take_beyond(cost);
+            self.memory.take_over_capacity(cost);
         }
         self.fault_bytes += cost;
         *self.faults.entry(address(fault)).or_default() += 1;
@@ -234,7 +234,7 @@ impl Account {
         }
         let cost = self.fault_cost(fault) + NAME_BYTES;
         self.fault_bytes -= cost;
-        self.memory.give_back(cost);
+        self.memory.return_bytes(cost);
     }
 
     /// Returns the bytes to charge for a fault: 0 if it is charged already, as a fault is

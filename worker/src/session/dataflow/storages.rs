@@ -16,7 +16,7 @@ use burn_ir::{
 use tensord_proto::{codec::tensor_bytes, v1::FaultKind};
 
 use super::{
-    Dataflow, Refusal, Slot,
+    Dataflow, Refusal, TensorState,
     account::{Holding, Storage},
     check_dtype,
 };
@@ -28,12 +28,12 @@ pub(crate) type StorageLookup<'a> = &'a mut dyn FnMut(&TensorIr) -> Option<Stora
 /// Maximum number of an op's tensors that are searched for the storage of an output.
 /// Views have one input. If the storage is not found, the output is charged for one of
 /// its own.
-const SEARCHED: usize = 64;
+const MAX_SEARCHED: usize = 64;
 
 /// An output that is smaller than an input by at least this many bytes may be a view that
 /// keeps the input's storage. The lookup costs little compared with reading so many
 /// bytes.
-const LOOK_BYTES: u64 = 64 << 10;
+const MIN_LOOKUP_BYTES: u64 = 64 << 10;
 
 /// Whether an op's outputs may use the storages of its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(super) enum Aliasing {
 
 /// What an op's inputs imply for the storages of its outputs.
 #[derive(Debug, Default)]
-pub(super) struct Inputs {
+pub(super) struct InputStorages {
     /// Maximum of the bytes that an input keeps from being freed.
     largest_bytes: u64,
     /// Whether the storage of an input may be shared, or does not have the input's size.
@@ -58,11 +58,15 @@ pub(super) struct Inputs {
 
 impl Dataflow {
     /// Checks an input, and records its storage in `known`.
-    pub(super) fn note_input(&self, input: &TensorIr, known: &mut Inputs) -> Result<(), Refusal> {
+    pub(super) fn check_input(
+        &self,
+        input: &TensorIr,
+        known: &mut InputStorages,
+    ) -> Result<(), Refusal> {
         check_dtype(input.dtype)?;
-        let (slot, bytes) = self.find(input)?;
+        let (state, bytes) = self.find(input)?;
         known.largest_bytes = known.largest_bytes.max(bytes);
-        if let Slot::Live { holding, .. } = slot {
+        if let TensorState::Live { holding, .. } = state {
             known.irregular |= holding.is_shared()
                 || Some(bytes) != tensor_bytes(&input.shape, input.dtype).map(|b| b as u64);
         }
@@ -71,31 +75,36 @@ impl Dataflow {
 
     /// Records the inputs of `op` if its outputs may use their storages. `least_bytes` is
     /// the size of the smallest output.
-    pub(super) fn note_sources(&mut self, op: &OperationIr, inputs: &Inputs, least_bytes: u64) {
-        let is_much_smaller = inputs.largest_bytes >= least_bytes.saturating_add(LOOK_BYTES);
-        self.shares = match may_view(op) {
+    pub(super) fn record_sources(
+        &mut self,
+        op: &OperationIr,
+        inputs: &InputStorages,
+        least_bytes: u64,
+    ) {
+        let is_much_smaller = inputs.largest_bytes >= least_bytes.saturating_add(MIN_LOOKUP_BYTES);
+        self.aliasing = match may_view(op) {
             true => Aliasing::View,
             false if inputs.irregular || is_much_smaller => Aliasing::InPlace,
             false => return,
         };
         self.sources.clear();
-        self.sources.extend(op.inputs().take(SEARCHED).cloned());
+        self.sources.extend(op.inputs().take(MAX_SEARCHED).cloned());
     }
 
     /// Charges for the storages that the current op's outputs use, in place of what was
     /// taken for them.
-    pub(super) fn settle_storages(&mut self, look: StorageLookup<'_>) {
-        for at in 0..self.made.len() {
-            let Some(info) = look(&self.made[at].0) else {
-                self.keep_source(at);
+    pub(super) fn charge_storages(&mut self, lookup: StorageLookup<'_>) {
+        for at in 0..self.outputs.len() {
+            let Some(info) = lookup(&self.outputs[at].0) else {
+                self.charge_possible_alias(at);
                 continue;
             };
             let storage = match info.is_shared {
-                true => self.storage_among_sources(&info, look),
+                true => self.storage_among_sources(&info, lookup),
                 false => None,
             };
-            let storage = storage.or_else(|| self.storage_among_made(at, &info, look));
-            let holding = &mut self.made[at].1;
+            let storage = storage.or_else(|| self.storage_among_outputs(at, &info, lookup));
+            let holding = &mut self.outputs[at].1;
             match storage {
                 Some(storage) => self.account.join(holding, storage),
                 None => self.account.resize(holding, &info),
@@ -107,67 +116,68 @@ impl Dataflow {
     fn storage_among_sources(
         &mut self,
         info: &StorageInfo,
-        look: StorageLookup<'_>,
+        lookup: StorageLookup<'_>,
     ) -> Option<Arc<Storage>> {
         let consumed = &self.consumed;
         self.sources.iter().find_map(|source| {
-            let Some(Slot::Live { holding, .. }) = self.tensors.get_mut(&source.id) else {
+            let Some(TensorState::Live { holding, .. }) = self.tensors.get_mut(&source.id) else {
                 return None;
             };
             // The backend no longer has a consumed input. If that input was the only user
             // of its storage, no output shares the storage.
-            let is_gone = consumed.iter().any(|gone| gone.id == source.id);
-            let look = || (!is_gone).then(|| look(source)).flatten();
-            self.account.find(holding, info, look)
+            let is_torn_down = consumed.iter().any(|gone| gone.id == source.id);
+            let lookup = || (!is_torn_down).then(|| lookup(source)).flatten();
+            self.account.find(holding, info, lookup)
         })
     }
 
     /// Returns the storage of `info`, if an output before the one at `at` uses it.
-    fn storage_among_made(
+    fn storage_among_outputs(
         &mut self,
         at: usize,
         info: &StorageInfo,
-        look: StorageLookup<'_>,
+        lookup: StorageLookup<'_>,
     ) -> Option<Arc<Storage>> {
         if !info.is_shared {
             return None;
         }
-        let mut before = self.made[..at].iter_mut().take(SEARCHED);
-        before.find_map(|(out, holding)| self.account.find(holding, info, || look(out)))
+        let mut before = self.outputs[..at].iter_mut().take(MAX_SEARCHED);
+        before.find_map(|(out, holding)| self.account.find(holding, info, || lookup(out)))
     }
 
     /// Makes the output at `at` hold the storage that it may use, for a backend that does
     /// not report storages. For a view, that is the storage of the first input.
     /// Otherwise, it is the shared storage of a consumed input that is at least as large.
-    fn keep_source(&mut self, at: usize) {
-        let (out, holding) = &mut self.made[at];
+    fn charge_possible_alias(&mut self, at: usize) {
+        let (out, holding) = &mut self.outputs[at];
         let out_bytes = tensor_bytes(&out.shape, out.dtype);
         for source in &self.sources {
             let is_last_use = self.consumed.iter().any(|gone| gone.id == source.id);
-            let Some(Slot::Live { holding: kept, .. }) = self.tensors.get_mut(&source.id) else {
+            let Some(TensorState::Live { holding: kept, .. }) = self.tensors.get_mut(&source.id)
+            else {
                 continue;
             };
             let in_place = is_last_use
                 && kept.is_shared()
                 && out_bytes <= tensor_bytes(&source.shape, source.dtype);
-            if self.shares == Aliasing::View || in_place {
+            if self.aliasing == Aliasing::View || in_place {
                 return self.account.view_of(holding, kept, is_last_use);
             }
         }
     }
 
     /// Gives the value of `source` a second id. The two tensors share a storage, which is
-    /// charged until both are gone. `look` is as for [`finish`](Self::finish).
+    /// charged until both are gone. `lookup` is as for [`finish`](Self::finish).
     pub(crate) fn alias(
         &mut self,
         id: TensorId,
         source: TensorId,
-        look: StorageLookup<'_>,
+        lookup: StorageLookup<'_>,
     ) -> Result<(), Refusal> {
         match self.tensors.get(&source) {
-            Some(Slot::Live { .. }) => {}
-            Some(Slot::Poisoned(fault)) => return Err(Refusal::Inherited(fault.clone())),
-            Some(Slot::Pending { .. }) => {
+            Some(TensorState::Live { .. }) => {}
+            Some(TensorState::Poisoned(fault)) => return Err(Refusal::Inherited(fault.clone())),
+            Some(TensorState::Pending { .. }) => {
                 let reason = format!("the value of tensor {} is pending", source.value());
                 return Err(Refusal::New(FaultKind::Mismatch, reason));
             }
@@ -180,7 +190,7 @@ impl Dataflow {
             }
         }
         self.check_new(id)?;
-        let Some(Slot::Live {
+        let Some(TensorState::Live {
             shape,
             dtype,
             holding,
@@ -189,22 +199,26 @@ impl Dataflow {
             unreachable!("the slot is live");
         };
         let (shape, dtype) = (shape.clone(), *dtype);
-        let storage_id = storage_id(source, &shape, dtype, holding, look);
+        let storage_id = storage_id(source, &shape, dtype, holding, lookup);
         let holding = self.account.alias(holding, storage_id)?;
-        let slot = Slot::Live {
+        let state = TensorState::Live {
             shape,
             dtype,
             holding,
         };
-        self.tensors.insert(id, slot);
+        self.tensors.insert(id, state);
         Ok(())
     }
 
     /// Returns the storage of a tensor with a value, for a reply that uses it: the
-    /// storage stays charged until the reply is dropped, too. `look` is as for
+    /// storage stays charged until the reply is dropped, too. `lookup` is as for
     /// [`finish`](Self::finish).
-    pub(crate) fn hold(&mut self, id: TensorId, look: StorageLookup<'_>) -> Option<Arc<Storage>> {
-        let Some(Slot::Live {
+    pub(crate) fn share_storage(
+        &mut self,
+        id: TensorId,
+        lookup: StorageLookup<'_>,
+    ) -> Option<Arc<Storage>> {
+        let Some(TensorState::Live {
             shape,
             dtype,
             holding,
@@ -212,7 +226,7 @@ impl Dataflow {
         else {
             return None;
         };
-        let storage_id = storage_id(id, shape, *dtype, holding, look);
+        let storage_id = storage_id(id, shape, *dtype, holding, lookup);
         Some(self.account.share(holding, storage_id))
     }
 }
@@ -225,7 +239,7 @@ fn storage_id(
     shape: &Shape,
     dtype: DType,
     holding: &Holding,
-    look: StorageLookup<'_>,
+    lookup: StorageLookup<'_>,
 ) -> usize {
     if holding.is_shared() {
         return 0;
@@ -236,7 +250,7 @@ fn storage_id(
         status: TensorStatus::ReadOnly,
         dtype,
     };
-    look(&tensor).map_or(0, |info| info.id)
+    lookup(&tensor).map_or(0, |info| info.id)
 }
 
 /// Returns whether an output of `op` may be a view of its first input, or that input

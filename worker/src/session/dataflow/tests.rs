@@ -8,16 +8,16 @@ use super::*;
 use crate::{backend::StorageInfo, memory::DeviceMemory};
 
 /// Bytes charged for a tensor of these tests.
-const TENSOR: u64 = 16 + NAME_BYTES;
+const TENSOR_COST: u64 = 16 + NAME_BYTES;
 
 /// The lookup of a backend that does not report storages.
-fn unknown(_: &TensorIr) -> Option<StorageInfo> {
+fn no_lookup(_: &TensorIr) -> Option<StorageInfo> {
     None
 }
 
 /// Returns the bytes charged for a tensor that is the only one with a fault of this
 /// reason.
-fn poisoned(reason: &str) -> u64 {
+fn fault_cost(reason: &str) -> u64 {
     NAME_BYTES + (size_of::<Fault>() + 64 + reason.len()) as u64
 }
 
@@ -56,22 +56,22 @@ fn fault(reason: &str) -> Arc<Fault> {
 }
 
 #[test]
-fn memory_follows_the_tensors() {
-    let (mut flow, device) = flow(4 * TENSOR);
+fn memory_is_taken_and_returned_with_tensors() {
+    let (mut flow, device) = flow(4 * TENSOR_COST);
     let op = add(1, tensor(2, TensorStatus::ReadWrite), 3);
     flow.begin(&op).unwrap();
-    assert_eq!(device.live_bytes(), 3 * TENSOR);
-    flow.finish(&mut unknown);
-    assert_eq!((flow.len(), device.live_bytes()), (2, 2 * TENSOR));
+    assert_eq!(device.live_bytes(), 3 * TENSOR_COST);
+    flow.finish(&mut no_lookup);
+    assert_eq!((flow.len(), device.live_bytes()), (2, 2 * TENSOR_COST));
     let drop = OperationIr::Drop(tensor(3, TensorStatus::ReadWrite));
     flow.begin(&drop).unwrap();
-    flow.finish(&mut unknown);
-    assert_eq!((flow.len(), device.live_bytes()), (1, TENSOR));
+    flow.finish(&mut no_lookup);
+    assert_eq!((flow.len(), device.live_bytes()), (1, TENSOR_COST));
 }
 
 #[test]
-fn what_an_op_that_was_refused_would_have_made_does_not_come_to_be() {
-    let (mut flow, device) = flow(2 * TENSOR + 8);
+fn outputs_of_a_refused_op_are_poisoned() {
+    let (mut flow, device) = flow(2 * TENSOR_COST + 8);
     let op = add(1, tensor(2, TensorStatus::ReadOnly), 3);
     flow.begin(&op).unwrap_err();
     flow.poison(&op, &fault("full"));
@@ -82,14 +82,14 @@ fn what_an_op_that_was_refused_would_have_made_does_not_come_to_be() {
     for id in [4, 3] {
         let drop = OperationIr::Drop(tensor(id, TensorStatus::ReadWrite));
         assert!(matches!(flow.begin(&drop), Err(Refusal::Inherited(_))));
-        flow.finish(&mut unknown);
+        flow.finish(&mut no_lookup);
     }
-    assert_eq!((flow.len(), device.live_bytes()), (2, 2 * TENSOR));
+    assert_eq!((flow.len(), device.live_bytes()), (2, 2 * TENSOR_COST));
 }
 
 #[test]
-fn an_op_over_the_capacity_is_refused_with_both_numbers() {
-    let (mut flow, device) = flow(2 * TENSOR + 8);
+fn refusal_over_capacity_names_needed_and_free_bytes() {
+    let (mut flow, device) = flow(2 * TENSOR_COST + 8);
     let op = add(1, tensor(2, TensorStatus::ReadOnly), 3);
     let refusal = flow.begin(&op).unwrap_err();
     assert_eq!(
@@ -97,12 +97,12 @@ fn an_op_over_the_capacity_is_refused_with_both_numbers() {
         Refusal::New(FaultKind::OutOfMemory, "1.0 KiB requested, 8 B free".into())
     );
     flow.poison(&op, &fault("full"));
-    assert_eq!(device.live_bytes(), 2 * TENSOR + poisoned("full"));
+    assert_eq!(device.live_bytes(), 2 * TENSOR_COST + fault_cost("full"));
 }
 
 #[test]
-fn the_first_cause_travels_and_the_rest_is_untouched() {
-    let (mut flow, device) = flow(100 * TENSOR);
+fn poison_carries_the_first_fault_and_spares_other_tensors() {
+    let (mut flow, device) = flow(100 * TENSOR_COST);
     let bad = add(1, tensor(9, TensorStatus::ReadWrite), 3);
     let refusal = flow.begin(&bad).unwrap_err();
     assert!(
@@ -120,24 +120,24 @@ fn the_first_cause_travels_and_the_rest_is_untouched() {
     );
     let good = add(1, tensor(2, TensorStatus::ReadOnly), 5);
     flow.begin(&good).unwrap();
-    flow.finish(&mut unknown);
-    assert_eq!(device.live_bytes(), 3 * TENSOR + poisoned("first"));
+    flow.finish(&mut no_lookup);
+    assert_eq!(device.live_bytes(), 3 * TENSOR_COST + fault_cost("first"));
 }
 
 #[test]
-fn a_failed_op_gives_its_memory_back_and_names_what_to_forget() {
-    let (mut flow, device) = flow(100 * TENSOR);
+fn failed_op_returns_memory_and_lists_tensors_to_drop() {
+    let (mut flow, device) = flow(100 * TENSOR_COST);
     let op = add(1, tensor(2, TensorStatus::ReadWrite), 3);
     flow.begin(&op).unwrap();
     let left = flow.fail(&fault("panic"));
     let made = tensor(3, TensorStatus::NotInit);
     assert_eq!(left, [tensor(2, TensorStatus::ReadWrite), made]);
-    assert_eq!(device.live_bytes(), TENSOR + poisoned("panic"));
+    assert_eq!(device.live_bytes(), TENSOR_COST + fault_cost("panic"));
 }
 
 #[test]
-fn an_op_on_what_burn_cannot_run_is_refused() {
-    let (mut flow, device) = flow(100 * TENSOR);
+fn op_that_burn_cannot_run_is_refused() {
+    let (mut flow, device) = flow(100 * TENSOR_COST);
     let quantized = TensorIr {
         dtype: DType::QFloat(burn_std::QuantScheme::default()),
         ..tensor(2, TensorStatus::ReadWrite)
@@ -150,13 +150,13 @@ fn an_op_on_what_burn_cannot_run_is_refused() {
     );
     let consumed = flow.poison(&op, &fault("unsupported"));
     assert_eq!(consumed.len(), 1);
-    let left = TENSOR + poisoned("unsupported");
+    let left = TENSOR_COST + fault_cost("unsupported");
     assert_eq!((flow.len(), device.live_bytes()), (2, left));
 }
 
 #[test]
-fn a_wrong_belief_about_a_tensor_is_refused() {
-    let (mut flow, _) = flow(100 * TENSOR);
+fn mismatched_tensor_type_is_refused() {
+    let (mut flow, _) = flow(100 * TENSOR_COST);
     let wrong = TensorIr {
         shape: Shape::new([5]),
         ..tensor(2, TensorStatus::ReadOnly)

@@ -34,17 +34,18 @@ use tensord_proto::{
 
 use super::{
     super::dataflow::{NAME_BYTES, Refusal},
-    FaultContext, Runner, panic_text,
-    reading::Begun,
+    FaultContext, Runner, panic_message,
+    reading::StartedRead,
 };
 use crate::collective::{
-    Arrival, Arrived, Call, Capability, Failure, LeaseMembers, Members, Offer, Outcome, Take, Value,
+    AllReduceCall, Arrival, Capability, Failure, LeaseMembers, Members, Offer, Outcome,
+    ReceivedValue, Take, Value,
 };
 use crate::op_check;
 
 /// Maximum number of results of a session in flight. Beyond this limit an all-reduce
 /// waits.
-const MAX_AWAITED: usize = 1 << 15;
+const MAX_RESULTS_IN_FLIGHT: usize = 1 << 15;
 
 /// The sessions of the lease, and this session's rank among them.
 #[derive(Debug, Clone)]
@@ -56,8 +57,8 @@ pub(crate) struct LeaseMembership {
 }
 
 /// Converts the result of a read.
-fn valued(data: Result<TensorData, ExecutionError>, about: &FaultContext) -> Read {
-    let data = data.map_err(|e| about.fault(FaultKind::Backend, e.reason()))?;
+fn read_value(data: Result<TensorData, ExecutionError>, context: &FaultContext) -> ReadResult {
+    let data = data.map_err(|e| context.fault(FaultKind::Backend, e.reason()))?;
     Ok(Value {
         shape: data.shape().clone(),
         dtype: data.dtype(),
@@ -67,34 +68,34 @@ fn valued(data: Result<TensorData, ExecutionError>, about: &FaultContext) -> Rea
 
 /// A request of a session to its peers.
 pub(crate) enum Request {
-    Call(Call),
+    Call(AllReduceCall),
     Offer(Capability, Offer),
     Take(Capability, Take),
     /// One of the others, once the device has read its value.
-    Later(DynFut<Request>),
+    InFlight(DynFut<Request>),
 }
 
 /// A tensor's value, or the fault that it has instead.
-type Read = Result<Value, Arc<Fault>>;
+type ReadResult = Result<Value, Arc<Fault>>;
 
 /// The state of an all-reduce that was begun before its turn.
 #[derive(Debug)]
-pub(super) enum Started {
+pub(super) enum EarlyAllReduce {
     /// The result is in flight under this ticket.
     Ticket(u64),
     /// The group is not valid, for this reason.
-    Wrong(String),
+    Invalid(String),
 }
 
 /// A result in flight.
 #[derive(Debug)]
-pub(super) struct Awaited {
+pub(super) struct InFlightResult {
     /// The tensor that the result is for, and the number of the op that makes it. `None`
     /// until that op's turn.
     out: Option<(TensorId, u64)>,
     /// The outcome, if it arrived before the op's turn.
-    early: Option<Outcome>,
-    about: FaultContext,
+    early_outcome: Option<Outcome>,
+    context: FaultContext,
 }
 
 /// Returns `op` as an all-reduce, if it is one.
@@ -106,9 +107,9 @@ pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
 }
 
 /// Returns whether results are in flight for ops up to `number` whose turn has come.
-pub(super) fn awaits_from_before(awaited: &HashMap<u64, Awaited>, number: u64) -> bool {
-    let before = |awaited: &Awaited| awaited.out.is_some_and(|(_, turn)| turn <= number);
-    awaited.values().any(before)
+pub(super) fn has_in_flight_up_to(in_flight: &HashMap<u64, InFlightResult>, number: u64) -> bool {
+    let before = |in_flight: &InFlightResult| in_flight.out.is_some_and(|(_, turn)| turn <= number);
+    in_flight.values().any(before)
 }
 
 impl Runner {
@@ -117,32 +118,35 @@ impl Runner {
     pub(crate) fn take_requests(&mut self, all: bool) -> Vec<Request> {
         let bucket_bytes = || self.membership.bucket_bytes.load(Ordering::Relaxed);
         let is_small = self.bucket_bytes == 0 || self.bucket_bytes < bucket_bytes();
-        if !all && !self.urgent && is_small {
+        if !all && !self.flush_requests && is_small {
             return Vec::new();
         }
-        (self.urgent, self.bucket_bytes) = (false, 0);
+        (self.flush_requests, self.bucket_bytes) = (false, 0);
         std::mem::take(&mut self.requests)
     }
 
     /// Records the all-reduces among `ops`, which were just decoded.
-    pub(super) fn note_all_reduces(&mut self, ops: &DecodedOps) {
+    pub(super) fn record_all_reduces(&mut self, ops: &DecodedOps) {
         for op in ops.iter().filter_map(|op| all_reduce(op)) {
-            let group = self.reduces.entry(op.device_ids.clone()).or_default();
+            let group = self
+                .decoded_all_reduces
+                .entry(op.device_ids.clone())
+                .or_default();
             group.push_back(op.clone());
         }
     }
 
     /// Begins the decoded all-reduces whose tensors have values, in the order of each
     /// group.
-    pub(super) fn begin_early(&mut self) {
-        if self.reduces.is_empty() {
+    pub(super) fn begin_ready_all_reduces(&mut self) {
+        if self.decoded_all_reduces.is_empty() {
             return;
         }
         let mut begin = Vec::new();
-        self.reduces.retain(|_, group| {
+        self.decoded_all_reduces.retain(|_, group| {
             while let Some(op) = group.front()
                 && self.flow.is_live(op.tensor.id)
-                && self.awaited.len() + begin.len() < MAX_AWAITED
+                && self.in_flight.len() + begin.len() < MAX_RESULTS_IN_FLIGHT
             {
                 begin.extend(group.pop_front());
             }
@@ -153,23 +157,23 @@ impl Runner {
 
     /// Returns the output of the all-reduce of the same group that must begin just before
     /// `op`, if it has not begun.
-    pub(super) fn one_before(&self, op: &AllReduceOpIr) -> Option<TensorId> {
-        let group = self.reduces.get(&op.device_ids)?;
+    pub(super) fn preceding_unstarted(&self, op: &AllReduceOpIr) -> Option<TensorId> {
+        let group = self.decoded_all_reduces.get(&op.device_ids)?;
         let at = group.iter().position(|one| one.out.id == op.out.id)?;
         Some(group.get(at.checked_sub(1)?)?.out.id)
     }
 
     /// Returns whether so many results are in flight that all work must wait for them.
-    pub(super) fn awaits_too_much(&self) -> bool {
-        self.awaited.len() >= MAX_AWAITED
+    pub(super) fn is_in_flight_full(&self) -> bool {
+        self.in_flight.len() >= MAX_RESULTS_IN_FLIGHT
     }
 
     fn begin_all_reduce(&mut self, op: &AllReduceOpIr) {
-        let started = match self.members(op) {
-            Ok(members) => Started::Ticket(self.call(op, members)),
-            Err(wrong) => Started::Wrong(wrong),
+        let early_all_reduces = match self.members(op) {
+            Ok(members) => EarlyAllReduce::Ticket(self.call(op, members)),
+            Err(wrong) => EarlyAllReduce::Invalid(wrong),
         };
-        self.started.insert(op.out.id, started);
+        self.early_all_reduces.insert(op.out.id, early_all_reduces);
     }
 
     fn members(&self, op: &AllReduceOpIr) -> Result<Members, String> {
@@ -195,17 +199,17 @@ impl Runner {
     /// it has instead: the other ranks need one of the two, or they would wait. Returns
     /// the ticket.
     fn call(&mut self, op: &AllReduceOpIr, members: Members) -> u64 {
-        let about = self.fault_context("Distributed.AllReduce");
+        let context = self.fault_context("Distributed.AllReduce");
         let read = self.flow.check(&op.tensor).map(|()| false);
         let read = read.map_err(|refusal| match refusal {
             Refusal::Inherited(fault) => fault,
-            Refusal::New(kind, reason) => about.fault(kind, reason),
+            Refusal::New(kind, reason) => context.fault(kind, reason),
         });
         let (shape, dtype) = (op.tensor.shape.clone(), op.tensor.dtype);
         self.bucket_bytes += tensor_bytes(&shape, dtype).unwrap_or(0);
-        let ticket = self.ticket(None, about.clone());
+        let ticket = self.ticket(None, context.clone());
         let mean = op.op == ReduceOperation::Mean;
-        self.ask_with(&op.tensor, read, about, move |read| {
+        self.request_with_value(&op.tensor, read, context, move |read| {
             let (shape, dtype, bytes, fault) = match read {
                 Ok(value) => (value.shape, value.dtype, value.bytes, None),
                 Err(fault) => (shape, dtype, Bytes::new(), Some(fault)),
@@ -217,7 +221,7 @@ impl Runner {
                 fault,
                 ring_bytes: None,
             };
-            Request::Call(Call {
+            Request::Call(AllReduceCall {
                 members,
                 ticket,
                 arrival,
@@ -230,53 +234,61 @@ impl Runner {
     /// Queues the request that `request` creates from the value of `tensor`, which is not
     /// consumed. `checked` is the fault if the tensor has no value, otherwise whether
     /// memory is already taken for the value.
-    fn ask_with(
+    fn request_with_value(
         &mut self,
         tensor: &TensorIr,
         checked: Result<bool, Arc<Fault>>,
-        about: FaultContext,
-        request: impl FnOnce(Read) -> Request + Send + 'static,
+        context: FaultContext,
+        request: impl FnOnce(ReadResult) -> Request + Send + 'static,
     ) {
         let request = match checked {
             Err(fault) => request(Err(fault)),
-            Ok(has_place) => match self.value(tensor, has_place, &about) {
-                Ok(Begun::Value(data)) => request(valued(data, &about)),
-                Ok(Begun::Later(read)) => {
-                    Request::Later(Box::pin(async move { request(valued(read.await, &about)) }))
-                }
+            Ok(has_memory) => match self.value(tensor, has_memory, &context) {
+                Ok(StartedRead::Value(data)) => request(read_value(data, &context)),
+                Ok(StartedRead::InFlight(read)) => Request::InFlight(Box::pin(async move {
+                    request(read_value(read.await, &context))
+                })),
                 Err(fault) => request(Err(fault)),
             },
         };
         self.requests.push(request);
     }
 
-    fn ticket(&mut self, out: Option<TensorId>, about: FaultContext) -> u64 {
-        self.tickets += 1;
-        let early = None;
+    fn ticket(&mut self, out: Option<TensorId>, context: FaultContext) -> u64 {
+        self.last_ticket += 1;
+        let early_outcome = None;
         let out = out.map(|id| (id, self.op_number));
-        self.awaited
-            .insert(self.tickets, Awaited { out, early, about });
-        self.tickets
+        self.in_flight.insert(
+            self.last_ticket,
+            InFlightResult {
+                out,
+                early_outcome,
+                context,
+            },
+        );
+        self.last_ticket
     }
 
-    /// Starts to read a tensor, which is not consumed. Unless `has_place` is true, which
+    /// Starts to read a tensor, which is not consumed. Unless `has_memory` is true, which
     /// means that memory is already taken for the value, the value holds memory until it
     /// is dropped.
     fn value(
         &mut self,
         tensor: &TensorIr,
-        has_place: bool,
-        about: &FaultContext,
-    ) -> Result<Begun, Arc<Fault>> {
-        let held = match has_place {
+        has_memory: bool,
+        context: &FaultContext,
+    ) -> Result<StartedRead, Arc<Fault>> {
+        let held = match has_memory {
             true => None,
-            false => self.hold(tensor).map_err(|r| self.blamed(about, r))?,
+            false => self
+                .hold(tensor)
+                .map_err(|r| self.fault_with_context(context, r))?,
         };
         let tensor = TensorIr {
             status: TensorStatus::ReadOnly,
             ..tensor.clone()
         };
-        self.begin_read(tensor, held, about)
+        self.begin_read(tensor, held, context)
     }
 
     /// Executes the turn of an all-reduce: begins it, unless it has begun before, and
@@ -285,7 +297,9 @@ impl Runner {
         let OperationIr::Distributed(DistributedOperationIr::AllReduce(reduce)) = op else {
             return;
         };
-        if let Entry::Occupied(mut group) = self.reduces.entry(reduce.device_ids.clone()) {
+        if let Entry::Occupied(mut group) =
+            self.decoded_all_reduces.entry(reduce.device_ids.clone())
+        {
             let is_next = |next: &mut AllReduceOpIr| next.out.id == reduce.out.id;
             if group.get_mut().pop_front_if(is_next).is_some() {
                 if group.get().is_empty() {
@@ -294,9 +308,9 @@ impl Runner {
                 self.begin_all_reduce(reduce);
             }
         }
-        let ticket = match self.started.remove(&reduce.out.id) {
-            Some(Started::Ticket(ticket)) => ticket,
-            Some(Started::Wrong(reason)) => {
+        let ticket = match self.early_all_reduces.remove(&reduce.out.id) {
+            Some(EarlyAllReduce::Ticket(ticket)) => ticket,
+            Some(EarlyAllReduce::Invalid(reason)) => {
                 return self.refuse(op, Refusal::New(FaultKind::Mismatch, reason));
             }
             None => {
@@ -306,39 +320,39 @@ impl Runner {
         };
         let begun = self.check_op(op).and_then(|_scratch| self.flow.begin(op));
         if let Err(refusal) = begun {
-            self.awaited.remove(&ticket);
+            self.in_flight.remove(&ticket);
             return self.refuse(op, refusal);
         }
-        for consumed in self.flow.defer(ticket) {
+        for consumed in self.flow.make_outputs_pending(ticket) {
             self.backend.forget(consumed);
         }
-        self.saw_ran();
-        let about = self.fault_context("Distributed.AllReduce");
-        if let Some(awaited) = self.awaited.get_mut(&ticket) {
-            awaited.out = Some((reduce.out.id, self.op_number));
-            awaited.about = about;
-            if let Some(outcome) = awaited.early.take() {
-                self.arrive(ticket, outcome);
+        self.record_executed();
+        let context = self.fault_context("Distributed.AllReduce");
+        if let Some(in_flight) = self.in_flight.get_mut(&ticket) {
+            in_flight.out = Some((reduce.out.id, self.op_number));
+            in_flight.context = context;
+            if let Some(outcome) = in_flight.early_outcome.take() {
+                self.on_outcome(ticket, outcome);
             }
         }
     }
 
     /// Processes the outcome that arrived under `ticket`.
-    pub(crate) fn arrive(&mut self, ticket: u64, outcome: Outcome) {
-        let Some(awaited) = self.awaited.get_mut(&ticket) else {
+    pub(crate) fn on_outcome(&mut self, ticket: u64, outcome: Outcome) {
+        let Some(in_flight) = self.in_flight.get_mut(&ticket) else {
             return;
         };
-        let Some((id, _)) = awaited.out else {
-            awaited.early = Some(outcome);
+        let Some((id, _)) = in_flight.out else {
+            in_flight.early_outcome = Some(outcome);
             return;
         };
-        let about = self
-            .awaited
+        let context = self
+            .in_flight
             .remove(&ticket)
             .expect("the entry was just found")
-            .about;
+            .context;
         // `None` if the tensor was dropped meanwhile.
-        if let Some((shape, dtype)) = self.flow.expected(id, ticket) {
+        if let Some((shape, dtype)) = self.flow.pending_type(id, ticket) {
             let out = TensorIr {
                 id,
                 shape,
@@ -346,19 +360,19 @@ impl Runner {
                 status: TensorStatus::NotInit,
             };
             let arrived = self.insert(&out, outcome);
-            let settled = arrived.map_err(|refusal| self.blamed(&about, refusal));
-            self.flow.settle(id, settled);
+            let settled = arrived.map_err(|refusal| self.fault_with_context(&context, refusal));
+            self.flow.resolve_pending(id, settled);
         }
         self.deferred.settled(id);
-        self.begin_early();
+        self.begin_ready_all_reduces();
     }
 
-    fn blamed(&mut self, about: &FaultContext, refusal: Refusal) -> Arc<Fault> {
+    fn fault_with_context(&mut self, context: &FaultContext, refusal: Refusal) -> Arc<Fault> {
         match refusal {
             Refusal::Inherited(fault) => fault,
             Refusal::New(kind, reason) => {
-                let fault = about.fault(kind, reason);
-                self.note_fault(&fault);
+                let fault = context.fault(kind, reason);
+                self.record_fault(&fault);
                 fault
             }
         }
@@ -366,8 +380,8 @@ impl Runner {
 
     fn insert(&mut self, out: &TensorIr, outcome: Outcome) -> Result<(), Refusal> {
         let (shape, dtype, bytes) = match outcome {
-            Ok(Arrived::Reduced(bytes)) => (out.shape.clone(), out.dtype, bytes),
-            Ok(Arrived::Taken(value)) => (value.shape, value.dtype, value.bytes),
+            Ok(ReceivedValue::Reduced(bytes)) => (out.shape.clone(), out.dtype, bytes),
+            Ok(ReceivedValue::Taken(value)) => (value.shape, value.dtype, value.bytes),
             Err(Failure::Inherited(fault)) => return Err(Refusal::Inherited(fault)),
             Err(Failure::New(kind, reason)) => return Err(Refusal::New(kind, reason)),
         };
@@ -385,21 +399,21 @@ impl Runner {
         let data = data.map_err(|e| mismatch(e.to_string()))?;
         let backend = &mut self.backend;
         catch_unwind(AssertUnwindSafe(|| backend.upload(out.id, data)))
-            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))
+            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_message(panic.as_ref())))
     }
 
     /// Offers a tensor's value to the session with rank `to` in the lease.
     pub(super) fn offer(&mut self, tensor: &TensorIr, capability: Capability, to: u32) {
-        let about = self.fault_context("Offer");
+        let context = self.fault_context("Offer");
         let checked = self
             .flow
             .check(tensor)
-            .map_err(|refusal| self.blamed(&about, refusal));
+            .map_err(|refusal| self.fault_with_context(&context, refusal));
         // The value takes memory of the device until the other session has taken it.
         let size = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
         let reserved = checked.and_then(|()| {
             let reserved = self.flow.reserve(size as u64);
-            reserved.map_err(|refusal| self.blamed(&about, refusal))
+            reserved.map_err(|refusal| self.fault_with_context(&context, refusal))
         });
         let (checked, memory) = match reserved {
             Ok(memory) => (Ok(true), Some(memory)),
@@ -407,7 +421,7 @@ impl Runner {
         };
         let forget = tensor.status == TensorStatus::ReadWrite && checked.is_ok();
         let from = self.membership.lease_rank;
-        self.ask_with(tensor, checked, about, move |value| {
+        self.request_with_value(tensor, checked, context, move |value| {
             let offer = Offer {
                 from,
                 to,
@@ -420,12 +434,12 @@ impl Runner {
         if forget {
             self.backend.forget(tensor.clone());
         }
-        self.urgent = true;
+        self.flush_requests = true;
     }
 
     /// Makes a pending tensor of the value that the session with rank `from` offers.
     pub(super) fn take(&mut self, out: &TensorIr, capability: Capability, from: u32) {
-        let about = self.fault_context("Take");
+        let context = self.fault_context("Take");
         let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
         let sound = op_check::check_tensor(out).map_err(Refusal::from);
         let is_new = sound.and_then(|()| self.flow.check_new(out.id));
@@ -434,12 +448,12 @@ impl Runner {
         let memory = match memory {
             Ok(memory) => memory,
             Err(refusal) => {
-                let fault = self.blamed(&about, refusal);
+                let fault = self.fault_with_context(&context, refusal);
                 return self.flow.insert_poisoned(out.id, fault);
             }
         };
-        let ticket = self.ticket(Some(out.id), about);
-        self.flow.expect(out, ticket, memory);
+        let ticket = self.ticket(Some(out.id), context);
+        self.flow.add_pending(out, ticket, memory);
         let to = self.membership.lease_rank;
         let take = Take {
             from,
@@ -448,6 +462,6 @@ impl Runner {
             size,
         };
         self.requests.push(Request::Take(capability, take));
-        self.urgent = true;
+        self.flush_requests = true;
     }
 }

@@ -35,9 +35,9 @@ struct DeferredTask {
     made: Vec<TensorId>,
     used: Vec<TensorId>,
     /// Number of events that the task waits for.
-    events: usize,
+    blockers: usize,
     /// Tasks that wait for this one.
-    others: Vec<u64>,
+    dependents: Vec<u64>,
 }
 
 impl Deferred {
@@ -56,19 +56,19 @@ impl Deferred {
             return false;
         }
         let mut held = false;
-        task.visit_used(&mut |id, takes_away| {
-            held |= self.makers.contains_key(&id) || takes_away && self.users.contains_key(&id);
+        task.visit_used(&mut |id, is_consumed| {
+            held |= self.makers.contains_key(&id) || is_consumed && self.users.contains_key(&id);
         });
         held
     }
 
-    /// Defers `task`, behind all others. `on_the_way` returns whether a value is pending.
-    /// The task that makes the tensor `behind` must run first.
+    /// Defers `task`, behind all others. `is_pending` returns whether a value is pending.
+    /// The task that makes the tensor `after` must run first.
     pub(super) fn put(
         &mut self,
         task: Task,
-        behind: Option<TensorId>,
-        on_the_way: impl Fn(TensorId) -> bool,
+        after: Option<TensorId>,
+        is_pending: impl Fn(TensorId) -> bool,
     ) {
         let number = self.next;
         self.next += 1;
@@ -81,11 +81,11 @@ impl Deferred {
                 task: None,
                 made: Vec::new(),
                 used: Vec::new(),
-                events: 0,
-                others: Vec::new(),
+                blockers: 0,
+                dependents: Vec::new(),
             },
         );
-        self.wait(number, task, behind, on_the_way);
+        self.wait(number, task, after, is_pending);
         for id in &made {
             self.makers.insert(*id, number);
         }
@@ -103,46 +103,46 @@ impl Deferred {
         &mut self,
         number: u64,
         task: Task,
-        behind: Option<TensorId>,
-        on_the_way: impl Fn(TensorId) -> bool,
+        after: Option<TensorId>,
+        is_pending: impl Fn(TensorId) -> bool,
     ) {
-        self.wait(number, task, behind, on_the_way);
+        self.wait(number, task, after, is_pending);
     }
 
     fn wait(
         &mut self,
         number: u64,
         task: Task,
-        behind: Option<TensorId>,
-        on_the_way: impl Fn(TensorId) -> bool,
+        after: Option<TensorId>,
+        is_pending: impl Fn(TensorId) -> bool,
     ) {
-        let (mut others, mut values) = (Vec::new(), Vec::new());
-        task.visit_used(&mut |id, takes_away| {
+        let (mut dependents, mut values) = (Vec::new(), Vec::new());
+        task.visit_used(&mut |id, is_consumed| {
             match self.makers.get(&id) {
-                Some(maker) => others.push(*maker),
-                None if on_the_way(id) => values.push(id),
+                Some(maker) => dependents.push(*maker),
+                None if is_pending(id) => values.push(id),
                 None => {}
             }
-            if takes_away {
-                others.extend(self.users.get(&id).into_iter().flatten());
+            if is_consumed {
+                dependents.extend(self.users.get(&id).into_iter().flatten());
             }
         });
-        others.extend(behind.and_then(|id| self.makers.get(&id)));
+        dependents.extend(after.and_then(|id| self.makers.get(&id)));
         // A task waits for earlier tasks only, not for later ones or itself.
-        others.retain(|other| *other < number);
-        let events = others.len() + values.len();
-        for other in others {
+        dependents.retain(|other| *other < number);
+        let blockers = dependents.len() + values.len();
+        for other in dependents {
             if let Some(other) = self.waiting.get_mut(&other) {
-                other.others.push(number);
+                other.dependents.push(number);
             }
         }
         for id in values {
             self.values.entry(id).or_default().push(number);
         }
         if let Some(waiting) = self.waiting.get_mut(&number) {
-            (waiting.task, waiting.events) = (Some(task), events);
+            (waiting.task, waiting.blockers) = (Some(task), blockers);
         }
-        if events == 0 {
+        if blockers == 0 {
             self.ready.insert(number);
         }
     }
@@ -176,20 +176,20 @@ impl Deferred {
                 }
             }
         }
-        self.free(waiting.others);
+        self.free(waiting.dependents);
     }
 
     /// Frees the tasks that waited for the value of `id`, which has arrived or failed.
     pub(super) fn settled(&mut self, id: TensorId) {
-        let who = self.values.remove(&id).unwrap_or_default();
-        self.free(who);
+        let tasks = self.values.remove(&id).unwrap_or_default();
+        self.free(tasks);
     }
 
-    fn free(&mut self, who: Vec<u64>) {
-        for number in who {
+    fn free(&mut self, tasks: Vec<u64>) {
+        for number in tasks {
             if let Some(waiting) = self.waiting.get_mut(&number) {
-                waiting.events -= 1;
-                if waiting.events == 0 {
+                waiting.blockers -= 1;
+                if waiting.blockers == 0 {
                     self.ready.insert(number);
                 }
             }

@@ -23,25 +23,25 @@ use tensord_proto::{
 
 use super::{
     super::dataflow::{Refusal, Storage},
-    FaultContext, Reply, Runner, panic_text,
+    FaultContext, Reply, Runner, panic_message,
 };
 use crate::memory::SessionMemory;
 
 /// Maximum bytes of reads that the connection's reader executes itself, in some
 /// microseconds.
-const AT_HAND_BYTES: usize = 16 << 10;
+const MAX_DIRECT_READ_BYTES: usize = 16 << 10;
 
 /// A read that has begun.
-pub(super) enum Begun {
+pub(super) enum StartedRead {
     /// The value, or the backend's error.
     Value(Result<TensorData, ExecutionError>),
     /// The device is still reading the value.
-    Later(DynFut<Result<TensorData, ExecutionError>>),
+    InFlight(DynFut<Result<TensorData, ExecutionError>>),
 }
 
 /// The session's memory that a reply holds.
 #[expect(dead_code, reason = "held for what happens when it is dropped")]
-pub(super) enum AnswerMemory {
+pub(super) enum ReplyMemory {
     /// The storage that the reply shares with a tensor.
     Storage(Arc<Storage>),
     /// The memory taken for a copy.
@@ -51,7 +51,7 @@ pub(super) enum AnswerMemory {
 /// The bytes of a reply, with the memory that they hold.
 struct Charged {
     bytes: bytes::Bytes,
-    _held: AnswerMemory,
+    _held: ReplyMemory,
 }
 
 impl AsRef<[u8]> for Charged {
@@ -66,101 +66,108 @@ impl Runner {
             request,
             result: Err(fault),
         };
-        let about = self.fault_context("Read");
+        let context = self.fault_context("Read");
         if let Err(refusal) = self.flow.check(&tensor) {
             self.flow.release(&tensor);
-            return failed(self.refused(refusal, &about));
+            return failed(self.reported_fault(refusal, &context));
         }
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
         let held = self.hold(&tensor);
         self.flow.release(&tensor);
         let begun = match held {
-            Ok(held) => self.begin_read(tensor, held, &about),
+            Ok(held) => self.begin_read(tensor, held, &context),
             Err(refusal) => {
                 if tensor.status == TensorStatus::ReadWrite {
                     self.backend.forget(tensor);
                 }
-                return failed(self.refused(refusal, &about));
+                return failed(self.reported_fault(refusal, &context));
             }
         };
         match begun {
-            Ok(Begun::Value(Ok(data))) => Reply::Value {
+            Ok(StartedRead::Value(Ok(data))) => Reply::Value {
                 request,
                 result: Ok(data),
             },
-            Ok(Begun::Value(Err(e))) => failed(about.fault(FaultKind::Backend, e.reason())),
-            Ok(Begun::Later(read)) => Reply::Later {
+            Ok(StartedRead::Value(Err(e))) => failed(context.fault(FaultKind::Backend, e.reason())),
+            Ok(StartedRead::InFlight(read)) => Reply::InFlight {
                 request,
                 bytes,
                 read,
-                about,
+                context,
             },
             Err(fault) => failed(fault),
         }
     }
 
-    fn refused(&mut self, refusal: Refusal, about: &FaultContext) -> Arc<Fault> {
+    fn reported_fault(&mut self, refusal: Refusal, context: &FaultContext) -> Arc<Fault> {
         let fault = match refusal {
             Refusal::Inherited(fault) => fault,
-            Refusal::New(kind, reason) => about.fault(kind, reason),
+            Refusal::New(kind, reason) => context.fault(kind, reason),
         };
-        self.reported(fault)
+        self.mark_reported(fault)
     }
 
     /// Begins to read a tensor that has a value. The value holds `held`.
     pub(super) fn begin_read(
         &mut self,
         tensor: TensorIr,
-        held: Option<AnswerMemory>,
-        about: &FaultContext,
-    ) -> Result<Begun, Arc<Fault>> {
-        self.at_hand.begin(self.op_number, "Read".into());
+        held: Option<ReplyMemory>,
+        context: &FaultContext,
+    ) -> Result<StartedRead, Arc<Fault>> {
+        self.op_progress.begin_op(self.op_number, "Read".into());
         let backend = &mut self.backend;
         let started = catch_unwind(AssertUnwindSafe(|| {
             let mut read = backend.read(tensor);
             match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(value) => Begun::Value(value),
-                Poll::Pending => Begun::Later(read),
+                Poll::Ready(value) => StartedRead::Value(value),
+                Poll::Pending => StartedRead::InFlight(read),
             }
         }));
         match started {
-            Ok(Begun::Value(value)) => Ok(Begun::Value(value.map(|data| charged(data, held)))),
-            Ok(later) => Ok(later),
-            Err(panic) => Err(about.fault(FaultKind::Panic, panic_text(panic.as_ref()))),
+            Ok(StartedRead::Value(value)) => {
+                Ok(StartedRead::Value(value.map(|data| charged(data, held))))
+            }
+            Ok(in_flight) => Ok(in_flight),
+            Err(panic) => Err(context.fault(FaultKind::Panic, panic_message(panic.as_ref()))),
         }
     }
 
     /// Returns the memory that the value of `tensor` holds until it is sent. Small values
     /// hold none: they are copied into the reply's frame, which the outbox bounds.
-    pub(super) fn hold(&mut self, tensor: &TensorIr) -> Result<Option<AnswerMemory>, Refusal> {
+    pub(super) fn hold(&mut self, tensor: &TensorIr) -> Result<Option<ReplyMemory>, Refusal> {
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
         if bytes <= INLINE_BYTES || !self.backend.is_in_host_memory() {
             return Ok(None);
         }
         let backend = &mut self.backend;
-        if backend.is_at_hand(tensor) {
-            let storage = self.flow.hold(tensor.id, &mut |t| backend.storage(t));
-            return Ok(storage.map(AnswerMemory::Storage));
+        if backend.is_host_readable(tensor) {
+            let storage = self
+                .flow
+                .share_storage(tensor.id, &mut |t| backend.storage(t));
+            return Ok(storage.map(ReplyMemory::Storage));
         }
         let copy = self.flow.reserve(bytes as u64)?;
-        Ok(Some(AnswerMemory::Copy(copy)))
+        Ok(Some(ReplyMemory::Copy(copy)))
     }
 
     /// Returns whether no work must be done before `tensors` are read, and their values
     /// are small and in host memory.
-    pub(crate) fn has_at_hand(&mut self, tensors: &[TensorIr]) -> bool {
-        let rests = self.plans.is_empty() && self.deferred.is_empty() && self.awaited.is_empty();
+    pub(crate) fn can_read_at_once(&mut self, tensors: &[TensorIr]) -> bool {
+        let rests = self.plans.is_empty() && self.deferred.is_empty() && self.in_flight.is_empty();
         let bytes = tensors.iter().try_fold(0usize, |sum, tensor| {
             sum.checked_add(tensor_bytes(&tensor.shape, tensor.dtype)?)
         });
         let (flow, backend) = (&self.flow, &mut self.backend);
-        let is_at_hand = |tensor: &TensorIr| flow.is_live(tensor.id) && backend.is_at_hand(tensor);
-        rests && bytes.is_some_and(|bytes| bytes <= AT_HAND_BYTES) && tensors.iter().all(is_at_hand)
+        let is_host_readable =
+            |tensor: &TensorIr| flow.is_live(tensor.id) && backend.is_host_readable(tensor);
+        rests
+            && bytes.is_some_and(|bytes| bytes <= MAX_DIRECT_READ_BYTES)
+            && tensors.iter().all(is_host_readable)
     }
 }
 
 /// Adds the memory that it holds to a value.
-fn charged(data: TensorData, held: Option<AnswerMemory>) -> TensorData {
+fn charged(data: TensorData, held: Option<ReplyMemory>) -> TensorData {
     let Some(held) = held else {
         return data;
     };

@@ -24,7 +24,7 @@ use super::{Reply, Runner, Work, collective_requests};
 const AHEAD_OPS: usize = 8192;
 
 /// Maximum number of deferred tasks and syncs. At the limit all other work waits.
-const ASIDE: usize = 8192;
+const MAX_DEFERRED: usize = 8192;
 
 /// The outcome of one step.
 pub(crate) enum Step {
@@ -34,7 +34,7 @@ pub(crate) enum Step {
     /// The next op is an upload whose bytes are in the next payload.
     NeedsPayload,
     /// No work can be executed until a value arrives.
-    NeedsArrival,
+    NeedsOutcome,
     /// There is no work.
     Idle,
     /// The client closed the session, and all work is done.
@@ -51,7 +51,7 @@ pub(super) enum Plan {
 
 /// Work that is due now or was deferred.
 pub(super) struct Task {
-    what: TaskKind,
+    kind: TaskKind,
     /// Number of the op in the session, or of the last op before this work.
     number: u64,
 }
@@ -65,8 +65,8 @@ impl Task {
     /// Calls `visit` with each tensor that the task uses, and whether the task consumes
     /// it.
     pub(super) fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
-        let mut one = |tensor: &TensorIr| visit(tensor.id, takes_away(tensor));
-        match &self.what {
+        let mut one = |tensor: &TensorIr| visit(tensor.id, is_consumed(tensor));
+        match &self.kind {
             TaskKind::Op(op) => match &**op {
                 OperationIr::Drop(tensor) => visit(tensor.id, true),
                 op => op.inputs().for_each(one),
@@ -79,7 +79,7 @@ impl Task {
 
     /// Calls `visit` with each tensor that the task makes.
     pub(super) fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
-        match &self.what {
+        match &self.kind {
             TaskKind::Op(op) => op.outputs().for_each(|out| visit(out.id)),
             TaskKind::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
             TaskKind::Other(Work::Take { out, .. }) => visit(out.id),
@@ -88,7 +88,7 @@ impl Task {
     }
 }
 
-fn takes_away(tensor: &TensorIr) -> bool {
+fn is_consumed(tensor: &TensorIr) -> bool {
     tensor.status == TensorStatus::ReadWrite
 }
 
@@ -123,7 +123,7 @@ impl Runner {
             } => {
                 let ops = self.decoder.decode(&encoded, count)?;
                 self.planned_ops += ops.len();
-                self.note_all_reduces(&ops);
+                self.record_all_reduces(&ops);
                 Plan::Ops(ops.into(), Some(contents))
             }
             work => {
@@ -132,7 +132,7 @@ impl Runner {
             }
         };
         self.plans.push_back((plan, credit));
-        self.begin_early();
+        self.begin_ready_all_reduces();
         Ok(())
     }
 
@@ -144,22 +144,22 @@ impl Runner {
     /// Returns whether the next step may have a reply to the client.
     pub(crate) fn replies_next(&self) -> bool {
         match self.deferred.peek_ready() {
-            Some(task) => matches!(task.what, TaskKind::Other(_)),
+            Some(task) => matches!(task.kind, TaskKind::Other(_)),
             None => matches!(self.plans.front(), Some((Plan::Other(_), _))),
         }
     }
 
     /// Executes or defers an op or another piece of work.
     pub(crate) fn step(&mut self) -> Result<Step, CodecError> {
-        if self.awaiting.is_some() {
+        if self.awaited_upload.is_some() {
             return Ok(Step::NeedsPayload);
         }
-        if let Some(step) = self.go_on() {
+        if let Some(step) = self.run_ready_deferred() {
             return Ok(step);
         }
-        if self.deferred.len() >= ASIDE || self.awaits_too_much() {
-            self.urgent = true;
-            return Ok(Step::NeedsArrival);
+        if self.deferred.len() >= MAX_DEFERRED || self.is_in_flight_full() {
+            self.flush_requests = true;
+            return Ok(Step::NeedsOutcome);
         }
         let Some((plan, credit)) = self.plans.front_mut() else {
             return Ok(Step::Idle);
@@ -189,12 +189,12 @@ impl Runner {
                     Work::Poison { .. } | Work::Alias { .. } | Work::Take { .. }
                 );
                 self.ops_seen += u64::from(is_op);
-                let (what, number) = (TaskKind::Other(work), self.ops_seen);
-                Ok(self.turn_of(Task { what, number }, credit))
+                let (kind, number) = (TaskKind::Other(work), self.ops_seen);
+                Ok(self.run_or_defer(Task { kind, number }, credit))
             }
             // Deferred work is executed first.
             Plan::Close if self.deferred.is_empty() => Ok(Step::Closed),
-            Plan::Close => Ok(Step::NeedsArrival),
+            Plan::Close => Ok(Step::NeedsOutcome),
         }
     }
 
@@ -219,72 +219,72 @@ impl Runner {
                 Step::Ran(0, None)
             }
             _ => {
-                let what = TaskKind::Op(op);
-                return Ok(self.turn_of(Task { what, number }, 0));
+                let kind = TaskKind::Op(op);
+                return Ok(self.run_or_defer(Task { kind, number }, 0));
             }
         };
-        self.begin_early();
+        self.begin_ready_all_reduces();
         Ok(step)
     }
 
     /// Executes a deferred task or sync that no longer waits, if there is one.
-    fn go_on(&mut self) -> Option<Step> {
+    fn run_ready_deferred(&mut self) -> Option<Step> {
         if self.deferred.is_empty() {
             return None;
         }
         if let Some((number, task)) = self.deferred.next_ready() {
             if self.must_wait(&task) {
-                let (behind, flow) = (self.goes_behind(&task), &self.flow);
-                let on_the_way = |id| flow.is_pending(id);
-                self.deferred.put_back(number, task, behind, on_the_way);
+                let (after, flow) = (self.must_begin_after(&task), &self.flow);
+                let is_pending = |id| flow.is_pending(id);
+                self.deferred.put_back(number, task, after, is_pending);
                 return Some(Step::Ran(0, None));
             }
-            let reply = self.carry_out_task(task);
+            let reply = self.execute_task(task);
             self.deferred.done(number);
             return Some(Step::Ran(0, reply));
         }
-        let awaited = &self.awaited;
-        let is_over = |op_number| !collective_requests::awaits_from_before(awaited, op_number);
+        let in_flight = &self.in_flight;
+        let is_over = |op_number| !collective_requests::has_in_flight_up_to(in_flight, op_number);
         let (op_number, request) = self.deferred.next_sync(is_over)?;
         self.op_number = op_number;
         Some(Step::Ran(0, Some(self.sync(request))))
     }
 
     /// Executes `task`, or defers it.
-    fn turn_of(&mut self, task: Task, credit: usize) -> Step {
-        if let TaskKind::Other(Work::Sync { request }) = task.what {
-            self.urgent = true;
+    fn run_or_defer(&mut self, task: Task, credit: usize) -> Step {
+        if let TaskKind::Other(Work::Sync { request }) = task.kind {
+            self.flush_requests = true;
             self.deferred.put_sync(task.number, request);
             return Step::Ran(credit, None);
         }
         if self.deferred.must_follow(&task) || self.must_wait(&task) {
-            self.urgent = true;
-            let (behind, flow) = (self.goes_behind(&task), &self.flow);
-            self.deferred.put(task, behind, |id| flow.is_pending(id));
+            self.flush_requests = true;
+            let (after, flow) = (self.must_begin_after(&task), &self.flow);
+            self.deferred.put(task, after, |id| flow.is_pending(id));
             return Step::Ran(credit, None);
         }
-        let reply = self.carry_out_task(task);
+        let reply = self.execute_task(task);
         Step::Ran(credit, reply)
     }
 
-    fn carry_out_task(&mut self, task: Task) -> Option<Reply> {
+    fn execute_task(&mut self, task: Task) -> Option<Reply> {
         self.op_number = task.number;
-        let reply = match task.what {
+        let reply = match task.kind {
             TaskKind::Op(op) => {
                 self.run_op(op);
                 None
             }
-            TaskKind::Other(work) => self.carry_out(work),
+            TaskKind::Other(work) => self.execute_work(work),
         };
-        self.begin_early();
+        self.begin_ready_all_reduces();
         reply
     }
 
     /// Returns whether `task` needs a pending value, or must wait until another
     /// all-reduce has begun.
     fn must_wait(&self, task: &Task) -> bool {
-        match &task.what {
-            TaskKind::Op(op) => self.flow.must_wait(op) || self.goes_behind(task).is_some(),
+        match &task.kind {
+            TaskKind::Op(op) => self.flow.must_wait(op) || self.must_begin_after(task).is_some(),
             TaskKind::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => {
                 self.flow.is_pending(tensor.id)
             }
@@ -295,10 +295,10 @@ impl Runner {
 
     /// Returns the output of the all-reduce that must begin just before `task`, or `None`
     /// if `task` is not an all-reduce or may begin.
-    fn goes_behind(&self, task: &Task) -> Option<TensorId> {
-        match &task.what {
+    fn must_begin_after(&self, task: &Task) -> Option<TensorId> {
+        match &task.kind {
             TaskKind::Op(op) => {
-                collective_requests::all_reduce(op).and_then(|op| self.one_before(op))
+                collective_requests::all_reduce(op).and_then(|op| self.preceding_unstarted(op))
             }
             TaskKind::Other(_) => None,
         }

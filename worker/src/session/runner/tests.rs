@@ -15,8 +15,8 @@ use tensord_proto::{bulk::INLINE_BYTES, codec::tensor_bytes, ids::WorkerId, v1};
 
 use super::{super::dataflow::NAME_BYTES, *};
 use crate::{
-    at_hand::Signals, backend::BurnDevice, collective::LeaseMembers, custom::CustomOps,
-    memory::DeviceMemory,
+    backend::BurnDevice, collective::LeaseMembers, custom::CustomOps, memory::DeviceMemory,
+    op_progress::Signals,
 };
 
 /// Elements of a row. A value of more than 64 rows is not copied into a frame.
@@ -27,7 +27,7 @@ const CAPACITY: u64 = 1 << 20;
 
 /// What a program does to the tensors that it picks.
 #[derive(Debug, Clone)]
-enum Step {
+enum ProgramStep {
     Full(usize),
     Slice(usize, usize),
     Reshape(usize),
@@ -47,31 +47,31 @@ enum Step {
 }
 
 /// Returns random steps, each with whether it uses its input for the last time.
-fn steps() -> impl Strategy<Value = Vec<(Step, bool)>> {
+fn steps() -> impl Strategy<Value = Vec<(ProgramStep, bool)>> {
     let pick = || 0usize..64;
     let step = prop_oneof![
-        4 => (1usize..120).prop_map(Step::Full),
-        4 => (pick(), 1usize..120).prop_map(|(at, rows)| Step::Slice(at, rows)),
-        2 => pick().prop_map(Step::Reshape),
-        2 => pick().prop_map(Step::Swap),
-        1 => pick().prop_map(Step::Flip),
-        1 => pick().prop_map(Step::Expand),
-        1 => (pick(), 1usize..3).prop_map(|(at, times)| Step::Repeat(at, times)),
-        1 => pick().prop_map(Step::CatOne),
-        3 => pick().prop_map(Step::AddScalar),
-        2 => pick().prop_map(Step::Add),
-        1 => pick().prop_map(Step::Sum),
-        1 => pick().prop_map(Step::Mismatch),
-        3 => pick().prop_map(Step::Alias),
-        3 => pick().prop_map(Step::Read),
-        2 => pick().prop_map(Step::Forget),
-        4 => pick().prop_map(Step::Drop),
+        4 => (1usize..120).prop_map(ProgramStep::Full),
+        4 => (pick(), 1usize..120).prop_map(|(at, rows)| ProgramStep::Slice(at, rows)),
+        2 => pick().prop_map(ProgramStep::Reshape),
+        2 => pick().prop_map(ProgramStep::Swap),
+        1 => pick().prop_map(ProgramStep::Flip),
+        1 => pick().prop_map(ProgramStep::Expand),
+        1 => (pick(), 1usize..3).prop_map(|(at, times)| ProgramStep::Repeat(at, times)),
+        1 => pick().prop_map(ProgramStep::CatOne),
+        3 => pick().prop_map(ProgramStep::AddScalar),
+        2 => pick().prop_map(ProgramStep::Add),
+        1 => pick().prop_map(ProgramStep::Sum),
+        1 => pick().prop_map(ProgramStep::Mismatch),
+        3 => pick().prop_map(ProgramStep::Alias),
+        3 => pick().prop_map(ProgramStep::Read),
+        2 => pick().prop_map(ProgramStep::Forget),
+        4 => pick().prop_map(ProgramStep::Drop),
     ];
     prop::collection::vec((step, any::<bool>()), 0..80)
 }
 
 /// A reply of more than `INLINE_BYTES`, with the memory that it holds.
-enum Answer {
+enum HeldReply {
     Storage {
         id: usize,
         bytes: u64,
@@ -91,7 +91,7 @@ struct Program {
     live: Vec<TensorIr>,
     poisoned: Vec<TensorIr>,
     /// Replies that the client has not acknowledged.
-    answers: Vec<Answer>,
+    held_replies: Vec<HeldReply>,
     next: u64,
 }
 
@@ -110,14 +110,14 @@ impl Program {
         };
         let uploads = Uploads::new(0, Vec::new());
         let signals = Signals::new("here".into(), Duration::from_secs(60), Arc::default());
-        let hand = AtHand::new(signals);
-        let runner = Runner::new(backend, device.open(), hand, 1, uploads, membership);
+        let op_progress = OpProgress::new(signals);
+        let runner = Runner::new(backend, device.open(), op_progress, 1, uploads, membership);
         Self {
             runner,
             device,
             live: Vec::new(),
             poisoned: Vec::new(),
-            answers: Vec::new(),
+            held_replies: Vec::new(),
             next: 0,
         }
     }
@@ -159,11 +159,11 @@ impl Program {
         }
     }
 
-    fn step(&mut self, step: Step, last: bool) -> Option<()> {
+    fn step(&mut self, step: ProgramStep, last: bool) -> Option<()> {
         let float = OperationIr::BaseFloat;
         let number = |op| OperationIr::NumericFloat(DType::F32, op);
         match step {
-            Step::Full(rows) => {
+            ProgramStep::Full(rows) => {
                 let out = self.out(rows, COLUMNS);
                 let value = ScalarIr::Float(1.0);
                 let op = FullOpIr {
@@ -172,7 +172,7 @@ impl Program {
                 };
                 self.run(number(NumericOperationIr::Full(op)), out);
             }
-            Step::Slice(at, rows) => {
+            ProgramStep::Slice(at, rows) => {
                 let tensor = self.pick(at, last)?;
                 let rows = rows.min(tensor.shape[0]);
                 let out = self.out(rows, tensor.shape[1]);
@@ -183,7 +183,7 @@ impl Program {
                 };
                 self.run(float(BaseOperationIr::Slice(op)), out);
             }
-            Step::Reshape(at) => {
+            ProgramStep::Reshape(at) => {
                 let input = self.pick(at, last)?;
                 let out = self.out(1, input.shape.num_elements());
                 let op = ShapeOpIr {
@@ -192,7 +192,7 @@ impl Program {
                 };
                 self.run(float(BaseOperationIr::Reshape(op)), out);
             }
-            Step::Swap(at) => {
+            ProgramStep::Swap(at) => {
                 let input = self.pick(at, last)?;
                 let out = self.out(input.shape[1], input.shape[0]);
                 let op = SwapDimsOpIr {
@@ -203,7 +203,7 @@ impl Program {
                 };
                 self.run(float(BaseOperationIr::SwapDims(op)), out);
             }
-            Step::Flip(at) => {
+            ProgramStep::Flip(at) => {
                 let input = self.pick(at, last)?;
                 let out = self.out(input.shape[0], input.shape[1]);
                 let op = FlipOpIr {
@@ -213,7 +213,7 @@ impl Program {
                 };
                 self.run(float(BaseOperationIr::Flip(op)), out);
             }
-            Step::Expand(at) => {
+            ProgramStep::Expand(at) => {
                 let input = self.pick(at, false)?;
                 let row = self.out(1, input.shape[1]);
                 let op = SliceOpIr {
@@ -230,7 +230,7 @@ impl Program {
                 };
                 self.run(float(BaseOperationIr::Expand(op)), out);
             }
-            Step::Repeat(at, times) => {
+            ProgramStep::Repeat(at, times) => {
                 let tensor = self.pick(at, last)?;
                 let out = self.out(times * tensor.shape[0], tensor.shape[1]);
                 let op = RepeatDimOpIr {
@@ -241,7 +241,7 @@ impl Program {
                 };
                 self.run(float(BaseOperationIr::RepeatDim(op)), out);
             }
-            Step::CatOne(at) => {
+            ProgramStep::CatOne(at) => {
                 let tensor = self.pick(at, last)?;
                 let out = self.out(tensor.shape[0], tensor.shape[1]);
                 let op = CatOpIr {
@@ -251,7 +251,7 @@ impl Program {
                 };
                 self.run(float(BaseOperationIr::Cat(op)), out);
             }
-            Step::AddScalar(at) => {
+            ProgramStep::AddScalar(at) => {
                 let lhs = self.pick(at, last)?;
                 let out = self.out(lhs.shape[0], lhs.shape[1]);
                 let op = ScalarOpIr {
@@ -261,7 +261,7 @@ impl Program {
                 };
                 self.run(number(NumericOperationIr::AddScalar(op)), out);
             }
-            Step::Add(at) => {
+            ProgramStep::Add(at) => {
                 let rhs = self.pick(at, false)?;
                 let lhs = TensorIr {
                     status: TensorStatus::ReadOnly,
@@ -275,7 +275,7 @@ impl Program {
                 };
                 self.run(number(NumericOperationIr::Add(op)), out);
             }
-            Step::Sum(at) => {
+            ProgramStep::Sum(at) => {
                 let input = self.pick(at, last)?;
                 let out = TensorIr {
                     shape: Shape::new([1]),
@@ -294,7 +294,7 @@ impl Program {
                 };
                 self.runner.run_op(Box::new(OperationIr::Drop(used)));
             }
-            Step::Mismatch(at) => {
+            ProgramStep::Mismatch(at) => {
                 let lhs = TensorIr {
                     shape: Shape::new([7]),
                     ..self.pick(at, last)?
@@ -307,19 +307,19 @@ impl Program {
                 };
                 self.run(number(NumericOperationIr::AddScalar(op)), out);
             }
-            Step::Alias(at) => {
+            ProgramStep::Alias(at) => {
                 let source = self.pick(at, false)?;
                 let out = self.out(source.shape[0], source.shape[1]);
                 self.runner.alias(out.id, source.id);
                 self.note(out);
             }
-            Step::Read(at) => self.read(at, last)?,
-            Step::Forget(at) => {
-                let at = at % self.answers.len().max(1);
-                self.answers.get(at)?;
-                drop(self.answers.swap_remove(at));
+            ProgramStep::Read(at) => self.read(at, last)?,
+            ProgramStep::Forget(at) => {
+                let at = at % self.held_replies.len().max(1);
+                self.held_replies.get(at)?;
+                drop(self.held_replies.swap_remove(at));
             }
-            Step::Drop(at) => {
+            ProgramStep::Drop(at) => {
                 let used = match last {
                     true => self.poisoned.pop(),
                     false => self.pick(at, true),
@@ -337,7 +337,7 @@ impl Program {
     fn read(&mut self, at: usize, last: bool) -> Option<()> {
         let tensor = self.pick(at, last)?;
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap();
-        let is_whole = self.runner.backend.is_at_hand(&tensor);
+        let is_whole = self.runner.backend.is_host_readable(&tensor);
         let storage = self.runner.backend.storage(&tensor).unwrap();
         let Reply::Value { result, .. } = self.runner.read(1, tensor) else {
             panic!("Flex has its values at hand");
@@ -347,13 +347,13 @@ impl Program {
         if let Ok(data) = result
             && bytes > INLINE_BYTES
         {
-            self.answers.push(match is_whole {
-                true => Answer::Storage {
+            self.held_replies.push(match is_whole {
+                true => HeldReply::Storage {
                     id: storage.id,
                     bytes: storage.bytes,
                     _data: data,
                 },
-                false => Answer::Copy {
+                false => HeldReply::Copy {
                     bytes: bytes as u64,
                     _data: data,
                 },
@@ -371,12 +371,12 @@ impl Program {
             storages.insert(storage.id, storage.bytes);
         }
         let mut copies = 0;
-        for answer in &self.answers {
+        for answer in &self.held_replies {
             match answer {
-                Answer::Storage { id, bytes, .. } => {
+                HeldReply::Storage { id, bytes, .. } => {
                     storages.insert(*id, *bytes);
                 }
-                Answer::Copy { bytes, .. } => copies += bytes,
+                HeldReply::Copy { bytes, .. } => copies += bytes,
             }
         }
         let mut faults = HashMap::new();
@@ -397,18 +397,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_account_is_the_storages_that_there_are(steps in steps()) {
+    fn account_equals_the_live_storages(steps in steps()) {
         let mut program = Program::new();
         for (step, last) in steps {
-            let told = format!("{step:?}, {last}");
+            let description = format!("{step:?}, {last}");
             program.step(step, last);
-            prop_assert_eq!(program.device.live_bytes(), program.expected(), "after {}", told);
+            prop_assert_eq!(program.device.live_bytes(), program.expected(), "after {}", description);
         }
-        let Program { runner, device, answers, .. } = program;
+        let Program { runner, device, held_replies, .. } = program;
         drop(runner);
         let held: u64 = device.live_bytes();
-        prop_assert_eq!(held > 0, !answers.is_empty());
-        drop(answers);
+        prop_assert_eq!(held > 0, !held_replies.is_empty());
+        drop(held_replies);
         prop_assert_eq!(device.live_bytes(), 0);
     }
 }

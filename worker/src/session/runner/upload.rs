@@ -11,9 +11,9 @@ use tensord_proto::{
 use super::{
     super::{
         dataflow::Refusal,
-        uploads::{Next, Payload, Source},
+        uploads::{Payload, UploadBytes, UploadLocation},
     },
-    Runner, Step, panic_text,
+    Runner, Step, panic_message,
 };
 use crate::{memory::SessionMemory, op_check};
 
@@ -25,9 +25,9 @@ impl Runner {
                 .error("the upload is too large to be addressed")
         })?;
         let source = match self.uploads.next(size)? {
-            Next::Here(source) => source,
-            Next::Payload(keep) => {
-                self.awaiting = Some((out, keep));
+            UploadLocation::Available(source) => source,
+            UploadLocation::Payload(keep) => {
+                self.awaited_upload = Some((out, keep));
                 return Ok(Step::NeedsPayload);
             }
         };
@@ -36,43 +36,48 @@ impl Runner {
         Ok(Step::Ran(0, None))
     }
 
-    /// Executes the upload for which [`step`](Self::step) needs a payload.
+    /// Executes the upload for which [`begin_step`](Self::begin_step) needs a payload.
     pub(crate) fn payload(&mut self, payload: Payload) -> Result<Step, CodecError> {
         let (out, keep) = self
-            .awaiting
+            .awaited_upload
             .take()
             .expect("a payload is passed only to an upload that awaits it");
         // Kept even if the device has no room for the tensor: the client relies on the
         // slot.
         let source = self.uploads.keep(payload.bytes, keep)?;
         self.upload(&out, source, payload.memory);
-        self.begin_early();
+        self.begin_ready_all_reduces();
         Ok(Step::Ran(0, None))
     }
 
-    fn upload(&mut self, out: &TensorIr, source: Source, memory: Result<SessionMemory, Refusal>) {
+    fn upload(
+        &mut self,
+        out: &TensorIr,
+        source: UploadBytes,
+        memory: Result<SessionMemory, Refusal>,
+    ) {
         let Err(refusal) = self.try_upload(out, source, memory) else {
-            return self.saw_ran();
+            return self.record_executed();
         };
-        self.saw_refused(&refusal);
-        let fault = self.fault_of(refusal, "Upload");
+        self.record_refused(&refusal);
+        let fault = self.fault_for_refusal(refusal, "Upload");
         self.flow.insert_poisoned(out.id, fault);
     }
 
     fn try_upload(
         &mut self,
         out: &TensorIr,
-        source: Source,
+        source: UploadBytes,
         memory: Result<SessionMemory, Refusal>,
     ) -> Result<(), Refusal> {
         let mut memory = memory?;
         op_check::check_tensor(out)?;
-        self.flow.name_new(out.id, &mut memory)?;
+        self.flow.charge_name(out.id, &mut memory)?;
         let data = source.into_data(out)?;
-        self.at_hand.begin(self.op_number, "Upload".into());
+        self.op_progress.begin_op(self.op_number, "Upload".into());
         let backend = &mut self.backend;
         catch_unwind(AssertUnwindSafe(|| backend.upload(out.id, data)))
-            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_text(panic.as_ref())))?;
+            .map_err(|panic| Refusal::New(FaultKind::Panic, panic_message(panic.as_ref())))?;
         self.flow
             .insert(out.id, out.shape.clone(), out.dtype, memory);
         Ok(())

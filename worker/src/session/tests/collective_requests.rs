@@ -4,29 +4,31 @@ use burn_backend::distributed::ReduceOperation;
 use burn_ir::{AllReduceOpIr, DeviceIdIr, DistributedOperationIr};
 
 use super::*;
-use crate::collective::{Arrival, Arrived, Call, Capability, Members, Offer, Take, Value};
+use crate::collective::{
+    AllReduceCall, Arrival, Capability, Members, Offer, ReceivedValue, Take, Value,
+};
 
 /// The session on the lease's second device.
 #[derive(Default)]
-struct Other(Mutex<Vec<(u64, Outcome)>>);
+struct OtherRank(Mutex<Vec<(u64, Outcome)>>);
 
-impl Member for Other {
+impl Member for OtherRank {
     fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
         lock(&self.0).push((ticket, outcome));
     }
 }
 
-impl Other {
-    fn enter(bench: &Bench) -> Arc<Self> {
+impl OtherRank {
+    fn enter(harness: &SessionHarness) -> Arc<Self> {
         let other = Arc::new(Self::default());
         let member: Weak<dyn Member> = Arc::downgrade(&other) as _;
-        assert!(bench.session.cohort.enter(1, member));
+        assert!(harness.session.cohort.enter(1, member));
         other
     }
 
-    fn call(&self, bench: &Bench, ticket: u64, values: &[f32]) {
-        let cohort = &bench.session.cohort;
-        let call = Call {
+    fn call(&self, harness: &SessionHarness, ticket: u64, values: &[f32]) {
+        let cohort = &harness.session.cohort;
+        let call = AllReduceCall {
             members: Members::new(vec![0, 1], cohort.lease_members()).unwrap(),
             ticket,
             arrival: Arrival {
@@ -41,17 +43,17 @@ impl Other {
         cohort.call(1, vec![call]);
     }
 
-    fn heard(&self) -> Vec<(u64, Result<Bytes, String>)> {
-        let heard = std::mem::take(&mut *lock(&self.0));
+    fn take_outcomes(&self) -> Vec<(u64, Result<Bytes, String>)> {
+        let take_outcomes = std::mem::take(&mut *lock(&self.0));
         let bytes = |(ticket, outcome): (u64, Outcome)| {
             let bytes = outcome.map_err(|failure| format!("{failure:?}"));
             let bytes = bytes.map(|arrived| match arrived {
-                Arrived::Reduced(bytes) => bytes,
-                Arrived::Taken(value) => value.bytes,
+                ReceivedValue::Reduced(bytes) => bytes,
+                ReceivedValue::Taken(value) => value.bytes,
             });
             (ticket, bytes)
         };
-        heard.into_iter().map(bytes).collect()
+        take_outcomes.into_iter().map(bytes).collect()
     }
 }
 
@@ -79,54 +81,54 @@ fn kept(id: u64) -> TensorIr {
 }
 
 #[test]
-fn a_result_is_waited_for_by_whoever_needs_it_and_by_nobody_else() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
-    bench.upload(2, &[5.0, 5.0]);
-    bench.ops(&[all_reduce(used(1), 3, &[0, 1]), SYNC]);
-    bench.read(1, &kept(2));
-    bench.read(2, &kept(3));
-    bench.read(3, &kept(2));
-    bench.client.push(Body::Sync(v1::Sync { request_id: 4 }));
-    bench.ops(&[add(2, 2, 4), add(3, 2, 5), add(2, 4, 6)]);
-    bench.read(5, &used(6));
-    bench.read(6, &kept(5));
-    bench.all();
+fn only_ops_that_need_a_result_wait_for_it() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
+    harness.upload(2, &[5.0, 5.0]);
+    harness.ops(&[all_reduce(used(1), 3, &[0, 1]), SYNC]);
+    harness.read(1, &kept(2));
+    harness.read(2, &kept(3));
+    harness.read(3, &kept(2));
+    harness.client.push(Body::Sync(v1::Sync { request_id: 4 }));
+    harness.ops(&[add(2, 2, 4), add(3, 2, 5), add(2, 4, 6)]);
+    harness.read(5, &used(6));
+    harness.read(6, &kept(5));
+    harness.run_all();
     let five = Ok(vec![5.0, 5.0]);
     let mut values = vec![(1, five.clone()), (3, five), (5, Ok(vec![15.0, 15.0]))];
-    assert_eq!(bench.values(), values);
+    assert_eq!(harness.values(), values);
     assert!(
-        !bench
-            .answers
+        !harness
+            .replies
             .iter()
             .any(|body| matches!(body, Body::Synced(_)))
     );
-    other.call(&bench, 7, &[10.0, 20.0]);
-    bench.all();
+    other.call(&harness, 7, &[10.0, 20.0]);
+    harness.run_all();
     values.extend([(2, Ok(vec![11.0, 22.0])), (6, Ok(vec![16.0, 27.0]))]);
-    assert_eq!(bench.values(), values);
+    assert_eq!(harness.values(), values);
     assert!(
-        bench
-            .answers
+        harness
+            .replies
             .iter()
             .any(|body| matches!(body, Body::Synced(_)))
     );
-    assert_eq!(other.heard(), [(7, Ok(bytes_of(&[11.0, 22.0])))]);
+    assert_eq!(other.take_outcomes(), [(7, Ok(bytes_of(&[11.0, 22.0])))]);
     assert_eq!(
-        bench.memory.live_bytes(),
+        harness.memory.live_bytes(),
         4 * PAIR,
         "inputs are gone with their last use"
     );
 }
 
 #[test]
-fn what_is_put_aside_keeps_its_tensors_and_its_order() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
-    bench.upload(2, &[5.0, 5.0]);
-    bench.ops(&[
+fn deferred_ops_keep_their_inputs_and_order() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
+    harness.upload(2, &[5.0, 5.0]);
+    harness.ops(&[
         all_reduce(used(1), 3, &[0, 1]),
         // Deferred; the tensors that it uses must not be dropped before it runs.
         add(3, 2, 4),
@@ -136,26 +138,26 @@ fn what_is_put_aside_keeps_its_tensors_and_its_order() {
         OperationIr::Drop(used(4)),
         random(6),
     ]);
-    bench.read(1, &used(5));
-    bench.read(2, &kept(6));
-    bench.all();
-    let random = bench.values();
+    harness.read(1, &used(5));
+    harness.read(2, &kept(6));
+    harness.run_all();
+    let random = harness.values();
     assert_eq!(
         random.len(),
         1,
         "the random op waits for nothing: {random:?}"
     );
-    other.call(&bench, 7, &[10.0, 20.0]);
-    bench.all();
-    assert_eq!(bench.values()[1], (1, Ok(vec![32.0, 54.0])));
-    assert_eq!(bench.memory.live_bytes(), PAIR, "the random tensor alone");
+    other.call(&harness, 7, &[10.0, 20.0]);
+    harness.run_all();
+    assert_eq!(harness.values()[1], (1, Ok(vec![32.0, 54.0])));
+    assert_eq!(harness.memory.live_bytes(), PAIR, "the random tensor alone");
 }
 
 #[test]
-fn a_long_row_of_waiting_ops_goes_on_in_order() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
+fn long_queue_of_deferred_ops_resumes_in_order() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
     let calls = 50;
     let mut ops = Vec::new();
     for call in 0..calls {
@@ -175,91 +177,91 @@ fn a_long_row_of_waiting_ops_goes_on_in_order() {
             }
         }));
     }
-    bench.ops(&ops);
-    bench.client.push(Body::Sync(v1::Sync { request_id: 9 }));
-    bench.read(1, &kept(1 + 10 * calls));
+    harness.ops(&ops);
+    harness.client.push(Body::Sync(v1::Sync { request_id: 9 }));
+    harness.read(1, &kept(1 + 10 * calls));
     for call in 0..calls {
-        bench.all();
-        assert_eq!(bench.values(), []);
-        other.call(&bench, call, &[call as f32, 1.0]);
+        harness.run_all();
+        assert_eq!(harness.values(), []);
+        other.call(&harness, call, &[call as f32, 1.0]);
     }
-    bench.all();
-    assert_eq!(bench.values(), [(1, Ok(vec![0.0, 0.0]))]);
-    let heard = other.heard();
+    harness.run_all();
+    assert_eq!(harness.values(), [(1, Ok(vec![0.0, 0.0]))]);
+    let take_outcomes = other.take_outcomes();
     let sum = |call: u64| match call {
         0 => bytes_of(&[1.0, 3.0]),
         call => bytes_of(&[call as f32, 1.0]),
     };
     let expected: Vec<_> = (0..calls).map(|call| (call, Ok(sum(call)))).collect();
-    assert_eq!(heard, expected);
+    assert_eq!(take_outcomes, expected);
     let synced = |body: &&Body| matches!(body, Body::Synced(_));
-    assert_eq!(bench.answers.iter().filter(synced).count(), 1);
+    assert_eq!(harness.replies.iter().filter(synced).count(), 1);
 }
 
 #[test]
-fn ranks_may_come_to_groups_in_different_orders() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
+fn ranks_may_join_groups_in_different_orders() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
     // An all-reduce of a group of one between two of another group, with ops that use the
     // results.
-    bench.ops(&[
+    harness.ops(&[
         all_reduce(kept(1), 2, &[0, 1]),
         add(2, 2, 3),
         all_reduce(kept(3), 4, &[0, 1]),
         all_reduce(kept(1), 5, &[0]),
         add(5, 5, 6),
     ]);
-    bench.read(1, &kept(6));
-    bench.read(2, &kept(4));
-    bench.all();
-    assert_eq!(bench.values(), [(1, Ok(vec![2.0, 4.0]))]);
-    other.call(&bench, 1, &[0.0, 0.0]);
-    bench.all();
-    other.call(&bench, 2, &[1.0, 1.0]);
-    bench.all();
-    assert_eq!(bench.values()[1], (2, Ok(vec![3.0, 5.0])));
+    harness.read(1, &kept(6));
+    harness.read(2, &kept(4));
+    harness.run_all();
+    assert_eq!(harness.values(), [(1, Ok(vec![2.0, 4.0]))]);
+    other.call(&harness, 1, &[0.0, 0.0]);
+    harness.run_all();
+    other.call(&harness, 2, &[1.0, 1.0]);
+    harness.run_all();
+    assert_eq!(harness.values()[1], (2, Ok(vec![3.0, 5.0])));
 }
 
 #[test]
-fn an_all_reduce_begins_as_soon_as_its_tensor_is_there() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
+fn all_reduce_begins_as_soon_as_its_input_is_ready() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
     // This upload waits for a payload that has not arrived.
-    bench.upload_from(2, Content::Payload { keep: None });
-    bench.ops(&[
+    harness.upload_from(2, Content::Payload { keep: None });
+    harness.ops(&[
         add(1, 2, 3),
         all_reduce(used(1), 4, &[0, 1]),
         all_reduce(kept(3), 5, &[0, 1]),
     ]);
-    other.call(&bench, 1, &[10.0, 20.0]);
-    other.call(&bench, 2, &[0.0, 0.0]);
-    bench.all();
-    assert_eq!(other.heard(), [(1, Ok(bytes_of(&[11.0, 22.0])))]);
-    chunks(bytes_of(&[3.0, 4.0])).for_each(|chunk| bench.bulk.push(Body::Chunk(chunk)));
-    bench.carry_bulk();
-    bench.read(1, &kept(4));
-    bench.read(2, &kept(5));
-    bench.all();
-    assert_eq!(other.heard(), [(2, Ok(bytes_of(&[4.0, 6.0])))]);
+    other.call(&harness, 1, &[10.0, 20.0]);
+    other.call(&harness, 2, &[0.0, 0.0]);
+    harness.run_all();
+    assert_eq!(other.take_outcomes(), [(1, Ok(bytes_of(&[11.0, 22.0])))]);
+    chunks(bytes_of(&[3.0, 4.0])).for_each(|chunk| harness.bulk.push(Body::Chunk(chunk)));
+    harness.deliver_bulk();
+    harness.read(1, &kept(4));
+    harness.read(2, &kept(5));
+    harness.run_all();
+    assert_eq!(other.take_outcomes(), [(2, Ok(bytes_of(&[4.0, 6.0])))]);
     let values = [(1, Ok(vec![11.0, 22.0])), (2, Ok(vec![4.0, 6.0]))];
-    assert_eq!(bench.values(), values);
+    assert_eq!(harness.values(), values);
 }
 
 #[test]
-fn a_result_that_is_dropped_before_it_comes_leaves_nothing() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
-    bench.ops(&[all_reduce(used(1), 2, &[0, 1]), OperationIr::Drop(used(2))]);
-    bench.all();
-    assert_eq!(bench.memory.live_bytes(), 0);
-    other.call(&bench, 1, &[0.0, 0.0]);
-    bench.read(1, &kept(2));
-    bench.all();
-    let [(1, Err(reason))] = &bench.values()[..] else {
-        panic!("{:?}", bench.values());
+fn result_dropped_in_flight_leaves_no_state() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
+    harness.ops(&[all_reduce(used(1), 2, &[0, 1]), OperationIr::Drop(used(2))]);
+    harness.run_all();
+    assert_eq!(harness.memory.live_bytes(), 0);
+    other.call(&harness, 1, &[0.0, 0.0]);
+    harness.read(1, &kept(2));
+    harness.run_all();
+    let [(1, Err(reason))] = &harness.values()[..] else {
+        panic!("{:?}", harness.values());
     };
     assert!(
         reason.contains("never created or has been dropped"),
@@ -268,21 +270,21 @@ fn a_result_that_is_dropped_before_it_comes_leaves_nothing() {
 }
 
 #[test]
-fn a_group_that_makes_no_sense_is_a_fault_of_its_op_alone() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
-    bench.ops(&[
+fn invalid_group_faults_only_its_op() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
+    harness.ops(&[
         all_reduce(kept(1), 2, &[0, 1, 1]),
         all_reduce(kept(1), 3, &[1]),
         all_reduce(kept(1), 4, &[0, 9]),
         all_reduce(kept(1), 5, &[0]),
         all_reduce(kept(1), 6, &[0, 1]),
     ]);
-    (2..7).for_each(|id| bench.read(id, &kept(id)));
-    other.call(&bench, 1, &[1.0, 1.0]);
-    bench.all();
-    let values = bench.values();
+    (2..7).for_each(|id| harness.read(id, &kept(id)));
+    other.call(&harness, 1, &[1.0, 1.0]);
+    harness.run_all();
+    let values = harness.values();
     let wrong = [
         "ranks 1 and 2 of the group are both device 1 of worker bench",
         "the tensor is on device 0 of worker bench, which is not in the group",
@@ -297,72 +299,72 @@ fn a_group_that_makes_no_sense_is_a_fault_of_its_op_alone() {
 }
 
 #[test]
-fn a_rank_without_a_value_tells_the_others_why() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.ops(&[all_reduce(kept(1), 2, &[0, 1]), SYNC]);
-    other.call(&bench, 1, &[1.0, 1.0]);
-    bench.read(1, &kept(2));
-    bench.all();
-    let [(1, Err(reason))] = &other.heard()[..] else {
+fn missing_input_is_reported_to_all_ranks() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.ops(&[all_reduce(kept(1), 2, &[0, 1]), SYNC]);
+    other.call(&harness, 1, &[1.0, 1.0]);
+    harness.read(1, &kept(2));
+    harness.run_all();
+    let [(1, Err(reason))] = &other.take_outcomes()[..] else {
         panic!("it has no value");
     };
     assert!(reason.contains("tensor 1 was never created"), "{reason}");
-    let reason = bench.values()[0].1.clone().unwrap_err();
+    let reason = harness.values()[0].1.clone().unwrap_err();
     assert!(reason.contains("tensor 1 was never created"), "{reason}");
 }
 
 #[test]
-fn a_session_that_ends_lets_nobody_wait() {
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
-    bench.all();
-    other.call(&bench, 1, &[1.0, 1.0]);
-    bench.client.push(Body::Close(v1::Close {}));
-    bench.all();
-    let [(1, Err(reason))] = &other.heard()[..] else {
+fn ended_session_fails_pending_peers() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
+    harness.run_all();
+    other.call(&harness, 1, &[1.0, 1.0]);
+    harness.client.push(Body::Close(v1::Close {}));
+    harness.run_all();
+    let [(1, Err(reason))] = &other.take_outcomes()[..] else {
         panic!("nobody brings the other part");
     };
     let words = "the session of rank 0 (device 0 of worker bench) has ended";
     assert!(reason.contains(words), "{reason}");
-    assert_eq!(bench.memory.live_bytes(), 0);
+    assert_eq!(harness.memory.live_bytes(), 0);
 }
 
 #[test]
-fn a_tensor_is_offered_and_taken() {
+fn tensor_is_transferred_by_offer_and_take() {
     const KEY: Capability = [3; 16];
-    let mut bench = Bench::new();
-    let other = Other::enter(&bench);
-    bench.upload(1, &[1.0, 2.0]);
-    bench.client.push(Body::Offer(v1::Offer {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
+    harness.client.push(Body::Offer(v1::Offer {
         tensor: encode_tensor(&used(1)),
         capability: KEY.to_vec().into(),
         to: 1,
     }));
-    bench.all();
-    assert_eq!(bench.memory.live_bytes(), 8, "the offer holds its place");
+    harness.run_all();
+    assert_eq!(harness.memory.live_bytes(), 8, "the offer holds its place");
     let take = Take {
         from: 0,
         to: 1,
         ticket: 4,
         size: 8,
     };
-    bench.session.cohort.take(KEY, take);
-    assert_eq!(other.heard(), [(4, Ok(bytes_of(&[1.0, 2.0])))]);
-    assert_eq!(bench.memory.live_bytes(), 0);
+    harness.session.cohort.take(KEY, take);
+    assert_eq!(other.take_outcomes(), [(4, Ok(bytes_of(&[1.0, 2.0])))]);
+    assert_eq!(harness.memory.live_bytes(), 0);
 
     let kind = tensord_proto::codec::encode_type(&Shape::new([2]), DType::F32);
-    bench.client.push(Body::Take(v1::Take {
+    harness.client.push(Body::Take(v1::Take {
         tensor_id: 2,
         r#type: Some(kind),
         capability: KEY.to_vec().into(),
         from: 1,
     }));
-    bench.encoder.note_tensor(TensorId::new(2));
-    bench.read(1, &kept(2));
-    bench.all();
-    assert_eq!(bench.values(), [], "it waits for the offer");
+    harness.encoder.note_tensor(TensorId::new(2));
+    harness.read(1, &kept(2));
+    harness.run_all();
+    assert_eq!(harness.values(), [], "it waits for the offer");
     let value = Value {
         shape: Shape::new([2]),
         dtype: DType::F32,
@@ -374,7 +376,7 @@ fn a_tensor_is_offered_and_taken() {
         value: Ok(value),
         _memory: None,
     };
-    bench.session.cohort.offer(KEY, offer);
-    bench.all();
-    assert_eq!(bench.values(), [(1, Ok(vec![7.0, 8.0]))]);
+    harness.session.cohort.offer(KEY, offer);
+    harness.run_all();
+    assert_eq!(harness.values(), [(1, Ok(vec![7.0, 8.0]))]);
 }

@@ -7,7 +7,7 @@ use burn_flex::{Flex, FlexDevice};
 use burn_std::future::DynFut;
 use tensord_proto::codec::DeviceProfile;
 
-use super::{bench::OP_TIMEOUT, later::asked, *};
+use super::{harness::OP_TIMEOUT, reads_in_flight::start_reads, *};
 use crate::{
     backend::{BurnDevice, StorageInfo, TensorStore},
     custom::CustomOps,
@@ -15,9 +15,9 @@ use crate::{
 
 /// A device whose ops do not return until the test unlocks it.
 #[derive(Default)]
-struct Stuck(Arc<Mutex<()>>);
+struct StuckDevice(Arc<Mutex<()>>);
 
-impl Device for Stuck {
+impl Device for StuckDevice {
     fn open(&self) -> Box<dyn TensorStore> {
         Box::new(Self(self.0.clone()))
     }
@@ -31,8 +31,8 @@ impl Device for Stuck {
     }
 }
 
-impl TensorStore for Stuck {
-    fn lacks(&self, _custom_op: &str) -> Option<String> {
+impl TensorStore for StuckDevice {
+    fn custom_op_error(&self, _custom_op: &str) -> Option<String> {
         None
     }
 
@@ -56,7 +56,7 @@ impl TensorStore for Stuck {
         Ok(())
     }
 
-    fn is_at_hand(&mut self, _tensor: &TensorIr) -> bool {
+    fn is_host_readable(&mut self, _tensor: &TensorIr) -> bool {
         false
     }
 
@@ -70,29 +70,30 @@ impl TensorStore for Stuck {
 }
 
 /// Returns the error in the last frame, if that is `Closed`.
-fn farewell(bench: &Bench) -> Option<String> {
-    match bench.answers.last() {
+fn closed_error(harness: &SessionHarness) -> Option<String> {
+    match harness.replies.last() {
         Some(Body::Closed(closed)) => closed.error.as_ref().map(ToString::to_string),
         _ => None,
     }
 }
 
 #[test]
-fn a_session_whose_op_does_not_return_ends_without_it() {
-    let device = Stuck::default();
+fn session_with_a_stuck_op_is_ended() {
+    let device = StuckDevice::default();
     let stuck = device.0.clone();
-    let mut bench = Bench::on(Arc::new(device), BlobStore::new(0), Arc::default());
-    bench.upload(1, &[1.0, 2.0]);
-    bench.all();
+    let mut harness =
+        SessionHarness::on_device(Arc::new(device), BlobStore::new(0), Arc::default());
+    harness.upload(1, &[1.0, 2.0]);
+    harness.run_all();
     // The first add does not return.
-    bench.ops(&[add(1, 1, 2), add(1, 1, 3)]);
-    bench.read(1, &tensor(3, TensorStatus::ReadOnly));
+    harness.ops(&[add(1, 1, 2), add(1, 1, 3)]);
+    harness.read(1, &tensor(3, TensorStatus::ReadOnly));
     let held = lock(&stuck);
-    bench.carry(usize::MAX).unwrap();
-    let (session, queue) = (bench.session.clone(), bench.queue.clone());
+    harness.deliver(usize::MAX).unwrap();
+    let (session, queue) = (harness.session.clone(), harness.queue.clone());
     let executor = std::thread::spawn(move || {
         let waiting = queue.try_pop().expect("there is work");
-        assert_eq!(waiting.run(&mut || true), Turn::Over);
+        assert_eq!(waiting.run(&mut || true), TimeSliceEnd::Parked);
     });
     let until = Instant::now() + Duration::from_secs(20);
     // `now` advances by the timeout, so a step that the check before saw is overdue.
@@ -110,37 +111,37 @@ fn a_session_whose_op_does_not_return_ends_without_it() {
         overdue.starts_with("op 2 (NumericFloat.Add) has not ended within 2s"),
         "{overdue}"
     );
-    assert!(session.has_ended() && !session.is_gone());
-    bench.hear();
-    assert!(farewell(&bench).unwrap().contains(&overdue));
+    assert!(session.has_ended() && !session.is_torn_down());
+    harness.receive_replies();
+    assert!(closed_error(&harness).unwrap().contains(&overdue));
     // Later frames are ignored, and another check has no effect.
-    bench.read(2, &tensor(1, TensorStatus::ReadOnly));
-    bench.carry(usize::MAX).unwrap();
+    harness.read(2, &tensor(1, TensorStatus::ReadOnly));
+    harness.deliver(usize::MAX).unwrap();
     assert!(session.overdue(now + 2 * OP_TIMEOUT).is_some());
     drop(held);
     executor.join().unwrap();
-    assert!(session.is_gone());
+    assert!(session.is_torn_down());
     assert_eq!(session.overdue(now + 9 * OP_TIMEOUT), None);
-    assert_eq!(bench.memory.live_bytes(), 0);
-    bench.hear();
-    assert_eq!(bench.values(), [], "nothing is said after the end");
+    assert_eq!(harness.memory.live_bytes(), 0);
+    harness.receive_replies();
+    assert_eq!(harness.values(), [], "nothing is said after the end");
 }
 
 #[test]
-fn a_session_whose_read_is_not_answered_ends_without_it() {
-    let (mut bench, waiting) = asked(4, 1);
+fn session_with_an_unanswered_read_is_ended() {
+    let (mut harness, waiting) = start_reads(4, 1);
     let over = OP_TIMEOUT + Duration::from_millis(500);
-    bench.wait(over);
-    let overdue = bench.session.overdue(Instant::now()).unwrap();
+    harness.wait(over);
+    let overdue = harness.session.overdue(Instant::now()).unwrap();
     assert!(
         overdue.contains("(Read) has not ended within 2s"),
         "{overdue}"
     );
-    bench.all();
-    assert!(farewell(&bench).unwrap().contains(&overdue));
-    assert!(bench.session.has_ended() && !bench.session.is_gone());
-    later::give(&mut bench, &waiting, 1);
-    assert!(bench.session.is_gone());
-    assert_eq!(bench.session.overdue(Instant::now()), None);
-    assert_eq!(bench.values(), []);
+    harness.run_all();
+    assert!(closed_error(&harness).unwrap().contains(&overdue));
+    assert!(harness.session.has_ended() && !harness.session.is_torn_down());
+    reads_in_flight::complete_reads(&mut harness, &waiting, 1);
+    assert!(harness.session.is_torn_down());
+    assert_eq!(harness.session.overdue(Instant::now()), None);
+    assert_eq!(harness.values(), []);
 }

@@ -40,34 +40,34 @@ pub(super) enum Mode {
 
 /// A step to take.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Turn {
+pub(super) struct RankTurn {
     pub(super) mode: Mode,
     pub(super) batch: usize,
 }
 
 /// A device's thread.
 pub(super) struct Rank {
-    turns: SyncSender<Turn>,
+    turn_sender: SyncSender<RankTurn>,
     done: Receiver<Result<()>>,
 }
 
 impl Rank {
     /// Starts the thread of device `rank` of `devices`, with a replica of `deep`.
-    pub(super) fn start(deep: Deep, rank: usize, devices: &[Device]) -> Self {
-        let (turns, taken) = sync_channel::<Turn>(1);
-        let (update, done) = sync_channel(1);
+    pub(super) fn start(deep: DeepNetwork, rank: usize, devices: &[Device]) -> Self {
+        let (turn_sender, turn_receiver) = sync_channel::<RankTurn>(1);
+        let (result_sender, done) = sync_channel(1);
         let (device, devices) = (devices[rank].clone(), devices.to_vec());
         thread::spawn(move || {
             let mut replica = Replica::new(&deep, device, devices);
             drop(deep);
             // Ends when the handle is dropped.
-            for turn in taken {
-                if update.send(replica.step(turn)).is_err() {
+            for turn in turn_receiver {
+                if result_sender.send(replica.step(turn)).is_err() {
                     return;
                 }
             }
         });
-        Self { turns, done }
+        Self { turn_sender, done }
     }
 
     /// Starts a step.
@@ -75,8 +75,8 @@ impl Rank {
     /// # Errors
     ///
     /// If the thread has ended.
-    pub(super) fn begin(&self, turn: Turn) -> Result<()> {
-        self.turns.send(turn).context("a rank has ended")
+    pub(super) fn begin(&self, turn: RankTurn) -> Result<()> {
+        self.turn_sender.send(turn).context("a rank has ended")
     }
 
     /// Waits until the step is done.
@@ -94,8 +94,8 @@ impl Rank {
 /// The network on one device.
 struct Replica {
     /// The replica whose gradients Burn reduces.
-    shared: Option<Deep>,
-    alone: Option<Deep>,
+    distributed_network: Option<DeepNetwork>,
+    local_network: Option<DeepNetwork>,
     input: Option<Tensor<2>>,
     optimizer: ModuleOptimizer,
     device: Device,
@@ -103,10 +103,10 @@ struct Replica {
 }
 
 impl Replica {
-    fn new(deep: &Deep, device: Device, devices: Vec<Device>) -> Self {
+    fn new(deep: &DeepNetwork, device: Device, devices: Vec<Device>) -> Self {
         Self {
-            shared: Some(fork(deep.clone(), &device, devices.len())),
-            alone: Some(fork(deep.clone(), &device, 1)),
+            distributed_network: Some(fork(deep.clone(), &device, devices.len())),
+            local_network: Some(fork(deep.clone(), &device, 1)),
             input: None,
             optimizer: SgdConfig::new().init(),
             device,
@@ -114,11 +114,11 @@ impl Replica {
         }
     }
 
-    fn step(&mut self, turn: Turn) -> Result<()> {
+    fn step(&mut self, turn: RankTurn) -> Result<()> {
         let input = self.input(turn.batch);
         let network = match turn.mode {
-            Mode::Overlapped => &mut self.shared,
-            Mode::Never | Mode::Afterwards => &mut self.alone,
+            Mode::Overlapped => &mut self.distributed_network,
+            Mode::Never | Mode::Afterwards => &mut self.local_network,
         };
         let deep = network.take().context("a step failed before")?;
         let loss = deep.forward(input).powi_scalar(2).mean();
@@ -160,12 +160,12 @@ impl ModuleVisitor for Reduce<'_> {
 
 /// A network of many layers of the same size.
 #[derive(Module, Debug)]
-pub(super) struct Deep {
+pub(super) struct DeepNetwork {
     first: Linear,
     layers: Vec<Linear>,
 }
 
-impl Deep {
+impl DeepNetwork {
     /// Creates a network of an input layer and `layers` equal layers.
     pub(super) fn new(device: &Device, layers: usize) -> Self {
         let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(device);
@@ -187,12 +187,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_steps_without_others() {
+    fn replica_can_step_alone() {
         let device = Device::flex().autodiff();
-        let deep = Deep::new(&device, 1);
+        let deep = DeepNetwork::new(&device, 1);
         let mut replica = Replica::new(&deep, device.clone(), vec![device]);
         for batch in [2, 2, 3] {
-            let turn = Turn {
+            let turn = RankTurn {
                 mode: Mode::Never,
                 batch,
             };

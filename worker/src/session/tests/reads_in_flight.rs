@@ -14,9 +14,9 @@ use crate::{
 
 /// A device that executes nothing, and completes a read when the test signals it.
 #[derive(Default)]
-struct Slow(Arc<Mutex<VecDeque<oneshot::Sender<()>>>>);
+struct SlowDevice(Arc<Mutex<VecDeque<oneshot::Sender<()>>>>);
 
-impl Device for Slow {
+impl Device for SlowDevice {
     fn open(&self) -> Box<dyn TensorStore> {
         Box::new(Self(self.0.clone()))
     }
@@ -30,8 +30,8 @@ impl Device for Slow {
     }
 }
 
-impl TensorStore for Slow {
-    fn lacks(&self, _custom_op: &str) -> Option<String> {
+impl TensorStore for SlowDevice {
+    fn custom_op_error(&self, _custom_op: &str) -> Option<String> {
         None
     }
 
@@ -59,7 +59,7 @@ impl TensorStore for Slow {
         Ok(())
     }
 
-    fn is_at_hand(&mut self, _tensor: &TensorIr) -> bool {
+    fn is_host_readable(&mut self, _tensor: &TensorIr) -> bool {
         false
     }
 
@@ -74,32 +74,33 @@ impl TensorStore for Slow {
 
 /// Makes a tensor of `elements` and reads it `reads` times. Returns the bench and the
 /// senders that complete the reads.
-pub(super) fn asked(
+pub(super) fn start_reads(
     elements: usize,
     reads: u64,
-) -> (Bench, Arc<Mutex<VecDeque<oneshot::Sender<()>>>>) {
-    let device = Slow::default();
+) -> (SessionHarness, Arc<Mutex<VecDeque<oneshot::Sender<()>>>>) {
+    let device = SlowDevice::default();
     let waiting = device.0.clone();
-    let mut bench = Bench::on(Arc::new(device), BlobStore::new(0), Arc::default());
+    let mut harness =
+        SessionHarness::on_device(Arc::new(device), BlobStore::new(0), Arc::default());
     let shape = Shape::new([elements]);
     let full = burn_ir::FullOpIr {
         out: TensorIr::uninit(TensorId::new(1), shape.clone(), DType::F32),
         value: burn_ir::ScalarIr::Float(1.0),
     };
     let full = NumericOperationIr::Full(full);
-    bench.ops(&[OperationIr::NumericFloat(DType::F32, full)]);
+    harness.ops(&[OperationIr::NumericFloat(DType::F32, full)]);
     let tensor = TensorIr {
         shape,
         ..tensor(1, TensorStatus::ReadOnly)
     };
-    (0..reads).for_each(|request| bench.read(request, &tensor));
-    bench.all();
-    (bench, waiting)
+    (0..reads).for_each(|request| harness.read(request, &tensor));
+    harness.run_all();
+    (harness, waiting)
 }
 
 /// Completes the next `values` reads, and runs the session.
-pub(super) fn give(
-    bench: &mut Bench,
+pub(super) fn complete_reads(
+    harness: &mut SessionHarness,
     waiting: &Mutex<VecDeque<oneshot::Sender<()>>>,
     values: usize,
 ) {
@@ -107,51 +108,51 @@ pub(super) fn give(
         let done = lock(waiting).pop_front().expect("a read waits");
         done.send(()).expect("the session waits for it");
     }
-    bench.settle();
-    bench.all();
+    harness.settle();
+    harness.run_all();
 }
 
 #[test]
 fn bytes_of_reads_in_flight_are_bounded() {
-    let (mut bench, waiting) = asked(4 << 20, 10);
+    let (mut harness, waiting) = start_reads(4 << 20, 10);
     assert_eq!(lock(&waiting).len(), 4, "16 MiB each, of 64");
-    give(&mut bench, &waiting, 1);
-    assert_eq!((bench.values().len(), lock(&waiting).len()), (1, 4));
+    complete_reads(&mut harness, &waiting, 1);
+    assert_eq!((harness.values().len(), lock(&waiting).len()), (1, 4));
     while !lock(&waiting).is_empty() {
-        give(&mut bench, &waiting, 1);
+        complete_reads(&mut harness, &waiting, 1);
     }
-    assert_eq!(bench.values().len(), 10);
+    assert_eq!(harness.values().len(), 10);
 }
 
 #[test]
-fn one_read_may_be_of_any_size() {
-    let (mut bench, waiting) = asked(32 << 20, 3);
+fn single_read_may_exceed_the_byte_limit() {
+    let (mut harness, waiting) = start_reads(32 << 20, 3);
     for _ in 0..3 {
         assert_eq!(lock(&waiting).len(), 1);
-        give(&mut bench, &waiting, 1);
+        complete_reads(&mut harness, &waiting, 1);
     }
-    assert_eq!(bench.values().len(), 3);
+    assert_eq!(harness.values().len(), 3);
 }
 
 #[test]
 fn reads_in_flight_are_bounded_by_number() {
-    let (mut bench, waiting) = asked(2, 1500);
-    assert_eq!(lock(&waiting).len(), MAX_LATER);
-    give(&mut bench, &waiting, 1000);
+    let (mut harness, waiting) = start_reads(2, 1500);
+    assert_eq!(lock(&waiting).len(), MAX_READS_IN_FLIGHT);
+    complete_reads(&mut harness, &waiting, 1000);
     assert_eq!(lock(&waiting).len(), 500);
-    give(&mut bench, &waiting, 500);
-    assert_eq!(bench.values().len(), 1500);
+    complete_reads(&mut harness, &waiting, 500);
+    assert_eq!(harness.values().len(), 1500);
 }
 
 #[test]
-fn a_session_that_ends_waits_for_no_read() {
-    let (mut bench, waiting) = asked(4 << 20, 10);
-    bench
+fn ending_session_does_not_wait_for_reads() {
+    let (mut harness, waiting) = start_reads(4 << 20, 10);
+    harness
         .session
         .end(Error::new(ErrorCode::Lease, "the lease ended"));
-    bench.all();
-    assert!(bench.session.has_ended());
-    assert_eq!(bench.memory.live_bytes(), 0);
-    give(&mut bench, &waiting, 4);
-    assert_eq!(bench.values(), []);
+    harness.run_all();
+    assert!(harness.session.has_ended());
+    assert_eq!(harness.memory.live_bytes(), 0);
+    complete_reads(&mut harness, &waiting, 4);
+    assert_eq!(harness.values(), []);
 }

@@ -8,7 +8,7 @@ use super::{super::dataflow::Refusal, Runner, schedule::Plan};
 
 /// The outcome of an op.
 #[derive(Debug, Clone)]
-pub(crate) enum Seen {
+pub(crate) enum RecordedOutcome {
     /// The backend executed it.
     Ran,
     /// It has a fault of its own.
@@ -18,21 +18,21 @@ pub(crate) enum Seen {
 }
 
 impl Runner {
-    pub(super) fn saw_ran(&mut self) {
-        self.seen.get_or_insert(Seen::Ran);
+    pub(super) fn record_executed(&mut self) {
+        self.last_outcome.get_or_insert(RecordedOutcome::Ran);
     }
 
-    pub(super) fn saw_refused(&mut self, refusal: &Refusal) {
+    pub(super) fn record_refused(&mut self, refusal: &Refusal) {
         // Of several reasons the first counts, which is the one that a program receives.
-        self.seen.get_or_insert_with(|| match refusal {
-            Refusal::New(kind, reason) => Seen::Refused(*kind, reason.clone()),
-            Refusal::Inherited(_) => Seen::Inherited,
+        self.last_outcome.get_or_insert_with(|| match refusal {
+            Refusal::New(kind, reason) => RecordedOutcome::Refused(*kind, reason.clone()),
+            Refusal::Inherited(_) => RecordedOutcome::Inherited,
         });
     }
 
     /// Returns the outcome of the last op, if an op had its turn since the last call.
-    pub(crate) fn take_seen(&mut self) -> Option<Seen> {
-        self.seen.take()
+    pub(crate) fn take_outcome(&mut self) -> Option<RecordedOutcome> {
+        self.last_outcome.take()
     }
 
     /// Returns the next planned op, or `None` if other work is planned before it.
@@ -45,9 +45,9 @@ impl Runner {
 
     /// Returns the shape and dtype that the backend has for `tensor`, if the tensor is
     /// live and the backend can report them.
-    pub(crate) fn made(&mut self, tensor: &TensorIr) -> Option<(Shape, DType)> {
+    pub(crate) fn actual_type(&mut self, tensor: &TensorIr) -> Option<(Shape, DType)> {
         match self.flow.is_live(tensor.id) {
-            true => self.backend.made(tensor),
+            true => self.backend.actual_type(tensor),
             false => None,
         }
     }

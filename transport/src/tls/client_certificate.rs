@@ -25,7 +25,7 @@ impl AnyCertificate {
 
 /// Returns the fingerprint of the certificate that the peer showed in a finished
 /// handshake.
-pub(crate) fn shown(certificates: Option<&[CertificateDer<'_>]>) -> Option<Fingerprint> {
+pub(crate) fn peer_fingerprint(certificates: Option<&[CertificateDer<'_>]>) -> Option<Fingerprint> {
     certificates?.first().map(|own| Fingerprint::of(own))
 }
 

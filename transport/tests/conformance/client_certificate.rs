@@ -12,7 +12,7 @@ use tensord_transport::{
 use tokio::io::AsyncReadExt;
 
 use crate::{
-    control::TellsPeer,
+    control::PeerEchoService,
     harness::*,
     raw::{fingerprints, impostor_over_quic, impostor_over_tls},
 };
@@ -28,7 +28,7 @@ fn identity() -> Arc<Identity> {
 }
 
 #[tokio::test]
-async fn who_dials_is_known_by_the_certificate_it_shows() {
+async fn listener_sees_the_dialler_certificate() {
     no_hang(async {
         let mut server = Server::start().await;
         let (own, leaf) = (identity(), fingerprints(&server.pem)[0]);
@@ -40,7 +40,7 @@ async fn who_dials_is_known_by_the_certificate_it_shows() {
             ] {
                 let address = server.address();
                 let near = dialer.dial(&address, &server.trust, DIAL_DEADLINE).await;
-                let (near, far) = server.greet(near.unwrap()).await;
+                let (near, far) = server.exchange_first_frame(near.unwrap()).await;
                 assert_eq!(far.certificate, expected, "{choice}");
                 assert_eq!(near.certificate, Some(leaf), "{choice}");
             }
@@ -50,25 +50,25 @@ async fn who_dials_is_known_by_the_certificate_it_shows() {
 }
 
 #[tokio::test]
-async fn a_caller_of_the_control_plane_is_known_likewise() {
+async fn control_server_sees_the_caller_certificate() {
     no_hang(async {
         let (server, own) = (identity(), identity());
         let trust = Trust::Pin(server.fingerprint());
-        let (port, _serving) = TellsPeer::serve(&server).await;
-        let told = async |channel| {
+        let (port, _serving) = PeerEchoService::serve(&server).await;
+        let reported = async |channel| {
             let silence = tokio_stream::pending::<Packet>();
             let call = DataClient::new(channel).connect(silence).await.unwrap();
-            let told = call.into_inner().message().await.unwrap().unwrap();
-            String::from_utf8(told.frame.to_vec()).unwrap()
+            let reported = call.into_inner().message().await.unwrap().unwrap();
+            String::from_utf8(reported.frame.to_vec()).unwrap()
         };
         let channel = control::connect_as(own.clone(), "127.0.0.1", port, &trust).await;
-        let named = told(channel.unwrap()).await;
+        let named = reported(channel.unwrap()).await;
         assert!(
             named.ends_with(&format!("{:?}", Some(own.fingerprint()))),
             "{named}"
         );
         let channel = control::connect("127.0.0.1", port, &trust).await;
-        let unnamed = told(channel.unwrap()).await;
+        let unnamed = reported(channel.unwrap()).await;
         assert!(
             unnamed.ends_with(&format!("{:?}", None::<Fingerprint>)),
             "{unnamed}"
@@ -93,19 +93,19 @@ async fn a_certificate_without_its_key_is_refused() {
             connection.closed().await;
         }
         // Neither became a link.
-        assert!(waits(server.listener.accept()).await);
+        assert!(is_pending(server.listener.accept()).await);
         // A peer with the key is let in.
         let (own, trust) = (Identity::from_pem(&victim).unwrap(), server.trust.clone());
         let dialer = Dialer::new(TransportChoice::Tcp).with_identity(Arc::new(own));
         let near = dialer.dial(&server.address(), &trust, DIAL_DEADLINE).await;
-        let (_, far) = server.greet(near.unwrap()).await;
+        let (_, far) = server.exchange_first_frame(near.unwrap()).await;
         assert_eq!(far.certificate, Some(fingerprints(&victim)[0]));
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_key_of_another_certificate_is_this_sides_own_mistake() {
+async fn mismatched_own_key_is_a_trust_error() {
     let (one, other) = (
         IdentityPem::self_signed().unwrap(),
         IdentityPem::self_signed().unwrap(),

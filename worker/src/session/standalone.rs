@@ -19,22 +19,22 @@ use tensord_transport::duplex::Duplex;
 use super::{
     OUTBOX_BYTES, WINDOW_BYTES,
     inbound::{Item, item},
-    runner::{LeaseMembership, Reply, Request, Runner, Seen, Step, Work},
+    runner::{LeaseMembership, RecordedOutcome, Reply, Request, Runner, Step, Work},
     uploads::Uploads,
 };
 use crate::{
-    at_hand::{AtHand, Signals},
     backend::BurnDevice,
-    collective::{Arrived, Failure, LeaseMembers},
+    collective::{Failure, LeaseMembers, ReceivedValue},
     custom::CustomOps,
     memory::DeviceMemory,
+    op_progress::{OpProgress, Signals},
 };
 
 /// Maximum bytes of uploads that the session keeps.
-const KEPT_BYTES: u64 = 1 << 20;
+const MAX_KEPT_BYTES: u64 = 1 << 20;
 
 /// A session on Flex that is alone in its lease and runs on the caller's thread.
-pub struct LoneSession {
+pub struct StandaloneSession {
     /// The session's end of the connection.
     wire: Duplex,
     runner: Runner,
@@ -44,7 +44,7 @@ pub struct LoneSession {
 
 /// The outcome of one step.
 #[derive(Debug)]
-pub enum Stepped {
+pub enum StepOutcome {
     /// An op was processed.
     Op(OpReport),
     /// Another piece of work was processed.
@@ -59,15 +59,15 @@ pub struct OpReport {
     /// The name of the op.
     pub name: OpName,
     /// Whether it was executed.
-    pub became: Became,
+    pub outcome: OpOutcome,
     /// How an output differs from what the op declares, or that it is missing. `None` if
     /// all outputs are as declared.
-    pub differs: Option<String>,
+    pub mismatch: Option<String>,
 }
 
 /// Whether an op was executed.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Became {
+pub enum OpOutcome {
     /// The backend executed it.
     Executed,
     /// It has a fault of its own: it breaks a rule, or the backend panicked.
@@ -76,7 +76,7 @@ pub enum Became {
     Poisoned,
 }
 
-impl LoneSession {
+impl StandaloneSession {
     /// Opens a session on a device of `capacity_bytes`, with Burn's ops and `custom_ops`.
     pub fn open(capacity_bytes: u64, seed: u64, custom_ops: &CustomOps) -> Self {
         let device = BurnDevice::<Flex>::shared(FlexDevice, custom_ops);
@@ -96,9 +96,9 @@ impl LoneSession {
         let runner = Runner::new(
             device.open(),
             memory.open(),
-            AtHand::new(signals),
+            OpProgress::new(signals),
             seed,
-            Uploads::new(KEPT_BYTES, Vec::new()),
+            Uploads::new(MAX_KEPT_BYTES, Vec::new()),
             membership,
         );
         Self {
@@ -141,7 +141,7 @@ impl LoneSession {
     ///
     /// When a frame breaks a rule, or an upload needs a payload, which this session never
     /// receives. The session must be closed.
-    pub fn step(&mut self) -> Result<Stepped, String> {
+    pub fn step(&mut self) -> Result<StepOutcome, String> {
         let next = self.runner.next_planned();
         let next = next.map(|op| {
             let is_late = matches!(op, OperationIr::Distributed(_));
@@ -154,46 +154,47 @@ impl LoneSession {
                 self.replies.extend(reply);
             }
             Step::NeedsPayload => return Err("the payload of an upload is missing".into()),
-            Step::NeedsArrival | Step::Closed => {}
-            Step::Idle => return Ok(Stepped::Idle),
+            Step::NeedsOutcome | Step::Closed => {}
+            Step::Idle => return Ok(StepOutcome::Idle),
         }
-        while self.answer() {}
-        let (Some((name, outputs, is_late)), Some(seen)) = (next, self.runner.take_seen()) else {
-            return Ok(Stepped::Other);
+        while self.answer_requests() {}
+        let (Some((name, outputs, is_late)), Some(recorded)) = (next, self.runner.take_outcome())
+        else {
+            return Ok(StepOutcome::Other);
         };
         let is_there = |out: &TensorIr| self.runner.is_live(out.id);
-        let became = match seen {
+        let outcome = match recorded {
             // The all-reduce ran, but the device could not store its result.
-            Seen::Ran if is_late && !outputs.iter().all(is_there) => Became::Refused(
+            RecordedOutcome::Ran if is_late && !outputs.iter().all(is_there) => OpOutcome::Refused(
                 FaultKind::Backend,
                 "the all-reduce delivered no value".into(),
             ),
-            Seen::Ran => Became::Executed,
-            Seen::Refused(kind, reason) => Became::Refused(kind, reason),
-            Seen::Inherited => Became::Poisoned,
+            RecordedOutcome::Ran => OpOutcome::Executed,
+            RecordedOutcome::Refused(kind, reason) => OpOutcome::Refused(kind, reason),
+            RecordedOutcome::Inherited => OpOutcome::Poisoned,
         };
-        let differs = match became {
-            Became::Executed => outputs.iter().enumerate().find_map(|(i, out)| {
+        let mismatch = match outcome {
+            OpOutcome::Executed => outputs.iter().enumerate().find_map(|(i, out)| {
                 // An op that names an output twice has made one tensor, the last.
                 let again = outputs[i + 1..].iter().any(|last| last.id == out.id);
                 if again { None } else { self.difference(out) }
             }),
             _ => None,
         };
-        Ok(Stepped::Op(OpReport {
+        Ok(StepOutcome::Op(OpReport {
             name,
-            became,
-            differs,
+            outcome,
+            mismatch,
         }))
     }
 
     /// Returns how the backend's tensor for `out` differs from what the op declares.
     fn difference(&mut self, out: &TensorIr) -> Option<String> {
-        let Some((shape, dtype)) = self.runner.made(out) else {
+        let Some((shape, dtype)) = self.runner.actual_type(out) else {
             return Some(format!("output {} does not exist", out.id.value()));
         };
-        let differs = (&shape, dtype) != (&out.shape, out.dtype);
-        differs.then(|| {
+        let mismatch = (&shape, dtype) != (&out.shape, out.dtype);
+        mismatch.then(|| {
             format!(
                 "the backend returned {shape} of {dtype:?}, but the op declares {} of {:?}",
                 out.shape, out.dtype
@@ -203,7 +204,7 @@ impl LoneSession {
 
     /// Answers the session's requests to its peers, of which there are none. Returns
     /// whether there were requests.
-    fn answer(&mut self) -> bool {
+    fn answer_requests(&mut self) -> bool {
         let requests = self.runner.take_requests(true);
         let any = !requests.is_empty();
         for request in requests {
@@ -211,12 +212,12 @@ impl LoneSession {
                 Request::Call(call) => {
                     let reduced = match call.arrival.fault {
                         Some(fault) => Err(Failure::Inherited(fault)),
-                        None => Ok(Arrived::Reduced(call.bytes)),
+                        None => Ok(ReceivedValue::Reduced(call.bytes)),
                     };
-                    self.runner.arrive(call.ticket, reduced);
+                    self.runner.on_outcome(call.ticket, reduced);
                 }
                 // No other session takes or offers a value.
-                Request::Offer(..) | Request::Take(..) | Request::Later(_) => {}
+                Request::Offer(..) | Request::Take(..) | Request::InFlight(_) => {}
             }
         }
         any
@@ -230,7 +231,7 @@ impl LoneSession {
     pub fn read(&mut self, tensor: TensorIr) -> Result<TensorData, String> {
         self.replies.clear();
         self.plan(Work::Read { request: 0, tensor }, 0)?;
-        while !matches!(self.step()?, Stepped::Idle) {}
+        while !matches!(self.step()?, StepOutcome::Idle) {}
         match self.replies.pop() {
             Some(Reply::Value { result, .. }) => result.map_err(|fault| fault.to_string()),
             _ => Err("the read has no answer".into()),
@@ -300,7 +301,11 @@ mod tests {
     }
 
     /// Runs `ops`, whose uploads have `contents`, and returns their outcomes.
-    fn run(session: &mut LoneSession, ops: &[OperationIr], contents: &[&[u8]]) -> Vec<OpReport> {
+    fn run(
+        session: &mut StandaloneSession,
+        ops: &[OperationIr],
+        contents: &[&[u8]],
+    ) -> Vec<OpReport> {
         let (mut encoder, mut encoded) = (OpEncoder::default(), Vec::new());
         ops.iter().for_each(|op| encoder.encode(op, &mut encoded));
         encoder.finish(&mut encoded);
@@ -327,16 +332,16 @@ mod tests {
         let mut reports = Vec::new();
         loop {
             match session.step().unwrap() {
-                Stepped::Op(report) => reports.push(report),
-                Stepped::Other => {}
-                Stepped::Idle => return reports,
+                StepOutcome::Op(report) => reports.push(report),
+                StepOutcome::Other => {}
+                StepOutcome::Idle => return reports,
             }
         }
     }
 
     #[test]
-    fn booleans_that_are_selected_are_booleans() {
-        let mut session = LoneSession::open(1 << 20, 1, &CustomOps::new());
+    fn selected_booleans_stay_booleans() {
+        let mut session = StandaloneSession::open(1 << 20, 1, &CustomOps::new());
         let select = SelectOpIr {
             tensor: typed(1, [3], BOOL),
             dim: 0,
@@ -352,8 +357,8 @@ mod tests {
         let reports = run(&mut session, &ops, &[&[1, 0, 1], &indices]);
         assert_eq!(reports.len(), 3);
         for report in &reports {
-            assert_eq!(report.became, Became::Executed, "{report:?}");
-            assert_eq!(report.differs, None, "{report:?}");
+            assert_eq!(report.outcome, OpOutcome::Executed, "{report:?}");
+            assert_eq!(report.mismatch, None, "{report:?}");
         }
         let value = session.read(typed(3, [2], BOOL)).unwrap();
         assert_eq!((value.dtype(), value.as_bytes()), (BOOL, &[1, 0][..]));
@@ -363,8 +368,8 @@ mod tests {
     }
 
     #[test]
-    fn indices_are_of_the_dtype_that_an_op_declares() {
-        let mut session = LoneSession::open(1 << 20, 1, &CustomOps::new());
+    fn indices_have_the_declared_dtype() {
+        let mut session = StandaloneSession::open(1 << 20, 1, &CustomOps::new());
         let largest = |id, dtype| {
             let largest = ReduceDimOpIr {
                 input: typed(1, [4], DType::F32),
@@ -381,8 +386,8 @@ mod tests {
         ];
         let values = [0.0f32, 1.0, 5.0, 2.0].map(f32::to_le_bytes).concat();
         for report in run(&mut session, &ops, &[&values]) {
-            assert_eq!(report.became, Became::Executed, "{report:?}");
-            assert_eq!(report.differs, None, "{report:?}");
+            assert_eq!(report.outcome, OpOutcome::Executed, "{report:?}");
+            assert_eq!(report.mismatch, None, "{report:?}");
         }
         let value = session.read(typed(2, [1], DType::U8)).unwrap();
         assert_eq!((value.dtype(), value.as_bytes()), (DType::U8, &[2][..]));

@@ -23,23 +23,23 @@ use tonic::{
 };
 
 use super::PACKET_OVERHEAD;
-use crate::{allowance::Allowance, connection::Caller, link::FIRST_FRAME_BYTES};
+use crate::{allowance::Allowance, connection::PeerHandle, link::FIRST_FRAME_BYTES};
 
 /// Size of the header of each message: whether it is compressed, and its length.
-const HEADER_BYTES: usize = 5;
+const PREFIX_BYTES: usize = 5;
 
 /// Largest first message of a peer that is not admitted.
-const MOST_BYTES: usize = FIRST_FRAME_BYTES + PACKET_OVERHEAD;
+const MAX_FIRST_MESSAGE_BYTES: usize = FIRST_FRAME_BYTES + PACKET_OVERHEAD;
 
 /// A service whose callers must begin with a small message, unless they are admitted.
 #[derive(Debug, Clone)]
-pub(super) struct SmallFirst<S>(pub(super) S);
+pub(super) struct FirstMessageLimit<S>(pub(super) S);
 
-impl<S: NamedService> NamedService for SmallFirst<S> {
+impl<S: NamedService> NamedService for FirstMessageLimit<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S> Service<Request<Body>> for SmallFirst<S>
+impl<S> Service<Request<Body>> for FirstMessageLimit<S>
 where
     S: Service<Request<Body>, Error = Infallible>,
 {
@@ -52,13 +52,13 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> S::Future {
-        let caller = request.extensions().get::<Caller>();
-        let allowance = caller.map(Caller::allowance);
+        let peer_handle = request.extensions().get::<PeerHandle>();
+        let allowance = peer_handle.map(PeerHandle::allowance);
         self.0.call(request.map(|body| match allowance {
-            Some(allowance) => Body::new(Checked {
+            Some(allowance) => Body::new(CheckedBody {
                 body,
                 allowance,
-                header: Header::default(),
+                prefix: MessagePrefix::default(),
             }),
             None => body,
         }))
@@ -67,13 +67,13 @@ where
 
 /// The body of a call. The length of its first message is checked unless the peer is
 /// admitted.
-struct Checked {
+struct CheckedBody {
     body: Body,
     allowance: Arc<Allowance>,
-    header: Header,
+    prefix: MessagePrefix,
 }
 
-impl http_body::Body for Checked {
+impl http_body::Body for CheckedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -85,9 +85,10 @@ impl http_body::Body for Checked {
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
             && !self.allowance.is_lifted()
-            && let Err(size) = self.header.look(data)
+            && let Err(size) = self.prefix.inspect(data)
         {
-            let refusal = format!("a first message of {size} bytes; {MOST_BYTES} are the limit");
+            let refusal =
+                format!("a first message of {size} bytes; {MAX_FIRST_MESSAGE_BYTES} are the limit");
             return Poll::Ready(Some(Err(Status::out_of_range(refusal))));
         }
         Poll::Ready(frame)
@@ -104,19 +105,19 @@ impl http_body::Body for Checked {
 
 /// The header of the first message, as far as it has arrived.
 #[derive(Debug, Default)]
-struct Header(Vec<u8>);
+struct MessagePrefix(Vec<u8>);
 
-impl Header {
+impl MessagePrefix {
     /// Reads the next bytes of the body. The error is the length of a message that is too
     /// large.
-    fn look(&mut self, data: &[u8]) -> Result<(), usize> {
-        let missing = HEADER_BYTES - self.0.len();
+    fn inspect(&mut self, data: &[u8]) -> Result<(), usize> {
+        let missing = PREFIX_BYTES - self.0.len();
         self.0.extend_from_slice(&data[..data.len().min(missing)]);
         let [_compressed, length @ ..] = &self.0[..] else {
             return Ok(());
         };
         match <[u8; 4]>::try_from(length).map(u32::from_be_bytes) {
-            Ok(size) if size as usize > MOST_BYTES => Err(size as usize),
+            Ok(size) if size as usize > MAX_FIRST_MESSAGE_BYTES => Err(size as usize),
             _ => Ok(()),
         }
     }
@@ -134,20 +135,23 @@ mod tests {
     }
 
     #[test]
-    fn the_length_is_found_however_the_bytes_are_cut() {
+    fn length_prefix_is_parsed_from_any_chunks() {
         let cases = [
             (0, None),
-            (MOST_BYTES, None),
-            (MOST_BYTES + 1, Some(MOST_BYTES + 1)),
+            (MAX_FIRST_MESSAGE_BYTES, None),
+            (
+                MAX_FIRST_MESSAGE_BYTES + 1,
+                Some(MAX_FIRST_MESSAGE_BYTES + 1),
+            ),
             (4 << 20, Some(4 << 20)),
         ];
         for (size, refused) in cases {
             for step in [1, 2, 4, 5, 6, 25] {
-                let mut header = Header::default();
+                let mut prefix = MessagePrefix::default();
                 let message = message(size);
                 let found = message
                     .chunks(step)
-                    .find_map(|part| header.look(part).err());
+                    .find_map(|part| prefix.inspect(part).err());
                 assert_eq!(found, refused, "by {step}");
             }
         }

@@ -21,16 +21,16 @@ use crate::{
 
 /// Arguments of `unshare` that create a network namespace; those that need no privileges
 /// come first.
-const WAYS: [&[&str]; 2] = [&["--user", "--map-root-user", "--net"], &["--net"]];
+const UNSHARE_ARGS: [&[&str]; 2] = [&["--user", "--map-root-user", "--net"], &["--net"]];
 
 /// A script that creates a link, limits its rate, and delays it if the system can.
-const TRIAL: &str = "ip link add one type veth peer name two \
+const PROBE_SCRIPT: &str = "ip link add one type veth peer name two \
     && tc qdisc add dev one root tbf rate 1gbit burst 128kb latency 50ms \
     && { tc qdisc add dev two root netem delay 1ms && echo delay; true; }";
 
 /// Network features of the system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Facts {
+pub(crate) struct NetworkFeatures {
     /// Whether this process can create network namespaces and shape links.
     pub(crate) namespaces: bool,
     /// Whether these links can have a delay.
@@ -39,16 +39,18 @@ pub(crate) struct Facts {
 
 /// The way to a namespace in which networks can be created.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Inside {
+pub(crate) struct NamespaceEntry {
     bench: Bench,
-    way: Option<&'static [&'static str]>,
-    facts: Facts,
+    unshare_args: Option<&'static [&'static str]>,
+    facts: NetworkFeatures,
 }
 
-impl Inside {
+impl NamespaceEntry {
     /// Finds out which network features `bench` can use on this host.
     pub(crate) fn find(bench: Bench, context: &Context) -> Self {
-        let found = WAYS.iter().find_map(|way| Some((*way, try_way(way)?)));
+        let found = UNSHARE_ARGS
+            .iter()
+            .find_map(|unshare_args| Some((*unshare_args, probe_features(unshare_args)?)));
         if found.is_none() {
             let name = bench.name();
             let note = "this host has no network namespaces, or no `ip` and `tc`; a relay limits the links instead";
@@ -56,7 +58,7 @@ impl Inside {
         }
         Self {
             bench,
-            way: found.map(|(way, _)| way),
+            unshare_args: found.map(|(unshare_args, _)| unshare_args),
             facts: found.map(|(_, facts)| facts).unwrap_or_default(),
         }
     }
@@ -72,19 +74,23 @@ impl Inside {
         part: &impl Serialize,
     ) -> Result<T> {
         let work = Work::Part(serde_json::to_value(part)?);
-        let entrance = self.way.map(|way| [&["unshare"], way].concat());
-        let entrance = entrance.unwrap_or_default();
-        part::run(context, self.bench, work, &entrance, self.facts)
+        let launcher = self
+            .unshare_args
+            .map(|unshare_args| [&["unshare"], unshare_args].concat());
+        let launcher = launcher.unwrap_or_default();
+        part::run(context, self.bench, work, &launcher, self.facts)
     }
 }
 
-/// Returns the features available in a namespace entered by `way`, or `None` if it cannot
+/// Returns the features available in a namespace entered by `unshare_args`, or `None` if it cannot
 /// be entered.
-fn try_way(way: &[&str]) -> Option<Facts> {
+fn probe_features(unshare_args: &[&str]) -> Option<NetworkFeatures> {
     let mut command = Command::new("unshare");
-    command.args(way).args(["--", "sh", "-c", TRIAL]);
+    command
+        .args(unshare_args)
+        .args(["--", "sh", "-c", PROBE_SCRIPT]);
     let tried = command.stdin(Stdio::null()).output().ok()?;
-    tried.status.success().then(|| Facts {
+    tried.status.success().then(|| NetworkFeatures {
         namespaces: true,
         delay: tried.stdout.starts_with(b"delay"),
     })

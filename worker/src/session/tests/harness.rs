@@ -22,10 +22,10 @@ use tensord_transport::{Identity, channel::Next, duplex::Duplex};
 
 use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
-    at_hand::Signals,
     backend::BurnDevice,
-    collective::{LeaseMembers, Settings},
+    collective::{CollectiveSettings, LeaseMembers},
     custom::CustomOps,
+    op_progress::Signals,
 };
 
 pub(super) const CAPACITY: u64 = 1 << 30;
@@ -39,7 +39,7 @@ pub(super) const PAIR: u64 = 8 + NAME_BYTES;
 
 /// A session, the client's end of its connections, and the bodies that the client
 /// received.
-pub(super) struct Bench {
+pub(super) struct SessionHarness {
     pub(super) session: Arc<Session>,
     pub(super) queue: Arc<RunQueue>,
     pub(super) memory: Arc<DeviceMemory>,
@@ -49,11 +49,11 @@ pub(super) struct Bench {
     pub(super) encoder: OpEncoder,
     pub(super) connection: Connection,
     pub(super) bulk_connection: Connection,
-    pub(super) answers: Vec<Body>,
+    pub(super) replies: Vec<Body>,
     runtime: tokio::runtime::Runtime,
 }
 
-impl Bench {
+impl SessionHarness {
     pub(super) fn new() -> Self {
         Self::with_blobs(BlobStore::new(1 << 20))
     }
@@ -65,11 +65,15 @@ impl Bench {
     /// Creates a bench whose session is scheduled in `queue`.
     pub(super) fn with(blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
         let device = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new());
-        Self::on(device, blobs, queue)
+        Self::on_device(device, blobs, queue)
     }
 
     /// Creates a bench on `device`.
-    pub(super) fn on(device: Arc<dyn Device>, blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
+    pub(super) fn on_device(
+        device: Arc<dyn Device>,
+        blobs: Arc<BlobStore>,
+        queue: Arc<RunQueue>,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
@@ -90,7 +94,7 @@ impl Bench {
             tenant: "a".into(),
             device_index: 0,
         };
-        let settings = Settings {
+        let settings = CollectiveSettings {
             deadline: std::time::Duration::from_secs(30),
             bucket_bytes: None,
             runtime: runtime.handle().clone(),
@@ -118,7 +122,7 @@ impl Bench {
             client,
             bulk,
             encoder: OpEncoder::default(),
-            answers: Vec::new(),
+            replies: Vec::new(),
             runtime,
         }
     }
@@ -166,7 +170,7 @@ impl Bench {
     }
 
     /// Delivers at most `count` frames from the client.
-    pub(super) fn carry(&mut self, count: usize) -> Result<(), InboundError> {
+    pub(super) fn deliver(&mut self, count: usize) -> Result<(), InboundError> {
         for _ in 0..count {
             let Some(parts) = self.client.next_to_send() else {
                 break;
@@ -178,7 +182,7 @@ impl Bench {
     }
 
     /// Delivers all frames of bulk bytes that may be sent, and returns their number.
-    pub(super) fn carry_bulk(&mut self) -> usize {
+    pub(super) fn deliver_bulk(&mut self) -> usize {
         let mut frames = 0;
         while let Some(parts) = self.bulk.next_to_send() {
             let (frame, connection) = (parts.concat().into(), self.bulk_connection);
@@ -193,7 +197,7 @@ impl Bench {
     /// Runs turns until the queue is empty.
     pub(super) fn run(&mut self) {
         while let Some(session) = self.queue.try_pop() {
-            if session.run(&mut || true) == Turn::Again {
+            if session.run(&mut || true) == TimeSliceEnd::MoreWork {
                 self.queue.push(session);
             }
         }
@@ -215,31 +219,31 @@ impl Bench {
     }
 
     /// Returns whether the writer was woken since the last call.
-    pub(super) fn was_told(&self) -> bool {
+    pub(super) fn take_wake(&self) -> bool {
         let mut context = Context::from_waker(Waker::noop());
-        let told = pin!(self.session.writer_wake(Track::Ops).notified()).poll(&mut context);
-        told.is_ready()
+        let woken = pin!(self.session.writer_notify(Track::Ops).notified()).poll(&mut context);
+        woken.is_ready()
     }
 
     /// Delivers the session's frames to the client.
-    pub(super) fn hear(&mut self) {
+    pub(super) fn receive_replies(&mut self) {
         for (track, connection, client) in [
             (Track::Ops, self.connection, &mut self.client),
             (Track::Bulk, self.bulk_connection, &mut self.bulk),
         ] {
             while let Next::Frames(frames) = self.session.next_to_send(track, connection) {
                 for parts in frames {
-                    let heard = client.receive(parts.concat().into()).unwrap();
-                    self.answers.extend(heard.map(|(body, _)| body));
+                    let received = client.receive(parts.concat().into()).unwrap();
+                    self.replies.extend(received.map(|(body, _)| body));
                 }
             }
         }
     }
 
-    pub(super) fn all(&mut self) {
-        self.carry(usize::MAX).unwrap();
+    pub(super) fn run_all(&mut self) {
+        self.deliver(usize::MAX).unwrap();
         self.run();
-        self.hear();
+        self.receive_replies();
     }
 
     /// Returns the values that the client received, by request.
@@ -248,7 +252,7 @@ impl Bench {
             Body::Values(values) => values.values.clone(),
             _ => Vec::new(),
         };
-        let values = self.answers.iter().flat_map(values);
+        let values = self.replies.iter().flat_map(values);
         values
             .map(|value| (value.request_id, result(&value)))
             .collect()

@@ -46,7 +46,7 @@ impl Signals {
     }
 
     /// Records that the backend has failed, whether the program or the backend caused it.
-    pub(crate) fn note_failure(&self) {
+    pub(crate) fn record_failure(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
@@ -58,7 +58,7 @@ impl Signals {
 
 /// What one session is executing on its device.
 #[derive(Debug)]
-pub(crate) struct AtHand {
+pub(crate) struct OpProgress {
     pub(crate) signals: Arc<Signals>,
     /// Number of steps so far, and whether one is running. Written only by the thread that
     /// holds the session's runner.
@@ -67,7 +67,7 @@ pub(crate) struct AtHand {
     op: Mutex<(u64, OpName)>,
     /// Number of reads awaited on another thread that have exceeded the time limit.
     late_reads: AtomicUsize,
-    watch: Mutex<Watch>,
+    step_timer: Mutex<StepTimer>,
 }
 
 /// An op or read that has exceeded its time limit.
@@ -92,10 +92,10 @@ impl fmt::Display for Overdue {
     }
 }
 
-impl AtHand {
+impl OpProgress {
     pub(crate) fn new(signals: Arc<Signals>) -> Arc<Self> {
         Arc::new(Self {
-            watch: Mutex::new(Watch::new(signals.op_timeout)),
+            step_timer: Mutex::new(StepTimer::new(signals.op_timeout)),
             signals,
             steps: AtomicU64::new(0),
             is_running: AtomicBool::new(false),
@@ -105,28 +105,28 @@ impl AtHand {
     }
 
     /// Records that the next step begins.
-    pub(crate) fn step(&self) {
+    pub(crate) fn begin_step(&self) {
         let steps = self.steps.load(Ordering::Relaxed);
         self.steps.store(steps.wrapping_add(1), Ordering::Relaxed);
         self.is_running.store(true, Ordering::Relaxed);
     }
 
     /// Records that the next step begins, which is this op.
-    pub(crate) fn begin(&self, op_number: u64, op_name: OpName) {
+    pub(crate) fn begin_op(&self, op_number: u64, op_name: OpName) {
         *lock(&self.op) = (op_number, op_name);
-        self.step();
+        self.begin_step();
     }
 
     /// Records that no step is running.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn end_step(&self) {
         self.is_running.store(false, Ordering::Relaxed);
     }
 
     /// Records that an awaited read has exceeded the time limit, until the guard is
     /// dropped.
-    pub(crate) fn late(self: &Arc<Self>) -> LateRead {
+    pub(crate) fn begin_late_read(self: &Arc<Self>) -> LateReadGuard {
         self.late_reads.fetch_add(1, Ordering::Relaxed);
-        LateRead(self.clone())
+        LateReadGuard(self.clone())
     }
 
     /// Returns whether an awaited read has exceeded the time limit and is still pending.
@@ -135,14 +135,14 @@ impl AtHand {
     }
 
     /// Returns the op or read that has exceeded its time limit and has not ended.
-    pub(crate) fn look(&self, now: Instant) -> Option<Overdue> {
+    pub(crate) fn check(&self, now: Instant) -> Option<Overdue> {
         let running = self.is_running.load(Ordering::Relaxed);
         let step = running.then(|| self.steps.load(Ordering::Relaxed));
-        let is_late = lock(&self.watch).look(now, step);
+        let is_late = lock(&self.step_timer).check(now, step);
         if is_late {
             Some(self.overdue())
         } else {
-            self.has_late_reads().then(|| self.late_read())
+            self.has_late_reads().then(|| self.overdue_read())
         }
     }
 
@@ -157,7 +157,7 @@ impl AtHand {
     }
 
     /// Returns the description of a read that exceeds the time limit.
-    pub(crate) fn late_read(&self) -> Overdue {
+    pub(crate) fn overdue_read(&self) -> Overdue {
         Overdue {
             op_name: OpName::from("Read"),
             ..self.overdue()
@@ -166,9 +166,9 @@ impl AtHand {
 }
 
 /// A guard that counts as a late read until it is dropped.
-pub(crate) struct LateRead(Arc<AtHand>);
+pub(crate) struct LateReadGuard(Arc<OpProgress>);
 
-impl Drop for LateRead {
+impl Drop for LateReadGuard {
     fn drop(&mut self) {
         self.0.late_reads.fetch_sub(1, Ordering::Relaxed);
         self.0.signals.wake();
@@ -177,20 +177,20 @@ impl Drop for LateRead {
 
 /// Decides whether a step has exceeded the time limit.
 #[derive(Debug)]
-struct Watch {
+struct StepTimer {
     limit: Duration,
     /// The step seen at the last check, and when it was first seen.
     since: Option<(u64, Instant)>,
 }
 
-impl Watch {
+impl StepTimer {
     fn new(limit: Duration) -> Self {
         Self { limit, since: None }
     }
 
     /// Returns whether `step`, which is running at `now`, is known to have exceeded the
     /// limit.
-    fn look(&mut self, now: Instant, step: Option<u64>) -> bool {
+    fn check(&mut self, now: Instant, step: Option<u64>) -> bool {
         let Some(step) = step else {
             self.since = None;
             return false;
@@ -210,11 +210,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_late_when_it_was_seen_so_long_ago() {
+    fn step_is_overdue_after_the_limit() {
         let start = Instant::now();
-        let mut watch = Watch::new(Duration::from_secs(2));
+        let mut step_timer = StepTimer::new(Duration::from_secs(2));
         // Time in ms, the step, and whether it is late.
-        let looks = [
+        let checks = [
             (0, Some(1), false),
             (1_999, Some(1), false),
             (2_000, Some(1), true),
@@ -230,42 +230,42 @@ mod tests {
             (104_499, Some(4), false),
             (104_500, Some(4), true),
         ];
-        for (at, step, is_late) in looks {
+        for (at, step, is_late) in checks {
             let now = start + Duration::from_millis(at);
-            assert_eq!(watch.look(now, step), is_late, "{step:?} at {at} ms");
+            assert_eq!(step_timer.check(now, step), is_late, "{step:?} at {at} ms");
         }
     }
 
     #[test]
-    fn what_is_late_is_named_with_the_limit_and_the_setting() {
+    fn overdue_op_names_the_limit_and_the_setting() {
         let signals = Signals::new("w".into(), Duration::from_secs(1), Arc::default());
-        let hand = AtHand::new(signals);
+        let op_progress = OpProgress::new(signals);
         let start = Instant::now();
-        hand.begin(41, OpName::from("Matmul"));
-        assert_eq!(hand.look(start), None);
-        let overdue = hand.look(start + Duration::from_secs(1)).unwrap();
+        op_progress.begin_op(41, OpName::from("Matmul"));
+        assert_eq!(op_progress.check(start), None);
+        let overdue = op_progress.check(start + Duration::from_secs(1)).unwrap();
         assert_eq!(
             overdue.to_string(),
             "op 41 (Matmul) has not ended within 1s, the limit that --op-timeout of the worker sets"
         );
-        hand.step();
-        assert_eq!(hand.look(start + Duration::from_secs(2)), None);
-        hand.rest();
-        assert_eq!(hand.look(start + Duration::from_secs(9)), None);
+        op_progress.begin_step();
+        assert_eq!(op_progress.check(start + Duration::from_secs(2)), None);
+        op_progress.end_step();
+        assert_eq!(op_progress.check(start + Duration::from_secs(9)), None);
     }
 
     #[test]
-    fn a_read_that_is_awaited_aside_is_late_until_it_comes() {
+    fn late_read_is_overdue_until_it_completes() {
         let signals = Signals::new("w".into(), Duration::from_secs(1), Arc::default());
-        let hand = AtHand::new(signals);
+        let op_progress = OpProgress::new(signals);
         let now = Instant::now();
-        let late = hand.late();
-        let overdue = hand.look(now).unwrap().to_string();
+        let late = op_progress.begin_late_read();
+        let overdue = op_progress.check(now).unwrap().to_string();
         assert!(
             overdue.starts_with("op 0 (Read) has not ended"),
             "{overdue}"
         );
         drop(late);
-        assert_eq!(hand.look(now), None);
+        assert_eq!(op_progress.check(now), None);
     }
 }

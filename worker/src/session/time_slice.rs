@@ -20,32 +20,32 @@ use super::{
 
 /// Whether a session needs another turn.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum TimeSliceEnd {
     /// It has more work.
-    Again,
+    MoreWork,
     /// It has none, or must wait. The event that it waits for schedules it again.
-    Over,
+    Parked,
 }
 
 impl Session {
-    /// Runs until `on()` is false, or the session has no work or must wait. The caller
+    /// Runs until `keep_going()` is false, or the session has no work or must wait. The caller
     /// must own this session's slot in the run queue.
-    pub(crate) fn run(self: &Arc<Self>, on: &mut dyn FnMut() -> bool) -> Turn {
+    pub(crate) fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd {
         let mut guard = lock(&self.runner);
-        self.at_hand.step();
-        let turn = self.take_turn(&mut guard, on);
-        self.at_hand.rest();
+        self.op_progress.begin_step();
+        let turn = self.execute_queued(&mut guard, keep_going);
+        self.op_progress.end_step();
         turn
     }
 
-    fn take_turn(
+    fn execute_queued(
         self: &Arc<Self>,
         guard: &mut Option<Runner>,
-        on: &mut dyn FnMut() -> bool,
-    ) -> Turn {
+        keep_going: &mut dyn FnMut() -> bool,
+    ) -> TimeSliceEnd {
         let Some(runner) = guard.as_mut() else {
-            lock(&self.todo).scheduled = false;
-            return Turn::Over;
+            lock(&self.work_queue).scheduled = false;
+            return TimeSliceEnd::Parked;
         };
         let before = runner.ops_seen();
         // Whether replies are queued for which the writer has not been woken.
@@ -56,19 +56,19 @@ impl Session {
                 break None;
             }
             if runner.replies_next() {
-                if self.is_blocked() {
-                    break Some(Turn::Over);
+                if self.block_if_full() {
+                    break Some(TimeSliceEnd::Parked);
                 }
             } else if std::mem::take(&mut queued) {
                 // Consecutive replies are sent together, and no reply waits for an op.
                 self.wake_writer();
             }
-            self.at_hand.step();
+            self.op_progress.begin_step();
             match self.step(runner) {
                 Step::Ran(credit, reply) => {
                     // No reply may follow `Closed`.
-                    let is_over = self.ending.load(Ordering::Acquire);
-                    if let Some(reply) = reply.filter(|_| !is_over) {
+                    let is_ending = self.ending.load(Ordering::Acquire);
+                    if let Some(reply) = reply.filter(|_| !is_ending) {
                         self.reply(reply);
                         queued = true;
                     }
@@ -76,11 +76,11 @@ impl Session {
                         self.consumed(Track::Ops, credit);
                     }
                 }
-                Step::NeedsPayload => break Some(Turn::Over),
-                Step::NeedsArrival | Step::Idle => {
-                    self.ask(runner, true);
-                    if self.rests(runner) {
-                        break Some(Turn::Over);
+                Step::NeedsPayload => break Some(TimeSliceEnd::Parked),
+                Step::NeedsOutcome | Step::Idle => {
+                    self.send_requests(runner, true);
+                    if self.try_go_idle(runner) {
+                        break Some(TimeSliceEnd::Parked);
                     }
                     self.feed(runner);
                 }
@@ -91,21 +91,21 @@ impl Session {
                     ));
                 }
             }
-            self.ask(runner, false);
-            if !on() {
-                break Some(Turn::Again);
+            self.send_requests(runner, false);
+            if !keep_going() {
+                break Some(TimeSliceEnd::MoreWork);
             }
         };
         if queued {
             self.wake_writer();
         }
-        self.ask(runner, true);
+        self.send_requests(runner, true);
         let ops = runner.ops_seen() - before;
         self.device_context.ops.fetch_add(ops, Ordering::Relaxed);
         turn.unwrap_or_else(|| {
             let runner = guard.take();
-            self.finish(runner);
-            Turn::Over
+            self.tear_down(runner);
+            TimeSliceEnd::Parked
         })
     }
 
@@ -121,7 +121,7 @@ impl Session {
             stepped => stepped,
         };
         stepped.unwrap_or_else(|e| {
-            self.broke(&e);
+            self.end_for_violation(&e);
             Step::Ran(0, None)
         })
     }
@@ -129,26 +129,26 @@ impl Session {
     /// Passes all arrivals to the runner, and queued work while it has room.
     fn feed(self: &Arc<Self>, runner: &mut Runner) {
         loop {
-            let (item, arrivals) = {
-                let mut todo = lock(&self.todo);
+            let (item, outcomes) = {
+                let mut work_queue = lock(&self.work_queue);
                 let item = match runner.has_room() {
-                    true => todo.items.pop_front(),
+                    true => work_queue.items.pop_front(),
                     false => None,
                 };
-                (item, std::mem::take(&mut todo.arrivals))
+                (item, std::mem::take(&mut work_queue.outcomes))
             };
-            for (ticket, outcome) in arrivals {
-                runner.arrive(ticket, outcome);
+            for (ticket, outcome) in outcomes {
+                runner.on_outcome(ticket, outcome);
             }
             match item {
                 Some(Item::Work(work, credit)) => {
                     if let Err(e) = runner.plan(work, credit) {
-                        return self.broke(&e);
+                        return self.end_for_violation(&e);
                     }
                 }
                 Some(Item::Reads(first, tensors, credit)) => {
                     if let Err(e) = plan_reads(runner, first, tensors, credit) {
-                        return self.broke(&e);
+                        return self.end_for_violation(&e);
                     }
                 }
                 Some(Item::Close) => runner.plan_close(),
@@ -159,50 +159,51 @@ impl Session {
 
     /// Returns whether there is nothing to pass to a waiting runner. If so, the session
     /// is marked as not scheduled, and the next event schedules it.
-    fn rests(&self, runner: &Runner) -> bool {
-        let mut todo = lock(&self.todo);
-        let has_items = !todo.items.is_empty() && runner.has_room();
-        if has_items || !todo.arrivals.is_empty() || todo.end.is_some() {
+    fn try_go_idle(&self, runner: &Runner) -> bool {
+        let mut work_queue = lock(&self.work_queue);
+        let has_items = !work_queue.items.is_empty() && runner.has_room();
+        if has_items || !work_queue.outcomes.is_empty() || work_queue.end.is_some() {
             return false;
         }
-        todo.scheduled = false;
+        work_queue.scheduled = false;
         true
     }
 
     /// Returns whether the session must pause until the client acknowledges replies or
     /// reads in flight complete. If so, the session is marked as blocked and not
     /// scheduled.
-    fn is_blocked(&self) -> bool {
-        let mut todo = lock(&self.todo);
+    fn block_if_full(&self) -> bool {
+        let mut work_queue = lock(&self.work_queue);
         let is_full = |track| self.wire(track).channel.outbox().is_full();
-        let is_full = is_full(Track::Ops) || is_full(Track::Bulk) || todo.later.is_full();
-        let blocked = todo.end.is_none() && is_full;
+        let is_full =
+            is_full(Track::Ops) || is_full(Track::Bulk) || work_queue.reads_in_flight.is_full();
+        let blocked = work_queue.end.is_none() && is_full;
         if blocked {
             debug!(session = %self.id, "the session waits until its client reads answers");
-            (todo.blocked, todo.scheduled) = (true, false);
+            (work_queue.blocked, work_queue.scheduled) = (true, false);
         }
         blocked
     }
 
-    fn broke(self: &Arc<Self>, rule: &CodecError) {
+    fn end_for_violation(self: &Arc<Self>, rule: &CodecError) {
         let rule = format!("session {}: {rule}", self.id);
         self.end(Error::new(ErrorCode::Protocol, rule));
     }
 
     /// Completes the end: notifies the cohort and the client, and drops all state.
-    fn finish(&self, runner: Option<Runner>) {
+    fn tear_down(&self, runner: Option<Runner>) {
         let error = {
-            let mut todo = lock(&self.todo);
-            todo.scheduled = false;
-            todo.end.clone().unwrap_or_default()
+            let mut work_queue = lock(&self.work_queue);
+            work_queue.scheduled = false;
+            work_queue.end.clone().unwrap_or_default()
         };
-        self.at_hand.step();
+        self.op_progress.begin_step();
         self.cohort.leave(self.lease_rank, &error.message);
         self.close(runner);
         // Frees a payload that is partly received.
         lock(&self.payloads).clear();
         self.send_end(error);
-        self.gone.store(true, Ordering::Release);
+        self.torn_down.store(true, Ordering::Release);
         self.device_context.signals.wake();
     }
 
@@ -233,20 +234,20 @@ impl Session {
         self.wire(Track::Bulk).channel.abandon();
         for track in [Track::Bulk, Track::Ops] {
             self.wire(track).closing = true;
-            self.writer_wake(track).notify_one();
+            self.writer_notify(track).notify_one();
         }
     }
 
     /// Returns the next payload. If there is none, the session is marked as starved, and
     /// scheduled when a payload arrives.
     fn next_payload(&self) -> Option<Payload> {
-        let mut todo = lock(&self.todo);
-        let payload = todo.payloads.pop_front();
-        if payload.is_none() && todo.end.is_none() {
-            (todo.starved, todo.scheduled) = (true, false);
+        let mut work_queue = lock(&self.work_queue);
+        let payload = work_queue.payloads.pop_front();
+        if payload.is_none() && work_queue.end.is_none() {
+            (work_queue.awaits_payload, work_queue.scheduled) = (true, false);
         }
-        if todo.payloads.is_empty() {
-            let credit = std::mem::take(&mut todo.payload_credit);
+        if work_queue.payloads.is_empty() {
+            let credit = std::mem::take(&mut work_queue.payload_credit);
             self.consumed(Track::Bulk, credit);
         }
         payload
