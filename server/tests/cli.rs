@@ -168,7 +168,7 @@ fn invalid_setting_exits_64_with_one_line_that_names_it() {
         home,
         &["status"],
         &[("TENSORD_URL", "http://h:1")],
-        "TENSORD_URL: pool URL: the scheme is \"http\", it must be tensord; a right one is tensord://TOKEN@gpu-1.example:7461?ca=sha256:<64 hex digits>",
+        "TENSORD_URL: pool URL: the scheme is \"http\"; it must be tensord; a valid URL is tensord://TOKEN@gpu-1.example:7461?ca=sha256:<64 hex digits>",
     );
     let file = home.join("tensord.toml");
     let shown = file.display().to_string();

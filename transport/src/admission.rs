@@ -78,7 +78,7 @@ pub(crate) enum GateAction {
 
 /// All places for admitted peers are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{limit} connections of admitted peers are open, which is the most there may be")]
+#[error("{limit} connections of admitted peers are open, which is the limit")]
 pub struct AdmissionLimitError {
     /// The number of these places.
     pub limit: usize,

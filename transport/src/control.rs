@@ -387,7 +387,7 @@ async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut
             // Most likely out of file descriptors, which is temporary.
             Err(e) => {
                 if !std::mem::replace(&mut failing, true) {
-                    warn!("accepting connections fails, and is tried again: {e}");
+                    warn!("cannot accept connections and will try again: {e}");
                 }
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }
@@ -413,7 +413,7 @@ async fn run_connection(
         // and close it.
         biased;
         () = serving => {}
-        true = watch.wait_until_expelled() => debug!(%peer, "showed no right to call in time"),
+        true = watch.wait_until_expelled() => debug!(%peer, "the peer presented no valid token or certificate in time"),
     }
 }
 
@@ -457,12 +457,12 @@ async fn handshake_and_hand_off(
             guard.0.closed().await;
         }
         Ok(Ok((stream, None))) => {
-            let links = links.expect("only servers of links offer to take frames");
+            let links = links.expect("only servers of links accept frames");
             tcp::accept(stream, peer, gate_entry, HANDSHAKE_DEADLINE, links).await;
         }
         Ok(Err(e)) => debug!(%peer, "TLS handshake failed: {e}"),
         Err(_) => {
-            debug!(%peer, "no TLS handshake and HTTP/2 preface within {HANDSHAKE_DEADLINE:?}");
+            debug!(%peer, "the peer completed no TLS handshake and HTTP/2 preface within {HANDSHAKE_DEADLINE:?}");
         }
     }
 }

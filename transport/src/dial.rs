@@ -52,7 +52,7 @@ pub enum DialError {
     },
     /// The process at the address shows an unexpected certificate.
     #[error(
-        "{address} shows a certificate that does not match {expected}; take a fresh URL from the host, or someone is in between"
+        "{address} presented a certificate that does not match {expected}; copy a new URL from the host, or check whether another host intercepts the connection"
     )]
     Certificate {
         /// The address.
@@ -305,7 +305,7 @@ impl Dialer {
         let before = fallbacks.get(&at).copied();
         let before = before.filter(|(before, _)| *before == carrier);
         if before.is_none() {
-            warn!("frames over {first} to {at} do not get through; using {carrier} instead");
+            warn!("frames over {first} to {at} are not delivered; using {carrier} instead");
         }
         // The time is that of the last attempt in the preferred order.
         if before.is_none_or(|(_, since)| since.elapsed() >= FALLBACK_TTL) {

@@ -46,7 +46,7 @@ pub enum FrameError {
     #[error(transparent)]
     Numbering(#[from] ResumeError),
     /// The frame has no number, and its body takes credit.
-    #[error("a frame of {size} bytes has no number, which only a ping may do without")]
+    #[error("a frame of {size} bytes has no number; only a ping may omit it")]
     Unnumbered {
         /// Size of the frame in bytes.
         size: usize,

@@ -133,7 +133,7 @@ impl SwitchView {
         let cuts_at_open = self.cuts_at_open;
         // Never an error: this half keeps the channel's sender.
         let _ = self.cuts.wait_for(|cuts| *cuts > cuts_at_open).await;
-        LinkError::lost("cut on command")
+        LinkError::lost("the test cut the link")
     }
 
     /// Waits until the switch is in `mode`.

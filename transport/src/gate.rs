@@ -172,7 +172,8 @@ impl GateState {
             self.reported = Some(Instant::now());
             warn!(
                 served,
-                waiting, "closed {expelled} connections whose peers showed no right to call"
+                waiting,
+                "closed {expelled} connections whose peers presented no valid token or certificate"
             );
         }
     }

@@ -102,9 +102,9 @@ impl Data for DataService {
         let first = match timeout(SETUP_DEADLINE, packets.message()).await {
             Ok(first) => first.inspect_err(|e| debug!(%peer, "gRPC link failed: {e}"))?,
             Err(_) => {
-                debug!(%peer, "gRPC link sent nothing for {SETUP_DEADLINE:?}");
+                debug!(%peer, "the gRPC link sent nothing for {SETUP_DEADLINE:?}");
                 closer.close();
-                return Err(Status::deadline_exceeded("no frame came"));
+                return Err(Status::deadline_exceeded("no frame arrived"));
             }
         };
         let (sender, outgoing) = send::channel(closer.clone());

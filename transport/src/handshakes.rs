@@ -53,7 +53,7 @@ impl Handshakes {
 
     /// Returns a handle that runs handshakes on the thread.
     pub(crate) fn handle(&self) -> Handle {
-        let runtime = self.0.as_ref().expect("only taken when dropped");
+        let runtime = self.0.as_ref().expect("the field is taken only on drop");
         Handle {
             thread: runtime.handle().clone(),
             direct: Arc::default(),

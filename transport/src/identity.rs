@@ -49,7 +49,7 @@ pub struct IdentityError(String);
 
 impl From<rcgen::Error> for IdentityError {
     fn from(error: rcgen::Error) -> Self {
-        Self(format!("cannot make a certificate: {error}"))
+        Self(format!("cannot generate a certificate: {error}"))
     }
 }
 
@@ -75,7 +75,7 @@ impl Identity {
             chain.map_err(|e| IdentityError(format!("cannot read the certificate: {e}")))?;
         if chain.is_empty() {
             return Err(IdentityError(
-                "cannot read the certificate: there is none".into(),
+                "cannot read the certificate: the file contains none".into(),
             ));
         }
         let key = PrivateKeyDer::from_pem_slice(pem.key.as_bytes())

@@ -69,10 +69,10 @@ pub enum LinkError {
     #[error("the connection was lost: {0}")]
     Lost(String),
     /// A frame is over the limit.
-    #[error("a frame of {0} bytes is over the limit of {MAX_FRAME_BYTES}")]
+    #[error("a frame of {0} bytes exceeds the limit of {MAX_FRAME_BYTES}")]
     TooLarge(usize),
     /// A frame is over the limit for a peer that was not admitted yet.
-    #[error("a first frame of {0} bytes is over the limit of {FIRST_FRAME_BYTES}")]
+    #[error("a first frame of {0} bytes exceeds the limit of {FIRST_FRAME_BYTES}")]
     FirstTooLarge(usize),
 }
 

@@ -38,7 +38,9 @@ impl BindError {
     fn listen(protocol: &str, address: SocketAddr, reason: impl fmt::Display) -> Self {
         Self {
             action: format!("listen on {address} ({protocol})"),
-            reason: format!("{reason}; choose another address, or find who uses this one"),
+            reason: format!(
+                "{reason}; choose another address, or find the process that uses this one"
+            ),
         }
     }
 
@@ -167,7 +169,7 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
         };
         let Some(incoming) = incoming else {
             // quinn gave up the socket after an error that it does not return.
-            return warn!("QUIC is no longer accepted, for its socket failed");
+            return warn!("QUIC connections are no longer accepted, because the socket failed");
         };
         while setups.try_join_next().is_some() {}
         if gate.is_busy() && !incoming.remote_address_validated() {
@@ -184,7 +186,7 @@ async fn accept_quic(endpoint: quinn::Endpoint, gate: Arc<Gate>, accepted: mpsc:
             // A QUIC connection cannot wait unread in a socket of its own as a TCP one
             // can.
             false => {
-                debug!(%peer, "turned away: too many peers showed no right to call");
+                debug!(%peer, "connection refused: too many peers have presented no valid token or certificate");
                 incoming.refuse();
             }
         }
@@ -218,6 +220,6 @@ async fn set_up_quic(
             }
         }
         Ok(Err(e)) => debug!(%peer, "QUIC connection failed: {e}"),
-        Err(_) => debug!(%peer, "QUIC connection sent nothing for {SETUP_DEADLINE:?}"),
+        Err(_) => debug!(%peer, "the QUIC connection sent nothing for {SETUP_DEADLINE:?}"),
     }
 }

@@ -170,7 +170,7 @@ pub(crate) fn accepted(
         Some(gate_entry),
     );
     let ReceiverKind::Quic(receiver) = &link.receiver.0 else {
-        unreachable!("it was just made");
+        unreachable!("the value was just created");
     };
     let expel = ExpelHandle(Arc::downgrade(&receiver.owner));
     (link, expel)
@@ -281,7 +281,9 @@ impl Drop for Sender {
         // Otherwise quinn would finish the stream, which the peer would take for a proper
         // end.
         if !self.finished {
-            self.owner.connection.close(CODE_DROPPED, b"link dropped");
+            self.owner
+                .connection
+                .close(CODE_DROPPED, b"the link was dropped");
         }
     }
 }
@@ -314,7 +316,7 @@ impl Receiver {
                 Err(error) => {
                     self.owner
                         .connection
-                        .close(CODE_BAD_FRAMING, b"frame too large");
+                        .close(CODE_BAD_FRAMING, b"the frame is too large");
                     return Err(error);
                 }
             }
@@ -322,7 +324,7 @@ impl Receiver {
             match chunk.map_err(LinkError::lost)? {
                 Some(chunk) => self.decoder.put(&chunk.bytes),
                 None if self.decoder.is_at_frame_boundary() => return Ok(None),
-                None => return Err(LinkError::lost("the stream ended within a frame")),
+                None => return Err(LinkError::lost("the stream ended in the middle of a frame")),
             }
         }
     }

@@ -24,7 +24,7 @@ pub enum ResumeError {
     /// The peer acknowledged a frame that was never sent, or took an acknowledgement
     /// back.
     #[error(
-        "frame {ack} was acknowledged; the last sent is {sent} and {acked} were acknowledged before"
+        "frame {ack} was acknowledged, but the last frame sent is {sent} and {acked} was acknowledged before"
     )]
     Ack {
         /// The acknowledged frame.
@@ -35,7 +35,7 @@ pub enum ResumeError {
         acked: u64,
     },
     /// A frame is missing.
-    #[error("frame {seq} came where {expected} was due")]
+    #[error("frame {seq} arrived instead of frame {expected}")]
     Gap {
         /// The frame that arrived.
         seq: u64,
@@ -43,7 +43,7 @@ pub enum ResumeError {
         expected: u64,
     },
     /// The peer sent more bytes than were granted.
-    #[error("frame {seq} goes {excess} bytes over the granted credit")]
+    #[error("frame {seq} exceeds the granted credit by {excess} bytes")]
     Credit {
         /// The frame that arrived.
         seq: u64,

@@ -118,7 +118,7 @@ pub(crate) async fn accept(
         Err(e) => return debug!(%peer, "TCP link failed: {e}"),
     };
     let ReceiverKind::Tcp(receiver) = &mut link.receiver.0 else {
-        unreachable!("it was just made");
+        unreachable!("the value was just created");
     };
     match timeout(deadline, receiver.read_more()).await {
         Ok(Ok(true)) => {
@@ -135,7 +135,7 @@ pub(crate) async fn accept(
         }
         Ok(Ok(false)) => debug!(%peer, "TCP link ended before its first frame"),
         Ok(Err(e)) => debug!(%peer, "TCP link failed: {e}"),
-        Err(_) => debug!(%peer, "TCP link sent nothing for {deadline:?}"),
+        Err(_) => debug!(%peer, "the TCP link sent nothing for {deadline:?}"),
     }
 }
 
@@ -294,7 +294,7 @@ impl Receiver {
             if !self.read_more().await? {
                 return match self.decoder.is_at_frame_boundary() {
                     true => Ok(None),
-                    false => Err(LinkError::lost("the stream ended within a frame")),
+                    false => Err(LinkError::lost("the stream ended in the middle of a frame")),
                 };
             }
         }
@@ -302,7 +302,10 @@ impl Receiver {
 
     /// Waits for more bytes. Returns `false` if the peer has finished.
     pub(crate) async fn read_more(&mut self) -> Result<bool, LinkError> {
-        let stream = self.stream.as_mut().expect("only taken when dropped");
+        let stream = self
+            .stream
+            .as_mut()
+            .expect("the field is taken only on drop");
         let read = stream.read_buf(&mut self.decoder.read_buffer()).await;
         Ok(read.map_err(LinkError::lost)? > 0)
     }

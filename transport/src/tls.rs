@@ -65,11 +65,11 @@ pub enum TrustError {
     },
     /// The system has no trusted authorities.
     #[error(
-        "the system's trusted authorities cannot be read ({0}); name the pool's own with ca= or ca-file="
+        "cannot read the system's certificate authorities ({0}); name the pool's own with ca= or ca-file="
     )]
     System(String),
     /// This side's own certificate is unusable.
-    #[error("cannot show the certificate of this process: {0}")]
+    #[error("cannot use the certificate of this process: {0}")]
     Identity(String),
 }
 

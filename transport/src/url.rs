@@ -74,7 +74,7 @@ pub struct PoolUrl {
 
 /// Names the part of a pool URL that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("pool URL: {problem}; a right one is {EXAMPLE}")]
+#[error("pool URL: {problem}; a valid URL is {EXAMPLE}")]
 pub struct UrlError {
     problem: String,
 }
@@ -92,7 +92,7 @@ impl FromStr for PoolUrl {
         match text.trim().split_once("://") {
             Some(("tensord", _)) => {}
             Some((scheme, _)) => {
-                return wrong(format!("the scheme is {scheme:?}, it must be tensord"));
+                return wrong(format!("the scheme is {scheme:?}; it must be tensord"));
             }
             None => return wrong("it does not start with tensord://"),
         }
@@ -151,7 +151,7 @@ fn options(url: &::url::Url) -> Result<(Trust, TransportChoice), UrlError> {
                     "tcp" => TransportChoice::Tcp,
                     other => {
                         return wrong(format!(
-                            "transport is {other:?}, it must be auto, quic, grpc or tcp"
+                            "transport is {other:?}; it must be auto, quic, grpc or tcp"
                         ));
                     }
                 };
@@ -159,7 +159,7 @@ fn options(url: &::url::Url) -> Result<(Trust, TransportChoice), UrlError> {
             }
             other => {
                 return wrong(format!(
-                    "unknown option {other:?}; there are ca, ca-file and transport"
+                    "unknown option {other:?}; valid options are ca, ca-file and transport"
                 ));
             }
         };
@@ -269,7 +269,7 @@ mod tests {
     fn error_names_the_part_and_shows_an_example() {
         let cases = [
             ("gpu-1:7461", "does not start with tensord://"),
-            ("http://h:1", "\"http\", it must be tensord"),
+            ("http://h:1", "\"http\"; it must be tensord"),
             ("tensord://:7461", "host"),
             ("tensord://h", "the port is missing"),
             ("tensord://h:0", "the port is missing"),
@@ -280,7 +280,7 @@ mod tests {
             ("tensord://h:1?ca=sha256:xyz", "not 64 hex digits"),
             (
                 "tensord://h:1?transport=udp",
-                "\"udp\", it must be auto, quic, grpc or tcp",
+                "\"udp\"; it must be auto, quic, grpc or tcp",
             ),
             ("tensord://h:1?speed=9", "unknown option \"speed\""),
             ("tensord://h:1?transport=quic&transport=grpc", "given twice"),
@@ -293,7 +293,7 @@ mod tests {
                 problem(text)
             );
             let shown = text.parse::<PoolUrl>().unwrap_err().to_string();
-            assert!(shown.contains("a right one is tensord://"), "{shown}");
+            assert!(shown.contains("a valid URL is tensord://"), "{shown}");
         }
     }
 

@@ -87,8 +87,9 @@ impl http_body::Body for CheckedBody {
             && !self.allowance.is_lifted()
             && let Err(size) = self.prefix.inspect(data)
         {
-            let refusal =
-                format!("a first message of {size} bytes; {MAX_FIRST_MESSAGE_BYTES} are the limit");
+            let refusal = format!(
+                "the first message has {size} bytes; the limit is {MAX_FIRST_MESSAGE_BYTES}"
+            );
             return Poll::Ready(Some(Err(Status::out_of_range(refusal))));
         }
         Poll::Ready(frame)

@@ -111,7 +111,7 @@ impl Receiver {
             self.packets = PacketStream::Open { first: None, rest };
         }
         let packet = match &mut self.packets {
-            PacketStream::AwaitingResponse(_) => unreachable!("it was answered above"),
+            PacketStream::AwaitingResponse(_) => unreachable!("the call was answered above"),
             PacketStream::Ended(end) => return end.clone().map(|()| None),
             PacketStream::Open { first, rest } => match first.take() {
                 Some(packet) => Some(packet),

@@ -186,7 +186,7 @@ async fn auto_falls_back_to_quic_and_logs_it_once() {
         assert_eq!(tried, 1);
     })
     .await;
-    let said = log.lines_with("do not get through; using QUIC instead");
+    let said = log.lines_with("are not delivered; using QUIC instead");
     assert_eq!(said.len(), 1, "{said:?}");
 }
 
@@ -232,7 +232,7 @@ async fn auto_falls_back_to_grpc_behind_an_http_proxy() {
         assert_eq!(proxy.failed_handshakes(), 1);
     })
     .await;
-    let said = log.lines_with("do not get through; using gRPC instead");
+    let said = log.lines_with("are not delivered; using gRPC instead");
     assert_eq!(said.len(), 1, "{said:?}");
 }
 

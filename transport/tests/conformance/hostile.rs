@@ -136,7 +136,7 @@ async fn garbage_within_tls() {
 
 #[tokio::test]
 async fn a_call_without_a_frame() {
-    withstand("gRPC link sent nothing for", async |server| {
+    withstand("the gRPC link sent nothing for", async |server| {
         let port = server.listener.address().port();
         let channel = control::connect("127.0.0.1", port, &server.trust)
             .await
@@ -196,7 +196,7 @@ async fn garbage_over_udp() {
 
 #[tokio::test]
 async fn silent_quic_connections() {
-    withstand("QUIC connection sent nothing for", async |server| {
+    withstand("the QUIC connection sent nothing for", async |server| {
         let without_a_stream = quic_client(server).await;
         let without_a_frame = quic_client(server).await;
         // Opening a stream sends nothing.
@@ -260,7 +260,7 @@ async fn truncated_quic_frame() {
             let mut link = server.listener.accept().await;
             let error = expect_error(&mut link.receiver).await;
             assert!(
-                error.to_string().contains("ended within a frame"),
+                error.to_string().contains("ended in the middle of a frame"),
                 "{error}"
             );
         }

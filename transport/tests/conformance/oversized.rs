@@ -45,7 +45,7 @@ async fn oversized_first_frame_is_refused() {
             let mut near = server.dial(GRPC).await;
             near.sender.send(&[frame(1, size)]).await.unwrap();
             let refused = expect_error(&mut near.receiver).await.to_string();
-            assert!(refused.contains("a first message of"), "{refused}");
+            assert!(refused.contains("the first message has"), "{refused}");
             assert!(is_pending(server.listener.accept()).await);
         }
     })
