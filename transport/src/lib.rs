@@ -11,6 +11,8 @@
 //! - [`faults`]: a link that drops, delays, cuts or goes half-open on command.
 //! - [`resume`], [`duplex`]: frames that survive their connection, as pure state
 //!   machines.
+//! - [`channel`]: the same with its latest connection, and the pump that exchanges the
+//!   frames.
 //! - [`token`]: lease tokens, signed by the scheduler, checked by workers.
 
 mod admission;

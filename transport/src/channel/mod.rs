@@ -4,10 +4,10 @@
 //! A channel has at most one connection at a time, the latest; an earlier one must neither
 //! send nor be believed.
 //!
-//! - [`state`]: the pure part: numbers, acknowledgements, credit, and which connection is
+//! - [`Channel`]: the pure part: numbers, acknowledgements, credit, and which connection is
 //!   the latest. Time is an argument.
 //! - [`pump`]: exchanges the frames of an [`Endpoint`] on a link, until the link ends.
-//! - [`timing`]: the pump's time limits, which tests choose.
+//! - [`Timing`]: the pump's time limits, which tests choose.
 //!
 //! A channel does not know what its frames mean, and does not dial: its owners differ in how
 //! long they try, and in what ends with the last try.
