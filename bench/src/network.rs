@@ -3,7 +3,7 @@
 //!
 //! - *Namespaces*: each host is a network namespace, with a link to a common bridge that
 //!   `tc` shapes at both ends. This is real TCP on a slow network. It works only inside a
-//!   namespace of the bench's own, see [`inside`](crate::inside).
+//!   namespace of the bench's own, see [`namespace_entry`](crate::namespace_entry).
 //! - *Relay*: every host is 127.0.0.1 and advertises the address of a relay, which limits
 //!   and delays the traffic between hosts. Used where namespaces are not available or
 //!   cannot delay.

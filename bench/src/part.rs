@@ -10,7 +10,7 @@
 //! - where microseconds count, each *turn* of a contender is also a process, which starts
 //!   once the peers' servers are idle,
 //! - and a bench that creates networks has a process for each network, in a namespace
-//!   ([`inside`](crate::inside)).
+//!   ([`namespace_entry`](crate::namespace_entry)).
 
 use std::{path::Path, process::Command, time::Duration};
 
