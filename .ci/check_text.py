@@ -76,8 +76,12 @@ def missing_names(files, sources):
                 known.update(re.findall(r"[A-Za-z_][A-Za-z_0-9]*", sources.get(path) or path.read_text()))
             except UnicodeDecodeError:
                 pass
-    # Documents shorten names that share a prefix, such as those of an enum's values.
-    known.update(part for name in list(known) for part in (name.split("_", 1)[-1], name.rsplit("_", 1)[-1]))
+    # Documents shorten the names of an enum's values, which protobuf gives a common prefix.
+    for path in files:
+        if path.suffix == ".proto":
+            for name in re.findall(r"\b[A-Z][A-Z_0-9]+\b", path.read_text()):
+                parts = name.split("_")
+                known.update("_".join(parts[n:]) for n in range(1, len(parts)))
     places = {"/".join(path.parts[i:]) for path in files for i in range(len(path.parts))}
     folders = {place.rsplit("/", n)[0] for place in places for n in range(1, place.count("/") + 1)}
     complaints = []
