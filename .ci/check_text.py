@@ -104,9 +104,10 @@ def complaint(quoted, places, folders, known):
         name = quoted.rstrip("/")
         found = name in places or name in folders or name in FOREIGN or name.startswith(".")
         return None if found else "no such file or folder"
-    name = re.fullmatch(r"(?:[\w]+(?:::|\.))*(\w+)(?:<.*>)?(?:\(.*\))?!?", quoted)
-    if name and re.search(r"[A-Z_]|::|\(", quoted) and name[1] not in known and quoted not in FOREIGN:
-        return "no such name in the sources"
+    name = re.fullmatch(r"((?:\w+(?:::|\.))*\w+)(?:<.*>)?(?:\(.*\))?!?", quoted)
+    if name and re.search(r"[A-Z_]|::|\(", quoted) and quoted not in FOREIGN:
+        unknown = [part for part in re.split(r"::|\.", name[1]) if part not in known]
+        return f"no such name in the sources: {', '.join(unknown)}" if unknown else None
     return None
 
 
