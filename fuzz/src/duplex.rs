@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use tensord_proto::v1::{Chunk, Ops, Seed, frame};
-use tensord_transport::duplex::Duplex;
+use tensord_transport::channel::duplex::Duplex;
 
 use crate::input::Input;
 

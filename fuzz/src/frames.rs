@@ -15,7 +15,7 @@ use tensord_proto::{
     content::{Contents, Entry},
     v1::{Frame, Seed, frame, value},
 };
-use tensord_transport::duplex::{self, Duplex};
+use tensord_transport::channel::duplex::{self, Duplex};
 
 use crate::{input::Input, memory::peak_of};
 

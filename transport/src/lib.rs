@@ -9,10 +9,7 @@
 //! - [`identity`], [`tls`]: certificates, and what a peer must prove.
 //! - [`link`], [`dial`], [`listen`]: the link itself and its two ends.
 //! - [`faults`]: a link that drops, delays, cuts or goes half-open on command.
-//! - [`resume`], [`duplex`]: frames that survive their connection, as pure state
-//!   machines.
-//! - [`channel`]: the same with its latest connection, and the pump that exchanges the
-//!   frames.
+//! - [`channel`]: frames that survive their connection, and the pump that exchanges them.
 //! - [`token`]: lease tokens, signed by the scheduler, checked by workers.
 
 mod admission;
@@ -21,7 +18,6 @@ pub mod channel;
 mod connection;
 pub mod control;
 pub mod dial;
-pub mod duplex;
 pub mod faults;
 mod framing;
 mod gate;
@@ -31,7 +27,6 @@ pub mod identity;
 pub mod link;
 pub mod listen;
 mod quic;
-pub mod resume;
 mod tcp;
 pub mod tls;
 pub mod token;

@@ -6,8 +6,7 @@ use bytes::Bytes;
 use tensord_proto::v1::{Error, ErrorCode, Rejected, frame::Body};
 use tensord_transport::{
     Link, LinkReceiver,
-    channel::{Broken, Connection, Endpoint, FrameParts, Look, Next, Timing, pump},
-    duplex,
+    channel::{Broken, Connection, Endpoint, FrameParts, Look, Next, Timing, duplex, pump},
     tls::Fingerprint,
 };
 use tokio::{

@@ -10,8 +10,7 @@ use tensord_proto::{
 };
 use tensord_transport::{
     Dialer, Link,
-    channel::{Connection, Timing, pump},
-    duplex,
+    channel::{Connection, Timing, duplex, pump},
     tls::Trust,
 };
 use tokio::{

@@ -13,8 +13,7 @@ use tensord_proto::{
 
 use tensord_transport::{
     Dialer, Identity, Link, Listener, TransportChoice,
-    channel::{Look, Next},
-    duplex::Duplex,
+    channel::{Look, Next, duplex::Duplex},
     tls::Trust,
 };
 

@@ -13,8 +13,9 @@ use tensord_proto::{
 };
 use tensord_transport::{
     LinkError, LinkSender,
-    channel::{Broken, Connection, Ended, Endpoint, FrameParts, Look, Next, Received},
-    duplex::FrameError,
+    channel::{
+        Broken, Connection, Ended, Endpoint, FrameParts, Look, Next, Received, duplex::FrameError,
+    },
 };
 use tokio::{sync::Notify, time::timeout_at};
 

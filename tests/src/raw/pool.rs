@@ -16,8 +16,9 @@ use tensord_proto::{
     version,
 };
 use tensord_transport::{
-    Identity, Link, Listener, control,
-    duplex::{self, Duplex},
+    Identity, Link, Listener,
+    channel::duplex::{self, Duplex},
+    control,
 };
 use tokio::{
     net::TcpListener,

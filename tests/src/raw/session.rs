@@ -12,7 +12,7 @@ use tensord_proto::{
 };
 use tensord_transport::{
     Dialer, Link, TransportChoice,
-    duplex::{self, Duplex},
+    channel::duplex::{self, Duplex},
     tls::Trust,
 };
 use tokio::time::{Instant, timeout, timeout_at};

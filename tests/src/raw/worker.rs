@@ -10,7 +10,9 @@ use tensord_proto::{
     version,
 };
 use tensord_transport::{
-    Dialer, Identity, Link, PoolUrl, TransportChoice, control, duplex,
+    Dialer, Identity, Link, PoolUrl, TransportChoice,
+    channel::duplex,
+    control,
     identity::{START_BYTES, worker_id},
 };
 use tokio::{sync::mpsc, time::timeout};

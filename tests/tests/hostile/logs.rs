@@ -11,7 +11,7 @@ use tensord_tests::{
     cluster::{Cluster, Process},
     raw::{self, authorised, channel, open_call},
 };
-use tensord_transport::{Dialer, PoolUrl, TransportChoice, duplex, tls::Trust};
+use tensord_transport::{Dialer, PoolUrl, TransportChoice, channel::duplex, tls::Trust};
 use tokio::time::timeout;
 
 /// Timeout for any single step, long enough for a slow machine.

@@ -15,7 +15,7 @@ use tensord_tests::{
     raw::{self, ClientStream, RawSession, RawWorker, Target, carriers, join_over},
     training::{Mlp, losses},
 };
-use tensord_transport::{Dialer, duplex::Duplex, identity::worker_id};
+use tensord_transport::{Dialer, channel::duplex::Duplex, identity::worker_id};
 use tokio::time::timeout;
 
 /// Timeout for any single step, long enough for a slow machine.

@@ -16,7 +16,9 @@ use tensord_proto::{
     version,
 };
 use tensord_tests::cluster::Cluster;
-use tensord_transport::{Dialer, TransportChoice, control, dial::DialError, duplex, tls::Trust};
+use tensord_transport::{
+    Dialer, TransportChoice, channel::duplex, control, dial::DialError, tls::Trust,
+};
 
 fn works(device: &Device) -> bool {
     Tensor::<1>::ones([3], device).sum().into_scalar::<f32>() == 3.0

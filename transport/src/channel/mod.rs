@@ -6,13 +6,17 @@
 //!
 //! - [`Channel`]: the pure part: numbers, acknowledgements, credit, and which connection is
 //!   the latest. Time is an argument.
+//! - [`duplex`], [`resume`]: the numbering, acknowledgement and credit of frames, on which
+//!   it is built.
 //! - [`pump`]: exchanges the frames of an [`Endpoint`] on a link, until the link ends.
 //! - [`Timing`]: the pump's time limits, which tests choose.
 //!
 //! A channel does not know what its frames mean, and does not dial: its owners differ in how
 //! long they try, and in what ends with the last try.
 
+pub mod duplex;
 mod pump;
+pub mod resume;
 mod state;
 mod timing;
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tensord_proto::v1::frame;
 
 use super::{FrameParts, Next};
-use crate::{
+use crate::channel::{
     duplex::{Duplex, FrameError},
     resume::{Inbox, Outbox, ResumeError},
 };

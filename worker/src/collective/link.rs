@@ -14,8 +14,9 @@ use tensord_proto::{
 };
 use tensord_transport::{
     Dialer, Identity, Link, LinkSender, TransportChoice,
-    channel::{Broken, Connection, Endpoint, FrameParts, Look, Next, Received, Timing, pump},
-    duplex,
+    channel::{
+        Broken, Connection, Endpoint, FrameParts, Look, Next, Received, Timing, duplex, pump,
+    },
     tls::{Fingerprint, Trust},
 };
 use tokio::{

@@ -18,9 +18,8 @@ use tensord_proto::{
     ids::WorkerId,
     v1::{self, LeaseShare, frame::Body},
 };
-use tensord_transport::{
-    channel::{Attached, Channel, Connection, FrameParts, Next, Received},
-    duplex::FrameError,
+use tensord_transport::channel::{
+    Attached, Channel, Connection, FrameParts, Next, Received, duplex::FrameError,
     resume::ResumeError,
 };
 use tokio::sync::Notify;

@@ -37,10 +37,8 @@ use tensord_proto::{
     ids::{LeaseId, SessionId},
     v1::{Error, ErrorCode, Held, Value, frame},
 };
-use tensord_transport::{
-    channel::{self, Channel, Connection, Received},
-    duplex::FrameError,
-    resume::ResumeError,
+use tensord_transport::channel::{
+    self, Channel, Connection, Received, duplex::FrameError, resume::ResumeError,
 };
 use tokio::{runtime::Handle, sync::Notify};
 

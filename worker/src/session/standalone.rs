@@ -14,7 +14,7 @@ use tensord_proto::{
     ids::WorkerId,
     v1::{self, FaultKind},
 };
-use tensord_transport::duplex::Duplex;
+use tensord_transport::channel::duplex::Duplex;
 
 use super::{
     OUTBOX_BYTES, WINDOW_BYTES,

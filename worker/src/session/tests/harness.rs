@@ -18,7 +18,10 @@ use tensord_proto::{
     ids::WorkerId,
     v1::{self, frame::Body, tensor_value, value},
 };
-use tensord_transport::{Identity, channel::Next, duplex::Duplex};
+use tensord_transport::{
+    Identity,
+    channel::{Next, duplex::Duplex},
+};
 
 use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
