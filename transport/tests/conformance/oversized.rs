@@ -82,7 +82,7 @@ async fn from_a_quic_dialler() {
             assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
             assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
             let closed = connection.closed().await.to_string();
-            assert!(closed.contains("frame too large"), "{closed}");
+            assert!(closed.contains("the frame is too large"), "{closed}");
         }
         send_frames(&mut near.sender, 3, 1000).await;
         expect_frames(&mut far.receiver, 3, 1000).await;
@@ -107,7 +107,7 @@ async fn from_a_quic_listener() {
             link.sender.send(&[frame(1, 10)]).await.unwrap();
             assert_eq!(link.receiver.recv().await, Err(LinkError::TooLarge(size)));
             let closed = peer.await.unwrap();
-            assert!(closed.contains("frame too large"), "{closed}");
+            assert!(closed.contains("the frame is too large"), "{closed}");
         }
     })
     .await;
