@@ -9,11 +9,11 @@
 //! and send beats. So a test breaks only the rule that it is about.
 //!
 //! ```no_run
-//! use tensord_tests::{cluster::Cluster, raw::{self, Attached, RawSession}};
+//! use tensord_tests::{cluster::Cluster, raw::{self, ClientStream, RawSession}};
 //!
 //! let cluster = Cluster::start(&["flex"]);
 //! raw::block(async {
-//!     let mut attached = Attached::to(cluster.client_url()).await.unwrap();
+//!     let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
 //!     let target = attached.lease(1).await.unwrap().remove(0);
 //!     let mut session = RawSession::open(&target).await.unwrap();
 //!     let tensor = session.upload(&[1.0, 2.0]);
