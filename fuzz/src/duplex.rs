@@ -1,9 +1,8 @@
-//! Two ends of a session, and a connection between them that loses frames, says
-//! them twice and breaks. Whatever happens, each end is given what the other
-//! said, all of it, once and in order.
+//! Two ends of a session, and a connection between them that loses and repeats frames and
+//! breaks. Each end must receive all bodies that the other one queued, once and in order.
 //!
-//! An input is a sequence of control bytes: the lowest bit is the end that acts,
-//! and the rest, modulo the number of `Step`s, what it does.
+//! An input is a sequence of control bytes: the lowest bit selects the end that acts, and
+//! the rest, modulo the number of `Step`s, its step.
 
 use std::collections::VecDeque;
 
@@ -13,28 +12,29 @@ use tensord_transport::channel::duplex::Duplex;
 
 use crate::input::Input;
 
-/// Small, so that ends run out of credit; a body must fit.
+/// Limits small enough that ends run out of credit, and large enough for any body.
 const WINDOW_BYTES: u64 = 4 << 10;
 const CAPACITY_BYTES: usize = 4 << 10;
 
-/// What an end does, in the order of their numbers.
+/// A step of one end, in the order of the numbers.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 enum Step {
-    /// Says something; a byte follows.
+    /// Queues a body, which the following byte determines.
     Push,
-    /// Sends a frame, if it may.
+    /// Sends a frame, if there is one and credit for it.
     Send,
-    /// Takes the next frame.
+    /// Receives the next frame.
     Deliver,
-    /// Acts on what it took.
+    /// Consumes the oldest received body, which returns its credit.
     Consume,
+    /// Sends a ping.
     Beat,
-    /// The frame that comes next is lost.
+    /// Loses the next frame in flight.
     Lose,
-    /// The frame that comes next will come again.
+    /// Repeats the next frame in flight.
     Repeat,
-    /// The connection breaks, and another takes its place.
+    /// Replaces the connection, which loses all frames in flight.
     Cut,
 }
 
@@ -71,7 +71,7 @@ struct Peer {
     duplex: Duplex,
     sent: Vec<frame::Body>,
     received: Vec<frame::Body>,
-    /// What was taken and not acted on.
+    /// Credit in bytes of received bodies that are not consumed.
     unconsumed: VecDeque<usize>,
     /// Frames on their way to this end.
     in_flight: VecDeque<Bytes>,
@@ -132,7 +132,7 @@ impl Session {
                 end.received.push(body);
                 end.unconsumed.push_back(bytes);
             }
-            // Nobody broke a rule here, so nothing but a loss can be found.
+            // Both ends keep the rules, so a loss is the only possible error.
             Err(error) => {
                 assert!(error.is_loss(), "{error}");
                 self.reconnect();
@@ -141,11 +141,11 @@ impl Session {
     }
 
     fn reconnect(&mut self) {
-        let news = self.ends.each_mut().map(|end| {
+        let received = self.ends.each_mut().map(|end| {
             end.in_flight.clear();
             end.duplex.inbox().acknowledge()
         });
-        for (end, (received, credit)) in self.ends.iter_mut().zip(news.into_iter().rev()) {
+        for (end, (received, credit)) in self.ends.iter_mut().zip(received.into_iter().rev()) {
             end.duplex
                 .rewind(received, credit)
                 .expect("the acknowledgement is valid");
@@ -158,7 +158,7 @@ impl Session {
         assert!(right.sent.starts_with(&left.received));
     }
 
-    /// Left alone on a good connection, everything arrives.
+    /// Exchanges frames on a connection without failures until everything has arrived.
     fn drain(&mut self) {
         self.reconnect();
         let rounds = 2 + self.ends.iter().map(|end| end.sent.len()).sum::<usize>();

@@ -1,11 +1,11 @@
-//! Bytes to frames, at one end of a session that has said a few things itself.
-//! No frame may panic or ask for much, and those that are taken must keep the
+//! Processes bytes as frames, at one end of a session that has sent a few frames itself. No
+//! frame may cause a panic or a large allocation, and accepted frames must keep the
 //! numbering: each once, in order, within the credit.
 //!
-//! What a frame carries is read as well: ops and their uploads, types, tensors,
+//! The contents of frames are decoded as well: ops and their uploads, types, tensors,
 //! profiles.
 //!
-//! An input is a sequence of: two bytes of a length, and a frame that long.
+//! An input is a sequence of frames, each after two bytes with its length.
 
 use burn_ir::OperationIr;
 use bytes::Bytes;
@@ -19,11 +19,12 @@ use tensord_transport::channel::duplex::{self, Duplex};
 
 use crate::{input::Input, memory::peak_of};
 
-/// What the peer may be ahead.
+/// Credit of the peer, in bytes.
 const WINDOW_BYTES: u64 = 64 << 10;
 
-/// Most bytes that taking a frame may allocate: a shape's dimensions take a byte
-/// each on the wire and eight in memory, and a vector that grows has two copies.
+/// Maximum number of bytes that receiving a frame may allocate. A dimension of a shape
+/// takes one byte on the wire and eight in memory, and a vector has two copies while it
+/// grows.
 const MAX_BYTES: usize = 2 << 20;
 
 /// Runs the target.
@@ -41,7 +42,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// One end, and what it must have by now.
+/// One end of a session, and what it must have received so far.
 struct Receiver {
     duplex: Duplex,
     ops: OpDecoder,
@@ -50,7 +51,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// An end that has said three things and sent two of them.
+    /// Creates an end that has queued three frames and sent two of them.
     fn new() -> Self {
         let mut duplex = Duplex::new(1 << 20, 1 << 20, WINDOW_BYTES);
         (0..3).for_each(|seed| duplex.push(frame::Body::Seed(Seed { seed })));
@@ -65,8 +66,8 @@ impl Receiver {
         }
     }
 
-    /// Takes a frame. What it breaks would end the session; here it goes on, as
-    /// nothing that was refused may leave a trace in the numbering.
+    /// Receives a frame. A frame that breaks a rule would end the session; the target
+    /// continues, as a refused frame must not change the numbering.
     fn receive(&mut self, bytes: Bytes) {
         let seq = duplex::decode(bytes.clone()).map_or(0, |frame| frame.seq);
         let (taken, peak) = peak_of(|| self.duplex.receive(bytes));
@@ -88,7 +89,7 @@ impl Receiver {
     }
 }
 
-/// Reads what is within a body, as the two ends do.
+/// Decodes the contents of a body, as the two ends do.
 fn read(body: &frame::Body, decoder: &mut OpDecoder) {
     match body {
         frame::Body::Ops(ops) => {
@@ -119,7 +120,7 @@ fn read(body: &frame::Body, decoder: &mut OpDecoder) {
     }
 }
 
-/// Reads where the bytes of the uploads among `ops` are.
+/// Decodes the list of contents of the uploads among `ops`.
 fn read_contents(ops: &DecodedOps, list: &Bytes) {
     let mut contents = Contents::new(list.clone());
     for op in ops {
@@ -142,7 +143,7 @@ fn read_contents(ops: &DecodedOps, list: &Bytes) {
     }
 }
 
-/// A frame as bytes.
+/// Returns an encoded frame.
 pub(crate) fn encode(seq: u64, ack: u64, body: Option<frame::Body>) -> Vec<u8> {
     let credit_bytes = 1 << 20;
     let frame = Frame {

@@ -1,14 +1,14 @@
 //! An allocator that ends the process at the first access beyond an allocation.
 //!
-//! While a thread is within [`with_guards`], what it allocates comes from slots of whole pages. An
-//! allocation ends where its slot ends, and behind that is a page that cannot be accessed:
-//! what reads or writes beyond is killed by the system (`SIGSEGV`). Where an alignment
-//! leaves room at the end, and for some bytes before the beginning, there is a pattern that
-//! is compared when the memory is freed, which finds writes. Slots are given out again in
-//! turn, the longest free first, filled with another pattern meanwhile; every eighth cannot
-//! be accessed at all while it is free, so that a use after that is found.
+//! While a thread is within [`with_guards`], its allocations are in slots of whole pages.
+//! An allocation ends at the end of its slot, and the page after the slot cannot be
+//! accessed: the system ends a process that reads or writes there (`SIGSEGV`). If alignment
+//! leaves room after the allocation, that room has a pattern, and so have some bytes before
+//! the allocation. `dealloc` compares the patterns, which finds writes. Slots are reused in
+//! turn, the longest free first, and have another pattern while they are free; every eighth
+//! slot cannot be accessed at all while it is free, which finds a use after free.
 //!
-//! This is for where there is no sanitizer: stable compilers have none.
+//! It takes the place of a sanitizer, which stable compilers do not have.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use std::{
 
 const PAGE: usize = 4096;
 
-/// Pages of a slot, and how many slots there are of each class.
+/// For each class of slots: pages of a slot, and number of slots.
 const CLASSES: [(usize, usize); 6] = [
     (1, 8192),
     (4, 2048),
@@ -39,26 +39,26 @@ const SLOTS: usize = {
     sum
 };
 
-/// Bytes before an allocation that have the pattern, at most.
+/// Maximum number of bytes before an allocation that have the pattern.
 const BEFORE: usize = 32;
 
-/// What is around allocations, and in freed memory.
+/// The patterns around allocations and in freed memory.
 const AROUND: u8 = 0xc5;
 const FREED: u8 = 0xdd;
 
-/// Bytes of freed memory that are filled, at most.
+/// Maximum number of bytes of freed memory that are filled with the pattern.
 const FILLED: usize = 256;
 
-/// Every slot with such a number cannot be accessed while it is free.
+/// Slots whose number is a multiple of this cannot be accessed while they are free.
 const CLOSED_EVERY: usize = 8;
 
-/// Where the slots are; 0 before there are any.
+/// Address of the slots; 0 before [`install`].
 static BASE: AtomicUsize = AtomicUsize::new(0);
 
-/// The numbers of free slots: a ring for each class, one after the other.
+/// The numbers of free slots: a ring buffer for each class, one after the other.
 static RINGS: [AtomicU32; SLOTS] = [const { AtomicU32::new(0) }; SLOTS];
 
-/// Where each ring begins, and how many are in it.
+/// The state of each class's ring buffer.
 static FREE: [Ring; CLASSES.len()] = [const {
     Ring {
         busy: AtomicBool::new(false),
@@ -67,28 +67,30 @@ static FREE: [Ring; CLASSES.len()] = [const {
     }
 }; CLASSES.len()];
 
+/// A ring buffer of free slots, guarded by a spin lock.
 struct Ring {
     busy: AtomicBool,
+    /// Index of the slot that has been free the longest.
     head: AtomicUsize,
     len: AtomicUsize,
 }
 
 thread_local! {
-    /// How deep the thread is within `on`.
+    /// Number of calls of [`with_guards`] that the thread is within.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A slot.
+/// A slot: whole pages for one allocation.
 #[derive(Clone, Copy)]
 struct Slot {
     class: usize,
     number: usize,
-    /// Its address, and where it ends.
+    /// Addresses of its beginning and its end.
     start: usize,
     end: usize,
 }
 
-/// Runs `work` with guards around what this thread allocates, if they were set up.
+/// Runs `work` with guards around this thread's allocations, if [`install`] was called.
 pub fn with_guards<T>(work: impl FnOnce() -> T) -> T {
     struct Off;
     impl Drop for Off {
@@ -101,7 +103,7 @@ pub fn with_guards<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Whether this thread is within [`with_guards`].
+/// Returns whether this thread is within [`with_guards`].
 pub fn is_active() -> bool {
     DEPTH.get() > 0
 }
@@ -110,13 +112,13 @@ pub fn is_active() -> bool {
 ///
 /// # Errors
 ///
-/// When the system gives no memory for it, or has pages of another size.
+/// When the system refuses the address space, or has pages of another size.
 #[cfg(unix)]
 pub fn install() -> Result<(), String> {
     if BASE.load(Ordering::Acquire) != 0 {
         return Ok(());
     }
-    // SAFETY: asks for a number, and has no other effect.
+    // SAFETY: the call returns a number and has no other effect.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     if page != PAGE as libc::c_long {
         return Err(format!(
@@ -158,7 +160,7 @@ pub fn install() -> Result<(), String> {
     Ok(())
 }
 
-/// There are none on this system.
+/// Guard pages do not exist on this system.
 ///
 /// # Errors
 ///
@@ -168,17 +170,18 @@ pub fn install() -> Result<(), String> {
     Err("guard pages need a Unix system".into())
 }
 
-/// Reads the byte behind an allocation of `size` bytes, so that a test sees what comes of
-/// it. With guards the process ends here.
+/// Reads the byte after an allocation of `size` bytes, so that a test can check that the
+/// guards end the process here.
 pub fn read_beyond(size: usize) -> u8 {
     let bytes = with_guards(|| vec![1u8; size]);
-    // SAFETY: none, on purpose: the byte is not the allocation's. What follows it is a page
-    // that cannot be read if guards are set up, which the one caller sees to; a read of
-    // one byte does nothing else.
+    // SAFETY: none, on purpose: the byte is outside the allocation. With guards it is in a
+    // page that cannot be read, and the process ends; without, the read has no effect. The
+    // only caller is a hidden option of `execute` for tests.
     unsafe { bytes.as_ptr().add(size).read_volatile() }
 }
 
-/// Memory with a guard behind it. None: it is not asked for, or there is none left.
+/// Returns memory with a guard after it. Returns `None` if the thread is not within
+/// [`with_guards`], or if no slot is free.
 pub(crate) fn alloc(layout: Layout) -> Option<*mut u8> {
     let base = BASE.load(Ordering::Acquire);
     if base == 0 || !is_active() || layout.size() == 0 || layout.align() > PAGE {
@@ -198,11 +201,11 @@ pub(crate) fn alloc(layout: Layout) -> Option<*mut u8> {
     Some(start as *mut u8)
 }
 
-/// Takes memory back. False: it is not from here.
+/// Frees memory. Returns `false` if [`alloc`] did not allocate it.
 ///
 /// # Safety
 ///
-/// If it is from here, it was allocated with `layout` and is not used any more.
+/// If [`alloc`] did allocate it, then with `layout`, and nobody uses it any more.
 pub(crate) unsafe fn dealloc(memory: *mut u8, layout: Layout) -> bool {
     let base = BASE.load(Ordering::Acquire);
     let start = memory as usize;
@@ -226,7 +229,7 @@ pub(crate) unsafe fn dealloc(memory: *mut u8, layout: Layout) -> bool {
     true
 }
 
-/// Where in its slot an allocation begins: so that it ends at the end.
+/// Returns the address at which an allocation begins so that it ends at its slot's end.
 fn start_address(slot: Slot, layout: Layout) -> usize {
     (slot.end - layout.size()) & !(layout.align() - 1)
 }
@@ -239,7 +242,7 @@ const fn class_bytes(class: usize) -> usize {
     (CLASSES[class].0 + 1) * PAGE * CLASSES[class].1
 }
 
-/// A page before all, and the slots with a page behind each.
+/// Returns the size of the mapping: one page, and all slots with a page after each.
 fn total_bytes() -> usize {
     (0..CLASSES.len()).map(class_bytes).sum::<usize>() + PAGE
 }
@@ -257,7 +260,7 @@ fn slot_at(base: usize, class: usize, number: usize) -> Slot {
     }
 }
 
-/// The slot that has `address`, if one has.
+/// Returns the slot that contains `address`, if one does.
 fn find(base: usize, address: usize) -> Option<Slot> {
     if base == 0 {
         return None;
@@ -272,7 +275,7 @@ fn find(base: usize, address: usize) -> Option<Slot> {
     None
 }
 
-/// The slot that is free for longest, of this class or the next.
+/// Takes the slot that has been free the longest, of class `first` or the next one.
 fn acquire_slot(base: usize, first: usize) -> Option<Slot> {
     let mut classes = first..CLASSES.len().min(first + 2);
     classes.find_map(|class| {
@@ -305,7 +308,7 @@ fn ring_start(class: usize) -> usize {
     CLASSES[..class].iter().map(|(_, slots)| slots).sum()
 }
 
-/// Runs a few instructions while no other thread has the ring.
+/// Runs a few instructions with the ring buffer of a class locked.
 fn locked<T>(class: usize, work: impl FnOnce(&Ring) -> T) -> T {
     let ring = &FREE[class];
     while ring.busy.swap(true, Ordering::Acquire) {
@@ -316,22 +319,22 @@ fn locked<T>(class: usize, work: impl FnOnce(&Ring) -> T) -> T {
     result
 }
 
-/// Fills memory of a slot that is nobody's.
+/// Fills memory of a slot that this thread owns.
 fn fill(start: usize, end: usize, with: u8) {
-    // SAFETY: `start..end` is within a slot that this thread took out of the ring or was
-    // given back: nobody else has it, and it may be accessed.
+    // SAFETY: `start..end` is within a slot that this thread has just taken from the ring
+    // or is about to put back: no other thread uses it, and it may be accessed.
     unsafe { (start as *mut u8).write_bytes(with, end - start) };
 }
 
-/// Whether memory around an allocation has the pattern.
+/// Returns whether memory around an allocation still has the pattern.
 fn is_filled_with(start: usize, end: usize, pattern: u8) -> bool {
-    // SAFETY: `start..end` is within a slot whose allocation is being given back, so it may
-    // be accessed, and outside the allocation, so `fill` wrote it.
+    // SAFETY: `start..end` is within a slot whose allocation is being freed, so it may be
+    // accessed, and outside the allocation, so `fill` initialised it.
     let around = unsafe { std::slice::from_raw_parts(start as *const u8, end - start) };
     around.iter().all(|&byte| byte == pattern)
 }
 
-/// Lets a slot be accessed, or not.
+/// Allows or forbids access to a slot's pages. Returns whether the system did so.
 #[cfg(unix)]
 fn protect(slot: Slot, open: bool) -> bool {
     let access = match open {
@@ -339,8 +342,8 @@ fn protect(slot: Slot, open: bool) -> bool {
         false => libc::PROT_NONE,
     };
     let bytes = slot.end - slot.start;
-    // SAFETY: these pages are of the mapping of `install`, which is never unmapped, and no
-    // allocation is in them.
+    // SAFETY: these pages belong to the mapping of `install`, which is never unmapped, and
+    // have no live allocation.
     unsafe { libc::mprotect(slot.start as *mut libc::c_void, bytes, access) == 0 }
 }
 
@@ -349,9 +352,9 @@ fn protect(_: Slot, _: bool) -> bool {
     false
 }
 
-/// Says what was found, without allocating, and ends the process.
+/// Writes an error without allocating, and ends the process.
 fn abort_with(what: &[u8]) -> ! {
-    // SAFETY: `what` is as long as it says; nothing is done with the result.
+    // SAFETY: the pointer and the length are those of `what`.
     #[cfg(unix)]
     unsafe {
         libc::write(2, what.as_ptr().cast(), what.len());

@@ -1,34 +1,34 @@
-//! Takes an input apart. Where there is nothing left it gives zeros, so that
-//! every input means something and a fuzzer may cut it anywhere.
+//! Parses an input. At its end there are zeros, so that every input is valid and a fuzzer
+//! may cut it anywhere.
 
-/// What is left of an input.
+/// The rest of an input.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// Whether everything was taken.
+    /// Returns whether everything was read.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The next `n` bytes, or as many as are left.
+    /// Returns the next `n` bytes, or fewer if fewer are left.
     pub fn bytes(&mut self, n: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(n.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// The next byte.
+    /// Returns the next byte.
     pub fn byte(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// The next two bytes as a number, the low one first.
+    /// Returns the next two bytes as a little-endian number.
     pub fn short(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// The next eight bytes as a number, the lowest one first.
+    /// Returns the next eight bytes as a little-endian number.
     pub fn long(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }

@@ -1,19 +1,19 @@
-//! What the fuzz targets do, as plain functions of bytes.
+//! The fuzz targets, as plain functions of bytes.
 //!
-//! A target feeds bytes of its input to something that reads what a peer sent,
-//! and asserts what must hold whatever they are. The binaries in `targets/` only
-//! tie these functions to libFuzzer, so that everything here runs in an ordinary
-//! test as well: over the seeds, and over seeds that were spoilt a little.
+//! A target feeds its input to code that reads bytes from a peer, and asserts what must
+//! hold for any input. The binaries in `targets/` only connect these functions to
+//! libFuzzer, so ordinary tests run them as well, on the seeds and on slightly corrupted
+//! seeds.
 //!
-//! - [`op_stream`]: bytes to ops.
-//! - [`op_round_trip`]: ops to bytes to ops.
-//! - [`frames`]: bytes to frames, at one end of a session.
-//! - [`duplex`]: two ends of a session, and a connection that fails.
-//! - [`execute`]: ops through decoder, rules, table and backend; no target of libFuzzer's,
-//!   but a program, `execute`, with its own allocator, [`guard`].
+//! - [`op_stream`]: decodes bytes to ops.
+//! - [`op_round_trip`]: encodes ops and decodes them again.
+//! - [`frames`]: processes bytes as frames, at one end of a session.
+//! - [`duplex`]: exchanges frames between two ends over a connection that fails.
+//! - [`execute`]: runs ops through decoder, rules, tensor table and backend. It is not a
+//!   target of libFuzzer but the program `execute`, with an allocator of its own, [`guard`].
 //!
-//! [`input`] takes an input apart, [`seeds`] has inputs to begin with, and
-//! [`memory`] measures what something allocates.
+//! [`input`] parses an input, [`seeds`] has the first inputs, and [`memory`] measures
+//! allocations.
 
 pub mod duplex;
 pub mod execute;
@@ -27,7 +27,7 @@ pub mod seeds;
 
 use burn_ir::OperationIr;
 
-/// A target: what it does with an input.
+/// A target, called with an input.
 pub type Target = fn(&[u8]);
 
 /// The targets by name.
@@ -38,7 +38,7 @@ pub const TARGETS: [(&str, Target); 4] = [
     ("duplex", duplex::run),
 ];
 
-/// Ops in a form that can be compared: a NaN is not equal to itself.
+/// Returns ops as bytes, for comparisons in which a NaN must be equal to itself.
 pub(crate) fn plain<'a>(ops: impl IntoIterator<Item = &'a OperationIr>) -> Vec<u8> {
     ops.into_iter().fold(Vec::new(), |bytes, op| {
         postcard::to_extend(op, bytes).expect("ops serialize without failing")
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
     use crate::seeds::Rng;
 
-    /// Spoils an input at a few places.
+    /// Changes an input at a few places.
     fn corrupt(data: &mut Vec<u8>, rng: &mut Rng) {
         for _ in 0..=rng.below(3) {
             if data.is_empty() {
@@ -75,9 +75,9 @@ mod tests {
             for seed in seeds {
                 run(&seed);
                 for _ in 0..20 {
-                    let mut spoilt = seed.clone();
-                    corrupt(&mut spoilt, &mut rng);
-                    run(&spoilt);
+                    let mut corrupted = seed.clone();
+                    corrupt(&mut corrupted, &mut rng);
+                    run(&corrupted);
                 }
             }
         }

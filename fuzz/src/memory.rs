@@ -1,8 +1,7 @@
-//! What something allocates: an allocator that counts.
+//! An allocator that counts bytes, to measure how much memory code allocates.
 //!
-//! A sanitizer would notice a huge allocation too, but needs a nightly compiler.
-//! Each thread has a count of its own, so that tests that run beside each other do
-//! not count each other's memory.
+//! A sanitizer would notice a huge allocation too, but needs a nightly compiler. Each
+//! thread has a count of its own, so that parallel tests do not count each other's memory.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -12,10 +11,10 @@ use std::{
 use crate::guard;
 
 thread_local! {
-    /// Bytes this thread allocated, less those it freed: below 0 where it frees what
-    /// others allocated.
+    /// Bytes that this thread allocated, less those that it freed. The number is negative
+    /// if the thread frees memory that others allocated.
     static LIVE: Cell<isize> = const { Cell::new(0) };
-    /// The most there were since the last measurement began.
+    /// Maximum of `LIVE` since the last measurement began.
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -25,10 +24,10 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 // SAFETY: the methods pass their arguments to the system's allocator or to `guard`
-// unchanged and give back what it gives; beside that they only count, in cells of the
-// thread that need no setting up and no taking down: that neither allocates nor panics.
-// What `guard` gave is in its own part of the address space, by which it knows it again.
-// `realloc` and `alloc_zeroed` are the trait's own, which call these two.
+// unchanged and return its result. Beside that they only count, in thread-local cells that
+// need no initialisation and no destructor; that neither allocates nor panics. Memory of
+// `guard` has its own range of addresses, by which `guard::dealloc` recognises it.
+// `realloc` and `alloc_zeroed` are the trait's default methods, which call these two.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -39,13 +38,13 @@ unsafe impl GlobalAlloc for Counting {
         if let Some(memory) = guard::alloc(layout) {
             return memory;
         }
-        // SAFETY: the caller keeps the contract, which is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         LIVE.set(LIVE.get().wrapping_sub(layout.size() as isize));
-        // SAFETY: `memory` is from one of the two, with this layout, as the caller promises.
+        // SAFETY: the caller guarantees that `memory` was allocated here with this layout.
         if unsafe { guard::dealloc(memory, layout) } {
             return;
         }
@@ -54,8 +53,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs `work`, and says how many bytes more than before this thread had allocated
-/// when it was most.
+/// Runs `work`, and returns its result with the maximum number of bytes that this thread
+/// had allocated during `work` beyond those that it had before.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.get();
     PEAK.set(before);

@@ -1,32 +1,32 @@
-//! Ops to bytes to ops. The input is a program in small: ops of any kind, loops
-//! over those that came, frames cut anywhere, tensors noted.
+//! Encodes ops and decodes them again. The input is a small program: ops of any kind, loops
+//! over earlier ops, ends of frames anywhere, noted tensors.
 //!
-//! An input is a sequence of control bytes, each with what `Step` says, and
-//! ops in postcard form.
+//! An input is a sequence of control bytes, each followed by what its `Step` documents, and
+//! ops in postcard's format.
 
 use burn_ir::{IrVisitorMut, OperationIr, TensorId, TensorIr};
 
 use crate::{input::Input, op_stream::RoundTrip};
 
-/// Ids below this are of tensors that outlive the loop.
+/// Ids below this belong to tensors that outlive the loop.
 const CONSTANTS: u64 = 16;
 
-/// Most ops of a loop's body, and of an input in all: more only take time.
+/// Maximum number of ops in a loop's body, and in an input; more would only take time.
 const MAX_OPS: (usize, usize) = (64, 1 << 12);
 
-/// What a control byte asks for, in the order of their numbers.
+/// The meaning of a control byte, in the order of the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Step {
     /// An op follows, which joins the loop's body.
     Op,
-    /// The loop's body again; a byte follows by how much the ids move on.
+    /// The loop's body is repeated; the following byte is added to the ids.
     Again,
-    /// As [`Op`](Self::Op), without joining the body: an exception.
+    /// As [`Op`](Self::Op), but the op does not join the body: an exception in the loop.
     Exception,
     /// The frame ends.
     Cut,
-    /// The frame ends, and a tensor is noted: eight bytes of its id follow.
+    /// The frame ends, and a tensor is noted; the eight bytes of its id follow.
     Note,
     /// Another loop begins.
     Forget,
@@ -84,7 +84,7 @@ fn read_op(input: &mut Input<'_>) -> Option<OperationIr> {
     Some(op)
 }
 
-/// `op` with the ids it has so much later in a loop.
+/// Returns `op` with `by` added to the ids of tensors that belong to the loop.
 fn moved(op: &OperationIr, by: u64) -> OperationIr {
     struct Mover(u64);
     impl IrVisitorMut for Mover {

@@ -1,26 +1,27 @@
-//! Bytes to ops. The bytes are split into frames, each with a count of ops, and
-//! the decoder must bear them: no panic, and memory and time within bounds.
+//! Decodes bytes to ops. The bytes are split into frames, each with a count of ops. The
+//! decoder must not panic, and must keep memory and time within bounds.
 //!
-//! What it does decode must survive the round trip: an encoder that is given the
-//! same ops must find bytes from which they come again.
+//! Ops that were decoded must survive the round trip: encoded and decoded again they are
+//! the same.
 //!
-//! An input is a sequence of: a control byte; if it is below 128, the frame's
-//! count of ops and its length, two bytes each, and its bytes; else the id of a
-//! tensor to note, eight bytes.
+//! An input is a sequence of control bytes with arguments. After a control byte below 128
+//! come the frame's count of ops and its length, two bytes each, and the frame; after any
+//! other comes the id of a tensor to note, eight bytes.
 
 use burn_ir::{OperationIr, TensorId};
 use tensord_proto::codec::{CodecError, DecodedOps, OpDecoder, OpEncoder, OpName};
 
 use crate::{input::Input, memory::peak_of, plain};
 
-/// Control bytes from here on note a tensor.
+/// The first control byte that notes a tensor.
 pub(crate) const NOTE: u8 = 128;
 
-/// Most bytes that decoding one frame may allocate: eight million bytes of ops,
-/// at worst all tensors of four bytes, which take some ninety in memory.
+/// Maximum number of bytes that decoding one frame may allocate. A frame has up to eight
+/// million bytes of ops, at worst all tensors of four bytes, which take some ninety bytes
+/// in memory each.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Ops after which an input has said enough: more only take time.
+/// Number of ops after which the target stops; more would only take time.
 const MAX_OPS: usize = 1 << 17;
 
 /// Runs the target.
@@ -38,8 +39,8 @@ pub fn run(data: &[u8]) {
         }
         let (count, len) = (input.short(), input.short());
         let frame = input.bytes(len.into());
-        // On after an error, though no session goes on then: nothing may depend
-        // on that it does not.
+        // The target continues after an error. No session does, but the decoder's safety
+        // must not depend on that.
         match decode(&mut decoder, frame, count.into()) {
             Ok(decoded) => {
                 ops += decoded.len();
@@ -69,7 +70,7 @@ fn check(error: &CodecError, frame: &[u8]) {
     assert!(!error.rule.is_empty());
 }
 
-/// The same ops on a stream of its own.
+/// An encoder and a decoder that exchange the same ops on a stream of their own.
 #[derive(Default)]
 pub(crate) struct RoundTrip {
     encoder: OpEncoder,
@@ -82,7 +83,7 @@ impl RoundTrip {
         self.decoder.note_tensor(id);
     }
 
-    /// Sends `ops`, in as many frames as the encoder wants.
+    /// Sends `ops`, in as many frames as the encoder needs.
     pub(crate) fn send<'a>(&mut self, ops: impl IntoIterator<Item = &'a OperationIr>) {
         let (mut frame, mut sent) = (Vec::new(), Vec::new());
         for op in ops {
@@ -123,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// A few bytes that stand for as many small tensors as a frame may hold.
+    /// A frame of a few bytes that decodes to the maximum number of small tensors.
     #[test]
     fn largest_expansion_of_a_frame_is_bounded() {
         let scalar = TensorIr::uninit(TensorId::new(1), Shape::new([]), DType::F32);

@@ -1,5 +1,5 @@
-//! Inputs to begin with: real streams, in the form in which each target takes
-//! them. Made up anew each time, always the same; see `examples/seeds.rs`.
+//! The first inputs: real streams, in the format of each target. They are generated anew
+//! each time and are always the same; `examples/seeds.rs` writes them to files.
 
 use burn_backend::{BoolStore, DType, DeviceSettings, Shape, Slice};
 use burn_ir::{
@@ -18,7 +18,7 @@ use tensord_proto::{
 
 use crate::{frames, op_round_trip::Step, op_stream};
 
-/// The seeds of a target.
+/// Returns the seeds of a target.
 ///
 /// # Panics
 ///
@@ -33,7 +33,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// A generator of numbers: SplitMix64 (Steele, Lea and Flood, 2014).
+/// A random number generator: SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
@@ -54,7 +54,7 @@ fn tensor(id: u64) -> TensorIr {
     TensorIr::uninit(TensorId::new(id), Shape::new([2, 3]), DType::F32)
 }
 
-/// A round of a loop: an upload's place, some arithmetic, a slice, drops.
+/// Returns the ops of one iteration of a loop: an upload, some arithmetic, a slice, drops.
 fn round(number: u64) -> Vec<OperationIr> {
     let id = 16 + 4 * number;
     let float = |op| OperationIr::NumericFloat(DType::F32, op);
@@ -88,8 +88,8 @@ fn round(number: u64) -> Vec<OperationIr> {
     ]
 }
 
-/// Ops of all kinds, from random bytes: small ones for the most part, so that
-/// many are valid.
+/// Returns ops of all kinds, decoded from random bytes. Most bytes are small, so that many
+/// ops are valid.
 fn any_ops() -> Vec<OperationIr> {
     let mut rng = Rng(1);
     let bytes = std::iter::repeat_with(|| {
@@ -109,7 +109,7 @@ fn large_op() -> OperationIr {
     OperationIr::Custom(CustomOpIr::new("large", &inputs, &[]))
 }
 
-/// Frames of ops: loops, loops with an exception, and ops of each kind.
+/// Returns frames of ops: loops, loops with an exception, and ops of each kind.
 fn op_frames() -> Vec<Vec<Vec<OperationIr>>> {
     let loops = |rounds: u64| (0..rounds).map(round).collect();
     let mut odd: Vec<_> = loops(8);
@@ -172,7 +172,7 @@ fn programs() -> Vec<Vec<u8>> {
     op_frames().into_iter().map(seed).collect()
 }
 
-/// The ops of a round, with the bytes of its upload.
+/// Returns the ops of an iteration, with the bytes of its upload.
 fn ops() -> Ops {
     let ops = round(0);
     let mut contents = Vec::new();
@@ -206,7 +206,7 @@ fn opened() -> Opened {
     }
 }
 
-/// The answer to a read, as a frame's body.
+/// Returns the body of a frame that replies to a read.
 fn value(content: tensor_value::Content) -> frame::Body {
     let tensor = TensorValue {
         r#type: Some(encode_type(&Shape::new([2, 3]), DType::F32)),
@@ -221,7 +221,7 @@ fn value(content: tensor_value::Content) -> frame::Body {
     })
 }
 
-/// One of each.
+/// Returns a body of each kind.
 fn bodies() -> Vec<frame::Body> {
     let bytes = Bytes::from_static(&[7; 24]);
     let poison = Poison {
@@ -258,7 +258,7 @@ fn bodies() -> Vec<frame::Body> {
     ]
 }
 
-/// Each body by itself, and all in one session.
+/// Returns inputs with each body alone, and one with all bodies in one session.
 fn conversations() -> Vec<Vec<u8>> {
     let framed = |seq: u64, body: frame::Body| {
         let frame = frames::encode(seq, seq.min(2), Some(body));

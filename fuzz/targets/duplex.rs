@@ -1,4 +1,4 @@
-//! Two ends of a session and a bad connection: see `tensord_fuzz::duplex`.
+//! Two ends of a session over a connection that fails: see `tensord_fuzz::duplex`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Ops there and back: see `tensord_fuzz::op_round_trip`.
+//! Ops, encoded and decoded again: see `tensord_fuzz::op_round_trip`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The program `execute`, as it is built.
+//! Tests of the program `execute` as a process.
 
 #![cfg(unix)]
 
@@ -9,16 +9,16 @@ fn execute(args: &[&str]) -> (Output, String) {
         .args(args)
         .output()
         .expect("the program starts");
-    let said = [&*run.stdout, b"\n", &*run.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    (run, said)
+    let output = [&*run.stdout, b"\n", &*run.stderr].concat();
+    let output = String::from_utf8_lossy(&output).into_owned();
+    (run, output)
 }
 
 #[test]
 fn a_run_with_guards_counts_ops_by_variant_and_finds_nothing() {
-    let (run, said) = execute(&["--ops", "20000", "--seed", "3", "--seconds", "60"]);
-    assert!(run.status.success(), "{said}");
-    let has = |words: &str| assert!(said.contains(words), "{words:?} is not in\n{said}");
+    let (run, output) = execute(&["--ops", "20000", "--seed", "3", "--seconds", "60"]);
+    assert!(run.status.success(), "{output}");
+    let has = |words: &str| assert!(output.contains(words), "{words:?} is not in\n{output}");
     has("seed 3, 1 threads, with guard pages");
     has("\nBaseBool.Select ");
     has("nothing found");
@@ -26,25 +26,25 @@ fn a_run_with_guards_counts_ops_by_variant_and_finds_nothing() {
 
 #[test]
 fn counts_that_are_required_and_not_reached_fail_the_run() {
-    let (run, said) = execute(&["--ops", "1", "--require-counts", "1000000"]);
-    assert_eq!(run.status.code(), Some(1), "{said}");
+    let (run, output) = execute(&["--ops", "1", "--require-counts", "1000000"]);
+    assert_eq!(run.status.code(), Some(1), "{output}");
     assert!(
-        said.contains("some variants ran too rarely (1000000 executions"),
-        "{said}"
+        output.contains("some variants ran too rarely (1000000 executions"),
+        "{output}"
     );
 }
 
 #[test]
 fn a_read_beyond_an_allocation_ends_the_run_and_names_the_session() {
     let args = ["--ops", "1", "--seed", "9", "--trip"];
-    let (run, said) = execute(&args);
-    assert_eq!(run.status.code(), Some(1), "{said}");
-    assert!(said.contains("SIGSEGV"), "{said}");
+    let (run, output) = execute(&args);
+    assert_eq!(run.status.code(), Some(1), "{output}");
+    assert!(output.contains("SIGSEGV"), "{output}");
     assert!(
-        said.contains("seed 9") && said.contains("--session 0x"),
-        "{said}"
+        output.contains("seed 9") && output.contains("--session 0x"),
+        "{output}"
     );
     let unguarded = [&args[..], &["--no-guard"]].concat();
-    let (run, said) = execute(&unguarded);
-    assert!(run.status.success(), "{said}");
+    let (run, output) = execute(&unguarded);
+    assert!(run.status.success(), "{output}");
 }

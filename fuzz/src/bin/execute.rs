@@ -1,8 +1,8 @@
-//! Ops of every variant, right and wrong, through decoder, rules, table and Flex: see
-//! `tensord_fuzz::execute`.
+//! Runs ops of every variant, valid and invalid, through decoder, rules, tensor table and
+//! Flex: see `tensord_fuzz::execute`.
 //!
-//! The work is done in a process of its own, which notes where it is: should it be killed,
-//! this one says at which op.
+//! A child process does the work and writes its current position to a file. If the child
+//! is killed, this process reports the op from that file.
 
 use std::{
     fs::File,
@@ -20,18 +20,18 @@ use tensord_fuzz::{
     guard,
 };
 
-/// From how long on an op is looked at, and given up.
+/// Time after which an op that has not ended is reported, and after which the run fails.
 const WARN_AFTER: Duration = Duration::from_secs(10);
 const GIVE_UP_AFTER: Duration = Duration::from_secs(120);
 
-/// Bytes of a thread's position: session, op, variant.
+/// Size of a thread's position in the file: session, op and variant, eight bytes each.
 const POSITION_BYTES: usize = 24;
 
-/// Names the file of positions to the process that does the work.
+/// Environment variable that gives the child process the path of the file of positions.
 const POSITIONS: &str = "TENSORD_FUZZ_POSITIONS";
 
-/// Feeds sessions on Flex with ops of every variant, right and wrong, until the time is
-/// over or all ops were made, and counts what became of them.
+/// Feeds sessions on Flex with valid and invalid ops of every variant, until the time is
+/// over or all ops were made, and counts the outcomes.
 #[derive(Debug, Clone, Parser)]
 struct Options {
     /// Seconds to run.
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has the work done by a process of its own.
+/// Starts a child process that does the work, and supervises it.
 fn watch(options: &Options) -> Result<(), String> {
     let io = |e: std::io::Error| e.to_string();
     let positions = std::env::temp_dir().join(format!("tensord-fuzz-{}", std::process::id()));
@@ -131,11 +131,11 @@ fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
             if i == seen.len() {
                 seen.push((position, now, false));
             }
-            let (last, since, is_told) = &mut seen[i];
+            let (last, since, is_reported) = &mut seen[i];
             if *last != position {
-                (*last, *since, *is_told) = (position, now, false);
-            } else if now - *since > WARN_AFTER && !*is_told {
-                *is_told = true;
+                (*last, *since, *is_reported) = (position, now, false);
+            } else if now - *since > WARN_AFTER && !*is_reported {
+                *is_reported = true;
                 let at = position.show(&templates);
                 eprintln!(
                     "fuzz: seed {}: an op has run for more than {WARN_AFTER:?}: {at}",
@@ -155,7 +155,7 @@ fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
     }
 }
 
-/// Where a thread is.
+/// The op that a thread is executing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Position {
     session: u64,
@@ -208,7 +208,7 @@ fn read(positions: &Path) -> Vec<Position> {
         .collect()
 }
 
-/// Does the work, in all threads.
+/// Runs sessions in all threads until the run is over, and prints the counts.
 fn work(options: &Options, positions: &Path) -> Result<(), String> {
     if !options.no_guard {
         guard::install()?;
@@ -257,7 +257,7 @@ fn work(options: &Options, positions: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs one session after the other.
+/// Runs the sessions of one thread, one after the other.
 fn sessions(
     options: &Options,
     thread: u64,
@@ -276,7 +276,7 @@ fn sessions(
             op,
             variant,
         };
-        // Without it a failure has no place, no more.
+        // If the write fails, a failure is reported without its position.
         let _ = file
             .seek(place)
             .and_then(|_| file.write_all(&position.bytes()));

@@ -1,12 +1,14 @@
-//! Ops of every variant, right and wrong, through decoder, rules, table and backend.
+//! Runs ops of every variant, valid and invalid, through decoder, rules, tensor table and
+//! backend.
 //!
-//! One seed gives one session: some variants, from ops as clients send them to what
-//! mutations make of them. An op that is executed may be mutated again, so that a session
-//! wanders away from where it began. At the end a few frames are spoilt byte by byte.
+//! One seed determines one session. A session uses some variants; it begins with ops as
+//! clients send them and mutates them. An op that was executed may be mutated again, so
+//! ops become less and less like the first ones. At the end a few frames are sent with
+//! random bytes changed.
 //!
-//! Asserted of every op: it is executed or it is a fault; what is executed made the shapes
-//! and dtypes that it declares; no code of tensord's panics. Asserted of every session: it
-//! gives back all the memory that it took.
+//! Asserted for every op: it is executed or becomes a fault; an executed op made the shapes
+//! and dtypes that it declares; tensord's own code does not panic. Asserted for every
+//! session: it returns all the memory that it took.
 
 mod mutate;
 mod panics;
@@ -35,22 +37,23 @@ use self::{
 };
 use crate::{frames, guard, seeds::Rng};
 
-/// Memory of the device: little, so that it is full now and then, and that no op takes long.
+/// Memory of the device. It is small, so that it is full at times and no op takes long.
 const CAPACITY_BYTES: u64 = 2 << 20;
 
-/// Variants of one session, and ops of it that are made for a variant.
+/// Number of variants in a session, and of ops that a session makes for them.
 const VARIANTS: usize = 16;
 const ROUNDS: usize = 768;
 
-/// Ops of a variant that a session has to go on from.
+/// Maximum number of executed ops of a variant that a session keeps for later mutations.
 const OPS_PER_VARIANT: usize = 12;
 
-/// Frames that are spoilt at the end of a session, at most.
+/// Maximum number of corrupted frames at the end of a session.
 const MAX_CORRUPTED_FRAMES: usize = 12;
 
-/// Where a session is: for whoever wants to know where it ended.
+/// Receives the position of a session, so that a failure can be located.
 pub trait Position {
-    /// Op number `op` of the session of `seed` has its turn, made for a variant.
+    /// Called before op number `op` of the session with `seed` runs. The op was made for
+    /// `variant`.
     fn at(&mut self, seed: u64, op: u64, variant: usize);
 }
 
@@ -60,18 +63,18 @@ impl<F: FnMut(u64, u64, usize)> Position for F {
     }
 }
 
-/// The seed of session `number` of a run.
+/// Returns the seed of session `number` of a run.
 pub fn session_seed(run: u64, number: u64) -> u64 {
     let mut rng = Rng(run ^ number.wrapping_mul(0xd134_2543_de82_ef95));
     rng.next();
     rng.next()
 }
 
-/// Runs the session of `seed`, and counts what became of its ops.
+/// Runs the session with `seed`, and counts the outcomes of its ops.
 ///
 /// # Errors
 ///
-/// What must not be, and at which op.
+/// When an assertion fails; the message names the op.
 pub fn run(
     seed: u64,
     templates: &Templates,
@@ -115,14 +118,14 @@ struct Program<'a> {
     ops: u64,
     rng: Rng,
     tensor_pool: TensorPool,
-    /// What the next frame drops.
+    /// Tensors that the next frame drops.
     left: Vec<TensorIr>,
     templates: &'a Templates,
     report: &'a mut Report,
     position: &'a mut dyn Position,
 }
 
-/// Ops of a variant to go on from.
+/// Ops of a variant that the next mutations start from.
 struct VariantOps {
     variant: usize,
     ops: Vec<OperationIr>,
@@ -145,7 +148,8 @@ impl Program<'_> {
         self.corrupt(&last.unwrap_or_default())
     }
 
-    /// An op with the inputs that it needs. Gives the frame's body.
+    /// Makes an op, mostly mutated, and sends it with ops that make its inputs. Returns the
+    /// frame's body.
     fn round(&mut self, line: &mut VariantOps) -> Result<Ops, String> {
         let which = self.rng.below(line.ops.len());
         let mut op = line.ops[which].clone();
@@ -163,7 +167,7 @@ impl Program<'_> {
         match op {
             OperationIr::Init(init) => {
                 let bytes = tensor_bytes(&init.out.shape, init.out.dtype);
-                // One that says more than it brings would end the session.
+                // An upload that declares more bytes than it brings would end the session.
                 if bytes.is_none_or(|bytes| bytes > MAX_BYTES) {
                     return Ok(Ops::default());
                 }
@@ -214,7 +218,7 @@ impl Program<'_> {
                     Some(any) => any.id,
                     None => tensor_pool.id(),
                 },
-                // One that never was.
+                // An id that was never used.
                 (2, false) => tensor_pool.id(),
                 (_, true) => tensor_pool.id(),
                 (_, false) => {
@@ -253,7 +257,7 @@ impl Program<'_> {
         caught(|| guard::with_guards(|| session.receive(frame.into())))?
     }
 
-    /// One turn. Gives what became of the op that had it.
+    /// Executes one step of the session, and returns the outcome of its op.
     fn step(
         &mut self,
         variant: usize,
@@ -280,7 +284,7 @@ impl Program<'_> {
         Ok(Some(done.outcome))
     }
 
-    /// Has the session do what is left of a frame.
+    /// Executes the remaining steps of a frame.
     fn idle(&mut self, variant: usize) -> Result<(), String> {
         for _ in 0..8 {
             if self.session_is_idle(variant)? {
@@ -297,7 +301,7 @@ impl Program<'_> {
         Ok(matches!(stepped, StepOutcome::Idle))
     }
 
-    /// Notes what is there after `op`, and what is to be dropped.
+    /// Records which tensors exist after `op`, and which the next frame drops.
     fn settle(&mut self, op: &OperationIr, executed: bool) {
         for input in op.inputs() {
             if input.status == TensorStatus::ReadWrite {
@@ -310,7 +314,7 @@ impl Program<'_> {
                 ..out.clone()
             };
             let bytes = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
-            // Now and then one without a value is left to be read.
+            // A few outputs without a value are kept, so that later ops read them.
             let keep = match executed {
                 true => bytes <= MAX_BYTES,
                 false => self.rng.below(48) == 0,
@@ -322,8 +326,8 @@ impl Program<'_> {
         }
     }
 
-    /// Sends the last frame again with a few bytes changed, until one is refused as a
-    /// whole: no session goes on after that.
+    /// Sends the last frame again with a few bytes changed, until the session refuses one
+    /// as a whole, after which no session continues.
     fn corrupt(&mut self, last: &Ops) -> Result<(), String> {
         for _ in 0..MAX_CORRUPTED_FRAMES {
             self.frames += 1;
@@ -358,7 +362,8 @@ impl Program<'_> {
         Ok(())
     }
 
-    /// Carries out what a spoilt frame holds. False: the session cannot go on.
+    /// Executes the ops of a corrupted frame. Returns `false` if the session cannot
+    /// continue.
     fn finish_corrupted(&mut self) -> Result<bool, String> {
         // A frame of a few bytes may stand for many ops.
         for _ in 0..10_000 {
@@ -383,7 +388,7 @@ impl Program<'_> {
     }
 }
 
-/// Whether an op is a good place to go on from.
+/// Returns whether an op is small enough to be kept for later mutations.
 fn is_small(op: &OperationIr) -> bool {
     let is_small = |tensor: &TensorIr| {
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype);
@@ -406,7 +411,7 @@ fn corrupt_bytes(bytes: &mut [u8], rng: &mut Rng) {
     }
 }
 
-/// Visits the tensors of an op, to change them.
+/// Calls `visit` with each tensor of an op.
 pub(crate) fn each_tensor(op: &mut OperationIr, visit: impl FnMut(&mut TensorIr)) {
     struct Visit<F>(F);
     impl<F: FnMut(&mut TensorIr)> IrVisitorMut for Visit<F> {
@@ -417,7 +422,7 @@ pub(crate) fn each_tensor(op: &mut OperationIr, visit: impl FnMut(&mut TensorIr)
     op.visit_mut(&mut Visit(visit));
 }
 
-/// The op that the template of custom ops calls.
+/// The custom op that the template for custom ops calls.
 #[derive(Clone)]
 struct Negate;
 

@@ -1,7 +1,7 @@
-//! Makes an op wrong, or just different.
+//! Changes an op, so that it becomes invalid or just different.
 //!
-//! Tensors, scalars and ranges are changed where they are; everything else that an op says
-//! is changed in its bytes, by which no argument of any variant is left out.
+//! Tensors, scalars and ranges are changed in place. All other arguments are changed in the
+//! op's serialized bytes, so no argument of any variant is left out.
 
 use burn_backend::{BoolStore, DType, Shape, Slice};
 use burn_ir::{IrVisitorMut, OperationIr, ScalarIr, TensorIr};
@@ -9,10 +9,10 @@ use burn_ir::{IrVisitorMut, OperationIr, ScalarIr, TensorIr};
 use super::each_tensor;
 use crate::seeds::Rng;
 
-/// Dims to try: around what kernels have as the size of a block.
+/// Dims to try: the sizes of kernels' blocks, and their neighbours.
 const DIMS: [usize; 14] = [0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64];
 
-/// Dims that must not be believed.
+/// Dims that no tensor can have.
 const HUGE: [usize; 8] = [
     1 << 16,
     1 << 31,
@@ -62,12 +62,12 @@ const SCALARS: [ScalarIr; 14] = [
 
 const BOUNDS: [isize; 8] = [0, 1, -1, 2, -3, 9, isize::MIN, isize::MAX];
 
-/// One of `all`.
+/// Returns an element of `all`.
 fn one_of<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
     all[rng.below(all.len())]
 }
 
-/// Changes `op` at one place, or at all places that have the same there.
+/// Changes one property of `op`: of one tensor, or of all tensors that share its value.
 pub(super) fn mutate(op: &mut OperationIr, rng: &mut Rng) {
     match rng.below(16) {
         0..=4 => dim(op, rng),
@@ -85,7 +85,7 @@ fn tensors(op: &mut OperationIr) -> Vec<TensorIr> {
     tensors
 }
 
-/// One of the tensors of `op`, by its number.
+/// Returns a random tensor of `op` and its index.
 fn pick(op: &mut OperationIr, rng: &mut Rng) -> Option<(usize, TensorIr)> {
     let mut tensors = tensors(op);
     if tensors.is_empty() {
@@ -95,7 +95,7 @@ fn pick(op: &mut OperationIr, rng: &mut Rng) -> Option<(usize, TensorIr)> {
     Some((at, tensors.swap_remove(at)))
 }
 
-/// Changes the tensors of `op` that `change` is to change: number `at`, or all.
+/// Calls `change` with tensor number `at` of `op`, or with all tensors if `at` is `None`.
 fn change(op: &mut OperationIr, at: Option<usize>, mut change: impl FnMut(&mut TensorIr)) {
     let mut number = 0;
     each_tensor(op, |tensor| {
@@ -106,7 +106,8 @@ fn change(op: &mut OperationIr, at: Option<usize>, mut change: impl FnMut(&mut T
     });
 }
 
-/// All of them mostly, so that what is changed fits again.
+/// Returns `None` (all tensors) two times in three, so that the changed op often is
+/// consistent again.
 fn scope(at: usize, rng: &mut Rng) -> Option<usize> {
     (rng.below(3) == 0).then_some(at)
 }
@@ -153,7 +154,7 @@ fn dtype(op: &mut OperationIr, rng: &mut Rng) {
     });
 }
 
-/// Another number of dims, or another order.
+/// Changes the number of dims, or their order.
 fn rank(op: &mut OperationIr, rng: &mut Rng) {
     let Some((at, _)) = pick(op, rng) else {
         return;
@@ -172,7 +173,7 @@ fn rank(op: &mut OperationIr, rng: &mut Rng) {
     });
 }
 
-/// Changes every scalar, and one range in two.
+/// Changes every scalar, or one range in two.
 struct Arguments<'a> {
     rng: &'a mut Rng,
     scalars: bool,
@@ -211,14 +212,14 @@ fn range(op: &mut OperationIr, rng: &mut Rng) {
     });
 }
 
-/// Another byte, or another number in the place of a small one.
+/// Changes a byte of the serialized op, or replaces it with a large number.
 fn argument(op: &mut OperationIr, rng: &mut Rng) {
     let bytes = postcard::to_stdvec(&*op).expect("ops serialize without failing");
-    // The first bytes are the variant.
+    // The first two bytes are the variant.
     if bytes.len() < 3 {
         return;
     }
-    // Some changes leave no op.
+    // Some changes give bytes that are no op.
     for _ in 0..4 {
         let at = 2 + rng.below(bytes.len() - 2);
         let mut changed = bytes.clone();

@@ -1,4 +1,4 @@
-//! Panics: those of a backend are faults of ops, those of tensord's own code are bugs.
+//! Panics. A backend's panic is a fault of an op; a panic in tensord's own code is a bug.
 
 use std::{
     cell::RefCell,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::guard;
 
-/// Runs `work`; a panic is an error here, as a session must not panic whatever comes.
+/// Runs `work`, and returns a panic as an error, as a session must not panic on any input.
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| {
         let about = PANIC.take().map(|(_, panic)| panic);
@@ -21,7 +21,7 @@ thread_local! {
     static PANIC: RefCell<Option<(bool, String)>> = const { RefCell::new(None) };
 }
 
-/// The panic of this thread since this was asked last, if it was in tensord's own code.
+/// Returns this thread's panic since the last call, if it was in tensord's own code.
 pub(super) fn take_own_panic() -> Option<String> {
     PANIC
         .take()
@@ -29,7 +29,8 @@ pub(super) fn take_own_panic() -> Option<String> {
         .map(|(_, panic)| panic)
 }
 
-/// Has panics noted instead of printed: backends panic at what they cannot do.
+/// Installs a hook that records panics instead of printing them, as backends panic on ops
+/// that they do not support.
 pub(super) fn install_panic_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -44,7 +45,7 @@ pub(super) fn install_panic_hook() {
             let payload = panic.payload();
             let text = payload.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
-            // Those that say that a backend or a custom op made what was not declared.
+            // Messages about outputs that a backend or a custom op made otherwise than declared.
             let expected_messages = ["the custom op returned", "the backend returned"];
             let is_expected = text.is_some_and(|text| {
                 expected_messages
@@ -52,7 +53,7 @@ pub(super) fn install_panic_hook() {
                     .any(|prefix| text.starts_with(prefix))
             });
             let is_own = is_ours && !is_expected;
-            // Of several the first of tensord's own counts.
+            // The first panic in tensord's own code is kept.
             if is_own || PANIC.with_borrow(|last| !matches!(last, Some((true, _)))) {
                 PANIC.set(Some((is_own, panic.to_string())));
             }

@@ -1,4 +1,4 @@
-//! What became of the ops, counted by variant.
+//! Counts of the ops' outcomes, by variant.
 
 use std::fmt;
 
@@ -7,32 +7,33 @@ use tensord_worker::testing::OpOutcome;
 
 use super::templates::{NEVER_EXECUTED, NEVER_REFUSED, Templates};
 
-/// Of one variant.
+/// Counts of one variant.
 #[derive(Debug, Clone, Copy, Default)]
 struct Count {
     executed: u64,
-    /// Because of a rule.
+    /// Refused by a rule.
     refused: u64,
-    /// Because the backend panicked, which the session outlives.
+    /// Failed because the backend panicked, which does not end the session.
     panicked: u64,
+    /// Not executed because an input was poisoned.
     poisoned: u64,
 }
 
-/// What became of the ops of a run.
+/// Counts of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     counts: Vec<Count>,
     names: Vec<String>,
     /// Sessions that were closed.
     pub sessions: u64,
-    /// Frames that were spoilt, and were refused as a whole.
+    /// Corrupted frames that were refused as a whole.
     pub frames_refused: u64,
-    /// Frames that were spoilt, and held ops all the same.
+    /// Corrupted frames that the decoder accepted.
     pub frames_taken: u64,
 }
 
 impl Report {
-    /// Nothing yet.
+    /// Creates a report in which all counts are 0.
     pub fn new(templates: &Templates) -> Self {
         let names = (0..templates.len()).map(|i| templates.get(i).0.to_string());
         Self {
@@ -52,7 +53,7 @@ impl Report {
         }
     }
 
-    /// Adds what another thread counted.
+    /// Adds the counts of another report.
     pub fn add(&mut self, other: &Self) {
         for (count, other) in self.counts.iter_mut().zip(&other.counts) {
             count.executed += other.executed;
@@ -65,13 +66,13 @@ impl Report {
         self.frames_taken += other.frames_taken;
     }
 
-    /// Ops that had their turn.
+    /// Returns the number of ops with an outcome.
     pub fn ops(&self) -> u64 {
         let sum = |c: &Count| c.executed + c.refused + c.panicked + c.poisoned;
         self.counts.iter().map(sum).sum()
     }
 
-    /// Variants that were not executed, or not refused, `least` times.
+    /// Returns a line for each variant that was executed or refused fewer than `least` times.
     pub fn undertested_variants(&self, least: u64) -> Vec<String> {
         let mut lacks = Vec::new();
         for (name, count) in self.names.iter().zip(&self.counts) {
@@ -87,7 +88,8 @@ impl Report {
         lacks
     }
 
-    /// The fewest times that any variant was executed, and refused, of those that can be.
+    /// Returns the smallest number of executions and of refusals of a variant, without the
+    /// variants that cannot be executed or refused.
     pub fn minimum_counts(&self) -> (u64, u64) {
         let all = || self.names.iter().zip(&self.counts);
         let executed = all().filter(|(name, _)| !NEVER_EXECUTED.contains(&name.as_str()));

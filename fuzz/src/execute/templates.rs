@@ -1,4 +1,4 @@
-//! What the fuzzer begins with: an op of each variant.
+//! An op of each variant, with which the fuzzer begins.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use burn_std::quantization::QuantScheme;
 use tensord_proto::codec::OpName;
 use tensord_worker::testing::sample_ops;
 
-/// Variants that are refused whatever they say: no client sends them, and the last Flex
-/// does not have, which clients know.
+/// Variants that are always refused. No client sends them; the last one is missing in Flex,
+/// which clients know from the device's profile.
 pub const NEVER_EXECUTED: [&str; 8] = [
     "BaseInt.Cast",
     "BaseBool.Cast",
@@ -25,10 +25,10 @@ pub const NEVER_EXECUTED: [&str; 8] = [
     "Module.CtcLossBackward",
 ];
 
-/// Variants that say nothing that could be wrong.
+/// Variants without arguments, which cannot be invalid.
 pub const NEVER_REFUSED: [&str; 1] = ["Distributed.SyncCollective"];
 
-/// An op of each variant, by its name.
+/// An op of each variant, with its name.
 pub struct Templates {
     ops: Vec<(OpName, OperationIr)>,
     numbers: BTreeMap<OpName, usize>,
@@ -61,28 +61,28 @@ impl Default for Templates {
 }
 
 impl Templates {
-    /// How many there are.
+    /// Returns the number of templates.
     pub fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no templates.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// The number of a variant.
+    /// Returns the number of a variant.
     pub fn number(&self, name: OpName) -> Option<usize> {
         self.numbers.get(&name).copied()
     }
 
-    /// The name and the op of a variant.
+    /// Returns the name and the op of a variant.
     pub fn get(&self, number: usize) -> &(OpName, OperationIr) {
         &self.ops[number]
     }
 }
 
-/// An op in families where no client uses it.
+/// Returns `op` in those other families of the IR in which no client uses it.
 fn elsewhere(op: &OperationIr) -> Vec<OperationIr> {
     use BaseOperationIr as Base;
     match op {

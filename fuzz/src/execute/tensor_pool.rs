@@ -13,13 +13,13 @@ use tensord_proto::{
 
 use crate::seeds::Rng;
 
-/// Bytes of a tensor that is kept or made as an input, at most.
+/// Maximum size in bytes of a tensor that is kept or made as an input.
 pub(super) const MAX_BYTES: usize = 8 << 10;
 
-/// Tensors that are kept for ops to come.
+/// Maximum number of tensors that are kept for later ops.
 const MAX_KEPT: usize = 96;
 
-/// Ops of a frame, with the bytes of the uploads among them.
+/// The ops of a frame, and the bytes of the uploads among them.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) ops: Vec<OperationIr>,
@@ -36,7 +36,7 @@ impl Batch {
     }
 }
 
-/// The tensors that there are, as far as the program knows.
+/// The tensors that exist in the session, as far as the program knows.
 #[derive(Default)]
 pub(super) struct TensorPool {
     live: Vec<TensorIr>,
@@ -49,7 +49,7 @@ impl TensorPool {
         TensorId::new(self.ids)
     }
 
-    /// A tensor that is there, of any type.
+    /// Returns an existing tensor of any type.
     pub(super) fn any(&self, rng: &mut Rng) -> Option<&TensorIr> {
         match self.live.len() {
             0 => None,
@@ -57,7 +57,7 @@ impl TensorPool {
         }
     }
 
-    /// Notes a tensor that is there, and drops another where there are many.
+    /// Records a tensor. Returns another one to drop if there are too many.
     pub(super) fn keep(&mut self, tensor: TensorIr, rng: &mut Rng) -> Option<TensorIr> {
         self.live.push(tensor);
         (self.live.len() > MAX_KEPT).then(|| {
@@ -70,8 +70,8 @@ impl TensorPool {
         self.live.retain(|tensor| tensor.id != id);
     }
 
-    /// A tensor of this type that is there, or one that `batch` makes. None: it would be
-    /// large.
+    /// Returns an existing tensor of this type, or a new one that `batch` then makes.
+    /// Returns `None` if a new one would be too large.
     pub(super) fn find(
         &mut self,
         shape: &Shape,
@@ -129,7 +129,7 @@ impl TensorPool {
     }
 }
 
-/// How a tensor shows another.
+/// How a tensor is a view of another.
 enum View {
     Swap(usize, usize),
     Slice(usize),
@@ -137,7 +137,8 @@ enum View {
     Expand,
 }
 
-/// What `out` may be a view of, so that kernels meet all kinds of strides and offsets.
+/// Returns the shape of a tensor of which `out` may be a view, and the kind of view, so that
+/// kernels get all kinds of strides and offsets.
 fn view(out: &TensorIr, rng: &mut Rng) -> Option<(Shape, View)> {
     let mut dims = out.shape.as_slice().to_vec();
     if dims.is_empty() || rng.below(2) == 0 {
@@ -151,7 +152,7 @@ fn view(out: &TensorIr, rng: &mut Rng) -> Option<(Shape, View)> {
             View::Swap(axis, other)
         }
         1 => {
-            // Where another dim is 0, this one may have any size.
+            // If another dim is 0, this one may have any size.
             let whole = dims[axis].checked_add(3);
             dims[axis] = whole.filter(|&dim| isize::try_from(dim).is_ok())?;
             View::Slice(axis)
@@ -201,8 +202,8 @@ fn shown(view: View, input: TensorIr, out: TensorIr) -> OperationIr {
     }
 }
 
-/// Bytes for a tensor: of indices, mostly such as are within small dims, sometimes far
-/// outside; of floats, sometimes what is no number.
+/// Returns bytes for a tensor. Indices are mostly within small dims and sometimes far
+/// outside; floats are sometimes NaN or infinite.
 pub(super) fn contents(tensor: &TensorIr, rng: &mut Rng) -> Vec<u8> {
     let size = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(0);
     let width = tensor.dtype.size().max(1);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A few thousand ops; `src/bin/execute.rs` runs for longer.
+/// Runs some 30,000 ops; `src/bin/execute.rs` runs for longer.
 #[test]
 fn sessions_with_ops_of_every_kind_keep_the_invariants() {
     let templates = Templates::default();

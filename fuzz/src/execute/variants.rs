@@ -1,5 +1,5 @@
-//! The variants of Burn's ops, asked of their deserialization: a variant that Burn adds is
-//! in the list without anybody's doing.
+//! The variants of Burn's ops, read from their `Deserialize` implementations, so that a
+//! variant that Burn adds appears in the list without a change here.
 
 use burn_ir::OperationIr;
 use serde::{
@@ -14,7 +14,8 @@ use serde::{
 
 type Names = &'static [&'static str];
 
-/// The names of all variants, as [`OpName`](tensord_proto::codec::OpName) writes them.
+/// Returns the names of all variants, as [`OpName`](tensord_proto::codec::OpName) prints
+/// them.
 pub fn names() -> Vec<String> {
     let families = list(None);
     let families = families.outer.unwrap_or_default();
@@ -28,17 +29,17 @@ pub fn names() -> Vec<String> {
     ops.collect::<Vec<_>>().concat()
 }
 
-/// What was found out on the way.
+/// The lists of variant names that the deserializers were given.
 #[derive(Default)]
 struct Found {
     outer: Option<Names>,
     inner: Option<Names>,
 }
 
-/// Begins to deserialize an op of a family.
+/// Deserializes an op of a family until the names of its variants are known.
 fn list(family: Option<usize>) -> Found {
     let mut found = Found::default();
-    // The error is how it is cut short.
+    // Deserialization always ends with the error of `stop`.
     let _ = OperationIr::deserialize(Outer {
         family,
         found: &mut found,
@@ -46,7 +47,7 @@ fn list(family: Option<usize>) -> Found {
     found
 }
 
-/// Cuts it short.
+/// Returns the error that ends the deserialization.
 fn stop<T>() -> Result<T, Error> {
     Err(Error::custom("the variants are known"))
 }
@@ -56,7 +57,7 @@ struct Outer<'a> {
     found: &'a mut Found,
 }
 
-/// Methods for what is no enum.
+/// Methods for types that are no enum, which all end the deserialization.
 macro_rules! no_enum {
     () => {
         forward_to_deserialize_any! {
