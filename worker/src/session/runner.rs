@@ -1,206 +1,94 @@
 //! Executes one session's work in order, one piece at a time.
 //!
-//! - `schedule`: decides what is executed when, and decodes work ahead; `deferred` has
-//!   the work that waits.
-//! - `collective_requests`: all-reduces and transfers. An all-reduce that is decoded
-//!   ahead and whose tensor has a value begins at once, and runs while the ops before it
-//!   are executed.
-//! - `reading`: reads values, and holds their memory until they are sent.
-//! - `upload`: makes tensors of bytes from the client.
+//! - `plan`: decodes work ahead, and has it until its turn.
+//! - `deferred`: work that waits for values.
+//! - `interpreter`: executes an op, read or sync on the session's `tensors`, and makes a
+//!   `fault` of every failure.
+//! - `collectives`: all-reduces and transfers, with their order, the results in flight and
+//!   the requests to peers.
+//!
+//! Work is executed as received, except for work that needs a pending value. That work is
+//! deferred, with all work that depends on it, and the rest is executed. So the optimiser's
+//! ops for one parameter run while the gradients of others are still being reduced. And
+//! ranks may reach their collectives in different orders, which happens when several threads
+//! of a program record into one stream: if all work waited for the first collective, two
+//! sessions could deadlock. The reordering changes timing only. A tensor is made before it
+//! is used, and consumed after its other uses. Ops that draw random numbers need no tensor,
+//! so they are never deferred.
 //!
 //! One thread uses a runner at a time, usually the device's executor. Every failure of an
-//! op ends here as a [`Fault`]: a refusal of the dataflow table, an error or a panic of
+//! op ends here as a fault: a refusal of the dataflow table, an error or a panic of
 //! the backend. Only bytes that break the protocol end the session.
 
-mod collective_requests;
+mod all_reduce_order;
+mod collectives;
 mod deferred;
-#[cfg(feature = "testing")]
-mod outcome_recorder;
-mod reading;
-mod schedule;
+mod fault;
+mod in_flight;
+mod interpreter;
+mod outcome;
+mod plan;
+mod requests;
+mod tensors;
 #[cfg(test)]
 mod tests;
-mod upload;
+mod work;
 
-use std::{
-    collections::{HashMap, VecDeque},
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use burn_backend::{ExecutionError, TensorData};
-use burn_ir::{
-    AllReduceOpIr, BaseOperationIr, DeviceIdIr, DistributedOperationIr, FloatOperationIr,
-    NumericOperationIr, OperationIr, TensorId, TensorIr,
-};
-use burn_std::future::DynFut;
+use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
-use tensord_proto::{
-    codec::{OpDecoder, OpName},
-    v1::{Fault, FaultKind},
-};
+use tensord_proto::codec::CodecError;
 
 #[cfg(feature = "testing")]
-pub(crate) use self::outcome_recorder::RecordedOutcome;
+pub(crate) use self::outcome::RecordedOutcome;
 use self::{
-    collective_requests::{EarlyAllReduce, InFlightResult},
+    all_reduce_order::all_reduce,
+    collectives::Collectives,
     deferred::Deferred,
-    schedule::Plan,
+    interpreter::Interpreter,
+    plan::{PlanQueue, Planned, Task, TaskKind},
 };
 pub(crate) use self::{
-    collective_requests::{LeaseMembership, Request},
-    schedule::Step,
+    collectives::LeaseMembership,
+    requests::Request,
+    work::{Reply, Work},
 };
-use super::{
-    dataflow::{Dataflow, Refusal},
-    uploads::Uploads,
-};
+use super::uploads::{Payload, Uploads};
 use crate::{
-    backend::{TensorStore, panic_message},
-    collective::Capability,
-    memory::SessionMemory,
-    op_check,
-    op_progress::OpProgress,
+    backend::TensorStore, collective::Outcome, memory::SessionMemory, op_progress::OpProgress,
 };
 
-/// Maximum number of faults kept for syncs to report. Without a limit, a program that
-/// never reads or syncs would accumulate them.
-const MAX_UNREPORTED: usize = 64;
+/// Maximum number of deferred tasks and syncs. At the limit all other work waits.
+const MAX_DEFERRED: usize = 8192;
 
-/// Maximum bytes of the reason of a fault that is created here: a backend's error may
-/// have the source of a whole kernel.
-const REASON_BYTES: usize = 16 << 10;
-
-/// A piece of work, as received from the client.
-pub(crate) enum Work {
-    Ops {
-        count: u32,
-        encoded: Bytes,
-        contents: Bytes,
-    },
-    Poison {
-        id: TensorId,
-        fault: Fault,
-    },
-    Alias {
-        id: TensorId,
-        source: TensorId,
-    },
-    Read {
-        request: u64,
-        tensor: TensorIr,
-    },
-    Sync {
-        request: u64,
-    },
-    Seed(u64),
-    Offer {
-        tensor: TensorIr,
-        capability: Capability,
-        to: u32,
-    },
-    Take {
-        out: TensorIr,
-        capability: Capability,
-        from: u32,
-    },
+/// The outcome of one step.
+pub(crate) enum Step {
+    /// Work was executed or deferred. Has the bytes of credit that it returns, and the
+    /// reply to the client.
+    Ran(usize, Option<Reply>),
+    /// The next op is an upload whose bytes are in the next payload.
+    NeedsPayload,
+    /// No work can be executed until a value arrives.
+    NeedsOutcome,
+    /// There is no work.
+    Idle,
+    /// The client closed the session, and all work is done.
+    Closed,
 }
 
-/// A reply to the client.
-pub(crate) enum Reply {
-    Value {
-        request: u64,
-        result: Result<TensorData, Arc<Fault>>,
-    },
-    /// The device is still reading the value, which the future returns.
-    InFlight {
-        request: u64,
-        /// Bytes of host memory that the value takes once it is read.
-        bytes: usize,
-        read: DynFut<Result<TensorData, ExecutionError>>,
-        context: FaultContext,
-    },
-    Synced {
-        request: u64,
-        fault: Option<Arc<Fault>>,
-    },
-}
-
-/// The op and worker that a fault names.
-#[derive(Debug, Clone)]
-pub(crate) struct FaultContext {
-    op_number: u64,
-    op_name: OpName,
-    op_progress: Arc<OpProgress>,
-}
-
-impl FaultContext {
-    pub(crate) fn fault(&self, kind: FaultKind, reason: impl Into<String>) -> Arc<Fault> {
-        if matches!(kind, FaultKind::Backend | FaultKind::Panic) {
-            self.op_progress.signals.record_failure();
-        }
-        let mut reason = reason.into();
-        reason.truncate(reason.floor_char_boundary(REASON_BYTES));
-        reason.shrink_to_fit();
-        Arc::new(Fault {
-            kind: kind.into(),
-            op_number: self.op_number,
-            op_name: self.op_name.to_string(),
-            worker: self.op_progress.signals.worker.to_string(),
-            reason,
-        })
-    }
-}
-
+/// The state of a session that its work reads and changes.
 pub(crate) struct Runner {
-    backend: Box<dyn TensorStore>,
-    flow: Dataflow,
-    decoder: OpDecoder,
-    /// Records the op that is being executed.
-    op_progress: Arc<OpProgress>,
-    /// Decoded work, with the bytes of credit that each piece returns.
-    plans: VecDeque<(Plan, usize)>,
-    /// Number of ops and other pieces of work in `plans`.
-    planned_ops: usize,
-    /// Work that waits for values.
+    plans: PlanQueue,
     deferred: Deferred,
+    interpreter: Interpreter,
+    collectives: Collectives,
     uploads: Uploads,
-    /// The upload that waits for its payload, and the slot to keep the payload in, if
-    /// any.
-    awaited_upload: Option<(TensorIr, Option<u32>)>,
-    membership: LeaseMembership,
-    /// Decoded all-reduces that have not begun, in order, by group.
-    decoded_all_reduces: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
-    /// All-reduces that have begun but whose turn has not come, by output.
-    early_all_reduces: HashMap<TensorId, EarlyAllReduce>,
-    /// Results in flight, by ticket.
-    in_flight: HashMap<u64, InFlightResult>,
-    /// Requests to peers that have not been passed on.
-    requests: Vec<Request>,
-    /// Bytes of the all-reduces in `requests`.
-    bucket_bytes: usize,
-    /// Whether `requests` must be passed on without waiting for more.
-    flush_requests: bool,
-    last_ticket: u64,
-    /// Number of ops whose turn has come.
-    ops_seen: u64,
-    /// Number of the current op, or of the last one.
-    op_number: u64,
-    seed: u64,
-    /// Number of random ops since the seed was set. An op's numbers depend on the seed
-    /// and this count alone, so a replay draws the same numbers, and so does a program
-    /// that runs again, whatever its other ops.
-    draws: u64,
-    /// Faults that no reply has reported, oldest first.
-    unreported: VecDeque<Arc<Fault>>,
-    /// Outcome of the current op, or of the last one.
-    #[cfg(feature = "testing")]
-    last_outcome: Option<RecordedOutcome>,
 }
 
 impl Runner {
     pub(crate) fn new(
-        backend: Box<dyn TensorStore>,
+        store: Box<dyn TensorStore>,
         memory: SessionMemory,
         op_progress: Arc<OpProgress>,
         seed: u64,
@@ -208,30 +96,11 @@ impl Runner {
         membership: LeaseMembership,
     ) -> Self {
         Self {
-            backend,
-            flow: Dataflow::new(memory),
-            decoder: OpDecoder::default(),
-            op_progress,
-            plans: VecDeque::new(),
-            planned_ops: 0,
+            plans: PlanQueue::default(),
             deferred: Deferred::default(),
+            interpreter: Interpreter::new(store, memory, op_progress, seed),
+            collectives: Collectives::new(membership),
             uploads,
-            awaited_upload: None,
-            membership,
-            decoded_all_reduces: HashMap::new(),
-            early_all_reduces: HashMap::new(),
-            in_flight: HashMap::new(),
-            requests: Vec::new(),
-            bucket_bytes: 0,
-            flush_requests: false,
-            last_ticket: 0,
-            ops_seen: 0,
-            op_number: 0,
-            seed,
-            draws: 0,
-            unreported: VecDeque::new(),
-            #[cfg(feature = "testing")]
-            last_outcome: None,
         }
     }
 
@@ -240,202 +109,301 @@ impl Runner {
         self.uploads.into_kept()
     }
 
+    /// Returns the number of ops whose turn has come.
+    pub(crate) fn ops_seen(&self) -> u64 {
+        self.plans.ops_seen()
+    }
+
+    /// Returns whether more work may be decoded ahead.
+    pub(crate) fn has_room(&self) -> bool {
+        self.plans.has_room()
+    }
+
+    /// Decodes and queues the next piece of work, which returns `credit` bytes when done.
+    pub(crate) fn plan(&mut self, work: Work, credit: usize) -> Result<(), CodecError> {
+        let collectives = &mut self.collectives;
+        self.plans
+            .push(work, credit, |ops| collectives.record(ops))?;
+        self.begin_ready_all_reduces();
+        Ok(())
+    }
+
+    /// Queues the end of the session behind all planned work.
+    pub(crate) fn plan_close(&mut self) {
+        self.plans.push_close();
+    }
+
+    /// Returns whether the next step may have a reply to the client.
+    pub(crate) fn replies_next(&self) -> bool {
+        match self.deferred.peek_ready() {
+            Some(task) => matches!(task.kind, TaskKind::Other(_)),
+            None => self.plans.is_other_next(),
+        }
+    }
+
+    /// Returns whether no work must be done before `tensors` are read, and their values
+    /// are small and in host memory.
+    pub(crate) fn can_read_at_once(&mut self, tensors: &[TensorIr]) -> bool {
+        self.plans.is_empty()
+            && self.deferred.is_empty()
+            && self.collectives.is_idle()
+            && self.interpreter.tensors.can_read_directly(tensors)
+    }
+
+    /// Returns the requests to pass on to peers. Unless `all` is true, they are held back
+    /// until a bucket is full or one of them is urgent.
+    pub(crate) fn take_requests(&mut self, all: bool) -> Vec<Request> {
+        self.collectives.take_requests(all)
+    }
+
+    /// Processes the outcome of a request that arrived under `ticket`.
+    pub(crate) fn on_outcome(&mut self, ticket: u64, outcome: Outcome) {
+        let settled = self
+            .collectives
+            .on_outcome(&mut self.interpreter, ticket, outcome);
+        if let Some(id) = settled {
+            self.on_settled(id);
+        }
+    }
+
+    /// Executes or defers an op or another piece of work.
+    pub(crate) fn step(&mut self) -> Result<Step, CodecError> {
+        if self.uploads.awaits_payload() {
+            return Ok(Step::NeedsPayload);
+        }
+        if let Some(step) = self.run_ready_deferred() {
+            return Ok(step);
+        }
+        if self.deferred.len() >= MAX_DEFERRED || self.collectives.is_full() {
+            self.collectives.flush();
+            return Ok(Step::NeedsOutcome);
+        }
+        loop {
+            return match self.plans.next() {
+                None => Ok(Step::Idle),
+                Some(Planned::FrameBegin(contents)) => {
+                    self.uploads.begin(contents);
+                    continue;
+                }
+                Some(Planned::Op(op, number)) => self.next_op(op, number),
+                Some(Planned::FrameEnd(credit)) => {
+                    self.uploads.finish()?;
+                    Ok(Step::Ran(credit, None))
+                }
+                Some(Planned::Other(task, credit)) => Ok(self.run_or_defer(task, credit)),
+                // Deferred work is executed first.
+                Some(Planned::Close) if self.deferred.is_empty() => Ok(Step::Closed),
+                Some(Planned::Close) => Ok(Step::NeedsOutcome),
+            };
+        }
+    }
+
+    fn next_op(&mut self, op: Box<OperationIr>, number: u64) -> Result<Step, CodecError> {
+        let step = match &*op {
+            OperationIr::Init(init) => {
+                self.interpreter.current.set(number);
+                self.upload(&init.out)?
+            }
+            _ if self.deferred.is_empty()
+                && all_reduce(&op).is_none()
+                && !self.interpreter.tensors.must_wait(&op) =>
+            {
+                self.interpreter.current.set(number);
+                self.run_op(op);
+                Step::Ran(0, None)
+            }
+            _ => {
+                let kind = TaskKind::Op(op);
+                return Ok(self.run_or_defer(Task { kind, number }, 0));
+            }
+        };
+        self.begin_ready_all_reduces();
+        Ok(step)
+    }
+
+    /// Executes an upload, or begins to wait for its payload.
+    fn upload(&mut self, out: &TensorIr) -> Result<Step, CodecError> {
+        let Some((source, size)) = self.uploads.start(out)? else {
+            return Ok(Step::NeedsPayload);
+        };
+        let memory = self.interpreter.tensors.reserve(size as u64);
+        self.interpreter.upload(out, source, memory);
+        Ok(Step::Ran(0, None))
+    }
+
+    /// Executes the upload for which [`step`](Self::step) needs a payload.
+    pub(crate) fn payload(&mut self, payload: Payload) -> Result<Step, CodecError> {
+        let (out, source) = self.uploads.complete(payload.bytes)?;
+        self.interpreter.upload(&out, source, payload.memory);
+        self.begin_ready_all_reduces();
+        Ok(Step::Ran(0, None))
+    }
+
+    /// Executes a deferred task or sync that no longer waits, if there is one.
+    fn run_ready_deferred(&mut self) -> Option<Step> {
+        if self.deferred.is_empty() {
+            return None;
+        }
+        if let Some((number, task)) = self.deferred.next_ready() {
+            if self.must_wait(&task) {
+                let after = self.must_begin_after(&task);
+                let tensors = &self.interpreter.tensors;
+                let is_pending = |id| tensors.is_pending(id);
+                self.deferred.put_back(number, task, after, is_pending);
+                return Some(Step::Ran(0, None));
+            }
+            let reply = self.execute_task(task);
+            self.deferred.done(number);
+            return Some(Step::Ran(0, reply));
+        }
+        let collectives = &self.collectives;
+        let is_over = |op_number| !collectives.has_in_flight_up_to(op_number);
+        let (op_number, request) = self.deferred.next_sync(is_over)?;
+        self.interpreter.current.set(op_number);
+        Some(Step::Ran(0, Some(self.interpreter.sync(request))))
+    }
+
+    /// Executes `task`, or defers it.
+    fn run_or_defer(&mut self, task: Task, credit: usize) -> Step {
+        if let TaskKind::Other(Work::Sync { request }) = task.kind {
+            self.collectives.flush();
+            self.deferred.put_sync(task.number, request);
+            return Step::Ran(credit, None);
+        }
+        if self.deferred.must_follow(&task) || self.must_wait(&task) {
+            self.collectives.flush();
+            let after = self.must_begin_after(&task);
+            let tensors = &self.interpreter.tensors;
+            self.deferred.put(task, after, |id| tensors.is_pending(id));
+            return Step::Ran(credit, None);
+        }
+        let reply = self.execute_task(task);
+        Step::Ran(credit, reply)
+    }
+
+    fn execute_task(&mut self, task: Task) -> Option<Reply> {
+        self.interpreter.current.set(task.number);
+        let reply = match task.kind {
+            TaskKind::Op(op) => {
+                self.run_op(op);
+                None
+            }
+            TaskKind::Other(work) => self.execute_work(work),
+        };
+        self.begin_ready_all_reduces();
+        reply
+    }
+
+    fn run_op(&mut self, op: Box<OperationIr>) {
+        let OperationIr::Distributed(distributed) = &*op else {
+            return self.interpreter.run(op);
+        };
+        match distributed {
+            DistributedOperationIr::AllReduce(reduce) => {
+                let settled = self
+                    .collectives
+                    .all_reduce(&mut self.interpreter, &op, reduce);
+                if let Some(id) = settled {
+                    self.on_settled(id);
+                }
+            }
+            // Work that needs a result waits for the result, not for this op.
+            DistributedOperationIr::SyncCollective => {
+                self.collectives.flush();
+                self.interpreter.outcome.record_executed();
+            }
+        }
+    }
+
     /// Executes a piece of work other than a frame of ops.
     fn execute_work(&mut self, work: Work) -> Option<Reply> {
+        let interpreter = &mut self.interpreter;
         match work {
             Work::Ops { .. } => unreachable!("ops were decoded when they were planned"),
-            Work::Poison { id, fault } => {
-                self.flow.insert_poisoned(id, Arc::new(fault));
-            }
-            Work::Alias { id, source } => self.alias(id, source),
-            Work::Read { request, tensor } => return Some(self.read(request, tensor)),
-            Work::Sync { request } => return Some(self.sync(request)),
-            Work::Seed(seed) => (self.seed, self.draws) = (seed, 0),
+            Work::Poison { id, fault } => interpreter.poison(id, fault),
+            Work::Alias { id, source } => interpreter.alias(id, source),
+            Work::Read { request, tensor } => return Some(interpreter.read(request, tensor)),
+            Work::Sync { request } => return Some(interpreter.sync(request)),
+            Work::Seed(seed) => interpreter.set_seed(seed),
             Work::Offer {
                 tensor,
                 capability,
                 to,
-            } => self.offer(&tensor, capability, to),
+            } => self.collectives.offer(interpreter, &tensor, capability, to),
             Work::Take {
                 out,
                 capability,
                 from,
-            } => self.take(&out, capability, from),
+            } => self.collectives.take(interpreter, &out, capability, from),
         }
         None
     }
 
-    fn fault_context(&self, op_name: impl Into<OpName>) -> FaultContext {
-        FaultContext {
-            op_number: self.op_number,
-            op_name: op_name.into(),
-            op_progress: self.op_progress.clone(),
-        }
+    /// Continues with work that waited for the value of `id`, which has arrived or failed.
+    fn on_settled(&mut self, id: TensorId) {
+        self.deferred.settled(id);
+        self.begin_ready_all_reduces();
     }
 
-    fn fault_for_refusal(&mut self, refusal: Refusal, op_name: impl Into<OpName>) -> Arc<Fault> {
-        match refusal {
-            Refusal::Inherited(fault) => fault,
-            Refusal::New(kind, reason) => {
-                let fault = self.fault_context(op_name).fault(kind, reason);
-                self.record_fault(&fault);
-                fault
+    fn begin_ready_all_reduces(&mut self) {
+        self.collectives.begin_ready(&mut self.interpreter);
+    }
+
+    /// Returns whether `task` needs a pending value, or must wait until another
+    /// all-reduce has begun.
+    fn must_wait(&self, task: &Task) -> bool {
+        let tensors = &self.interpreter.tensors;
+        match &task.kind {
+            TaskKind::Op(op) => tensors.must_wait(op) || self.must_begin_after(task).is_some(),
+            TaskKind::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => {
+                tensors.is_pending(tensor.id)
             }
+            TaskKind::Other(Work::Alias { source, .. }) => tensors.is_pending(*source),
+            TaskKind::Other(_) => false,
         }
     }
 
-    /// Keeps a fault for a sync to report.
-    fn record_fault(&mut self, fault: &Arc<Fault>) {
-        if self.unreported.len() < MAX_UNREPORTED {
-            self.unreported.push_back(fault.clone());
-        }
-    }
-
-    fn run_op(&mut self, mut op: Box<OperationIr>) {
-        if let OperationIr::Distributed(distributed) = &*op {
-            return match distributed {
-                DistributedOperationIr::AllReduce(_) => self.all_reduce(&op),
-                // Work that needs a result waits for the result, not for this op.
-                DistributedOperationIr::SyncCollective => {
-                    self.flush_requests = true;
-                    self.record_executed();
-                }
-            };
-        }
-        if let Some(reason) = self.unsupported(&op) {
-            let refusal = Refusal::New(FaultKind::Unsupported, reason);
-            return self.refuse(&op, refusal);
-        }
-        let scratch = match self.check_op(&op) {
-            Ok(scratch) => scratch,
-            Err(refusal) => return self.refuse(&op, refusal),
-        };
-        if let Err(refusal) = self.flow.begin(&op) {
-            // A tensor without a value is dropped like any other.
-            if !matches!(*op, OperationIr::Drop(_)) {
-                return self.refuse(&op, refusal);
+    /// Returns the output of the all-reduce that must begin just before `task`, or `None`
+    /// if `task` is not an all-reduce or may begin.
+    fn must_begin_after(&self, task: &Task) -> Option<TensorId> {
+        match &task.kind {
+            TaskKind::Op(op) => {
+                all_reduce(op).and_then(|op| self.collectives.preceding_unstarted(op))
             }
-            self.record_refused(&refusal);
+            TaskKind::Other(_) => None,
         }
-        let (backend, seed) = (&mut self.backend, op_seed(self.seed, self.draws));
-        let (name, draws) = (OpName::of(&op), is_random_op(&op));
-        self.op_progress.begin_op(self.op_number, name);
-        zero_uninitialized(&mut op);
-        let ran = catch_unwind(AssertUnwindSafe(|| match draws {
-            true => backend.execute_seeded(op, seed),
-            false => backend.execute(op),
-        }));
-        self.draws += u64::from(draws);
-        drop(scratch);
-        match ran {
-            Ok(()) => {
-                self.flow.finish(&mut |tensor| self.backend.storage(tensor));
-                self.record_executed();
-            }
-            Err(panic) => {
-                let refusal = Refusal::New(FaultKind::Panic, panic_message(panic.as_ref()));
-                self.record_refused(&refusal);
-                let fault = self.fault_for_refusal(refusal, name);
-                // The panic may have come after some outputs were made.
-                for tensor in self.flow.fail(&fault) {
-                    self.backend.forget(tensor);
-                }
-            }
-        }
-    }
-
-    /// Decides whether a backend may run `op`, and takes the memory that its kernel needs
-    /// in addition to inputs and outputs.
-    fn check_op(&self, op: &OperationIr) -> Result<Option<SessionMemory>, Refusal> {
-        match op_check::check(op)? {
-            0 => Ok(None),
-            bytes => self.flow.reserve(bytes).map(Some),
-        }
-    }
-
-    /// Returns why the device cannot try `op` at all, or `None` if it can.
-    fn unsupported(&self, op: &OperationIr) -> Option<String> {
-        match op {
-            OperationIr::Custom(call) => self.backend.custom_op_error(&call.id),
-            _ => None,
-        }
-    }
-
-    /// Poisons the outputs of `op`, which is not executed.
-    fn refuse(&mut self, op: &OperationIr, refusal: Refusal) {
-        self.record_refused(&refusal);
-        let fault = self.fault_for_refusal(refusal, OpName::of(op));
-        for tensor in self.flow.poison(op, &fault) {
-            self.backend.forget(tensor);
-        }
-    }
-
-    fn alias(&mut self, id: TensorId, source: TensorId) {
-        let backend = &mut self.backend;
-        let aliased = self.flow.alias(id, source, &mut |t| backend.storage(t));
-        if let Err(refusal) = aliased {
-            let fault = self.fault_for_refusal(refusal, "Alias");
-            self.flow.insert_poisoned(id, fault);
-        } else {
-            self.backend.alias(id, source);
-        }
-    }
-
-    fn sync(&mut self, request: u64) -> Reply {
-        let context = self.fault_context("Sync");
-        self.op_progress.begin_op(self.op_number, "Sync".into());
-        let backend = &mut self.backend;
-        let synced = catch_unwind(AssertUnwindSafe(|| backend.sync()));
-        let fault = self.unreported.pop_front().or_else(|| match synced {
-            Ok(Ok(())) => None,
-            Ok(Err(e)) => Some(context.fault(FaultKind::Backend, e.reason())),
-            Err(panic) => Some(context.fault(FaultKind::Panic, panic_message(panic.as_ref()))),
-        });
-        Reply::Synced { request, fault }
-    }
-
-    /// Records that a reply reports `fault`, so that no sync reports it again.
-    fn mark_reported(&mut self, fault: Arc<Fault>) -> Arc<Fault> {
-        self.unreported
-            .retain(|unreported| !Arc::ptr_eq(unreported, &fault));
-        fault
     }
 }
 
-/// Outcomes are only recorded with the feature `testing`.
-#[cfg(not(feature = "testing"))]
+/// For tests of sessions without a network.
+#[cfg(feature = "testing")]
 impl Runner {
-    fn record_executed(&mut self) {}
-
-    fn record_refused(&mut self, _refusal: &Refusal) {}
-}
-
-/// Replaces `Empty` with `Zeros`: uninitialised memory may have another program's data.
-fn zero_uninitialized(op: &mut OperationIr) {
-    let (OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op)) = op
-    else {
-        return;
-    };
-    if let BaseOperationIr::Empty(empty) = op {
-        *op = BaseOperationIr::Zeros(empty.clone());
+    /// Returns the outcome of the last op, if an op had its turn since the last call.
+    pub(crate) fn take_outcome(&mut self) -> Option<RecordedOutcome> {
+        self.interpreter.outcome.take()
     }
-}
 
-/// Returns whether `op` draws random numbers.
-fn is_random_op(op: &OperationIr) -> bool {
-    matches!(
-        op,
-        OperationIr::Float(_, FloatOperationIr::Random(_))
-            | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(_))
-    )
-}
+    /// Returns the next planned op, or `None` if other work is planned before it.
+    pub(crate) fn next_planned(&self) -> Option<&OperationIr> {
+        self.plans.next_op()
+    }
 
-/// Returns the seed of random op number `draw`. It uses SplitMix64's finalizer (Steele,
-/// Lea and Flood, "Fast splittable pseudorandom number generators", 2014), so that the
-/// seeds of neighbouring ops are unrelated.
-fn op_seed(seed: u64, draw: u64) -> u64 {
-    let mut z = seed.wrapping_add(draw.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    /// Returns the shape and dtype that the backend has for `tensor`, if the tensor is
+    /// live and the backend can report them.
+    pub(crate) fn actual_type(
+        &mut self,
+        tensor: &TensorIr,
+    ) -> Option<(burn_backend::Shape, burn_backend::DType)> {
+        self.interpreter.tensors.actual_type(tensor)
+    }
+
+    /// Returns whether a tensor has a value.
+    pub(crate) fn is_live(&self, id: TensorId) -> bool {
+        self.interpreter.tensors.is_live(id)
+    }
+
+    /// Returns the number of tensors in the table.
+    pub(crate) fn tensors(&self) -> usize {
+        self.interpreter.tensors.len()
+    }
 }

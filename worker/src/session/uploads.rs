@@ -8,7 +8,7 @@ use burn_ir::TensorIr;
 use bytes::Bytes;
 use tensord_proto::{
     aligned, bulk,
-    codec::CodecError,
+    codec::{CodecError, tensor_bytes},
     content::{Content, Contents, Entry, MAX_SLOTS, kept_cost},
     v1::FaultKind,
 };
@@ -33,7 +33,7 @@ pub(super) enum UploadBytes {
 
 /// Where the bytes of an upload are.
 #[derive(Debug)]
-pub(super) enum UploadLocation {
+enum UploadLocation {
     Available(UploadBytes),
     /// In the next payload, which is to be kept in this slot if there is one.
     Payload(Option<u32>),
@@ -46,6 +46,9 @@ pub(super) struct Uploads {
     used_bytes: u64,
     budget_bytes: u64,
     held: Vec<Bytes>,
+    /// The upload that waits for its payload, and the slot to keep the payload in, if
+    /// any.
+    awaited: Option<(TensorIr, Option<u32>)>,
 }
 
 impl Uploads {
@@ -56,12 +59,8 @@ impl Uploads {
             used_bytes: 0,
             budget_bytes,
             held,
+            awaited: None,
         }
-    }
-
-    /// Returns an error that names the current position in the frame's list.
-    pub(super) fn error(&self, rule: &str) -> CodecError {
-        self.contents.error(rule)
     }
 
     /// Begins a frame with this contents list.
@@ -79,8 +78,51 @@ impl Uploads {
         }
     }
 
+    /// Returns the bytes of the next upload, which makes the tensor `out`, and their number
+    /// as `out` declares it. Returns `None` if they are in the next payload, which
+    /// [`complete`](Self::complete) then needs.
+    pub(super) fn start(
+        &mut self,
+        out: &TensorIr,
+    ) -> Result<Option<(UploadBytes, usize)>, CodecError> {
+        let size = tensor_bytes(&out.shape, out.dtype).ok_or_else(|| {
+            self.contents
+                .error("the upload is too large to be addressed")
+        })?;
+        match self.next(size)? {
+            UploadLocation::Available(source) => Ok(Some((source, size))),
+            UploadLocation::Payload(keep) => {
+                self.awaited = Some((out.clone(), keep));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Returns whether an upload waits for its payload.
+    pub(super) fn awaits_payload(&self) -> bool {
+        self.awaited.is_some()
+    }
+
+    /// Returns the tensor and the bytes of the upload that waits for this payload. The
+    /// payload is kept even if the device has no room for the tensor, as the client relies
+    /// on the slot.
+    ///
+    /// # Panics
+    ///
+    /// When no upload waits.
+    pub(super) fn complete(
+        &mut self,
+        payload: burn_backend::Bytes,
+    ) -> Result<(TensorIr, UploadBytes), CodecError> {
+        let (out, keep) = self
+            .awaited
+            .take()
+            .expect("a payload is passed only to an upload that awaits it");
+        Ok((out, self.keep(payload, keep)?))
+    }
+
     /// Returns where the next upload is, which is of a tensor of `size` bytes.
-    pub(super) fn next(&mut self, size: usize) -> Result<UploadLocation, CodecError> {
+    fn next(&mut self, size: usize) -> Result<UploadLocation, CodecError> {
         loop {
             let content = match self.contents.next(size)? {
                 Entry::Upload(content) => content,
@@ -106,7 +148,7 @@ impl Uploads {
     }
 
     /// Keeps `bytes` in `slot`, if there is one.
-    pub(super) fn keep(
+    fn keep(
         &mut self,
         bytes: burn_backend::Bytes,
         slot: Option<u32>,

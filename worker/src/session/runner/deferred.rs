@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use burn_ir::TensorId;
 
-use super::schedule::Task;
+use super::plan::Task;
 
 /// Deferred tasks and syncs.
 #[derive(Default)]

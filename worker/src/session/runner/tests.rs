@@ -3,21 +3,21 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use burn_backend::{DType, Shape};
+use burn_backend::{DType, Shape, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use burn_ir::{
-    BaseOperationIr, BinaryOpIr, CatOpIr, FlipOpIr, FullOpIr, ReduceOpIr, RepeatDimOpIr, ScalarIr,
-    ScalarOpIr, ShapeOpIr, SliceOpIr, SwapDimsOpIr, TensorStatus,
+    BaseOperationIr, BinaryOpIr, CatOpIr, FlipOpIr, FullOpIr, NumericOperationIr, ReduceOpIr,
+    RepeatDimOpIr, ScalarIr, ScalarOpIr, ShapeOpIr, SliceOpIr, SwapDimsOpIr, TensorStatus,
 };
 use burn_std::Slice;
 use proptest::prelude::*;
-use tensord_proto::{bulk::INLINE_BYTES, codec::tensor_bytes, ids::WorkerId, v1};
+use tensord_proto::{bulk::INLINE_BYTES, codec::tensor_bytes, v1::Fault};
 
-use super::{super::dataflow::NAME_BYTES, *};
-use crate::{
-    backend::BurnDevice, collective::LeaseMembers, custom::CustomOps, memory::DeviceMemory,
-    op_progress::Signals,
+use super::{
+    super::dataflow::{NAME_BYTES, Refusal},
+    *,
 };
+use crate::{backend::BurnDevice, custom::CustomOps, memory::DeviceMemory, op_progress::Signals};
 
 /// Elements of a row. A value of more than 64 rows is not copied into a frame.
 const COLUMNS: usize = 64;
@@ -70,6 +70,19 @@ fn steps() -> impl Strategy<Value = Vec<(ProgramStep, bool)>> {
     prop::collection::vec((step, any::<bool>()), 0..80)
 }
 
+fn float(op: BaseOperationIr) -> OperationIr {
+    OperationIr::BaseFloat(op)
+}
+
+fn number(op: NumericOperationIr) -> OperationIr {
+    OperationIr::NumericFloat(DType::F32, op)
+}
+
+fn add_one(lhs: TensorIr, out: TensorIr) -> OperationIr {
+    let rhs = ScalarIr::Float(1.0);
+    number(NumericOperationIr::AddScalar(ScalarOpIr { lhs, rhs, out }))
+}
+
 /// A reply of more than `INLINE_BYTES`, with the memory that it holds.
 enum HeldReply {
     Storage {
@@ -83,9 +96,9 @@ enum HeldReply {
     },
 }
 
-/// A program, its runner and all that the program holds.
+/// A program, its interpreter and all that the program holds.
 struct Program {
-    runner: Runner,
+    interpreter: Interpreter,
     device: Arc<DeviceMemory>,
     /// Tensors with a value, and poisoned ones.
     live: Vec<TensorIr>,
@@ -99,21 +112,11 @@ impl Program {
     fn new() -> Self {
         let device = DeviceMemory::new(CAPACITY);
         let backend = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).open();
-        let share = v1::LeaseShare {
-            worker_id: 1,
-            ..v1::LeaseShare::default()
-        };
-        let membership = LeaseMembership {
-            lease_members: LeaseMembers::new(vec![share], WorkerId(1)).into(),
-            lease_rank: 0,
-            bucket_bytes: Arc::default(),
-        };
-        let uploads = Uploads::new(0, Vec::new());
         let signals = Signals::new("here".into(), Duration::from_secs(60), Arc::default());
         let op_progress = OpProgress::new(signals);
-        let runner = Runner::new(backend, device.open(), op_progress, 1, uploads, membership);
+        let interpreter = Interpreter::new(backend, device.open(), op_progress, 1);
         Self {
-            runner,
+            interpreter,
             device,
             live: Vec::new(),
             poisoned: Vec::new(),
@@ -147,21 +150,124 @@ impl Program {
 
     /// Executes `op`, which makes `out`, and records whether `out` has a value.
     fn run(&mut self, op: OperationIr, out: TensorIr) {
-        self.runner.run_op(Box::new(op));
+        self.interpreter.run(Box::new(op));
         self.note(out);
     }
 
     fn note(&mut self, out: TensorIr) {
-        if self.runner.flow.is_live(out.id) {
+        if self.interpreter.tensors.is_live(out.id) {
             self.live.push(out);
-        } else if self.runner.flow.len() > self.live.len() + self.poisoned.len() {
+        } else if self.interpreter.tensors.len() > self.live.len() + self.poisoned.len() {
             self.poisoned.push(out);
         }
     }
 
+    /// Executes the op that `op` makes of a picked tensor and an output of the shape
+    /// `shape(rows, columns)`.
+    fn unary(
+        &mut self,
+        at: usize,
+        last: bool,
+        shape: impl FnOnce(usize, usize) -> (usize, usize),
+        op: impl FnOnce(TensorIr, TensorIr) -> OperationIr,
+    ) -> Option<()> {
+        let input = self.pick(at, last)?;
+        let (rows, columns) = shape(input.shape[0], input.shape[1]);
+        let out = self.out(rows, columns);
+        self.run(op(input, out.clone()), out);
+        Some(())
+    }
+
+    fn slice(&mut self, at: usize, last: bool, rows: usize) -> Option<()> {
+        let shape = |all: usize, columns| (rows.min(all), columns);
+        self.unary(at, last, shape, |tensor, out| {
+            let ranges = vec![Slice::from(0..out.shape[0]), Slice::from(0..out.shape[1])];
+            float(BaseOperationIr::Slice(SliceOpIr {
+                tensor,
+                ranges,
+                out,
+            }))
+        })
+    }
+
+    /// Drops `tensor`.
+    fn discard(&mut self, tensor: TensorIr) {
+        let used = TensorIr {
+            status: TensorStatus::ReadWrite,
+            ..tensor
+        };
+        self.interpreter.run(Box::new(OperationIr::Drop(used)));
+    }
+
+    /// Executes a step, if there is a tensor for it.
     fn step(&mut self, step: ProgramStep, last: bool) -> Option<()> {
-        let float = OperationIr::BaseFloat;
-        let number = |op| OperationIr::NumericFloat(DType::F32, op);
+        let same = |rows, columns| (rows, columns);
+        match step {
+            ProgramStep::Slice(at, rows) => self.slice(at, last, rows),
+            ProgramStep::Reshape(at) => {
+                let flat = |rows, columns| (1, rows * columns);
+                let reshape = |input, out| BaseOperationIr::Reshape(ShapeOpIr { input, out });
+                self.unary(at, last, flat, |input, out| float(reshape(input, out)))
+            }
+            ProgramStep::Swap(at) => {
+                let (dim1, dim2) = (0, 1);
+                let swapped = |rows, columns| (columns, rows);
+                self.unary(at, last, swapped, |input, out| {
+                    float(BaseOperationIr::SwapDims(SwapDimsOpIr {
+                        input,
+                        out,
+                        dim1,
+                        dim2,
+                    }))
+                })
+            }
+            ProgramStep::Flip(at) => self.unary(at, last, same, |input, out| {
+                let axes = vec![0];
+                float(BaseOperationIr::Flip(FlipOpIr { input, out, axes }))
+            }),
+            ProgramStep::Expand(at) => {
+                self.slice(at, false, 1)?;
+                let row = self.live.len().checked_sub(1)?;
+                let four = |rows, columns| (4 * rows, columns);
+                let expand = |input, out| BaseOperationIr::Expand(ShapeOpIr { input, out });
+                self.unary(row, last, four, |input, out| float(expand(input, out)))
+            }
+            ProgramStep::Repeat(at, times) => {
+                let repeated = |rows, columns| (times * rows, columns);
+                self.unary(at, last, repeated, |tensor, out| {
+                    let dim = 0;
+                    float(BaseOperationIr::RepeatDim(RepeatDimOpIr {
+                        tensor,
+                        dim,
+                        times,
+                        out,
+                    }))
+                })
+            }
+            ProgramStep::CatOne(at) => self.unary(at, last, same, |tensor, out| {
+                let (tensors, dim) = (vec![tensor], 0);
+                float(BaseOperationIr::Cat(CatOpIr { tensors, dim, out }))
+            }),
+            ProgramStep::AddScalar(at) => self.unary(at, last, same, add_one),
+            ProgramStep::Add(at) => self.unary(at, false, same, |rhs, out| {
+                let lhs = rhs.clone();
+                number(NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out }))
+            }),
+            ProgramStep::Mismatch(at) => {
+                let shape = Shape::new([7]);
+                self.unary(
+                    at,
+                    last,
+                    |_, _| (7, 1),
+                    |lhs, out| add_one(TensorIr { shape, ..lhs }, out),
+                )
+            }
+            other => self.other_step(other, last),
+        }
+    }
+
+    /// Executes a step that is not one op on one tensor of rank 2.
+    fn other_step(&mut self, step: ProgramStep, last: bool) -> Option<()> {
         match step {
             ProgramStep::Full(rows) => {
                 let out = self.out(rows, COLUMNS);
@@ -171,109 +277,6 @@ impl Program {
                     value,
                 };
                 self.run(number(NumericOperationIr::Full(op)), out);
-            }
-            ProgramStep::Slice(at, rows) => {
-                let tensor = self.pick(at, last)?;
-                let rows = rows.min(tensor.shape[0]);
-                let out = self.out(rows, tensor.shape[1]);
-                let op = SliceOpIr {
-                    ranges: vec![Slice::from(0..rows), Slice::from(0..tensor.shape[1])],
-                    tensor,
-                    out: out.clone(),
-                };
-                self.run(float(BaseOperationIr::Slice(op)), out);
-            }
-            ProgramStep::Reshape(at) => {
-                let input = self.pick(at, last)?;
-                let out = self.out(1, input.shape.num_elements());
-                let op = ShapeOpIr {
-                    input,
-                    out: out.clone(),
-                };
-                self.run(float(BaseOperationIr::Reshape(op)), out);
-            }
-            ProgramStep::Swap(at) => {
-                let input = self.pick(at, last)?;
-                let out = self.out(input.shape[1], input.shape[0]);
-                let op = SwapDimsOpIr {
-                    input,
-                    out: out.clone(),
-                    dim1: 0,
-                    dim2: 1,
-                };
-                self.run(float(BaseOperationIr::SwapDims(op)), out);
-            }
-            ProgramStep::Flip(at) => {
-                let input = self.pick(at, last)?;
-                let out = self.out(input.shape[0], input.shape[1]);
-                let op = FlipOpIr {
-                    input,
-                    out: out.clone(),
-                    axes: vec![0],
-                };
-                self.run(float(BaseOperationIr::Flip(op)), out);
-            }
-            ProgramStep::Expand(at) => {
-                let input = self.pick(at, false)?;
-                let row = self.out(1, input.shape[1]);
-                let op = SliceOpIr {
-                    ranges: vec![Slice::from(0..1), Slice::from(0..input.shape[1])],
-                    tensor: input,
-                    out: row.clone(),
-                };
-                self.run(float(BaseOperationIr::Slice(op)), row.clone());
-                let input = self.pick(self.live.len().checked_sub(1)?, last)?;
-                let out = self.out(4 * input.shape[0], input.shape[1]);
-                let op = ShapeOpIr {
-                    input,
-                    out: out.clone(),
-                };
-                self.run(float(BaseOperationIr::Expand(op)), out);
-            }
-            ProgramStep::Repeat(at, times) => {
-                let tensor = self.pick(at, last)?;
-                let out = self.out(times * tensor.shape[0], tensor.shape[1]);
-                let op = RepeatDimOpIr {
-                    tensor,
-                    dim: 0,
-                    times,
-                    out: out.clone(),
-                };
-                self.run(float(BaseOperationIr::RepeatDim(op)), out);
-            }
-            ProgramStep::CatOne(at) => {
-                let tensor = self.pick(at, last)?;
-                let out = self.out(tensor.shape[0], tensor.shape[1]);
-                let op = CatOpIr {
-                    tensors: vec![tensor],
-                    dim: 0,
-                    out: out.clone(),
-                };
-                self.run(float(BaseOperationIr::Cat(op)), out);
-            }
-            ProgramStep::AddScalar(at) => {
-                let lhs = self.pick(at, last)?;
-                let out = self.out(lhs.shape[0], lhs.shape[1]);
-                let op = ScalarOpIr {
-                    lhs,
-                    rhs: ScalarIr::Float(1.0),
-                    out: out.clone(),
-                };
-                self.run(number(NumericOperationIr::AddScalar(op)), out);
-            }
-            ProgramStep::Add(at) => {
-                let rhs = self.pick(at, false)?;
-                let lhs = TensorIr {
-                    status: TensorStatus::ReadOnly,
-                    ..rhs.clone()
-                };
-                let out = self.out(lhs.shape[0], lhs.shape[1]);
-                let op = BinaryOpIr {
-                    lhs,
-                    rhs,
-                    out: out.clone(),
-                };
-                self.run(number(NumericOperationIr::Add(op)), out);
             }
             ProgramStep::Sum(at) => {
                 let input = self.pick(at, last)?;
@@ -285,32 +288,15 @@ impl Program {
                     input,
                     out: out.clone(),
                 };
-                self.runner
-                    .run_op(Box::new(number(NumericOperationIr::Sum(op))));
+                self.interpreter
+                    .run(Box::new(number(NumericOperationIr::Sum(op))));
                 // The other steps need tensors of rank 2.
-                let used = TensorIr {
-                    status: TensorStatus::ReadWrite,
-                    ..out
-                };
-                self.runner.run_op(Box::new(OperationIr::Drop(used)));
-            }
-            ProgramStep::Mismatch(at) => {
-                let lhs = TensorIr {
-                    shape: Shape::new([7]),
-                    ..self.pick(at, last)?
-                };
-                let out = self.out(7, 1);
-                let op = ScalarOpIr {
-                    lhs,
-                    rhs: ScalarIr::Float(1.0),
-                    out: out.clone(),
-                };
-                self.run(number(NumericOperationIr::AddScalar(op)), out);
+                self.discard(out);
             }
             ProgramStep::Alias(at) => {
                 let source = self.pick(at, false)?;
                 let out = self.out(source.shape[0], source.shape[1]);
-                self.runner.alias(out.id, source.id);
+                self.interpreter.alias(out.id, source.id);
                 self.note(out);
             }
             ProgramStep::Read(at) => self.read(at, last)?,
@@ -324,12 +310,9 @@ impl Program {
                     true => self.poisoned.pop(),
                     false => self.pick(at, true),
                 }?;
-                let used = TensorIr {
-                    status: TensorStatus::ReadWrite,
-                    ..used
-                };
-                self.runner.run_op(Box::new(OperationIr::Drop(used)));
+                self.discard(used);
             }
+            other => unreachable!("{other:?} is an op on one tensor"),
         }
         Some(())
     }
@@ -337,9 +320,9 @@ impl Program {
     fn read(&mut self, at: usize, last: bool) -> Option<()> {
         let tensor = self.pick(at, last)?;
         let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap();
-        let is_whole = self.runner.backend.is_host_readable(&tensor);
-        let storage = self.runner.backend.storage(&tensor).unwrap();
-        let Reply::Value { result, .. } = self.runner.read(1, tensor) else {
+        let is_whole = self.interpreter.tensors.store().is_host_readable(&tensor);
+        let storage = self.interpreter.tensors.store().storage(&tensor).unwrap();
+        let Reply::Value { result, .. } = self.interpreter.read(1, tensor) else {
             panic!("Flex has its values at hand");
         };
         // An error means that there was no room for a copy. Small values are copied into
@@ -367,7 +350,7 @@ impl Program {
         let names = (self.live.len() + self.poisoned.len()) as u64;
         let mut storages = HashMap::new();
         for tensor in &self.live {
-            let storage = self.runner.backend.storage(tensor).unwrap();
+            let storage = self.interpreter.tensors.store().storage(tensor).unwrap();
             storages.insert(storage.id, storage.bytes);
         }
         let mut copies = 0;
@@ -381,7 +364,7 @@ impl Program {
         }
         let mut faults = HashMap::new();
         for tensor in &self.poisoned {
-            let Err(Refusal::Inherited(fault)) = self.runner.flow.check(tensor) else {
+            let Err(Refusal::Inherited(fault)) = self.interpreter.tensors.check(tensor) else {
                 panic!("it has no value");
             };
             let texts = [&fault.op_name, &fault.worker, &fault.reason];
@@ -404,8 +387,8 @@ proptest! {
             program.step(step, last);
             prop_assert_eq!(program.device.live_bytes(), program.expected(), "after {}", description);
         }
-        let Program { runner, device, held_replies, .. } = program;
-        drop(runner);
+        let Program { interpreter, device, held_replies, .. } = program;
+        drop(interpreter);
         let held: u64 = device.live_bytes();
         prop_assert_eq!(held > 0, !held_replies.is_empty());
         drop(held_replies);

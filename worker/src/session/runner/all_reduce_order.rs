@@ -1,0 +1,99 @@
+//! The order of a session's all-reduces.
+//!
+//! The all-reduces of a group keep their order, as the n-th must be the n-th on every rank.
+//! So an all-reduce that cannot begin delays those after it.
+
+use std::collections::{HashMap, VecDeque, hash_map::Entry};
+
+use burn_ir::{AllReduceOpIr, DeviceIdIr, DistributedOperationIr, OperationIr, TensorId};
+use tensord_proto::codec::DecodedOps;
+
+/// The state of an all-reduce that was begun before its turn.
+#[derive(Debug)]
+pub(super) enum EarlyAllReduce {
+    /// The result is in flight under this ticket.
+    Ticket(u64),
+    /// The group is not valid, for this reason.
+    Invalid(String),
+}
+
+/// Returns `op` as an all-reduce, if it is one.
+pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
+    match op {
+        OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => Some(op),
+        _ => None,
+    }
+}
+
+/// All-reduces that are decoded and whose turn has not come.
+#[derive(Default)]
+pub(super) struct AllReduceOrder {
+    /// Those that have not begun, in order, by group.
+    decoded: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
+    /// Those that have begun, by output.
+    early: HashMap<TensorId, EarlyAllReduce>,
+}
+
+impl AllReduceOrder {
+    /// Records the all-reduces among `ops`, which were just decoded.
+    pub(super) fn record(&mut self, ops: &DecodedOps) {
+        for op in ops.iter().filter_map(|op| all_reduce(op)) {
+            let group = self.decoded.entry(op.device_ids.clone()).or_default();
+            group.push_back(op.clone());
+        }
+    }
+
+    /// Returns the all-reduces that begin now, in the order of each group: those for which
+    /// `may_begin`, called with the number of earlier ones, is true.
+    pub(super) fn take_ready(
+        &mut self,
+        may_begin: impl Fn(&AllReduceOpIr, usize) -> bool,
+    ) -> Vec<AllReduceOpIr> {
+        let mut ready = Vec::new();
+        if self.decoded.is_empty() {
+            return ready;
+        }
+        self.decoded.retain(|_, group| {
+            while let Some(op) = group.front()
+                && may_begin(op, ready.len())
+            {
+                ready.extend(group.pop_front());
+            }
+            !group.is_empty()
+        });
+        ready
+    }
+
+    /// Removes `op` from the head of its group, at its turn. Returns `false` if it is not
+    /// there.
+    pub(super) fn take_next(&mut self, op: &AllReduceOpIr) -> bool {
+        let Entry::Occupied(mut group) = self.decoded.entry(op.device_ids.clone()) else {
+            return false;
+        };
+        let is_next = |next: &mut AllReduceOpIr| next.out.id == op.out.id;
+        let taken = group.get_mut().pop_front_if(is_next).is_some();
+        if taken && group.get().is_empty() {
+            group.remove();
+        }
+        taken
+    }
+
+    /// Returns the output of the all-reduce of the same group that must begin just before
+    /// `op`, if it has not begun.
+    pub(super) fn preceding_unstarted(&self, op: &AllReduceOpIr) -> Option<TensorId> {
+        let group = self.decoded.get(&op.device_ids)?;
+        let at = group.iter().position(|one| one.out.id == op.out.id)?;
+        Some(group.get(at.checked_sub(1)?)?.out.id)
+    }
+
+    /// Records that the all-reduce with output `out` has begun.
+    pub(super) fn set_begun(&mut self, out: TensorId, state: EarlyAllReduce) {
+        self.early.insert(out, state);
+    }
+
+    /// Returns the state of the all-reduce with output `out` at its turn, or `None` if it
+    /// has not begun.
+    pub(super) fn take_begun(&mut self, out: TensorId) -> Option<EarlyAllReduce> {
+        self.early.remove(&out)
+    }
+}

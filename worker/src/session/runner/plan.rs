@@ -1,0 +1,196 @@
+//! Work that is decoded but not executed, in the order in which it was received.
+//!
+//! Work is decoded ahead, so that an all-reduce can begin before its turn.
+
+use std::collections::VecDeque;
+
+use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
+use bytes::Bytes;
+use tensord_proto::codec::{CodecError, DecodedOps, OpDecoder};
+
+use super::Work;
+
+/// Approximate number of ops that are decoded ahead: several steps of a small model, or
+/// the backward pass of a large one, at some hundred bytes each.
+const AHEAD_OPS: usize = 8192;
+
+/// Decoded work.
+enum Plan {
+    /// A frame of ops, and the contents list of its uploads until the frame begins.
+    Ops(VecDeque<Box<OperationIr>>, Option<Bytes>),
+    Other(Work),
+    Close,
+}
+
+/// The next piece of work, with the number of ops up to it.
+pub(super) enum Planned {
+    /// A frame of ops with this contents list begins.
+    FrameBegin(Bytes),
+    Op(Box<OperationIr>, u64),
+    /// The ops of a frame are done, which returns these bytes of credit.
+    FrameEnd(usize),
+    Other(Task, usize),
+    /// The client closed the session. Stays the next piece of work.
+    Close,
+}
+
+/// Work that is due now or was deferred.
+pub(super) struct Task {
+    pub(super) kind: TaskKind,
+    /// Number of the op in the session, or of the last op before this work.
+    pub(super) number: u64,
+}
+
+pub(super) enum TaskKind {
+    Op(Box<OperationIr>),
+    Other(Work),
+}
+
+impl Task {
+    /// Calls `visit` with each tensor that the task uses, and whether the task consumes
+    /// it.
+    pub(super) fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
+        let mut one = |tensor: &TensorIr| visit(tensor.id, is_consumed(tensor));
+        match &self.kind {
+            TaskKind::Op(op) => match &**op {
+                OperationIr::Drop(tensor) => visit(tensor.id, true),
+                op => op.inputs().for_each(one),
+            },
+            TaskKind::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => one(tensor),
+            TaskKind::Other(Work::Alias { source, .. }) => visit(*source, false),
+            TaskKind::Other(_) => {}
+        }
+    }
+
+    /// Calls `visit` with each tensor that the task makes.
+    pub(super) fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
+        match &self.kind {
+            TaskKind::Op(op) => op.outputs().for_each(|out| visit(out.id)),
+            TaskKind::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
+            TaskKind::Other(Work::Take { out, .. }) => visit(out.id),
+            TaskKind::Other(_) => {}
+        }
+    }
+}
+
+fn is_consumed(tensor: &TensorIr) -> bool {
+    tensor.status == TensorStatus::ReadWrite
+}
+
+/// The decoded work of a session.
+#[derive(Default)]
+pub(super) struct PlanQueue {
+    decoder: OpDecoder,
+    /// With the bytes of credit that each piece returns.
+    plans: VecDeque<(Plan, usize)>,
+    /// Number of ops and other pieces of work in `plans`.
+    planned_ops: usize,
+    /// Number of ops whose turn has come.
+    ops_seen: u64,
+}
+
+impl PlanQueue {
+    /// Returns the number of ops whose turn has come.
+    pub(super) fn ops_seen(&self) -> u64 {
+        self.ops_seen
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.plans.is_empty()
+    }
+
+    /// Returns whether more work may be decoded ahead.
+    pub(super) fn has_room(&self) -> bool {
+        self.planned_ops < AHEAD_OPS
+    }
+
+    /// Decodes and queues a piece of work, which returns `credit` bytes when done. Calls
+    /// `on_ops` with the ops of a frame.
+    pub(super) fn push(
+        &mut self,
+        work: Work,
+        credit: usize,
+        on_ops: impl FnOnce(&DecodedOps),
+    ) -> Result<(), CodecError> {
+        // The client's encoder records these tensors at the same point of the stream.
+        if let Work::Poison { id, .. }
+        | Work::Alias { id, .. }
+        | Work::Take {
+            out: TensorIr { id, .. },
+            ..
+        } = &work
+        {
+            self.decoder.note_tensor(*id);
+        }
+        let plan = match work {
+            Work::Ops {
+                count,
+                encoded,
+                contents,
+            } => {
+                let ops = self.decoder.decode(&encoded, count)?;
+                self.planned_ops += ops.len();
+                on_ops(&ops);
+                Plan::Ops(ops.into(), Some(contents))
+            }
+            work => {
+                self.planned_ops += 1;
+                Plan::Other(work)
+            }
+        };
+        self.plans.push_back((plan, credit));
+        Ok(())
+    }
+
+    /// Queues the end of the session behind all planned work.
+    pub(super) fn push_close(&mut self) {
+        self.plans.push_back((Plan::Close, 0));
+    }
+
+    /// Returns whether the next piece of work is neither an op nor the end of the session.
+    pub(super) fn is_other_next(&self) -> bool {
+        matches!(self.plans.front(), Some((Plan::Other(_), _)))
+    }
+
+    /// Returns the next piece of work, whose turn has come.
+    pub(super) fn next(&mut self) -> Option<Planned> {
+        match &mut self.plans.front_mut()?.0 {
+            Plan::Ops(ops, contents) => {
+                if let Some(contents) = contents.take() {
+                    return Some(Planned::FrameBegin(contents));
+                }
+                if let Some(op) = ops.pop_front() {
+                    self.planned_ops -= 1;
+                    self.ops_seen += 1;
+                    return Some(Planned::Op(op, self.ops_seen));
+                }
+            }
+            Plan::Other(_) => {}
+            Plan::Close => return Some(Planned::Close),
+        }
+        let (plan, credit) = self.plans.pop_front()?;
+        let Plan::Other(work) = plan else {
+            return Some(Planned::FrameEnd(credit));
+        };
+        self.planned_ops -= 1;
+        let is_op = matches!(
+            work,
+            Work::Poison { .. } | Work::Alias { .. } | Work::Take { .. }
+        );
+        self.ops_seen += u64::from(is_op);
+        let task = Task {
+            kind: TaskKind::Other(work),
+            number: self.ops_seen,
+        };
+        Some(Planned::Other(task, credit))
+    }
+
+    /// Returns the next op, or `None` if other work is planned before it.
+    #[cfg(feature = "testing")]
+    pub(super) fn next_op(&self) -> Option<&OperationIr> {
+        match self.plans.front() {
+            Some((Plan::Ops(ops, _), _)) => ops.front().map(|op| &**op),
+            _ => None,
+        }
+    }
+}

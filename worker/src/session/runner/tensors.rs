@@ -1,0 +1,374 @@
+//! The tensors of a session: the backend that has their values, and the table that has
+//! their states. Both change together, so they are one type.
+//!
+//! Reading a tensor takes memory. A reply may use a tensor's storage, or be a copy in the
+//! same memory. Either is charged to the session until the client has acknowledged the
+//! reply, even if the tensor is dropped before. So a client that reads no replies makes the
+//! worker keep no more than its device has. Copies of a GPU's tensors are in host memory
+//! and not charged to the device; the limits on reads in flight in `session/work_queue.rs`
+//! bound them.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use burn_backend::{AllocationProperty, ExecutionError, TensorData};
+use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_std::future::DynFut;
+use tensord_proto::{
+    bulk::{INLINE_BYTES, shared},
+    codec::tensor_bytes,
+    v1::{Fault, FaultKind},
+};
+
+use super::super::dataflow::{Dataflow, NAME_BYTES, Refusal, Storage};
+use crate::{
+    backend::{TensorStore, panic_message},
+    memory::SessionMemory,
+    op_check,
+};
+
+/// Maximum bytes of reads that the connection's reader executes itself, in some
+/// microseconds.
+const MAX_DIRECT_READ_BYTES: usize = 16 << 10;
+
+/// A read that has begun.
+pub(super) enum StartedRead {
+    /// The value, or the backend's error.
+    Value(Result<TensorData, ExecutionError>),
+    /// The device is still reading the value.
+    InFlight(DynFut<Result<TensorData, ExecutionError>>),
+}
+
+/// The session's memory that a reply holds.
+#[expect(dead_code, reason = "held for what happens when it is dropped")]
+pub(super) enum ReplyMemory {
+    /// The storage that the reply shares with a tensor.
+    Storage(Arc<Storage>),
+    /// The memory taken for a copy.
+    Copy(SessionMemory),
+}
+
+/// The bytes of a reply, with the memory that they hold.
+struct Charged {
+    bytes: bytes::Bytes,
+    _held: ReplyMemory,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The tensors of a session, with their values.
+pub(super) struct Tensors {
+    store: Box<dyn TensorStore>,
+    flow: Dataflow,
+}
+
+impl Tensors {
+    pub(super) fn new(store: Box<dyn TensorStore>, memory: SessionMemory) -> Self {
+        Self {
+            store,
+            flow: Dataflow::new(memory),
+        }
+    }
+
+    /// Returns whether `id` has a value.
+    pub(super) fn is_live(&self, id: TensorId) -> bool {
+        self.flow.is_live(id)
+    }
+
+    /// Returns whether the value of `id` is pending.
+    pub(super) fn is_pending(&self, id: TensorId) -> bool {
+        self.flow.is_pending(id)
+    }
+
+    /// Returns whether `op` needs a pending value.
+    pub(super) fn must_wait(&self, op: &OperationIr) -> bool {
+        self.flow.must_wait(op)
+    }
+
+    /// Checks that `tensor` may be read.
+    pub(super) fn check(&self, tensor: &TensorIr) -> Result<(), Refusal> {
+        self.flow.check(tensor)
+    }
+
+    /// Takes memory that is not for an op's outputs.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<SessionMemory, Refusal> {
+        self.flow.reserve(bytes)
+    }
+
+    /// Decides whether the device and the op rules allow `op`, and takes the memory that
+    /// its kernel needs in addition to inputs and outputs.
+    pub(super) fn check_op(&self, op: &OperationIr) -> Result<Option<SessionMemory>, Refusal> {
+        if let OperationIr::Custom(call) = op
+            && let Some(reason) = self.store.custom_op_error(&call.id)
+        {
+            return Err(Refusal::New(FaultKind::Unsupported, reason));
+        }
+        match op_check::check(op)? {
+            0 => Ok(None),
+            bytes => self.flow.reserve(bytes).map(Some),
+        }
+    }
+
+    /// Decides whether `op` may run, and takes the memory that its outputs need; see
+    /// [`Dataflow::begin`].
+    pub(super) fn begin(&mut self, op: &OperationIr) -> Result<(), Refusal> {
+        self.flow.begin(op)
+    }
+
+    /// Executes the op that was begun, a random one with `seed`, and makes its outputs
+    /// live.
+    ///
+    /// # Errors
+    ///
+    /// The backend's panic; [`fail`](Self::fail) must follow.
+    pub(super) fn execute(
+        &mut self,
+        op: Box<OperationIr>,
+        seed: Option<u64>,
+        scratch: Option<SessionMemory>,
+    ) -> Result<(), Refusal> {
+        let store = &mut self.store;
+        let ran = catch_unwind(AssertUnwindSafe(|| match seed {
+            Some(seed) => store.execute_seeded(op, seed),
+            None => store.execute(op),
+        }));
+        drop(scratch);
+        ran.map_err(panicked)?;
+        self.flow.finish(&mut |tensor| self.store.storage(tensor));
+        Ok(())
+    }
+
+    /// Poisons the outputs of the op that was begun and failed. It may have made some of
+    /// them.
+    pub(super) fn fail(&mut self, fault: &Arc<Fault>) {
+        for tensor in self.flow.fail(fault) {
+            self.store.forget(tensor);
+        }
+    }
+
+    /// Poisons the outputs of `op`, which is not executed.
+    pub(super) fn poison_outputs(&mut self, op: &OperationIr, fault: &Arc<Fault>) {
+        for tensor in self.flow.poison(op, fault) {
+            self.store.forget(tensor);
+        }
+    }
+
+    /// Makes the outputs of the op that was begun pending: they arrive under `ticket`.
+    pub(super) fn make_outputs_pending(&mut self, ticket: u64) {
+        for consumed in self.flow.make_outputs_pending(ticket) {
+            self.store.forget(consumed);
+        }
+    }
+
+    /// Adds a tensor without a value.
+    pub(super) fn insert_poisoned(&mut self, id: TensorId, fault: Arc<Fault>) {
+        self.flow.insert_poisoned(id, fault);
+    }
+
+    /// Gives the tensor `source` a second id.
+    pub(super) fn alias(&mut self, id: TensorId, source: TensorId) -> Result<(), Refusal> {
+        let store = &mut self.store;
+        self.flow.alias(id, source, &mut |t| store.storage(t))?;
+        self.store.alias(id, source);
+        Ok(())
+    }
+
+    /// Waits until the device has executed everything.
+    ///
+    /// # Errors
+    ///
+    /// The backend's error or panic.
+    pub(super) fn sync(&mut self) -> Result<(), Refusal> {
+        let store = &mut self.store;
+        match catch_unwind(AssertUnwindSafe(|| store.sync())).map_err(panicked)? {
+            Ok(()) => Ok(()),
+            Err(e) => Err(Refusal::New(FaultKind::Backend, e.reason().to_owned())),
+        }
+    }
+
+    /// Removes `tensor` after a read, if the read was its last use. A read that did not
+    /// reach the backend must [`forget`](Self::forget) it as well.
+    pub(super) fn release(&mut self, tensor: &TensorIr) {
+        self.flow.release(tensor);
+    }
+
+    /// Drops the backend's value of `tensor`, if this is its last use.
+    pub(super) fn forget(&mut self, tensor: &TensorIr) {
+        if tensor.status == TensorStatus::ReadWrite {
+            self.store.forget(tensor.clone());
+        }
+    }
+
+    /// Begins to read a tensor that has a value. The value holds `held`.
+    ///
+    /// # Errors
+    ///
+    /// The backend's panic.
+    pub(super) fn begin_read(
+        &mut self,
+        tensor: TensorIr,
+        held: Option<ReplyMemory>,
+    ) -> Result<StartedRead, Refusal> {
+        let store = &mut self.store;
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            let mut read = store.read(tensor);
+            match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(value) => StartedRead::Value(value),
+                Poll::Pending => StartedRead::InFlight(read),
+            }
+        }));
+        match started.map_err(panicked)? {
+            StartedRead::Value(value) => {
+                Ok(StartedRead::Value(value.map(|data| charged(data, held))))
+            }
+            in_flight => Ok(in_flight),
+        }
+    }
+
+    /// Returns the memory that the value of `tensor` holds until it is sent. Small values
+    /// hold none: they are copied into the reply's frame, which the outbox bounds.
+    pub(super) fn hold(&mut self, tensor: &TensorIr) -> Result<Option<ReplyMemory>, Refusal> {
+        let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
+        if bytes <= INLINE_BYTES || !self.store.is_in_host_memory() {
+            return Ok(None);
+        }
+        let store = &mut self.store;
+        if store.is_host_readable(tensor) {
+            let storage = self
+                .flow
+                .share_storage(tensor.id, &mut |t| store.storage(t));
+            return Ok(storage.map(ReplyMemory::Storage));
+        }
+        let copy = self.flow.reserve(bytes as u64)?;
+        Ok(Some(ReplyMemory::Copy(copy)))
+    }
+
+    /// Returns whether the values of `tensors` are small and in host memory, so that they
+    /// can be read in some microseconds.
+    pub(super) fn can_read_directly(&mut self, tensors: &[TensorIr]) -> bool {
+        let bytes = tensors.iter().try_fold(0usize, |sum, tensor| {
+            sum.checked_add(tensor_bytes(&tensor.shape, tensor.dtype)?)
+        });
+        let (flow, store) = (&self.flow, &mut self.store);
+        let is_host_readable =
+            |tensor: &TensorIr| flow.is_live(tensor.id) && store.is_host_readable(tensor);
+        bytes.is_some_and(|bytes| bytes <= MAX_DIRECT_READ_BYTES)
+            && tensors.iter().all(is_host_readable)
+    }
+
+    /// Adds the tensor `out` with the value `data`. `memory` is the memory taken for its
+    /// elements.
+    pub(super) fn insert(
+        &mut self,
+        out: &TensorIr,
+        data: TensorData,
+        memory: SessionMemory,
+    ) -> Result<(), Refusal> {
+        self.set_value(out.id, data)?;
+        self.flow
+            .insert(out.id, out.shape.clone(), out.dtype, memory);
+        Ok(())
+    }
+
+    /// Checks that `out` may be made, and adds the cost of its name to `memory`.
+    pub(super) fn charge_name(
+        &mut self,
+        out: &TensorIr,
+        memory: &mut SessionMemory,
+    ) -> Result<(), Refusal> {
+        op_check::check_tensor(out)?;
+        self.flow.charge_name(out.id, memory)
+    }
+
+    /// Takes the memory for a tensor that arrives later.
+    pub(super) fn reserve_pending(&mut self, out: &TensorIr) -> Result<SessionMemory, Refusal> {
+        op_check::check_tensor(out)?;
+        self.flow.check_new(out.id)?;
+        let size = tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX);
+        self.flow.reserve((size as u64).saturating_add(NAME_BYTES))
+    }
+
+    /// Adds a pending tensor that arrives under `ticket`. `memory` is the memory taken for
+    /// the tensor and its name.
+    pub(super) fn add_pending(&mut self, out: &TensorIr, ticket: u64, memory: SessionMemory) {
+        self.flow.add_pending(out, ticket, memory);
+    }
+
+    /// Returns the pending tensor `id` with this `ticket`, or `None` if it was dropped
+    /// meanwhile.
+    pub(super) fn pending(&self, id: TensorId, ticket: u64) -> Option<TensorIr> {
+        let (shape, dtype) = self.flow.pending_type(id, ticket)?;
+        Some(TensorIr {
+            id,
+            shape,
+            dtype,
+            status: TensorStatus::NotInit,
+        })
+    }
+
+    /// Makes the backend's value of `id`, which must be pending or new.
+    pub(super) fn set_value(&mut self, id: TensorId, data: TensorData) -> Result<(), Refusal> {
+        let store = &mut self.store;
+        catch_unwind(AssertUnwindSafe(|| store.upload(id, data))).map_err(panicked)
+    }
+
+    /// Makes the pending tensor `id` live, or poisons it with the fault in `value`.
+    pub(super) fn resolve_pending(&mut self, id: TensorId, value: Result<(), Arc<Fault>>) {
+        self.flow.resolve_pending(id, value);
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Tensors {
+    /// Returns the number of tensors in the table.
+    pub(super) fn len(&self) -> usize {
+        self.flow.len()
+    }
+}
+
+#[cfg(feature = "testing")]
+impl Tensors {
+    /// Returns the shape and dtype that the backend has for `tensor`, if the tensor is
+    /// live and the backend can report them.
+    pub(super) fn actual_type(
+        &mut self,
+        tensor: &TensorIr,
+    ) -> Option<(burn_backend::Shape, burn_backend::DType)> {
+        match self.flow.is_live(tensor.id) {
+            true => self.store.actual_type(tensor),
+            false => None,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Tensors {
+    pub(super) fn store(&mut self) -> &mut dyn TensorStore {
+        &mut *self.store
+    }
+}
+
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Refusal {
+    Refusal::New(FaultKind::Panic, panic_message(panic.as_ref()))
+}
+
+/// Adds the memory that it holds to a value.
+fn charged(data: TensorData, held: Option<ReplyMemory>) -> TensorData {
+    let Some(held) = held else {
+        return data;
+    };
+    let (bytes, shape, dtype) = data.into_parts();
+    let bytes = bytes::Bytes::from_owner(Charged {
+        bytes: shared(bytes),
+        _held: held,
+    });
+    let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);
+    TensorData::from_bytes(bytes, shape, dtype)
+}

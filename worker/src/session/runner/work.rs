@@ -1,0 +1,67 @@
+//! What a runner is given to do, and what it replies.
+
+use std::sync::Arc;
+
+use burn_backend::{ExecutionError, TensorData};
+use burn_ir::{TensorId, TensorIr};
+use burn_std::future::DynFut;
+use bytes::Bytes;
+use tensord_proto::v1::Fault;
+
+use super::fault::FaultContext;
+use crate::collective::Capability;
+
+/// A piece of work, as received from the client.
+pub(crate) enum Work {
+    Ops {
+        count: u32,
+        encoded: Bytes,
+        contents: Bytes,
+    },
+    Poison {
+        id: TensorId,
+        fault: Fault,
+    },
+    Alias {
+        id: TensorId,
+        source: TensorId,
+    },
+    Read {
+        request: u64,
+        tensor: TensorIr,
+    },
+    Sync {
+        request: u64,
+    },
+    Seed(u64),
+    Offer {
+        tensor: TensorIr,
+        capability: Capability,
+        to: u32,
+    },
+    Take {
+        out: TensorIr,
+        capability: Capability,
+        from: u32,
+    },
+}
+
+/// A reply to the client.
+pub(crate) enum Reply {
+    Value {
+        request: u64,
+        result: Result<TensorData, Arc<Fault>>,
+    },
+    /// The device is still reading the value, which the future returns.
+    InFlight {
+        request: u64,
+        /// Bytes of host memory that the value takes once it is read.
+        bytes: usize,
+        read: DynFut<Result<TensorData, ExecutionError>>,
+        context: FaultContext,
+    },
+    Synced {
+        request: u64,
+        fault: Option<Arc<Fault>>,
+    },
+}
