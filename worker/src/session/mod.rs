@@ -5,9 +5,14 @@
 //! device's executor executes it ([`Session::run`]), and the connection's writer sends
 //! the replies ([`Session::next_to_send`]). The reader itself executes small reads whose
 //! values are in host memory. A session outlives its connections.
+//!
+//! - `outbound`: the channels of the two tracks, and the replies on them.
+//! - `inbound`: turns frames into work and payloads; `work_queue` has them until the
+//!   executor takes them.
+//! - `time_slice`: a turn on the device, in which `runner` executes the work.
+//! - `peer_requests`: requests to the other sessions of the lease.
 
 mod dataflow;
-mod end;
 mod inbound;
 mod outbound;
 mod peer_requests;
@@ -18,13 +23,12 @@ pub(crate) mod standalone;
 mod tests;
 mod time_slice;
 mod uploads;
-
-pub(crate) use self::time_slice::TimeSliceEnd;
+mod work_queue;
 
 use std::{
-    collections::VecDeque,
+    pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
@@ -35,19 +39,24 @@ use tensord_proto::{
     bulk::PayloadError,
     codec::CodecError,
     ids::{LeaseId, SessionId},
-    v1::{Error, ErrorCode, Held, Value, frame},
+    v1::{Error, ErrorCode, Held, frame::Body},
 };
 use tensord_transport::channel::{
-    self, Channel, Connection, Received, duplex::FrameError, resume::ResumeError,
+    self, Connection, FrameParts, Next, Received, duplex::FrameError, resume::ResumeError,
 };
-use tokio::{runtime::Handle, sync::Notify};
+use tokio::{runtime::Handle, sync::Notify, time::timeout};
+use tracing::info;
 
 use self::{
     inbound::{Item, Payloads},
-    peer_requests::PeerRequests,
-    runner::{LeaseMembership, Reply, Runner},
-    uploads::{Payload, Uploads},
+    outbound::Outbound,
+    peer_requests::{Batch, PeerRequests, pass_on},
+    runner::{LeaseMembership, Runner},
+    time_slice::TimeSlice,
+    uploads::Uploads,
+    work_queue::{Schedule, WorkQueue},
 };
+pub(crate) use self::{outbound::Track, time_slice::TimeSliceEnd};
 use crate::{
     backend::Device,
     blobs::BlobStore,
@@ -57,20 +66,6 @@ use crate::{
     memory::DeviceMemory,
     op_progress::{OpProgress, Signals},
 };
-
-/// Bytes of encoded work that a client may be ahead of the executor: some hundred
-/// thousand ops, or the uploads of a few steps.
-pub(crate) const WINDOW_BYTES: u64 = 32 << 20;
-
-/// Bytes of replies kept on a track until the client acknowledges them. Beyond this limit
-/// the session pauses.
-const OUTBOX_BYTES: usize = 64 << 20;
-
-/// Maximum number of a session's reads in flight on the device, and the maximum bytes of
-/// their values. At either limit the session pauses. As for replies, a single value may
-/// exceed the limit.
-const MAX_READS_IN_FLIGHT: usize = 1024;
-const MAX_READ_BYTES_IN_FLIGHT: usize = OUTBOX_BYTES;
 
 /// The device of a session, and what the session shares with the device's other sessions.
 #[derive(Clone)]
@@ -97,15 +92,6 @@ pub(crate) struct Grant {
     pub(crate) device_index: u32,
 }
 
-/// One of the two links of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Track {
-    /// Carries ops and the replies to them.
-    Ops,
-    /// Carries bulk bytes. The client opens this link when there are any.
-    Bulk,
-}
-
 pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) grant: Grant,
@@ -113,80 +99,23 @@ pub(crate) struct Session {
     /// The sessions of the lease, in which this one has `lease_rank`.
     cohort: Arc<Cohort>,
     lease_rank: u32,
-    wires: [Mutex<Wire>; 2],
-    /// Held by the reader of each track while it processes a frame.
-    readers: [Mutex<()>; 2],
+    outbound: Outbound,
     payloads: Mutex<Payloads>,
-    work_queue: Mutex<WorkQueue>,
+    work_queue: WorkQueue,
     /// `None` after the session has ended.
     runner: Mutex<Option<Runner>>,
-    peer_requests: Mutex<PeerRequests>,
-    /// Whether `work_queue.end` is set, readable without the lock.
-    ending: AtomicBool,
+    peer_requests: PeerRequests,
+    progress: EndProgress,
+    op_progress: Arc<OpProgress>,
+}
+
+/// How far the end of a session has come.
+#[derive(Default)]
+struct EndProgress {
     /// Whether `Closed` is queued for the client, or is about to be queued.
-    end_announced: AtomicBool,
+    announced: AtomicBool,
     /// Whether the session's state is dropped and its device memory given back.
     torn_down: AtomicBool,
-    op_progress: Arc<OpProgress>,
-    /// Wakes the writer of each track.
-    writer_notify: [Notify; 2],
-}
-
-struct Wire {
-    channel: Channel,
-    /// Values batched for the next flush, and their encoded bytes.
-    values: Vec<Value>,
-    value_bytes: usize,
-    /// Number of payloads queued so far.
-    payloads: u64,
-    /// Whether the last frame is queued. The connection ends once it is delivered.
-    closing: bool,
-}
-
-#[derive(Default)]
-struct WorkQueue {
-    items: VecDeque<Item>,
-    payloads: VecDeque<Payload>,
-    /// Outcomes of all-reduces and transfers, by ticket. There is at most one per
-    /// request.
-    outcomes: Vec<(u64, Outcome)>,
-    /// Credit in bytes of chunks that arrived while payloads were queued. It is returned
-    /// when the queue is empty. So the queued payloads are bounded, but a payload that
-    /// arrives while none is queued may have any size.
-    payload_credit: usize,
-    /// Whether the session waits for the next payload.
-    awaits_payload: bool,
-    /// Whether the session is in the run queue or running.
-    scheduled: bool,
-    /// Whether the session is paused until the client acknowledges replies or a read in
-    /// flight completes.
-    blocked: bool,
-    reads_in_flight: ReadsInFlight,
-    /// Why the session ends. Set once; no work is executed after that.
-    end: Option<Error>,
-}
-
-/// The number of reads in flight on the device, and the bytes of their values.
-#[derive(Default)]
-struct ReadsInFlight {
-    count: usize,
-    bytes: usize,
-}
-
-impl ReadsInFlight {
-    fn begin(&mut self, bytes: usize) {
-        self.count += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
-    }
-
-    fn end(&mut self, bytes: usize) {
-        self.count -= 1;
-        self.bytes = self.bytes.saturating_sub(bytes);
-    }
-
-    fn is_full(&self) -> bool {
-        self.count >= MAX_READS_IN_FLIGHT || self.bytes >= MAX_READ_BYTES_IN_FLIGHT
-    }
 }
 
 impl Session {
@@ -224,38 +153,24 @@ impl Session {
                 bucket_bytes: cohort.bucket_bytes(),
             },
         );
-        let wire = || Wire {
-            // The client always reads its replies, so it grants unlimited credit.
-            channel: Channel::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES, Instant::now()),
-            values: Vec::new(),
-            value_bytes: 0,
-            payloads: 0,
-            closing: false,
-        };
-        let mut ops = wire();
-        if !hashes.is_empty() {
-            let hashes = hashes.concat().into();
-            ops.channel.push(frame::Body::Held(Held { hashes }));
-        }
+        let held = (!hashes.is_empty()).then(|| Held {
+            hashes: hashes.concat().into(),
+        });
         let session = Arc::new(Self {
             id,
             grant,
             cohort,
             lease_rank,
-            wires: [Mutex::new(ops), Mutex::new(wire())],
-            readers: Default::default(),
+            outbound: Outbound::new(held.map(Body::Held)),
             payloads: Mutex::new(Payloads::new(
                 device_context.memory.clone(),
                 device_context.kept_bytes,
             )),
-            work_queue: Mutex::default(),
+            work_queue: WorkQueue::default(),
             runner: Mutex::new(Some(runner)),
-            peer_requests: Mutex::default(),
-            ending: AtomicBool::new(false),
-            end_announced: AtomicBool::new(false),
-            torn_down: AtomicBool::new(false),
+            peer_requests: PeerRequests::default(),
+            progress: EndProgress::default(),
             op_progress,
-            writer_notify: Default::default(),
             device_context,
         });
         let member: Weak<dyn Member> = Arc::downgrade(&session) as _;
@@ -265,10 +180,6 @@ impl Session {
         }
     }
 
-    fn wire(&self, track: Track) -> MutexGuard<'_, Wire> {
-        lock(&self.wires[track as usize])
-    }
-
     /// Makes a new connection the latest of a track. The client has received the frames up
     /// to number `received`.
     pub(crate) fn attach(
@@ -276,22 +187,37 @@ impl Session {
         track: Track,
         received: u64,
     ) -> Result<channel::Attached, ResumeError> {
-        // Waits until the previous connection's reader has finished its current frame.
-        let _reader = lock(&self.readers[track as usize]);
-        let attached = self.wire(track).channel.attach(received, u64::MAX)?;
-        self.writer_notify(track).notify_one();
-        Ok(attached)
+        self.outbound.attach(track, received)
     }
 
     /// Marks the track as detached, unless a later connection has taken over.
     pub(crate) fn detach(&self, track: Track, connection: Connection) {
-        let mut wire = self.wire(track);
-        wire.channel.detach(connection, Instant::now());
+        self.outbound.detach(track, connection);
     }
 
     /// Returns since when the track for ops has no connection, or `None` if it has one.
     pub(crate) fn detached(&self) -> Option<Instant> {
-        self.wire(Track::Ops).channel.detached()
+        self.outbound.detached()
+    }
+
+    /// Returns what the writer of `connection` is to do next.
+    pub(crate) fn next_to_send(&self, track: Track, connection: Connection) -> Next {
+        self.outbound.next_to_send(track, connection)
+    }
+
+    /// Returns the ping of a track's channel; see [`channel::Channel::ping`].
+    pub(crate) fn ping(
+        &self,
+        track: Track,
+        connection: Connection,
+        must: bool,
+    ) -> Option<FrameParts> {
+        self.outbound.ping(track, connection, must)
+    }
+
+    /// Returns what wakes the writer of a track.
+    pub(crate) fn writer_notify(&self, track: Track) -> &Notify {
+        self.outbound.writer_notify(track)
     }
 
     /// Processes a frame from `connection`. Returns `false` if a later connection has
@@ -304,69 +230,37 @@ impl Session {
     ) -> Result<bool, InboundError> {
         // Locked until the work is queued, so that a later connection's reader cannot
         // queue its frames before this one.
-        let _reader = lock(&self.readers[track as usize]);
-        let (received, has_room) = {
-            let mut wire = self.wire(track);
-            let was_full = wire.channel.outbox().is_full();
-            let received = wire.channel.receive(connection, frame, Instant::now())?;
-            (received, was_full && !wire.channel.outbox().is_full())
-        };
+        let _reader = self.outbound.lock_reader(track);
+        let (received, has_room) = self.outbound.receive(track, connection, frame)?;
         if has_room {
-            self.unblock();
+            self.schedule(self.work_queue.unblock());
         }
         let (body, bytes) = match received {
             Received::New(body, bytes) => (body, bytes),
             Received::Nothing => return Ok(true),
             Received::Replaced => return Ok(false),
         };
-        if self.ending.load(Ordering::Acquire) {
+        if self.work_queue.is_ending() {
             // Frames for a session that ends are dropped.
             return Ok(true);
         }
         match track {
             Track::Ops => {
                 if let Some(item) = inbound::item(body, bytes)? {
-                    self.enqueue(item);
+                    let can_run_here = |item: &Item| self.can_run_in_reader(item);
+                    self.schedule(self.work_queue.push(item, can_run_here));
                 }
             }
             Track::Bulk => {
                 let payload = lock(&self.payloads).take(body)?;
-                self.enqueue_payload(payload, bytes);
+                let (schedule, credit) = self.work_queue.push_payload(payload, bytes);
+                if credit > 0 {
+                    self.outbound.consumed(Track::Bulk, credit);
+                }
+                self.schedule(schedule);
             }
         }
         Ok(true)
-    }
-
-    /// Accounts for a chunk that took `bytes` of credit, and queues its payload if the
-    /// chunk was the last.
-    fn enqueue_payload(self: &Arc<Self>, payload: Option<Payload>, bytes: usize) {
-        let mut work_queue = lock(&self.work_queue);
-        let others_wait = !work_queue.payloads.is_empty();
-        if work_queue.end.is_none() {
-            work_queue.payloads.extend(payload);
-        }
-        if others_wait {
-            work_queue.payload_credit += bytes;
-        } else {
-            self.consumed(Track::Bulk, bytes);
-        }
-        if work_queue.awaits_payload && !work_queue.payloads.is_empty() {
-            work_queue.awaits_payload = false;
-            self.schedule(work_queue);
-        }
-    }
-
-    fn enqueue(self: &Arc<Self>, item: Item) {
-        let mut work_queue = lock(&self.work_queue);
-        let due = work_queue.schedule();
-        let in_reader = due && work_queue.items.is_empty() && self.can_run_in_reader(&item);
-        work_queue.items.push_back(item);
-        drop(work_queue);
-        if in_reader {
-            run_time_slice(&self.device_context.queue, self.clone());
-        } else if due {
-            self.device_context.queue.push(self.clone());
-        }
     }
 
     /// Returns whether the connection's reader may execute `item` itself: the session is
@@ -376,7 +270,7 @@ impl Session {
             return false;
         };
         // Must not block: the executor may be at the end of a turn with `runner` locked,
-        // and wait for `work_queue`, which the caller holds.
+        // and wait for the work queue, which the caller has locked.
         let Ok(mut runner) = self.runner.try_lock() else {
             return false;
         };
@@ -384,20 +278,53 @@ impl Session {
         runner.is_some_and(|runner| runner.can_read_at_once(tensors))
     }
 
-    /// Puts the session into the run queue, unless it is scheduled, blocked or starved.
-    fn schedule(self: &Arc<Self>, mut work_queue: MutexGuard<'_, WorkQueue>) {
-        let due = work_queue.schedule();
-        // Unlocked first, as the executor locks it at the start of a turn.
-        drop(work_queue);
-        if due {
-            self.device_context.queue.push(self.clone());
+    fn schedule(self: &Arc<Self>, schedule: Schedule) {
+        match schedule {
+            Schedule::No => {}
+            Schedule::Queue => self.device_context.queue.push(self.clone()),
+            Schedule::RunHere => run_time_slice(&self.device_context.queue, self.clone()),
         }
     }
 
-    fn unblock(self: &Arc<Self>) {
-        let mut work_queue = lock(&self.work_queue);
-        if std::mem::take(&mut work_queue.blocked) {
-            self.schedule(work_queue);
+    /// Runs until `keep_going()` is false, or the session has no work or must wait. The caller
+    /// must own this session's slot in the run queue.
+    pub(crate) fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd {
+        let mut guard = lock(&self.runner);
+        self.op_progress.begin_step();
+        let end = guard
+            .as_mut()
+            .and_then(|runner| TimeSlice::new(self, runner).run(keep_going));
+        if end.is_none() {
+            let error = self.work_queue.finish();
+            if let Some(runner) = guard.take() {
+                self.tear_down(runner, error);
+            }
+        }
+        self.op_progress.end_step();
+        end.unwrap_or(TimeSliceEnd::Parked)
+    }
+
+    /// Passes on the queued requests to peers. When a value has not been read yet, a task
+    /// waits for it and continues after that.
+    fn send_peer_requests(self: &Arc<Self>) {
+        while let Some(Batch { ready, in_flight }) = self.peer_requests.next_batch() {
+            self.pass_on(ready);
+            if let Some(in_flight) = in_flight {
+                let session = self.clone();
+                self.device_context.runtime.spawn(async move {
+                    let request = session.with_op_timeout(in_flight).await;
+                    session.pass_on(vec![request]);
+                    session.send_peer_requests();
+                });
+                return;
+            }
+        }
+    }
+
+    fn pass_on(&self, requests: Vec<runner::Request>) {
+        // After the end, the cohort notifies the peers that the session has ended.
+        if !self.work_queue.is_ending() {
+            pass_on(requests, &self.cohort, self.lease_rank);
         }
     }
 
@@ -405,44 +332,90 @@ impl Session {
     /// client broke the protocol or is gone. The session ends in its next turn. Later
     /// calls have no effect.
     pub(crate) fn end(self: &Arc<Self>, error: Error) {
-        let mut work_queue = lock(&self.work_queue);
-        if work_queue.end.is_none() {
-            work_queue.end = Some(error);
-            self.ending.store(true, Ordering::Release);
-            work_queue.items.clear();
-            work_queue.payloads.clear();
-            work_queue.outcomes.clear();
-            (work_queue.blocked, work_queue.awaits_payload) = (false, false);
-            self.schedule(work_queue);
+        self.schedule(self.work_queue.end(error));
+    }
+
+    /// Returns whether `Closed` is queued for the client. The device may still be
+    /// executing the session's last op.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.outbound.is_closing()
+    }
+
+    /// Returns whether the session has ended and the device executes nothing for it.
+    pub(crate) fn is_torn_down(&self) -> bool {
+        self.progress.torn_down.load(Ordering::Acquire) && !self.op_progress.has_late_reads()
+    }
+
+    /// Completes the end: notifies the cohort and the client, and drops all state.
+    fn tear_down(&self, runner: Runner, error: Error) {
+        self.op_progress.begin_step();
+        self.cohort.leave(self.lease_rank, &error.message);
+        self.keep_uploads(runner);
+        // Frees a payload that is partly received.
+        lock(&self.payloads).clear();
+        self.announce_end(error);
+        self.progress.torn_down.store(true, Ordering::Release);
+        self.device_context.signals.wake();
+    }
+
+    /// Drops the runner, and passes its kept uploads to the blob store for later
+    /// sessions.
+    fn keep_uploads(&self, runner: Runner) {
+        let (blobs, tenant) = (self.device_context.blobs.clone(), self.grant.tenant.clone());
+        let kept = runner.into_kept();
+        // Hashing takes a while, and the device may serve another session by then.
+        self.device_context
+            .runtime
+            .spawn_blocking(move || blobs.keep(&tenant, kept));
+    }
+
+    /// Queues `Closed` for the client, unless it was queued before, and lets the
+    /// connections end.
+    fn announce_end(&self, error: Error) {
+        if !self.progress.announced.swap(true, Ordering::AcqRel) {
+            info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
+            self.outbound.close(error);
         }
     }
 
-    fn consumed(&self, track: Track, bytes: usize) {
-        let mut wire = self.wire(track);
-        wire.channel.inbox().consume(bytes);
-        if wire.channel.inbox().is_ack_due() {
-            self.writer_notify(track).notify_one();
-        }
+    /// Ends the session at once if an op or a read exceeds the op timeout. Returns a
+    /// description of the op or read for as long as it has not returned.
+    pub(crate) fn overdue(self: &Arc<Self>, now: Instant) -> Option<String> {
+        let overdue = self.op_progress.check(now)?.to_string();
+        self.end_overdue(&overdue);
+        Some(overdue)
     }
-}
 
-impl WorkQueue {
-    /// Marks the session as scheduled. Returns `false` if it is already scheduled,
-    /// blocked or starved.
-    fn schedule(&mut self) -> bool {
-        let due = !self.scheduled && !self.blocked && !self.awaits_payload;
-        self.scheduled |= due;
-        due
+    /// Ends the session without waiting for the op or read in progress.
+    fn end_overdue(self: &Arc<Self>, reason: &str) {
+        if self.progress.announced.load(Ordering::Acquire) {
+            return;
+        }
+        let error = Error::new(ErrorCode::Limit, reason);
+        self.end(error.clone());
+        self.cohort.leave(self.lease_rank, reason);
+        self.announce_end(error);
+    }
+
+    /// Waits until the device has read a value. If that exceeds the op timeout, the
+    /// session ends, and its device counts as busy until the value has been read.
+    async fn with_op_timeout<T>(self: &Arc<Self>, answer: impl Future<Output = T>) -> T {
+        let mut answer = pin!(answer);
+        if let Ok(answer) = timeout(self.device_context.signals.op_timeout, &mut answer).await {
+            return answer;
+        }
+        let late = self.op_progress.begin_late_read();
+        self.end_overdue(&self.op_progress.overdue_read().to_string());
+        self.device_context.signals.wake();
+        let answer = answer.await;
+        drop(late);
+        answer
     }
 }
 
 impl Member for Session {
     fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
-        let mut work_queue = lock(&self.work_queue);
-        if work_queue.end.is_none() {
-            work_queue.outcomes.push((ticket, outcome));
-            self.schedule(work_queue);
-        }
+        self.schedule(self.work_queue.push_outcome(ticket, outcome));
     }
 }
 

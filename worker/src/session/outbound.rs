@@ -1,18 +1,36 @@
-//! Turns the replies of a session into frames, which the connection's writer sends.
+//! The frames of a session in both directions, by track: replies are queued here, which
+//! the connections' writers send.
 
-use std::{mem::take, sync::Arc};
+use std::{
+    mem::take,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Instant,
+};
 
 use burn_backend::TensorData;
+use bytes::Bytes;
 use prost::Message as _;
 use tensord_proto::{
     bulk::{INLINE_BYTES, chunks, shared},
     codec::encode_type,
-    v1::{Fault, FaultKind, Synced, TensorValue, Value, Values, frame::Body, tensor_value, value},
+    v1::{
+        Closed, Error, Fault, Synced, TensorValue, Value, Values, frame::Body, tensor_value, value,
+    },
 };
-use tensord_transport::channel::{Connection, FrameParts, Next};
+use tensord_transport::channel::{
+    self, Channel, Connection, FrameParts, Next, Received, duplex::FrameError, resume::ResumeError,
+};
 use tokio::sync::Notify;
 
-use super::{Reply, Session, Track, Wire, lock};
+use crate::locks::lock;
+
+/// Bytes of encoded work that a client may be ahead of the executor: some hundred
+/// thousand ops, or the uploads of a few steps.
+pub(super) const WINDOW_BYTES: u64 = 32 << 20;
+
+/// Bytes of replies kept on a track until the client acknowledges them. Beyond this limit
+/// the session pauses.
+pub(super) const OUTBOX_BYTES: usize = 64 << 20;
 
 /// Maximum bytes of a fault's reason in a reply.
 const REASON_BYTES: usize = 16 << 10;
@@ -22,43 +40,138 @@ const REASON_BYTES: usize = 16 << 10;
 const VALUES_PER_FRAME: usize = 256;
 const VALUE_BYTES: usize = 48 << 10;
 
-impl Session {
-    /// Queues a reply. It is sent once the writer is [woken](Self::wake_writer).
-    pub(super) fn reply(self: &Arc<Self>, reply: Reply) {
-        match reply {
-            Reply::Value { request, result } => self.queue_value(request, result),
-            Reply::Synced { request, fault } => {
-                let fault = fault.map(|fault| fault.bounded(REASON_BYTES));
-                self.queue(Body::Synced(Synced {
-                    request_id: request,
-                    fault,
-                }));
-            }
-            Reply::InFlight {
-                request,
-                bytes,
-                read,
-                context,
-            } => {
-                lock(&self.work_queue).reads_in_flight.begin(bytes);
-                let session = self.clone();
-                // Ends when the device has read the value. The session may have ended by
-                // then.
-                self.device_context.runtime.spawn(async move {
-                    let read = session.with_op_timeout(read).await;
-                    let result = read.map_err(|e| context.fault(FaultKind::Backend, e.reason()));
-                    if !session.has_ended() {
-                        session.queue_value(request, result);
-                        session.wake_writer();
-                    }
-                    lock(&session.work_queue).reads_in_flight.end(bytes);
-                    session.unblock();
-                });
-            }
+/// One of the two links of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Track {
+    /// Carries ops and the replies to them.
+    Ops,
+    /// Carries bulk bytes. The client opens this link when there are any.
+    Bulk,
+}
+
+/// The channels of a session's two tracks.
+pub(super) struct Outbound {
+    tracks: [TrackState; 2],
+}
+
+struct TrackState {
+    wire: Mutex<Wire>,
+    /// Held by the reader of the track's connection while it processes a frame.
+    reader: Mutex<()>,
+    /// Wakes the writer of the track's connection.
+    writer_notify: Notify,
+}
+
+struct Wire {
+    channel: Channel,
+    /// Values batched for the next flush, and their encoded bytes.
+    values: Vec<Value>,
+    value_bytes: usize,
+    /// Number of payloads queued so far.
+    payloads: u64,
+    /// Whether the last frame is queued. The connection ends once it is delivered.
+    closing: bool,
+}
+
+impl Outbound {
+    /// Creates the channels. `first` is queued on the track for ops.
+    pub(super) fn new(first: Option<Body>) -> Self {
+        let track = || TrackState {
+            wire: Mutex::new(Wire {
+                // The client always reads its replies, so it grants unlimited credit.
+                channel: Channel::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES, Instant::now()),
+                values: Vec::new(),
+                value_bytes: 0,
+                payloads: 0,
+                closing: false,
+            }),
+            reader: Mutex::default(),
+            writer_notify: Notify::default(),
+        };
+        let tracks = [track(), track()];
+        let outbound = Self { tracks };
+        if let Some(first) = first {
+            outbound.wire(Track::Ops).channel.push(first);
+        }
+        outbound
+    }
+
+    fn wire(&self, track: Track) -> MutexGuard<'_, Wire> {
+        lock(&self.tracks[track as usize].wire)
+    }
+
+    /// Locks out the readers of other connections of a track.
+    pub(super) fn lock_reader(&self, track: Track) -> MutexGuard<'_, ()> {
+        lock(&self.tracks[track as usize].reader)
+    }
+
+    /// Returns what wakes the writer of a track.
+    pub(super) fn writer_notify(&self, track: Track) -> &Notify {
+        &self.tracks[track as usize].writer_notify
+    }
+
+    /// Wakes the writer of the track for ops, which sends the queued frames.
+    pub(super) fn wake_writer(&self) {
+        self.writer_notify(Track::Ops).notify_one();
+    }
+
+    /// Makes a new connection the latest of a track. The client has received the frames up
+    /// to number `received`.
+    pub(super) fn attach(
+        &self,
+        track: Track,
+        received: u64,
+    ) -> Result<channel::Attached, ResumeError> {
+        // Waits until the previous connection's reader has finished its current frame.
+        let _reader = self.lock_reader(track);
+        let attached = self.wire(track).channel.attach(received, u64::MAX)?;
+        self.writer_notify(track).notify_one();
+        Ok(attached)
+    }
+
+    /// Marks the track as detached, unless a later connection has taken over.
+    pub(super) fn detach(&self, track: Track, connection: Connection) {
+        let mut wire = self.wire(track);
+        wire.channel.detach(connection, Instant::now());
+    }
+
+    /// Returns since when the track for ops has no connection, or `None` if it has one.
+    pub(super) fn detached(&self) -> Option<Instant> {
+        self.wire(Track::Ops).channel.detached()
+    }
+
+    /// Accepts a frame from `connection`. Returns its body as well, and whether the outbox
+    /// was full and now has room.
+    pub(super) fn receive(
+        &self,
+        track: Track,
+        connection: Connection,
+        frame: Bytes,
+    ) -> Result<(Received, bool), FrameError> {
+        let mut wire = self.wire(track);
+        let was_full = wire.channel.outbox().is_full();
+        let received = wire.channel.receive(connection, frame, Instant::now())?;
+        Ok((received, was_full && !wire.channel.outbox().is_full()))
+    }
+
+    /// Returns `bytes` of credit to the client.
+    pub(super) fn consumed(&self, track: Track, bytes: usize) {
+        let mut wire = self.wire(track);
+        wire.channel.inbox().consume(bytes);
+        if wire.channel.inbox().is_ack_due() {
+            self.writer_notify(track).notify_one();
         }
     }
 
-    fn queue_value(&self, request_id: u64, result: Result<TensorData, Arc<Fault>>) {
+    /// Returns whether the outbox of a track is full.
+    pub(super) fn is_full(&self) -> bool {
+        let is_full = |track| self.wire(track).channel.outbox().is_full();
+        is_full(Track::Ops) || is_full(Track::Bulk)
+    }
+
+    /// Queues the reply to a read. It is sent once the writer is
+    /// [woken](Self::wake_writer).
+    pub(super) fn queue_value(&self, request_id: u64, result: Result<TensorData, Arc<Fault>>) {
         let result = match result {
             Ok(data) => value::Result::Tensor(self.tensor_value(data)),
             Err(fault) => value::Result::Fault(fault.bounded(REASON_BYTES)),
@@ -66,6 +179,13 @@ impl Session {
         let result = Some(result);
         self.wire(Track::Ops)
             .queue_value(Value { request_id, result });
+    }
+
+    /// Queues the reply to a sync.
+    pub(super) fn queue_synced(&self, request_id: u64, fault: Option<Arc<Fault>>) {
+        let fault = fault.map(|fault| fault.bounded(REASON_BYTES));
+        let synced = Body::Synced(Synced { request_id, fault });
+        self.wire(Track::Ops).queue(synced);
     }
 
     /// Encodes a tensor's value. The bytes of a large value are queued on the bulk track,
@@ -92,17 +212,26 @@ impl Session {
         }
     }
 
-    fn queue(&self, body: Body) {
-        self.wire(Track::Ops).queue(body);
+    /// Queues `Closed` and lets the connections end.
+    pub(super) fn close(&self, error: Error) {
+        let closed = Body::Closed(Closed { error: Some(error) });
+        self.wire(Track::Ops).queue(closed);
+        // The client no longer waits for values. Dropping them frees the device memory
+        // that they hold.
+        self.wire(Track::Bulk).channel.abandon();
+        for track in [Track::Bulk, Track::Ops] {
+            self.wire(track).closing = true;
+            self.writer_notify(track).notify_one();
+        }
     }
 
-    /// Wakes the writer of the track for ops, which sends the queued frames.
-    pub(super) fn wake_writer(&self) {
-        self.writer_notify(Track::Ops).notify_one();
+    /// Returns whether `Closed` is queued.
+    pub(super) fn is_closing(&self) -> bool {
+        self.wire(Track::Ops).closing
     }
 
     /// Returns what the writer of `connection` is to do next.
-    pub(crate) fn next_to_send(&self, track: Track, connection: Connection) -> Next {
+    pub(super) fn next_to_send(&self, track: Track, connection: Connection) -> Next {
         let mut wire = self.wire(track);
         if !wire.channel.is_latest(connection) {
             return Next::Replaced;
@@ -120,20 +249,13 @@ impl Session {
     }
 
     /// Returns the ping of a track's channel; see [`Channel::ping`].
-    ///
-    /// [`Channel::ping`]: tensord_transport::channel::Channel::ping
-    pub(crate) fn ping(
+    pub(super) fn ping(
         &self,
         track: Track,
         connection: Connection,
         must: bool,
     ) -> Option<FrameParts> {
         self.wire(track).channel.ping(connection, must)
-    }
-
-    /// Returns what wakes the writer of a track.
-    pub(crate) fn writer_notify(&self, track: Track) -> &Notify {
-        &self.writer_notify[track as usize]
     }
 }
 
@@ -158,7 +280,7 @@ impl Wire {
         }
     }
 
-    pub(super) fn queue(&mut self, body: Body) {
+    fn queue(&mut self, body: Body) {
         if !self.closing {
             self.flush_values();
             self.channel.push(body);

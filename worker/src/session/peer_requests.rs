@@ -6,92 +6,85 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex},
 };
 
-use super::{
-    Session, lock,
-    runner::{Request, Runner},
-};
+use burn_std::future::DynFut;
+
+use super::runner::Request;
+use crate::{collective::Cohort, locks::lock};
 
 /// Requests that wait to be passed on. The runner's limit on results in flight bounds the
 /// all-reduces and takes among them. Offers hold device memory for their values.
 #[derive(Default)]
-pub(super) struct PeerRequests {
+pub(super) struct PeerRequests(Mutex<State>);
+
+#[derive(Default)]
+struct State {
     queued: VecDeque<Request>,
     /// Whether a thread or task is passing requests on. It checks `queued` again before
     /// it stops.
     is_sending: bool,
 }
 
-impl Session {
-    /// Passes on the runner's requests to peers: all of them, or those that the runner
-    /// does not hold back.
-    pub(super) fn send_requests(self: &Arc<Self>, runner: &mut Runner, all: bool) {
-        let requests = runner.take_requests(all);
+/// Requests to pass on now.
+pub(super) struct Batch {
+    /// Requests with their values.
+    pub(super) ready: Vec<Request>,
+    /// The request after those, whose value the device is still reading. The caller must
+    /// pass it on before it takes the next batch.
+    pub(super) in_flight: Option<DynFut<Request>>,
+}
+
+impl PeerRequests {
+    /// Queues requests. Returns whether the caller must pass them on: take
+    /// [batches](Self::next_batch) until there is none.
+    #[must_use]
+    pub(super) fn push(&self, requests: Vec<Request>) -> bool {
         if requests.is_empty() {
-            return;
+            return false;
         }
-        {
-            let mut peer_requests = lock(&self.peer_requests);
-            peer_requests.queued.extend(requests);
-            if std::mem::replace(&mut peer_requests.is_sending, true) {
-                return;
-            }
-        }
-        self.send_queued_requests();
+        let mut state = lock(&self.0);
+        state.queued.extend(requests);
+        !std::mem::replace(&mut state.is_sending, true)
     }
 
-    /// Passes on the queued requests. When a value has not been read yet, a task waits
-    /// for it and continues after that.
-    fn send_queued_requests(self: &Arc<Self>) {
-        loop {
-            let (mut ready, mut in_flight) = (Vec::new(), None);
-            {
-                let mut peer_requests = lock(&self.peer_requests);
-                while let Some(request) = peer_requests.queued.pop_front() {
-                    match request {
-                        Request::InFlight(request) => {
-                            in_flight = Some(request);
-                            break;
-                        }
-                        request => ready.push(request),
-                    }
-                }
-                if ready.is_empty() && in_flight.is_none() {
-                    peer_requests.is_sending = false;
-                    return;
-                }
-            }
-            self.send_batch(ready);
-            if let Some(in_flight) = in_flight {
-                let session = self.clone();
-                self.device_context.runtime.spawn(async move {
-                    let request = session.with_op_timeout(in_flight).await;
-                    session.send_batch(vec![request]);
-                    session.send_queued_requests();
-                });
-                return;
-            }
-        }
-    }
-
-    fn send_batch(&self, requests: Vec<Request>) {
-        if self.ending.load(Ordering::Acquire) {
-            // The cohort notifies the peers that the session has ended.
-            return;
-        }
-        let mut calls = Vec::new();
-        for request in requests {
+    /// Returns the next requests to pass on, or `None` if there are none left.
+    pub(super) fn next_batch(&self) -> Option<Batch> {
+        let mut state = lock(&self.0);
+        let mut batch = Batch {
+            ready: Vec::new(),
+            in_flight: None,
+        };
+        while let Some(request) = state.queued.pop_front() {
             match request {
-                Request::Call(call) => calls.push(call),
-                Request::Offer(capability, offer) => self.cohort.offer(capability, offer),
-                Request::Take(capability, take) => self.cohort.take(capability, take),
-                Request::InFlight(_) => unreachable!("deferred requests have their values here"),
+                Request::InFlight(request) => {
+                    batch.in_flight = Some(request);
+                    break;
+                }
+                request => batch.ready.push(request),
             }
         }
-        if !calls.is_empty() {
-            self.cohort.call(self.lease_rank, calls);
+        if batch.ready.is_empty() && batch.in_flight.is_none() {
+            state.is_sending = false;
+            return None;
         }
+        Some(batch)
+    }
+}
+
+/// Passes `requests`, which have their values, to the sessions of `cohort`.
+pub(super) fn pass_on(requests: Vec<Request>, cohort: &Arc<Cohort>, lease_rank: u32) {
+    let mut calls = Vec::new();
+    for request in requests {
+        match request {
+            Request::Call(call) => calls.push(call),
+            Request::Offer(capability, offer) => cohort.offer(capability, offer),
+            Request::Take(capability, take) => cohort.take(capability, take),
+            Request::InFlight(_) => unreachable!("requests are passed on with their values"),
+        }
+    }
+    if !calls.is_empty() {
+        cohort.call(lease_rank, calls);
     }
 }

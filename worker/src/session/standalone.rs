@@ -17,8 +17,8 @@ use tensord_proto::{
 use tensord_transport::channel::duplex::Duplex;
 
 use super::{
-    OUTBOX_BYTES, WINDOW_BYTES,
     inbound::{Item, item},
+    outbound::{OUTBOX_BYTES, WINDOW_BYTES},
     runner::{LeaseMembership, RecordedOutcome, Reply, Request, Runner, Step, Work},
     uploads::Uploads,
 };

@@ -19,7 +19,7 @@ use tensord_proto::{
 use tensord_transport::channel::Next;
 
 use self::harness::{KEPT, PAIR, SessionHarness, add, bytes_of, init, random, tensor};
-use super::*;
+use super::{outbound::WINDOW_BYTES, *};
 use crate::executor::Executor;
 
 #[test]

@@ -1,4 +1,4 @@
-//! A session's turns on its device. A turn executes queued work and queues the replies.
+//! A session's turn on its device. A turn executes queued work and queues the replies.
 //! It ends when the session must wait.
 
 use std::sync::{Arc, atomic::Ordering};
@@ -6,15 +6,14 @@ use std::sync::{Arc, atomic::Ordering};
 use burn_ir::TensorIr;
 use tensord_proto::{
     codec::CodecError,
-    v1::{Closed, Error, ErrorCode, frame},
+    v1::{Error, ErrorCode, FaultKind},
 };
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::{
     Session, Track,
     inbound::Item,
-    lock,
-    runner::{Runner, Step, Work},
+    runner::{Reply, Runner, Step, Work},
     uploads::Payload,
 };
 
@@ -27,95 +26,90 @@ pub(crate) enum TimeSliceEnd {
     Parked,
 }
 
-impl Session {
-    /// Runs until `keep_going()` is false, or the session has no work or must wait. The caller
-    /// must own this session's slot in the run queue.
-    pub(crate) fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd {
-        let mut guard = lock(&self.runner);
-        self.op_progress.begin_step();
-        let turn = self.execute_queued(&mut guard, keep_going);
-        self.op_progress.end_step();
-        turn
+/// A session that has its turn, and its runner.
+pub(super) struct TimeSlice<'a> {
+    session: &'a Arc<Session>,
+    runner: &'a mut Runner,
+    /// Whether replies are queued for which the writer has not been woken.
+    has_queued_replies: bool,
+}
+
+impl<'a> TimeSlice<'a> {
+    pub(super) fn new(session: &'a Arc<Session>, runner: &'a mut Runner) -> Self {
+        Self {
+            session,
+            runner,
+            has_queued_replies: false,
+        }
     }
 
-    fn execute_queued(
-        self: &Arc<Self>,
-        guard: &mut Option<Runner>,
-        keep_going: &mut dyn FnMut() -> bool,
-    ) -> TimeSliceEnd {
-        let Some(runner) = guard.as_mut() else {
-            lock(&self.work_queue).scheduled = false;
-            return TimeSliceEnd::Parked;
-        };
-        let before = runner.ops_seen();
-        // Whether replies are queued for which the writer has not been woken.
-        let mut queued = false;
-        self.feed(runner);
-        let turn = loop {
-            if self.ending.load(Ordering::Acquire) {
-                break None;
+    /// Executes work until `keep_going()` is false, or the session has none or must wait.
+    /// Returns `None` if the session ends and its state must be dropped.
+    pub(super) fn run(mut self, keep_going: &mut dyn FnMut() -> bool) -> Option<TimeSliceEnd> {
+        let before = self.runner.ops_seen();
+        let end = self.execute_queued(keep_going);
+        self.wake_writer();
+        self.send_requests(true);
+        let ops = self.runner.ops_seen() - before;
+        let total = &self.session.device_context.ops;
+        total.fetch_add(ops, Ordering::Relaxed);
+        end
+    }
+
+    fn execute_queued(&mut self, keep_going: &mut dyn FnMut() -> bool) -> Option<TimeSliceEnd> {
+        self.feed();
+        loop {
+            if self.session.work_queue.is_ending() {
+                return None;
             }
-            if runner.replies_next() {
-                if self.block_if_full() {
-                    break Some(TimeSliceEnd::Parked);
-                }
-            } else if std::mem::take(&mut queued) {
+            if !self.runner.replies_next() {
                 // Consecutive replies are sent together, and no reply waits for an op.
                 self.wake_writer();
+            } else if self.block_if_full() {
+                return Some(TimeSliceEnd::Parked);
             }
-            self.op_progress.begin_step();
-            match self.step(runner) {
+            self.session.op_progress.begin_step();
+            match self.step() {
                 Step::Ran(credit, reply) => {
                     // No reply may follow `Closed`.
-                    let is_ending = self.ending.load(Ordering::Acquire);
+                    let is_ending = self.session.work_queue.is_ending();
                     if let Some(reply) = reply.filter(|_| !is_ending) {
                         self.reply(reply);
-                        queued = true;
                     }
                     if credit > 0 {
-                        self.consumed(Track::Ops, credit);
+                        self.session.outbound.consumed(Track::Ops, credit);
                     }
                 }
-                Step::NeedsPayload => break Some(TimeSliceEnd::Parked),
+                Step::NeedsPayload => return Some(TimeSliceEnd::Parked),
                 Step::NeedsOutcome | Step::Idle => {
-                    self.send_requests(runner, true);
-                    if self.try_go_idle(runner) {
-                        break Some(TimeSliceEnd::Parked);
+                    self.send_requests(true);
+                    let has_room = self.runner.has_room();
+                    if self.session.work_queue.try_go_idle(has_room) {
+                        return Some(TimeSliceEnd::Parked);
                     }
-                    self.feed(runner);
+                    self.feed();
                 }
                 Step::Closed => {
-                    self.end(Error::new(
+                    self.session.end(Error::new(
                         ErrorCode::Unspecified,
                         "the client closed the session",
                     ));
                 }
             }
-            self.send_requests(runner, false);
+            self.send_requests(false);
             if !keep_going() {
-                break Some(TimeSliceEnd::MoreWork);
+                return Some(TimeSliceEnd::MoreWork);
             }
-        };
-        if queued {
-            self.wake_writer();
         }
-        self.send_requests(runner, true);
-        let ops = runner.ops_seen() - before;
-        self.device_context.ops.fetch_add(ops, Ordering::Relaxed);
-        turn.unwrap_or_else(|| {
-            let runner = guard.take();
-            self.tear_down(runner);
-            TimeSliceEnd::Parked
-        })
     }
 
     /// Executes one step. If it needs a payload and one is queued, continues with that.
-    fn step(self: &Arc<Self>, runner: &mut Runner) -> Step {
-        let stepped = match runner.step() {
+    fn step(&mut self) -> Step {
+        let stepped = match self.runner.step() {
             Ok(Step::NeedsPayload) => match self.next_payload() {
-                Some(payload) => runner.payload(payload),
+                Some(payload) => self.runner.payload(payload),
                 // The session ended meanwhile, which the caller checks next.
-                None if self.ending.load(Ordering::Acquire) => return Step::Ran(0, None),
+                None if self.session.work_queue.is_ending() => return Step::Ran(0, None),
                 None => return Step::NeedsPayload,
             },
             stepped => stepped,
@@ -126,145 +120,113 @@ impl Session {
         })
     }
 
+    fn next_payload(&self) -> Option<Payload> {
+        let (payload, credit) = self.session.work_queue.take_payload();
+        self.session.outbound.consumed(Track::Bulk, credit);
+        payload
+    }
+
     /// Passes all arrivals to the runner, and queued work while it has room.
-    fn feed(self: &Arc<Self>, runner: &mut Runner) {
+    fn feed(&mut self) {
         loop {
-            let (item, outcomes) = {
-                let mut work_queue = lock(&self.work_queue);
-                let item = match runner.has_room() {
-                    true => work_queue.items.pop_front(),
-                    false => None,
-                };
-                (item, std::mem::take(&mut work_queue.outcomes))
-            };
+            let (item, outcomes) = self.session.work_queue.take(self.runner.has_room());
             for (ticket, outcome) in outcomes {
-                runner.on_outcome(ticket, outcome);
+                self.runner.on_outcome(ticket, outcome);
             }
-            match item {
-                Some(Item::Work(work, credit)) => {
-                    if let Err(e) = runner.plan(work, credit) {
-                        return self.end_for_violation(&e);
-                    }
-                }
+            let planned = match item {
+                Some(Item::Work(work, credit)) => self.runner.plan(work, credit),
                 Some(Item::Reads(first, tensors, credit)) => {
-                    if let Err(e) = plan_reads(runner, first, tensors, credit) {
-                        return self.end_for_violation(&e);
-                    }
+                    self.plan_reads(first, tensors, credit)
                 }
-                Some(Item::Close) => runner.plan_close(),
+                Some(Item::Close) => {
+                    self.runner.plan_close();
+                    Ok(())
+                }
                 None => return,
+            };
+            if let Err(e) = planned {
+                return self.end_for_violation(&e);
             }
         }
     }
 
-    /// Returns whether there is nothing to pass to a waiting runner. If so, the session
-    /// is marked as not scheduled, and the next event schedules it.
-    fn try_go_idle(&self, runner: &Runner) -> bool {
-        let mut work_queue = lock(&self.work_queue);
-        let has_items = !work_queue.items.is_empty() && runner.has_room();
-        if has_items || !work_queue.outcomes.is_empty() || work_queue.end.is_some() {
-            return false;
+    fn plan_reads(
+        &mut self,
+        first: u64,
+        tensors: Vec<TensorIr>,
+        credit: usize,
+    ) -> Result<(), CodecError> {
+        let last = tensors.len().saturating_sub(1);
+        for (at, tensor) in tensors.into_iter().enumerate() {
+            let request = first.wrapping_add(at as u64);
+            let credit = if at == last { credit } else { 0 };
+            self.runner.plan(Work::Read { request, tensor }, credit)?;
         }
-        work_queue.scheduled = false;
-        true
+        Ok(())
     }
 
     /// Returns whether the session must pause until the client acknowledges replies or
-    /// reads in flight complete. If so, the session is marked as blocked and not
-    /// scheduled.
+    /// reads in flight complete.
     fn block_if_full(&self) -> bool {
-        let mut work_queue = lock(&self.work_queue);
-        let is_full = |track| self.wire(track).channel.outbox().is_full();
-        let is_full =
-            is_full(Track::Ops) || is_full(Track::Bulk) || work_queue.reads_in_flight.is_full();
-        let blocked = work_queue.end.is_none() && is_full;
+        let Session {
+            work_queue,
+            outbound,
+            ..
+        } = &**self.session;
+        let blocked = work_queue.block_if_full(|| outbound.is_full());
         if blocked {
-            debug!(session = %self.id, "the session waits until its client reads answers");
-            (work_queue.blocked, work_queue.scheduled) = (true, false);
+            debug!(session = %self.session.id, "the session waits until its client reads answers");
         }
         blocked
     }
 
-    fn end_for_violation(self: &Arc<Self>, rule: &CodecError) {
-        let rule = format!("session {}: {rule}", self.id);
-        self.end(Error::new(ErrorCode::Protocol, rule));
+    fn reply(&mut self, reply: Reply) {
+        let outbound = &self.session.outbound;
+        match reply {
+            Reply::Value { request, result } => outbound.queue_value(request, result),
+            Reply::Synced { request, fault } => outbound.queue_synced(request, fault),
+            Reply::InFlight {
+                request,
+                bytes,
+                read,
+                context,
+            } => {
+                self.session.work_queue.begin_read(bytes);
+                let session = self.session.clone();
+                // Ends when the device has read the value. The session may have ended by
+                // then.
+                self.session.device_context.runtime.spawn(async move {
+                    let read = session.with_op_timeout(read).await;
+                    let result = read.map_err(|e| context.fault(FaultKind::Backend, e.reason()));
+                    if !session.has_ended() {
+                        session.outbound.queue_value(request, result);
+                        session.outbound.wake_writer();
+                    }
+                    session.schedule(session.work_queue.end_read(bytes));
+                });
+            }
+        }
+        self.has_queued_replies = true;
     }
 
-    /// Completes the end: notifies the cohort and the client, and drops all state.
-    fn tear_down(&self, runner: Option<Runner>) {
-        let error = {
-            let mut work_queue = lock(&self.work_queue);
-            work_queue.scheduled = false;
-            work_queue.end.clone().unwrap_or_default()
-        };
-        self.op_progress.begin_step();
-        self.cohort.leave(self.lease_rank, &error.message);
-        self.close(runner);
-        // Frees a payload that is partly received.
-        lock(&self.payloads).clear();
-        self.send_end(error);
-        self.torn_down.store(true, Ordering::Release);
-        self.device_context.signals.wake();
-    }
-
-    /// Drops the runner, and passes its kept uploads to the blob store for later
-    /// sessions.
-    fn close(&self, runner: Option<Runner>) {
-        if let Some(runner) = runner {
-            let (blobs, tenant) = (self.device_context.blobs.clone(), self.grant.tenant.clone());
-            let kept = runner.into_kept();
-            // Hashing takes a while, and the device may serve another session by then.
-            self.device_context
-                .runtime
-                .spawn_blocking(move || blobs.keep(&tenant, kept));
+    /// Wakes the writer for replies that are queued.
+    fn wake_writer(&mut self) {
+        if std::mem::take(&mut self.has_queued_replies) {
+            self.session.outbound.wake_writer();
         }
     }
 
-    /// Queues `Closed` for the client, unless it was queued before, and lets the
-    /// connections end.
-    pub(super) fn send_end(&self, error: Error) {
-        if self.end_announced.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        info!(session = %self.id, lease = %self.grant.lease, "session ended: {error}");
-        let closed = frame::Body::Closed(Closed { error: Some(error) });
-        self.wire(Track::Ops).queue(closed);
-        // The client no longer waits for values. Dropping them frees the device memory
-        // that they hold.
-        self.wire(Track::Bulk).channel.abandon();
-        for track in [Track::Bulk, Track::Ops] {
-            self.wire(track).closing = true;
-            self.writer_notify(track).notify_one();
+    /// Passes on the runner's requests to peers: all of them, or those that the runner
+    /// does not hold back.
+    fn send_requests(&mut self, all: bool) {
+        let requests = self.runner.take_requests(all);
+        if self.session.peer_requests.push(requests) {
+            self.session.send_peer_requests();
         }
     }
 
-    /// Returns the next payload. If there is none, the session is marked as starved, and
-    /// scheduled when a payload arrives.
-    fn next_payload(&self) -> Option<Payload> {
-        let mut work_queue = lock(&self.work_queue);
-        let payload = work_queue.payloads.pop_front();
-        if payload.is_none() && work_queue.end.is_none() {
-            (work_queue.awaits_payload, work_queue.scheduled) = (true, false);
-        }
-        if work_queue.payloads.is_empty() {
-            let credit = std::mem::take(&mut work_queue.payload_credit);
-            self.consumed(Track::Bulk, credit);
-        }
-        payload
+    fn end_for_violation(&self, rule: &CodecError) {
+        let rule = format!("session {}: {rule}", self.session.id);
+        self.session.end(Error::new(ErrorCode::Protocol, rule));
     }
-}
-
-fn plan_reads(
-    runner: &mut Runner,
-    first: u64,
-    tensors: Vec<TensorIr>,
-    credit: usize,
-) -> Result<(), CodecError> {
-    let last = tensors.len().saturating_sub(1);
-    for (at, tensor) in tensors.into_iter().enumerate() {
-        let request = first.wrapping_add(at as u64);
-        let credit = if at == last { credit } else { 0 };
-        runner.plan(Work::Read { request, tensor }, credit)?;
-    }
-    Ok(())
 }

@@ -1,12 +1,14 @@
 //! Reads that complete later, as on GPUs.
 
+use std::collections::VecDeque;
+
 use burn_backend::{ExecutionError, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use burn_std::future::DynFut;
 use tensord_proto::codec::DeviceProfile;
 use tokio::sync::oneshot;
 
-use super::*;
+use super::{super::work_queue::MAX_READS_IN_FLIGHT, *};
 use crate::{
     backend::{BurnDevice, StorageInfo, TensorStore},
     custom::CustomOps,
