@@ -238,7 +238,6 @@ impl Collectives {
             }
             Err(refusal) => (Err(interpreter.record_fault(&context, refusal)), None),
         };
-        let has_value = memory.is_some();
         let from = self.membership.lease_rank;
         let request = request_with_value(read, context, move |value| {
             let offer = Offer {
@@ -250,10 +249,7 @@ impl Collectives {
             Request::Offer(capability, offer)
         });
         self.bucket.push(request, 0);
-        interpreter.tensors.release(tensor);
-        if has_value {
-            interpreter.tensors.forget(tensor);
-        }
+        interpreter.tensors.discard(tensor);
         self.bucket.flush();
     }
 

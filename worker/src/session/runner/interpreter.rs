@@ -161,20 +161,16 @@ impl Interpreter {
             result: Err(fault),
         };
         let context = self.current.context("Read");
-        if let Err(refusal) = self.tensors.check(&tensor) {
-            self.tensors.release(&tensor);
-            return failed(self.reported_fault(&context, refusal));
-        }
-        let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
-        let held = self.tensors.hold(&tensor);
-        self.tensors.release(&tensor);
-        let held = match held {
+        let checked = self.tensors.check(&tensor);
+        let held = match checked.and_then(|()| self.tensors.hold(&tensor)) {
             Ok(held) => held,
             Err(refusal) => {
-                self.tensors.forget(&tensor);
+                self.tensors.discard(&tensor);
                 return failed(self.reported_fault(&context, refusal));
             }
         };
+        let bytes = tensor_bytes(&tensor.shape, tensor.dtype).unwrap_or(usize::MAX);
+        self.tensors.release(&tensor);
         self.current.begin("Read");
         match self.tensors.begin_read(tensor, held) {
             Ok(StartedRead::Value(Ok(data))) => Reply::Value {

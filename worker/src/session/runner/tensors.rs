@@ -193,15 +193,16 @@ impl Tensors {
         }
     }
 
-    /// Removes `tensor` after a read, if the read was its last use. A read that did not
-    /// reach the backend must [`forget`](Self::forget) it as well.
+    /// Removes `tensor` from the table, if this is its last use. The backend drops the value
+    /// itself when it [reads](Self::begin_read) the tensor.
     pub(super) fn release(&mut self, tensor: &TensorIr) {
         self.flow.release(tensor);
     }
 
-    /// Drops the backend's value of `tensor`, if this is its last use.
-    pub(super) fn forget(&mut self, tensor: &TensorIr) {
+    /// Drops `tensor` without reading it, if this is its last use.
+    pub(super) fn discard(&mut self, tensor: &TensorIr) {
         if tensor.status == TensorStatus::ReadWrite {
+            self.flow.release(tensor);
             self.store.forget(tensor.clone());
         }
     }
