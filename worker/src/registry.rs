@@ -1,13 +1,14 @@
 //! All sessions of this worker, and the checks of who may open one.
 
+mod cohorts;
+mod lease_tokens;
 mod reports;
 
 use std::{
-    sync::{Arc, Mutex, Weak, atomic::AtomicU64},
+    sync::{Arc, Mutex, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use dashmap::{DashMap, mapref::entry::Entry};
 use tensord_proto::{
     grant::number,
@@ -15,14 +16,15 @@ use tensord_proto::{
     v1::{self, DeviceGrant, Error, ErrorCode, Join, LeaseClaims, Open, Opened},
     version,
 };
-use tensord_transport::{channel::Connection, tls::Fingerprint, token};
+use tensord_transport::{channel::Connection, tls::Fingerprint};
 use tokio::{runtime::Handle, sync::Notify};
 use tracing::info;
 
+use self::{cohorts::Cohorts, lease_tokens::LeaseTokens};
 use crate::{
     admission::{Admission, AdmissionError, Claim},
     blobs::BlobStore,
-    collective::{self, AcceptedLink, Cohort, CollectiveSettings, LeaseMembers},
+    collective::{self, AcceptedLink, CollectiveSettings},
     device_slot::DeviceSlot,
     devices::OpenedDevice,
     executor::Executor,
@@ -44,9 +46,7 @@ pub(crate) struct Registry {
     pub(crate) worker_id: WorkerId,
     device_slots: Vec<DeviceSlot>,
     sessions: DashMap<SessionId, Arc<Session>>,
-    /// Kept alive by their sessions.
-    cohorts: DashMap<(LeaseId, u64), Weak<Cohort>>,
-    collective_settings: CollectiveSettings,
+    cohorts: Cohorts,
     /// Which lease may use which device. Locked only briefly.
     admission: Mutex<Admission>,
     /// Notified when a device must be checked.
@@ -55,8 +55,7 @@ pub(crate) struct Registry {
     released: Mutex<Vec<LeaseId>>,
     /// Notified when there is something to report to the scheduler.
     reports: Notify,
-    /// Public key that verifies lease tokens; `None` until the worker is registered.
-    lease_key: Mutex<Option<Vec<u8>>>,
+    lease_tokens: LeaseTokens,
 }
 
 /// A connection that was attached to a session.
@@ -104,17 +103,17 @@ impl Registry {
             admission,
             device_slots: device_slots.collect::<std::io::Result<_>>()?,
             sessions: DashMap::new(),
-            cohorts: DashMap::new(),
-            collective_settings,
+            cohorts: Cohorts::new(worker_id, collective_settings),
             wake,
             released: Mutex::default(),
             reports: Notify::new(),
-            lease_key: Mutex::new(None),
+            lease_tokens: LeaseTokens::new(worker_id),
         })
     }
 
+    /// Sets the public key that verifies lease tokens.
     pub(crate) fn set_lease_key(&self, key: Vec<u8>) {
-        *lock(&self.lease_key) = Some(key);
+        self.lease_tokens.set_key(key);
     }
 
     /// Opens or resumes the session that `open` requests.
@@ -122,7 +121,7 @@ impl Registry {
         let ours = version::hello();
         let protocol =
             version::negotiate(&ours, open.hello.as_ref().unwrap_or(&v1::Hello::default()))?;
-        let (claim, claims) = self.authorise(open)?;
+        let (claim, claims) = self.lease_tokens.authorise(open, self.device_slots.len())?;
         let id = SessionId(open.session_id);
         let (track, session) = match (open.bulk, open.resume) {
             (true, _) => (Track::Bulk, self.existing_session(id, claim)?),
@@ -157,57 +156,22 @@ impl Registry {
         join: &Join,
         peer_certificate: Option<Fingerprint>,
     ) -> Result<AcceptedLink, Error> {
-        let claims = self.verify(&join.lease_token)?;
-        let (lease, ours) = (LeaseId(claims.lease_id), self.worker_id.0);
-        let ours = claims.shares.iter().filter(|s| s.worker_id == ours);
-        let mut ours = ours.map(|share| claim(lease, share));
+        let claims = self.lease_tokens.verify(&join.lease_token)?;
+        let lease = LeaseId(claims.lease_id);
+        let mut ours = self.lease_tokens.claims_here(&claims);
         let is_current = |claim| lock(&self.admission).check(claim).is_ok();
         if join.to_worker_id != self.worker_id.0 || !ours.any(is_current) {
             let reason =
                 "the lease has no device on this worker, or the request is for another worker";
             return Err(Error::new(ErrorCode::Lease, reason));
         }
-        let key = (lease, join.cohort);
-        let cohort = self.cohorts.get(&key).and_then(|cohort| cohort.upgrade());
-        let cohort = cohort.ok_or_else(|| {
+        let cohort = self.cohorts.get(lease, join.cohort).ok_or_else(|| {
             Error::new(
                 ErrorCode::Session,
                 "this worker has no session of this cohort",
             )
         })?;
         collective::accept(&cohort, join, peer_certificate)
-    }
-
-    /// Verifies the scheduler's signature of a token and returns its claims.
-    fn verify(&self, lease_token: &[u8]) -> Result<LeaseClaims, Error> {
-        let key = lock(&self.lease_key).clone();
-        let key = key.ok_or_else(|| {
-            Error::new(
-                ErrorCode::Lease,
-                "this worker has not joined its scheduler yet; try again",
-            )
-        })?;
-        token::verify(lease_token, &key).map_err(|e| Error::new(ErrorCode::Token, e.to_string()))
-    }
-
-    /// Verifies the token of `open`, and returns its claim to the requested device and all
-    /// its claims.
-    fn authorise(&self, open: &Open) -> Result<(Claim, LeaseClaims), Error> {
-        let claims = self.verify(&open.lease_token)?;
-        let ours = |share: &v1::LeaseShare| {
-            share.worker_id == self.worker_id.0 && share.device_index == open.device_index
-        };
-        let share = claims.shares.iter().find(|share| ours(share));
-        match share.filter(|share| (share.device_index as usize) < self.device_slots.len()) {
-            Some(share) => Ok((claim(LeaseId(claims.lease_id), share), claims)),
-            None => {
-                let reason = format!(
-                    "the lease does not include device {} of this worker",
-                    open.device_index
-                );
-                Err(Error::new(ErrorCode::Lease, reason))
-            }
-        }
     }
 
     /// Returns the existing session with this id, if `claim` entitles the connection to it.
@@ -290,7 +254,7 @@ impl Registry {
                     tenant: claims.tenant.as_str().into(),
                     device_index: index,
                 };
-                let cohort = self.cohort(lease, open, claims);
+                let cohort = self.cohorts.get_or_create(lease, open, claims);
                 let session = Session::new(
                     id,
                     grant,
@@ -303,26 +267,6 @@ impl Registry {
             }
         };
         Ok(session)
-    }
-
-    /// Returns the cohort for a session of `lease`, which is created on first use.
-    fn cohort(&self, lease: LeaseId, open: &Open, claims: LeaseClaims) -> Arc<Cohort> {
-        let mut known = self.cohorts.entry((lease, open.cohort)).or_default();
-        if let Some(cohort) = known.upgrade() {
-            return cohort;
-        }
-        let lease_members = LeaseMembers::new(claims.shares, self.worker_id);
-        // Copied, as a slice would keep the whole frame alive.
-        let token = Bytes::copy_from_slice(&open.lease_token);
-        let cohort = Cohort::new(
-            open.cohort,
-            lease,
-            lease_members,
-            token,
-            self.collective_settings.clone(),
-        );
-        *known = Arc::downgrade(&cohort);
-        cohort
     }
 
     /// Ends a lease's sessions, and invalidates every token up to these grants.
@@ -434,10 +378,7 @@ impl Registry {
     /// [`DETACHED_TIMEOUT`], and fails collectives and transfers that have exceeded their
     /// deadline.
     pub(crate) fn sweep(&self) {
-        self.cohorts.retain(|_, cohort| cohort.strong_count() > 0);
-        let cohorts: Vec<_> = self.cohorts.iter().filter_map(|c| c.upgrade()).collect();
-        let now = Instant::now();
-        cohorts.iter().for_each(|cohort| cohort.tick(now));
+        self.cohorts.tick(Instant::now());
         for session in self.all_sessions() {
             let Some(since) = session.detached() else {
                 continue;
@@ -471,15 +412,6 @@ impl Registry {
     /// [`usage`](Self::usage).
     pub(crate) fn query_memory(&self) {
         self.device_slots.iter().for_each(DeviceSlot::query_memory);
-    }
-}
-
-/// Returns what a token of `lease` claims for one device.
-fn claim(lease: LeaseId, share: &v1::LeaseShare) -> Claim {
-    Claim {
-        lease,
-        device: share.device_index,
-        grant: number(share.grant),
     }
 }
 

@@ -17,53 +17,31 @@ use std::{
 
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{CodecError, decode_type},
     ids::{LeaseId, WorkerId},
-    v1::{self, Fault, FaultKind, PieceKind, frame::Body},
+    v1::{Fault, FaultKind, frame::Body},
 };
 use tensord_transport::Identity;
-use tokio::{runtime::Handle, sync::watch, task::JoinSet};
-use tracing::{debug, warn};
+use tokio::{runtime::Handle, sync::watch};
+use tracing::warn;
 
 use super::{
-    algorithm::{Algorithm, Arrival, Failure, PeerViolation, Piece},
-    group::{Group, GroupEffects, decode},
+    algorithm::{Arrival, Failure},
+    group::{Group, GroupEffects},
     link,
     members::{LeaseMembers, Members},
-    meter::Egress,
     peer::{FrameSource, Peer},
-    transfer::{Capability, FetchedPart, Offer, Take, TransferAction, Transfers, Value},
+    peer_frame::{GroupFrame, PeerFrame, PeerFrameError},
+    peers::Peers,
+    sessions::{Member, Outcome, ReceivedValue, Sessions},
+    transfer::{Capability, Offer, Take, TransferAction, Transfers},
 };
 use crate::locks::lock;
 
 /// Bytes of all-reduces that are started together until the links were measured.
 const INITIAL_BUCKET_BYTES: usize = 1 << 20;
 
-/// A worker from which nothing is received for this long counts as silent; it sends a beat
-/// every second.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// Most groups of a cohort; programs have one or a few.
 const MAX_GROUPS: usize = 1024;
-
-/// A session, as its cohort sees it.
-pub(crate) trait Member: Send + Sync {
-    /// Delivers the outcome of the all-reduce or transfer with this `ticket`. Returns at
-    /// once.
-    fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome);
-}
-
-/// The outcome of an all-reduce or a transfer.
-pub(crate) type Outcome = Result<ReceivedValue, Failure>;
-
-/// The result that a session waited for.
-#[derive(Debug)]
-pub(crate) enum ReceivedValue {
-    /// The bytes of an all-reduce's result. The session knows its type.
-    Reduced(Bytes),
-    /// A value that was taken.
-    Taken(Value),
-}
 
 /// An all-reduce that a session has reached.
 #[derive(Debug)]
@@ -94,28 +72,13 @@ pub(crate) struct Cohort {
     /// The lease's token, which this worker presents to the other workers.
     lease_token: Bytes,
     settings: CollectiveSettings,
-    members: Mutex<HashMap<u32, Weak<dyn Member>>>,
+    sessions: Sessions,
     groups: Mutex<HashMap<Members, Arc<Group>>>,
     transfers: Mutex<Transfers>,
-    peers: Vec<Arc<Peer>>,
-    /// Measures what is sent to all other workers together.
-    egress: Arc<Mutex<Egress>>,
+    peers: Peers,
     bucket_bytes: Arc<AtomicUsize>,
-    /// The tasks of links that this worker dials.
-    dial_tasks: Mutex<JoinSet<()>>,
     /// Dropped with the cohort, which ends the links that others dialled.
     alive: watch::Sender<()>,
-}
-
-/// The error when another worker broke a rule. The link to it cannot be used any more.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PeerFrameError {
-    #[error(transparent)]
-    PeerViolation(#[from] PeerViolation),
-    #[error(transparent)]
-    Codec(#[from] CodecError),
-    #[error("{0}")]
-    Rule(String),
 }
 
 impl Cohort {
@@ -126,23 +89,17 @@ impl Cohort {
         lease_token: Bytes,
         settings: CollectiveSettings,
     ) -> Arc<Self> {
-        let egress = Arc::default();
-        let links = lease_members.others().count();
-        let peers = lease_members.others().cloned();
-        let peers = peers.map(|share| Arc::new(Peer::new(share, links, Arc::clone(&egress))));
         Arc::new(Self {
             id,
             lease,
-            peers: peers.collect(),
-            egress,
+            peers: Peers::new(&lease_members),
             lease_members: Arc::new(lease_members),
             lease_token,
             bucket_bytes: Arc::new(settings.bucket_bytes.unwrap_or(INITIAL_BUCKET_BYTES).into()),
             settings,
-            members: Mutex::default(),
+            sessions: Sessions::default(),
             groups: Mutex::default(),
             transfers: Mutex::default(),
-            dial_tasks: Mutex::default(),
             alive: watch::Sender::new(()),
         })
     }
@@ -164,25 +121,6 @@ impl Cohort {
         self.bucket_bytes.clone()
     }
 
-    /// Updates the bucket size from the measured links.
-    fn update_bucket_bytes(&self) {
-        let measured = self.peers.iter().filter_map(|peer| peer.bucket_bytes());
-        if self.settings.bucket_bytes.is_none()
-            && let Some(bytes) = measured.max()
-        {
-            self.bucket_bytes.store(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns the smallest slice, in bytes, that is faster on a ring.
-    fn ring_bytes(&self) -> Option<u64> {
-        let round_trips = self.peers.iter().filter_map(|peer| peer.round_trip());
-        // The round trips are read first, as a link holds its own lock when it takes this
-        // one.
-        let longest = round_trips.max()?;
-        lock(&self.egress).ring_bytes(longest)
-    }
-
     /// Returns the token that proves to another worker that both belong to the lease.
     pub(crate) fn lease_token(&self) -> Bytes {
         self.lease_token.clone()
@@ -196,21 +134,13 @@ impl Cohort {
     /// Registers the session at `lease_rank` of this worker. Returns false if another
     /// session is registered there.
     pub(crate) fn enter(&self, lease_rank: u32, member: Weak<dyn Member>) -> bool {
-        let mut members = lock(&self.members);
-        if members
-            .get(&lease_rank)
-            .is_some_and(|m| m.strong_count() > 0)
-        {
-            return false;
-        }
-        members.insert(lease_rank, member);
-        true
+        self.sessions.enter(lease_rank, member)
     }
 
     /// Removes the session at `lease_rank`, which has ended for `reason`, and ends its
     /// groups and transfers.
     pub(crate) fn leave(&self, lease_rank: u32, reason: &str) {
-        lock(&self.members).remove(&lease_rank);
+        self.sessions.leave(lease_rank);
         let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
         for group in groups {
             let Some(rank) = group.members().rank(lease_rank) else {
@@ -318,9 +248,7 @@ impl Cohort {
 
     /// Ends the group if one of its workers broke a rule.
     fn abort_if_violated(&self, group: &Arc<Group>) {
-        let is_of = |peer: &&Arc<Peer>| group.worker_index(peer.worker).is_some();
-        let violation = self.peers.iter().filter(is_of).find_map(|p| p.violation());
-        if let Some(violation) = violation {
+        if let Some(violation) = self.peers.violation_in(group) {
             let ((), changed) = group.change(|group| group.abort(&violation));
             self.apply_changes(group, changed);
         }
@@ -328,7 +256,7 @@ impl Cohort {
 
     /// Returns the peer for `worker`, if that worker is part of the lease.
     pub(crate) fn peer(&self, worker: WorkerId) -> Option<&Arc<Peer>> {
-        self.peers.iter().find(|peer| peer.worker == worker)
+        self.peers.get(worker)
     }
 
     /// Handles a frame of another worker.
@@ -337,36 +265,27 @@ impl Cohort {
         worker: WorkerId,
         body: Body,
     ) -> Result<(), PeerFrameError> {
-        match body {
-            Body::Ping(_) => Ok(()),
-            Body::Arrivals(arrivals) => {
-                let decoded = arrivals.arrivals.into_iter().map(decode);
-                let decoded: Vec<_> = decoded.collect::<Result<_, _>>()?;
-                self.on_group_frame(arrivals.group, worker, |group, worker_index, now| {
-                    let mut arrivals = decoded.into_iter();
-                    arrivals.try_for_each(|(rank, a)| group.on_arrival(worker_index, rank, a, now))
-                })
+        match PeerFrame::decode(body)? {
+            PeerFrame::Ping => Ok(()),
+            PeerFrame::Group(lease_ranks, frame) => self.on_group_frame(lease_ranks, worker, frame),
+            PeerFrame::Fetch {
+                capability,
+                from,
+                to,
+            } => {
+                let mut transfers = lock(&self.transfers);
+                let action = transfers.fetch(worker, capability, from, to, &self.lease_members)?;
+                drop(transfers);
+                self.execute_all(action);
+                Ok(())
             }
-            Body::Piece(v1::Piece { group, kind, bytes }) => {
-                let unknown =
-                    |_| PeerFrameError::Rule(format!("a piece has the unknown kind {kind}"));
-                let kind = PieceKind::try_from(kind).map_err(unknown)?;
-                let piece = Piece { kind, bytes };
-                self.on_group_frame(group, worker, |group, worker_index, now| {
-                    group.piece(worker_index, piece, now)
-                })
+            PeerFrame::Fetched(capability, part) => {
+                let mut transfers = lock(&self.transfers);
+                let action = transfers.fetched(worker, capability, part, &self.lease_members)?;
+                drop(transfers);
+                self.execute_all(action);
+                Ok(())
             }
-            Body::Abort(abort) => {
-                self.on_group_frame(abort.group, worker, |group, worker_index, _| {
-                    group.aborted(worker_index, &abort.reason);
-                    Ok(())
-                })
-            }
-            Body::Fetch(fetch) => self.on_fetch(worker, &fetch),
-            Body::Fetched(fetched) => self.on_fetched(worker, fetched),
-            _ => Err(PeerFrameError::Rule(
-                "the frame is not one that workers send each other".into(),
-            )),
         }
     }
 
@@ -374,7 +293,7 @@ impl Cohort {
         self: &Arc<Self>,
         lease_ranks: Vec<u32>,
         worker: WorkerId,
-        change: impl FnOnce(&mut dyn Algorithm, usize, Instant) -> Result<(), PeerViolation>,
+        frame: GroupFrame,
     ) -> Result<(), PeerFrameError> {
         let members =
             Members::new(lease_ranks, &self.lease_members).map_err(PeerFrameError::Rule)?;
@@ -390,55 +309,32 @@ impl Cohort {
         group
             .worker_index(self.lease_members.me())
             .ok_or_else(not_a_member)?;
-        let (changed, what) = group.change(|group| change(group, worker_index, Instant::now()));
+        let now = Instant::now();
+        let (changed, what) = group.change(|group| match frame {
+            GroupFrame::Arrivals(arrivals) => arrivals
+                .into_iter()
+                .try_for_each(|(rank, arrival)| group.on_arrival(worker_index, rank, arrival, now)),
+            GroupFrame::Piece(piece) => group.piece(worker_index, piece, now),
+            GroupFrame::Abort(reason) => {
+                group.aborted(worker_index, &reason);
+                Ok(())
+            }
+        });
         self.apply_changes(&group, what);
         Ok(changed?)
-    }
-
-    fn on_fetch(&self, worker: WorkerId, fetch: &v1::Fetch) -> Result<(), PeerFrameError> {
-        let capability = capability(&fetch.capability)?;
-        let mut transfers = lock(&self.transfers);
-        let action = transfers.fetch(
-            worker,
-            capability,
-            fetch.from,
-            fetch.to,
-            &self.lease_members,
-        )?;
-        drop(transfers);
-        self.execute_all(action);
-        Ok(())
-    }
-
-    fn on_fetched(&self, worker: WorkerId, fetched: v1::Fetched) -> Result<(), PeerFrameError> {
-        let capability = capability(&fetched.capability)?;
-        let part = match (fetched.fault, fetched.r#type) {
-            (Some(fault), _) => FetchedPart::Fault(Arc::new(fault)),
-            (None, Some(kind)) => {
-                let (shape, dtype, _) = decode_type(Some(&kind))?;
-                FetchedPart::Bytes(Some((shape, dtype)), fetched.bytes)
-            }
-            (None, None) => FetchedPart::Bytes(None, fetched.bytes),
-        };
-        let action =
-            lock(&self.transfers).fetched(worker, capability, part, &self.lease_members)?;
-        self.execute_all(action);
-        Ok(())
     }
 
     /// Fails collectives and transfers that have waited longer than the deadline, and
     /// updates what depends on the measured links.
     pub(crate) fn tick(&self, now: Instant) {
-        self.update_bucket_bytes();
-        let ring_bytes = self.ring_bytes();
+        if self.settings.bucket_bytes.is_none()
+            && let Some(bytes) = self.peers.bucket_bytes()
+        {
+            self.bucket_bytes.store(bytes, Ordering::Relaxed);
+        }
+        let ring_bytes = self.peers.ring_bytes();
         let deadline = self.settings.deadline;
-        let is_silent = |peer: &&Arc<Peer>| peer.is_silent(now, SILENCE_TIMEOUT);
-        let silent: Vec<WorkerId> = self
-            .peers
-            .iter()
-            .filter(is_silent)
-            .map(|p| p.worker)
-            .collect();
+        let silent = self.peers.silent(now);
         let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
         for group in groups {
             let silent: Vec<usize> = silent
@@ -451,15 +347,10 @@ impl Cohort {
             });
             self.apply_changes(&group, changed);
         }
-        for peer in &self.peers {
-            let disconnected_since = peer.disconnected_since();
-            if disconnected_since
-                .is_some_and(|since| now.saturating_duration_since(since) >= deadline)
-            {
-                let (name, at) = (&peer.share.worker, &peer.share.address);
-                let why = format!("worker {name} at {at} has been unreachable for {deadline:?}");
-                self.fail_transfers_from(peer, &why);
-            }
+        for peer in self.peers.unreachable(now, deadline) {
+            let (name, at) = (&peer.share.worker, &peer.share.address);
+            let why = format!("worker {name} at {at} has been unreachable for {deadline:?}");
+            self.fail_transfers_from(peer, &why);
         }
     }
 
@@ -496,7 +387,7 @@ impl Cohort {
         {
             let identity = self.settings.identity.clone();
             let dial_tasks = link::dial(Arc::downgrade(self), peer.clone(), identity);
-            lock(&self.dial_tasks).spawn_on(dial_tasks, &self.settings.runtime);
+            self.peers.spawn_link(dial_tasks, &self.settings.runtime);
         }
     }
 
@@ -535,32 +426,12 @@ impl Cohort {
                     capability,
                     from,
                     to,
-                } => {
-                    let capability = capability.to_vec().into();
-                    let fetch = Body::Fetch(v1::Fetch {
-                        capability,
-                        from,
-                        to,
-                    });
-                    self.send(worker, FrameSource::Once(fetch));
-                }
+                } => self.send(worker, FrameSource::fetch(capability, from, to)),
                 TransferAction::Send {
                     worker,
                     capability,
-                    value: Ok(value),
-                } => self.send(worker, FrameSource::value(capability, value)),
-                TransferAction::Send {
-                    worker,
-                    capability,
-                    value: Err(fault),
-                } => {
-                    let fetched = Body::Fetched(v1::Fetched {
-                        capability: capability.to_vec().into(),
-                        fault: Some(Fault::clone(&fault)),
-                        ..v1::Fetched::default()
-                    });
-                    self.send(worker, FrameSource::Once(fetched));
-                }
+                    value,
+                } => self.send(worker, FrameSource::fetched(capability, value)),
             }
         }
     }
@@ -572,18 +443,7 @@ impl Cohort {
     }
 
     fn deliver(&self, lease_rank: u32, ticket: u64, outcome: Outcome) {
-        let member = lock(&self.members).get(&lease_rank).and_then(Weak::upgrade);
-        match member {
-            Some(member) => member.deliver(ticket, outcome),
-            None => {
-                debug!(lease = %self.lease, lease_rank, "an outcome arrived for a session that has ended")
-            }
-        }
+        self.sessions
+            .deliver(self.lease, lease_rank, ticket, outcome);
     }
-}
-
-fn capability(bytes: &[u8]) -> Result<Capability, PeerFrameError> {
-    let size = bytes.len();
-    let wrong = |_| PeerFrameError::Rule(format!("a capability has {size} bytes; it must have 16"));
-    bytes.try_into().map_err(wrong)
 }

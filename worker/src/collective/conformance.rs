@@ -1,10 +1,9 @@
 //! Checks the laws of [`Algorithm`] for one implementation: simulates the workers of a
 //! group, whose messages are delivered in random order.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod world;
+
+use std::{sync::Arc, time::Duration};
 
 use burn_backend::{DType, Shape};
 use burn_std::{bf16, f16};
@@ -12,7 +11,8 @@ use bytes::Bytes;
 use proptest::{prelude::*, test_runner::TestRunner};
 use tensord_proto::v1::{Fault, FaultKind, PieceKind};
 
-use super::algorithm::{Algorithm, Arrival, Failure, GroupMessage, Piece, Rank};
+use self::world::{Sum, World};
+use super::algorithm::{Algorithm, Arrival, Failure, Piece, Rank};
 
 /// Makes an algorithm's state machine for one worker.
 pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
@@ -29,116 +29,6 @@ pub(super) fn run(make: Make) {
     stalled_worker_is_named(make);
     waiting_ranks_are_not_blamed(make);
     rule_violations_are_reported(make);
-}
-
-type Sum = Result<Vec<f32>, Failure>;
-
-/// A group spread over workers, with one state machine for each worker.
-struct World {
-    groups: Vec<Box<dyn Algorithm>>,
-    worker_of_rank: Vec<usize>,
-    now: Instant,
-    /// Bytes sent by each worker.
-    sent: Vec<usize>,
-    /// By rank: tickets and results.
-    done: Vec<Vec<(u64, Sum)>>,
-}
-
-impl World {
-    /// Creates a group with one rank for each entry of `worker_of_rank`, on the worker of that
-    /// number.
-    fn new(make: Make, worker_of_rank: &[usize]) -> Self {
-        let rank = |&worker_index: &usize| Rank {
-            worker_index,
-            description: format!("device 0 of worker w{worker_index}"),
-        };
-        let ranks: Vec<Rank> = worker_of_rank.iter().map(rank).collect();
-        let workers = worker_of_rank.iter().max().unwrap() + 1;
-        let group = |me| make(ranks.clone(), me);
-        Self {
-            groups: (0..workers).map(group).collect(),
-            worker_of_rank: worker_of_rank.to_vec(),
-            now: Instant::now(),
-            sent: vec![0; workers],
-            done: vec![Vec::new(); worker_of_rank.len()],
-        }
-    }
-
-    fn arrive(&mut self, rank: usize, ticket: u64, values: &[f32]) {
-        let arrival = Arrival {
-            shape: Shape::new([values.len()]),
-            dtype: DType::F32,
-            mean: false,
-            fault: None,
-            ring_bytes: None,
-        };
-        self.arrive_as(rank, ticket, arrival, values);
-    }
-
-    fn arrive_as(&mut self, rank: usize, ticket: u64, arrival: Arrival, values: &[f32]) {
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let worker_index = self.worker_of_rank[rank];
-        self.groups[worker_index].arrive(rank, ticket, arrival, bytes, self.now);
-    }
-
-    /// Delivers one message of `from` to `to`, if there is one.
-    fn deliver(&mut self, from: usize, to: usize) -> bool {
-        let Some(message) = self.groups[from].next(to) else {
-            return false;
-        };
-        let (group, now) = (&mut self.groups[to], self.now);
-        match message {
-            GroupMessage::Arrivals(arrivals) => arrivals
-                .into_iter()
-                .for_each(|(rank, arrival)| group.on_arrival(from, rank, arrival, now).unwrap()),
-            GroupMessage::Piece(piece) => {
-                self.sent[from] += piece.bytes.len();
-                group.piece(from, piece, now).unwrap();
-            }
-            GroupMessage::Abort(reason) => group.aborted(from, &reason),
-        }
-        true
-    }
-
-    fn pairs(&self) -> Vec<(usize, usize)> {
-        let workers = 0..self.groups.len();
-        let pairs = workers
-            .clone()
-            .flat_map(|a| workers.clone().map(move |b| (a, b)));
-        pairs.filter(|(a, b)| a != b).collect()
-    }
-
-    fn deliver_all(&mut self) {
-        while self
-            .pairs()
-            .into_iter()
-            .any(|(from, to)| self.deliver(from, to))
-        {}
-        self.collect();
-    }
-
-    fn collect(&mut self) {
-        for group in &mut self.groups {
-            for done in group.take_done() {
-                let result = done.result.map(|bytes| {
-                    let values = bytes.as_chunks::<4>().0.iter();
-                    values.map(|v| f32::from_le_bytes(*v)).collect()
-                });
-                self.done[done.rank].push((done.ticket, result));
-            }
-        }
-    }
-
-    /// Returns the failure of `ticket`, which must be the same on every rank.
-    fn failure(&self, ticket: u64) -> Failure {
-        let of = |done: &Vec<(u64, Result<_, Failure>)>| {
-            let (_, result) = done.iter().find(|(t, _)| *t == ticket).unwrap();
-            result.clone().unwrap_err()
-        };
-        let failures: Vec<Failure> = self.done.iter().map(of).collect();
-        assert!(failures.iter().all(|f| f == &failures[0]), "{failures:?}");
-        failures[0].clone()
-    }
 }
 
 /// Every rank gets the same bits, in whatever order ranks arrive and messages are

@@ -6,9 +6,10 @@
 //!   `sliced` is the implementation that works everywhere, `reduce` its arithmetic.
 //! - `transfer`: moves values between sessions, as a pure state machine.
 //! - `cohort`: the sessions that were opened together; executes what the state
-//!   machines decide.
-//! - `group`, `peer`, `link`: a group behind its lock, the other workers, and the tasks
-//!   that exchange frames with them; `meter` measures what a link carries.
+//!   machines decide. `sessions` are its members on this worker, `peers` the other workers.
+//! - `group`, `peer`, `link`: a group behind its lock, another worker, and the tasks
+//!   that exchange frames with it, which `peer_frame` decodes; `meter` measures what a link
+//!   carries.
 //!
 //! The module sees sessions as [`Member`]s and does not know devices or ops: values
 //! are plain bytes here.
@@ -22,14 +23,18 @@ mod link;
 mod members;
 mod meter;
 mod peer;
+mod peer_frame;
+mod peers;
 mod reduce;
+mod sessions;
 mod sliced;
 mod transfer;
 
 pub(crate) use self::{
     algorithm::{Arrival, Failure},
-    cohort::{AllReduceCall, Cohort, CollectiveSettings, Member, Outcome, ReceivedValue},
+    cohort::{AllReduceCall, Cohort, CollectiveSettings},
     link::{AcceptedLink, accept, serve},
     members::{LeaseMembers, Members},
+    sessions::{Member, Outcome, ReceivedValue},
     transfer::{Capability, Offer, Take, Value},
 };

@@ -16,7 +16,7 @@ use tensord_proto::{
     bulk::chunks,
     codec::encode_type,
     ids::WorkerId,
-    v1::{self, LeaseShare, frame::Body},
+    v1::{self, Fault, LeaseShare, frame::Body},
 };
 use tensord_transport::channel::{
     Attached, Channel, Connection, FrameParts, Next, Received, duplex::FrameError,
@@ -357,10 +357,29 @@ impl LinkState {
 }
 
 impl FrameSource {
-    /// Returns the source that sends a fetched value.
-    pub(crate) fn value(capability: Capability, value: Value) -> Self {
-        let kind = encode_type(&value.shape, value.dtype);
-        let chunks = chunks(value.bytes).map(|chunk| chunk.bytes).collect();
-        Self::Value(capability, Some(kind), chunks)
+    /// Returns the source that requests the value which `from` offers to `to`.
+    pub(crate) fn fetch(capability: Capability, from: u32, to: u32) -> Self {
+        let capability = capability.to_vec().into();
+        Self::Once(Body::Fetch(v1::Fetch {
+            capability,
+            from,
+            to,
+        }))
+    }
+
+    /// Returns the source that sends a fetched value, or the fault that it has instead.
+    pub(crate) fn fetched(capability: Capability, value: Result<Value, Arc<Fault>>) -> Self {
+        match value {
+            Ok(value) => {
+                let kind = encode_type(&value.shape, value.dtype);
+                let chunks = chunks(value.bytes).map(|chunk| chunk.bytes).collect();
+                Self::Value(capability, Some(kind), chunks)
+            }
+            Err(fault) => Self::Once(Body::Fetched(v1::Fetched {
+                capability: capability.to_vec().into(),
+                fault: Some(Fault::clone(&fault)),
+                ..v1::Fetched::default()
+            })),
+        }
     }
 }

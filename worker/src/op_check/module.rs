@@ -5,10 +5,11 @@ use burn_ir::ModuleOperationIr;
 use super::{
     OpCheckResult,
     conv::{self, ConvGeometry},
-    conv_transpose::TransposedConvGeometry,
+    conv_transpose::TransposedConvGeometry as Transposed,
     deform_conv, norm,
     pool::{self, Pool},
-    resize, sequence,
+    resize::{self, adaptive_backward},
+    sequence,
 };
 
 // The rules of convolutions. The ops for one, two and three dims have different types.
@@ -78,18 +79,12 @@ pub(super) fn check(op: &ModuleOperationIr) -> OpCheckResult {
         Op::Conv1dBiasBackward(op) => bias!(op, 1),
         Op::Conv2dBiasBackward(op) => bias!(op, 2),
         Op::Conv3dBiasBackward(op) => bias!(op, 3),
-        Op::ConvTranspose1d(op) => forward!(op, TransposedConvGeometry<1>),
-        Op::ConvTranspose2d(op) => forward!(op, TransposedConvGeometry<2>),
-        Op::ConvTranspose3d(op) => forward!(op, TransposedConvGeometry<3>),
-        Op::ConvTranspose1dWeightBackward(op) => {
-            backward!(op, TransposedConvGeometry<1>, weight_backward)
-        }
-        Op::ConvTranspose2dWeightBackward(op) => {
-            backward!(op, TransposedConvGeometry<2>, weight_backward)
-        }
-        Op::ConvTranspose3dWeightBackward(op) => {
-            backward!(op, TransposedConvGeometry<3>, weight_backward)
-        }
+        Op::ConvTranspose1d(op) => forward!(op, Transposed<1>),
+        Op::ConvTranspose2d(op) => forward!(op, Transposed<2>),
+        Op::ConvTranspose3d(op) => forward!(op, Transposed<3>),
+        Op::ConvTranspose1dWeightBackward(op) => backward!(op, Transposed<1>, weight_backward),
+        Op::ConvTranspose2dWeightBackward(op) => backward!(op, Transposed<2>, weight_backward),
+        Op::ConvTranspose3dWeightBackward(op) => backward!(op, Transposed<3>, weight_backward),
         Op::ConvTranspose1dBiasBackward(op) => bias!(op, 1),
         Op::ConvTranspose2dBiasBackward(op) => bias!(op, 2),
         Op::ConvTranspose3dBiasBackward(op) => bias!(op, 3),
@@ -120,15 +115,9 @@ pub(super) fn check(op: &ModuleOperationIr) -> OpCheckResult {
         Op::AdaptiveAvgPool1d(op) => resize::adaptive(&op.x, &op.out, [op.output_size]),
         Op::AdaptiveAvgPool2d(op) => resize::adaptive(&op.x, &op.out, op.output_size),
         Op::AdaptiveAvgPool3d(op) => resize::adaptive(&op.x, &op.out, op.output_size),
-        Op::AdaptiveAvgPool1dBackward(op) => {
-            resize::adaptive_backward::<1>(&op.x, &op.grad, &op.out)
-        }
-        Op::AdaptiveAvgPool2dBackward(op) => {
-            resize::adaptive_backward::<2>(&op.x, &op.grad, &op.out)
-        }
-        Op::AdaptiveAvgPool3dBackward(op) => {
-            resize::adaptive_backward::<3>(&op.x, &op.grad, &op.out)
-        }
+        Op::AdaptiveAvgPool1dBackward(op) => adaptive_backward::<1>(&op.x, &op.grad, &op.out),
+        Op::AdaptiveAvgPool2dBackward(op) => adaptive_backward::<2>(&op.x, &op.grad, &op.out),
+        Op::AdaptiveAvgPool3dBackward(op) => adaptive_backward::<3>(&op.x, &op.grad, &op.out),
         Op::Interpolate(op) => resize::interpolate(op),
         Op::InterpolateBackward(op) => resize::interpolate_backward(op),
         Op::Unfold4d(op) => resize::unfold4d(op),

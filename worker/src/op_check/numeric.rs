@@ -1,8 +1,9 @@
 //! Ops on numbers, both floats and integers.
 
 use burn_ir::{
-    BinaryOpIr, NumericOperationIr, PadModeIr, PadOpIr, ReduceDimOpIr, ReduceOpIr, ScalarOpIr,
-    TensorIr, UnaryOpIr,
+    BinaryOpIr, ClampOpIr, DimOpIr, FullOpIr, NumericOperationIr, PadModeIr, PadOpIr,
+    ReduceDimOpIr, ReduceDimsOpIr, ReduceOpIr, ScalarOpIr, SortOpIr, SortWithIndicesOpIr, TensorIr,
+    TopKWithIndicesOpIr, UnaryOpIr,
 };
 
 use super::{
@@ -29,15 +30,8 @@ pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> OpCheckResult {
         | Op::ClampMax(op) => scalar(op, kind),
         Op::Abs(op) | Op::Neg(op) | Op::Sign(op) => unary(op, kind),
         Op::Powi(op) => powi(op, kind),
-        Op::Clamp(op) => {
-            kind.of(&op.tensor)?;
-            check_same_as_input(&op.out, &op.tensor)
-        }
-        Op::Full(op) => {
-            kind.of(&op.out)?;
-            check_volume(&op.out)?;
-            Ok(0)
-        }
+        Op::Clamp(op) => clamp(op, kind),
+        Op::Full(op) => full(op, kind),
         Op::IntRandom(op) => match kind {
             Kind::Int => random(op, kind),
             Kind::Float | Kind::Bool => unsupported("random integers as floats"),
@@ -58,58 +52,95 @@ pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> OpCheckResult {
         | Op::MaxDim(op)
         | Op::MinDim(op)
         | Op::MaxAbsDim(op) => reduce_dim(op, kind, 1),
-        Op::TopK(op) => {
-            let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
-            reduce_dim(op, kind, k)?;
-            Ok(sort_bytes(&op.input))
-        }
+        Op::TopK(op) => top_k(op, kind),
         Op::ArgMax(op) | Op::ArgMin(op) => arg_reduce(op, kind, 1),
-        Op::ArgTopK(op) => {
-            let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
-            arg_reduce(op, kind, k)?;
-            Ok(sort_bytes(&op.input))
-        }
-        Op::SumDims(op) => {
-            kind.of(&op.input)?;
-            axes(&op.input, &op.axes)?;
-            has_dtype(&op.out, op.input.dtype)?;
-            let kept = |(i, &dim)| if op.axes.contains(&i) { 1 } else { dim };
-            has_dims(&op.out, dims(&op.input).iter().enumerate().map(kept))?;
-            Ok(bytes(&op.input))
-        }
+        Op::ArgTopK(op) => arg_top_k(op, kind),
+        Op::SumDims(op) => sum_dims(op, kind),
         Op::MaxDimWithIndices(op) | Op::MinDimWithIndices(op) => {
             check_with_indices(&op.tensor, op.dim, 1, [&op.out, &op.out_indices], kind)
         }
-        Op::TopKWithIndices(op) => {
-            let k = check_top_k(&op.tensor, op.dim, op.k)?;
-            check_with_indices(&op.tensor, op.dim, k, [&op.out, &op.out_indices], kind)
-        }
-        Op::CumSum(op) | Op::CumProd(op) | Op::CumMin(op) | Op::CumMax(op) => {
-            kind.of(&op.input)?;
-            axis(&op.input, op.axis)?;
-            check_same_as_input(&op.out, &op.input)?;
-            Ok(f32_copy_bytes(&op.input))
-        }
-        Op::Sort(op) => {
-            check_sort(&op.input, op.dim, kind)?;
-            check_same_as_input(&op.out, &op.input)?;
-            Ok(sort_bytes(&op.input))
-        }
-        Op::SortWithIndices(op) => {
-            check_sort(&op.input, op.dim, kind)?;
-            check_same_as_input(&op.out, &op.input)?;
-            Kind::Int.of(&op.out_indices)?;
-            has_dims(&op.out_indices, dims(&op.input).iter().copied())?;
-            Ok(sort_bytes(&op.input))
-        }
-        Op::ArgSort(op) => {
-            check_sort(&op.input, op.dim, kind)?;
-            Kind::Int.of(&op.out)?;
-            has_dims(&op.out, dims(&op.input).iter().copied())?;
-            Ok(sort_bytes(&op.input))
-        }
+        Op::TopKWithIndices(op) => top_k_with_indices(op, kind),
+        Op::CumSum(op) | Op::CumProd(op) | Op::CumMin(op) | Op::CumMax(op) => cumulative(op, kind),
+        Op::Sort(op) => sort(op, kind),
+        Op::SortWithIndices(op) => sort_with_indices(op, kind),
+        Op::ArgSort(op) => arg_sort(op, kind),
         Op::Pad(op) => pad(op, kind),
     }
+}
+
+/// Checks a clamp to two bounds.
+fn clamp(op: &ClampOpIr, kind: Kind) -> OpCheckResult {
+    kind.of(&op.tensor)?;
+    check_same_as_input(&op.out, &op.tensor)
+}
+
+/// Checks a tensor that is filled with a value.
+fn full(op: &FullOpIr, kind: Kind) -> OpCheckResult {
+    kind.of(&op.out)?;
+    check_volume(&op.out)?;
+    Ok(0)
+}
+
+/// Checks the largest elements along a dim.
+fn top_k(op: &ReduceDimOpIr, kind: Kind) -> OpCheckResult {
+    let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
+    reduce_dim(op, kind, k)?;
+    Ok(sort_bytes(&op.input))
+}
+
+/// Checks the indices of the largest elements along a dim.
+fn arg_top_k(op: &ReduceDimOpIr, kind: Kind) -> OpCheckResult {
+    let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
+    arg_reduce(op, kind, k)?;
+    Ok(sort_bytes(&op.input))
+}
+
+/// Checks a sum over several dims.
+fn sum_dims(op: &ReduceDimsOpIr, kind: Kind) -> OpCheckResult {
+    kind.of(&op.input)?;
+    axes(&op.input, &op.axes)?;
+    has_dtype(&op.out, op.input.dtype)?;
+    let kept = |(i, &dim)| if op.axes.contains(&i) { 1 } else { dim };
+    has_dims(&op.out, dims(&op.input).iter().enumerate().map(kept))?;
+    Ok(bytes(&op.input))
+}
+
+/// Checks the largest elements along a dim, with their indices.
+fn top_k_with_indices(op: &TopKWithIndicesOpIr, kind: Kind) -> OpCheckResult {
+    let k = check_top_k(&op.tensor, op.dim, op.k)?;
+    check_with_indices(&op.tensor, op.dim, k, [&op.out, &op.out_indices], kind)
+}
+
+/// Checks a sort along a dim.
+fn sort(op: &SortOpIr, kind: Kind) -> OpCheckResult {
+    check_sort(&op.input, op.dim, kind)?;
+    check_same_as_input(&op.out, &op.input)?;
+    Ok(sort_bytes(&op.input))
+}
+
+/// Checks a sort along a dim, with the indices.
+fn sort_with_indices(op: &SortWithIndicesOpIr, kind: Kind) -> OpCheckResult {
+    check_sort(&op.input, op.dim, kind)?;
+    check_same_as_input(&op.out, &op.input)?;
+    Kind::Int.of(&op.out_indices)?;
+    has_dims(&op.out_indices, dims(&op.input).iter().copied())?;
+    Ok(sort_bytes(&op.input))
+}
+
+/// Checks the indices of a sort along a dim.
+fn arg_sort(op: &SortOpIr, kind: Kind) -> OpCheckResult {
+    check_sort(&op.input, op.dim, kind)?;
+    Kind::Int.of(&op.out)?;
+    has_dims(&op.out, dims(&op.input).iter().copied())?;
+    Ok(sort_bytes(&op.input))
+}
+
+/// Checks a cumulative op along a dim.
+fn cumulative(op: &DimOpIr, kind: Kind) -> OpCheckResult {
+    kind.of(&op.input)?;
+    axis(&op.input, op.axis)?;
+    check_same_as_input(&op.out, &op.input)?;
+    Ok(f32_copy_bytes(&op.input))
 }
 
 /// Checks an op that makes one output element for each element of the input.

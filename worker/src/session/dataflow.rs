@@ -10,6 +10,7 @@
 //! decides which tensors share a storage.
 
 mod account;
+mod refusal;
 mod storages;
 #[cfg(test)]
 mod tests;
@@ -24,15 +25,15 @@ use tensord_proto::{
     v1::{Fault, FaultKind},
 };
 
-pub(crate) use self::account::{NAME_BYTES, Storage};
 use self::{
     account::{Account, Holding},
     storages::{Aliasing, InputStorages, StorageLookup},
 };
-use crate::{
-    memory::{OutOfMemory, SessionMemory, format_bytes},
-    op_check::RuleViolation,
+pub(crate) use self::{
+    account::{NAME_BYTES, Storage},
+    refusal::{Refusal, out_of_memory},
 };
+use crate::memory::SessionMemory;
 
 /// Maximum number of tensors of a session at a time: live, pending or poisoned.
 const MAX_TENSORS: usize = 1 << 22;
@@ -55,21 +56,6 @@ enum TensorState {
         holding: Holding,
     },
     Poisoned(Arc<Fault>),
-}
-
-impl From<RuleViolation> for Refusal {
-    fn from(broken: RuleViolation) -> Self {
-        Self::New(broken.kind, broken.reason)
-    }
-}
-
-/// Why an op must not run.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Refusal {
-    /// The op itself is at fault.
-    New(FaultKind, String),
-    /// An input has no value because of this earlier fault.
-    Inherited(Arc<Fault>),
 }
 
 /// The tensors of one session.
@@ -451,12 +437,4 @@ fn check_dtype(dtype: DType) -> Result<(), Refusal> {
         return Err(Refusal::New(FaultKind::Unsupported, reason));
     }
     Ok(())
-}
-
-pub(crate) fn out_of_memory(e: OutOfMemory) -> Refusal {
-    let (requested, free) = (format_bytes(e.requested_bytes), format_bytes(e.free_bytes));
-    Refusal::New(
-        FaultKind::OutOfMemory,
-        format!("{requested} requested, {free} free"),
-    )
 }

@@ -98,9 +98,14 @@ pub(crate) fn ops() -> Vec<OperationIr> {
 }
 
 fn base(dtype: DType) -> Vec<BaseOperationIr> {
+    let ops = base_of_parts(dtype).into_iter();
+    ops.chain(base_of_wholes(dtype)).collect()
+}
+
+/// Returns the base ops that move or select elements.
+fn base_of_parts(dtype: DType) -> Vec<BaseOperationIr> {
     use BaseOperationIr as Op;
     let t = || typed([2, 3, 4], dtype);
-    let answer = |dtype: DType| if dtype == BOOL { dtype } else { BOOL };
     let part = [
         Slice::new(0, None, 1),
         Slice::new(-2, None, 1),
@@ -155,6 +160,15 @@ fn base(dtype: DType) -> Vec<BaseOperationIr> {
             IndexingUpdateOp::Add,
             id,
         )),
+    ]
+}
+
+/// Returns the base ops that compare, repeat, create or reduce tensors.
+fn base_of_wholes(dtype: DType) -> Vec<BaseOperationIr> {
+    use BaseOperationIr as Op;
+    let t = || typed([2, 3, 4], dtype);
+    let answer = |dtype: DType| if dtype == BOOL { dtype } else { BOOL };
+    vec![
         Op::Equal(BinaryOpIr::create_comparison(
             t(),
             typed([1, 3, 4], dtype),
@@ -206,6 +220,12 @@ fn base_of_numbers(dtype: DType) -> Vec<BaseOperationIr> {
 }
 
 fn numbers(dtype: DType) -> Vec<NumericOperationIr> {
+    let ops = numbers_by_element(dtype).into_iter();
+    ops.chain(numbers_by_dim(dtype)).collect()
+}
+
+/// Returns the ops that make one element for each element.
+fn numbers_by_element(dtype: DType) -> Vec<NumericOperationIr> {
     use NumericOperationIr as Op;
     let t = || typed([2, 3, 4], dtype);
     let two = || BinaryOpIr::create(t(), typed([2, 1, 4], dtype), id);
@@ -213,12 +233,15 @@ fn numbers(dtype: DType) -> Vec<NumericOperationIr> {
     let with = || ScalarOpIr::create(t(), ScalarIr::Int(2), id);
     let compared = || BinaryOpIr::create_comparison(t(), t(), BOOL, id);
     let compared_with = || ScalarOpIr::create_comparison(t(), ScalarIr::Int(2), BOOL, id);
-    let all = || ReduceOpIr::create(t(), id);
-    let along = |len| ReduceDimOpIr::create(t(), 1, len, id);
-    let places = |len| ReduceDimOpIr::create_arg(t(), 1, len, DType::I64, id);
-    let dim = || DimOpIr::create(t(), 2, id);
-    let picked = || ReduceDimWithIndicesOpIr::create(t(), 0, DType::I32, id);
-    let mut ops = vec![
+    let power = match dtype {
+        DType::F32 => BinaryOpIr {
+            lhs: t(),
+            rhs: int([2, 3, 1]),
+            out: as_output(t()),
+        },
+        _ => two(),
+    };
+    vec![
         Op::Add(two()),
         Op::Sub(two()),
         Op::Div(two()),
@@ -236,6 +259,34 @@ fn numbers(dtype: DType) -> Vec<NumericOperationIr> {
         Op::Neg(one()),
         Op::Sign(one()),
         Op::Full(FullOpIr::create([2, 3].into(), dtype, ScalarIr::Int(1), id)),
+        Op::Greater(compared()),
+        Op::GreaterEqual(compared()),
+        Op::Lower(compared()),
+        Op::LowerEqual(compared()),
+        Op::GreaterElem(compared_with()),
+        Op::GreaterEqualElem(compared_with()),
+        Op::LowerElem(compared_with()),
+        Op::LowerEqualElem(compared_with()),
+        Op::Clamp(ClampOpIr::create(
+            t(),
+            ScalarIr::Int(0),
+            ScalarIr::Int(1),
+            id,
+        )),
+        Op::Powi(power),
+    ]
+}
+
+/// Returns the ops that reduce, sort or pad along dims.
+fn numbers_by_dim(dtype: DType) -> Vec<NumericOperationIr> {
+    use NumericOperationIr as Op;
+    let t = || typed([2, 3, 4], dtype);
+    let all = || ReduceOpIr::create(t(), id);
+    let along = |len| ReduceDimOpIr::create(t(), 1, len, id);
+    let places = |len| ReduceDimOpIr::create_arg(t(), 1, len, DType::I64, id);
+    let dim = || DimOpIr::create(t(), 2, id);
+    let picked = || ReduceDimWithIndicesOpIr::create(t(), 0, DType::I32, id);
+    vec![
         Op::Mean(all()),
         Op::Sum(all()),
         Op::Prod(all()),
@@ -253,23 +304,9 @@ fn numbers(dtype: DType) -> Vec<NumericOperationIr> {
         Op::ArgMin(places(1)),
         Op::ArgTopK(places(2)),
         Op::SumDims(ReduceDimsOpIr::create(t(), vec![0, 2], id)),
-        Op::Greater(compared()),
-        Op::GreaterEqual(compared()),
-        Op::Lower(compared()),
-        Op::LowerEqual(compared()),
-        Op::GreaterElem(compared_with()),
-        Op::GreaterEqualElem(compared_with()),
-        Op::LowerElem(compared_with()),
-        Op::LowerEqualElem(compared_with()),
         Op::TopKWithIndices(TopKWithIndicesOpIr::create(t(), 2, 3, DType::I64, id)),
         Op::MaxDimWithIndices(picked()),
         Op::MinDimWithIndices(picked()),
-        Op::Clamp(ClampOpIr::create(
-            t(),
-            ScalarIr::Int(0),
-            ScalarIr::Int(1),
-            id,
-        )),
         Op::CumSum(dim()),
         Op::CumProd(dim()),
         Op::CumMin(dim()),
@@ -283,17 +320,7 @@ fn numbers(dtype: DType) -> Vec<NumericOperationIr> {
             PadModeIr::Reflect,
             id,
         )),
-    ];
-    let power = match dtype {
-        DType::F32 => BinaryOpIr {
-            lhs: t(),
-            rhs: int([2, 3, 1]),
-            out: as_output(t()),
-        },
-        _ => two(),
-    };
-    ops.push(Op::Powi(power));
-    ops
+    ]
 }
 
 fn floats() -> Vec<FloatOperationIr> {

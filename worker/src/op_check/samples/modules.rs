@@ -132,25 +132,22 @@ fn transposed() -> Vec<ModuleOperationIr> {
 }
 
 fn pools() -> Vec<ModuleOperationIr> {
-    use ModuleOperationIr as Op;
-    let (x, y) = (|| float([2, 3, 8]), || float([2, 3, 8, 9]));
-    let grad = |out: &TensorIr| TensorIr {
+    average_pools().into_iter().chain(max_pools()).collect()
+}
+
+/// Returns the output `out` as the gradient of a backward op.
+fn grad(out: &TensorIr) -> TensorIr {
+    TensorIr {
         status: TensorStatus::ReadOnly,
         ..out.clone()
-    };
+    }
+}
+
+fn average_pools() -> Vec<ModuleOperationIr> {
+    use ModuleOperationIr as Op;
+    let (x, y) = (|| float([2, 3, 8]), || float([2, 3, 8, 9]));
     let avg1 = AvgPool1dOpIr::create(x(), 3, 2, 1, true, true, id);
     let avg2 = AvgPool2dOpIr::create(y(), [3, 2], [2, 1], [1, 0], true, false, id);
-    let max1 = MaxPool1dWithIndicesOpIr::create(x(), 3, 2, 1, 2, true, DType::I64, id);
-    let max2 = MaxPool2dWithIndicesOpIr::create(
-        y(),
-        [3, 2],
-        [2, 1],
-        [1, 0],
-        [1, 2],
-        false,
-        DType::I32,
-        id,
-    );
     vec![
         Op::AvgPool1dBackward(AvgPool1dBackwardOpIr::create(
             x(),
@@ -174,6 +171,24 @@ fn pools() -> Vec<ModuleOperationIr> {
         )),
         Op::AvgPool1d(avg1),
         Op::AvgPool2d(avg2),
+    ]
+}
+
+fn max_pools() -> Vec<ModuleOperationIr> {
+    use ModuleOperationIr as Op;
+    let (x, y) = (|| float([2, 3, 8]), || float([2, 3, 8, 9]));
+    let max1 = MaxPool1dWithIndicesOpIr::create(x(), 3, 2, 1, 2, true, DType::I64, id);
+    let max2 = MaxPool2dWithIndicesOpIr::create(
+        y(),
+        [3, 2],
+        [2, 1],
+        [1, 0],
+        [1, 2],
+        false,
+        DType::I32,
+        id,
+    );
+    vec![
         Op::MaxPool1d(MaxPool1dOpIr::create(x(), 3, 2, 1, 2, false, id)),
         Op::MaxPool2d(MaxPool2dOpIr::create(
             y(),

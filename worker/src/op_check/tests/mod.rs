@@ -5,6 +5,7 @@ mod all_variants;
 mod arguments;
 mod derived;
 mod empty;
+mod module_arguments;
 mod outputs;
 
 use burn_backend::DType;
@@ -20,6 +21,12 @@ fn assert_refused(op: &OperationIr) -> String {
         Ok(_) => panic!("{name} was accepted: {op:?}"),
         Err(broken) => broken.reason,
     }
+}
+
+#[track_caller]
+fn assert_refused_with(op: OperationIr, expected: &str) {
+    let reason = assert_refused(&op);
+    assert!(reason.contains(expected), "{reason:?} lacks {expected:?}");
 }
 
 #[track_caller]

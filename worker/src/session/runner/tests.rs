@@ -1,6 +1,8 @@
 //! The account of a session on real Flex is exactly the bytes of the storages that exist,
 //! after each op of random programs.
 
+mod last_uses;
+
 use std::{collections::HashMap, time::Duration};
 
 use burn_backend::{DType, Shape, TensorData};
@@ -11,24 +13,13 @@ use burn_ir::{
 };
 use burn_std::Slice;
 use proptest::prelude::*;
-use tensord_proto::{
-    bulk::INLINE_BYTES,
-    codec::tensor_bytes,
-    ids::WorkerId,
-    v1::{self, Fault},
-};
+use tensord_proto::{bulk::INLINE_BYTES, codec::tensor_bytes, v1::Fault};
 
 use super::{
     super::dataflow::{NAME_BYTES, Refusal},
     *,
 };
-use crate::{
-    backend::BurnDevice,
-    collective::{Capability, LeaseMembers},
-    custom::CustomOps,
-    memory::DeviceMemory,
-    op_progress::Signals,
-};
+use crate::{backend::BurnDevice, custom::CustomOps, memory::DeviceMemory, op_progress::Signals};
 
 /// Elements of a row. A value of more than 64 rows is not copied into a frame.
 const COLUMNS: usize = 64;
@@ -405,47 +396,4 @@ proptest! {
         drop(held_replies);
         prop_assert_eq!(device.live_bytes(), 0);
     }
-}
-
-/// A read or an offer that is refused may still be the last use of its tensor. The tensor
-/// must then leave the backend as well as the table, or its memory would not be charged.
-#[test]
-fn refused_last_uses_drop_the_value() {
-    let large = INLINE_BYTES / size_of::<f32>() / COLUMNS + 1;
-    let full = |program: &mut Program| {
-        program.step(ProgramStep::Full(large), false);
-        program.pick(program.live.len() - 1, true).unwrap()
-    };
-    let has_value = |program: &mut Program, tensor: &TensorIr| {
-        program.interpreter.tensors.store().is_host_readable(tensor)
-    };
-    let mut program = Program::new();
-
-    let tensor = full(&mut program);
-    assert!(has_value(&mut program, &tensor));
-    let mismatched = TensorIr {
-        shape: Shape::new([7]),
-        ..tensor.clone()
-    };
-    let Reply::Value { result, .. } = program.interpreter.read(1, mismatched) else {
-        panic!("a refused read is replied to at once");
-    };
-    assert!(result.is_err());
-    assert_eq!(program.device.live_bytes(), 0);
-    assert!(!has_value(&mut program, &tensor));
-
-    // The device has no room for the copy that an offer holds.
-    let tensor = full(&mut program);
-    let mut rest = program.device.open();
-    rest.take(CAPACITY - program.device.live_bytes()).unwrap();
-    let membership = LeaseMembership {
-        lease_members: LeaseMembers::new(vec![v1::LeaseShare::default()], WorkerId(1)).into(),
-        lease_rank: 0,
-        bucket_bytes: Arc::default(),
-    };
-    let mut collectives = Collectives::new(membership);
-    collectives.offer(&mut program.interpreter, &tensor, Capability::default(), 0);
-    drop(rest);
-    assert_eq!(program.device.live_bytes(), 0);
-    assert!(!has_value(&mut program, &tensor));
 }
