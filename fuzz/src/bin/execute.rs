@@ -71,11 +71,12 @@ fn hexadecimal(text: &str) -> Result<u64, String> {
 fn main() -> ExitCode {
     let options = Options::parse();
     let done = match std::env::var_os(POSITIONS) {
-        Some(positions) => work(&options, Path::new(&positions)),
+        Some(positions) => work(&options, Path::new(&positions)).map(|()| true),
         None => watch(&options),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(e) => {
             eprintln!("fuzz: {e}");
             ExitCode::FAILURE
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
 }
 
 /// Starts a child process that does the work, and supervises it.
-fn watch(options: &Options) -> Result<(), String> {
+fn watch(options: &Options) -> Result<bool, String> {
     let io = |e: std::io::Error| e.to_string();
     let positions = std::env::temp_dir().join(format!("tensord-fuzz-{}", std::process::id()));
     std::fs::write(&positions, []).map_err(io)?;
@@ -93,7 +94,9 @@ fn watch(options: &Options) -> Result<(), String> {
     result
 }
 
-fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
+/// Returns whether the child process succeeded. If it was killed, the error names the ops
+/// that its threads were executing.
+fn supervise(options: &Options, positions: &PathBuf) -> Result<bool, String> {
     let io = |e: std::io::Error| e.to_string();
     println!(
         "seed {}, {} threads, {}",
@@ -115,8 +118,9 @@ fn supervise(options: &Options, positions: &PathBuf) -> Result<(), String> {
     let mut seen: Vec<(Position, Instant, bool)> = Vec::new();
     loop {
         if let Some(status) = work.try_wait().map_err(io)? {
-            if status.success() {
-                return Ok(());
+            if status.code().is_some() {
+                // The child has printed its own error.
+                return Ok(status.success());
             }
             let places = read(positions);
             let places = places.iter().map(|p| format!("\n  {}", p.show(&templates)));
