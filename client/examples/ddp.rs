@@ -21,7 +21,7 @@ use burn::{prelude::*, tensor::activation::relu};
 use tensord_client::{LeaseRequest, Pool, data};
 
 /// 1,797 hand-written digits, gzipped: lines of 64 pixels, 0 to 16, and a label.
-static DIGITS: &[u8] = include_bytes!("../../data/digits.csv.gz");
+static DIGITS: &[u8] = include_bytes!("../data/digits.csv.gz");
 /// Digits in a step. The devices share them equally, so a step is the same for any number of
 /// devices.
 const BATCH: usize = 64;
