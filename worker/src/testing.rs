@@ -1,14 +1,59 @@
-//! A session without a network, for the fuzzer and for tests of whole programs of ops.
+//! Parts of a worker without a network: a session for the fuzzer and for tests of whole
+//! programs of ops, and the tensor table for benchmarks.
 //!
-//! Frames go through the same intake, decoder, rules, table and backend as in a worker.
+//! A session's frames go through the same decoder, rules, table and backend as in a worker.
 //! Programs have no use for this module.
 
-use burn_ir::OperationIr;
+use burn_ir::{OperationIr, TensorIr};
+use tensord_proto::codec::tensor_bytes;
 
 pub use crate::session::standalone::{OpOutcome, OpReport, StandaloneSession, StepOutcome};
+use crate::{memory::DeviceMemory, session::dataflow::Dataflow};
 
 /// Returns each variant of Burn's ops once, as clients send it, except those that no client
 /// sends.
 pub fn sample_ops() -> Vec<OperationIr> {
     crate::op_check::samples::ops()
+}
+
+/// Checks the arguments of `op`, and returns the bytes of scratch memory of its kernel.
+///
+/// # Panics
+///
+/// If the op breaks a rule.
+pub fn check_op(op: &OperationIr) -> u64 {
+    crate::op_check::check(op).unwrap_or_else(|broken| panic!("{broken:?}"))
+}
+
+/// The tensor table of a session without a backend, for benchmarks.
+#[derive(Debug)]
+pub struct TensorTable(Dataflow);
+
+impl TensorTable {
+    /// Creates an empty table for a device of `capacity_bytes`.
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self(Dataflow::new(DeviceMemory::new(capacity_bytes).open()))
+    }
+
+    /// Adds a tensor.
+    ///
+    /// # Panics
+    ///
+    /// If there is no memory for it.
+    pub fn insert(&mut self, tensor: &TensorIr) {
+        let bytes = tensor_bytes(&tensor.shape, tensor.dtype).expect("the size is addressable");
+        let memory = self.0.reserve(bytes as u64).expect("there is memory");
+        self.0
+            .insert(tensor.id, tensor.shape.clone(), tensor.dtype, memory);
+    }
+
+    /// Begins and finishes an op.
+    ///
+    /// # Panics
+    ///
+    /// If the table refuses the op.
+    pub fn run(&mut self, op: &OperationIr) {
+        self.0.begin(op).expect("the op may run");
+        self.0.finish(&mut |_| None);
+    }
 }

@@ -12,7 +12,7 @@
 //! - `time_slice`: a turn on the device, in which `runner` executes the work.
 //! - `peer_requests`: requests to the other sessions of the lease.
 
-mod dataflow;
+pub(crate) mod dataflow;
 mod inbound;
 mod outbound;
 mod peer_requests;
