@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use burn::tensor::Device;
 use tempfile::TempDir;
-use tensord_client::{Lease, LeaseRequest, Options, Pool, PoolUrl};
+use tensord_client::{Lease, LeaseRequest, Pool, PoolUrl};
 use tensord_tests::cluster::{Process, START_DEADLINE};
 use tensord_transport::TransportChoice;
 
@@ -54,7 +54,7 @@ impl<'a> Fleet<'a> {
         let workers: Vec<Process> = (0..world)
             .map(|host| start_worker(network, host, &worker_url, threads, dir.path()))
             .collect::<Result<_>>()?;
-        let pool = Pool::connect_with(program_url, Options::default());
+        let pool = Pool::connect_url(program_url);
         let pool = pool.context("cannot connect to the pool")?;
         let endpoints = endpoints(&pool, &workers)?;
         let links = network.connect(&endpoints, &dir)?;

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
-use tensord_client::{Lease, LeaseRequest, Options, Pool, PoolUrl};
+use tensord_client::{Lease, LeaseRequest, Pool, PoolUrl};
 use tensord_tests::cluster::Process;
 use tensord_transport::TransportChoice;
 
@@ -119,7 +119,7 @@ pub(crate) fn lease(url: PoolUrl) -> Result<(Pool, Lease)> {
 }
 
 fn connect(url: PoolUrl) -> Result<Pool> {
-    let pool = Pool::connect_with(url, Options::default());
+    let pool = Pool::connect_url(url);
     pool.context("cannot connect to the pool")
 }
 

@@ -9,7 +9,18 @@ use tensord_transport::{dial::DialError, url::UrlError};
 use tonic::Status;
 
 /// Why a pool could not be reached.
+///
+/// ```no_run
+/// use tensord_client::{ConnectError, Pool};
+///
+/// match Pool::connect_env() {
+///     Ok(pool) => println!("connected to {pool:?}"),
+///     Err(ConnectError::Token { .. }) => eprintln!("get a new token from the pool's owner"),
+///     Err(error) => eprintln!("{error}"), // Names what to check.
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// The variable that holds the URL is not set.
     #[error(
@@ -73,13 +84,32 @@ impl ConnectError {
 }
 
 /// Why a request did not get a usable lease.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// use tensord_client::{LeaseError, LeaseRequest, Pool, RefusalKind};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = Pool::connect_env()?;
+/// let request = LeaseRequest::devices(8).timeout(Duration::from_secs(60));
+/// match pool.lease(request) {
+///     Ok(lease) => println!("{} devices", lease.devices().len()),
+///     Err(LeaseError::TimedOut { position, .. }) => println!("still at position {position}"),
+///     Err(LeaseError::Refused { kind: RefusalKind::Unsatisfiable, reason }) => {
+///         println!("this pool never has so many: {reason}");
+///     }
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LeaseError {
     /// The pool refused.
     #[error("the pool refused the lease: {reason}")]
     Refused {
         /// The kind of refusal.
-        code: v1::ErrorCode,
+        kind: RefusalKind,
         /// The pool's reason.
         reason: String,
     },
@@ -110,4 +140,58 @@ pub enum LeaseError {
     /// The pool's client is shutting down.
     #[error("the connection to the pool is closed")]
     Closed,
+}
+
+impl LeaseError {
+    /// Returns the error for a request that the pool refused with `error`.
+    pub(crate) fn refused(error: v1::Error) -> Self {
+        let kind = match error.code() {
+            v1::ErrorCode::Unsatisfiable => RefusalKind::Unsatisfiable,
+            v1::ErrorCode::Limit => RefusalKind::Limit,
+            v1::ErrorCode::Token => RefusalKind::Token,
+            v1::ErrorCode::Draining => RefusalKind::ShuttingDown,
+            _ => RefusalKind::Other,
+        };
+        // `Display` cleans the pool's text.
+        let reason = error.to_string();
+        Self::Refused { kind, reason }
+    }
+}
+
+/// Why a pool refused a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RefusalKind {
+    /// The pool does not have such devices, not even when it is idle.
+    Unsatisfiable,
+    /// The pool's queue is full, or another of its limits is reached.
+    Limit,
+    /// The token no longer gives the right to lease.
+    Token,
+    /// The pool is shutting down.
+    ShuttingDown,
+    /// Any other kind; the text of the error has the reason.
+    Other,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_keep_their_kind_and_reason() {
+        for (code, expected) in [
+            (v1::ErrorCode::Unsatisfiable, RefusalKind::Unsatisfiable),
+            (v1::ErrorCode::Limit, RefusalKind::Limit),
+            (v1::ErrorCode::Token, RefusalKind::Token),
+            (v1::ErrorCode::Draining, RefusalKind::ShuttingDown),
+            (v1::ErrorCode::Internal, RefusalKind::Other),
+        ] {
+            let error = LeaseError::refused(v1::Error::new(code, "3 devices requested"));
+            let LeaseError::Refused { kind, reason } = error else {
+                panic!("not a refusal: {error}");
+            };
+            assert_eq!((kind, reason.as_str()), (expected, "3 devices requested"));
+        }
+    }
 }

@@ -90,6 +90,7 @@ impl fmt::Debug for LeaseRequest {
 
 /// A description of a leased device, with the name of its worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LeasedDevice {
     /// Its kind, such as `"cuda"`.
     pub kind: String,
@@ -118,6 +119,7 @@ impl From<&v1::LeasedDevice> for LeasedDevice {
 
 /// Bytes between this process and the workers of a lease, including framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Traffic {
     /// Sent to the workers.
     pub bytes_up: u64,

@@ -30,11 +30,13 @@ mod lease;
 mod pool;
 mod session;
 
+#[cfg(feature = "testing")]
+pub use self::pool::Options;
 pub use self::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice},
     custom::{CustomOp, CustomOutputs},
-    error::{ConnectError, LeaseError},
+    error::{ConnectError, LeaseError, RefusalKind},
     lease::{Lease, LeaseRequest, LeasedDevice, Traffic},
-    pool::{Options, Pool},
+    pool::{DeviceStatus, Pool, PoolStatus, WorkerStatus},
 };
-pub use tensord_transport::{PoolUrl, Secret};
+pub use tensord_transport::{PoolUrl, Secret, dial::DialError, url::UrlError};

@@ -39,6 +39,7 @@ const FALLBACK_TTL: Duration = Duration::from_secs(300);
 
 /// Why a process could not be reached.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DialError {
     /// Nothing answers at the address.
     #[error(

@@ -1,6 +1,7 @@
 //! A connection to a pool, and leasing from it.
 
 mod control;
+mod status;
 
 use std::{
     str::FromStr,
@@ -16,7 +17,6 @@ use tensord_proto::{
 };
 use tensord_transport::{
     Dialer, PoolUrl,
-    faults::FaultSwitch,
     tls::{Fingerprint, Trust},
 };
 use tokio::{
@@ -26,6 +26,7 @@ use tokio::{
 
 pub(crate) use self::control::LeaseWatch;
 use self::control::{Control, ControlRequest, RequestEvent};
+pub use self::status::{DeviceStatus, PoolStatus, WorkerStatus};
 use crate::{
     backend::{TensordClient, TensordDevice},
     bridge::Bridge,
@@ -50,11 +51,12 @@ const IO_THREADS: usize = 2;
 /// Questions on the way to the control task.
 const CONTROL_QUEUE: usize = 64;
 
-/// Settings beyond the URL, for tests.
+/// Settings for tests.
+#[cfg(feature = "testing")]
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Puts the links to workers under the control of a switch.
-    pub faults: Option<FaultSwitch>,
+    pub faults: Option<tensord_transport::faults::FaultSwitch>,
 }
 
 /// A connection to a pool. It reconnects by itself; clones share it.
@@ -85,7 +87,27 @@ impl Pool {
     /// Within 5 s, one for each of: a malformed URL, nothing there, another
     /// certificate, a token the pool does not know, another version.
     pub fn connect(url: &str) -> Result<Self, ConnectError> {
-        Self::connect_with(PoolUrl::from_str(url)?, Options::default())
+        Self::connect_url(PoolUrl::from_str(url)?)
+    }
+
+    /// Connects to the pool at a URL that was parsed before.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensord_client::{Pool, PoolUrl};
+    ///
+    /// let url: PoolUrl = std::fs::read_to_string("pool.url")?.trim().parse()?;
+    /// println!("connecting to {url}"); // Prints the URL without its token.
+    /// let pool = Pool::connect_url(url)?;
+    /// # drop(pool); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn connect_url(url: PoolUrl) -> Result<Self, ConnectError> {
+        let dialer = Dialer::new(url.transport);
+        Self::connect_by(url, dialer)
     }
 
     /// Connects to the pool whose URL is in `TENSORD_URL`.
@@ -98,12 +120,21 @@ impl Pool {
         Self::connect(&url)
     }
 
-    /// Connects to a pool with settings beyond the URL.
+    /// Connects to a pool with settings for tests.
     ///
     /// # Errors
     ///
     /// As [`connect`](Self::connect).
+    #[cfg(feature = "testing")]
     pub fn connect_with(url: PoolUrl, options: Options) -> Result<Self, ConnectError> {
+        let mut dialer = Dialer::new(url.transport);
+        if let Some(faults) = options.faults {
+            dialer = dialer.with_faults(faults);
+        }
+        Self::connect_by(url, dialer)
+    }
+
+    fn connect_by(url: PoolUrl, dialer: Dialer) -> Result<Self, ConnectError> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(IO_THREADS)
             .thread_name("tensord-io")
@@ -114,10 +145,6 @@ impl Pool {
         let task = Control::new(url.clone(), credential, requests);
         let (connected, connects) = blocking::sync_channel(1);
         runtime.spawn(task.run(connected));
-        let mut dialer = Dialer::new(url.transport);
-        if let Some(faults) = options.faults {
-            dialer = dialer.with_faults(faults);
-        }
         let handle = runtime.handle().clone();
         let runtime = Mutex::new(Some(runtime));
         let inner = Inner {
@@ -151,12 +178,12 @@ impl Pool {
     /// # Errors
     ///
     /// When it does not answer.
-    pub fn status(&self) -> Result<v1::StatusReply, ConnectError> {
+    pub fn status(&self) -> Result<PoolStatus, ConnectError> {
         let (events, on_message) = blocking::sync_channel(1);
         let url = self.0.url.clone();
         self.0.handle.spawn(async move {
             // Nobody listens any more once the deadline has passed.
-            let _ = events.send(control::status(&url).await);
+            let _ = events.send(control::status(&url).await.map(PoolStatus::from));
         });
         on_message
             .recv_timeout(CONNECT_DEADLINE)
@@ -207,11 +234,7 @@ impl Pool {
                 }
                 Ok(RequestEvent::Granted(granted, watch)) => return self.open(&granted, watch),
                 Ok(RequestEvent::Refused(error)) => {
-                    let code = error.code();
-                    return Err(LeaseError::Refused {
-                        code,
-                        reason: error.message,
-                    });
+                    return Err(LeaseError::refused(error));
                 }
                 Err(blocking::RecvTimeoutError::Timeout) => {
                     self.0.send_control(ControlRequest::Cancel(id))?;

@@ -15,7 +15,7 @@ use std::{
 
 use burn::train::Interrupter;
 use tempfile::TempDir;
-use tensord_client::{ConnectError, Lease, LeaseError, LeaseRequest, Options, Pool, PoolUrl};
+use tensord_client::{ConnectError, Lease, LeaseError, LeaseRequest, Pool, PoolUrl};
 use tracing::info;
 
 use crate::{
@@ -103,7 +103,7 @@ fn train(
     workers: usize,
     interrupter: Interrupter,
 ) -> Result<demo::Outcome, DemoError> {
-    let pool = Pool::connect_with(url, Options::default())?;
+    let pool = Pool::connect_url(url)?;
     wait_for_workers(&pool, workers)?;
     let queued =
         |position| info!("waiting for devices: the request is at position {position} of the queue");

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tensord_client::{
-    ConnectError, Lease, LeaseError, LeaseRequest, LeasedDevice, Options, Pool, PoolUrl, Secret,
+    ConnectError, Lease, LeaseError, LeaseRequest, LeasedDevice, Pool, PoolUrl, Secret,
 };
 use tracing::info;
 
@@ -71,7 +71,8 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
         lease = leasing => lease.map_err(io::Error::other).map_err(Failure::system("lease devices"))??,
         () = shutdown.requested() => return Ok(()),
     };
-    stdout::print(&banner(address, &token, &lease.descriptions()))?;
+    let devices: Vec<_> = lease.descriptions().iter().map(kind_and_worker).collect();
+    stdout::print(&banner(address, &token, &devices))?;
     let ended = tokio::select! {
         served = lease.serve(listener, &token) => match served {
             Ok(()) => Err(GatewayError::Serve("it returned without an error".into())),
@@ -86,7 +87,7 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
 }
 
 fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
-    let pool = Pool::connect_with(url, Options::default())?;
+    let pool = Pool::connect_url(url)?;
     let request = LeaseRequest::devices(demand.devices)
         .kind(demand.kind.clone().unwrap_or_default())
         .memory_bytes(demand.memory_bytes)
@@ -106,22 +107,24 @@ async fn ended(lease: &Lease) -> String {
     }
 }
 
+/// Returns the kind of `device` and the name of its worker.
+fn kind_and_worker(device: &LeasedDevice) -> String {
+    format!("{} on {}", device.kind, device.worker)
+}
+
 /// Returns the text to print when programs can connect, with the code they need.
-fn banner(address: SocketAddr, token: &Secret, devices: &[LeasedDevice]) -> String {
-    let places: Vec<_> = devices
-        .iter()
-        .map(|device| format!("{} on {}", device.kind, device.worker))
-        .collect();
+/// `devices` has the kind and the worker of each device.
+fn banner(address: SocketAddr, token: &Secret, devices: &[String]) -> String {
     let (count, s) = (devices.len(), if devices.len() == 1 { "" } else { "s" });
     format!(
-        "tensord gateway at ws://{address} with {count} device{s}: {places}\n\
+        "tensord gateway at ws://{address} with {count} device{s}: {devices}\n\
          \n\
          In a Burn 0.22 program with the feature `remote-websocket`:\n\
          \n    \
              let host = burn::remote::RemoteHost::websocket(\"ws://{address}\")\n        \
                  .with_credential(\"{token}\");\n    \
              let devices = host.devices()?;\n",
-        places = places.join(", "),
+        devices = devices.join(", "),
         token = token.reveal(),
     )
 }
@@ -132,14 +135,8 @@ mod tests {
 
     #[test]
     fn the_banner_has_the_lines_a_program_needs() {
-        let device = |worker: &str| LeasedDevice {
-            kind: "flex".into(),
-            name: "CPU".into(),
-            memory_bytes: 1,
-            worker: worker.into(),
-        };
         let address = "127.0.0.1:7463".parse().unwrap();
-        let devices = [device("gpu-1"), device("gpu-2")];
+        let devices = ["flex on gpu-1".to_owned(), "flex on gpu-2".to_owned()];
         let expected = "\
 tensord gateway at ws://127.0.0.1:7463 with 2 devices: flex on gpu-1, flex on gpu-2
 

@@ -12,8 +12,8 @@ use burn_backend::DType;
 use burn_ir::{
     FloatOperationIr, FullOpIr, MatmulOpIr, NumericOperationIr, OperationIr, ScalarIr, TensorIr,
 };
-use tensord_client::{LeaseRequest, Pool};
-use tensord_proto::v1::{DeviceStatus, ErrorCode, ReleaseLease, client_message};
+use tensord_client::{DeviceStatus, LeaseRequest, Pool};
+use tensord_proto::v1::{ErrorCode, ReleaseLease, client_message};
 use tensord_tests::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession, SessionError},
@@ -138,10 +138,6 @@ fn device(pool: &Pool, index: usize) -> DeviceStatus {
     status.workers[0].devices.swap_remove(index)
 }
 
-fn is_free(device: &DeviceStatus) -> bool {
-    !device.leased && !device.ending && device.out_of_service.is_empty()
-}
-
 #[test]
 fn unfinished_ops_of_a_lease_do_not_delay_the_next() {
     /// Number of queued ops, and the approximate time of each: minutes in total.
@@ -191,7 +187,7 @@ fn unfinished_ops_of_a_lease_do_not_delay_the_next() {
             let device = device(&pool, 0);
             // The next lease may have been granted and released meanwhile.
             let is_waited_for = !is_granted.load(Ordering::SeqCst);
-            assert!(!is_free(&device) || !is_waited_for, "{device:?}");
+            assert!(!device.is_free() || !is_waited_for, "{device:?}");
             assert!(Instant::now() < until, "the next lease is not granted");
         }
         let first_value = next.join().unwrap();
@@ -232,7 +228,7 @@ fn a_device_whose_lease_ended_is_not_free_before_its_op_has_ended() {
     cluster.wait("the device to be free", || {
         let device = device(&pool, 0);
         was_busy += usize::from(device.ending);
-        is_free(&device)
+        device.is_free()
     });
     assert!(was_busy > 1, "the op had no time to be seen");
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
@@ -286,9 +282,9 @@ fn op_timeout_ends_only_its_session() {
             assert!(error.message.contains(words), "{error}");
         }
         cluster.wait("the device to be out of service", || {
-            !device(&pool, index).out_of_service.is_empty()
+            device(&pool, index).out_of_service.is_some()
         });
-        let reason = device(&pool, index).out_of_service;
+        let reason = device(&pool, index).out_of_service.unwrap();
         assert!(reason.contains("Float.Matmul"), "{reason}");
         let again = raw::block(RawSession::open(&target));
         let refused = again.map(|_| ()).unwrap_err();
@@ -297,7 +293,7 @@ fn op_timeout_ends_only_its_session() {
             "{refused}"
         );
         cluster.wait("the device to be in service", || {
-            device(&pool, index).out_of_service.is_empty()
+            device(&pool, index).out_of_service.is_none()
         });
         is_over.store(true, Ordering::SeqCst);
         assert!(goes_on.join().unwrap() > 0);
@@ -313,7 +309,7 @@ fn op_timeout_ends_only_its_session() {
         attached.send(release).await.unwrap();
     });
     assert_eq!(innocent.ended(), None);
-    cluster.wait("the device to be free", || is_free(&device(&pool, index)));
+    cluster.wait("the device to be free", || device(&pool, index).is_free());
 }
 
 #[test]
@@ -339,7 +335,7 @@ fn worker_restarts_if_a_device_does_not_recover() {
     cluster.wait("the new start", || cluster.workers[0].log().contains(words));
     cluster.wait("the worker to be back", || {
         let workers = pool.status().unwrap().workers;
-        workers.first().is_some_and(|w| is_free(&w.devices[0]))
+        workers.first().is_some_and(|w| w.devices[0].is_free())
     });
     let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
     let sum = Tensor::<1>::ones([4], &lease.devices()[0]).sum();

@@ -7,8 +7,7 @@ use std::{
 };
 
 use burn::tensor::{Device, Tensor};
-use tensord_client::{LeaseError, LeaseRequest, Pool};
-use tensord_proto::v1::ErrorCode;
+use tensord_client::{LeaseError, LeaseRequest, Pool, RefusalKind};
 use tensord_tests::cluster::{Cluster, Process};
 
 /// Returns live bytes and sessions of all workers, as last reported to the scheduler.
@@ -57,7 +56,7 @@ fn unsatisfiable_requests_are_refused_and_busy_ones_queued() {
     let pool = cluster.pool();
     let refused = |request: LeaseRequest| match pool.lease(request).unwrap_err() {
         LeaseError::Refused {
-            code: ErrorCode::Unsatisfiable,
+            kind: RefusalKind::Unsatisfiable,
             reason,
         } => reason,
         other => panic!("another error: {other}"),
