@@ -1,10 +1,10 @@
 //! Burn's own data-parallel training, on devices of any number of hosts. What tensord adds is
-//! marked (1), (2) and (3).
+//! marked (1) to (4).
 //!
 //! Run it with `TENSORD_URL=<URL of your pool> cargo run --release --example ddp -- 4`, where 4 is
 //! the number of devices.
 
-use std::{io::Read, sync::Barrier};
+use std::io::Read;
 
 use burn::data::{
     dataloader::{DataLoaderBuilder, batcher::Batcher},
@@ -18,7 +18,7 @@ use burn::train::{
     TrainOutput, TrainStep, logger::InMemoryMetricLogger, metric::LossMetric,
 };
 use burn::{prelude::*, tensor::activation::relu};
-use tensord_client::{LeaseRequest, Pool, data};
+use tensord_client::{LeaseRequest, LockstepBatcher, Pool, data};
 
 /// 1,797 hand-written digits, gzipped: lines of 64 pixels, 0 to 16, and a label.
 static DIGITS: &[u8] = include_bytes!("../data/digits.csv.gz");
@@ -62,13 +62,11 @@ impl TrainStep for Mlp {
     }
 }
 
-/// Makes batches of lines of the file. The devices wait for each other before each step, because
-/// Burn 0.22.1 hangs when one begins a step before another has ended the previous one.
-struct Lines(Barrier);
+/// Makes batches of lines of the file.
+struct Lines;
 
 impl Batcher<Vec<i32>, Batch> for Lines {
     fn batch(&self, lines: Vec<Vec<i32>>, device: &Device) -> Batch {
-        self.0.wait();
         let table = TensorData::new(lines.concat(), [lines.len(), 65]);
         let table = data::from_data::<2, Int>(table, device);
         let images = table.clone().slice(s![.., ..64]).float() / 16.0;
@@ -91,8 +89,9 @@ fn main() -> anyhow::Result<()> {
     let model = model.fork(&devices[0]); // Initializes the weights now, not lazily.
     let mut train = read()?;
     let test = train.split_off(22 * BATCH);
-    let loader = |lines: &[Vec<i32>], batch, meeting| {
-        let loader = DataLoaderBuilder::new(Lines(Barrier::new(meeting))).batch_size(batch);
+    let loader = |lines: &[Vec<i32>], batch, ranks| {
+        // (4) The devices wait for each other before each step, which Burn 0.22.1 needs.
+        let loader = DataLoaderBuilder::new(LockstepBatcher::new(Lines, ranks)).batch_size(batch);
         let loader = loader.shuffle(42).set_device(devices[0].clone());
         loader.build(InMemDataset::new(lines.to_vec()))
     };
@@ -110,7 +109,7 @@ fn main() -> anyhow::Result<()> {
         .with_training_strategy(strategy.into());
     let trained = training.launch(Learner::new(model, AdamConfig::new().init(), 1e-2));
 
-    let (images, labels) = Lines(Barrier::new(1)).batch(test, &lease.devices()[0]);
+    let (images, labels) = Lines.batch(test, &lease.devices()[0]);
     let guess = trained.model.forward(images).argmax(1).squeeze_dim(1);
     let accuracy = guess.equal(labels).float().mean();
     let accuracy = 100.0 * accuracy.try_into_scalar::<f32>()?;

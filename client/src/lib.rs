@@ -13,6 +13,7 @@
 //! - [`Pool`], [`Lease`]: connect to a pool and lease devices.
 //! - [`data`]: copies tensors from and to host memory, faster than Burn does.
 //! - [`custom`]: ops that workers have in addition to Burn's.
+//! - [`LockstepBatcher`]: makes the ranks of a data-parallel training meet before each step.
 //! - [`Tensord`]: Burn's `Backend`, for code that is generic over backends.
 //! - `session`: an op stream to one leased device, over connections that may break.
 //! - `bridge`: makes Burn `Device`s out of leased devices.
@@ -27,6 +28,7 @@ pub mod custom;
 pub mod data;
 mod error;
 mod lease;
+mod lockstep;
 mod pool;
 mod session;
 
@@ -37,6 +39,7 @@ pub use self::{
     custom::{CustomOp, CustomOutputs},
     error::{ConnectError, LeaseError, RefusalKind},
     lease::{Lease, LeaseRequest, LeasedDevice, Traffic},
+    lockstep::LockstepBatcher,
     pool::{DeviceStatus, Pool, PoolStatus, WorkerStatus},
 };
 pub use tensord_transport::{PoolUrl, Secret, dial::DialError, url::UrlError};

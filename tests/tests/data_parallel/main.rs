@@ -1,11 +1,11 @@
 //! Data-parallel training with Burn's own API, over several worker processes.
 //!
-//! These tests have a binary of their own, and a barrier before each step, for the reasons
+//! These tests have a binary of their own, and let devices meet before each step, for the reasons
 //! in `tensord_tests::replicas`.
 
 mod mixed;
 
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Mutex};
 
 use burn::{
     data::{
@@ -21,7 +21,7 @@ use burn::{
         TrainOutput, TrainStep, logger::InMemoryMetricLogger, metric::LossMetric,
     },
 };
-use tensord_client::LeaseRequest;
+use tensord_client::{LeaseRequest, LockstepBatcher};
 use tensord_tests::{
     cluster::Cluster,
     digits::{self, Digit, TRAIN},
@@ -106,12 +106,10 @@ impl TrainStep for RecordedModel {
 
 struct DigitBatcher {
     recorder: Arc<Mutex<ReplicaRecorder>>,
-    barrier: Barrier,
 }
 
 impl Batcher<Digit, DigitBatch> for DigitBatcher {
     fn batch(&self, items: Vec<Digit>, device: &Device) -> DigitBatch {
-        self.barrier.wait();
         let (images, labels) = digits::batch(&items, device);
         DigitBatch {
             images,
@@ -127,12 +125,11 @@ const EPOCHS: usize = 8;
 /// and returns the model.
 fn train_with_burn(devices: &[Device], recorder: &Arc<Mutex<ReplicaRecorder>>) -> Mlp {
     let (train, test) = digits::split();
-    let loader = |digits: Vec<Digit>, batch, meeting| {
+    let loader = |digits: Vec<Digit>, batch, ranks| {
         let batcher = DigitBatcher {
             recorder: recorder.clone(),
-            barrier: Barrier::new(meeting),
         };
-        DataLoaderBuilder::new(batcher)
+        DataLoaderBuilder::new(LockstepBatcher::new(batcher, ranks))
             .batch_size(batch)
             .shuffle(42)
             .set_device(devices[0].clone())
