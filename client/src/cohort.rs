@@ -13,7 +13,11 @@ use std::{
 };
 
 use burn::tensor::Device;
-use tokio::{runtime::Handle, sync::Notify, time::sleep};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, watch},
+    time::sleep,
+};
 
 /// Delay until the ops of a rank that is behind are flushed. Threads that run at
 /// about the same speed reach the all-reduce by themselves within that time.
@@ -21,6 +25,9 @@ const MIN_FLUSH_DELAY: Duration = Duration::from_millis(1);
 
 /// Longest pause between two flushes of a rank that stays behind.
 const MAX_FLUSH_DELAY: Duration = Duration::from_millis(100);
+
+/// Why a lease has ended that the program dropped.
+pub(crate) const LEASE_DROPPED: &str = "the lease was dropped";
 
 /// Sessions that were opened together.
 #[derive(Debug, Default)]
@@ -31,6 +38,8 @@ pub(crate) struct Cohort {
     /// slowest. Groups whose members are level have no entry.
     ahead: Mutex<HashMap<Vec<u32>, Vec<u64>>>,
     imbalance: Notify,
+    /// Why the lease of the sessions can no longer be used, once it cannot.
+    end: watch::Sender<Option<String>>,
 }
 
 /// A session's place in its cohort.
@@ -67,6 +76,25 @@ impl Cohort {
             ahead.remove(group);
         } else {
             self.imbalance.notify_one();
+        }
+    }
+
+    /// Records why the lease can no longer be used. The first reason stays.
+    pub(crate) fn end(&self, reason: &str) {
+        self.end.send_if_modified(|end| {
+            let is_first = end.is_none();
+            end.get_or_insert_with(|| reason.to_owned());
+            is_first
+        });
+    }
+
+    /// Waits until the lease can no longer be used, and returns why.
+    pub(crate) fn ended(&self) -> impl Future<Output = String> + Send + use<> {
+        let mut end = self.end.subscribe();
+        async move {
+            let ended = end.wait_for(Option::is_some).await;
+            let reason = ended.ok().and_then(|reason| reason.clone());
+            reason.unwrap_or_else(|| LEASE_DROPPED.to_owned())
         }
     }
 
@@ -112,6 +140,24 @@ pub(crate) async fn flush_lagging_ranks(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocking::block_on;
+
+    #[test]
+    fn the_first_reason_for_the_end_of_a_lease_stays() {
+        let cohort = Cohort::new(1);
+        let early = cohort.ended();
+        let waits = Some(Duration::ZERO);
+        assert_eq!(block_on(cohort.ended(), waits), None);
+        cohort.end("worker a is lost");
+        cohort.end("worker b is lost");
+        let late = cohort.ended();
+        drop(cohort);
+        for ended in [block_on(early, None), block_on(late, None)] {
+            assert_eq!(ended.as_deref(), Some("worker a is lost"));
+        }
+        let dropped = Cohort::new(2).ended();
+        assert_eq!(block_on(dropped, None).as_deref(), Some(LEASE_DROPPED));
+    }
 
     #[test]
     fn lagging_ranks_are_those_with_fewer_all_reduces() {

@@ -14,7 +14,9 @@ use tensord_transport::Secret;
 
 use crate::{
     backend::{Registration, TensordDevice},
+    blocking::block_on,
     bridge::{self, Bridge},
+    cohort::{Cohort, LEASE_DROPPED},
     pool::{Inner, LeaseWatch},
     session::Session,
 };
@@ -140,6 +142,7 @@ pub struct Lease {
     pub(crate) lease_devices: Vec<LeaseDevice>,
     pub(crate) bridge: Option<Bridge>,
     pub(crate) watch: LeaseWatch,
+    pub(crate) cohort: Arc<Cohort>,
 }
 
 /// One device of a lease.
@@ -200,6 +203,29 @@ impl Lease {
         self.watch.ended().or_else(failure)
     }
 
+    /// Waits until the lease can no longer be used, and returns why: the first reason of
+    /// those that [`ended`](Self::ended) returns, or that the lease was dropped. The future
+    /// does not keep the lease alive, and runs on any executor.
+    ///
+    /// ```no_run
+    /// # async fn wait() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensord_client::{LeaseRequest, Pool};
+    ///
+    /// let lease = Pool::connect_env()?.lease_async(LeaseRequest::devices(2)).await?;
+    /// let ended = lease.ended_async();
+    /// tokio::spawn(async move { eprintln!("stop the training: {}", ended.await) });
+    /// # Ok(()) }
+    /// ```
+    pub fn ended_async(&self) -> impl Future<Output = String> + Send + 'static + use<> {
+        self.cohort.ended()
+    }
+
+    /// As [`ended_async`](Self::ended_async), but blocks this thread, for at most `timeout`.
+    /// Returns `None` if the lease can still be used then.
+    pub fn wait_ended(&self, timeout: Duration) -> Option<String> {
+        block_on(self.ended_async(), Some(timeout))
+    }
+
     /// Serves the devices to stock Burn programs, which connect with
     /// `RemoteHost::websocket` and `token` as the credential. Runs until the
     /// future is dropped, on the Tokio runtime that awaits it.
@@ -233,6 +259,7 @@ impl fmt::Debug for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        self.cohort.end(LEASE_DROPPED);
         self.bridge.take();
         for lease_device in &self.lease_devices {
             lease_device.session.close();

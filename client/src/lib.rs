@@ -22,6 +22,7 @@
 //! messages of `tensord-proto`.
 
 mod backend;
+mod blocking;
 mod bridge;
 mod cohort;
 pub mod custom;

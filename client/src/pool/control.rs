@@ -24,7 +24,7 @@ use tensord_proto::{
 };
 use tensord_transport::{PoolUrl, control};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, oneshot, watch},
     time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -50,7 +50,7 @@ const QUEUE: usize = 64;
 pub(crate) enum ControlRequest {
     Lease {
         request: LeaseRequest,
-        events: blocking::Sender<RequestEvent>,
+        replies: RequestReplies,
     },
     Cancel(RequestId),
     Release(LeaseId),
@@ -58,9 +58,15 @@ pub(crate) enum ControlRequest {
     Leave(blocking::SyncSender<()>),
 }
 
-/// What happens to a request for a lease.
-pub(crate) enum RequestEvent {
-    Queued(u32),
+/// Where this task reports what happens to a request for a lease.
+pub(crate) struct RequestReplies {
+    /// The position in the queue, 1 being next.
+    pub(crate) position: watch::Sender<u32>,
+    pub(crate) outcome: oneshot::Sender<RequestOutcome>,
+}
+
+/// What becomes of a request for a lease.
+pub(crate) enum RequestOutcome {
     Granted(Granted, LeaseWatch),
     Refused(Error),
 }
@@ -103,7 +109,7 @@ impl LeaseWatch {
 
 struct PendingRequest {
     request: LeaseRequest,
-    events: blocking::Sender<RequestEvent>,
+    replies: RequestReplies,
 }
 
 struct HeldLease {
@@ -284,13 +290,13 @@ impl Control {
         Ok(match control_request {
             None => return Err(None),
             Some(ControlRequest::Leave(left)) => return Err(Some(left)),
-            Some(ControlRequest::Lease { request, events }) => {
+            Some(ControlRequest::Lease { request, replies }) => {
                 let id = RequestId(request.request_id);
                 self.pending.insert(
                     id,
                     PendingRequest {
                         request: request.clone(),
-                        events,
+                        replies,
                     },
                 );
                 Some(client_message::Body::Request(request))
@@ -332,7 +338,7 @@ impl Control {
         match message.body {
             Some(pool_message::Body::Queued(queued)) => {
                 if let Some(pending) = self.pending.get(&RequestId(queued.request_id)) {
-                    let _ = pending.events.send(RequestEvent::Queued(queued.position));
+                    pending.replies.position.send_replace(queued.position);
                 }
             }
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
@@ -340,7 +346,9 @@ impl Control {
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(pending) = self.pending.remove(&RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
-                    let _ = pending.events.send(RequestEvent::Refused(error));
+                    let refused = RequestOutcome::Refused(error);
+                    // The request may have been dropped meanwhile.
+                    let _ = pending.replies.outcome.send(refused);
                 }
             }
             Some(pool_message::Body::Ended(ended)) => {
@@ -368,8 +376,8 @@ impl Control {
         let token = granted.token.clone();
         let watch = LeaseWatch::default();
         let pending = self.pending.remove(&RequestId(granted.request_id));
-        let on_message = RequestEvent::Granted(granted, watch.clone());
-        let taken = pending.is_some_and(|pending| pending.events.send(on_message).is_ok());
+        let outcome = RequestOutcome::Granted(granted, watch.clone());
+        let taken = pending.is_some_and(|pending| pending.replies.outcome.send(outcome).is_ok());
         // A request that was cancelled meanwhile has its lease released.
         let released = !taken;
         let held_lease = HeldLease {

@@ -1,12 +1,13 @@
 //! A connection to a pool, and leasing from it.
 
 mod control;
+mod request;
 mod status;
 
 use std::{
     str::FromStr,
     sync::{Arc, Mutex, PoisonError, mpsc as blocking},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rand::Rng;
@@ -22,13 +23,15 @@ use tensord_transport::{
 use tokio::{
     runtime::{Builder, Handle, Runtime},
     sync::{mpsc, oneshot},
+    time::{Timeout, timeout},
 };
 
 pub(crate) use self::control::LeaseWatch;
-use self::control::{Control, ControlRequest, RequestEvent};
+use self::control::{Control, ControlRequest};
 pub use self::status::{DeviceStatus, PoolStatus, WorkerStatus};
 use crate::{
     backend::{TensordClient, TensordDevice},
+    blocking::block_on,
     bridge::Bridge,
     cohort::{Cohort, CohortMember},
     error::{ConnectError, LeaseError},
@@ -48,7 +51,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Threads that move bytes; the work itself is done elsewhere.
 const IO_THREADS: usize = 2;
 
-/// Questions on the way to the control task.
+/// Capacity of the queue of requests to the control task.
 const CONTROL_QUEUE: usize = 64;
 
 /// Settings for tests.
@@ -196,100 +199,104 @@ impl Pool {
 
     /// Leases devices, waiting in the pool's queue while they are taken.
     ///
+    /// Blocks this thread, which may be one of an async runtime; there,
+    /// [`lease_async`](Self::lease_async) lets other tasks run meanwhile.
+    ///
     /// # Errors
     ///
-    /// When the pool refuses, or the request's timeout passes.
+    /// When the pool refuses, the request's timeout passes, or a worker cannot be reached.
     pub fn lease(&self, request: LeaseRequest) -> Result<Lease, LeaseError> {
-        let mut on_queued = request.on_queued;
-        let id = self.0.new_request();
-        let (events, on_message) = blocking::channel();
-        self.0.send_control(ControlRequest::Lease {
-            request: v1::LeaseRequest {
-                request_id: id.0,
-                devices: request.devices,
-                kind: request.kind,
-                memory_bytes: request.memory_bytes,
-            },
-            events,
-        })?;
-        let begun = Instant::now();
-        let mut position = 0;
-        loop {
-            let left = request
-                .timeout
-                .map(|timeout| timeout.saturating_sub(begun.elapsed()));
-            // Without a timeout the pool decides: it grants, refuses or is gone.
-            let on_message = match left {
-                Some(left) => on_message.recv_timeout(left),
-                None => on_message
-                    .recv()
-                    .map_err(|_| blocking::RecvTimeoutError::Disconnected),
-            };
-            match on_message {
-                Ok(RequestEvent::Queued(at)) => {
-                    position = at;
-                    if let Some(on_queued) = &mut on_queued {
-                        on_queued(at);
-                    }
-                }
-                Ok(RequestEvent::Granted(granted, watch)) => return self.open(&granted, watch),
-                Ok(RequestEvent::Refused(error)) => {
-                    return Err(LeaseError::refused(error));
-                }
-                Err(blocking::RecvTimeoutError::Timeout) => {
-                    self.0.send_control(ControlRequest::Cancel(id))?;
-                    let waited = begun.elapsed();
-                    return Err(LeaseError::TimedOut { waited, position });
-                }
-                Err(blocking::RecvTimeoutError::Disconnected) => return Err(LeaseError::Closed),
-            }
-        }
+        // The future ends by itself: the pool grants, refuses or is gone.
+        block_on(self.lease_async(request), None).unwrap_or(Err(LeaseError::Closed))
     }
 
+    /// As [`lease`](Self::lease), without blocking the thread. Runs on any executor.
+    /// Dropping the future cancels the request, or gives the devices back.
+    ///
+    /// ```no_run
+    /// # async fn train() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensord_client::{LeaseRequest, Pool};
+    ///
+    /// let pool = Pool::connect_env()?;
+    /// let lease = pool.lease_async(LeaseRequest::devices(2)).await?;
+    /// println!("{:?}", lease.descriptions());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`lease`](Self::lease).
+    pub fn lease_async(
+        &self,
+        request: LeaseRequest,
+    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send + 'static + use<> {
+        let inner = self.0.clone();
+        async move {
+            let (granted, watch) = request::wait_for_grant(&inner, request).await?;
+            inner.open(&granted, watch).await
+        }
+    }
+}
+
+type Opening = oneshot::Receiver<Result<(), String>>;
+
+impl Inner {
     /// Opens a session on each device of a lease, then the bridge.
-    fn open(&self, granted: &v1::Granted, watch: LeaseWatch) -> Result<Lease, LeaseError> {
+    async fn open(
+        self: &Arc<Self>,
+        granted: &v1::Granted,
+        watch: LeaseWatch,
+    ) -> Result<Lease, LeaseError> {
+        let cohort = Cohort::new(rand::rng().next_u64());
         // From here on dropping the lease gives everything back.
         let mut lease = Lease {
             id: LeaseId(granted.lease_id),
-            pool: self.0.clone(),
+            pool: self.clone(),
             lease_devices: Vec::new(),
             bridge: None,
             watch,
+            cohort: cohort.clone(),
         };
         let mut openings = Vec::new();
-        let cohort = Cohort::new(rand::rng().next_u64());
         for (lease_rank, leased) in (0..).zip(&granted.devices) {
             let cohort_member = CohortMember {
                 cohort: cohort.clone(),
                 lease_rank,
             };
-            let (lease_device, opening) = self.0.open_session(leased, granted, cohort_member)?;
+            let (lease_device, opening) = self.open_session(leased, granted, cohort_member)?;
             lease.watch.add(&lease_device.session);
             lease.lease_devices.push(lease_device);
             openings.push(opening);
         }
         for (opening, lease_device) in openings.into_iter().zip(&lease.lease_devices) {
-            let worker = || lease_device.description.worker.clone();
-            let opened = opening.recv_timeout(OPEN_DEADLINE);
-            let opened = opened.unwrap_or_else(|_| {
-                Err(format!(
+            let opened = match self.timeout(OPEN_DEADLINE, opening).await {
+                Ok(Ok(opened)) => opened,
+                Ok(Err(_)) => Err("the client is shutting down".into()),
+                Err(_) => Err(format!(
                     "the worker did not answer within {OPEN_DEADLINE:?}"
-                ))
-            });
+                )),
+            };
             opened.map_err(|reason| LeaseError::Worker {
-                worker: worker(),
+                worker: lease_device.description.worker.clone(),
                 reason,
             })?;
         }
-        let bridge = Bridge::start(&self.0.handle, lease.backend_devices(), cohort);
+        // Burn's remote client blocks while it connects.
+        let (handle, devices) = (self.handle.clone(), lease.backend_devices());
+        let start = move || Bridge::start(&handle, devices, cohort);
+        let started = self.handle.spawn_blocking(start).await;
+        let bridge = started.unwrap_or_else(|e| Err(e.to_string()));
         lease.bridge = Some(bridge.map_err(|reason| LeaseError::Bridge { reason })?);
         Ok(lease)
     }
-}
 
-type Opening = blocking::Receiver<Result<(), String>>;
+    /// Limits the time of `future` by the pool's own timer, so that any executor can run
+    /// it.
+    fn timeout<F: Future>(&self, limit: Duration, future: F) -> Timeout<F> {
+        let _context = self.handle.enter();
+        timeout(limit, future)
+    }
 
-impl Inner {
     fn new_request(&self) -> RequestId {
         let order = std::sync::atomic::Ordering::Relaxed;
         RequestId(self.next_request.fetch_add(1, order))
@@ -338,15 +345,8 @@ impl Inner {
             device_index: leased.index,
             seed: rand::rng().next_u64(),
         };
-        let (opened, opens) = oneshot::channel();
-        let (events, opening) = blocking::sync_channel(1);
+        let (opened, opening) = oneshot::channel();
         self.handle.spawn(drive(session.clone(), target, opened));
-        self.handle.spawn(async move {
-            let opened = opens
-                .await
-                .unwrap_or_else(|_| Err("the client is shutting down".into()));
-            let _ = events.send(opened);
-        });
         let registration = TensordClient::register(device);
         let lease_device = LeaseDevice {
             device,

@@ -408,6 +408,9 @@ impl Session {
         syncs
             .into_values()
             .for_each(|answer| drop(answer.send(Err(end.error()))));
+        if let SessionEnd::Failed(reason) = &end {
+            self.cohort_member.cohort.end(reason);
+        }
     }
 
     fn push(&self, body: Body) {

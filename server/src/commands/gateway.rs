@@ -7,7 +7,6 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener},
-    time::Duration,
 };
 
 use tensord_client::{
@@ -22,9 +21,6 @@ use crate::{
     state::StateDir,
     stdout,
 };
-
-/// How often the gateway checks whether the lease has ended.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a gateway did not start, or stopped by itself.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +74,7 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
             Ok(()) => Err(GatewayError::Serve("it returned without an error".into())),
             Err(e) => Err(GatewayError::Serve(e.to_string())),
         },
-        reason = ended(&lease) => Err(GatewayError::LeaseEnded(reason)),
+        reason = lease.ended_async() => Err(GatewayError::LeaseEnded(reason)),
         () = shutdown.requested() => Ok(()),
     };
     // Dropping a lease blocks on the network.
@@ -95,16 +91,6 @@ fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
             info!("waiting for devices: the request is at position {position} of the queue")
         });
     Ok(pool.lease(request)?)
-}
-
-/// Waits until the lease has ended, and returns the reason.
-async fn ended(lease: &Lease) -> String {
-    loop {
-        tokio::time::sleep(POLL_INTERVAL).await;
-        if let Some(reason) = lease.ended() {
-            return reason;
-        }
-    }
 }
 
 /// Returns the kind of `device` and the name of its worker.

@@ -146,3 +146,39 @@ fn killed_program_releases_devices_and_memory() {
     drop(lease);
     cluster.wait("its memory to be back", || usage(&pool) == before);
 }
+
+#[test]
+fn leases_can_be_awaited_and_cancelled_on_any_executor() {
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap(); // It has no timer: the client uses its own.
+    let request = || LeaseRequest::devices(1).timeout(Duration::from_secs(30));
+    let held = runtime.block_on(pool.lease_async(request())).unwrap();
+    assert_eq!(held.wait_ended(Duration::from_millis(1)), None);
+    let waiting = |count| {
+        cluster.wait("the queue", || {
+            pool.status().unwrap().waiting_requests == count
+        });
+    };
+    // A request whose future is dropped leaves the queue.
+    let dropped = runtime.spawn(pool.lease_async(request()));
+    runtime.block_on(async { tokio::task::yield_now().await });
+    waiting(1);
+    dropped.abort();
+    assert!(runtime.block_on(dropped).is_err());
+    waiting(0);
+    let refused = runtime.block_on(pool.lease_async(LeaseRequest::devices(2)));
+    assert!(matches!(refused, Err(LeaseError::Refused { .. })));
+    // The blocking form works on a thread of a runtime.
+    let timed_out = runtime.block_on(async {
+        pool.lease(LeaseRequest::devices(1).timeout(Duration::from_millis(50)))
+    });
+    assert!(matches!(timed_out, Err(LeaseError::TimedOut { .. })));
+    let ended = held.ended_async();
+    drop(held);
+    assert_eq!(runtime.block_on(ended), "the lease was dropped");
+    let again = runtime.block_on(async { pool.lease(request()) }).unwrap();
+    assert_eq!(again.devices().len(), 1);
+}

@@ -1,0 +1,113 @@
+//! A request for a lease, while it is in the pool's queue.
+
+use std::{
+    future::pending,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tensord_proto::{
+    ids::{LeaseId, RequestId},
+    v1,
+};
+use tokio::sync::{oneshot, watch};
+
+use super::{
+    Inner,
+    control::{ControlRequest, LeaseWatch, RequestOutcome, RequestReplies},
+};
+use crate::{error::LeaseError, lease::LeaseRequest};
+
+/// A request that the pool may still grant. Dropping it cancels the request, or releases
+/// the lease if it was granted meanwhile.
+struct QueuedRequest {
+    id: RequestId,
+    pool: Arc<Inner>,
+    position: watch::Receiver<u32>,
+    outcome: oneshot::Receiver<RequestOutcome>,
+    is_over: bool,
+}
+
+impl Drop for QueuedRequest {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        // No outcome is sent after this.
+        self.outcome.close();
+        if let Ok(RequestOutcome::Granted(granted, _)) = self.outcome.try_recv() {
+            self.pool.release(LeaseId(granted.lease_id));
+        } else {
+            // If this fails, the client is gone, and its requests with it.
+            let _ = self.pool.send_control(ControlRequest::Cancel(self.id));
+        }
+    }
+}
+
+/// Sends `request` to the pool and waits until it is granted.
+///
+/// # Errors
+///
+/// When the pool refuses, the request's timeout passes, or the client is shut down.
+pub(super) async fn wait_for_grant(
+    pool: &Arc<Inner>,
+    request: LeaseRequest,
+) -> Result<(v1::Granted, LeaseWatch), LeaseError> {
+    let begun = Instant::now();
+    let (position, positions) = watch::channel(0);
+    let (outcome, outcomes) = oneshot::channel();
+    let id = pool.new_request();
+    let sent = ControlRequest::Lease {
+        request: v1::LeaseRequest {
+            request_id: id.0,
+            devices: request.devices,
+            kind: request.kind,
+            memory_bytes: request.memory_bytes,
+        },
+        replies: RequestReplies { position, outcome },
+    };
+    let sending = pool.control.send(sent).await;
+    sending.map_err(|_| LeaseError::Closed)?;
+    let mut queued = QueuedRequest {
+        id,
+        pool: pool.clone(),
+        position: positions,
+        outcome: outcomes,
+        is_over: false,
+    };
+    let mut on_queued = request.on_queued;
+    // Without a timeout the pool decides: it grants, refuses or is gone.
+    let timeout = request.timeout;
+    let expired = async {
+        match timeout {
+            // The pool's own timer, so that any executor can run this.
+            Some(limit) => drop(pool.timeout(limit, pending::<()>()).await),
+            None => pending().await,
+        }
+    };
+    tokio::pin!(expired);
+    loop {
+        tokio::select! {
+            biased;
+            Ok(()) = queued.position.changed() => {
+                let position = *queued.position.borrow_and_update();
+                if let Some(on_queued) = &mut on_queued {
+                    on_queued(position);
+                }
+            }
+            outcome = &mut queued.outcome => {
+                queued.is_over = true;
+                return match outcome {
+                    Ok(RequestOutcome::Granted(granted, watch)) => Ok((granted, watch)),
+                    Ok(RequestOutcome::Refused(error)) => Err(LeaseError::refused(error)),
+                    Err(_) => Err(LeaseError::Closed),
+                };
+            }
+            () = &mut expired => {
+                let waited: Duration = begun.elapsed();
+                let position = *queued.position.borrow();
+                return Err(LeaseError::TimedOut { waited, position });
+            }
+        }
+    }
+}
