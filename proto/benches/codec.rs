@@ -4,7 +4,9 @@
 //! teach encoder and decoder the loop; those after them are what a long training costs.
 
 use burn_backend::{DType, Shape};
-use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId, TensorIr};
+use burn_ir::{
+    BinaryOpIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId, TensorIr,
+};
 use divan::{Bencher, counter::ItemsCount};
 use tensord_proto::codec::{OpDecoder, OpEncoder};
 

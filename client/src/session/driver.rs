@@ -21,8 +21,9 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    Session, Track,
-    wire::{ConnectionEnd, TrackEnd, after_pump},
+    Session,
+    connection::{ConnectionEnd, TrackEnd, after_pump},
+    state::Track,
 };
 
 /// How long one attempt to connect may take.

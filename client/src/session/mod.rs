@@ -2,89 +2,70 @@
 //! values.
 //!
 //! [`Session::record`] and its like are called by Burn's threads and must return at once:
-//! they append to a list, and wait only while the outbox is full because the worker is far
+//! they append to a list, and wait only while the session is full because the worker is far
 //! behind. One task ([`driver`]) owns the connection. Whenever it can send, it encodes the
 //! whole list into frames, which are small while the worker keeps up and large otherwise. A
 //! thread that reads or syncs while the driver waits sends in the driver's place
 //! ([`direct_send`]).
+//!
+//! - `state`: everything under the session's lock, without I/O; `send_policy` decides when
+//!   to send and when to wake the driver, `op_buffer` has the recorded items and encodes
+//!   them, `upload_cache`, `pending_reads` and `requests` have what their names say.
+//! - `driver`: keeps each track connected; `connection` is the session as a connection's
+//!   pump sees it.
 
+mod connection;
+mod counters;
 mod direct_send;
 mod driver;
+mod frames;
 mod op_buffer;
 mod pending_reads;
+mod requests;
+mod send_policy;
+mod state;
 #[cfg(test)]
 mod tests;
 mod upload_cache;
-mod uploads;
-mod wire;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
-use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{OperationIr, TensorId, TensorIr};
+use bytes::Bytes;
 use tensord_proto::{
-    MAX_READS_PER_FRAME,
-    codec::{DeviceProfile, encode_tensor, encode_type},
+    bulk::shared,
+    content::hash,
     ids::SessionId,
-    v1::{Alias, Close, Fault, Offer, Poison, Reads, Seed, Sync, Take, frame::Body},
+    v1::{Close, Opened, Seed, frame::Body},
 };
-use tensord_transport::{LinkSender, channel::Channel};
+use tensord_transport::channel::{Broken, Connection, FrameParts, Look, Next};
 use tokio::sync::{Notify, oneshot};
 
-pub(crate) use self::driver::{SessionTarget, drive};
 use self::{
-    op_buffer::{FrameEncoder, Item, OpBuffer},
-    pending_reads::PendingReads,
-    upload_cache::UploadCache,
+    connection::{ConnectionEnd, accepted_profile, broken},
+    direct_send::SenderSlot,
+    op_buffer::{FrameEncoder, Item},
+    pending_reads::Delivery,
+    send_policy::Event,
+    state::{NextStep, State, Track},
+};
+pub(crate) use self::{
+    counters::ByteCounters,
+    driver::{SessionTarget, drive},
+    requests::Answer,
+    state::SessionEnd,
 };
 use crate::cohort::CohortMember;
 
-/// Bytes of frames kept until the worker acknowledges them; ops count with their cost in
-/// credit. A program that is further ahead waits in the call that records its next op.
-const OUTBOX_BYTES: usize = 32 << 20;
-
-/// Number of ops that are sent at once. Fewer wait a moment for more, as a frame costs
-/// more than an op; a read or another request after them sends them at once.
-const EAGER_OPS: usize = 512;
-
-/// Limit on the number of recorded items that are not encoded yet: some megabytes.
-const MAX_RECORDED_ITEMS: usize = 4096;
-
-/// Bytes of replies that the worker may send. There is no limit, as it sends only what was
-/// requested.
-const WINDOW_BYTES: u64 = u64::MAX;
-
 /// The secret with which a session takes one offered value, once.
 pub(crate) type Capability = [u8; 16];
-
-/// The answer to a read or a sync.
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
-
-/// Bytes sent and received.
-#[derive(Debug, Default)]
-pub(crate) struct ByteCounters {
-    pub(crate) up: AtomicU64,
-    pub(crate) down: AtomicU64,
-    /// The bytes of tensors among them, sent; the next field has those received.
-    pub(crate) tensors_up: AtomicU64,
-    pub(crate) tensors_down: AtomicU64,
-}
-
-/// The links of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Track {
-    /// For ops and their replies.
-    Ops,
-    /// For large payloads; it is opened when there is the first.
-    Bulk,
-}
 
 pub(crate) struct Session {
     pub(crate) id: SessionId,
@@ -92,9 +73,8 @@ pub(crate) struct Session {
     state: Mutex<State>,
     /// Locked by the owner of the sender: the driver, or a thread that borrows it.
     op_encoder: Mutex<FrameEncoder>,
-    /// The driver's sender, while the driver waits.
-    lent_sender: Mutex<Option<LinkSender>>,
-    /// Signals that the outbox has room again.
+    sender_slot: SenderSlot,
+    /// Signals that the session has room again.
     room: Condvar,
     /// Wakes the driver of the ops track; `wake_bulk` wakes that of the bulk track.
     wake: Notify,
@@ -103,84 +83,14 @@ pub(crate) struct Session {
     pub(crate) counters: ByteCounters,
 }
 
-struct State {
-    channel: Channel,
-    bulk: Channel,
-    /// Recorded items that are not encoded yet.
-    op_buffer: OpBuffer,
-    /// Whether `op_buffer` has an item that must not wait for more ops.
-    urgent: bool,
-    /// How often fewer than [`EAGER_OPS`] were sent because no more came in time, since the
-    /// last urgent item.
-    small_batches: u32,
-    upload_cache: UploadCache,
-    next_request: u64,
-    pending_reads: PendingReads,
-    syncs: HashMap<u64, Answer<()>>,
-    driver: DriverWait,
-    /// Whether the session needs the bulk track.
-    has_bulk: bool,
-    profile: Option<DeviceProfile>,
-    /// Why the session is over, once it is.
-    end: Option<SessionEnd>,
-}
-
-/// What the driver waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum DriverWait {
-    /// It does not wait, and will look at the state by itself.
-    #[default]
-    No,
-    /// A frame to send. After `ack_delay` of the channel's timing it checks for acks by itself.
-    ForFrames,
-    /// A frame or an ack to send.
-    ForFramesOrAcks,
-    /// More ops than the few that are recorded, for a moment.
-    ForMoreOps,
-}
-
-/// Why a session is over.
-#[derive(Debug, Clone)]
-pub(crate) enum SessionEnd {
-    /// The program has dropped the lease.
-    Closed,
-    /// The session failed for this reason.
-    Failed(String),
-}
-
-impl SessionEnd {
-    fn error(&self) -> ExecutionError {
-        ExecutionError::with_context(match self {
-            Self::Closed => "the lease of this device was dropped".to_owned(),
-            Self::Failed(reason) => reason.clone(),
-        })
-    }
-}
-
 impl Session {
     pub(crate) fn new(id: SessionId, cohort_member: CohortMember) -> Arc<Self> {
-        // The worker grants credit when it opens the session.
-        let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, Instant::now());
         Arc::new(Self {
             id,
             cohort_member,
-            state: Mutex::new(State {
-                channel: channel(),
-                bulk: channel(),
-                op_buffer: OpBuffer::default(),
-                urgent: false,
-                small_batches: 0,
-                upload_cache: UploadCache::default(),
-                next_request: 1,
-                pending_reads: PendingReads::default(),
-                syncs: HashMap::new(),
-                driver: DriverWait::No,
-                has_bulk: false,
-                profile: None,
-                end: None,
-            }),
+            state: Mutex::new(State::new(Instant::now())),
             op_encoder: Mutex::default(),
-            lent_sender: Mutex::default(),
+            sender_slot: SenderSlot::default(),
             room: Condvar::new(),
             wake: Notify::new(),
             wake_bulk: Notify::new(),
@@ -200,80 +110,95 @@ impl Session {
         TensorId::new(self.next_tensor.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Records an op. Waits while the worker is too far behind.
+    /// Records an op. Waits while the session is full.
     pub(crate) fn record(&self, op: OperationIr) {
         if matches!(op, OperationIr::Init(_)) {
             // An `Init` follows an upload, which has made the tensor already.
             return;
         }
         let mut state = self.lock();
-        // Other ranks wait for the all-reduces that end here.
-        state.urgent |= matches!(
-            op,
-            OperationIr::Distributed(DistributedOperationIr::SyncCollective)
-        );
         if state.end.is_none() {
-            state.op_buffer.op(op);
-            self.appended(state);
+            let must_wake = state.record_op(op);
+            self.recorded(state, must_wake);
         }
     }
 
-    fn append<'a>(&'a self, mut state: MutexGuard<'a, State>, item: Item) {
+    fn record_item(&self, item: Item, urgent: bool) {
+        let mut state = self.lock();
         if state.end.is_none() {
-            state.op_buffer.push(item);
-            self.appended(state);
+            let must_wake = state.record(item, urgent);
+            self.recorded(state, must_wake);
         }
     }
 
-    /// Waits for room if the session is full, and wakes the driver for the item that was
-    /// just recorded.
-    fn appended<'a>(&'a self, mut state: MutexGuard<'a, State>) {
-        if state.is_full() {
-            state = self.wait_for_room(state);
+    /// Wakes the driver if it must know of the item that was just recorded, and waits while
+    /// the session is full.
+    fn recorded(&self, state: MutexGuard<'_, State>, must_wake: bool) {
+        let is_full = state.is_full();
+        // The driver takes this lock first when it wakes.
+        drop(state);
+        if must_wake {
+            self.wake.notify_one();
         }
-        match state.driver {
-            // The driver wakes by itself in a moment, and sends what was recorded until then.
-            DriverWait::ForMoreOps if state.has_only_few_ops() => {}
-            _ => self.wake(state),
+        if is_full {
+            self.wait_for_room();
         }
+    }
+
+    fn wait_for_room(&self) {
+        let mut state = self.lock();
+        // The driver bounds the wait: it makes room or ends the session.
+        while state.is_full() && state.end.is_none() {
+            if state.policy.on(Event::RoomNeeded) {
+                self.wake.notify_one();
+            }
+            state = self
+                .room
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Makes a tensor of `data` on the device. Waits while the session is full.
+    pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
+        let out = TensorIr::uninit(id, data.shape().clone(), data.dtype());
+        let bytes = shared(data.into_bytes());
+        let is_cacheable = self.lock().is_cacheable(bytes.len());
+        let hash = is_cacheable.then(|| hash(&bytes));
+        let mut state = self.lock();
+        if state.end.is_some() {
+            return;
+        }
+        let (entries, sent_bytes, wants_bulk) = state.upload(hash, bytes);
+        let counter = &self.counters.tensors_up;
+        counter.fetch_add(sent_bytes as u64, Ordering::Relaxed);
+        if wants_bulk {
+            self.want_bulk(&mut state);
+        }
+        let must_wake = state.record(Item::Upload(out, entries), false);
+        self.recorded(state, must_wake);
+    }
+
+    /// Has the bulk track opened, or its driver woken.
+    fn want_bulk(&self, state: &mut State) {
+        state.has_bulk = true;
+        self.wake_bulk.notify_one();
     }
 
     /// Declares a tensor that has no value.
     pub(crate) fn poison(&self, id: TensorId, tensor: &TensorIr, reason: String) {
-        let fault = Fault {
-            op_name: "to_device".into(),
-            reason,
-            ..Fault::default()
-        };
-        self.push_tensor(
-            id,
-            Body::Poison(Poison {
-                tensor_id: id.value(),
-                r#type: Some(encode_type(&tensor.shape, tensor.dtype)),
-                fault: Some(fault),
-            }),
-        );
+        self.record_tensor(id, frames::poison(id, tensor, reason));
     }
 
     /// Gives a tensor a second id.
     pub(crate) fn alias(&self, id: TensorId, source: TensorId) {
-        self.push_tensor(
-            id,
-            Body::Alias(Alias {
-                tensor_id: id.value(),
-                source_id: source.value(),
-            }),
-        );
+        self.record_tensor(id, frames::alias(id, source));
     }
 
     /// Offers a tensor's value to the session with lease rank `to`, or to another session
     /// of the lease that has the capability.
     pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32) {
-        self.push(Body::Offer(Offer {
-            tensor: encode_tensor(tensor),
-            capability: capability.to_vec().into(),
-            to,
-        }));
+        self.record_frame(frames::offer(tensor, capability, to));
     }
 
     /// Makes a tensor of the value that the session with lease rank `from` offers.
@@ -284,21 +209,25 @@ impl Session {
         capability: &Capability,
         from: u32,
     ) {
-        let take = Body::Take(Take {
-            tensor_id: id.value(),
-            r#type: Some(encode_type(&tensor.shape, tensor.dtype)),
-            capability: capability.to_vec().into(),
-            from,
-        });
-        self.push_tensor(id, take);
+        self.record_tensor(id, frames::take(id, tensor, capability, from));
     }
 
     /// Seeds the session's random ops.
     pub(crate) fn seed(&self, seed: u64) {
-        self.push(Body::Seed(Seed { seed }));
+        self.record_frame(Body::Seed(Seed { seed }));
     }
 
-    /// Requests a tensor's data.
+    /// Records a frame, which is sent at once. Waits while the session is full.
+    fn record_frame(&self, body: Body) {
+        self.record_item(Item::Frame(body), true);
+    }
+
+    /// Records a frame that makes a tensor, as [`record_frame`](Self::record_frame) does.
+    fn record_tensor(&self, id: TensorId, body: Body) {
+        self.record_item(Item::NewTensor(id, body), true);
+    }
+
+    /// Requests a tensor's data. Waits while the session is full.
     pub(crate) fn read(
         &self,
         tensor: &TensorIr,
@@ -308,33 +237,26 @@ impl Session {
         answered
     }
 
-    /// Requests the data of tensors; each goes to its `Answer`.
+    /// Requests the data of tensors; each goes to its [`Answer`]. Waits while the session is
+    /// full.
     pub(crate) fn read_many(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
-        let mut reads = reads.into_iter();
         let mut state = self.lock();
         if let Some(end) = &state.end {
-            // The receiver may have been dropped.
-            return reads.for_each(|(_, answer)| drop(answer.send(Err(end.error()))));
-        }
-        while reads.len() > 0 {
-            let request_id = state.next_request;
-            let mut tensors = Vec::with_capacity(reads.len().min(MAX_READS_PER_FRAME));
-            for (tensor, answer) in reads.by_ref().take(MAX_READS_PER_FRAME) {
-                let request_id = state.request();
-                if state.pending_reads.expect(request_id, &tensor, answer) {
-                    self.want_bulk(&mut state);
-                }
-                tensors.push(encode_tensor(&tensor));
+            for (_, answer) in reads {
+                // The receiver may have been dropped.
+                let _ = answer.send(Err(end.error()));
             }
-            state.queue_frame(Body::Reads(Reads {
-                request_id,
-                tensors,
-            }));
+            return;
         }
-        self.send_now(state);
+        let waits_for_acks = state.policy.waits_for_acks();
+        let (driver_waits, wants_bulk) = state.record_reads(reads);
+        if wants_bulk {
+            self.want_bulk(&mut state);
+        }
+        self.send_now(state, driver_waits, waits_for_acks);
     }
 
-    /// Requests a reply for when all recorded ops are done.
+    /// Requests a reply for when all recorded ops are done. Waits while the session is full.
     pub(crate) fn sync(&self) -> oneshot::Receiver<Result<(), ExecutionError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.lock();
@@ -343,23 +265,125 @@ impl Session {
             Some(SessionEnd::Closed) => drop(answer.send(Ok(()))),
             Some(end) => drop(answer.send(Err(end.error()))),
             None => {
-                let request_id = state.request();
-                state.syncs.insert(request_id, answer);
-                state.queue_frame(Body::Sync(Sync { request_id }));
-                self.send_now(state);
+                let waits_for_acks = state.policy.waits_for_acks();
+                let driver_waits = state.record_sync(answer);
+                self.send_now(state, driver_waits, waits_for_acks);
             }
         }
         answered
     }
 
+    /// Sends what is recorded if the driver waits; a driver that does not wait will do that
+    /// by itself. Then waits while the session is full.
+    fn send_now(&self, state: MutexGuard<'_, State>, driver_waits: bool, waits_for_acks: bool) {
+        let is_full = state.is_full();
+        // The driver takes this lock first when it wakes.
+        drop(state);
+        let next = |look| self.next_to_send(Track::Ops, look);
+        let on_send = |frames: &[FrameParts]| self.counters.add_sent(frames);
+        if driver_waits && !self.sender_slot.send_pending(waits_for_acks, next, on_send) {
+            self.wake.notify_one();
+        }
+        if is_full {
+            self.wait_for_room();
+        }
+    }
+
+    /// Returns what to send next on a track. Called by the owner of the track's sender.
+    fn next_to_send(&self, track: Track, look: Look) -> Next {
+        loop {
+            // Not a `match` on the lock itself, which would stay locked.
+            let next = self.lock().next(track, look);
+            match next {
+                NextStep::Next(next) => return next,
+                NextStep::Encode => self.encode(),
+            }
+        }
+    }
+
+    /// Encodes the recorded items into frames.
+    fn encode(&self) {
+        // The owner of the sender locks the encoder before the state, so items that are
+        // recorded meanwhile are encoded after these.
+        let mut op_encoder = self
+            .op_encoder
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.lock().take_recorded(|items| op_encoder.take(items));
+        self.room.notify_all();
+        let bodies = op_encoder.encode();
+        let mut state = self.lock();
+        bodies.into_iter().for_each(|body| state.ops.push(body));
+    }
+
+    /// Makes a connection, on which the worker sent `opened`, the latest of a track.
+    fn opened(&self, track: Track, opened: Opened) -> Result<Connection, String> {
+        let profile = accepted_profile(&opened)?;
+        let attached = self.lock().attach(track, &opened, profile);
+        self.room.notify_all();
+        attached.map_err(|e| e.to_string())
+    }
+
+    /// Processes a frame from the worker, and adds the replies it completes to `deliveries`.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    fn receive(
+        &self,
+        track: Track,
+        connection: Connection,
+        frame: Bytes,
+        deliveries: &mut Vec<Delivery>,
+    ) -> Result<(), Broken<ConnectionEnd>> {
+        let now = Instant::now();
+        let received = self
+            .lock()
+            .receive(track, connection, frame, now, deliveries);
+        let receipt = received.map_err(|e| broken(&e))?;
+        let receipt = receipt.ok_or(Broken::Replaced)?;
+        if receipt.has_room {
+            self.room.notify_all();
+        }
+        if receipt.must_wake {
+            self.wake_of(track).notify_one();
+        }
+        let counter = &self.counters.tensors_down;
+        counter.fetch_add(receipt.tensor_bytes as u64, Ordering::Relaxed);
+        match receipt.end {
+            Some(end) => Err(Broken::Over(end, Duration::ZERO)),
+            None => Ok(()),
+        }
+    }
+
+    fn ping(&self, track: Track, connection: Connection, must: bool) -> Option<FrameParts> {
+        self.lock().track(track).ping(connection, must)
+    }
+
+    fn wake_of(&self, track: Track) -> &Notify {
+        match track {
+            Track::Ops => &self.wake,
+            Track::Bulk => &self.wake_bulk,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.lock().end.is_some()
+    }
+
+    /// Returns the number of the last frame that was received on a track.
+    fn received(&self, track: Track) -> u64 {
+        self.lock().track(track).inbox().received()
+    }
+
+    /// Returns when a frame was last received on a track, or when the track was made.
+    fn last_received(&self, track: Track) -> Instant {
+        self.lock().track(track).last_received()
+    }
+
     /// Returns the set of usages that the device supports for `dtype`, as bits.
     pub(crate) fn dtype_usage(&self, dtype: DType) -> u8 {
-        let state = self.lock();
-        let dtypes = state.profile.iter().flat_map(|profile| &profile.dtypes);
-        dtypes
-            .into_iter()
-            .find(|(d, _)| *d == dtype)
-            .map_or(0, |(_, usage)| *usage)
+        self.lock().dtype_usage(dtype)
     }
 
     /// Returns the device's default dtypes, once the session was opened.
@@ -375,9 +399,14 @@ impl Session {
         }
     }
 
-    /// Ends the session after the recorded ops.
+    /// Ends the session after the recorded ops. Never waits.
     pub(crate) fn close(&self) {
-        self.push(Body::Close(Close {}));
+        let mut state = self.lock();
+        if state.end.is_none() {
+            // `end` wakes the driver.
+            let _ = state.record(Item::Frame(Body::Close(Close {})), true);
+        }
+        drop(state);
         self.end(SessionEnd::Closed);
     }
 
@@ -387,109 +416,20 @@ impl Session {
     }
 
     fn end(&self, end: SessionEnd) {
-        let (reads, syncs) = {
-            let mut state = self.lock();
-            if state.end.is_some() {
-                return;
-            }
-            state.end = Some(end.clone());
-            (
-                std::mem::take(&mut state.pending_reads),
-                std::mem::take(&mut state.syncs),
-            )
+        let error = end.error();
+        let failure = match &end {
+            SessionEnd::Failed(reason) => Some(reason.clone()),
+            SessionEnd::Closed => None,
+        };
+        let Some(requests) = self.lock().end(end) else {
+            return;
         };
         self.room.notify_all();
         self.wake.notify_one();
         self.wake_bulk.notify_one();
-        // The receivers may have been dropped.
-        reads
-            .into_answers()
-            .for_each(|answer| drop(answer.send(Err(end.error()))));
-        syncs
-            .into_values()
-            .for_each(|answer| drop(answer.send(Err(end.error()))));
-        if let SessionEnd::Failed(reason) = &end {
-            self.cohort_member.cohort.end(reason);
-        }
-    }
-
-    fn push(&self, body: Body) {
-        let mut state = self.lock();
-        state.queue_frame(body);
-        self.wake(state);
-    }
-
-    /// Queues a frame that makes a tensor.
-    fn push_tensor(&self, id: TensorId, body: Body) {
-        let mut state = self.lock();
-        state.queue(Item::NewTensor(id, body));
-        self.wake(state);
-    }
-
-    fn wake(&self, mut state: MutexGuard<'_, State>) {
-        let waits = state.take_driver_wait();
-        // The driver takes this lock first when it wakes.
-        drop(state);
-        if waits {
-            self.wake.notify_one();
-        }
-    }
-
-    fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        // The driver bounds the wait: it makes room or ends the session.
-        while state.is_full() && state.end.is_none() {
-            if state.take_driver_wait() {
-                self.wake.notify_one();
-            }
-            state = self
-                .room
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        state
-    }
-}
-
-impl State {
-    fn request(&mut self) -> u64 {
-        self.next_request += 1;
-        self.next_request - 1
-    }
-
-    fn track(&mut self, track: Track) -> &mut Channel {
-        match track {
-            Track::Ops => &mut self.channel,
-            Track::Bulk => &mut self.bulk,
-        }
-    }
-
-    /// Clears the driver's waiting state and returns whether it was waiting; the caller must
-    /// then wake it.
-    fn take_driver_wait(&mut self) -> bool {
-        std::mem::take(&mut self.driver) != DriverWait::No
-    }
-
-    /// Returns whether the program must wait before it records more.
-    fn is_full(&self) -> bool {
-        self.op_buffer.len() >= MAX_RECORDED_ITEMS
-            || self.channel.outbox().is_full()
-            || self.bulk.outbox().is_full()
-    }
-
-    /// Returns whether there are only a few ops to send, and none of them urgent.
-    fn has_only_few_ops(&self) -> bool {
-        !self.urgent && (1..EAGER_OPS).contains(&self.op_buffer.len())
-    }
-
-    /// Queues `body` behind the ops recorded so far.
-    fn queue_frame(&mut self, body: Body) {
-        self.queue(Item::Frame(body));
-    }
-
-    fn queue(&mut self, item: Item) {
-        if self.end.is_none() {
-            self.op_buffer.push(item);
-            self.urgent = true;
+        requests.fail(&error);
+        if let Some(reason) = failure {
+            self.cohort_member.cohort.end(&reason);
         }
     }
 }

@@ -8,10 +8,10 @@ use tensord_proto::{
     aligned,
     bulk::{ChunkResult, INLINE_BYTES, PayloadAssembler},
     codec::decode_type,
-    v1::{Chunk, Synced, Value, tensor_value, value},
+    v1::{Chunk, Value, tensor_value, value},
 };
 
-use super::{Answer, State};
+use super::Answer;
 
 /// A reply and its receiver.
 pub(super) enum Delivery {
@@ -227,19 +227,6 @@ impl PendingRead {
 }
 
 /// Returns the rule that a reply without a pending request breaks.
-fn unexpected(what: &str, request: u64) -> BrokenRule {
+pub(super) fn unexpected(what: &str, request: u64) -> BrokenRule {
     format!("the worker answered {what} {request}, which is not pending")
-}
-
-impl State {
-    pub(super) fn synced(&mut self, synced: Synced) -> Result<Delivery, BrokenRule> {
-        let request = synced.request_id;
-        let answer = self.syncs.remove(&request);
-        let answer = answer.ok_or_else(|| unexpected("sync", request))?;
-        let result = match synced.fault {
-            None => Ok(()),
-            Some(fault) => Err(ExecutionError::with_context(fault.to_string())),
-        };
-        Ok(Delivery::Synced(answer, result))
-    }
 }

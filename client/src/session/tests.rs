@@ -1,5 +1,5 @@
-//! When a session's driver sends, when it is woken, and when another sends in its place:
-//! against the worker's end of the frames, without a link where none is needed.
+//! Tests of when a session's driver sends, when it is woken, and when another thread sends in
+//! its place. They run against the worker's end of the frames, mostly without a link.
 
 use std::{future::Future, pin::pin, task, time::Duration};
 
@@ -17,12 +17,12 @@ use tensord_transport::{
     tls::Trust,
 };
 
-use super::{direct_send::LentSender, *};
+use super::{send_policy::EAGER_OPS, state::MAX_RECORDED_ITEMS, *};
 
-/// A session whose worker lets it send all, and that worker's end.
+/// Returns a session with unlimited credit, and the worker's end of it.
 fn pair() -> (Arc<Session>, Duplex) {
     let session = Session::new(SessionId(7), CohortMember::default());
-    session.lock().channel.attach(0, u64::MAX).unwrap();
+    session.lock().ops.attach(0, u64::MAX).unwrap();
     (session, Duplex::new(1 << 20, u64::MAX, 1 << 30))
 }
 
@@ -31,6 +31,10 @@ fn tensor(id: TensorId, status: TensorStatus) -> TensorIr {
         status,
         ..TensorIr::uninit(id, [1].into(), DType::F32)
     }
+}
+
+fn any_tensor() -> TensorIr {
+    tensor(TensorId::new(0), TensorStatus::ReadOnly)
 }
 
 fn record(session: &Session, count: usize) {
@@ -45,7 +49,7 @@ fn record(session: &Session, count: usize) {
     }
 }
 
-/// What the driver finds, in a word, and what it sends to `worker`.
+/// Describes what the driver does next. Frames that it sends reach `worker`.
 fn poll_driver(session: &Session, worker: &mut Duplex, patient: bool, rested: bool) -> String {
     match session.next_to_send(Track::Ops, Look { patient, rested }) {
         Next::Frames(frames) => {
@@ -62,7 +66,7 @@ fn poll_driver(session: &Session, worker: &mut Duplex, patient: bool, rested: bo
     }
 }
 
-/// The worker answers the read of this number.
+/// Replies to a read as the worker.
 fn answer(session: &Session, worker: &mut Duplex, request_id: u64) {
     let data = TensorData::from([1f32]);
     let tensor = TensorValue {
@@ -80,7 +84,7 @@ fn answer(session: &Session, worker: &mut Duplex, request_id: u64) {
     }));
     let frame = worker.next_to_send().unwrap().concat().into();
     let mut deliveries = Vec::new();
-    let connection = session.lock().channel.latest().unwrap();
+    let connection = session.lock().ops.latest().unwrap();
     let received = session.receive(Track::Ops, connection, frame, &mut deliveries);
     assert!(received.is_ok());
     deliveries
@@ -122,8 +126,10 @@ fn reply_wakes_driver_only_if_it_does_not_poll_for_acks() {
         answers.push(session.read(&read));
         assert_eq!(poll_driver(&session, &mut worker, true, false), "1 frames");
         assert_eq!(poll_driver(&session, &mut worker, true, rested), "nothing");
+        // The request woke a driver that waited.
+        was_woken(&session);
         answer(&session, &mut worker, number);
-        let woken = session.lock().driver == DriverWait::No;
+        let woken = was_woken(&session);
         assert_eq!(woken, rested, "read {number}");
         // The ack rides on the next read's frame, or goes alone.
         assert_eq!(
@@ -135,15 +141,15 @@ fn reply_wakes_driver_only_if_it_does_not_poll_for_acks() {
         assert!(answer.try_recv().unwrap().is_ok());
     }
     let mut state = session.lock();
-    let connection = state.channel.latest().unwrap();
-    let ping = state.channel.ping(connection, true).unwrap();
+    let connection = state.ops.latest().unwrap();
+    let ping = state.ops.ping(connection, true).unwrap();
     drop(state);
     worker.receive(ping.concat().into()).unwrap();
     assert!(worker.outbox().is_empty());
     assert_eq!(poll_driver(&session, &mut worker, true, true), "nothing");
 }
 
-/// Both ends of a link, over which a first frame has gone.
+/// Returns both ends of a link that has carried a first frame.
 async fn link(choice: TransportChoice) -> (Link, Link) {
     let identity = Identity::self_signed().unwrap();
     let trust = Trust::Pin(identity.fingerprint());
@@ -164,13 +170,13 @@ async fn link(choice: TransportChoice) -> (Link, Link) {
     (near, far)
 }
 
-/// Whether the driver was woken since it last asked.
+/// Returns whether the driver was woken since the last call.
 fn was_woken(session: &Session) -> bool {
     let mut context = task::Context::from_waker(task::Waker::noop());
     pin!(session.wake.notified()).poll(&mut context).is_ready()
 }
 
-/// Asks for a tensor on a thread that has no runtime, as programs do.
+/// Requests a tensor on a thread that has no runtime, as programs do.
 async fn request_read(session: &Arc<Session>) {
     let session = session.clone();
     let request = move || {
@@ -180,7 +186,7 @@ async fn request_read(session: &Arc<Session>) {
     tokio::task::spawn_blocking(request).await.unwrap();
 }
 
-/// What came over a link, as the worker takes it.
+/// Receives the next frame of a link as `worker`, and returns its body.
 async fn take(far: &mut Link, worker: &mut Duplex) -> Body {
     let frame = tokio::time::timeout(Duration::from_secs(10), far.receiver.recv()).await;
     let frame = frame.unwrap().unwrap().unwrap();
@@ -193,30 +199,30 @@ async fn requesting_thread_sends_while_the_driver_waits() {
     let (near, mut far) = link(TransportChoice::Tcp).await;
     // The driver looks, finds nothing and waits.
     assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
-    let lent_sender = LentSender::new(&session, Track::Ops, near.sender);
+    let lent_sender = session.sender_slot.lend(Track::Ops, near.sender);
     for _ in 0..3 {
         request_read(&session).await;
         assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     }
     assert!(!was_woken(&session));
-    // A few ops are the driver's, and a question after them is no more than said.
+    // A few ops wake the driver, which then sends a request after them as well.
     record(&session, 2);
     assert!(was_woken(&session));
     request_read(&session).await;
     let sender = lent_sender.back();
     assert_eq!(poll_driver(&session, &mut worker, true, false), "2 frames");
-    // Gathering more ops it waits as well, and a question takes them along.
+    // A driver that gathers ops waits as well, and the requesting thread sends the ops, too.
     record(&session, 2);
     assert_eq!(
         poll_driver(&session, &mut worker, true, false),
         "later, in 1ms"
     );
-    let lent_sender = LentSender::new(&session, Track::Ops, sender);
+    let lent_sender = session.sender_slot.lend(Track::Ops, sender);
     request_read(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Ops(_)));
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     assert!(!was_woken(&session));
-    // As it ends, nobody may use its link any more.
+    // After the driver has ended, nobody may use its link.
     drop(lent_sender);
     assert!(far.receiver.recv().await.is_err());
     request_read(&session).await;
@@ -229,8 +235,8 @@ async fn bulk_driver_never_lends_a_sender() {
     let (ops, mut far) = link(TransportChoice::Tcp).await;
     let (bulk, _far_bulk) = link(TransportChoice::Tcp).await;
     assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
-    let lent_sender = LentSender::new(&session, Track::Ops, ops.sender);
-    let kept = LentSender::new(&session, Track::Bulk, bulk.sender);
+    let lent_sender = session.sender_slot.lend(Track::Ops, ops.sender);
+    let kept = session.sender_slot.lend(Track::Bulk, bulk.sender);
     request_read(&session).await;
     assert!(matches!(take(&mut far, &mut worker).await, Body::Reads(_)));
     drop(kept.back());
@@ -244,7 +250,7 @@ async fn only_the_driver_sends_on_blocking_carriers() {
     let (session, mut worker) = pair();
     let (near, _far) = link(TransportChoice::Quic).await;
     assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
-    let lent_sender = LentSender::new(&session, Track::Ops, near.sender);
+    let lent_sender = session.sender_slot.lend(Track::Ops, near.sender);
     request_read(&session).await;
     assert!(was_woken(&session));
     drop(lent_sender.back());
@@ -263,7 +269,7 @@ async fn driver_sends_what_the_socket_did_not_accept() {
         filled += 1;
     }
     assert_eq!(poll_driver(&session, &mut worker, true, false), "nothing");
-    let lent_sender = LentSender::new(&session, Track::Ops, sender);
+    let lent_sender = session.sender_slot.lend(Track::Ops, sender);
     request_read(&session).await;
     assert!(was_woken(&session));
     let mut sender = lent_sender.back();
@@ -302,4 +308,50 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
         error.to_string().contains("the client is shutting down"),
         "{error}"
     );
+}
+
+/// A program cannot make its session hold more than a bounded number of items, by whatever
+/// it records: at the bound each call waits, until the session has room or ends.
+#[test]
+fn every_way_into_a_full_session_waits() {
+    type Call = fn(&Session);
+    let calls: [(&str, Call); 9] = [
+        ("op", |session| record(session, 1)),
+        ("read", |session| drop(session.read(&any_tensor()))),
+        ("sync", |session| drop(session.sync())),
+        ("seed", |session| session.seed(1)),
+        ("alias", |session| {
+            session.alias(session.new_tensor(), TensorId::new(0));
+        }),
+        ("poison", |session| {
+            session.poison(session.new_tensor(), &any_tensor(), "a reason".into());
+        }),
+        ("offer", |session| session.offer(&any_tensor(), &[0; 16], 1)),
+        ("take", |session| {
+            session.take_offer(session.new_tensor(), &any_tensor(), &[0; 16], 1);
+        }),
+        ("upload", |session| {
+            session.upload(session.new_tensor(), TensorData::from([1f32]));
+        }),
+    ];
+    for (name, call) in calls {
+        let (session, _) = pair();
+        let (returned, returns) = std::sync::mpsc::channel();
+        let caller = session.clone();
+        let calling = std::thread::spawn(move || {
+            for _ in 0..2 * MAX_RECORDED_ITEMS {
+                call(&caller);
+                returned.send(()).unwrap();
+            }
+        });
+        for _ in 1..MAX_RECORDED_ITEMS {
+            returns.recv_timeout(Duration::from_secs(10)).unwrap();
+        }
+        // The call that fills the session does not return, nor does a later one.
+        let next = returns.recv_timeout(Duration::from_millis(100));
+        assert!(next.is_err(), "{name} does not wait");
+        session.fail("over");
+        calling.join().unwrap();
+        assert_eq!(returns.iter().count(), MAX_RECORDED_ITEMS + 1, "{name}");
+    }
 }

@@ -1,0 +1,399 @@
+//! The state of a session: what was recorded and not sent, what was sent and not answered,
+//! and the channels of both tracks. It does no I/O and locks nothing; [`Session`] has it
+//! behind a lock.
+//!
+//! [`Session`]: super::Session
+
+use std::time::{Duration, Instant};
+
+use burn_backend::{DType, ExecutionError, TensorData};
+use burn_ir::{OperationIr, TensorIr};
+use bytes::Bytes;
+use tensord_proto::{
+    MAX_READS_PER_FRAME,
+    bulk::{INLINE_BYTES, chunks},
+    codec::{DeviceProfile, encode_tensor},
+    content::{Content, Entry, Hash},
+    v1::{Opened, Reads, Sync, TensorValue, Value, frame::Body, tensor_value, value},
+};
+use tensord_transport::channel::{
+    Channel, Connection, Look, Next, Received, duplex::FrameError, resume::ResumeError,
+};
+
+use super::{
+    connection::{ConnectionEnd, closed_by},
+    op_buffer::{Item, OpBuffer},
+    pending_reads::Delivery,
+    requests::{Answer, Requests},
+    send_policy::{Ack, Action, Event, Pending, SendPolicy, is_urgent},
+    upload_cache::{UploadCache, UploadSource},
+};
+
+/// Bytes of frames kept until the worker acknowledges them; ops count with their cost in
+/// credit. A program that is further ahead waits in the call that records its next op.
+const OUTBOX_BYTES: usize = 32 << 20;
+
+/// Limit on the number of recorded items that are not encoded yet: some megabytes.
+pub(super) const MAX_RECORDED_ITEMS: usize = 4096;
+
+/// Bytes of replies that the worker may send. There is no limit, as it sends only what was
+/// requested.
+const WINDOW_BYTES: u64 = u64::MAX;
+
+/// How long a closed session may take to send its last frames.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The links of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Track {
+    /// For ops and their replies.
+    Ops,
+    /// For large payloads; it is opened when there is the first.
+    Bulk,
+}
+
+/// Why a session is over.
+#[derive(Debug, Clone)]
+pub(crate) enum SessionEnd {
+    /// The program has dropped the lease.
+    Closed,
+    /// The session failed for this reason.
+    Failed(String),
+}
+
+impl SessionEnd {
+    pub(super) fn error(&self) -> ExecutionError {
+        ExecutionError::with_context(match self {
+            Self::Closed => "the lease of this device was dropped".to_owned(),
+            Self::Failed(reason) => reason.clone(),
+        })
+    }
+}
+
+/// See the [module](self).
+pub(super) struct State {
+    pub(super) ops: Channel,
+    pub(super) bulk: Channel,
+    /// Recorded items that are not encoded yet.
+    op_buffer: OpBuffer,
+    pub(super) policy: SendPolicy,
+    upload_cache: UploadCache,
+    requests: Requests,
+    /// Whether the session needs the bulk track.
+    pub(super) has_bulk: bool,
+    pub(super) profile: Option<DeviceProfile>,
+    /// Why the session is over, once it is.
+    pub(super) end: Option<SessionEnd>,
+}
+
+/// What the owner of a sender is to do next.
+#[derive(Debug, PartialEq)]
+pub(super) enum NextStep {
+    /// Encode the recorded items, and look again.
+    Encode,
+    /// As the pump knows it.
+    Next(Next),
+}
+
+/// What follows from a frame that was received.
+#[derive(Debug, Default)]
+pub(super) struct Receipt {
+    /// Whether the outbox was full and now has room.
+    pub(super) has_room: bool,
+    /// Whether the driver of the track must be woken.
+    pub(super) must_wake: bool,
+    /// The number of tensor bytes in the frame.
+    pub(super) tensor_bytes: usize,
+    /// Why the connection must end, if it must.
+    pub(super) end: Option<ConnectionEnd>,
+}
+
+impl State {
+    pub(super) fn new(now: Instant) -> Self {
+        // The worker grants credit when it opens the session.
+        let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, now);
+        Self {
+            ops: channel(),
+            bulk: channel(),
+            op_buffer: OpBuffer::default(),
+            policy: SendPolicy::default(),
+            upload_cache: UploadCache::default(),
+            requests: Requests::default(),
+            has_bulk: false,
+            profile: None,
+            end: None,
+        }
+    }
+
+    pub(super) fn track(&mut self, track: Track) -> &mut Channel {
+        match track {
+            Track::Ops => &mut self.ops,
+            Track::Bulk => &mut self.bulk,
+        }
+    }
+
+    /// Returns whether the program must wait before it records more.
+    pub(super) fn is_full(&self) -> bool {
+        self.op_buffer.len() >= MAX_RECORDED_ITEMS
+            || self.ops.outbox().is_full()
+            || self.bulk.outbox().is_full()
+    }
+
+    /// Records an op. Returns whether the driver must be woken.
+    pub(super) fn record_op(&mut self, op: OperationIr) -> bool {
+        let urgent = is_urgent(&op);
+        self.op_buffer.op(op);
+        self.on_recorded(urgent)
+    }
+
+    /// Records another item. Returns whether the driver must be woken.
+    pub(super) fn record(&mut self, item: Item, urgent: bool) -> bool {
+        self.op_buffer.push(item);
+        self.on_recorded(urgent)
+    }
+
+    fn on_recorded(&mut self, urgent: bool) -> bool {
+        let items = self.op_buffer.len();
+        self.policy.on(Event::Recorded { urgent, items })
+    }
+
+    /// Records reads of tensors. Returns whether the driver must be woken, and whether a
+    /// value comes on the bulk track.
+    pub(super) fn record_reads(
+        &mut self,
+        reads: Vec<(TensorIr, Answer<TensorData>)>,
+    ) -> (bool, bool) {
+        let (mut must_wake, mut wants_bulk) = (false, false);
+        let mut reads = reads.into_iter();
+        while reads.len() > 0 {
+            let mut first = None;
+            let mut tensors = Vec::with_capacity(reads.len().min(MAX_READS_PER_FRAME));
+            for (tensor, answer) in reads.by_ref().take(MAX_READS_PER_FRAME) {
+                let (id, is_payload) = self.requests.add_read(&tensor, answer);
+                first.get_or_insert(id);
+                wants_bulk |= is_payload;
+                tensors.push(encode_tensor(&tensor));
+            }
+            let request_id = first.unwrap_or_default();
+            let reads = Body::Reads(Reads {
+                request_id,
+                tensors,
+            });
+            must_wake |= self.record(Item::Frame(reads), true);
+        }
+        (must_wake, wants_bulk)
+    }
+
+    /// Records a sync. Returns whether the driver must be woken.
+    pub(super) fn record_sync(&mut self, answer: Answer<()>) -> bool {
+        let request_id = self.requests.add_sync(answer);
+        self.record(Item::Frame(Body::Sync(Sync { request_id })), true)
+    }
+
+    /// Returns whether an upload of `size` bytes may be kept by the worker and reused.
+    pub(super) fn is_cacheable(&self, size: usize) -> bool {
+        self.upload_cache.is_cacheable(size)
+    }
+
+    /// Returns the entries that describe an upload's bytes, and how many of the bytes are
+    /// sent. Large bytes are queued on the bulk track, whose driver must be woken if the
+    /// last value is true.
+    pub(super) fn upload(&mut self, hash: Option<Hash>, bytes: Bytes) -> (Vec<Entry>, usize, bool) {
+        let source = match hash {
+            Some(hash) => self.upload_cache.source(hash, bytes.len()),
+            None => UploadSource::New {
+                keep: None,
+                forget: Vec::new(),
+            },
+        };
+        let (keep, forget) = match source {
+            UploadSource::Slot(slot) => {
+                return (vec![Entry::Upload(Content::Slot(slot))], 0, false);
+            }
+            UploadSource::Held(index) => {
+                return (vec![Entry::Upload(Content::Held(index))], 0, false);
+            }
+            UploadSource::New { keep, forget } => (keep, forget),
+        };
+        let size = bytes.len();
+        let is_payload = size > INLINE_BYTES;
+        let content = match is_payload {
+            false => Content::Inline { bytes, keep },
+            true => {
+                // The chunks share the tensor's memory until they are acknowledged.
+                chunks(bytes).for_each(|chunk| self.bulk.push(Body::Chunk(chunk)));
+                Content::Payload { keep }
+            }
+        };
+        let forget = forget.into_iter().map(Entry::Forget);
+        let entries = forget.chain([Entry::Upload(content)]).collect();
+        (entries, size, is_payload)
+    }
+
+    /// Moves the recorded items to the encoder, which calls `take` with them.
+    pub(super) fn take_recorded(&mut self, take: impl FnOnce(&mut OpBuffer)) {
+        take(&mut self.op_buffer);
+    }
+
+    /// Makes a connection, on which the worker sent `opened`, the latest of a track.
+    pub(super) fn attach(
+        &mut self,
+        track: Track,
+        opened: &Opened,
+        profile: DeviceProfile,
+    ) -> Result<Connection, ResumeError> {
+        self.profile = Some(profile);
+        self.upload_cache.set_budget(opened.kept_bytes);
+        let channel = self.track(track);
+        let attached = channel.attach(opened.received, opened.credit_bytes)?;
+        Ok(attached.connection)
+    }
+
+    /// Returns the set of usages that the device supports for `dtype`, as bits.
+    pub(super) fn dtype_usage(&self, dtype: DType) -> u8 {
+        let dtypes = self.profile.iter().flat_map(|profile| &profile.dtypes);
+        dtypes
+            .into_iter()
+            .find(|(d, _)| *d == dtype)
+            .map_or(0, |(_, usage)| *usage)
+    }
+
+    /// Returns what to do next on a track.
+    pub(super) fn next(&mut self, track: Track, look: Look) -> NextStep {
+        let has_ended = self.end.is_some();
+        let channel = self.track(track);
+        let frames = channel.next_frames();
+        if track == Track::Bulk {
+            return NextStep::Next(match (frames.is_empty(), has_ended) {
+                (false, _) => Next::Frames(frames),
+                (true, true) => Next::Linger(CLOSE_TIMEOUT),
+                (true, false) => channel.acknowledgement(),
+            });
+        }
+        let pending = Pending {
+            frames: !frames.is_empty(),
+            ack: match channel.inbox() {
+                inbox if inbox.is_ack_due() => Ack::Due,
+                inbox if inbox.has_pending_ack() => Ack::Pending,
+                _ => Ack::Nothing,
+            },
+            is_outbox_full: channel.outbox().is_full(),
+            items: self.op_buffer.len(),
+            has_ended,
+        };
+        NextStep::Next(match self.policy.next(look, pending) {
+            Action::Send => Next::Frames(frames),
+            Action::Encode => return NextStep::Encode,
+            Action::Gather(delay) => Next::Later(delay),
+            Action::Finish => Next::Linger(CLOSE_TIMEOUT),
+            Action::Acknowledge | Action::Wait => self.ops.acknowledgement(),
+        })
+    }
+
+    /// Processes a frame that was received on `connection`, and adds the replies that it
+    /// completes to `deliveries`. Returns `None` if a later connection has replaced
+    /// `connection`.
+    ///
+    /// # Errors
+    ///
+    /// When the frame is malformed or breaks the numbering.
+    pub(super) fn receive(
+        &mut self,
+        track: Track,
+        connection: Connection,
+        frame: Bytes,
+        now: Instant,
+        deliveries: &mut Vec<Delivery>,
+    ) -> Result<Option<Receipt>, FrameError> {
+        let channel = self.track(track);
+        let was_full = channel.outbox().is_full();
+        let body = match channel.receive(connection, frame, now)? {
+            Received::New(body, bytes) => {
+                channel.inbox().consume(bytes);
+                Some(body)
+            }
+            Received::Nothing => None,
+            Received::Replaced => return Ok(None),
+        };
+        let has_room = was_full && !channel.outbox().is_full();
+        // The frame may have freed room or granted credit, or an ack may be due.
+        let due = has_room || channel.outbox().has_unsent() || channel.inbox().is_ack_due();
+        let must_wake = match track {
+            Track::Ops => self.policy.on(Event::Received { due }),
+            Track::Bulk => true,
+        };
+        let mut receipt = Receipt {
+            has_room,
+            must_wake,
+            ..Receipt::default()
+        };
+        if let Some(body) = body {
+            let taken = self.take(track, body, &mut receipt.tensor_bytes, deliveries);
+            receipt.end = taken.err();
+        }
+        Ok(Some(receipt))
+    }
+
+    fn take(
+        &mut self,
+        track: Track,
+        body: Body,
+        tensor_bytes: &mut usize,
+        deliveries: &mut Vec<Delivery>,
+    ) -> Result<(), ConnectionEnd> {
+        let broke_rule = ConnectionEnd::BrokeRule;
+        match (track, body) {
+            (_, Body::Ping(_)) => {}
+            (_, Body::Closed(closed)) => {
+                return Err(closed_by(&closed.error.unwrap_or_default()));
+            }
+            // A session that has ended has no pending requests.
+            _ if self.end.is_some() => {}
+            (Track::Bulk, Body::Chunk(chunk)) => {
+                *tensor_bytes += chunk.bytes.len();
+                let delivery = self.requests.reads.chunk(&chunk);
+                deliveries.extend(delivery.map_err(broke_rule)?);
+            }
+            (Track::Ops, Body::Values(values)) => {
+                for value in values.values {
+                    *tensor_bytes += inline_bytes(&value);
+                    let delivery = self.requests.reads.value(value);
+                    deliveries.extend(delivery.map_err(broke_rule)?);
+                }
+            }
+            (Track::Ops, Body::Synced(synced)) => {
+                deliveries.push(self.requests.on_synced(synced).map_err(broke_rule)?);
+            }
+            (Track::Ops, Body::Held(held)) => {
+                let listed = self.upload_cache.set_held(&held.hashes);
+                listed.map_err(broke_rule)?;
+            }
+            _ => {
+                let rule = format!("the frame is one that workers do not send on track {track:?}");
+                return Err(broke_rule(rule));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the session, unless it has ended. Returns its pending requests, which the caller
+    /// must fail.
+    pub(super) fn end(&mut self, end: SessionEnd) -> Option<Requests> {
+        if self.end.is_some() {
+            return None;
+        }
+        self.end = Some(end);
+        Some(std::mem::take(&mut self.requests))
+    }
+}
+
+/// Returns the number of tensor bytes within `value`.
+fn inline_bytes(value: &Value) -> usize {
+    match &value.result {
+        Some(value::Result::Tensor(TensorValue {
+            content: Some(tensor_value::Content::Bytes(bytes)),
+            ..
+        })) => bytes.len(),
+        _ => 0,
+    }
+}
