@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Result;
 use burn::tensor::Device;
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 
 use crate::{
     relay::{Relay, Route},

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use burn::tensor::Device;
 use tempfile::TempDir;
 use tensord_client::{Lease, LeaseRequest, Pool, PoolUrl};
-use tensord_tests::cluster::{Process, START_DEADLINE};
+use tensord_testkit::cluster::{Process, START_DEADLINE};
 use tensord_transport::TransportChoice;
 
 use crate::{

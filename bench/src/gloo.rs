@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 
 use crate::{
     context::Context, network::Network, process::read_announcement_within, stats::Summary,

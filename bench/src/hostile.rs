@@ -11,7 +11,7 @@ use burn_backend::DType;
 use burn_ir::{BinaryOpIr, CustomOpIr, NumericOperationIr, OperationIr, TensorIr};
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt as _};
-use tensord_tests::raw::{self, ClientStream, RawSession, SessionError, Target};
+use tensord_testkit::raw::{self, ClientStream, RawSession, SessionError, Target};
 use tensord_transport::{Dialer, TransportChoice};
 use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
 

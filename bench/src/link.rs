@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 use tensord_transport::{
     Dialer, Identity, Link, Listener, TransportChoice,
     tls::{Fingerprint, Trust},

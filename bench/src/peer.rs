@@ -11,7 +11,7 @@ use iroh::EndpointAddr;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tensord_client::{Lease, Pool, TensordDevice};
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 use tensord_transport::TransportChoice;
 use tokio::runtime::Runtime;
 

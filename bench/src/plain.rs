@@ -17,7 +17,7 @@ use rustls::{
 };
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 use tensord_transport::{identity::IdentityPem, tls::POOL_NAME};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},

@@ -5,7 +5,7 @@ use std::{path::Path, process::Command};
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 use tensord_client::{Lease, LeaseRequest, Pool, PoolUrl};
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 use tensord_transport::TransportChoice;
 
 use crate::{

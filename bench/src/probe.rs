@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 
 use crate::{
     network::{Network, Shape},

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 
 /// The start of the line that announces how to reach a server; JSON follows.
 const ANNOUNCEMENT: &str = "serving ";

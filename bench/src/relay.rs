@@ -27,7 +27,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 
 use self::delay::start_delay_line;
 use crate::process::{announce, start_server};

@@ -23,7 +23,7 @@ use iroh::{
     protocol::Router,
 };
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 use tokio::runtime::Runtime;
 
 use crate::process::{announce, start_server};

@@ -12,7 +12,7 @@ use std::{cell::RefCell, time::Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tensord_tests::resource_usage::ResourceUsage;
+use tensord_testkit::resource_usage::ResourceUsage;
 use tensord_transport::TransportChoice;
 
 use crate::{

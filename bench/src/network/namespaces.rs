@@ -21,7 +21,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 
 use super::Shape;
 use crate::process::{announce, read_announcement};

@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
-use tensord_tests::cluster::Process;
+use tensord_testkit::cluster::Process;
 
 use super::{Counters, Route, dialer, limit::RateLimit, relay_datagrams, relay_stream};
 use crate::{

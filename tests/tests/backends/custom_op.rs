@@ -2,9 +2,9 @@
 
 use burn::tensor::{Tensor, TensorData, Tolerance};
 use tensord_client::{CustomOp, LeaseRequest};
-use tensord_tests::cluster::{Cluster, Process};
+use tensord_testkit::cluster::{Cluster, Process};
 
-use tensord_tests::host;
+use tensord_testkit::host;
 
 /// Starts a pool with the example as its worker.
 fn cluster(devices: &str) -> Cluster {

@@ -9,7 +9,7 @@ use burn_ir::{
     ModuleOperationIr, OperationIr, ScatterNdOpIr, ScatterOpIr, SelectAssignOpIr, SelectOpIr,
     TensorIr,
 };
-use tensord_tests::{
+use tensord_testkit::{
     host,
     raw::{self, ClientStream, RawSession, Target},
 };

@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 use burn::tensor::Tensor;
 use tensord_client::LeaseRequest;
 
-use tensord_tests::host;
+use tensord_testkit::host;
 
 /// Returns the available kinds that use a graphics driver.
 fn kinds() -> impl Iterator<Item = &'static str> {

@@ -1,7 +1,7 @@
 //! One pool of several kinds of devices.
 
 use tensord_client::LeaseRequest;
-use tensord_tests::host;
+use tensord_testkit::host;
 
 #[test]
 fn a_lease_by_kind_goes_to_a_worker_that_has_it() {

@@ -15,7 +15,7 @@ use burn_ir::{
 };
 use bytes::Bytes;
 use tensord_proto::codec::{DeviceProfile, OpName, tensor_bytes};
-use tensord_tests::{
+use tensord_testkit::{
     cluster::{Cluster, Process},
     host,
     raw::{self, ClientStream, RawSession},

@@ -1,5 +1,5 @@
 //! Tests that must pass on every kind of device that the build supports and this host has;
-//! `tensord_tests::host` defines the build.
+//! `tensord_testkit::host` defines the build.
 
 mod custom_op;
 mod indices;

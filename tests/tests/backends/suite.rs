@@ -4,9 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor};
 use tensord_client::LeaseRequest;
+use tensord_testkit::host;
 use tensord_tests::conformance::{self, Agreement, Failure};
-
-use tensord_tests::host;
 
 /// Messages of Burn 0.22.1's CubeCL backend for an op, or a mode of an op, that it lacks.
 const NOT_IN_CUBECL: [&str; 2] = [

@@ -11,7 +11,7 @@ use burn::tensor::{
     distributed::{ReduceOperation, all_reduce},
 };
 use tensord_client::{Lease, LeaseRequest, Pool, data};
-use tensord_tests::cluster::Cluster;
+use tensord_testkit::cluster::Cluster;
 
 /// The workers' `--collective-timeout`.
 const TIMEOUT: Duration = Duration::from_secs(3);

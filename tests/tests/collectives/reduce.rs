@@ -6,7 +6,7 @@ use burn::tensor::{
     distributed::{ReduceOperation, all_reduce},
 };
 use tensord_client::{Lease, LeaseRequest, data};
-use tensord_tests::cluster::Cluster;
+use tensord_testkit::cluster::Cluster;
 
 /// Starts a cluster of workers with these devices, and leases all devices.
 fn lease(workers: &[&str], devices: u32) -> (Cluster, Lease) {

@@ -1,7 +1,7 @@
 //! Data-parallel training with Burn's own API, over several worker processes.
 //!
 //! These tests have a binary of their own, and let devices meet before each step, for the reasons
-//! in `tensord_tests::replicas`.
+//! in `tensord_testkit::replicas`.
 
 mod mixed;
 
@@ -22,7 +22,7 @@ use burn::{
     },
 };
 use tensord_client::{LeaseRequest, LockstepBatcher};
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     digits::{self, Digit, TRAIN},
     quiet::Quiet,

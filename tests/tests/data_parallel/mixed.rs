@@ -8,7 +8,7 @@ use burn::{
     },
 };
 use tensord_client::LeaseRequest;
-use tensord_tests::{
+use tensord_testkit::{
     host,
     replicas::{replicas, training_lock},
     training::{Classifier, Mlp},

@@ -14,7 +14,7 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_tests::raw::{self, RAW_WORKER, RawPool, ServedTrack};
+use tensord_testkit::raw::{self, RAW_WORKER, RawPool, ServedTrack};
 
 /// Elements of a small read, whose value is inline in the reply frame.
 const FEW: usize = 2;

@@ -13,7 +13,7 @@ use std::{
 use burn::tensor::{Device, Tensor};
 use tensord_client::{LeaseRequest, PoolUrl};
 use tensord_proto::MAX_FRAME_BYTES;
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     raw::{self, carriers, channel, open_call},
     resource_usage::Bound,

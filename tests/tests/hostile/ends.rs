@@ -14,7 +14,7 @@ use burn_ir::{
 };
 use tensord_client::{DeviceStatus, LeaseRequest, Pool};
 use tensord_proto::v1::{ErrorCode, ReleaseLease, client_message};
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession, SessionError},
 };

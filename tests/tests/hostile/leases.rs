@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use prost::Message;
 use tensord_client::LeaseRequest;
 use tensord_proto::v1::{ClientHello, Error, ErrorCode, LeaseClaims, pool_message};
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession, Target},
 };

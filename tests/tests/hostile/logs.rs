@@ -7,7 +7,7 @@ use tensord_proto::{
     v1::{ClientHello, ClientMessage, Hello, Open, client_message, frame, pool_client::PoolClient},
     version,
 };
-use tensord_tests::{
+use tensord_testkit::{
     cluster::{Cluster, Process},
     raw::{self, authorised, channel, open_call},
 };

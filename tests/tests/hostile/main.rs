@@ -1,7 +1,7 @@
 //! Programs, workers and networks that break the protocol's rules, against real processes.
 //!
 //! Each test checks a claim of `docs/security.md`: it breaks one rule with the raw clients
-//! of [`tensord_tests::raw`] and observes the effect on all other parties. Each file has
+//! of [`tensord_testkit::raw`] and observes the effect on all other parties. Each file has
 //! one subject. A process must release whatever an attack made it allocate
 //! (`Process::settled`).
 

@@ -11,7 +11,7 @@ use burn_ir::{
 };
 use burn_std::Slice;
 use tensord_proto::v1::{self, frame::Body};
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession},
     resource_usage::{Bound, ResourceUsage},

@@ -8,7 +8,7 @@ use burn_ir::{
 };
 use burn_ir::{Conv1dOpIr, Conv1dOptionsIr};
 use tensord_proto::v1::FaultKind;
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession},
 };

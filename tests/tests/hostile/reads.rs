@@ -1,7 +1,7 @@
 //! Reads of tensors that do not exist.
 
 use tensord_proto::v1::FaultKind;
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession},
 };

@@ -1,7 +1,7 @@
 //! Connections that claim a session of another device.
 
 use tensord_proto::v1::{ErrorCode, Open};
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession, SessionError},
 };

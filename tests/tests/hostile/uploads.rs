@@ -9,7 +9,7 @@ use tensord_proto::{
     content::{Content, Entry, Hash, MAX_HELD, hash},
     v1::{self, ErrorCode, frame::Body},
 };
-use tensord_tests::{
+use tensord_testkit::{
     cluster::{Cluster, Process},
     raw::{self, ClientStream, RawSession, Target},
 };

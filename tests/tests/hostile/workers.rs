@@ -10,7 +10,7 @@ use tensord_proto::{
     v1::{Abort, ErrorCode, Join, Register, frame::Body},
     version,
 };
-use tensord_tests::{
+use tensord_testkit::{
     cluster::{Cluster, Process, binary},
     raw::{self, ClientStream, RawSession, RawWorker, Target, carriers, join_over},
     training::{Mlp, losses},

@@ -9,7 +9,7 @@ use burn_backend::{
 use burn_ir::TensorId;
 use burn_router::{RouterClient, RouterTensor};
 use tensord_client::{LeaseRequest, Tensord};
-use tensord_tests::cluster::Cluster;
+use tensord_testkit::cluster::Cluster;
 
 type Differentiable = Autodiff<Tensord>;
 

@@ -15,7 +15,7 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_tests::cluster::Cluster;
+use tensord_testkit::cluster::Cluster;
 use tensord_transport::{
     Dialer, TransportChoice, channel::duplex, control, dial::DialError, tls::Trust,
 };

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use tensord_client::{Lease, LeaseRequest, Options, data};
-use tensord_tests::cluster::Cluster;
+use tensord_testkit::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
 
 /// Elements of an upload of 1 MiB, whose content differs in every round.

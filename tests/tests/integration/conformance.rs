@@ -2,7 +2,8 @@
 
 use burn::tensor::Device;
 use tensord_client::{LeaseRequest, Options};
-use tensord_tests::{cluster::Cluster, conformance};
+use tensord_testkit::cluster::Cluster;
+use tensord_tests::conformance;
 
 fn check(option: &str) {
     let cluster = Cluster::start(&["flex"]);

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData, s};
 use tensord_client::{LeaseRequest, data};
-use tensord_tests::cluster::Cluster;
+use tensord_testkit::cluster::Cluster;
 
 fn counted(elements: usize) -> Vec<f32> {
     (0..elements).map(|i| i as f32).collect()

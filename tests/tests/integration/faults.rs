@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
 use tensord_client::{Lease, LeaseRequest, Options};
-use tensord_tests::cluster::Cluster;
+use tensord_testkit::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
 
 fn ones(device: &Device) -> Tensor<1> {

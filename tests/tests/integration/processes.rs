@@ -7,7 +7,7 @@ use burn::{
     tensor::{Device, Int, Tensor},
 };
 use tensord_client::{LeaseRequest, PoolUrl};
-use tensord_tests::cluster::{Cluster, Process};
+use tensord_testkit::cluster::{Cluster, Process};
 
 fn sum(device: &Device) -> Result<f32, String> {
     let data = Tensor::<1>::ones([5], device).sum().try_into_data();

@@ -8,7 +8,7 @@ use std::{
 
 use burn::tensor::{Device, Tensor};
 use tensord_client::{LeaseError, LeaseRequest, Pool, RefusalKind};
-use tensord_tests::cluster::{Cluster, Process};
+use tensord_testkit::cluster::{Cluster, Process};
 
 /// Returns live bytes and sessions of all workers, as last reported to the scheduler.
 fn usage(pool: &Pool) -> (u64, u32) {

@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 use tensord_client::{LeaseRequest, Options};
-use tensord_tests::{
+use tensord_testkit::{
     cluster::Cluster,
     training::{Classifier, Cnn, Mlp, losses},
 };

@@ -9,7 +9,7 @@
 //! and send beats. So a test breaks only the rule that it is about.
 //!
 //! ```no_run
-//! use tensord_tests::{cluster::Cluster, raw::{self, ClientStream, RawSession}};
+//! use tensord_testkit::{cluster::Cluster, raw::{self, ClientStream, RawSession}};
 //!
 //! let cluster = Cluster::start(&["flex"]);
 //! raw::block(async {

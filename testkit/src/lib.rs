@@ -1,0 +1,14 @@
+//! What the integration tests and the benchmarks share: real processes on loopback, raw
+//! clients that can break any rule of the protocol, and models and data to train.
+//!
+//! No crate of the product depends on this one. It depends on `tensord-client` alone among
+//! those that compute: it starts the scheduler and the workers as processes.
+
+pub mod cluster;
+pub mod digits;
+pub mod host;
+pub mod quiet;
+pub mod raw;
+pub mod replicas;
+pub mod resource_usage;
+pub mod training;
