@@ -84,8 +84,22 @@ impl CustomOp {
     }
 
     /// Calls the op, which has outputs of these shapes and element types. Nothing is
-    /// checked here: if the worker does not have the op, or the op returns other
-    /// outputs, reading an output fails.
+    /// checked here: if the worker does not have the op, or the op returns an error or
+    /// other outputs, reading an output fails, with the text of that error.
+    ///
+    /// ```no_run
+    /// use burn::tensor::{DType, Device, Int, Shape, Tensor};
+    /// use tensord_client::CustomOp;
+    ///
+    /// /// Returns the `k` largest values and their indices.
+    /// fn top(k: usize, x: Tensor<1>) -> (Tensor<1>, Tensor<1, Int>) {
+    ///     let call = CustomOp::new("top").input(x).scalar(k as u64);
+    ///     let shape = Shape::new([k]);
+    ///     let outputs = vec![(shape.clone(), DType::F32), (shape, DType::I32)];
+    ///     let mut outputs = call.call_for(outputs);
+    ///     (outputs.take(), outputs.take())
+    /// }
+    /// ```
     ///
     /// # Panics
     ///

@@ -6,18 +6,24 @@ use std::{error::Error, sync::Arc, time::Duration};
 use burn_ir::{BackendIr, CustomOpIr};
 use tensord_transport::Identity;
 use tensord_worker::{
-    CustomOps, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
+    CustomOps, OpResult, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
 };
 
 #[derive(Clone)]
 struct Unfilled;
 
 impl PortableOp for Unfilled {
-    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, device: &B::Device) {
+    fn run<B: BackendIr>(
+        &self,
+        tensors: &mut Tensors<B>,
+        call: &CustomOpIr,
+        device: &B::Device,
+    ) -> OpResult {
         let out = &call.outputs[0];
         let dtype = burn_backend::FloatDType::F32;
         let unfilled = B::float_empty(out.shape.clone(), device, dtype);
         tensors.register_float_tensor::<B>(&out.id, unfilled);
+        Ok(())
     }
 }
 

@@ -15,23 +15,41 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
-use burn_ir::{BackendIr, CustomOpIr};
+use burn_ir::{BackendIr, CustomOpIr, ScalarIr, TensorIr};
 use tensord_transport::Identity;
 use tensord_worker::{
-    CustomOps, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
+    CustomOps, OpResult, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
 };
+
+/// Returns the input, the output and beta of a call. An error is what a program gets when
+/// it reads the output.
+fn arguments(call: &CustomOpIr) -> Result<(&TensorIr, &TensorIr, ScalarIr), String> {
+    match (&call.inputs[..], &call.outputs[..], &call.scalars[..]) {
+        ([x], [y], [beta]) if x.shape == y.shape => Ok((x, y, *beta)),
+        (_, _, scalars) => Err(format!(
+            "swish has one input, one output of its shape and one scalar, not {} scalars",
+            scalars.len()
+        )),
+    }
+}
 
 /// The op on any backend.
 #[derive(Clone)]
 struct Swish;
 
 impl PortableOp for Swish {
-    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, _: &B::Device) {
-        let ([x], [y]) = call.as_fixed();
-        let beta = burn_backend::Scalar::from(call.scalars[0]);
+    fn run<B: BackendIr>(
+        &self,
+        tensors: &mut Tensors<B>,
+        call: &CustomOpIr,
+        _: &B::Device,
+    ) -> OpResult {
+        let (x, y, beta) = arguments(call)?;
+        let beta = burn_backend::Scalar::from(beta);
         let x = tensors.get_float_tensor::<B>(x);
         let gate = B::sigmoid(B::float_mul_scalar(x.clone(), beta));
         tensors.register_float_tensor::<B>(&y.id, B::float_mul(x, gate));
+        Ok(())
     }
 }
 
@@ -49,7 +67,7 @@ mod kernel {
         ops::numeric::empty_device_dtype,
     };
     use burn_ir::CustomOpIr;
-    use tensord_worker::custom::Tensors;
+    use tensord_worker::{OpResult, custom::Tensors};
 
     #[cube(launch)]
     fn swish(x: LinearView<'_, f32>, mut y: LinearViewMut<'_, f32>, beta: f32) {
@@ -59,9 +77,13 @@ mod kernel {
         }
     }
 
-    pub(crate) fn run(tensors: &mut Tensors<CubeBackend>, call: &CustomOpIr, _: &CubeDevice) {
-        let ([x], [y]) = call.as_fixed();
-        let beta = call.scalars[0].elem::<f32>();
+    pub(crate) fn run(
+        tensors: &mut Tensors<CubeBackend>,
+        call: &CustomOpIr,
+        _: &CubeDevice,
+    ) -> OpResult {
+        let (x, y, beta) = super::arguments(call)?;
+        let beta = beta.elem::<f32>();
         let x = tensors.get_float_tensor::<CubeBackend>(x);
         let (client, device) = (x.client.clone(), x.device.clone());
         let out = empty_device_dtype(client.clone(), device, x.shape(), x.dtype);
@@ -71,6 +93,7 @@ mod kernel {
         let views = (x.into_linear_view(), out.clone().into_linear_view());
         swish::launch(&client, count, dim, views.0, views.1, beta);
         tensors.register_float_tensor::<CubeBackend>(&y.id, out);
+        Ok(())
     }
 }
 

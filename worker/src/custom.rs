@@ -5,7 +5,7 @@
 //! `worker/examples/custom_op.rs` is an example. Programs call the ops with
 //! `tensord_client::CustomOp`.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, error::Error, fmt, sync::Arc};
 
 use burn_backend::BackendTypes;
 #[cfg(feature = "cube")]
@@ -17,11 +17,20 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer};
 /// outputs.
 pub type Tensors<B> = HandleContainer<<B as BackendIr>::Handle>;
 
+/// What a custom op returns. After an error, the outputs of the call have no value and
+/// reads of them return the error's text; the session continues. Any error converts with
+/// `?`, and a text with `into`.
+pub type OpResult = Result<(), Box<dyn Error + Send + Sync>>;
+
 /// The handler of an op on backend `B`. It takes the inputs that the call names, and
-/// registers the outputs with the shapes and types that the call declares. If it panics,
-/// its outputs have no value and reads of them return the fault; the session continues.
-pub(crate) type Handler<B> =
-    Arc<dyn Fn(&mut Tensors<B>, &CustomOpIr, &<B as BackendTypes>::Device) + Send + Sync>;
+/// registers the outputs with the shapes and types that the call declares.
+pub(crate) type Handler<B> = Arc<
+    dyn Fn(&mut Tensors<B>, &CustomOpIr, &<B as BackendTypes>::Device) -> OpResult + Send + Sync,
+>;
+
+/// The panic payload by which the error of a custom op leaves Burn's interpreter, whose
+/// handlers return nothing.
+pub(crate) struct FailedCustomOp(pub(crate) String);
 
 /// Ops for one backend, by name.
 pub(crate) type Handlers<B> = BTreeMap<String, Handler<B>>;
@@ -29,7 +38,16 @@ pub(crate) type Handlers<B> = BTreeMap<String, Handler<B>>;
 /// An op written against Burn's `Backend`, so that it runs on every device.
 pub trait PortableOp: Clone + Send + Sync + 'static {
     /// Executes `call`, as the function given to [`CustomOps::flex`] does.
-    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, device: &B::Device);
+    ///
+    /// # Errors
+    ///
+    /// When the op cannot execute the call. The error becomes the call's fault.
+    fn run<B: BackendIr>(
+        &self,
+        tensors: &mut Tensors<B>,
+        call: &CustomOpIr,
+        device: &B::Device,
+    ) -> OpResult;
 }
 
 /// The custom ops of a worker, by name and backend.
@@ -53,25 +71,42 @@ impl CustomOps {
         let all = {
             let op = op.clone();
             self.cube(name, move |tensors, call, device| {
-                op.run::<CubeBackend>(tensors, call, device);
+                op.run::<CubeBackend>(tensors, call, device)
             })
         };
         #[cfg(not(feature = "cube"))]
         let all = self;
         all.flex(name, move |tensors, call, device| {
-            op.run::<Flex>(tensors, call, device);
+            op.run::<Flex>(tensors, call, device)
         })
     }
 
     /// Adds an op for Flex devices. It replaces an op of the same name.
     ///
     /// `run` takes the inputs that the call names from the tensors, and registers the
-    /// outputs there with the shapes and types that the call declares. If it panics, its
-    /// outputs have no value and reads of them return the fault; the session continues.
+    /// outputs there with the shapes and types that the call declares. If it returns an
+    /// error or panics, its outputs have no value and reads of them return the fault; the
+    /// session continues.
+    ///
+    /// ```
+    /// use burn_backend::ops::FloatTensorOps;
+    /// use burn_flex::Flex;
+    /// use tensord_worker::CustomOps;
+    ///
+    /// let ops = CustomOps::new().flex("negate", |tensors, call, _device| {
+    ///     let ([x], [y]) = (&call.inputs[..], &call.outputs[..]) else {
+    ///         return Err("negate has one input and one output".into());
+    ///     };
+    ///     let x = tensors.get_float_tensor::<Flex>(x);
+    ///     tensors.register_float_tensor::<Flex>(&y.id, Flex::float_neg(x));
+    ///     Ok(())
+    /// });
+    /// # drop(ops);
+    /// ```
     #[must_use]
     pub fn flex<F>(mut self, name: &str, run: F) -> Self
     where
-        F: Fn(&mut Tensors<Flex>, &CustomOpIr, &<Flex as BackendTypes>::Device)
+        F: Fn(&mut Tensors<Flex>, &CustomOpIr, &<Flex as BackendTypes>::Device) -> OpResult
             + Send
             + Sync
             + 'static,
@@ -87,7 +122,7 @@ impl CustomOps {
     #[must_use]
     pub fn cube<F>(mut self, name: &str, run: F) -> Self
     where
-        F: Fn(&mut Tensors<CubeBackend>, &CustomOpIr, &burn_cubecl::CubeDevice)
+        F: Fn(&mut Tensors<CubeBackend>, &CustomOpIr, &burn_cubecl::CubeDevice) -> OpResult
             + Send
             + Sync
             + 'static,

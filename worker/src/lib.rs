@@ -61,7 +61,7 @@ use tokio::{
 use tracing::{info, warn};
 
 pub use self::{
-    custom::{CustomOps, PortableOp},
+    custom::{CustomOps, OpResult, PortableOp},
     devices::{
         AUTO, DeviceParseError, DeviceSelection, FoundDevice, KINDS, MissingDevice, discover,
         parse_devices, resolve_devices,

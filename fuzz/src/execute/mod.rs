@@ -24,7 +24,7 @@ use tensord_proto::{
     v1::{Ops, frame},
 };
 use tensord_worker::{
-    CustomOps, PortableOp,
+    CustomOps, OpResult, PortableOp,
     custom::Tensors,
     testing::{OpOutcome, StandaloneSession, StepOutcome},
 };
@@ -427,12 +427,18 @@ pub(crate) fn each_tensor(op: &mut OperationIr, visit: impl FnMut(&mut TensorIr)
 struct Negate;
 
 impl PortableOp for Negate {
-    fn run<B: BackendIr>(&self, tensors: &mut Tensors<B>, call: &CustomOpIr, _: &B::Device) {
+    fn run<B: BackendIr>(
+        &self,
+        tensors: &mut Tensors<B>,
+        call: &CustomOpIr,
+        _: &B::Device,
+    ) -> OpResult {
         let (Some(x), Some(y)) = (call.inputs.first(), call.outputs.first()) else {
-            return;
+            return Ok(());
         };
         let x = tensors.get_float_tensor::<B>(x);
         tensors.register_float_tensor::<B>(&y.id, B::float_neg(x));
+        Ok(())
     }
 }
 

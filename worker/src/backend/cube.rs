@@ -10,7 +10,7 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use burn_std::stream::StreamId;
 
 use super::{SessionBackend, StorageInfo};
-use crate::custom::{CustomOps, Handler, Handlers};
+use crate::custom::{CustomOps, Handler, Handlers, OpResult};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
 
@@ -47,7 +47,7 @@ fn queue_custom_op(
     tensors: &mut HandleContainer<<Cube as BackendIr>::Handle>,
     call: &CustomOpIr,
     device: &CubeDevice,
-) {
+) -> OpResult {
     let client = get_client::<CubeBackend>(device);
     let inputs = call.inputs.iter();
     let inputs = inputs.map(|input| tensors.get_float_tensor::<Cube>(input).into_ir());
@@ -71,6 +71,7 @@ fn queue_custom_op(
         // The handle is the same for all kinds of tensors.
         tensors.register_float_tensor::<Cube>(&out.id, handles);
     }
+    Ok(())
 }
 
 /// A custom op that runs when the device's queue reaches it.
@@ -85,8 +86,8 @@ impl Operation<Runtime> for QueuedCustomOp {
         &self,
         tensors: &mut HandleContainer<<Runtime as FusionRuntime>::FusionHandle>,
     ) -> Result<(), ExecutionError> {
-        (self.run)(tensors, &self.call, &self.device);
-        Ok(())
+        (self.run)(tensors, &self.call, &self.device)
+            .map_err(|error| ExecutionError::with_context(error.to_string()))
     }
 }
 

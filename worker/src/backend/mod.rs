@@ -12,7 +12,7 @@ mod flex;
 
 use std::{
     any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
 };
 
@@ -26,7 +26,7 @@ use tensord_proto::codec::DeviceProfile;
 use tokio::runtime::Handle;
 
 use self::burn_tensors::BurnTensors;
-use crate::custom::{CustomOps, Handlers};
+use crate::custom::{CustomOps, FailedCustomOp, Handlers};
 
 /// The memory that a tensor uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +164,9 @@ impl<B: SessionBackend> BurnDevice<B> {
         let mut registry = CustomOpRegistry::new();
         for (name, run) in handlers {
             registry.register(&name, move |tensors, call, device| {
-                run(tensors, call, device);
+                if let Err(error) = run(tensors, call, device) {
+                    resume_unwind(Box::new(FailedCustomOp(error.to_string())));
+                }
             });
         }
         Arc::new(Self {

@@ -9,6 +9,7 @@
 //! bound them.
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -26,6 +27,7 @@ use tensord_proto::{
 use super::super::dataflow::{Dataflow, NAME_BYTES, Refusal, Storage};
 use crate::{
     backend::{TensorStore, panic_message},
+    custom::FailedCustomOp,
     memory::SessionMemory,
     op_check,
 };
@@ -356,8 +358,12 @@ impl Tensors {
     }
 }
 
-fn panicked(panic: Box<dyn std::any::Any + Send>) -> Refusal {
-    Refusal::New(FaultKind::Panic, panic_message(panic.as_ref()))
+/// Returns the refusal for a panic of the backend, or for the error of a custom op.
+fn panicked(panic: Box<dyn Any + Send>) -> Refusal {
+    match panic.downcast::<FailedCustomOp>() {
+        Ok(failed) => Refusal::New(FaultKind::Backend, failed.0),
+        Err(panic) => Refusal::New(FaultKind::Panic, panic_message(panic.as_ref())),
+    }
 }
 
 /// Adds the memory that it holds to a value.
