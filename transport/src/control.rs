@@ -4,6 +4,8 @@
 //! distinguish "nothing listens" from "wrong certificate", and a server can limit
 //! handshakes and set a deadline for them.
 
+mod accept;
+
 use std::{
     future, io,
     net::SocketAddr,
@@ -16,36 +18,32 @@ use bytes::Bytes;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::{
-    io::AsyncReadExt,
     net::{TcpListener, TcpStream},
     sync::mpsc,
     task::JoinSet,
     time::{Instant, interval_at},
 };
-use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{
     Request, Status,
     service::Routes,
     transport::{Channel, Endpoint},
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
+use self::accept::{Handoff, accept};
 use crate::{
     admission::AdmissionLimitError,
-    connection::{Closer, Connection, PeerHandle, PeerInfo},
+    connection::{Connection, PeerHandle, PeerInfo},
     dial::DialError,
-    gate::{Gate, GateEntry},
-    handshakes::{self, Handshakes},
+    gate::Gate,
+    handshakes::Handshakes,
     identity::Identity,
     link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
     listen::BindError,
-    tcp,
     tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, TlsOptions, Trust},
 };
-
-/// Time limit for a peer's TLS handshake and HTTP/2 preface.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(4);
 
 /// How long a connection attempt runs before another one starts in parallel: several
 /// times what a handshake takes across an ocean.
@@ -54,14 +52,8 @@ const REDIAL_INTERVAL: Duration = Duration::from_millis(750);
 /// Maximum number of parallel connection attempts.
 const MAX_DIALS: usize = 5;
 
-/// Pause after a connection that could not be accepted.
-const ACCEPT_RETRY: Duration = Duration::from_millis(50);
-
 /// Queue length for connections whose handshake is done and that tonic has not taken yet.
 const ACCEPT_QUEUE: usize = 16;
-
-/// Length of the connection preface that every HTTP/2 client sends first (RFC 9113, 3.4).
-const PREFACE_BYTES: usize = 24;
 
 /// How long an HTTP/2 peer may take to answer a keep-alive ping.
 const PROBE_DEADLINE: Duration = IDLE_TIMEOUT.saturating_sub(KEEP_ALIVE);
@@ -356,126 +348,6 @@ impl Server {
     }
 }
 
-/// Where to send connections once their handshake is done.
-#[derive(Clone)]
-struct Handoff {
-    acceptor: TlsAcceptor,
-    handshakes: handshakes::Handle,
-    grpc: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
-    links: Option<mpsc::Sender<Link>>,
-}
-
-/// Accepts connections forever. Each has a task in `open`, which ends when the connection
-/// is closed.
-async fn accept(tcp: TcpListener, gate: &Arc<Gate>, handoff: Handoff, open: &mut JoinSet<()>) {
-    let (mut failing, mut ticks) = (false, Gate::ticks());
-    loop {
-        while open.try_join_next().is_some() {}
-        let accepted = tokio::select! {
-            accepted = tcp.accept() => accepted,
-            _ = ticks.tick(), if gate.has_unadmitted() => {
-                gate.tick();
-                continue;
-            }
-        };
-        match accepted {
-            Ok((stream, peer)) => {
-                failing = false;
-                let gate_entry = gate.enter(peer.ip());
-                open.spawn(run_connection(stream, peer, gate_entry, handoff.clone()));
-            }
-            // Most likely out of file descriptors, which is temporary.
-            Err(e) => {
-                if !std::mem::replace(&mut failing, true) {
-                    warn!("cannot accept connections and will try again: {e}");
-                }
-                tokio::time::sleep(ACCEPT_RETRY).await;
-            }
-        }
-    }
-}
-
-/// Waits until the gate serves the connection, then runs it until it ends or is expelled.
-async fn run_connection(
-    tcp: TcpStream,
-    peer: SocketAddr,
-    mut gate_entry: GateEntry,
-    handoff: Handoff,
-) {
-    if !gate_entry.wait_until_served().await {
-        return;
-    }
-    let mut watch = gate_entry.watch();
-    // Boxed, because under attack most tasks never get here and should stay small.
-    let serving = Box::pin(handshake_and_hand_off(tcp, peer, gate_entry, handoff));
-    tokio::select! {
-        // Polled first: `handshake_and_hand_off` must see the expulsion of a link that it has handed on,
-        // and close it.
-        biased;
-        () = serving => {}
-        true = watch.wait_until_expelled() => debug!(%peer, "the peer presented no valid token or certificate in time"),
-    }
-}
-
-async fn handshake_and_hand_off(
-    tcp: TcpStream,
-    peer: SocketAddr,
-    gate_entry: GateEntry,
-    handoff: Handoff,
-) {
-    let Handoff {
-        acceptor,
-        handshakes,
-        grpc,
-        links,
-    } = handoff;
-    let handshake = async {
-        tcp.set_nodelay(true)?;
-        let mut stream = handshakes.run(acceptor.accept(tcp)).await?;
-        if stream.get_ref().1.alpn_protocol() == Some(ALPN_FRAMES) {
-            return Ok((stream, None));
-        }
-        // The HTTP/2 stack would wait for the preface without a deadline.
-        let mut preface = [0; PREFACE_BYTES];
-        stream.read_exact(&mut preface).await?;
-        io::Result::Ok((stream, Some(Bytes::copy_from_slice(&preface))))
-    };
-    match tokio::time::timeout(HANDSHAKE_DEADLINE, handshake).await {
-        Ok(Ok((stream, Some(read_ahead)))) => {
-            let certificate = tls::peer_fingerprint(stream.get_ref().1.peer_certificates());
-            let peer = PeerInfo {
-                address: peer,
-                certificate,
-                gate_entry: Some(gate_entry),
-            };
-            let connection = Connection::new(stream, read_ahead, peer);
-            let guard = CloseOnDrop(connection.closer());
-            // An error means that the server is gone.
-            let _ = grpc.send(connection).await;
-            // The server can only end when all these senders are dropped.
-            drop((grpc, links));
-            guard.0.closed().await;
-        }
-        Ok(Ok((stream, None))) => {
-            let links = links.expect("only servers of links accept frames");
-            tcp::accept(stream, peer, gate_entry, HANDSHAKE_DEADLINE, links).await;
-        }
-        Ok(Err(e)) => debug!(%peer, "TLS handshake failed: {e}"),
-        Err(_) => {
-            debug!(%peer, "the peer completed no TLS handshake and HTTP/2 preface within {HANDSHAKE_DEADLINE:?}");
-        }
-    }
-}
-
-/// Closes the connection when this task is dropped: tonic serves it in a task of its own.
-struct CloseOnDrop(Closer);
-
-impl Drop for CloseOnDrop {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
 /// The response stream of a streaming call.
 pub type ResponseStream<T> = tonic::codegen::BoxStream<T>;
 
@@ -509,5 +381,5 @@ pub fn admit<T>(request: &Request<T>, reserved: bool) -> Result<(), AdmissionLim
 /// Returns the peer that `request` came from.
 pub(crate) fn peer_handle<T>(request: &Request<T>) -> &PeerHandle {
     let peer_handle = request.extensions().get::<PeerHandle>();
-    peer_handle.expect("every connection of this server carries its caller")
+    peer_handle.expect("every request of this server has the handle of its peer")
 }
