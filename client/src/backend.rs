@@ -33,14 +33,14 @@ use crate::{
 /// [`Lease::devices`](crate::Lease::devices) instead.
 pub type Tensord = BackendRouter<TensordChannel>;
 
-/// The number of tensord's device type, among those of a process.
+/// The number by which Burn knows tensord's device type.
 const DEVICE_TYPE: u16 = 0x7e50;
 
 /// Sessions by device number. A number is never reused.
 static SESSIONS: LazyLock<DashMap<u16, Arc<Session>>> = LazyLock::new(DashMap::new);
 static NEXT_DEVICE: AtomicU32 = AtomicU32::new(0);
 
-/// A leased device, by its number in this process.
+/// A leased device, identified by a number that is unique in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct TensordDevice {
     index: u16,
@@ -206,7 +206,7 @@ impl TensordClient {
         register_scoped_client::<TensordChannel>(&device, Self::new(device))
     }
 
-    /// Reads tensors, and sends each value to the [`Answer`] beside it.
+    /// Reads tensors, and sends each value to the [`Answer`] in the same pair.
     pub(crate) fn read(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
         self.0.session.read_many(reads);
     }

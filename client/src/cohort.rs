@@ -98,7 +98,7 @@ impl Cohort {
         }
     }
 
-    /// The places of the sessions that others wait for.
+    /// Returns the lease ranks of the sessions for which others wait.
     fn lagging_ranks(&self) -> Vec<u32> {
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let members = ahead

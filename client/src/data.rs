@@ -182,7 +182,7 @@ pub(crate) fn handle<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> FloatTens
     K::handle(primitive.expect("a tensor on a leased device is a remote one"))
 }
 
-/// The exchange of `device`, if it is a leased one.
+/// Returns the exchange of `device`, if `device` is leased.
 pub(crate) fn leased(device: &Device) -> Option<Arc<Exchange>> {
     let DispatchDevice::Remote(remote) = device.as_dispatch() else {
         return None;

@@ -94,13 +94,13 @@ impl fmt::Debug for LeaseRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeasedDevice {
-    /// Its kind, such as `"cuda"`.
+    /// The device's kind, such as `"cuda"`.
     pub kind: String,
-    /// Its human-readable name.
+    /// The device's human-readable name.
     pub name: String,
-    /// Its memory, in bytes.
+    /// The device's memory, in bytes.
     pub memory_bytes: u64,
-    /// The name of the worker it is on.
+    /// The name of the device's worker.
     pub worker: String,
 }
 
@@ -125,7 +125,7 @@ impl From<&v1::LeasedDevice> for LeasedDevice {
 pub struct Traffic {
     /// Sent to the workers.
     pub bytes_up: u64,
-    /// Received from them.
+    /// Bytes received from the worker.
     pub bytes_down: u64,
     /// The part of `bytes_up` that is tensors. The rest is ops, read requests and
     /// the like.

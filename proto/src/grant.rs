@@ -22,7 +22,7 @@ impl GrantNumber {
     /// Lower than every grant.
     pub const ZERO: Self = Self { term: 0, count: 0 };
 
-    /// Returns the number after this one; `None` after the highest.
+    /// Returns the next number, or `None` after the highest number.
     pub fn next(self) -> Option<Self> {
         let Self { term, count } = self;
         match count.checked_add(1) {
@@ -31,7 +31,7 @@ impl GrantNumber {
         }
     }
 
-    /// Returns the number before this one; [`ZERO`](Self::ZERO) before the lowest.
+    /// Returns the previous number, or [`ZERO`](Self::ZERO) before the lowest number.
     pub fn previous(self) -> Self {
         let Self { term, count } = self;
         match (count.checked_sub(1), term.checked_sub(1)) {

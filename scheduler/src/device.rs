@@ -61,7 +61,7 @@ impl Inventory {
     /// The largest number of kind-and-memory pairs listed in an error.
     const MAX_LISTED: usize = 8;
 
-    /// Counts one more worker and the devices that it can still lease.
+    /// Adds a worker, and those of its devices that can still be leased.
     pub(crate) fn add<'a>(&mut self, devices: impl Iterator<Item = &'a DeviceSpec>) {
         self.workers += 1;
         for device in devices {

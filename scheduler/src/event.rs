@@ -93,9 +93,10 @@ pub enum WorkerEvent {
     },
     /// The worker is about to stop: it gets no new leases, and its current ones go on.
     Leaving,
-    /// The worker has stopped.
+    /// The worker announced that it has stopped.
     Left,
-    /// The worker's stream ended. The driver must end a stream that stays open but silent.
+    /// The worker's stream ended without an announcement. The driver also ends streams that
+    /// are silent, as the engine does not measure silence of streams.
     Disconnected,
 }
 
@@ -202,7 +203,7 @@ pub struct GrantedDevice {
 /// One device of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceRef {
-    /// The worker that offers it.
+    /// The worker that offers the device.
     pub worker: WorkerId,
     /// The device's position in the worker's list.
     pub index: u32,

@@ -33,12 +33,12 @@ pub(crate) struct Pool {
 /// The verdict on a demand.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Feasibility {
-    /// It can be met now, with these devices.
+    /// The demand can be met now, with these devices.
     Fits(Vec<DeviceRef>),
     /// It can be met later, when devices are released or in service again, or a worker is
     /// back.
     Busy,
-    /// It cannot be met with the workers in the pool.
+    /// The demand cannot be met with the workers in the pool.
     Never,
 }
 

@@ -34,11 +34,11 @@ const QUEUE_CAPACITY: usize = 1024;
 /// The log's location, and how much of it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// The directory of its files.
+    /// The directory of the log's files.
     pub(crate) directory: PathBuf,
     /// The largest size of one file, in bytes; 0 turns the log off.
     pub(crate) file_bytes: u64,
-    /// The most files to keep, the current one included.
+    /// Maximum number of files to keep, including the current one.
     pub(crate) files: u32,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct Limits {
     pub(crate) admitted: usize,
     /// How many of the `admitted` places are kept for peers with a reserved place.
     pub(crate) reserved: usize,
-    /// How long a waiting stranger counts as one that has just come.
+    /// How long a waiting stranger counts as new.
     pub(crate) new_peer_age: Duration,
     /// How long a stranger is served while others wait.
     pub(crate) time_slice: Duration,
@@ -80,7 +80,7 @@ pub(crate) enum GateAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{limit} connections of admitted peers are open, which is the limit")]
 pub struct AdmissionLimitError {
-    /// The number of these places.
+    /// The number of places for such peers.
     pub limit: usize,
 }
 

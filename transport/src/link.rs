@@ -82,7 +82,7 @@ impl LinkError {
     }
 }
 
-/// One link; its halves work independently.
+/// A link between two processes. Its two halves work independently.
 #[derive(Debug)]
 pub struct Link {
     /// The half that sends.

@@ -46,7 +46,7 @@ pub(crate) const ALPN_FRAMES: &[u8] = b"tensord/1";
 pub enum Trust {
     /// The certificate itself, or one in its chain, has this fingerprint.
     Pin(Fingerprint),
-    /// It chains to a certificate in this PEM file.
+    /// The certificate chains to a certificate in this PEM file.
     CaFile(PathBuf),
     /// It chains to an authority the operating system trusts, and names the host.
     System,

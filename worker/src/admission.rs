@@ -61,7 +61,7 @@ enum GrantState {
     Ended,
     /// The scheduler announced the grant, but its lease has not used it yet.
     Announced,
-    /// This lease uses it.
+    /// This lease uses the device.
     InUse(LeaseId),
 }
 

@@ -43,7 +43,7 @@ const RETRY_DELAYS: [Duration; 5] = [
 /// How long the scheduler may take to acknowledge that the worker left.
 pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Most messages queued for the scheduler.
+/// Maximum number of messages queued for the scheduler.
 const QUEUE_CAPACITY: usize = 8;
 
 /// Period of heartbeats if the scheduler sets none.

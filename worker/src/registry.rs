@@ -294,7 +294,8 @@ impl Registry {
         self.wake.notified().await;
     }
 
-    /// Checks all devices: ops that exceed their time limit, and leases that have ended.
+    /// Checks all devices: ends sessions whose op exceeds its time limit, and releases devices
+    /// from leases that have ended.
     pub(crate) fn check_devices(&self) {
         let mut sessions = self.all_sessions();
         sessions.retain(|session| !session.is_torn_down());

@@ -12,7 +12,7 @@ use std::{
 /// A device that an op has occupied for so long that it is not expected back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostDevice {
-    /// Its index on this worker.
+    /// The device's index on this worker.
     pub index: u32,
     /// The op that does not return, and its time limit.
     pub reason: String,
@@ -29,7 +29,7 @@ impl fmt::Display for LostDevice {
 pub(crate) struct DeviceUse {
     /// Since when an op has been known to exceed its time limit, if it still runs.
     pub(crate) stuck_since: Option<Instant>,
-    /// Whether a session uses it.
+    /// Whether a session uses the device.
     pub(crate) has_sessions: bool,
 }
 

@@ -51,7 +51,7 @@ const TICKET_TIMEOUT: Duration = Duration::from_secs(5);
 /// Each device has an exchange, as each has to be flushed separately.
 pub(crate) struct Exchange {
     tickets: Mutex<Tickets>,
-    /// Locked while reads become an op. Lock it before `tickets`.
+    /// Locked while queued reads are made into an op, and before `tickets`.
     pub(super) read_op_lock: Mutex<()>,
     /// Notified when the bytes of an upload were taken.
     room: Condvar,
@@ -188,7 +188,7 @@ impl Exchange {
         self.drop_until(last);
     }
 
-    /// Drops all tickets up to `last`. Pending reads among them fail.
+    /// Drops all tickets up to `last`. The reads of those tickets fail.
     fn drop_until(&self, last: u64) {
         let mut tickets = self.lock();
         let mut old: Vec<u64> = tickets.uploads.keys().copied().collect();

@@ -54,9 +54,9 @@ pub(super) struct ReadQueue {
     number: u64,
     /// A timer or thread is running that will send the queued reads.
     send_scheduled: bool,
-    /// Burn's client was given reads since it was last flushed.
+    /// Whether Burn's client has received reads since its last flush.
     unflushed: bool,
-    /// Tensors that the thread beside them must drop.
+    /// Tensors, each with the thread that must drop the tensor.
     tensors_to_drop: Vec<(ThreadId, FloatTensor<Remote>)>,
 }
 
@@ -96,7 +96,7 @@ impl ReadHandle {
 }
 
 impl RequestedTensor {
-    /// Sends all queued reads, if this one may be among them.
+    /// Sends all queued reads, if this read may still be queued.
     fn send(&self) {
         let Some(exchange) = self.exchange.upgrade() else {
             return;
@@ -196,7 +196,7 @@ impl Exchange {
         }
     }
 
-    /// Gives Burn's client this read and all queued ones.
+    /// Passes this read and all queued reads to Burn's client.
     fn submit_now(&self, tensor: FloatTensor<Remote>) -> ReadHandle {
         let (answer, answered) = oneshot::channel();
         self.submit_reads(Some((tensor, answer)));
@@ -213,7 +213,7 @@ impl Exchange {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives Burn's client one op for all queued reads and `more`.
+    /// Passes one op for all queued reads and `more` to Burn's client.
     fn submit_reads(&self, more: Option<(FloatTensor<Remote>, Answer<TensorData>)>) {
         let _giving = self.read_op_lock();
         let unsent = std::mem::take(&mut self.lock().reads.unsent);

@@ -34,13 +34,13 @@ pub struct PoolStatus {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerStatus {
-    /// Its name, which is unique in the pool.
+    /// The worker's name, which is unique in the pool.
     pub name: String,
-    /// The `host:port` at which programs reach it.
+    /// The `host:port` at which programs reach the worker.
     pub address: String,
-    /// Time since its last heartbeat.
+    /// Time since the worker's last heartbeat.
     pub last_beat: Duration,
-    /// Its devices, in the worker's order.
+    /// The worker's devices, by device index.
     pub devices: Vec<DeviceStatus>,
     /// Whether it is about to stop. It gets no new leases then; leases that it has go on.
     pub draining: bool,
@@ -50,17 +50,17 @@ pub struct WorkerStatus {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceStatus {
-    /// Its kind, such as `"cuda"`.
+    /// The device's kind, such as `"cuda"`.
     pub kind: String,
-    /// Its human-readable name.
+    /// The device's human-readable name.
     pub name: String,
-    /// Its memory, in bytes.
+    /// The device's memory, in bytes.
     pub memory_bytes: u64,
-    /// Whether it is leased.
+    /// Whether the device is leased.
     pub leased: bool,
-    /// Number of sessions on it.
+    /// Number of sessions on the device.
     pub sessions: u32,
-    /// Bytes of the tensors on it.
+    /// Bytes of the tensors on the device.
     pub live_bytes: u64,
     /// Number of ops executed for its current lease.
     pub ops_executed: u64,

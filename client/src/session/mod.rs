@@ -64,7 +64,7 @@ pub(crate) use self::{
 };
 use crate::cohort::CohortMember;
 
-/// The secret with which a session takes one offered value, once.
+/// The secret that entitles a session to take one offered value, once.
 pub(crate) type Capability = [u8; 16];
 
 pub(crate) struct Session {
@@ -179,7 +179,7 @@ impl Session {
         self.recorded(state, must_wake);
     }
 
-    /// Has the bulk track opened, or its driver woken.
+    /// Opens the bulk track, or wakes the driver of an open one.
     fn want_bulk(&self, state: &mut State) {
         state.has_bulk = true;
         self.wake_bulk.notify_one();

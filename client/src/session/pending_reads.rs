@@ -59,7 +59,7 @@ struct PendingRead {
     shape: Shape,
     dtype: DType,
     bytes: usize,
-    /// The reply, once only its payload is missing.
+    /// The type in the reply, if the reply has arrived and its payload has not.
     announced: Option<(Shape, DType)>,
 }
 

@@ -48,7 +48,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) enum Track {
     /// For ops and their replies.
     Ops,
-    /// For large payloads; it is opened when there is the first.
+    /// For large payloads. The link is opened for the first payload.
     Bulk,
 }
 
@@ -91,7 +91,7 @@ pub(super) struct State {
 pub(super) enum NextStep {
     /// Encode the recorded items, and look again.
     Encode,
-    /// As the pump knows it.
+    /// Do this, in the terms of the pump.
     Next(Next),
 }
 
@@ -230,7 +230,7 @@ impl State {
         (entries, size, is_payload)
     }
 
-    /// Moves the recorded items to the encoder, which calls `take` with them.
+    /// Calls `take` with the recorded items, which the encoder moves to itself.
     pub(super) fn take_recorded(&mut self, take: impl FnOnce(&mut OpBuffer)) {
         take(&mut self.op_buffer);
     }

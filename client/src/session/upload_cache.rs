@@ -15,12 +15,12 @@ pub(super) const MIN_BYTES: usize = 128;
 /// Where the content of an upload comes from.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum UploadSource {
-    /// The worker has it in this slot.
+    /// The worker has the content in this slot.
     Slot(u32),
-    /// The worker has it from an earlier session, at this index of its list.
+    /// The worker has the content from an earlier session, at this index of its list.
     Held(u32),
-    /// The client sends it; the worker keeps it in slot `keep` and frees the slots in
-    /// `forget`.
+    /// The worker does not have the content, so the client sends it. The worker keeps the
+    /// content in slot `keep`, if there is one, and frees the slots in `forget`.
     New { keep: Option<u32>, forget: Vec<u32> },
 }
 

@@ -36,11 +36,12 @@ pub struct OpEncoder {
     flat: FlatOp,
     /// The predicted values of the current op, or its values as they were written.
     values: Vec<Value>,
-    /// Number of ops that came as predicted and were not written yet.
+    /// Number of correctly predicted ops that were not written yet.
     run: u64,
-    /// Number of ops since the last one that came as predicted.
+    /// Number of ops since the last op that was predicted correctly.
     mispredictions: u32,
-    /// The cursor before the first of these ops.
+    /// The position in the history that was expected before the first of the ops that
+    /// `mispredictions` counts.
     anchor: u64,
     frame_ops: u32,
     frame_plain_bytes: usize,

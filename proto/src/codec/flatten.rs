@@ -24,7 +24,7 @@ use super::{
 pub(super) struct FlatOp {
     /// The template's bytes.
     pub(super) bytes: Vec<u8>,
-    /// Its holes.
+    /// The places of the template at which values are missing.
     pub(super) holes: Vec<Hole>,
     /// The values that fill the holes; ids are absolute.
     pub(super) values: Vec<Value>,
@@ -247,7 +247,8 @@ impl Serializer for &mut FlatOp {
     }
 }
 
-/// Implements compounds whose parts are written one after the other.
+/// Implements serde's traits for compound values, whose parts are written one after the
+/// other.
 macro_rules! compound {
     ($($trait:ident: $method:ident($($key:ident)?);)*) => {
         $(impl ser::$trait for &mut FlatOp {

@@ -13,11 +13,11 @@ const MAX_VALUES: usize = 1 << 17;
 /// A past op.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PastOp {
-    /// The number of its template.
+    /// The number of the op's template.
     pub(super) template: u32,
-    /// The id counter before it.
+    /// The value of the id counter before the op.
     pub(super) counter: u64,
-    /// Number of its first value; the others follow.
+    /// The index of the op's first value in the history; its `len` values are consecutive.
     values: u64,
     len: u32,
 }

@@ -65,7 +65,7 @@ pub const MAX_RANK: usize = 32;
 pub struct CodecError {
     /// What was being decoded.
     pub what: &'static str,
-    /// Byte offset in it at which decoding failed.
+    /// Byte offset in the input at which decoding failed.
     pub offset: usize,
     /// The rule that was broken.
     pub rule: String,

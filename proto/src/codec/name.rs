@@ -191,7 +191,7 @@ impl SerializeTupleVariant for &mut VariantRecorder {
     type Ok = ();
     type Error = fmt::Error;
 
-    /// The op follows its dtype, so the last field decides.
+    /// In variants with a dtype the op comes after the dtype, so the last field has the name.
     fn serialize_field<T: Serialize + ?Sized>(&mut self, value: &T) -> Done {
         value.serialize(&mut **self)
     }

@@ -31,7 +31,7 @@ impl HoleKind {
 /// How a value's bits are to be interpreted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// An id, as its distance below the id counter.
+    /// An id, given by its distance below the id counter.
     Relative,
     /// An id itself.
     Absolute,

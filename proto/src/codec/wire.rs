@@ -79,7 +79,8 @@ pub(super) fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-/// Writes a number with one more bit below it.
+/// Writes a number and a flag as one integer: the flag is the lowest bit, and the number is
+/// the rest.
 pub(super) fn put_marked(out: &mut Vec<u8>, n: u64, mark: bool) {
     let marked = u128::from(n) << 1 | u128::from(mark);
     if marked < 0x80 {
@@ -154,7 +155,8 @@ impl<'a> Reader<'a> {
         u64::try_from(n).map_err(|_| self.error("a number has more than 64 bits"))
     }
 
-    /// Reads a number and the bit below it.
+    /// Reads a number and a flag that were written as one integer: the flag is the lowest bit,
+    /// and the number is the rest.
     pub(super) fn marked(&mut self) -> Result<(u64, bool), CodecError> {
         let n = self.wide()?;
         match u64::try_from(n >> 1) {

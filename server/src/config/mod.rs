@@ -69,9 +69,9 @@ pub(crate) struct UpConfig {
 pub(crate) struct SchedulerConfig {
     /// The state directory with its keys and tokens.
     pub(crate) state: StatePath,
-    /// The address it listens on.
+    /// The address on which the scheduler listens.
     pub(crate) listen: SocketAddr,
-    /// The host in the URLs it prints; derived from `listen` if `None`.
+    /// The host in the URLs that the scheduler prints; derived from `listen` if `None`.
     pub(crate) advertise: Option<String>,
     /// This host's name, for the printed URLs if no outward address is found.
     pub(crate) host_name: Option<String>,
@@ -104,7 +104,7 @@ pub(crate) struct NodeConfig {
     /// The host under which programs reach it. If `None`, the address of `listen`, or the
     /// one that the scheduler sees if `listen` names none.
     pub(crate) advertise: Option<String>,
-    /// The devices it offers.
+    /// The devices that the worker offers.
     pub(crate) devices: Vec<DeviceSelection>,
     /// The most memory that each device may use, in bytes; all it has if `None`.
     pub(crate) memory_bytes: Option<u64>,
@@ -211,15 +211,15 @@ pub(crate) enum AdminUrl {
 pub(crate) enum TokenAction {
     /// Create a token.
     Create {
-        /// Its name; the scheduler picks a free one if `None`.
+        /// The token's name; the scheduler picks a free name if `None`.
         name: Option<String>,
-        /// The role of its holder.
+        /// The role of the token's holder.
         role: String,
-        /// The tenant it belongs to.
+        /// The tenant to which the token belongs.
         tenant: String,
-        /// How long it is valid; for ever if `None`.
+        /// How long the token is valid; for ever if `None`.
         life: Option<Duration>,
-        /// How many workers may enrol with it; any number if `None`.
+        /// How many workers may enrol with the token; any number if `None`.
         uses: Option<u64>,
     },
     /// List every token.
@@ -256,7 +256,7 @@ pub(crate) struct DevicesConfig {
 pub(crate) struct DemoConfig {
     /// The network to train.
     pub(crate) model: crate::demo::Model,
-    /// The number of devices that train it together.
+    /// The number of devices that train the model together.
     pub(crate) devices: u32,
     /// The kind of device; if `None`, any kind on an existing pool, else CPUs.
     pub(crate) kind: Option<String>,

@@ -14,9 +14,9 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use tensord_client::data;
 
-/// Rows and columns of an image.
+/// Number of rows of an image, and of columns.
 pub(crate) const SIDE: usize = 8;
-/// Pixels of an image.
+/// Number of pixels of an image.
 pub(crate) const PIXELS: usize = SIDE * SIDE;
 /// Number of classes: the digits 0 to 9.
 pub(crate) const CLASSES: usize = 10;

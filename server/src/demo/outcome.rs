@@ -11,7 +11,7 @@ use super::models::Model;
 pub(crate) struct Outcome {
     /// The network that was trained.
     pub(crate) model: Model,
-    /// The number of devices that trained it.
+    /// The number of devices that trained the model.
     pub(crate) devices: usize,
     /// The names of the devices' workers. The caller fills this in, as the training does
     /// not know them.

@@ -35,7 +35,7 @@ pub(crate) struct Enrolment {
 /// A worker that has been admitted.
 #[derive(Clone, Debug)]
 pub(crate) struct Admitted {
-    /// The name of the token that it enrolled with.
+    /// The name of the token with which the worker enrolled.
     pub(super) token: Arc<str>,
     pub(super) certificate: Fingerprint,
     /// Whether this call enrolled the worker or its larger offer.

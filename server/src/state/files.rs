@@ -15,8 +15,8 @@ use tracing::warn;
 
 use super::StateError;
 
-/// The most bytes of a file that are read. A certificate chain has a few kilobytes; the
-/// files with the most workers and the most tokens have about a megabyte each.
+/// Maximum number of bytes read from a file. A certificate chain has a few kilobytes; the
+/// files of workers and of tokens, when they are full, have about a megabyte each.
 const MAX_FILE_BYTES: u64 = 8 << 20;
 
 /// Returns a function that wraps an error with the failed operation and its file.

@@ -73,7 +73,7 @@ pub(crate) enum StateError {
     Exposed {
         /// The directory.
         path: PathBuf,
-        /// Its permission bits.
+        /// The directory's permission bits.
         mode: u32,
     },
     /// The directory belongs to another user, who could replace its files.
@@ -81,7 +81,7 @@ pub(crate) enum StateError {
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// The id of the user that owns it.
+        /// The id of the user that owns the directory.
         owner: u32,
         /// The id of the user that this process runs as.
         user: u32,

@@ -38,7 +38,7 @@ pub enum Next {
     Nothing,
     /// Finish the link: everything was sent, and acknowledged as far as that matters.
     Done,
-    /// Give the peer this time to close the connection: everything was sent.
+    /// Everything was sent: give the peer this time to close the connection.
     Linger(Duration),
     /// End: a later connection has replaced this one.
     Replaced,

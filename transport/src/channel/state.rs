@@ -184,9 +184,9 @@ impl Channel {
     }
 
     /// Returns a ping, which carries the acknowledgement, the credit, and the number of the
-    /// last frame sent. Returns `None` if a later connection has replaced `connection`: what
-    /// a ping carries counts as sent, so a replaced connection must not take one. Unless it
-    /// `must`, also returns `None` if no acknowledgement is pending.
+    /// last frame sent. Returns `None` if no acknowledgement is pending, unless `must` is true.
+    /// Also returns `None` if a later connection has replaced `connection`: the contents of a
+    /// ping count as sent, so a replaced connection must not take one.
     pub fn ping(&mut self, connection: Connection, must: bool) -> Option<FrameParts> {
         let is_due = must || self.duplex.inbox().has_pending_ack();
         (is_due && self.is_latest(connection)).then(|| self.ping_now())

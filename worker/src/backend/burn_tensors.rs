@@ -61,7 +61,8 @@ impl<B: SessionBackend> BurnTensors<B> {
     ///
     /// # Panics
     ///
-    /// If they differ and the dtype cannot be converted. The op then fails with a fault.
+    /// If the shape differs, or the dtype differs and cannot be converted. The panic, which
+    /// names `who`, becomes the fault of the op.
     fn verify_output(&mut self, out: &TensorIr, who: &str) {
         let (shape, dtype) = self.type_of(out);
         let is_as_declared = (&shape, dtype) == (&out.shape, out.dtype);

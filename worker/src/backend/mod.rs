@@ -132,9 +132,9 @@ pub(crate) trait SessionBackend: BackendIr {
     where
         Self: Sized;
 
-    /// The function that returns whether a tensor has a storage of exactly its own size in
-    /// host memory, so that it can be read without waiting. `None` if no tensor of this
-    /// backend has.
+    /// The function that returns whether a tensor can be read without waiting, because its
+    /// storage is in host memory and exactly as large as the tensor. `None` if that is true
+    /// for no tensor of this backend.
     const IS_HOST_READABLE: Option<fn(Self::Handle) -> bool>;
 
     /// Whether an op may make an output of another dtype than declared. Outputs are then

@@ -103,7 +103,7 @@ pub(crate) struct Arrival {
 pub(crate) enum Failure {
     /// Some rank had no value, because of this fault.
     Inherited(Arc<Fault>),
-    /// The call itself failed.
+    /// The call failed for another reason.
     New(FaultKind, String),
 }
 
@@ -147,8 +147,8 @@ impl PeerViolation {
 /// A rank of a group.
 #[derive(Debug, Clone)]
 pub(crate) struct Rank {
-    /// The number of its worker among the workers of the group.
+    /// The number of the rank's worker among the workers of the group.
     pub(crate) worker_index: usize,
-    /// A description of its device and worker, for messages.
+    /// A description of the rank's device and worker, for messages.
     pub(crate) description: String,
 }

@@ -40,7 +40,7 @@ use crate::locks::lock;
 /// Bytes of all-reduces that are started together until the links were measured.
 const INITIAL_BUCKET_BYTES: usize = 1 << 20;
 
-/// Most groups of a cohort; programs have one or a few.
+/// Maximum number of groups of a cohort; programs have one or a few.
 const MAX_GROUPS: usize = 1024;
 
 /// An all-reduce that a session has reached.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::locks::lock;
 
-/// Most bytes of a fault's reason that are sent to other ranks.
+/// Maximum number of bytes of a fault's reason that are sent to other ranks.
 const REASON_BYTES: usize = 4 << 10;
 
 /// A group at this worker.

@@ -35,7 +35,8 @@ use crate::locks::lock;
 /// has to cover the path: 10 Gbit/s for 25 ms.
 const WINDOW_BYTES: u64 = 32 << 20;
 
-/// Most bytes kept for retransmission until the other worker has acknowledged them.
+/// Maximum number of bytes kept for retransmission until the other worker has acknowledged
+/// them.
 const OUTBOX_BYTES: usize = 32 << 20;
 
 /// Number of batches of frames between updates of the in-flight limit.

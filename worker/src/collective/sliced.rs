@@ -48,21 +48,21 @@ use super::{
     reduce::{Element, reduce},
 };
 
-/// Most arrivals in a frame.
+/// Maximum number of arrivals in a frame.
 const ARRIVALS_PER_FRAME: usize = 256;
 
 /// How much longer than the deadline a worker waits if it does not know which worker
 /// is at fault. Workers that do know abort the group in that time.
 const BLAME_GRACE: Duration = Duration::from_secs(1);
 
-/// Most all-reduces by which a rank may be ahead of the slowest.
+/// Maximum number of all-reduces by which a rank may be ahead of the slowest rank.
 const MAX_AHEAD: u64 = 1 << 16;
 
-/// A group at one worker.
+/// One worker's part of a group whose all-reduces are computed in slices, each by one worker.
 #[derive(Debug)]
 pub(crate) struct Sliced {
     ranks: Vec<Rank>,
-    /// By rank: how many all-reduces it has reached.
+    /// For each rank, the number of all-reduces that the rank has reached.
     arrived: Vec<u64>,
     /// This worker's number, and the number of workers.
     me: usize,

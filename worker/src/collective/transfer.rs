@@ -26,7 +26,7 @@ use crate::memory::SessionMemory;
 /// Names a transfer. A session or worker that has the capability may take part.
 pub(crate) type Capability = [u8; 16];
 
-/// Most pending transfers of a cohort at one worker.
+/// Maximum number of pending transfers of a cohort at one worker.
 const MAX_PENDING_TRANSFERS: usize = 1 << 16;
 
 /// A tensor's value.

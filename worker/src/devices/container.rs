@@ -123,8 +123,9 @@ mod tests {
         "31 23 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate";
     const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
 
-    /// Returns the limit for these contents of the process's two files, and these other
-    /// files.
+    /// Returns the memory limit if `/proc/self/cgroup` has the text `groups`,
+    /// `/proc/self/mountinfo` the lines `mounts`, and each other file of `files`, by path,
+    /// its text.
     fn limit_of(groups: &str, mounts: &[&str], files: &[(&str, &str)]) -> Option<u64> {
         let mounts = mounts.join("\n");
         let mut all = vec![

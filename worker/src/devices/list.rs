@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{AUTO, KINDS};
 
-/// Most devices of one worker.
+/// Maximum number of devices of one worker.
 const MAX_DEVICES: usize = 64;
 
 /// A device selected by the user.

@@ -57,7 +57,7 @@ const DEVICE_MEMORY_FRACTION: f64 = 0.95;
 pub struct FoundDevice {
     /// The selection that names this device.
     pub selection: DeviceSelection,
-    /// The name that its manufacturer gives it.
+    /// The name that the manufacturer gives the device.
     pub name: String,
     /// Memory for sessions, in bytes.
     pub memory_bytes: u64,

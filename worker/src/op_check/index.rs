@@ -81,7 +81,7 @@ pub(super) fn check_indexable(of: &[usize], visited: &TensorIr) -> Result<(), Ru
     Ok(())
 }
 
-/// Returns the number of indices in a one-dimensional tensor of them.
+/// Returns the number of indices in a one-dimensional tensor of indices.
 fn index_count(indices: &TensorIr) -> Result<usize, RuleViolation> {
     Kind::Int.of(indices)?;
     Ok(dims_of_rank("the list of indices", indices, 1)?[0])

@@ -17,7 +17,7 @@ const MAX_RANK: usize = 32;
 /// seconds.
 const MAX_EMPTY_VOLUME: usize = 1 << 30;
 
-/// Most dims shown in an error.
+/// Maximum number of dims shown in an error.
 const MAX_SHOWN_DIMS: usize = 8;
 
 /// Returns with an error if the rule does not hold.

@@ -19,14 +19,14 @@ pub(super) fn threads() -> u64 {
     *THREADS.get_or_init(|| available_parallelism().map_or(1, |count| count.get() as u64))
 }
 
-/// Returns the saturating product.
+/// Multiplies `factors`. Returns `u64::MAX` on overflow.
 pub(super) fn saturating_product(factors: &[usize]) -> u64 {
     factors.iter().fold(1u64, |product, &factor| {
         product.saturating_mul(factor as u64)
     })
 }
 
-/// Returns the saturating sum.
+/// Adds up `parts`. Returns `u64::MAX` on overflow.
 pub(super) fn saturating_sum(parts: &[u64]) -> u64 {
     parts
         .iter()

@@ -58,7 +58,7 @@ pub enum StepOutcome {
 pub struct OpReport {
     /// The name of the op.
     pub name: OpName,
-    /// Whether it was executed.
+    /// Whether the op was executed.
     pub outcome: OpOutcome,
     /// How an output differs from what the op declares, or that it is missing. `None` if
     /// all outputs are as declared.

@@ -20,9 +20,9 @@ use super::{
 /// Whether a session needs another turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TimeSliceEnd {
-    /// It has more work.
+    /// The session has more work.
     MoreWork,
-    /// It has none, or must wait. The event that it waits for schedules it again.
+    /// The session has no work, or must wait. The event for which it waits schedules it again.
     Parked,
 }
 

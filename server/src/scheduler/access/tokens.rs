@@ -37,17 +37,17 @@ pub(crate) struct Token {
     pub(crate) role: Role,
     /// The token's tenant.
     pub(crate) tenant: String,
-    /// The time of its creation.
+    /// The time of the token's creation.
     pub(crate) created: UnixMillis,
-    /// The time at which it expires, if it does.
+    /// The time at which the token expires, if it does.
     pub(crate) expires: Option<UnixMillis>,
     /// The number of workers that may enrol with it, if limited.
     pub(crate) uses: Option<u64>,
-    /// The number of workers that have enrolled with it.
+    /// The number of workers that have enrolled with the token.
     pub(crate) used: u64,
     /// The revocation, if the token was revoked.
     pub(crate) revoked: Option<Revoked>,
-    /// The hashes of its secret strings, newest last.
+    /// The hashes of the token's secret strings, newest last.
     secrets: Vec<SecretHash>,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct NewToken {
 pub(crate) enum TokenState {
     /// Valid for everything.
     Valid,
-    /// Opens nothing new; what it has opened goes on.
+    /// The token opens nothing new, but what it has opened goes on.
     Closing(InvalidReason),
     /// Valid for nothing.
     Ended(InvalidReason),
@@ -111,7 +111,7 @@ pub(crate) enum InvalidReason {
 }
 
 impl InvalidReason {
-    /// Returns the word for it in a list of tokens.
+    /// Returns the word for this state in a list of tokens.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Revoked => "revoked",

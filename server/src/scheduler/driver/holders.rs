@@ -25,7 +25,7 @@ pub(super) struct Holders {
 struct Holder {
     credential: CredentialHash,
     auth: AuthContext,
-    /// The time at which its stream ended; `None` while it is attached.
+    /// The time at which the client's stream ended; `None` while the client is attached.
     detached_at: Option<Instant>,
 }
 

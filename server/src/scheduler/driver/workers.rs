@@ -26,7 +26,7 @@ pub(in crate::scheduler) struct JoiningWorker {
     pub(in crate::scheduler) admitted: Admitted,
     pub(in crate::scheduler) registration_report: convert::RegistrationReport,
     pub(in crate::scheduler) leaving: bool,
-    /// The reply to its registration.
+    /// The reply to the worker's registration.
     pub(in crate::scheduler) answer: WorkerCommand,
 }
 
@@ -34,11 +34,11 @@ pub(in crate::scheduler) struct JoiningWorker {
 pub(super) struct JoinedWorker {
     open: OpenStream<WorkerCommand>,
     name: String,
-    /// The name of the token that it enrolled with.
+    /// The name of the token with which the worker enrolled.
     token: Arc<str>,
-    /// The device usage that it last reported, by device index.
+    /// The device usage that the worker last reported, by device index.
     usage: Vec<DeviceUsage>,
-    /// The devices that it last reported as out of service.
+    /// The devices that the worker last reported as out of service.
     out_of_service: Outages,
 }
 

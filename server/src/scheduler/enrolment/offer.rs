@@ -14,7 +14,7 @@ use crate::human;
 const MAX_KINDS: usize = 8;
 const MAX_KIND_BYTES: usize = 32;
 
-/// The most that a worker may offer of each kind of device.
+/// The maximum that a worker may offer of each kind of device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Offer(BTreeMap<String, KindLimit>);

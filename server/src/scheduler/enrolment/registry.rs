@@ -36,13 +36,13 @@ pub(crate) struct WorkerRegistry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Enrolled {
     certificate: Certificate,
-    /// The name of the token that it enrolled with.
+    /// The name of the token with which the worker enrolled.
     pub(crate) token: String,
-    /// The time of its latest enrolment.
+    /// The time of the worker's latest enrolment.
     pub(crate) at: UnixMillis,
     /// The time of its last join, or up to a day before it.
     pub(crate) seen: UnixMillis,
-    /// The most that it may offer.
+    /// The largest offer that the worker may make.
     pub(crate) offer: Offer,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct JoinRequest {
 pub(crate) enum EnrolmentStatus {
     /// It may join. `note` is true if its last-seen time is out of date.
     Enrolled { update_seen: bool },
-    /// It may join once it is enrolled.
+    /// The worker may join once it is enrolled.
     New,
     /// It may join once its larger offer is enrolled. The text names what exceeds the
     /// enrolled one.
@@ -91,7 +91,7 @@ pub(crate) enum EnrolError {
     Renamed {
         /// The name that the worker is enrolled under.
         known: String,
-        /// The name that it registers.
+        /// The name that the worker registers.
         name: String,
     },
     /// The registry is full.
@@ -134,13 +134,15 @@ impl WorkerRegistry {
         })
     }
 
-    /// Enrols `joining`, or updates its offer, with the token of this name. If the registry
-    /// is full, removes the worker that has been unseen for longest, if that is longer than
-    /// [`STALE_AFTER`] and the worker is not `live`.
+    /// Enrols the worker `joining`, or updates its offer if the worker is enrolled already, and
+    /// records that the token named `token` allowed it. If the registry is full, first removes
+    /// the worker that has been unseen for longest among those for which `live` is false,
+    /// provided that it was last seen more than [`STALE_AFTER`] ago.
     ///
     /// # Errors
     ///
-    /// If the worker may not join with any token, or the registry is full.
+    /// If no token could let the worker join, for example because another key has its name,
+    /// or if the registry is full and no worker can be removed.
     pub(crate) fn enrol(
         &mut self,
         joining: JoinRequest,
@@ -218,7 +220,7 @@ impl WorkerRegistry {
 }
 
 impl Enrolled {
-    /// Returns the fingerprint of its certificate.
+    /// Returns the fingerprint of the worker's certificate.
     pub(crate) fn certificate(&self) -> Fingerprint {
         self.certificate.0
     }

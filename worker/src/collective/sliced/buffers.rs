@@ -13,7 +13,7 @@ use crate::locks::lock;
 /// Smaller buffers are not kept, as allocators reuse their memory by themselves.
 const MIN_POOLED_BYTES: usize = 1 << 20;
 
-/// Most bytes that a group keeps at a worker.
+/// Maximum number of bytes of unused buffers that a group keeps.
 const MAX_POOLED_BYTES: usize = 256 << 20;
 
 /// The unused buffers of a group. They are freed with the group.

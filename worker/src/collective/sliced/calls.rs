@@ -53,7 +53,7 @@ pub(super) struct Running {
 /// How slices travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
-    /// They do not: there is only one worker.
+    /// The slices stay here, as all ranks are on this worker.
     Local,
     Direct,
     Ring,

@@ -29,9 +29,9 @@ pub(super) struct Direct {
 /// Another worker of the group; this worker's own entry is not used.
 #[derive(Debug, Default)]
 struct ReceiveState {
-    /// Its parts of the slices that this worker reduces.
+    /// The peer's parts of the slices that this worker reduces.
     parts: ByteQueue,
-    /// The slices that it has reduced.
+    /// The slices that the peer has reduced.
     sums: ByteQueue,
     /// The first call whose slice from that worker is incomplete, and how many bytes of
     /// the slice have been received.

@@ -28,9 +28,9 @@ pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
 /// All-reduces that are decoded and whose turn has not come.
 #[derive(Default)]
 pub(super) struct AllReduceOrder {
-    /// Those that have not begun, in order, by group.
+    /// All-reduces that have not begun, in order, by group.
     decoded: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
-    /// Those that have begun, by output.
+    /// All-reduces that have begun, by output.
     early: HashMap<TensorId, EarlyAllReduce>,
 }
 

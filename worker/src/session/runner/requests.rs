@@ -17,7 +17,7 @@ pub(crate) enum Request {
     Call(AllReduceCall),
     Offer(Capability, Offer),
     Take(Capability, Take),
-    /// One of the others, once the device has read its value.
+    /// A request of another variant, once the device has read its value.
     InFlight(DynFut<Request>),
 }
 

@@ -366,7 +366,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Refusal {
     }
 }
 
-/// Adds the memory that it holds to a value.
+/// Returns `data` with the memory `held`, which is freed with the data.
 fn charged(data: TensorData, held: Option<ReplyMemory>) -> TensorData {
     let Some(held) = held else {
         return data;
