@@ -18,6 +18,14 @@
 //! - `session`: an op stream to one leased device, over connections that may break.
 //! - `bridge`: makes Burn `Device`s out of leased devices.
 //!
+//! # Settings of the process
+//!
+//! Burn has one configuration for a process. The first lease raises the number of ops that
+//! Burn's remote client sends at a time (`remote.flush_threshold`) from 4 to 64, unless the
+//! program, its `burn.toml` or Burn's environment variables have set it, or Burn has read its
+//! configuration before. Nothing else outside this crate changes: it installs no logger, no
+//! panic hook and no signal handler.
+//!
 //! The crate depends on no code of the scheduler or the worker, only on the
 //! messages of `tensord-proto`.
 

@@ -4,6 +4,8 @@
 //! Run it with `TENSORD_URL=<URL of your pool> cargo run --release --example ddp -- 4`, where 4 is
 //! the number of devices.
 
+mod progress;
+
 use std::io::Read;
 
 use burn::data::{
@@ -21,7 +23,7 @@ use burn::{prelude::*, tensor::activation::relu};
 use tensord_client::{LeaseRequest, LockstepBatcher, Pool, data};
 
 /// 1,797 hand-written digits, gzipped: lines of 64 pixels, 0 to 16, and a label.
-static DIGITS: &[u8] = include_bytes!("../data/digits.csv.gz");
+static DIGITS: &[u8] = include_bytes!("../../data/digits.csv.gz");
 /// Digits in a step. The devices share them equally, so a step is the same for any number of
 /// devices.
 const BATCH: usize = 64;
@@ -106,6 +108,7 @@ fn main() -> anyhow::Result<()> {
         .metrics((LossMetric::new(),))
         .with_metric_logger(InMemoryMetricLogger::new()) // No files in the directory.
         .with_application_logger(None)
+        .renderer(Box::new(progress::Progress::new())) // A line for each epoch.
         .with_training_strategy(strategy.into());
     let trained = training.launch(Learner::new(model, AdamConfig::new().init(), 1e-2));
 
