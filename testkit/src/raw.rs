@@ -30,6 +30,7 @@
 //! - The lease ends when its [`ClientStream`] is dropped, after the scheduler's lease expiry.
 
 mod calls;
+mod error;
 mod pool;
 mod scheduler;
 mod session;
@@ -45,9 +46,10 @@ use tokio::runtime::Runtime;
 
 pub use self::{
     calls::open_call,
+    error::SessionError,
     pool::{RAW_WORKER, RawPool, ServedTrack},
     scheduler::{ClientStream, Target, authorised, channel, hello},
-    session::{RawSession, SessionError, carriers, type_of},
+    session::{RawSession, carriers, type_of},
     worker::{RawWorker, WorkerStream, join_over},
 };
 

@@ -9,6 +9,7 @@ mod credentials;
 mod enrolment;
 mod grants;
 mod leases;
+mod peers;
 mod refusals;
 mod restart;
 mod tokens;
@@ -37,6 +38,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming, transport::Channel};
 
+use self::peers::{TestClient, TestWorker};
 use super::*;
 use crate::{grpc_status, state::StateDir};
 
@@ -329,183 +331,6 @@ fn register(id: u64, devices: usize) -> Register {
         ended: Vec::new(),
         leaving: false,
         out_of_service: Vec::new(),
-    }
-}
-
-/// A client's stream.
-#[derive(Debug)]
-struct TestClient {
-    outbound: mpsc::Sender<ClientMessage>,
-    inbound: Streaming<PoolMessage>,
-    hello: PoolHello,
-}
-
-impl TestClient {
-    async fn send(&self, body: client_message::Body) {
-        self.outbound
-            .send(ClientMessage { body: Some(body) })
-            .await
-            .unwrap();
-    }
-
-    async fn request(&self, request_id: u64, devices: u32) {
-        let request = LeaseRequest {
-            request_id,
-            devices,
-            ..LeaseRequest::default()
-        };
-        self.send(client_message::Body::Request(request)).await;
-    }
-
-    async fn release(&self, lease: &Granted) {
-        let lease_id = lease.lease_id;
-        self.send(client_message::Body::Release(ReleaseLease { lease_id }))
-            .await;
-    }
-
-    /// Ends the outgoing stream and waits for the other end, so that earlier messages are
-    /// handled.
-    async fn close(mut self) {
-        drop(self.outbound);
-        while let Ok(Some(_)) = with_timeout("end", self.inbound.message()).await {}
-    }
-
-    /// Returns the next message that is neither a beat nor a renewed token.
-    async fn recv(&mut self) -> Result<pool_message::Body, Status> {
-        with_timeout("message but beats", async {
-            loop {
-                match self.recv_any().await? {
-                    Some(pool_message::Body::Beat(_) | pool_message::Body::Renewed(_)) => {}
-                    Some(body) => return Ok(body),
-                    None => panic!("the stream ended"),
-                }
-            }
-        })
-        .await
-    }
-
-    /// Returns the next message, or `None` at the end of the stream.
-    async fn recv_any(&mut self) -> Result<Option<pool_message::Body>, Status> {
-        let message = with_timeout("message", self.inbound.message()).await?;
-        Ok(message.map(|message| message.body.expect("no message is empty")))
-    }
-
-    async fn granted(&mut self) -> Granted {
-        match self.recv().await.unwrap() {
-            pool_message::Body::Granted(granted) => granted,
-            other => panic!("{other:?} is no grant"),
-        }
-    }
-
-    /// Returns the next renewed token of a lease.
-    async fn renewed(&mut self, lease: u64) -> bytes::Bytes {
-        loop {
-            match self.recv_any().await.unwrap() {
-                Some(pool_message::Body::Beat(_)) => {}
-                Some(pool_message::Body::Renewed(renewed)) if renewed.lease_id == lease => {
-                    return renewed.token;
-                }
-                other => panic!("{other:?} is no token of lease {lease}"),
-            }
-        }
-    }
-
-    /// Returns the queue position from the next message, which must be about this request.
-    async fn queued(&mut self, request: u64) -> u32 {
-        match self.recv().await.unwrap() {
-            pool_message::Body::Queued(queued) if queued.request_id == request => queued.position,
-            other => panic!("{other:?} is no position of request {request}"),
-        }
-    }
-
-    /// Returns the error from the next message, which must refuse this request.
-    async fn refused(&mut self, request: u64) -> Error {
-        match self.recv().await.unwrap() {
-            pool_message::Body::Refused(refused) if refused.request_id == request => {
-                refused.error.unwrap()
-            }
-            other => panic!("{other:?} is no refusal of request {request}"),
-        }
-    }
-
-    /// Returns the error from the next message, which must end this lease.
-    async fn ended(&mut self, lease: u64) -> Error {
-        match self.recv().await.unwrap() {
-            pool_message::Body::Ended(ended) if ended.lease_id == lease => ended.error.unwrap(),
-            other => panic!("{other:?} is no end of lease {lease}"),
-        }
-    }
-
-    /// Returns the error with which the scheduler ends the stream.
-    async fn recv_stream_error(&mut self) -> Error {
-        let status = self.recv().await.unwrap_err();
-        grpc_status::error(&status).unwrap_or_else(|| panic!("{status:?} carries no error of ours"))
-    }
-}
-
-/// A worker's stream.
-#[derive(Debug)]
-struct TestWorker {
-    outbound: mpsc::Sender<WorkerMessage>,
-    inbound: Streaming<WorkerCommand>,
-    registered: Registered,
-}
-
-impl TestWorker {
-    async fn send(&self, body: worker_message::Body) {
-        self.outbound
-            .send(WorkerMessage { body: Some(body) })
-            .await
-            .unwrap();
-    }
-
-    /// Returns the next command that is neither the time nor a grant.
-    async fn recv(&mut self) -> Result<worker_command::Body, Status> {
-        loop {
-            match self.recv_any().await? {
-                worker_command::Body::Time(_) | worker_command::Body::Granted(_) => {}
-                body => return Ok(body),
-            }
-        }
-    }
-
-    async fn recv_any(&mut self) -> Result<worker_command::Body, Status> {
-        let command = with_timeout("command", self.inbound.message()).await?;
-        Ok(command
-            .and_then(|command| command.body)
-            .expect("no end, and no empty command"))
-    }
-
-    /// Ends the outgoing stream and waits for the other end, so that earlier messages are
-    /// handled.
-    async fn close(mut self) {
-        drop(self.outbound);
-        while let Ok(Some(_)) = with_timeout("end", self.inbound.message()).await {}
-    }
-
-    /// Waits for the command to end a lease, reports the lease as released, and returns its
-    /// id.
-    async fn end_lease(&mut self) -> u64 {
-        let lease_id = self.recv_end_lease().await;
-        self.released(lease_id, &[]).await;
-        lease_id
-    }
-
-    /// Waits for the command to end a lease and returns the lease's id.
-    async fn recv_end_lease(&mut self) -> u64 {
-        match self.recv().await.unwrap() {
-            worker_command::Body::EndLease(end) => end.lease_id,
-            other => panic!("{other:?} ends no lease"),
-        }
-    }
-
-    /// Reports that a lease has left all devices but the busy ones.
-    async fn released(&self, lease_id: u64, busy: &[u32]) {
-        let released = Released {
-            lease_id,
-            busy_devices: busy.to_vec(),
-        };
-        self.send(worker_message::Body::Released(released)).await;
     }
 }
 

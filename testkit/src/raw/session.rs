@@ -17,7 +17,7 @@ use tensord_transport::{
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{ANSWER_DEADLINE, Target};
+use super::{ANSWER_DEADLINE, SessionError, Target};
 
 /// How often a waiting session acknowledges to the worker. Half of the longest time that an
 /// honest client may leave between two beats.
@@ -26,33 +26,6 @@ const BEAT: Duration = Duration::from_millis(500);
 /// Receive window in bytes, the same that an honest client grants: data that the worker may
 /// send before the session consumes it.
 const WINDOW_BYTES: u64 = 32 << 20;
-
-/// Why a session is over.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SessionError {
-    /// The worker rejected the opening.
-    #[error("rejected: {0}")]
-    Rejected(v1::Error),
-    /// The worker ended the session.
-    #[error("closed: {0}")]
-    Closed(v1::Error),
-    /// The connection ended without an error from the worker.
-    #[error("lost: {0}")]
-    Lost(String),
-    /// The worker broke a rule.
-    #[error("the worker broke the protocol: {0}")]
-    Protocol(String),
-}
-
-impl SessionError {
-    /// Returns the worker's error, if it sent one.
-    pub fn error(&self) -> Option<&v1::Error> {
-        match self {
-            Self::Rejected(error) | Self::Closed(error) => Some(error),
-            Self::Lost(_) | Self::Protocol(_) => None,
-        }
-    }
-}
 
 /// Returns every carrier, for tests of rules that hold on all carriers.
 pub fn carriers() -> [TransportChoice; 3] {
