@@ -6,7 +6,7 @@ use std::{io, process::ExitCode};
 use tensord_proto::text::{MESSAGE_CHARS, sanitize};
 
 use crate::{
-    commands::{AdminError, GatewayError},
+    commands::{admin::error::AdminError, gateway::error::GatewayError},
     config::ConfigError,
     scheduler,
     state::StateError,
@@ -47,7 +47,7 @@ pub(crate) enum Failure {
     /// The demo failed.
     #[cfg(feature = "demo")]
     #[error(transparent)]
-    Demo(#[from] crate::commands::DemoError),
+    Demo(#[from] crate::commands::demo::error::DemoError),
     /// The pool's status could not be fetched.
     #[error(transparent)]
     Status(#[from] StatusError),

@@ -21,8 +21,8 @@ use tokio::{
 use tonic::transport::server::Connected;
 
 use crate::{
-    admission::AdmissionLimitError, allowance::Allowance, gate::GateEntry, link::IDLE_TIMEOUT,
-    tls::Fingerprint,
+    admission::AdmissionLimitError, allowance::Allowance, carriers::IDLE_TIMEOUT,
+    fingerprint::Fingerprint, gate::GateEntry,
 };
 
 /// Maximum number of bytes in one read from a peer that is not admitted.

@@ -32,16 +32,17 @@ use tonic::{
 };
 use tracing::debug;
 
+pub(crate) use self::accept::{FrameConnection, FrameHandler, frame_handler};
 use self::accept::{Handoff, accept};
 use crate::{
     admission::AdmissionLimitError,
+    carriers::{IDLE_TIMEOUT, KEEP_ALIVE},
     connection::{Connection, PeerHandle, PeerInfo},
-    dial::DialError,
+    dial::error::DialError,
     gate::Gate,
     handshakes::Handshakes,
     identity::Identity,
-    link::{IDLE_TIMEOUT, KEEP_ALIVE, Link},
-    listen::BindError,
+    listen::error::BindError,
     tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, TlsOptions, Trust},
 };
 
@@ -90,7 +91,7 @@ const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
 /// Distinguishes an unreachable server, an unexpected certificate and unusable trust
 /// settings. There is no deadline: the caller must set one.
 pub async fn connect(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
-    let at = crate::dial::authority(host, port);
+    let at = authority(host, port);
     connect_to(&at, host, &TlsOptions::anonymous(trust)).await
 }
 
@@ -106,12 +107,21 @@ pub async fn connect_as(
     port: u16,
     trust: &Trust,
 ) -> Result<Channel, DialError> {
-    let at = crate::dial::authority(host, port);
+    let at = authority(host, port);
     let tls_options = TlsOptions {
         trust: trust.clone(),
         identity: Some(identity),
     };
     connect_to(&at, host, &tls_options).await
+}
+
+/// Returns `host:port`, with brackets if the host is an IPv6 address.
+fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 /// Connects to `at`, an address of `host`, by up to [`MAX_DIALS`] parallel attempts. The
@@ -152,7 +162,7 @@ async fn connect_to(at: &str, host: &str, tls_options: &TlsOptions) -> Result<Ch
 ///
 /// As [`connect`].
 pub async fn connect_once(host: &str, port: u16, trust: &Trust) -> Result<Channel, DialError> {
-    let at = crate::dial::authority(host, port);
+    let at = authority(host, port);
     let (channel, _) = connect_closable(&at, host, &TlsOptions::anonymous(trust)).await?;
     Ok(channel)
 }
@@ -230,8 +240,8 @@ pub struct Server {
     tcp: TcpListener,
     acceptor: TlsAcceptor,
     call_limits: CallLimits,
-    /// Queue for the links of connections that negotiated frames instead of gRPC.
-    links: Option<mpsc::Sender<Link>>,
+    /// Runs connections that negotiated frames instead of gRPC.
+    frames: Option<FrameHandler>,
     gate: Arc<Gate>,
     handshakes: Handshakes,
 }
@@ -262,11 +272,11 @@ pub fn server(tcp: TcpListener, identity: &Identity) -> Result<Server, BindError
 }
 
 /// Prepares a server of links. A gRPC link is one call, the only one on its connection. A
-/// connection that negotiated frames is a link as well, and goes to `links`.
+/// connection that negotiated frames is a link as well, and goes to `frames`.
 pub(crate) fn link_server(
     tcp: TcpListener,
     identity: &Identity,
-    links: mpsc::Sender<Link>,
+    frames: FrameHandler,
     gate: Arc<Gate>,
 ) -> Result<Server, BindError> {
     let call_limits = CallLimits {
@@ -276,7 +286,7 @@ pub(crate) fn link_server(
         deadline: None,
     };
     let alpn = [ALPN_GRPC, ALPN_FRAMES];
-    new_server(tcp, identity, &alpn, call_limits, Some(links), gate)
+    new_server(tcp, identity, &alpn, call_limits, Some(frames), gate)
 }
 
 fn new_server(
@@ -284,7 +294,7 @@ fn new_server(
     identity: &Identity,
     alpn: &[&[u8]],
     call_limits: CallLimits,
-    links: Option<mpsc::Sender<Link>>,
+    frames: Option<FrameHandler>,
     gate: Arc<Gate>,
 ) -> Result<Server, BindError> {
     let config = tls::server_config(identity, alpn).map_err(BindError::identity)?;
@@ -292,7 +302,7 @@ fn new_server(
         tcp,
         acceptor: TlsAcceptor::from(Arc::new(config)),
         call_limits,
-        links,
+        frames,
         gate,
         handshakes: Handshakes::start()
             .map_err(|e| BindError::new("start the thread for TLS handshakes", e))?,
@@ -316,7 +326,7 @@ impl Server {
             acceptor: self.acceptor,
             handshakes: self.handshakes.handle(),
             grpc,
-            links: self.links,
+            frames: self.frames,
         };
         let accepting = async {
             tokio::select! {

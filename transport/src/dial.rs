@@ -1,5 +1,7 @@
 //! The dialling end of a link.
 
+pub(crate) mod error;
+
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
@@ -15,11 +17,14 @@ use tokio::{
 };
 use tracing::warn;
 
+pub use self::error::DialError;
 use crate::{
-    Carrier, Identity, Link, TransportChoice,
+    carriers::{Carrier, grpc, quic, tcp},
     faults::FaultSwitch,
-    grpc, quic, tcp,
-    tls::{TlsOptions, Trust, TrustError},
+    identity::Identity,
+    link::Link,
+    tls::{TlsOptions, Trust},
+    url::TransportChoice,
 };
 
 /// Carriers in the order in which `auto` tries them. A frame over TCP costs both ends the
@@ -36,90 +41,6 @@ const ADDRESS_ATTEMPT_DELAY: Duration = Duration::from_millis(600);
 
 /// How long a fallback carrier is tried before TCP.
 const FALLBACK_TTL: Duration = Duration::from_secs(300);
-
-/// Why a process could not be reached.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DialError {
-    /// Nothing answers at the address.
-    #[error(
-        "nothing answers at {address} ({reason}); check the address and that tensord runs there"
-    )]
-    Unreachable {
-        /// The address.
-        address: String,
-        /// The underlying error.
-        reason: String,
-    },
-    /// The process at the address shows an unexpected certificate.
-    #[error(
-        "{address} presented a certificate that does not match {expected}; copy a new URL from the host, or check whether another host intercepts the connection"
-    )]
-    Certificate {
-        /// The address.
-        address: String,
-        /// The certificate that was expected.
-        expected: String,
-    },
-    /// The trust settings of this side are unusable.
-    #[error(transparent)]
-    Trust(#[from] TrustError),
-    /// No answer within the deadline.
-    #[error(
-        "{address} did not answer within {deadline:?}; check the address, and firewalls on the way"
-    )]
-    Deadline {
-        /// The address.
-        address: String,
-        /// The deadline.
-        deadline: Duration,
-    },
-}
-
-impl DialError {
-    /// Returns whether another attempt with the same settings would end the same way.
-    pub(crate) fn is_final(&self) -> bool {
-        matches!(self, Self::Certificate { .. } | Self::Trust(_))
-    }
-
-    pub(crate) fn unreachable(address: impl fmt::Display, reason: &dyn std::error::Error) -> Self {
-        let mut text = reason.to_string();
-        let mut cause = reason.source();
-        while let Some(error) = cause {
-            // tonic and hyper repeat the text of the inner error in the outer one.
-            let inner = error.to_string();
-            if !text.contains(&inner) {
-                text = format!("{text}: {inner}");
-            }
-            cause = error.source();
-        }
-        Self::Unreachable {
-            address: address.to_string(),
-            reason: text,
-        }
-    }
-
-    pub(crate) fn certificate(address: impl fmt::Display, trust: &Trust) -> Self {
-        let expected = match trust {
-            Trust::Pin(pin) => format!("ca={pin}"),
-            Trust::CaFile(path) => format!("ca-file={}", path.display()),
-            Trust::System => "the authorities this system trusts".into(),
-        };
-        Self::Certificate {
-            address: address.to_string(),
-            expected,
-        }
-    }
-}
-
-/// Returns `host:port`, with brackets if the host is an IPv6 address.
-pub(crate) fn authority(host: &str, port: u16) -> String {
-    if host.contains(':') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
-    }
-}
 
 /// Dials links. Cheap to clone; clones share what they learnt about the network.
 #[derive(Debug, Clone, Default)]
@@ -179,7 +100,7 @@ impl Dialer {
             })
         })?;
         Ok(match &self.faults {
-            Some(faults) => faults.wrap(link),
+            Some(faults) => link.with_faults(faults),
             None => link,
         })
     }
@@ -358,9 +279,9 @@ async fn dial_over(
     host: &str,
     tls_options: &TlsOptions,
 ) -> Result<Link, DialError> {
-    match carrier {
-        Carrier::Quic => quic::dial(at, host, tls_options).await,
-        Carrier::Grpc => grpc::dial(at, host, tls_options).await,
-        Carrier::Tcp => tcp::dial(at, host, tls_options).await,
-    }
+    Ok(match carrier {
+        Carrier::Quic => quic::dial(at, host, tls_options).await?.into(),
+        Carrier::Grpc => grpc::dial(at, host, tls_options).await?.into(),
+        Carrier::Tcp => tcp::dial(at, host, tls_options).await?.into(),
+    })
 }

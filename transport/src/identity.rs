@@ -6,7 +6,10 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tensord_proto::ids::WorkerId;
 
-use crate::tls::{Fingerprint, POOL_NAME};
+use crate::fingerprint::Fingerprint;
+
+/// The name in the certificates of a pool's own authority.
+pub const POOL_NAME: &str = "tensord";
 
 /// Hashed with the rest, so that a hash made for another purpose is not a worker's id.
 const WORKER_CONTEXT: &[u8] = b"tensord worker v1\0";

@@ -14,20 +14,18 @@
 
 mod admission;
 mod allowance;
+mod carriers;
 pub mod channel;
 mod connection;
 pub mod control;
 pub mod dial;
 pub mod faults;
-mod framing;
+mod fingerprint;
 mod gate;
-mod grpc;
 mod handshakes;
 pub mod identity;
 pub mod link;
 pub mod listen;
-mod quic;
-mod tcp;
 pub mod tls;
 pub mod token;
 pub mod url;

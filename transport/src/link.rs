@@ -18,69 +18,16 @@
 //!    side. Dropping a receiver leaves the sender working; the peer should then stop
 //!    sending, as its `send` may fail or wait.
 
-use std::{
-    fmt,
-    net::SocketAddr,
-    pin::pin,
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::net::SocketAddr;
 
 use bytes::Bytes;
-use tensord_proto::MAX_FRAME_BYTES;
 
-use crate::{faults, grpc, quic, tcp, tls::Fingerprint};
-
-/// How long a silent connection is kept before it counts as lost.
-pub const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Largest frame that the dialled side accepts before [`LinkReceiver::admit`]. The frame
-/// that opens a session has its lease's token, of about 100 bytes per device.
-pub const FIRST_FRAME_BYTES: usize = 64 << 10;
-
-/// Interval at which a carrier probes a silent connection.
-pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(1);
-
-/// The protocol that carries a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Carrier {
-    /// A QUIC stream.
-    Quic,
-    /// A gRPC stream.
-    Grpc,
-    /// A TLS stream over TCP.
-    Tcp,
-}
-
-impl fmt::Display for Carrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Quic => "QUIC",
-            Self::Grpc => "gRPC",
-            Self::Tcp => "TCP",
-        })
-    }
-}
-
-/// Why a link ended.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LinkError {
-    /// The connection broke or fell silent.
-    #[error("the connection was lost: {0}")]
-    Lost(String),
-    /// A frame is over the limit.
-    #[error("a frame of {0} bytes exceeds the limit of {MAX_FRAME_BYTES}")]
-    TooLarge(usize),
-    /// A frame is over the limit for a peer that was not admitted yet.
-    #[error("a first frame of {0} bytes exceeds the limit of {FIRST_FRAME_BYTES}")]
-    FirstTooLarge(usize),
-}
-
-impl LinkError {
-    pub(crate) fn lost(reason: impl fmt::Display) -> Self {
-        Self::Lost(reason.to_string())
-    }
-}
+pub use crate::carriers::{Carrier, FIRST_FRAME_BYTES, IDLE_TIMEOUT, LinkError};
+use crate::{
+    carriers::{Halves, check_sizes, faulty, grpc, poll_once, quic, tcp},
+    faults::FaultSwitch,
+    fingerprint::Fingerprint,
+};
 
 /// A link between two processes. Its two halves work independently.
 #[derive(Debug)]
@@ -98,17 +45,65 @@ pub struct Link {
     pub certificate: Option<Fingerprint>,
 }
 
+impl Link {
+    /// Puts the link under the control of `faults`. For tests.
+    pub fn with_faults(self, faults: &FaultSwitch) -> Self {
+        let (sender, receiver) = faulty::wrap(self.sender, self.receiver, faults);
+        Self {
+            sender: LinkSender(SenderKind::Faulty(sender)),
+            receiver: LinkReceiver(ReceiverKind::Faulty(receiver)),
+            ..self
+        }
+    }
+}
+
+impl From<Halves<quic::Sender, quic::Receiver>> for Link {
+    fn from(halves: Halves<quic::Sender, quic::Receiver>) -> Self {
+        Self {
+            sender: LinkSender(SenderKind::Quic(halves.sender)),
+            receiver: LinkReceiver(ReceiverKind::Quic(halves.receiver)),
+            carrier: Carrier::Quic,
+            peer: halves.peer,
+            certificate: halves.certificate,
+        }
+    }
+}
+
+impl From<Halves<grpc::Sender, grpc::Receiver>> for Link {
+    fn from(halves: Halves<grpc::Sender, grpc::Receiver>) -> Self {
+        Self {
+            sender: LinkSender(SenderKind::Grpc(halves.sender)),
+            receiver: LinkReceiver(ReceiverKind::Grpc(halves.receiver)),
+            carrier: Carrier::Grpc,
+            peer: halves.peer,
+            certificate: halves.certificate,
+        }
+    }
+}
+
+impl From<Halves<tcp::Sender, tcp::Receiver>> for Link {
+    fn from(halves: Halves<tcp::Sender, tcp::Receiver>) -> Self {
+        Self {
+            sender: LinkSender(SenderKind::Tcp(halves.sender)),
+            receiver: LinkReceiver(ReceiverKind::Tcp(halves.receiver)),
+            carrier: Carrier::Tcp,
+            peer: halves.peer,
+            certificate: halves.certificate,
+        }
+    }
+}
+
 /// The sending half. Dropping it before [`finish`](Self::finish) ends the link
 /// and may lose frames not yet delivered.
 #[derive(Debug)]
-pub struct LinkSender(pub(crate) SenderKind);
+pub struct LinkSender(SenderKind);
 
 #[derive(Debug)]
-pub(crate) enum SenderKind {
+enum SenderKind {
     Quic(quic::Sender),
     Grpc(grpc::Sender),
     Tcp(tcp::Sender),
-    Faulty(faults::Sender),
+    Faulty(faulty::Sender),
 }
 
 impl LinkSender {
@@ -211,41 +206,16 @@ impl LinkSender {
     }
 }
 
-/// Polls `future` once and returns its output if it is ready.
-pub(crate) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(done) => Some(done),
-        // The next caller polls the source again, with a real waker.
-        Poll::Pending => None,
-    }
-}
-
-fn check_sizes<'a>(mut frames: impl Iterator<Item = &'a [Bytes]>) -> Result<(), LinkError> {
-    let size = |parts: &[Bytes]| parts.iter().map(Bytes::len).sum::<usize>();
-    let over = frames.find_map(|parts| Some(size(parts)).filter(|&size| size > MAX_FRAME_BYTES));
-    over.map_or(Ok(()), |size| Err(LinkError::TooLarge(size)))
-}
-
-/// Checks the size of a received frame against `limit`, which is either
-/// [`FIRST_FRAME_BYTES`] or [`MAX_FRAME_BYTES`].
-pub(crate) fn check_received(size: usize, limit: usize) -> Result<(), LinkError> {
-    match size {
-        size if size <= limit => Ok(()),
-        size if limit < MAX_FRAME_BYTES => Err(LinkError::FirstTooLarge(size)),
-        size => Err(LinkError::TooLarge(size)),
-    }
-}
-
 /// The receiving half.
 #[derive(Debug)]
-pub struct LinkReceiver(pub(crate) ReceiverKind);
+pub struct LinkReceiver(ReceiverKind);
 
 #[derive(Debug)]
-pub(crate) enum ReceiverKind {
+enum ReceiverKind {
     Quic(quic::Receiver),
     Grpc(grpc::Receiver),
     Tcp(tcp::Receiver),
-    Faulty(faults::Receiver),
+    Faulty(faulty::Receiver<LinkReceiver>),
 }
 
 impl LinkReceiver {
@@ -284,5 +254,29 @@ impl LinkReceiver {
     /// Returns what [`recv`](Self::recv) would return without waiting, if anything.
     pub fn try_recv(&mut self) -> Option<Result<Option<Bytes>, LinkError>> {
         poll_once(self.recv())
+    }
+}
+
+impl faulty::InnerSender for LinkSender {
+    fn can_send_now(&self) -> bool {
+        self.can_send_now()
+    }
+
+    fn send<'a>(&'a mut self, parts: &'a [Bytes]) -> faulty::BoxFuture<'a, Result<(), LinkError>> {
+        Box::pin(self.send(parts))
+    }
+
+    fn finish(self) -> faulty::BoxFuture<'static, ()> {
+        Box::pin(self.finish())
+    }
+}
+
+impl faulty::InnerReceiver for LinkReceiver {
+    fn recv(&mut self) -> faulty::BoxFuture<'_, Result<Option<Bytes>, LinkError>> {
+        Box::pin(self.recv())
+    }
+
+    fn admit(&mut self) -> Result<(), LinkError> {
+        self.admit()
     }
 }

@@ -1,23 +1,23 @@
 //! The accepting end: one port, TCP for frames and gRPC, and UDP for QUIC.
 
+pub(crate) mod error;
+
 use std::{
-    fmt,
     net::{SocketAddr, UdpSocket},
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tracing::{debug, warn};
 
+pub use self::error::BindError;
 use crate::{
-    Identity, Link,
+    carriers::{SETUP_DEADLINE, grpc, quic, tcp},
+    control,
     gate::{Gate, GateEntry},
-    grpc, quic,
+    identity::Identity,
+    link::Link,
 };
-
-/// Time limit from a peer's connection to its first frame.
-pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(4);
 
 /// Queue length for links that [`Listener::accept`] has not taken yet.
 const ACCEPT_QUEUE: usize = 16;
@@ -25,36 +25,6 @@ const ACCEPT_QUEUE: usize = 16;
 /// Number of attempts to find a port that is free for UDP and TCP, when the port given is
 /// 0.
 const PORT_TRIES: usize = 16;
-
-/// Why a listener could not start.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {action}: {reason}")]
-pub struct BindError {
-    action: String,
-    reason: String,
-}
-
-impl BindError {
-    fn listen(protocol: &str, address: SocketAddr, reason: impl fmt::Display) -> Self {
-        Self {
-            action: format!("listen on {address} ({protocol})"),
-            reason: format!(
-                "{reason}; choose another address, or find the process that uses this one"
-            ),
-        }
-    }
-
-    pub(crate) fn new(action: impl fmt::Display, reason: impl fmt::Display) -> Self {
-        Self {
-            action: action.to_string(),
-            reason: reason.to_string(),
-        }
-    }
-
-    pub(crate) fn identity(reason: impl fmt::Display) -> Self {
-        Self::new("use this certificate and key for TLS", reason)
-    }
-}
 
 /// Accepts links. Dropping the listener closes the port and the links not yet accepted;
 /// accepted links go on.
@@ -101,7 +71,11 @@ impl Listener {
         if let Some(endpoint) = quic.clone() {
             tasks.spawn(accept_quic(endpoint, gate.clone(), accepted.clone()));
         }
-        tasks.spawn(grpc::serve_links(tcp, identity, accepted, gate)?);
+        let frame_links = accepted.clone();
+        let frames =
+            control::frame_handler(move |connection| tcp::accept(connection, frame_links.clone()));
+        let server = control::link_server(tcp, identity, frames, gate)?;
+        tasks.spawn(grpc::serve_links(server, accepted));
         Ok(Self {
             address,
             links,
@@ -211,9 +185,9 @@ async fn set_up_quic(
     };
     match setup {
         Ok(Ok((connection, send, recv))) => {
-            let (link, expel) = quic::accepted(connection, send, recv, gate_entry);
+            let (halves, expel) = quic::accepted(connection, send, recv, gate_entry);
             // An error means that the listener was dropped, and the link with it.
-            let _ = accepted.send(link).await;
+            let _ = accepted.send(halves.into()).await;
             drop(accepted);
             if watch.wait_until_expelled().await {
                 expel.close();

@@ -11,7 +11,6 @@
 //! fingerprint with those that they know.
 
 mod client_certificate;
-mod fingerprint;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -28,13 +27,9 @@ use rustls::{
 };
 
 use self::client_certificate::AnyCertificate;
+pub(crate) use self::client_certificate::peer_fingerprint;
 use crate::identity::Identity;
-
-pub(crate) use client_certificate::peer_fingerprint;
-pub use fingerprint::Fingerprint;
-
-/// The name in the certificates of a pool's own authority.
-pub const POOL_NAME: &str = "tensord";
+pub use crate::{fingerprint::Fingerprint, identity::POOL_NAME};
 
 /// ALPN protocol of the gRPC carrier.
 pub(crate) const ALPN_GRPC: &[u8] = b"h2";

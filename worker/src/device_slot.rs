@@ -28,7 +28,7 @@ use crate::{
 /// A device with its executor.
 pub(crate) struct DeviceSlot {
     index: u32,
-    executor: Executor,
+    executor: Executor<Session>,
     pub(crate) device_context: DeviceContext,
     pub(crate) profile: DeviceProfile,
     reserved: Arc<ReservedMemory>,
@@ -61,7 +61,11 @@ impl ReservedMemory {
 }
 
 impl DeviceSlot {
-    pub(crate) fn new(index: u32, executor: Executor, device_context: DeviceContext) -> Self {
+    pub(crate) fn new(
+        index: u32,
+        executor: Executor<Session>,
+        device_context: DeviceContext,
+    ) -> Self {
         Self {
             index,
             executor,

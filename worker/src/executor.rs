@@ -18,13 +18,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tensord_proto::v1::{Error, ErrorCode};
-use tracing::{debug, error};
+use tracing::debug;
 
-use crate::{
-    locks::lock,
-    session::{Session, TimeSliceEnd},
-};
+use crate::locks::lock;
 
 /// How long a session runs before the next one's turn. Long against the cost of switching,
 /// short against what a user or a training step would notice.
@@ -40,39 +36,67 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Name prefix of executor threads, by which the panic hook recognises them.
 const THREAD_PREFIX: &str = "tensord-device-";
 
+/// A session, as an executor sees it.
+pub(crate) trait TimeSliced: Send + Sync + 'static {
+    /// Does queued work until `keep_going` returns false.
+    fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd;
+
+    /// Has the session end at its next turn, because [`run`](Self::run) panicked.
+    fn end_after_panic(self: &Arc<Self>);
+}
+
+/// Whether a session needs another turn.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum TimeSliceEnd {
+    /// The session has more work.
+    MoreWork,
+    /// The session has no work, or must wait. The event for which it waits schedules it again.
+    Parked,
+}
+
 /// The executor of one device. Dropping it stops the thread.
-pub(crate) struct Executor {
+pub(crate) struct Executor<S> {
     index: usize,
-    queue: Arc<RunQueue>,
+    queue: Arc<RunQueue<S>>,
     /// `None` if the last start failed.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// A job for an executor.
-enum Job {
+enum Job<S> {
     /// Runs a session for one turn.
-    RunSession(Arc<Session>),
+    RunSession(Arc<S>),
     Task(Box<dyn FnOnce() + Send>),
 }
 
 /// Sessions that have work and wait for their turn.
-#[derive(Default)]
-pub(crate) struct RunQueue {
-    state: Mutex<RunState>,
+pub(crate) struct RunQueue<S> {
+    state: Mutex<RunState<S>>,
     ready: Condvar,
 }
 
-#[derive(Default)]
-struct RunState {
-    jobs: VecDeque<Job>,
+struct RunState<S> {
+    jobs: VecDeque<Job<S>>,
     /// Whether the thread must end.
     stopped: bool,
 }
 
-impl RunQueue {
+impl<S> Default for RunQueue<S> {
+    fn default() -> Self {
+        Self {
+            state: Mutex::new(RunState {
+                jobs: VecDeque::new(),
+                stopped: false,
+            }),
+            ready: Condvar::new(),
+        }
+    }
+}
+
+impl<S> RunQueue<S> {
     /// Queues `session` at the end. The caller ensures that the session is not in the
     /// queue.
-    pub(crate) fn push(&self, session: Arc<Session>) {
+    pub(crate) fn push(&self, session: Arc<S>) {
         self.push_job(Job::RunSession(session));
     }
 
@@ -81,7 +105,7 @@ impl RunQueue {
         self.push_job(Job::Task(task));
     }
 
-    fn push_job(&self, job: Job) {
+    fn push_job(&self, job: Job<S>) {
         lock(&self.state).jobs.push_back(job);
         // Notifies after releasing the lock, as the woken thread takes the lock first.
         self.ready.notify_one();
@@ -89,14 +113,14 @@ impl RunQueue {
 
     /// Removes the next session from the queue, if there is one.
     #[cfg(test)]
-    pub(crate) fn try_pop(&self) -> Option<Arc<Session>> {
+    pub(crate) fn try_pop(&self) -> Option<Arc<S>> {
         match lock(&self.state).jobs.pop_front()? {
             Job::RunSession(session) => Some(session),
             Job::Task(_) => panic!("a task waits, not a session"),
         }
     }
 
-    fn pop(&self) -> Option<Job> {
+    fn pop(&self) -> Option<Job<S>> {
         let mut state = lock(&self.state);
         loop {
             if state.stopped {
@@ -119,7 +143,7 @@ impl RunQueue {
     }
 }
 
-impl Executor {
+impl<S: TimeSliced> Executor<S> {
     /// Starts the thread for the device at `index`.
     pub(crate) fn start(index: usize) -> std::io::Result<Self> {
         install_panic_hook();
@@ -138,12 +162,6 @@ impl Executor {
         self.queue.set_stopped(true);
     }
 
-    /// Returns whether the thread is still running.
-    pub(crate) fn has_thread(&self) -> bool {
-        let thread = lock(&self.thread);
-        thread.as_ref().is_some_and(|thread| !thread.is_finished())
-    }
-
     /// Starts a new thread after the previous one has ended.
     pub(crate) fn restart(&self) -> std::io::Result<()> {
         let mut thread = lock(&self.thread);
@@ -153,12 +171,20 @@ impl Executor {
         Ok(())
     }
 
-    pub(crate) fn queue(&self) -> &Arc<RunQueue> {
+    pub(crate) fn queue(&self) -> &Arc<RunQueue<S>> {
         &self.queue
     }
 }
 
-impl Drop for Executor {
+impl<S> Executor<S> {
+    /// Returns whether the thread is still running.
+    pub(crate) fn has_thread(&self) -> bool {
+        let thread = lock(&self.thread);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl<S> Drop for Executor<S> {
     fn drop(&mut self) {
         self.queue.set_stopped(true);
         let until = Instant::now() + STOP_TIMEOUT;
@@ -169,13 +195,13 @@ impl Drop for Executor {
     }
 }
 
-fn start(index: usize, queue: Arc<RunQueue>) -> std::io::Result<JoinHandle<()>> {
+fn start<S: TimeSliced>(index: usize, queue: Arc<RunQueue<S>>) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name(format!("{THREAD_PREFIX}{index}"))
         .spawn(move || run(&queue))
 }
 
-fn run(queue: &RunQueue) {
+fn run<S: TimeSliced>(queue: &RunQueue<S>) {
     while let Some(job) = queue.pop() {
         match job {
             Job::RunSession(session) => run_time_slice(queue, session),
@@ -185,7 +211,7 @@ fn run(queue: &RunQueue) {
 }
 
 /// Runs a session for a quantum. The session must be scheduled, but not in the queue.
-pub(crate) fn run_time_slice(queue: &RunQueue, session: Arc<Session>) {
+pub(crate) fn run_time_slice<S: TimeSliced>(queue: &RunQueue<S>, session: Arc<S>) {
     let until = Instant::now() + QUANTUM;
     let turn = catch_unwind(AssertUnwindSafe(|| {
         session.run(&mut || Instant::now() < until)
@@ -194,11 +220,7 @@ pub(crate) fn run_time_slice(queue: &RunQueue, session: Arc<Session>) {
         Ok(TimeSliceEnd::MoreWork) => queue.push(session),
         Ok(TimeSliceEnd::Parked) => {}
         Err(_) => {
-            // This is a bug in the worker, as panics of ops are caught closer to them. The
-            // session still counts as scheduled; its next turn ends it.
-            error!(session = %session.id, "the executor panicked; ending the session");
-            let reason = "the worker failed while running this session";
-            session.end(Error::new(ErrorCode::Internal, reason));
+            session.end_after_panic();
             queue.push(session);
         }
     }

@@ -1,54 +1,19 @@
 //! Common parts of administrators' commands, each of which makes one call to a scheduler.
 
+pub(crate) mod error;
+
 use std::time::Duration;
 
 use tensord_proto::v1::admin_client::AdminClient;
-use tensord_transport::{PoolUrl, Secret, control, dial::DialError};
+use tensord_transport::{PoolUrl, Secret, control};
 use tokio::time::timeout;
-use tonic::{
-    Request, Response, Status,
-    metadata::{MetadataValue, errors::InvalidMetadataValue},
-    transport::Channel,
-};
+use tonic::{Request, Response, Status, metadata::MetadataValue, transport::Channel};
 
+use self::error::AdminError;
 use crate::{config::AdminUrl, failure::Failure, grpc_status, state::StateDir};
 
 /// How long the scheduler may take to reply, which it does after writing to its disk.
 const DEADLINE: Duration = Duration::from_secs(10);
-
-/// Why an administrator's call failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AdminError {
-    /// No URL is given, and no scheduler has run on this host's state.
-    #[error(
-        "no scheduler has used the state directory {0}; run this command on the scheduler's host, name the scheduler's state directory with --state, or give a URL with an admin token in TENSORD_URL or with --url"
-    )]
-    NoScheduler(String),
-    /// The scheduler cannot be reached.
-    #[error("cannot reach the pool: {0}")]
-    Dial(#[from] DialError),
-    /// The scheduler refused the call.
-    #[error("the scheduler at {address} refused the call: {reason}")]
-    Refused {
-        /// The scheduler's address.
-        address: String,
-        /// The scheduler's reason.
-        reason: String,
-    },
-    /// The scheduler did not reply in time.
-    #[error(
-        "the scheduler at {address} did not answer within {DEADLINE:?}, so the change may or may not have been made; list the tokens or workers to find out"
-    )]
-    Timeout {
-        /// The scheduler's address.
-        address: String,
-    },
-    /// The token has characters that a header cannot carry.
-    #[error(
-        "the token in the pool URL contains characters that a token cannot have; copy the URL again"
-    )]
-    Token(#[from] InvalidMetadataValue),
-}
 
 /// Returns the URL with an admin token, from the user or the state directory.
 pub(super) fn url(admin: AdminUrl) -> Result<PoolUrl, Failure> {

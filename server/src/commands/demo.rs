@@ -5,6 +5,8 @@
 //! two workers, TLS, leases, op streams over TCP, and, with several devices,
 //! gradients that go from worker to worker.
 
+pub(crate) mod error;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -15,9 +17,10 @@ use std::{
 
 use burn::train::Interrupter;
 use tempfile::TempDir;
-use tensord_client::{ConnectError, Lease, LeaseError, LeaseRequest, Pool, PoolUrl};
+use tensord_client::{Lease, LeaseRequest, Pool, PoolUrl};
 use tracing::info;
 
+use self::error::DemoError;
 use crate::{
     audit,
     config::{DemoConfig, SchedulerConfig, StatePath},
@@ -34,31 +37,6 @@ const WORKERS: u32 = 2;
 
 /// How long the workers may take to join.
 const JOIN_DEADLINE: Duration = Duration::from_secs(30);
-
-/// Why the demo failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DemoError {
-    /// The demo's own pool could not be started.
-    #[error("cannot start the demo's own pool: {0}")]
-    Start(#[from] io::Error),
-    /// The workers of the demo's own pool did not join in time.
-    #[error(
-        "the demo's workers did not join within {JOIN_DEADLINE:?}; run the demo again with --log info to see why"
-    )]
-    JoinTimeout,
-    /// The pool cannot be reached.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The pool gave no lease.
-    #[error(transparent)]
-    Lease(#[from] LeaseError),
-    /// The devices were lost.
-    #[error("the training stopped: {0}")]
-    Lost(String),
-    /// The training failed.
-    #[error(transparent)]
-    Train(#[from] TrainError),
-}
 
 /// Trains, and prints the result.
 pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {

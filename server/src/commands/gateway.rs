@@ -4,16 +4,17 @@
 //! connect to it with Burn's remote device. All programs share one lease, which the
 //! gateway holds for as long as it runs.
 
+pub(crate) mod error;
+
 use std::{
     io,
     net::{SocketAddr, TcpListener},
 };
 
-use tensord_client::{
-    ConnectError, Lease, LeaseError, LeaseRequest, LeasedDevice, Pool, PoolUrl, Secret,
-};
+use tensord_client::{Lease, LeaseRequest, LeasedDevice, Pool, PoolUrl, Secret};
 use tracing::info;
 
+use self::error::GatewayError;
 use crate::{
     config::{Demand, GatewayConfig, GatewayToken},
     failure::Failure,
@@ -21,31 +22,6 @@ use crate::{
     state::StateDir,
     stdout,
 };
-
-/// Why a gateway did not start, or stopped by itself.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GatewayError {
-    /// The address is in use, or not an address of this host.
-    #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
-    Listen {
-        /// The address.
-        listen: SocketAddr,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The pool cannot be reached.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The pool gave no lease.
-    #[error(transparent)]
-    Lease(#[from] LeaseError),
-    /// The lease ended while the gateway ran.
-    #[error("the gateway's lease ended: {0}; start the gateway again to get a new lease")]
-    LeaseEnded(String),
-    /// The server of the bridge ended.
-    #[error("the server for Burn programs ended: {0}")]
-    Serve(String),
-}
 
 /// Runs until a stop is requested or the lease ends.
 pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {

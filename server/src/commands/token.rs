@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 
 mod list;
 
-use super::admin::{self, AdminError, into_reply, with_token};
+use super::admin::{self, error::AdminError, into_reply, with_token};
 use crate::{
     config::{TokenAction, TokenConfig},
     failure::Failure,

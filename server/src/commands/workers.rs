@@ -6,7 +6,7 @@ use serde::Serialize;
 use tensord_proto::v1::{EnrolledDevices, EnrolledWorker, ListWorkersRequest, RemoveWorkerRequest};
 use tensord_transport::PoolUrl;
 
-use super::admin::{self, AdminError, into_reply, with_token};
+use super::admin::{self, error::AdminError, into_reply, with_token};
 use crate::{
     config::{WorkersAction, WorkersConfig},
     failure::Failure,

@@ -13,7 +13,7 @@ use tensord_transport::control::ResponseStream;
 use tokio::{sync::mpsc, task::AbortHandle, time::timeout};
 use tonic::{Status, Streaming};
 
-use super::{convert, driver::Input};
+use super::convert;
 use crate::grpc_status;
 
 /// The capacity of the queue of outgoing messages that HTTP/2 has not taken yet. One event
@@ -131,9 +131,9 @@ async fn with_silence_timeout<T>(silence: Duration, message: impl Future<Output 
     None
 }
 
-/// Passes a peer's messages to the driver until its stream ends. Returns an error if the
+/// Passes a peer's messages, as `wrap` returns them, to `inputs` until its stream ends. Returns an error if the
 /// peer sent nothing for `silence`, and `None` if the stream ended or broke.
-pub(super) async fn read<In>(
+pub(super) async fn read<In, Input>(
     mut incoming: Streaming<In>,
     silence: Option<Duration>,
     inputs: mpsc::Sender<Input>,

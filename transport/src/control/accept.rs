@@ -1,7 +1,7 @@
 //! Accepts the connections of a server: the gate, the TLS handshake, and the handoff to
-//! tonic or to the links.
+//! tonic or to the handler of frames.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
@@ -17,8 +17,6 @@ use crate::{
     connection::{Closer, Connection, PeerInfo},
     gate::{Gate, GateEntry},
     handshakes,
-    link::Link,
-    tcp,
     tls::{self, ALPN_FRAMES},
 };
 
@@ -31,13 +29,34 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// Length of the connection preface that every HTTP/2 client sends first (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
 
+/// A connection that negotiated frames instead of gRPC.
+pub(crate) struct FrameConnection {
+    pub(crate) stream: server::TlsStream<TcpStream>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) gate_entry: GateEntry,
+}
+
+/// Runs a connection that negotiated frames until it is closed.
+pub(crate) type FrameHandler =
+    Arc<dyn Fn(FrameConnection) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+/// Returns a handler that calls `run`.
+pub(crate) fn frame_handler<F>(
+    run: impl Fn(FrameConnection) -> F + Send + Sync + 'static,
+) -> FrameHandler
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    Arc::new(move |connection| Box::pin(run(connection)))
+}
+
 /// Where to send connections once their handshake is done.
 #[derive(Clone)]
 pub(super) struct Handoff {
     pub(super) acceptor: TlsAcceptor,
     pub(super) handshakes: handshakes::Handle,
     pub(super) grpc: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
-    pub(super) links: Option<mpsc::Sender<Link>>,
+    pub(super) frames: Option<FrameHandler>,
 }
 
 /// Accepts connections forever. Each has a task in `open`, which ends when the connection
@@ -107,7 +126,7 @@ async fn handshake_and_hand_off(
         acceptor,
         handshakes,
         grpc,
-        links,
+        frames,
     } = handoff;
     let handshake = async {
         tcp.set_nodelay(true)?;
@@ -133,12 +152,17 @@ async fn handshake_and_hand_off(
             // An error means that the server is gone.
             let _ = grpc.send(connection).await;
             // The server can only end when all these senders are dropped.
-            drop((grpc, links));
+            drop((grpc, frames));
             guard.0.closed().await;
         }
         Ok(Ok((stream, None))) => {
-            let links = links.expect("only servers of links accept frames");
-            tcp::accept(stream, peer, gate_entry, HANDSHAKE_DEADLINE, links).await;
+            let run = frames.expect("only servers of links negotiate frames");
+            let connection = FrameConnection {
+                stream,
+                peer,
+                gate_entry,
+            };
+            run(connection).await;
         }
         Ok(Err(e)) => debug!(%peer, "TLS handshake failed: {e}"),
         Err(_) => {

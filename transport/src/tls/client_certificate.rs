@@ -10,7 +10,7 @@ use rustls::{
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
 
-use super::Fingerprint;
+use crate::fingerprint::Fingerprint;
 
 /// Accepts any certificate whose private key the other side proves to have, or no
 /// certificate.

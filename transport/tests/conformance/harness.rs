@@ -100,7 +100,7 @@ impl Server {
         let near = self.dial(kind).await;
         let (near, far) = self.exchange_first_frame(near).await;
         match kind.behind_switch {
-            true => (near, FaultSwitch::default().wrap(far)),
+            true => (near, far.with_faults(&FaultSwitch::default())),
             false => (near, far),
         }
     }

@@ -1,14 +1,14 @@
 //! Ops on floats only.
 
-use burn_backend::Distribution;
-use burn_ir::{CrossOpIr, FloatOperationIr, GridSample2dOpIr, MatmulOpIr, RandomOpIr};
+use burn_ir::{CrossOpIr, FloatOperationIr, GridSample2dOpIr, MatmulOpIr};
 
 use super::{
-    OpCheckResult, RuleViolation,
+    OpCheckResult,
     numeric::{binary, scalar, unary},
+    random,
     rules::{
-        Kind, broadcast, check_output, check_volume, dims, dims_of_rank, format_dims, has_dims,
-        has_dtype, must, same_dtype, unsupported,
+        Kind, broadcast, check_output, dims, dims_of_rank, format_dims, has_dims, has_dtype, must,
+        same_dtype, unsupported,
     },
     scratch::{bytes, f32_copy_bytes, saturating_sum},
 };
@@ -54,7 +54,7 @@ pub(super) fn check(op: &FloatOperationIr) -> OpCheckResult {
         }
         Op::Matmul(op) => matmul(op, Kind::Float),
         Op::Cross(op) => cross(op),
-        Op::Random(op) => random(op, Kind::Float),
+        Op::Random(op) => random::check(op, Kind::Float),
         Op::Quantize(_) | Op::Dequantize(_) => {
             unsupported("quantized tensors are not supported by Burn's router")
         }
@@ -131,28 +131,6 @@ fn cross(op: &CrossOpIr) -> OpCheckResult {
     }
     // Each component of each side, and each product, is a separate tensor.
     Ok(bytes(&op.out).saturating_mul(4))
-}
-
-/// Checks the distribution, as backends panic on an invalid one, some while they hold a
-/// lock.
-pub(super) fn random(op: &RandomOpIr, kind: Kind) -> OpCheckResult {
-    kind.of(&op.out)?;
-    distribution(&op.distribution)?;
-    check_volume(&op.out)?;
-    Ok(0)
-}
-
-fn distribution(distribution: &Distribution) -> Result<(), RuleViolation> {
-    let holds = match *distribution {
-        Distribution::Default => true,
-        Distribution::Bernoulli(p) => (0.0..=1.0).contains(&p),
-        Distribution::Uniform(low, high) => low.is_finite() && high.is_finite() && low <= high,
-        Distribution::Normal(mean, deviation) => {
-            mean.is_finite() && deviation.is_finite() && deviation >= 0.0
-        }
-    };
-    must!(holds, "{distribution:?} is not a valid distribution");
-    Ok(())
 }
 
 fn grid_sample(op: &GridSample2dOpIr) -> OpCheckResult {

@@ -7,8 +7,7 @@ use burn_ir::{
 };
 
 use super::{
-    OpCheckResult, RuleViolation,
-    float::random,
+    OpCheckResult, RuleViolation, random,
     rules::{
         Kind, axes, axis, broadcast, check_dims_except, check_output, check_same_as_input,
         check_volume, dims, format_dims, has_dims, has_dtype, must, same_dtype, sum, unsupported,
@@ -33,7 +32,7 @@ pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> OpCheckResult {
         Op::Clamp(op) => clamp(op, kind),
         Op::Full(op) => full(op, kind),
         Op::IntRandom(op) => match kind {
-            Kind::Int => random(op, kind),
+            Kind::Int => random::check(op, kind),
             Kind::Float | Kind::Bool => unsupported("random integers as floats"),
         },
         Op::Greater(op) | Op::GreaterEqual(op) | Op::Lower(op) | Op::LowerEqual(op) => {

@@ -20,7 +20,7 @@ use tensord_transport::channel::Next;
 
 use self::harness::{KEPT, PAIR, SessionHarness, add, bytes_of, init, random, tensor};
 use super::{outbound::WINDOW_BYTES, *};
-use crate::executor::Executor;
+use crate::executor::{Executor, TimeSliceEnd, TimeSliced};
 
 #[test]
 fn reads_of_one_frame_share_a_reply_frame() {

@@ -8,7 +8,7 @@ use tensord_proto::{
     codec::CodecError,
     v1::{Error, ErrorCode, FaultKind},
 };
-use tracing::debug;
+use tracing::{debug, error};
 
 use super::{
     Session, Track,
@@ -16,14 +16,37 @@ use super::{
     runner::{Reply, Runner, Step, Work},
     uploads::Payload,
 };
+use crate::{
+    executor::{TimeSliceEnd, TimeSliced},
+    locks::lock,
+};
 
-/// Whether a session needs another turn.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum TimeSliceEnd {
-    /// The session has more work.
-    MoreWork,
-    /// The session has no work, or must wait. The event for which it waits schedules it again.
-    Parked,
+impl TimeSliced for Session {
+    /// Runs until `keep_going()` is false, or the session has no work or must wait. The caller
+    /// must own this session's slot in the run queue.
+    fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd {
+        let mut guard = lock(&self.runner);
+        self.op_progress.begin_step();
+        let end = guard
+            .as_mut()
+            .and_then(|runner| TimeSlice::new(self, runner).run(keep_going));
+        if end.is_none() {
+            let error = self.work_queue.finish();
+            if let Some(runner) = guard.take() {
+                self.tear_down(runner, error);
+            }
+        }
+        self.op_progress.end_step();
+        end.unwrap_or(TimeSliceEnd::Parked)
+    }
+
+    fn end_after_panic(self: &Arc<Self>) {
+        // This is a bug in the worker, as panics of ops are caught closer to them. The
+        // session still counts as scheduled; its next turn ends it.
+        error!(session = %self.id, "the executor panicked; ending the session");
+        let reason = "the worker failed while running this session";
+        self.end(Error::new(ErrorCode::Internal, reason));
+    }
 }
 
 /// A session that has its turn, and its runner.

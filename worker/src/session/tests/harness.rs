@@ -28,6 +28,7 @@ use crate::{
     backend::BurnDevice,
     collective::{CollectiveSettings, LeaseMembers},
     custom::CustomOps,
+    executor::{TimeSliceEnd, TimeSliced},
     op_progress::Signals,
 };
 
@@ -44,7 +45,7 @@ pub(super) const PAIR: u64 = 8 + NAME_BYTES;
 /// received.
 pub(super) struct SessionHarness {
     pub(super) session: Arc<Session>,
-    pub(super) queue: Arc<RunQueue>,
+    pub(super) queue: Arc<RunQueue<Session>>,
     pub(super) memory: Arc<DeviceMemory>,
     pub(super) blobs: Arc<BlobStore>,
     pub(super) client: Duplex,
@@ -66,7 +67,7 @@ impl SessionHarness {
     }
 
     /// Creates a bench whose session is scheduled in `queue`.
-    pub(super) fn with(blobs: Arc<BlobStore>, queue: Arc<RunQueue>) -> Self {
+    pub(super) fn with(blobs: Arc<BlobStore>, queue: Arc<RunQueue<Session>>) -> Self {
         let device = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new());
         Self::on_device(device, blobs, queue)
     }
@@ -75,7 +76,7 @@ impl SessionHarness {
     pub(super) fn on_device(
         device: Arc<dyn Device>,
         blobs: Arc<BlobStore>,
-        queue: Arc<RunQueue>,
+        queue: Arc<RunQueue<Session>>,
     ) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()

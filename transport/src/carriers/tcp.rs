@@ -12,7 +12,6 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use bytes::{Buf, Bytes};
@@ -24,19 +23,19 @@ use tokio::{
     task::unconstrained,
     time::timeout,
 };
-use tokio_rustls::{TlsStream, server};
+use tokio_rustls::TlsStream;
 use tracing::debug;
 
+use super::{
+    Halves, IDLE_TIMEOUT, KEEP_ALIVE, LinkError, SETUP_DEADLINE,
+    framing::{self, FrameDecoder},
+    poll_once,
+};
 use crate::{
     admission::AdmissionLimitError,
-    control,
-    dial::DialError,
-    framing::{self, FrameDecoder},
+    control::{self, FrameConnection},
+    dial::error::DialError,
     gate::GateEntry,
-    link::{
-        self, Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender,
-        ReceiverKind, SenderKind,
-    },
     tls::{ALPN_FRAMES, TlsOptions, peer_fingerprint},
 };
 
@@ -49,7 +48,7 @@ pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
     tls_options: &TlsOptions,
-) -> Result<Link, DialError> {
+) -> Result<Halves<Sender, Receiver>, DialError> {
     let at = address.to_string();
     let stream = control::connect_tls(&at, host, tls_options, ALPN_FRAMES).await?;
     link_over(stream.into(), address, FrameDecoder::dialled(), None)
@@ -63,7 +62,7 @@ fn link_over(
     peer: SocketAddr,
     decoder: FrameDecoder,
     gate_entry: Option<GateEntry>,
-) -> io::Result<Link> {
+) -> io::Result<Halves<Sender, Receiver>> {
     match &mut stream {
         TlsStream::Client(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
         TlsStream::Server(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
@@ -88,43 +87,37 @@ fn link_over(
         decoder,
         owner,
     };
-    Ok(Link {
-        sender: LinkSender(SenderKind::Tcp(sender)),
-        receiver: LinkReceiver(ReceiverKind::Tcp(receiver)),
-        carrier: Carrier::Tcp,
+    Ok(Halves {
+        sender,
+        receiver,
         peer,
         certificate,
     })
 }
 
 /// Runs an accepted connection that negotiated frames. Its first bytes must arrive within
-/// `deadline`; then the link goes to `accepted`. Closes the connection if it is expelled
-/// before it is admitted, also after the link was passed on.
-pub(crate) async fn accept(
-    stream: server::TlsStream<TcpStream>,
-    peer: SocketAddr,
-    gate_entry: GateEntry,
-    deadline: Duration,
-    accepted: mpsc::Sender<Link>,
+/// [`SETUP_DEADLINE`]; then the link goes to `accepted`. Closes the connection if it is
+/// expelled before it is admitted, also after the link was passed on.
+pub(crate) async fn accept<L: From<Halves<Sender, Receiver>>>(
+    connection: FrameConnection,
+    accepted: mpsc::Sender<L>,
 ) {
-    let mut watch = gate_entry.watch();
-    let mut link = match link_over(
-        stream.into(),
+    let FrameConnection {
+        stream,
         peer,
-        FrameDecoder::accepted(),
-        Some(gate_entry),
-    ) {
-        Ok(link) => link,
+        gate_entry,
+    } = connection;
+    let mut watch = gate_entry.watch();
+    let decoder = FrameDecoder::accepted();
+    let mut halves = match link_over(stream.into(), peer, decoder, Some(gate_entry)) {
+        Ok(halves) => halves,
         Err(e) => return debug!(%peer, "TCP link failed: {e}"),
     };
-    let ReceiverKind::Tcp(receiver) = &mut link.receiver.0 else {
-        unreachable!("the value was just created");
-    };
-    match timeout(deadline, receiver.read_more()).await {
+    match timeout(SETUP_DEADLINE, halves.receiver.read_more()).await {
         Ok(Ok(true)) => {
-            let owner = Arc::downgrade(&receiver.owner);
+            let owner = Arc::downgrade(&halves.receiver.owner);
             // An error means that the listener was dropped, and the link with it.
-            let _ = accepted.send(link).await;
+            let _ = accepted.send(halves.into()).await;
             // The server can only end when this sender is dropped.
             drop(accepted);
             if watch.wait_until_expelled().await
@@ -135,7 +128,7 @@ pub(crate) async fn accept(
         }
         Ok(Ok(false)) => debug!(%peer, "TCP link ended before its first frame"),
         Ok(Err(e)) => debug!(%peer, "TCP link failed: {e}"),
-        Err(_) => debug!(%peer, "the TCP link sent nothing for {deadline:?}"),
+        Err(_) => debug!(%peer, "the TCP link sent nothing for {SETUP_DEADLINE:?}"),
     }
 }
 
@@ -208,7 +201,7 @@ impl Sender {
         framing::queue_frames(&mut self.unsent, frames);
         // A task that has used up its cooperative budget would get `Pending`.
         let flush = unconstrained(self.flush());
-        link::poll_once(flush).map_or(Ok(false), |flushed| flushed.map(|()| true))
+        poll_once(flush).map_or(Ok(false), |flushed| flushed.map(|()| true))
     }
 
     async fn flush(&mut self) -> Result<(), LinkError> {

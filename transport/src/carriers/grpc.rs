@@ -8,7 +8,7 @@ mod first_message;
 mod receive;
 mod send;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
 use tensord_proto::{
     MAX_FRAME_BYTES,
@@ -19,7 +19,6 @@ use tensord_proto::{
     },
 };
 use tokio::{
-    net::TcpListener,
     sync::{mpsc, oneshot},
     time::timeout,
 };
@@ -27,15 +26,8 @@ use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::debug;
 
-use crate::{
-    control,
-    dial::DialError,
-    gate::Gate,
-    identity::Identity,
-    link::{Carrier, Link, LinkReceiver, LinkSender, ReceiverKind, SenderKind},
-    listen::{BindError, SETUP_DEADLINE},
-    tls::{Fingerprint, TlsOptions},
-};
+use super::{Halves, SETUP_DEADLINE};
+use crate::{control, dial::error::DialError, tls::TlsOptions};
 
 pub(crate) use receive::Receiver;
 pub(crate) use send::Sender;
@@ -48,7 +40,7 @@ pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
     tls_options: &TlsOptions,
-) -> Result<Link, DialError> {
+) -> Result<Halves<Sender, Receiver>, DialError> {
     let at = address.to_string();
     let (channel, peer_handle) = control::connect_closable(&at, host, tls_options).await?;
     let (closer, certificate) = (peer_handle.closer, peer_handle.certificate);
@@ -63,32 +55,37 @@ pub(crate) async fn dial(
         let _ = response_sender.send(response.map(Response::into_inner));
     });
     let receiver = Receiver::dialled(response_receiver, closer, sender.finished());
-    Ok(link(sender, receiver, address, certificate))
+    Ok(Halves {
+        sender,
+        receiver,
+        peer: address,
+        certificate,
+    })
 }
 
-/// Serves `Data.Connect` on `tcp`. Every stream becomes a link in `accepted`, and so does
-/// every connection that negotiated frames. When the receiver of `accepted` is dropped,
-/// the future goes on for the links already taken, and ends with the last of them.
-pub(crate) fn serve_links(
-    tcp: TcpListener,
-    identity: &Identity,
-    accepted: mpsc::Sender<Link>,
-    gate: Arc<Gate>,
-) -> Result<impl Future<Output = ()> + Send + use<>, BindError> {
-    let server = control::link_server(tcp, identity, accepted.clone(), gate)?;
+/// Serves `Data.Connect` on `server`. Every call becomes a link in `accepted`. When the
+/// receiver of `accepted` is dropped, the future goes on for the links already taken, and
+/// ends with the last of them.
+pub(crate) fn serve_links<L>(
+    server: control::Server,
+    accepted: mpsc::Sender<L>,
+) -> impl Future<Output = ()> + Send + use<L>
+where
+    L: From<Halves<Sender, Receiver>> + Send + 'static,
+{
     let closing = accepted.clone();
     let service = DataServer::new(DataService { accepted })
         .max_decoding_message_size(MAX_FRAME_BYTES + PACKET_OVERHEAD);
     let routes = tonic::service::Routes::new(first_message::FirstMessageLimit(service));
-    Ok(server.run_until(routes, async move { closing.closed().await }))
+    server.run_until(routes, async move { closing.closed().await })
 }
 
-struct DataService {
-    accepted: mpsc::Sender<Link>,
+struct DataService<L> {
+    accepted: mpsc::Sender<L>,
 }
 
 #[tonic::async_trait]
-impl Data for DataService {
+impl<L: From<Halves<Sender, Receiver>> + Send + 'static> Data for DataService<L> {
     type ConnectStream = control::ResponseStream<Packet>;
 
     async fn connect(
@@ -110,24 +107,14 @@ impl Data for DataService {
         let (sender, outgoing) = send::channel(closer.clone());
         let receiver = Receiver::accepted(first, packets, peer_handle);
         let closing = |_| Status::unavailable("the process is shutting down");
-        let link = link(sender, receiver, peer, certificate);
-        let accepted = self.accepted.send(link).await;
+        let halves = Halves {
+            sender,
+            receiver,
+            peer,
+            certificate,
+        };
+        let accepted = self.accepted.send(halves.into()).await;
         accepted.map_err(closing)?;
         Ok(Response::new(Box::pin(outgoing.map(Ok))))
-    }
-}
-
-fn link(
-    sender: Sender,
-    receiver: Receiver,
-    peer: SocketAddr,
-    certificate: Option<Fingerprint>,
-) -> Link {
-    Link {
-        sender: LinkSender(SenderKind::Grpc(sender)),
-        receiver: LinkReceiver(ReceiverKind::Grpc(receiver)),
-        carrier: Carrier::Grpc,
-        peer,
-        certificate,
     }
 }

@@ -17,17 +17,16 @@ use quinn::{
 };
 use rustls::pki_types::CertificateDer;
 
+use super::{
+    Halves, IDLE_TIMEOUT, KEEP_ALIVE, LinkError,
+    framing::{self, FrameDecoder},
+};
 use crate::{
     admission::AdmissionLimitError,
-    dial::DialError,
-    framing::{self, FrameDecoder},
+    dial::error::DialError,
     gate::GateEntry,
     identity::Identity,
-    link::{
-        Carrier, IDLE_TIMEOUT, KEEP_ALIVE, Link, LinkError, LinkReceiver, LinkSender, ReceiverKind,
-        SenderKind,
-    },
-    listen::BindError,
+    listen::error::BindError,
     tls::{self, ALPN_FRAMES, Fingerprint, TlsOptions},
 };
 
@@ -114,7 +113,7 @@ pub(crate) async fn dial(
     address: SocketAddr,
     host: &str,
     tls_options: &TlsOptions,
-) -> Result<Link, DialError> {
+) -> Result<Halves<Sender, Receiver>, DialError> {
     let tls = tls::client_config(tls_options, ALPN_FRAMES)?;
     let crypto = QuicClientConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
@@ -161,19 +160,16 @@ pub(crate) fn accepted(
     send: SendStream,
     recv: RecvStream,
     gate_entry: GateEntry,
-) -> (Link, ExpelHandle) {
-    let link = link(
+) -> (Halves<Sender, Receiver>, ExpelHandle) {
+    let halves = link(
         connection,
         send,
         recv,
         FrameDecoder::accepted(),
         Some(gate_entry),
     );
-    let ReceiverKind::Quic(receiver) = &link.receiver.0 else {
-        unreachable!("the value was just created");
-    };
-    let expel = ExpelHandle(Arc::downgrade(&receiver.owner));
-    (link, expel)
+    let expel = ExpelHandle(Arc::downgrade(&halves.receiver.owner));
+    (halves, expel)
 }
 
 /// Closes a link's connection, without keeping it open.
@@ -194,7 +190,7 @@ fn link(
     recv: RecvStream,
     decoder: FrameDecoder,
     gate_entry: Option<GateEntry>,
-) -> Link {
+) -> Halves<Sender, Receiver> {
     let (peer, certificate) = (connection.remote_address(), peer_certificate(&connection));
     let owner = Arc::new(ConnectionOwner {
         connection,
@@ -211,10 +207,9 @@ fn link(
         decoder,
         owner,
     };
-    Link {
-        sender: LinkSender(SenderKind::Quic(sender)),
-        receiver: LinkReceiver(ReceiverKind::Quic(receiver)),
-        carrier: Carrier::Quic,
+    Halves {
+        sender,
+        receiver,
         peer,
         certificate,
     }

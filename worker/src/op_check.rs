@@ -26,6 +26,7 @@ mod module;
 mod norm;
 mod numeric;
 mod pool;
+mod random;
 mod resize;
 mod rules;
 #[cfg(any(test, feature = "testing"))]

@@ -23,7 +23,7 @@ use tonic::{
 };
 
 use super::PACKET_OVERHEAD;
-use crate::{allowance::Allowance, connection::PeerHandle, link::FIRST_FRAME_BYTES};
+use crate::{allowance::Allowance, carriers::FIRST_FRAME_BYTES, connection::PeerHandle};
 
 /// Size of the header of each message: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;

@@ -47,16 +47,15 @@ use tensord_transport::channel::{
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
 use tracing::info;
 
+pub(crate) use self::outbound::Track;
 use self::{
     inbound::{Item, Payloads},
     outbound::Outbound,
     peer_requests::{Batch, PeerRequests, pass_on},
     runner::{LeaseMembership, Runner},
-    time_slice::TimeSlice,
     uploads::Uploads,
     work_queue::{Schedule, WorkQueue},
 };
-pub(crate) use self::{outbound::Track, time_slice::TimeSliceEnd};
 use crate::{
     backend::Device,
     blobs::BlobStore,
@@ -72,7 +71,7 @@ use crate::{
 pub(crate) struct DeviceContext {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) memory: Arc<DeviceMemory>,
-    pub(crate) queue: Arc<RunQueue>,
+    pub(crate) queue: Arc<RunQueue<Session>>,
     pub(crate) signals: Arc<Signals>,
     /// Number of ops executed on the device for its latest lease.
     pub(crate) ops: Arc<AtomicU64>,
@@ -284,24 +283,6 @@ impl Session {
             Schedule::Queue => self.device_context.queue.push(self.clone()),
             Schedule::RunHere => run_time_slice(&self.device_context.queue, self.clone()),
         }
-    }
-
-    /// Runs until `keep_going()` is false, or the session has no work or must wait. The caller
-    /// must own this session's slot in the run queue.
-    pub(crate) fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd {
-        let mut guard = lock(&self.runner);
-        self.op_progress.begin_step();
-        let end = guard
-            .as_mut()
-            .and_then(|runner| TimeSlice::new(self, runner).run(keep_going));
-        if end.is_none() {
-            let error = self.work_queue.finish();
-            if let Some(runner) = guard.take() {
-                self.tear_down(runner, error);
-            }
-        }
-        self.op_progress.end_step();
-        end.unwrap_or(TimeSliceEnd::Parked)
     }
 
     /// Passes on the queued requests to peers. When a value has not been read yet, a task

@@ -3,16 +3,12 @@
 //! Every command takes a validated configuration and prints its result to stdout. Those
 //! that keep running end in order on the first signal.
 
+pub(crate) mod admin;
 #[cfg(feature = "demo")]
-pub(crate) use self::demo::DemoError;
-pub(crate) use self::{admin::AdminError, gateway::GatewayError};
-
-mod admin;
-#[cfg(feature = "demo")]
-mod demo;
+pub(crate) mod demo;
 mod device_processes;
 mod devices;
-mod gateway;
+pub(crate) mod gateway;
 mod scheduler;
 mod status;
 mod token;

@@ -18,8 +18,8 @@ use tokio::{
 use tokio_stream::Stream;
 
 use crate::{
+    carriers::{IDLE_TIMEOUT, LinkError},
     connection::Closer,
-    link::{IDLE_TIMEOUT, LinkError},
 };
 
 /// Queue length for frames that HTTP/2 has not taken yet.

@@ -10,8 +10,8 @@ use tonic::{Status, Streaming};
 use super::send::FinishedFlag;
 use crate::{
     admission::AdmissionLimitError,
+    carriers::{self, FIRST_FRAME_BYTES, IDLE_TIMEOUT, LinkError},
     connection::{Closer, PeerHandle},
-    link::{self, FIRST_FRAME_BYTES, IDLE_TIMEOUT, LinkError},
 };
 
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl Receiver {
         };
         let frame = packet.map(|packet| packet.frame);
         if let Some(frame) = &frame {
-            link::check_received(frame.len(), limit)?;
+            carriers::check_received(frame.len(), limit)?;
         }
         Ok(frame)
     }

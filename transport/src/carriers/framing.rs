@@ -4,7 +4,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut, buf::Limit};
 use tensord_proto::MAX_FRAME_BYTES;
 
-use crate::link::{self, FIRST_FRAME_BYTES, LinkError};
+use super::{FIRST_FRAME_BYTES, LinkError, check_received};
 
 /// Parts smaller than this are copied together: a copy costs less than a stream's work
 /// for a separate piece.
@@ -105,7 +105,7 @@ impl FrameDecoder {
             return Ok(None);
         };
         let size = u32::from_le_bytes(*prefix) as usize;
-        link::check_received(size, self.limit)?;
+        check_received(size, self.limit)?;
         if self.buffer.len() - 4 >= size {
             self.buffer.advance(4);
             return Ok(Some(self.buffer.split_to(size).freeze()));

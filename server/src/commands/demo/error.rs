@@ -1,0 +1,33 @@
+//! Why the demo failed.
+
+use std::io;
+
+use tensord_client::{ConnectError, LeaseError};
+
+use super::JOIN_DEADLINE;
+use crate::demo::TrainError;
+
+/// Why the demo failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DemoError {
+    /// The demo's own pool could not be started.
+    #[error("cannot start the demo's own pool: {0}")]
+    Start(#[from] io::Error),
+    /// The workers of the demo's own pool did not join in time.
+    #[error(
+        "the demo's workers did not join within {JOIN_DEADLINE:?}; run the demo again with --log info to see why"
+    )]
+    JoinTimeout,
+    /// The pool cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The pool gave no lease.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The devices were lost.
+    #[error("the training stopped: {0}")]
+    Lost(String),
+    /// The training failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+}
