@@ -21,7 +21,7 @@ use burn_backend::Scalar;
 use burn_ir::{CustomOpIr, ScalarIr, TensorIr};
 
 use crate::{
-    bridge::forward,
+    bridge::{forward, leased},
     data::{self, Kind},
 };
 
@@ -107,7 +107,7 @@ impl CustomOp {
     /// leased.
     pub fn call_for(self, outputs: Vec<(Shape, DType)>) -> CustomOutputs {
         let device = self.leased_device();
-        let exchange = data::leased(&device).expect("the device of a custom op must be leased");
+        let exchange = leased(&device).expect("the device of a custom op must be leased");
         let client = &exchange.burn().client;
         let outputs: Vec<_> = outputs
             .into_iter()

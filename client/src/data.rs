@@ -19,23 +19,16 @@
 //! # drop(sums); Ok(()) }
 //! ```
 
-use std::sync::{Arc, LazyLock};
-
 use burn::{
-    backend::{DispatchDevice, ExecutionError, Remote, tensor::FloatTensor},
+    backend::{ExecutionError, Remote, tensor::FloatTensor},
     tensor::{
         BackendPrimitive, Bool, DType, Device, Float, Int, Tensor, TensorCreationOptions,
         TensorData, kind,
     },
 };
 use burn_ir::{CustomOpIr, OperationOutput, TensorIr};
-use burn_std::device::{Device as _, DeviceId};
-use dashmap::DashMap;
 
-use crate::bridge::{Exchange, UPLOAD};
-
-/// The [`Exchange`] of each leased device.
-static EXCHANGES: LazyLock<DashMap<DeviceId, Arc<Exchange>>> = LazyLock::new(DashMap::new);
+use crate::bridge::{UPLOAD, leased};
 
 /// The kinds of tensors: [`Float`], [`Int`] and [`Bool`].
 pub trait Kind: kind::Basic + kind::Autodiff + BackendPrimitive<Remote> + sealed::Sealed {}
@@ -180,26 +173,4 @@ pub fn into_data_async<const D: usize, K: Kind>(
 pub(crate) fn handle<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> FloatTensor<Remote> {
     let primitive = tensor.without_autodiff().try_into_primitive::<Remote>();
     K::handle(primitive.expect("a tensor on a leased device is a remote one"))
-}
-
-/// Returns the exchange of `device`, if `device` is leased.
-pub(crate) fn leased(device: &Device) -> Option<Arc<Exchange>> {
-    let DispatchDevice::Remote(remote) = device.as_dispatch() else {
-        return None;
-    };
-    Some(EXCHANGES.get(&remote.to_id())?.clone())
-}
-
-/// Makes tensors on `device` use `exchange`; `None` removes the device's exchange.
-pub(crate) fn set_exchange(device: &Device, exchange: Option<&Arc<Exchange>>) {
-    let DispatchDevice::Remote(remote) = device.as_dispatch() else {
-        return;
-    };
-    match exchange {
-        Some(exchange) => {
-            exchange.set_burn(remote, device);
-            EXCHANGES.insert(remote.to_id(), exchange.clone());
-        }
-        None => drop(EXCHANGES.remove(&remote.to_id())),
-    }
 }

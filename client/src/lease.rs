@@ -17,7 +17,7 @@ use crate::{
     blocking::block_on,
     bridge::{self, Bridge},
     cohort::{Cohort, LEASE_DROPPED},
-    pool::{Inner, LeaseWatch},
+    control::{handle::ControlHandle, lease_watch::LeaseWatch},
     session::Session,
 };
 
@@ -138,7 +138,7 @@ pub struct Traffic {
 /// everything that still runs on them: read the values you need first.
 pub struct Lease {
     pub(crate) id: LeaseId,
-    pub(crate) pool: Arc<Inner>,
+    pub(crate) control: Arc<ControlHandle>,
     pub(crate) lease_devices: Vec<LeaseDevice>,
     pub(crate) bridge: Option<Bridge>,
     pub(crate) watch: LeaseWatch,
@@ -265,6 +265,6 @@ impl Drop for Lease {
             lease_device.session.close();
             lease_device.device.unregister();
         }
-        self.pool.release(self.id);
+        self.control.release(self.id);
     }
 }

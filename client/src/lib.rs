@@ -33,6 +33,7 @@ mod backend;
 mod blocking;
 mod bridge;
 mod cohort;
+mod control;
 pub mod custom;
 pub mod data;
 mod error;

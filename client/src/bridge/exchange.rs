@@ -11,6 +11,8 @@
 //! died. [`drop_expired_tickets`] then drops the tickets that are left, so nothing waits for
 //! ever.
 
+mod reads;
+
 use std::{
     collections::HashMap,
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
@@ -24,10 +26,8 @@ use burn_remote::server::BackendServer;
 use burn_router::{RouterClient, get_client};
 use tokio::runtime::Handle;
 
-use super::{
-    forward::{FORWARD, forward},
-    reads::{self, READ, ReadQueue},
-};
+use self::reads::{READ, ReadQueue};
+use super::forward::{FORWARD, forward};
 use crate::{
     backend::{Tensord, TensordChannel, TensordDevice},
     session::Answer,
@@ -52,11 +52,11 @@ const TICKET_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Exchange {
     tickets: Mutex<Tickets>,
     /// Locked while queued reads are made into an op, and before `tickets`.
-    pub(super) read_op_lock: Mutex<()>,
+    read_op_lock: Mutex<()>,
     /// Notified when the bytes of an upload were taken.
     room: Condvar,
     /// Runs the flushes of callers that must not block.
-    pub(super) runtime: Handle,
+    runtime: Handle,
     burn: OnceLock<BurnSide>,
 }
 
@@ -64,20 +64,20 @@ pub(crate) struct Exchange {
 /// allocations.
 pub(crate) struct BurnSide {
     pub(crate) client: CustomOpClient,
-    pub(super) device: Device,
+    device: Device,
 }
 
 #[derive(Default)]
-pub(super) struct Tickets {
+struct Tickets {
     last: u64,
     uploads: HashMap<u64, (TensorData, Instant)>,
     /// By ticket of a read op: where to send the values of its inputs.
-    pub(super) requested: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
-    pub(super) reads: ReadQueue,
+    requested: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
+    reads: ReadQueue,
     /// Bytes in `uploads`.
     waiting_bytes: usize,
     /// Bytes uploaded since Burn's client was last flushed.
-    pub(super) unsent_bytes: usize,
+    unsent_bytes: usize,
 }
 
 impl Tickets {
@@ -132,7 +132,7 @@ impl Exchange {
             .expect("`set_burn` was called before the exchange was published")
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Tickets> {
+    fn lock(&self) -> MutexGuard<'_, Tickets> {
         // Poison is ignored: no foreign code runs under this lock, and ours leaves
         // the tickets consistent.
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)

@@ -12,17 +12,19 @@ use tensord_proto::{
 };
 use tokio::sync::{oneshot, watch};
 
-use super::{
-    Inner,
-    control::{ControlRequest, LeaseWatch, RequestOutcome, RequestReplies},
+use crate::{
+    control::{
+        LeaseCall, RequestOutcome, RequestReplies, handle::ControlHandle, lease_watch::LeaseWatch,
+    },
+    error::LeaseError,
+    lease::LeaseRequest,
 };
-use crate::{error::LeaseError, lease::LeaseRequest};
 
 /// A request that the pool may still grant. Dropping it cancels the request, or releases
 /// the lease if it was granted meanwhile.
 struct QueuedRequest {
     id: RequestId,
-    pool: Arc<Inner>,
+    control: Arc<ControlHandle>,
     position: watch::Receiver<u32>,
     outcome: oneshot::Receiver<RequestOutcome>,
     is_over: bool,
@@ -36,10 +38,9 @@ impl Drop for QueuedRequest {
         // No outcome is sent after this.
         self.outcome.close();
         if let Ok(RequestOutcome::Granted(granted, _)) = self.outcome.try_recv() {
-            self.pool.release(LeaseId(granted.lease_id));
+            self.control.release(LeaseId(granted.lease_id));
         } else {
-            // If this fails, the client is gone, and its requests with it.
-            let _ = self.pool.send_control(ControlRequest::Cancel(self.id));
+            self.control.cancel(self.id);
         }
     }
 }
@@ -50,14 +51,14 @@ impl Drop for QueuedRequest {
 ///
 /// When the pool refuses, the request's timeout passes, or the client is shut down.
 pub(super) async fn wait_for_grant(
-    pool: &Arc<Inner>,
+    control: &Arc<ControlHandle>,
     request: LeaseRequest,
 ) -> Result<(v1::Granted, LeaseWatch), LeaseError> {
     let begun = Instant::now();
     let (position, positions) = watch::channel(0);
     let (outcome, outcomes) = oneshot::channel();
-    let id = pool.new_request();
-    let sent = ControlRequest::Lease {
+    let id = control.new_request();
+    let lease_call = LeaseCall {
         request: v1::LeaseRequest {
             request_id: id.0,
             devices: request.devices,
@@ -66,11 +67,10 @@ pub(super) async fn wait_for_grant(
         },
         replies: RequestReplies { position, outcome },
     };
-    let sending = pool.control.send(sent).await;
-    sending.map_err(|_| LeaseError::Closed)?;
+    control.request(lease_call).await?;
     let mut queued = QueuedRequest {
         id,
-        pool: pool.clone(),
+        control: control.clone(),
         position: positions,
         outcome: outcomes,
         is_over: false,
@@ -81,7 +81,7 @@ pub(super) async fn wait_for_grant(
     let expired = async {
         match timeout {
             // The pool's own timer, so that any executor can run this.
-            Some(limit) => drop(pool.timeout(limit, pending::<()>()).await),
+            Some(limit) => drop(control.timeout(limit, pending::<()>()).await),
             None => pending().await,
         }
     };

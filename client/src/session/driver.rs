@@ -22,8 +22,9 @@ use tracing::{debug, info, warn};
 
 use super::{
     Session,
-    connection::{ConnectionEnd, TrackEnd, after_pump},
+    connection_end::{ConnectionEnd, after_pump},
     state::Track,
+    track_end::TrackEnd,
 };
 
 /// How long one attempt to connect may take.

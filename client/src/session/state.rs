@@ -21,7 +21,7 @@ use tensord_transport::channel::{
 };
 
 use super::{
-    connection::{ConnectionEnd, closed_by},
+    connection_end::{ConnectionEnd, closed_by},
     op_buffer::{Item, OpBuffer},
     pending_reads::Delivery,
     requests::{Answer, Requests},

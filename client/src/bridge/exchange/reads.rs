@@ -25,7 +25,7 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 use burn_router::{RouterTensor, get_client};
 use tokio::sync::oneshot;
 
-use super::exchange::{Exchange, Tickets};
+use super::{Exchange, Tickets};
 use crate::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice, block_on},
     session::Answer,

@@ -14,7 +14,7 @@
 //! - `driver`: keeps each track connected; `connection` is the session as a connection's
 //!   pump sees it.
 
-mod connection;
+mod connection_end;
 mod counters;
 mod direct_send;
 mod driver;
@@ -26,6 +26,7 @@ mod send_policy;
 mod state;
 #[cfg(test)]
 mod tests;
+mod track_end;
 mod upload_cache;
 
 use std::{
@@ -49,7 +50,7 @@ use tensord_transport::channel::{Broken, Connection, FrameParts, Look, Next};
 use tokio::sync::{Notify, oneshot};
 
 use self::{
-    connection::{ConnectionEnd, accepted_profile, broken},
+    connection_end::{ConnectionEnd, accepted_profile, broken},
     direct_send::SenderSlot,
     op_buffer::{FrameEncoder, Item},
     pending_reads::Delivery,

@@ -1,58 +1,46 @@
 //! A connection to a pool, and leasing from it.
 
-mod control;
 mod request;
 mod status;
 
 use std::{
     str::FromStr,
-    sync::{Arc, Mutex, PoisonError, mpsc as blocking},
+    sync::{Arc, mpsc as blocking},
     time::Duration,
 };
 
 use rand::Rng;
 use tensord_proto::{
-    credential::ClientCredential,
-    ids::{LeaseId, RequestId, SessionId},
+    ids::{LeaseId, SessionId},
     v1,
 };
 use tensord_transport::{
     Dialer, PoolUrl,
     tls::{Fingerprint, Trust},
 };
-use tokio::{
-    runtime::{Builder, Handle, Runtime},
-    sync::{mpsc, oneshot},
-    time::{Timeout, timeout},
-};
+use tokio::sync::oneshot;
 
-pub(crate) use self::control::LeaseWatch;
-use self::control::{Control, ControlRequest};
 pub use self::status::{DeviceStatus, PoolStatus, WorkerStatus};
 use crate::{
     backend::{TensordClient, TensordDevice},
     blocking::block_on,
     bridge::Bridge,
     cohort::{Cohort, CohortMember},
+    control::{
+        self,
+        handle::{CONNECT_DEADLINE, ControlHandle},
+        lease_watch::LeaseWatch,
+    },
     error::{ConnectError, LeaseError},
     lease::{Lease, LeaseDevice, LeaseRequest},
     session::{Session, SessionTarget, drive},
 };
 
-/// How long a pool may take to answer at first.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
-
 /// How long the workers of a lease may take to open its sessions.
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long leaving may take; the pool finds out by itself if it takes longer.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Threads that move bytes; the work itself is done elsewhere.
-const IO_THREADS: usize = 2;
-
-/// Capacity of the queue of requests to the control task.
-const CONTROL_QUEUE: usize = 64;
+/// Receives the result of opening a session.
+type Opening = oneshot::Receiver<Result<(), String>>;
 
 /// Settings for tests.
 #[cfg(feature = "testing")]
@@ -64,21 +52,14 @@ pub struct Options {
 
 /// A connection to a pool. It reconnects by itself; clones share it.
 #[derive(Clone)]
-pub struct Pool(Arc<Inner>);
-
-pub(crate) struct Inner {
-    url: PoolUrl,
+pub struct Pool {
+    control: Arc<ControlHandle>,
     dialer: Dialer,
-    control: mpsc::Sender<ControlRequest>,
-    next_request: std::sync::atomic::AtomicU64,
-    handle: Handle,
-    /// Taken when dropped.
-    runtime: Mutex<Option<Runtime>>,
 }
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pool({})", self.0.url)
+        write!(f, "Pool({})", self.control.url)
     }
 }
 
@@ -138,42 +119,13 @@ impl Pool {
     }
 
     fn connect_by(url: PoolUrl, dialer: Dialer) -> Result<Self, ConnectError> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(IO_THREADS)
-            .thread_name("tensord-io")
-            .enable_all()
-            .build()?;
-        let (control, requests) = mpsc::channel(CONTROL_QUEUE);
-        let credential = ClientCredential::new(rand::random());
-        let task = Control::new(url.clone(), credential, requests);
-        let (connected, connects) = blocking::sync_channel(1);
-        runtime.spawn(task.run(connected));
-        let handle = runtime.handle().clone();
-        let runtime = Mutex::new(Some(runtime));
-        let inner = Inner {
-            url,
-            dialer,
-            control,
-            next_request: 1.into(),
-            handle,
-            runtime,
-        };
-        let broken = |reason: &str| ConnectError::CallFailed {
-            pool: inner.url.authority(),
-            reason: reason.to_owned(),
-        };
-        match connects.recv_timeout(CONNECT_DEADLINE) {
-            Ok(Ok(())) => Ok(Self(Arc::new(inner))),
-            Ok(Err(e)) => Err(e),
-            Err(_) => Err(broken(&format!(
-                "the pool did not answer within {CONNECT_DEADLINE:?}"
-            ))),
-        }
+        let control = Arc::new(ControlHandle::connect(url)?);
+        Ok(Self { control, dialer })
     }
 
     /// Where the pool is; prints without the token.
     pub fn url(&self) -> &PoolUrl {
-        &self.0.url
+        &self.control.url
     }
 
     /// What the pool has and does.
@@ -183,15 +135,15 @@ impl Pool {
     /// When it does not answer.
     pub fn status(&self) -> Result<PoolStatus, ConnectError> {
         let (events, on_message) = blocking::sync_channel(1);
-        let url = self.0.url.clone();
-        self.0.handle.spawn(async move {
+        let url = self.control.url.clone();
+        self.control.runtime_handle.spawn(async move {
             // Nobody listens any more once the deadline has passed.
             let _ = events.send(control::status(&url).await.map(PoolStatus::from));
         });
         on_message
             .recv_timeout(CONNECT_DEADLINE)
             .unwrap_or_else(|_| {
-                let pool = self.0.url.authority();
+                let pool = self.control.url.authority();
                 let reason = format!("the pool sent no status within {CONNECT_DEADLINE:?}");
                 Err(ConnectError::CallFailed { pool, reason })
             })
@@ -230,28 +182,20 @@ impl Pool {
         &self,
         request: LeaseRequest,
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send + 'static + use<> {
-        let inner = self.0.clone();
+        let pool = self.clone();
         async move {
-            let (granted, watch) = request::wait_for_grant(&inner, request).await?;
-            inner.open(&granted, watch).await
+            let (granted, watch) = request::wait_for_grant(&pool.control, request).await?;
+            pool.open(&granted, watch).await
         }
     }
-}
 
-type Opening = oneshot::Receiver<Result<(), String>>;
-
-impl Inner {
     /// Opens a session on each device of a lease, then the bridge.
-    async fn open(
-        self: &Arc<Self>,
-        granted: &v1::Granted,
-        watch: LeaseWatch,
-    ) -> Result<Lease, LeaseError> {
+    async fn open(&self, granted: &v1::Granted, watch: LeaseWatch) -> Result<Lease, LeaseError> {
         let cohort = Cohort::new(rand::rng().next_u64());
         // From here on dropping the lease gives everything back.
         let mut lease = Lease {
             id: LeaseId(granted.lease_id),
-            pool: self.clone(),
+            control: self.control.clone(),
             lease_devices: Vec::new(),
             bridge: None,
             watch,
@@ -269,7 +213,7 @@ impl Inner {
             openings.push(opening);
         }
         for (opening, lease_device) in openings.into_iter().zip(&lease.lease_devices) {
-            let opened = match self.timeout(OPEN_DEADLINE, opening).await {
+            let opened = match self.control.timeout(OPEN_DEADLINE, opening).await {
                 Ok(Ok(opened)) => opened,
                 Ok(Err(_)) => Err("the client is shutting down".into()),
                 Err(_) => Err(format!(
@@ -282,41 +226,12 @@ impl Inner {
             })?;
         }
         // Burn's remote client blocks while it connects.
-        let (handle, devices) = (self.handle.clone(), lease.backend_devices());
+        let (handle, devices) = (self.control.runtime_handle.clone(), lease.backend_devices());
         let start = move || Bridge::start(&handle, devices, cohort);
-        let started = self.handle.spawn_blocking(start).await;
+        let started = self.control.runtime_handle.spawn_blocking(start).await;
         let bridge = started.unwrap_or_else(|e| Err(e.to_string()));
         lease.bridge = Some(bridge.map_err(|reason| LeaseError::Bridge { reason })?);
         Ok(lease)
-    }
-
-    /// Limits the time of `future` by the pool's own timer, so that any executor can run
-    /// it.
-    fn timeout<F: Future>(&self, limit: Duration, future: F) -> Timeout<F> {
-        let _context = self.handle.enter();
-        timeout(limit, future)
-    }
-
-    fn new_request(&self) -> RequestId {
-        let order = std::sync::atomic::Ordering::Relaxed;
-        RequestId(self.next_request.fetch_add(1, order))
-    }
-
-    fn send_control(&self, control_request: ControlRequest) -> Result<(), LeaseError> {
-        // The control task takes these as they come; a full queue means that
-        // this process asks for dozens of leases at once.
-        let mut control_request = control_request;
-        for _ in 0..1000 {
-            match self.control.try_send(control_request) {
-                Ok(()) => return Ok(()),
-                Err(mpsc::error::TrySendError::Closed(_)) => return Err(LeaseError::Closed),
-                Err(mpsc::error::TrySendError::Full(back)) => {
-                    control_request = back;
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            }
-        }
-        Err(LeaseError::Closed)
     }
 
     fn open_session(
@@ -346,7 +261,9 @@ impl Inner {
             seed: rand::rng().next_u64(),
         };
         let (opened, opening) = oneshot::channel();
-        self.handle.spawn(drive(session.clone(), target, opened));
+        self.control
+            .runtime_handle
+            .spawn(drive(session.clone(), target, opened));
         let registration = TensordClient::register(device);
         let lease_device = LeaseDevice {
             device,
@@ -355,29 +272,5 @@ impl Inner {
             _registration: registration,
         };
         Ok((lease_device, opening))
-    }
-
-    /// Gives a lease back. Best effort: the pool takes it back by itself when
-    /// this process is gone.
-    pub(crate) fn release(&self, lease: LeaseId) {
-        let _ = self.send_control(ControlRequest::Release(lease));
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let (events, on_message) = blocking::sync_channel(1);
-        if self.send_control(ControlRequest::Leave(events)).is_ok() {
-            let _ = on_message.recv_timeout(LEAVE_TIMEOUT);
-        }
-        let runtime = self
-            .runtime
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(runtime) = runtime {
-            // Does not block, so that a pool may be dropped anywhere.
-            runtime.shutdown_background();
-        }
     }
 }

@@ -8,7 +8,7 @@
 
 mod exchange;
 pub(crate) mod forward;
-mod reads;
+mod leased;
 mod tune;
 
 use std::{net::TcpListener, sync::Arc};
@@ -20,11 +20,11 @@ use tensord_transport::Secret;
 use tokio::{runtime::Handle, task::AbortHandle};
 use tracing::error;
 
-pub(crate) use self::exchange::{Exchange, UPLOAD};
+use self::{exchange::Exchange, leased::set_exchange};
+pub(crate) use self::{exchange::UPLOAD, leased::leased};
 use crate::{
     backend::{Tensord, TensordDevice},
     cohort::{Cohort, flush_lagging_ranks},
-    data,
 };
 
 /// A running bridge. Dropping it stops the server.
@@ -67,7 +67,7 @@ impl Bridge {
         let flushing = flush_lagging_ranks(cohort, bridge.devices.clone(), runtime.clone());
         bridge.tasks.push(runtime.spawn(flushing).abort_handle());
         for (device, exchange) in bridge.devices.iter().zip(&exchanges) {
-            data::set_exchange(device, Some(exchange));
+            set_exchange(device, Some(exchange));
             let exchange = Arc::downgrade(exchange);
             let watching =
                 exchange::drop_expired_tickets(exchange, device.clone(), runtime.clone());
@@ -84,7 +84,7 @@ impl Bridge {
 impl Drop for Bridge {
     fn drop(&mut self) {
         for device in &self.devices {
-            data::set_exchange(device, None);
+            set_exchange(device, None);
         }
         self.tasks.iter().for_each(AbortHandle::abort);
     }

@@ -4,9 +4,13 @@
 //! and then claims its leases and repeats its pending requests. Leases and sessions go on
 //! while the scheduler cannot be reached.
 
+pub(crate) mod handle;
+pub(crate) mod lease_watch;
+mod withdrawals;
+
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak, mpsc as blocking},
+    sync::{Arc, mpsc as blocking},
     time::Duration,
 };
 
@@ -24,14 +28,18 @@ use tensord_proto::{
 };
 use tensord_transport::{PoolUrl, control};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{
+        mpsc::{self, error::SendTimeoutError},
+        oneshot, watch,
+    },
     time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
 use tracing::{info, warn};
 
-use crate::{error::ConnectError, session::Session};
+use self::{lease_watch::LeaseWatch, withdrawals::Withdrawals};
+use crate::error::ConnectError;
 
 /// How long the scheduler may take to reply.
 const DEADLINE: Duration = Duration::from_millis(3500);
@@ -46,16 +54,10 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 64;
 
-/// A request of the rest of the client to this task.
-pub(crate) enum ControlRequest {
-    Lease {
-        request: LeaseRequest,
-        replies: RequestReplies,
-    },
-    Cancel(RequestId),
-    Release(LeaseId),
-    /// Leaves the pool; the sender is used when the client has left.
-    Leave(blocking::SyncSender<()>),
+/// A request for a lease, as the rest of the client makes it.
+pub(crate) struct LeaseCall {
+    pub(crate) request: LeaseRequest,
+    pub(crate) replies: RequestReplies,
 }
 
 /// Where this task reports what happens to a request for a lease.
@@ -71,47 +73,6 @@ pub(crate) enum RequestOutcome {
     Refused(Error),
 }
 
-/// What the pool reports about a lease.
-#[derive(Clone, Default)]
-pub(crate) struct LeaseWatch(Arc<Mutex<LeaseStatus>>);
-
-#[derive(Default)]
-struct LeaseStatus {
-    ended: Option<String>,
-    sessions: Vec<Weak<Session>>,
-}
-
-impl LeaseWatch {
-    pub(crate) fn ended(&self) -> Option<String> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .ended
-            .clone()
-    }
-
-    /// Registers `session`, which fails when the lease ends.
-    pub(crate) fn add(&self, session: &Arc<Session>) {
-        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.sessions.push(Arc::downgrade(session));
-        if let Some(reason) = &watched.ended {
-            session.fail(reason.clone());
-        }
-    }
-
-    fn end(&self, reason: &str) {
-        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.ended = Some(reason.to_owned());
-        let sessions = watched.sessions.iter().filter_map(Weak::upgrade);
-        sessions.for_each(|session| session.fail(reason));
-    }
-}
-
-struct PendingRequest {
-    request: LeaseRequest,
-    replies: RequestReplies,
-}
-
 struct HeldLease {
     token: Bytes,
     watch: LeaseWatch,
@@ -120,18 +81,35 @@ struct HeldLease {
     released: bool,
 }
 
-pub(crate) struct Control {
+struct Control {
     url: PoolUrl,
     /// The credential of which this client's id is the hash.
     credential: ClientCredential,
-    requests: mpsc::Receiver<ControlRequest>,
-    pending: HashMap<RequestId, PendingRequest>,
+    requests: mpsc::Receiver<LeaseCall>,
+    withdrawals: Arc<Withdrawals>,
+    pending: HashMap<RequestId, LeaseCall>,
     leases: HashMap<LeaseId, HeldLease>,
 }
 
 struct ControlStream {
     outbound: mpsc::Sender<ClientMessage>,
     inbound: Streaming<PoolMessage>,
+}
+
+impl ControlStream {
+    /// Queues a message to the scheduler. A scheduler that takes none for [`SILENCE`] counts
+    /// as lost.
+    async fn send(&self, body: client_message::Body) -> Result<(), StreamEnd> {
+        match self.outbound.send_timeout(message(body), SILENCE).await {
+            Ok(()) => Ok(()),
+            Err(SendTimeoutError::Closed(_)) => {
+                Err(StreamEnd::Lost("the stream to the pool ended".into()))
+            }
+            Err(SendTimeoutError::Timeout(_)) => Err(StreamEnd::Lost(format!(
+                "the pool took no message for {SILENCE:?}"
+            ))),
+        }
+    }
 }
 
 /// Why a stream is no longer used.
@@ -141,22 +119,24 @@ enum StreamEnd {
 }
 
 impl Control {
-    pub(crate) fn new(
+    fn new(
         url: PoolUrl,
         credential: ClientCredential,
-        requests: mpsc::Receiver<ControlRequest>,
+        requests: mpsc::Receiver<LeaseCall>,
+        withdrawals: Arc<Withdrawals>,
     ) -> Self {
         Self {
             url,
             credential,
             requests,
+            withdrawals,
             pending: HashMap::new(),
             leases: HashMap::new(),
         }
     }
 
     /// Runs until the client leaves. `connected` receives the result of the first attempt.
-    pub(crate) async fn run(mut self, connected: blocking::SyncSender<Result<(), ConnectError>>) {
+    async fn run(mut self, connected: blocking::SyncSender<Result<(), ConnectError>>) {
         let mut stream = match self.attach().await {
             Ok(stream) => stream,
             Err(e) => {
@@ -251,10 +231,18 @@ impl Control {
 
     async fn serve(&mut self, mut stream: ControlStream) -> StreamEnd {
         loop {
-            for body in self.release_messages() {
-                if stream.outbound.send(message(body)).await.is_err() {
-                    return StreamEnd::Lost("the stream to the pool ended".into());
+            let (mut messages, left) = self.apply_withdrawals();
+            messages.extend(self.release_messages());
+            for body in messages {
+                if let Err(lost) = stream.send(body).await {
+                    return lost;
                 }
+            }
+            if let Some(left) = left {
+                leave(stream).await;
+                // The receiver may have given up waiting.
+                let _ = left.send(());
+                return StreamEnd::Left;
             }
             tokio::select! {
                 received = timeout(SILENCE, stream.inbound.message()) => match received {
@@ -263,56 +251,53 @@ impl Control {
                     Ok(Err(status)) => return StreamEnd::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string()),
                     Err(_) => return StreamEnd::Lost(format!("the pool sent nothing for {SILENCE:?}")),
                 },
-                control_request = self.requests.recv() => match self.on_request(control_request) {
-                    Ok(Some(body)) => {
-                        if stream.outbound.send(message(body)).await.is_err() {
-                            return StreamEnd::Lost("the stream to the pool ended".into());
-                        }
-                    }
-                    Ok(None) => {}
-                    Err(left) => {
+                lease_call = self.requests.recv() => {
+                    let Some(lease_call) = lease_call else {
                         leave(stream).await;
-                        // The receiver may have given up waiting.
-                        let _ = left.map(|left| left.send(()));
                         return StreamEnd::Left;
+                    };
+                    if let Some(body) = self.on_lease_call(lease_call)
+                        && let Err(lost) = stream.send(body).await
+                    {
+                        return lost;
                     }
-                },
+                }
+                () = self.withdrawals.added() => {}
             }
         }
     }
 
-    /// Handles `control_request`. Returns the messages to send for it, or the sender to use
-    /// when the client has left.
-    fn on_request(
+    /// Makes a request for a lease pending. Returns the message to send for it.
+    fn on_lease_call(&mut self, lease_call: LeaseCall) -> Option<client_message::Body> {
+        // A request that was cancelled before it got here: its cancellation found nothing.
+        if lease_call.replies.outcome.is_closed() {
+            return None;
+        }
+        let request = lease_call.request.clone();
+        let id = RequestId(request.request_id);
+        self.pending.insert(id, lease_call);
+        Some(client_message::Body::Request(request))
+    }
+
+    /// Forgets requests and leases that the program has given up. Returns the messages that
+    /// cancel requests, and the sender to use when the client has left, if it is to leave.
+    fn apply_withdrawals(
         &mut self,
-        control_request: Option<ControlRequest>,
-    ) -> Result<Option<client_message::Body>, Option<blocking::SyncSender<()>>> {
-        Ok(match control_request {
-            None => return Err(None),
-            Some(ControlRequest::Leave(left)) => return Err(Some(left)),
-            Some(ControlRequest::Lease { request, replies }) => {
-                let id = RequestId(request.request_id);
-                self.pending.insert(
-                    id,
-                    PendingRequest {
-                        request: request.clone(),
-                        replies,
-                    },
-                );
-                Some(client_message::Body::Request(request))
+    ) -> (Vec<client_message::Body>, Option<blocking::SyncSender<()>>) {
+        let withdrawn = self.withdrawals.take();
+        for lease in withdrawn.released {
+            // A lease that is not in the table has ended already.
+            if let Some(held_lease) = self.leases.get_mut(&lease) {
+                held_lease.released = true;
             }
-            Some(ControlRequest::Cancel(RequestId(request_id))) => {
-                self.pending.remove(&RequestId(request_id));
-                Some(client_message::Body::Cancel(CancelRequest { request_id }))
-            }
-            Some(ControlRequest::Release(lease)) => {
-                // A lease that is not in the table has ended already.
-                if let Some(held_lease) = self.leases.get_mut(&lease) {
-                    held_lease.released = true;
-                }
-                None
-            }
-        })
+        }
+        let cancelled = withdrawn.cancelled.into_iter().filter_map(|id| {
+            self.pending.remove(&id)?;
+            Some(client_message::Body::Cancel(CancelRequest {
+                request_id: id.0,
+            }))
+        });
+        (cancelled.collect(), withdrawn.left)
     }
 
     /// Handles requests during the pause between two attempts. Returns whether the client
@@ -321,14 +306,20 @@ impl Control {
         let pause = sleep(RETRY);
         tokio::pin!(pause);
         loop {
+            // The scheduler learns of cancelled requests by the next hello, which lacks them.
+            let (_, left) = self.apply_withdrawals();
+            if let Some(left) = left {
+                let _ = left.send(());
+                return true;
+            }
             tokio::select! {
                 () = &mut pause => return false,
-                control_request = self.requests.recv() => {
-                    if let Err(left) = self.on_request(control_request) {
-                        let _ = left.map(|left| left.send(()));
-                        return true;
-                    }
-                }
+                lease_call = self.requests.recv() => match lease_call {
+                    // The next hello is followed by all pending requests.
+                    Some(lease_call) => drop(self.on_lease_call(lease_call)),
+                    None => return true,
+                },
+                () = self.withdrawals.added() => {}
             }
         }
     }
@@ -415,7 +406,7 @@ fn authorised<T>(body: T, url: &PoolUrl) -> Result<Request<T>, ConnectError> {
 }
 
 /// Requests the status of the pool at `url`.
-pub(super) async fn status(url: &PoolUrl) -> Result<StatusReply, ConnectError> {
+pub(crate) async fn status(url: &PoolUrl) -> Result<StatusReply, ConnectError> {
     let mut client = connect(url).await?;
     let reply = client.status(authorised(StatusRequest {}, url)?).await;
     let reply = reply.map_err(|status| ConnectError::from_status(&url.authority(), &status))?;

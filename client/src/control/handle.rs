@@ -1,0 +1,137 @@
+//! What the rest of the client has of the control task.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc as blocking,
+    },
+    time::Duration,
+};
+
+use tensord_proto::{
+    credential::ClientCredential,
+    ids::{LeaseId, RequestId},
+};
+use tensord_transport::PoolUrl;
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::mpsc,
+    time::{Timeout, timeout},
+};
+
+use super::{Control, LeaseCall, withdrawals::Withdrawals};
+use crate::error::{ConnectError, LeaseError};
+
+/// How long a pool may take to answer at first.
+pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
+
+/// How long leaving may take; the pool finds out by itself if it takes longer.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Threads that move bytes; the work itself is done elsewhere.
+const IO_THREADS: usize = 2;
+
+/// Capacity of the queue of requests for leases to the control task.
+const REQUEST_QUEUE: usize = 64;
+
+/// The control task of a pool, and the runtime on which it and all sessions run. Dropping
+/// it leaves the pool.
+pub(crate) struct ControlHandle {
+    pub(crate) url: PoolUrl,
+    pub(crate) runtime_handle: Handle,
+    requests: mpsc::Sender<LeaseCall>,
+    withdrawals: Arc<Withdrawals>,
+    next_request: AtomicU64,
+    /// Taken when dropped.
+    runtime: Mutex<Option<Runtime>>,
+}
+
+impl ControlHandle {
+    /// Starts the runtime and the control task, and waits until the task has connected to
+    /// the pool at `url`.
+    pub(crate) fn connect(url: PoolUrl) -> Result<Self, ConnectError> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(IO_THREADS)
+            .thread_name("tensord-io")
+            .enable_all()
+            .build()?;
+        let (requests, queued) = mpsc::channel(REQUEST_QUEUE);
+        let withdrawals = Arc::<Withdrawals>::default();
+        let credential = ClientCredential::new(rand::random());
+        let task = Control::new(url.clone(), credential, queued, withdrawals.clone());
+        let (connected, connects) = blocking::sync_channel(1);
+        runtime.spawn(task.run(connected));
+        let control = Self {
+            url,
+            runtime_handle: runtime.handle().clone(),
+            requests,
+            withdrawals,
+            next_request: 1.into(),
+            runtime: Mutex::new(Some(runtime)),
+        };
+        match connects.recv_timeout(CONNECT_DEADLINE) {
+            Ok(Ok(())) => Ok(control),
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(ConnectError::CallFailed {
+                pool: control.url.authority(),
+                reason: format!("the pool did not answer within {CONNECT_DEADLINE:?}"),
+            }),
+        }
+    }
+
+    /// Limits the time of `future` by the pool's own timer, so that any executor can run
+    /// it.
+    pub(crate) fn timeout<F: Future>(&self, limit: Duration, future: F) -> Timeout<F> {
+        let _context = self.runtime_handle.enter();
+        timeout(limit, future)
+    }
+
+    pub(crate) fn new_request(&self) -> RequestId {
+        RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Queues a request for a lease. Waits while many are queued.
+    ///
+    /// # Errors
+    ///
+    /// When the client is shutting down.
+    pub(crate) async fn request(&self, lease_call: LeaseCall) -> Result<(), LeaseError> {
+        let sent = self.requests.send(lease_call).await;
+        sent.map_err(|_| LeaseError::Closed)
+    }
+
+    /// Cancels a request, even if it is still in the queue.
+    pub(crate) fn cancel(&self, request: RequestId) {
+        self.withdrawals
+            .add(|withdrawn| withdrawn.cancelled.push(request));
+    }
+
+    /// Gives a lease back. Best effort: the pool takes it back by itself when
+    /// this process is gone.
+    pub(crate) fn release(&self, lease: LeaseId) {
+        self.withdrawals
+            .add(|withdrawn| withdrawn.released.push(lease));
+    }
+}
+
+impl Drop for ControlHandle {
+    fn drop(&mut self) {
+        // Without a task, there is nothing to leave.
+        if !self.requests.is_closed() {
+            let (left, leaving) = blocking::sync_channel(1);
+            self.withdrawals
+                .add(|withdrawn| withdrawn.left = Some(left));
+            let _ = leaving.recv_timeout(LEAVE_TIMEOUT);
+        }
+        let runtime = self
+            .runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(runtime) = runtime {
+            // Does not block, so that a pool may be dropped anywhere.
+            runtime.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! How a connection of a session ends.
+
+use std::time::Duration;
+
+use tensord_proto::{
+    codec::DeviceProfile,
+    v1::{Error, ErrorCode, Opened},
+    version,
+};
+use tensord_transport::channel::{Broken, Ended, duplex::FrameError};
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(super) enum ConnectionEnd {
+    /// The connection was lost; the session may continue on another.
+    Lost(String),
+    /// The session is over.
+    Over(String),
+    /// The worker broke this rule, so the session is over.
+    BrokeRule(String),
+}
+
+/// Returns why a connection ended for which the pump returned `ended`.
+pub(super) fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
+    match ended {
+        Ended::Lost(reason) => ConnectionEnd::Lost(reason),
+        // A track has one driver, so no connection of its replaces another.
+        Ended::Replaced => ConnectionEnd::Lost("a later connection replaced this one".into()),
+        Ended::Done => ConnectionEnd::Over("closed".into()),
+        Ended::Over(end) => end,
+    }
+}
+
+/// Returns how a session ends that the worker closed with `error`.
+pub(super) fn closed_by(error: &Error) -> ConnectionEnd {
+    match error.code() {
+        ErrorCode::Unspecified => ConnectionEnd::Over("closed".into()),
+        _ => ConnectionEnd::Over(format!("the worker ended the session: {error}")),
+    }
+}
+
+/// Returns how a frame that was refused with `error` ends the connection.
+pub(super) fn broken(error: &FrameError) -> Broken<ConnectionEnd> {
+    match error.is_loss() {
+        true => Broken::Loss(error.to_string()),
+        false => Broken::Over(ConnectionEnd::BrokeRule(error.to_string()), Duration::ZERO),
+    }
+}
+
+/// Returns the profile of the device with which the worker opened the session.
+///
+/// # Errors
+///
+/// When the worker does not use a protocol of this client, or the profile is malformed.
+pub(super) fn accepted_profile(opened: &Opened) -> Result<DeviceProfile, String> {
+    let ours = version::hello();
+    let theirs = opened.hello.clone().unwrap_or_default();
+    let protocol = version::negotiate(&ours, &theirs).map_err(|e| e.message)?;
+    if opened.protocol != protocol {
+        let chosen = opened.protocol;
+        return Err(format!(
+            "the worker chose protocol {chosen} instead of {protocol}"
+        ));
+    }
+    let settings = opened.settings.clone().unwrap_or_default();
+    DeviceProfile::decode(&settings.encoded).map_err(|e| e.to_string())
+}
