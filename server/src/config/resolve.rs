@@ -312,15 +312,14 @@ impl Layers<'_> {
 
     /// Resolves the source of the admin URL: the first that is set of `--url`,
     /// `--url-file`, `--state`, `TENSORD_URL` and the configuration file's `url-file`, else
-    /// the state directory of this host's scheduler. If the configuration file has a
-    /// `url-file`, `--state` is ignored.
+    /// the state directory of this host's scheduler.
     fn admin(&self, settings: AdminSettings) -> Result<AdminUrl, ConfigError> {
         let AdminSettings { url, file, state } = settings;
         if let Some(url) = url {
             return pool_url(&Secret::new(url), "--url".into()).map(AdminUrl::Given);
         }
-        let is_kept = state.state.is_some() || self.environment.url.is_none();
-        match file.url_file.is_none() && self.file.url_file.is_none() && is_kept {
+        let has_url = self.environment.url.is_some() || self.file.url_file.is_some();
+        match file.url_file.is_none() && (state.state.is_some() || !has_url) {
             true => self.state(state).map(AdminUrl::FromState),
             false => self.url(file).map(AdminUrl::Given),
         }

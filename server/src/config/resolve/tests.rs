@@ -178,13 +178,17 @@ fn unusable_environment_error_is_one_line() {
 
 #[test]
 fn admin_url_defaults_to_this_hosts_scheduler() {
-    let admin = |line: &str, url: Option<&str>| {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("url");
+    fs::write(&path, "tensord://0123456789abcdef@configured:1\n").unwrap();
+    let with_url_file = format!("url-file = {path:?}");
+    let admin_in = |line: &str, url: Option<&str>, file: &str| {
         let environment = Environment {
             url: url.map(Secret::new),
             home: Some("/home/ada".into()),
             ..Environment::default()
         };
-        match resolved_in(&environment, line, "") {
+        match resolved_in(&environment, line, file) {
             Ok(Config::Token(config)) => match config.admin {
                 AdminUrl::Given(url) => url.reveal(),
                 AdminUrl::FromState(state) => state.display_path,
@@ -192,11 +196,15 @@ fn admin_url_defaults_to_this_hosts_scheduler() {
             other => panic!("{line:?} came to {other:?}"),
         }
     };
+    let admin = |line: &str, url| admin_in(line, url, "");
     let other = "tensord://fedcba9876543210@h:2";
     let list = |more: &str| format!("tensord token list {more}");
     assert_eq!(admin(&list(""), None), "~/.local/state/tensord");
     assert_eq!(admin(&list(""), Some(URL)), URL);
     assert_eq!(admin(&list("--state /s"), Some(URL)), "/s");
+    assert_eq!(admin_in(&list("--state /s"), None, &with_url_file), "/s");
+    let configured = admin_in(&list(""), None, &with_url_file);
+    assert!(configured.ends_with("@configured:1"), "{configured}");
     assert_eq!(admin(&list(&format!("--url {other}")), Some(URL)), other);
     let error = resolved("tensord token list --url tensord://h:1", "").unwrap_err();
     assert!(error.to_string().starts_with("--url: the URL has no token"));
