@@ -296,6 +296,7 @@ impl Session {
                     let request = session.with_op_timeout(in_flight).await;
                     session.pass_on(vec![request]);
                     session.send_peer_requests();
+                    session.schedule(session.work_queue.unblock());
                 });
                 return;
             }

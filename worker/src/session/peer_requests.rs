@@ -14,8 +14,12 @@ use burn_std::future::DynFut;
 use super::runner::Request;
 use crate::{collective::Cohort, locks::lock};
 
-/// Requests that wait to be passed on. The runner's limit on results in flight bounds the
-/// all-reduces and takes among them. Offers hold device memory for their values.
+/// Number of queued requests at which the session pauses. Behind a value that the device is
+/// still reading, a client could queue any number of offers of empty tensors, which take no
+/// memory of the device.
+pub(super) const MAX_QUEUED_REQUESTS: usize = 1 << 15;
+
+/// Requests that wait to be passed on.
 #[derive(Default)]
 pub(super) struct PeerRequests(Mutex<State>);
 
@@ -47,6 +51,17 @@ impl PeerRequests {
         let mut state = lock(&self.0);
         state.queued.extend(requests);
         !std::mem::replace(&mut state.is_sending, true)
+    }
+
+    /// Returns whether the session must pause until requests were passed on. A batch that was
+    /// pushed at once may exceed the limit.
+    pub(super) fn is_full(&self) -> bool {
+        lock(&self.0).queued.len() >= MAX_QUEUED_REQUESTS
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        lock(&self.0).queued.len()
     }
 
     /// Returns the next requests to pass on, or `None` if there are none left.

@@ -188,17 +188,18 @@ impl<'a> TimeSlice<'a> {
         Ok(())
     }
 
-    /// Returns whether the session must pause until the client acknowledges replies or
-    /// reads in flight complete.
+    /// Returns whether the session must pause until the client acknowledges replies, reads
+    /// in flight complete, or requests are passed on to peers.
     fn block_if_full(&self) -> bool {
         let Session {
             work_queue,
             outbound,
+            peer_requests,
             ..
         } = &**self.session;
-        let blocked = work_queue.block_if_full(|| outbound.is_full());
+        let blocked = work_queue.block_if_full(|| outbound.is_full() || peer_requests.is_full());
         if blocked {
-            debug!(session = %self.session.id, "the session waits until its client reads answers");
+            debug!(session = %self.session.id, "the session waits until its client reads answers, or its device has read values");
         }
         blocked
     }

@@ -68,8 +68,8 @@ struct State {
     awaits_payload: bool,
     /// Whether the session is in the run queue or running.
     scheduled: bool,
-    /// Whether the session is paused until the client acknowledges replies or a read in
-    /// flight completes.
+    /// Whether the session is paused until the client acknowledges replies, a read in flight
+    /// completes, or requests are passed on to peers.
     blocked: bool,
     reads_in_flight: ReadsInFlight,
     /// Why the session ends. Set once; no work is executed after that.
@@ -210,11 +210,11 @@ impl WorkQueue {
     }
 
     /// Returns whether the session must pause: until reads in flight complete, or because
-    /// `is_outbox_full`, which is called under the lock, returns true. If so, the session is
+    /// `is_full`, which is called under the lock, returns true. If so, the session is
     /// marked as blocked and not scheduled.
-    pub(super) fn block_if_full(&self, is_outbox_full: impl FnOnce() -> bool) -> bool {
+    pub(super) fn block_if_full(&self, is_full: impl FnOnce() -> bool) -> bool {
         let mut state = lock(&self.state);
-        let is_full = is_outbox_full() || state.reads_in_flight.is_full();
+        let is_full = is_full() || state.reads_in_flight.is_full();
         let blocked = state.end.is_none() && is_full;
         if blocked {
             (state.blocked, state.scheduled) = (true, false);

@@ -5,10 +5,13 @@ use std::collections::VecDeque;
 use burn_backend::{ExecutionError, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use burn_std::future::DynFut;
-use tensord_proto::codec::DeviceProfile;
+use tensord_proto::codec::{DeviceProfile, encode_tensor};
 use tokio::sync::oneshot;
 
-use super::{super::work_queue::MAX_READS_IN_FLIGHT, *};
+use super::{
+    super::{peer_requests::MAX_QUEUED_REQUESTS, work_queue::MAX_READS_IN_FLIGHT},
+    *,
+};
 use crate::{
     backend::{BurnDevice, StorageInfo, TensorStore},
     custom::CustomOps,
@@ -157,4 +160,40 @@ fn ending_session_does_not_wait_for_reads() {
     assert_eq!(harness.memory.live_bytes(), 0);
     complete_reads(&mut harness, &waiting, 4);
     assert_eq!(harness.values(), []);
+}
+
+#[test]
+fn offers_behind_a_slow_read_are_bounded() {
+    let offer = |id: u64, elements: usize, key: u64| {
+        let mut capability = [0; 16];
+        capability[..8].copy_from_slice(&key.to_le_bytes());
+        let tensor = TensorIr {
+            shape: Shape::new([elements]),
+            ..tensor(id, TensorStatus::ReadOnly)
+        };
+        Body::Offer(v1::Offer {
+            tensor: encode_tensor(&tensor),
+            capability: capability.to_vec().into(),
+            to: 1,
+        })
+    };
+    let (mut harness, waiting) = start_reads(2, 0);
+    harness.client.push(offer(1, 2, 0));
+    // Offers of a tensor that does not exist: a fault each, and no memory of the device.
+    for key in 1..=MAX_QUEUED_REQUESTS as u64 + 500 {
+        harness.client.push(offer(9, 2, key));
+    }
+    harness.run_all();
+    assert_eq!(lock(&waiting).len(), 1, "the first value is being read");
+    let queued = harness.session.peer_requests.len();
+    assert_eq!(
+        queued, MAX_QUEUED_REQUESTS,
+        "the session pauses at the limit"
+    );
+    complete_reads(&mut harness, &waiting, 1);
+    assert_eq!(
+        harness.session.peer_requests.len(),
+        0,
+        "the session went on"
+    );
 }
