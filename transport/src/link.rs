@@ -3,9 +3,10 @@
 //! Laws, checked on every carrier by one suite (`tests/conformance`):
 //!
 //! 1. Frames arrive whole, in order and once, independently in both directions.
-//! 2. A frame of up to [`MAX_FRAME_BYTES`] passes. The dialled side accepts only
-//!    [`FIRST_FRAME_BYTES`] until it calls [`LinkReceiver::admit`]. [`LinkSender::send`]
-//!    refuses a larger frame; if a peer sends one anyway, the link ends.
+//! 2. A frame of up to [`MAX_FRAME_BYTES`](tensord_proto::MAX_FRAME_BYTES) passes. The
+//!    dialled side accepts only [`FIRST_FRAME_BYTES`] until it calls
+//!    [`LinkReceiver::admit`]. [`LinkSender::send`] refuses a larger frame; if a peer sends
+//!    one anyway, the link ends.
 //! 3. After [`LinkSender::finish`] the peer receives all frames sent before, then `None`.
 //!    It receives `None` in no other case. The other direction goes on.
 //! 4. When the connection is lost, both calls end with an error; neither hangs for longer
@@ -234,7 +235,7 @@ impl LinkReceiver {
         }
     }
 
-    /// Admits the peer: frames of up to [`MAX_FRAME_BYTES`] are accepted from now on. A
+    /// Admits the peer: frames of up to [`MAX_FRAME_BYTES`](tensord_proto::MAX_FRAME_BYTES) are accepted from now on. A
     /// link that is not admitted within five seconds is closed, earlier if other
     /// connections wait. No effect on the side that dialled, or when called again.
     ///
