@@ -12,10 +12,11 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tensord_testkit::models::CLASSES;
 
 use crate::{
     data::{self, Upload},
-    models::{CLASSES, Model, Network, PIXELS, SIDE},
+    models::{Model, Network, PIXELS, SIDE},
 };
 
 /// Images in a batch, unless a bench chooses another size.

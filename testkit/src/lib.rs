@@ -7,6 +7,7 @@
 pub mod cluster;
 pub mod digits;
 pub mod host;
+pub mod models;
 pub mod quiet;
 pub mod raw;
 pub mod replicas;

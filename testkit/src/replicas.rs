@@ -25,7 +25,7 @@ use burn::{
 };
 use tensord_client::data;
 
-use crate::{digits, training::Classifier};
+use crate::{digits, models::Classifier};
 
 /// Batch size of a step, over all devices.
 pub const BATCH: usize = 64;
@@ -75,10 +75,11 @@ pub fn bits<M: Module>(model: &M) -> Vec<u32> {
     bits.0
 }
 
-/// Marks all float parameters for gradient averaging.
-struct Shared;
+/// Marks all float parameters of a model as shared by all devices, so that Burn reduces
+/// their gradients.
+pub struct MarkShared;
 
-impl ModuleMapper for Shared {
+impl ModuleMapper for MarkShared {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         Param::from_mapped_value(id, tensor.set_distributed(id), mapper)
@@ -105,7 +106,7 @@ fn replica<M: Classifier>(
 ) -> TrainingRecord {
     let mut model = model.fork(device);
     if ranks > 1 {
-        model = model.map(&mut Shared);
+        model = model.map(&mut MarkShared);
     }
     let mut optimizer = AdamConfig::new().init();
     let cross_entropy = CrossEntropyLossConfig::new().init(device);

@@ -25,9 +25,9 @@ use tensord_client::{LeaseRequest, LockstepBatcher};
 use tensord_testkit::{
     cluster::Cluster,
     digits::{self, Digit, TRAIN},
+    models::{Classifier, Mlp, ModelSize, Transformer},
     quiet::Quiet,
     replicas::{BATCH, MEAN, bits, replicas, training_lock, with_deadline},
-    training::{Classifier, Mlp, Transformer},
 };
 
 const STEPS: usize = TRAIN / BATCH;
@@ -139,7 +139,7 @@ fn train_with_burn(devices: &[Device], recorder: &Arc<Mutex<ReplicaRecorder>>) -
     let test = loader(test, count, 1); // Only the first device tests.
     let train = loader(train, BATCH / devices.len(), devices.len());
     devices[0].seed(42);
-    let mlp = Mlp::new(&devices[0]).fork(&devices[0]);
+    let mlp = Mlp::new(&ModelSize::SMALL, &devices[0]).fork(&devices[0]);
     let learner = Learner::new(RecordedModel { mlp }, AdamConfig::new().init(), 1e-2);
     let strategy = ExecutionStrategy::ddp(devices.to_vec(), MEAN);
     // Nothing is written to the directory.
@@ -204,7 +204,7 @@ fn check_losses_for_all_device_counts<M: Classifier + 'static>() {
     let devices = lease.devices();
     let first = devices[0].clone().autodiff();
     first.seed(42);
-    let model = M::new(&first).fork(&first);
+    let model = M::new(&ModelSize::SMALL, &first).fork(&first);
     let reference = replicas(&model, &devices[..1], 2).remove(0).losses;
     assert!(reference[reference.len() - 1] < 0.5 * reference[0]);
     // Two devices on different workers, then all four.

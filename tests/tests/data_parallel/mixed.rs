@@ -10,8 +10,8 @@ use burn::{
 use tensord_client::LeaseRequest;
 use tensord_testkit::{
     host,
+    models::{Classifier, Mlp, ModelSize},
     replicas::{replicas, training_lock},
-    training::{Classifier, Mlp},
 };
 
 #[test]
@@ -39,7 +39,7 @@ fn devices_of_two_kinds_train_together() {
         // The devices' own arithmetic may differ on the same gradients.
         let first = devices[0].clone().autodiff();
         first.seed(42);
-        let model = Mlp::new(&first).fork(&first);
+        let model = Mlp::new(&ModelSize::SMALL, &first).fork(&first);
         let seen = replicas(&model, devices, 1);
         let weights = |rank: usize| {
             seen[rank].weights[0]

@@ -12,8 +12,9 @@ use tensord_proto::{
 };
 use tensord_testkit::{
     cluster::{Cluster, Process, binary},
+    models::Mlp,
     raw::{self, ClientStream, RawSession, RawWorker, Target, carriers, join_over},
-    training::{Mlp, losses},
+    training::losses,
 };
 use tensord_transport::{Dialer, channel::duplex::Duplex, identity::worker_id};
 use tokio::time::timeout;

@@ -4,7 +4,8 @@ use burn::tensor::Device;
 use tensord_client::{LeaseRequest, Options};
 use tensord_testkit::{
     cluster::Cluster,
-    training::{Classifier, Cnn, Mlp, losses},
+    models::{Classifier, Cnn, Mlp},
+    training::losses,
 };
 use tensord_transport::faults::FaultSwitch;
 

@@ -15,12 +15,10 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
-    tensor::{
-        Device, Tensor,
-        distributed::{DistributedConfig, DistributedContext, ReduceOperation},
-    },
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Device, Tensor, distributed::DistributedContext},
 };
+use tensord_testkit::replicas::{MEAN, MarkShared};
 
 use crate::{
     data::{PendingRead, ReadStart, Upload, into_data, start_read},
@@ -124,10 +122,7 @@ pub(super) fn train(plan: &TrainingPlan, devices: &[Device]) -> Result<Trained> 
 /// Creates the context that Burn needs to reduce gradients. A process can have one at a
 /// time.
 pub(super) fn context(devices: &[Device]) -> DistributedContext {
-    let config = DistributedConfig {
-        all_reduce_op: ReduceOperation::Mean,
-    };
-    DistributedContext::init(devices.to_vec(), config)
+    DistributedContext::init(devices.to_vec(), MEAN)
 }
 
 /// Moves `network` to `device`, and marks its gradients for reduction if there are other
@@ -136,17 +131,7 @@ pub(super) fn fork<M: Module>(network: M, device: &Device, world: usize) -> M {
     let network = network.fork(device);
     match world {
         1 => network,
-        _ => network.map(&mut MarkDistributed),
-    }
-}
-
-/// Marks every weight as shared by all devices.
-struct MarkDistributed;
-
-impl ModuleMapper for MarkDistributed {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, tensor.set_distributed(id), mapper)
+        _ => network.map(&mut MarkShared),
     }
 }
 
