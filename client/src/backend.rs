@@ -41,6 +41,19 @@ static SESSIONS: LazyLock<DashMap<u16, Arc<Session>>> = LazyLock::new(DashMap::n
 static NEXT_DEVICE: AtomicU32 = AtomicU32::new(0);
 
 /// A leased device, identified by a number that is unique in this process.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use burn_backend::Backend;
+/// use tensord_client::{LeaseRequest, Pool, Tensord, TensordDevice};
+///
+/// fn train<B: Backend>(device: &B::Device) { /* … */ }
+///
+/// let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1))?;
+/// let device: TensordDevice = lease.backend_devices()[0];
+/// train::<Tensord>(&device);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct TensordDevice {
     index: u16,

@@ -88,6 +88,11 @@ impl Cohort {
         });
     }
 
+    /// Returns why the lease can no longer be used, or `None` while it can.
+    pub(crate) fn end_reason(&self) -> Option<String> {
+        self.end.borrow().clone()
+    }
+
     /// Waits until the lease can no longer be used, and returns why.
     pub(crate) fn ended(&self) -> impl Future<Output = String> + Send + use<> {
         let mut end = self.end.subscribe();

@@ -17,7 +17,7 @@ use crate::{
     blocking::block_on,
     bridge::{self, Bridge},
     cohort::{Cohort, LEASE_DROPPED},
-    control::{handle::ControlHandle, lease_watch::LeaseWatch},
+    control::handle::ControlHandle,
     session::Session,
 };
 
@@ -91,6 +91,18 @@ impl fmt::Debug for LeaseRequest {
 }
 
 /// A description of a leased device, with the name of its worker.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tensord_client::{LeaseRequest, Pool};
+///
+/// let lease = Pool::connect_env()?.lease(LeaseRequest::devices(2))?;
+/// for device in lease.descriptions() {
+///     let gib = device.memory_bytes >> 30;
+///     println!("{} ({}, {gib} GiB) of {}", device.name, device.kind, device.worker);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeasedDevice {
@@ -120,6 +132,18 @@ impl From<&v1::LeasedDevice> for LeasedDevice {
 }
 
 /// Bytes between this process and the workers of a lease, including framing.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tensord_client::{LeaseRequest, Pool};
+///
+/// let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1))?;
+/// let before = lease.traffic();
+/// // … a step of the training …
+/// let after = lease.traffic();
+/// println!("the step sent {} bytes", after.bytes_up - before.bytes_up);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Traffic {
@@ -141,7 +165,6 @@ pub struct Lease {
     pub(crate) control: Arc<ControlHandle>,
     pub(crate) lease_devices: Vec<LeaseDevice>,
     pub(crate) bridge: Option<Bridge>,
-    pub(crate) watch: LeaseWatch,
     pub(crate) cohort: Arc<Cohort>,
 }
 
@@ -193,18 +216,14 @@ impl Lease {
     }
 
     /// Why the lease can no longer be used, or `None` while it can: the pool ended
-    /// it, or a worker is lost. Its devices return errors from then on.
+    /// it, or a worker is lost. Its devices return errors from then on. The first reason
+    /// stays.
     pub fn ended(&self) -> Option<String> {
-        let failure = || {
-            self.lease_devices
-                .iter()
-                .find_map(|lease_device| lease_device.session.failure())
-        };
-        self.watch.ended().or_else(failure)
+        self.cohort.end_reason()
     }
 
-    /// Waits until the lease can no longer be used, and returns why: the first reason of
-    /// those that [`ended`](Self::ended) returns, or that the lease was dropped. The future
+    /// Waits until the lease can no longer be used, and returns why, as
+    /// [`ended`](Self::ended) does, or that the lease was dropped. The future
     /// does not keep the lease alive, and runs on any executor.
     ///
     /// ```no_run
@@ -231,6 +250,17 @@ impl Lease {
     /// future is dropped, on the Tokio runtime that awaits it.
     ///
     /// The stock client uses WebSocket without TLS: bind `listener` to loopback.
+    ///
+    /// ```no_run
+    /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::net::TcpListener;
+    /// use tensord_client::{LeaseRequest, Pool, Secret};
+    ///
+    /// let lease = Pool::connect_env()?.lease_async(LeaseRequest::devices(1)).await?;
+    /// let token = Secret::new(std::env::var("BURN_TOKEN")?);
+    /// lease.serve(TcpListener::bind("127.0.0.1:9000")?, &token).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

@@ -198,7 +198,6 @@ impl Pool {
             control: self.control.clone(),
             lease_devices: Vec::new(),
             bridge: None,
-            watch,
             cohort: cohort.clone(),
         };
         let mut openings = Vec::new();
@@ -208,7 +207,7 @@ impl Pool {
                 lease_rank,
             };
             let (lease_device, opening) = self.open_session(leased, granted, cohort_member)?;
-            lease.watch.add(&lease_device.session);
+            watch.add(&lease_device.session);
             lease.lease_devices.push(lease_device);
             openings.push(opening);
         }

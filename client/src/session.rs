@@ -392,14 +392,6 @@ impl Session {
         self.lock().profile.as_ref().map(|profile| profile.settings)
     }
 
-    /// Returns why the session failed, if it did.
-    pub(crate) fn failure(&self) -> Option<String> {
-        match &self.lock().end {
-            Some(SessionEnd::Failed(reason)) => Some(reason.clone()),
-            Some(SessionEnd::Closed) | None => None,
-        }
-    }
-
     /// Ends the session after the recorded ops. Never waits.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
@@ -425,13 +417,14 @@ impl Session {
         let Some(requests) = self.lock().end(end) else {
             return;
         };
+        // Before any request fails, so that a program that sees the error finds the reason.
+        if let Some(reason) = failure {
+            self.cohort_member.cohort.end(&reason);
+        }
         self.room.notify_all();
         self.wake.notify_one();
         self.wake_bulk.notify_one();
         requests.fail(&error);
-        if let Some(reason) = failure {
-            self.cohort_member.cohort.end(&reason);
-        }
     }
 }
 

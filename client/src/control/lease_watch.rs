@@ -16,14 +16,6 @@ struct LeaseStatus {
 }
 
 impl LeaseWatch {
-    pub(crate) fn ended(&self) -> Option<String> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .ended
-            .clone()
-    }
-
     /// Registers `session`, which fails when the lease ends.
     pub(crate) fn add(&self, session: &Arc<Session>) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
