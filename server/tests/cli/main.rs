@@ -38,6 +38,13 @@ fn refused(home: &Path, args: &[&str], variables: &[(&str, &str)], expected: &st
     assert_eq!(stderr, format!("error: {expected}\n"));
 }
 
+/// Runs a command that succeeds, and returns its output.
+fn stdout_of(home: &Path, args: &[&str]) -> String {
+    let (code, stdout, stderr) = run(home, args, &[]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    stdout
+}
+
 /// A command that runs until it is stopped. Dropping it kills it.
 struct RunningCommand {
     child: Child,
@@ -115,6 +122,34 @@ fn devices_lists_what_the_host_has() {
 }
 
 #[test]
+#[cfg(not(feature = "cuda"))]
+fn kind_of_device_that_is_not_in_the_build_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let hint = "cuda devices are not in this build, which has flex; build tensord with `--features cuda`; valid lists are auto, flex*2, and cuda:0,1";
+    if !cfg!(any(
+        feature = "vulkan",
+        feature = "webgpu",
+        feature = "rocm",
+        feature = "metal"
+    )) {
+        refused(
+            home,
+            &["worker", "--devices", "cuda:0"],
+            &[],
+            &format!("invalid value 'cuda:0' for '--devices <LIST>': {hint}"),
+        );
+        #[cfg(feature = "demo")]
+        refused(
+            home,
+            &["demo", "--kind", "cuda"],
+            &[],
+            &format!("--kind cuda: {hint}"),
+        );
+    }
+}
+
+#[test]
 fn invalid_setting_exits_64_with_one_line_that_names_it() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
@@ -130,30 +165,6 @@ fn invalid_setting_exits_64_with_one_line_that_names_it() {
         &[("TENSORD_LISTEN", "here")],
         "invalid value 'here' for '--listen <IP:PORT>': \"here\" is not IP:PORT, such as 0.0.0.0:7461",
     );
-    #[cfg(not(feature = "cuda"))]
-    {
-        let hint = "cuda devices are not in this build, which has flex; build tensord with `--features cuda`; valid lists are auto, flex*2, and cuda:0,1";
-        if !cfg!(any(
-            feature = "vulkan",
-            feature = "webgpu",
-            feature = "rocm",
-            feature = "metal"
-        )) {
-            refused(
-                home,
-                &["worker", "--devices", "cuda:0"],
-                &[],
-                &format!("invalid value 'cuda:0' for '--devices <LIST>': {hint}"),
-            );
-            #[cfg(feature = "demo")]
-            refused(
-                home,
-                &["demo", "--kind", "cuda"],
-                &[],
-                &format!("--kind cuda: {hint}"),
-            );
-        }
-    }
     #[cfg(feature = "demo")]
     refused(
         home,

@@ -19,38 +19,67 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     let mut scheduler = RunningCommand::start(tensord(home, &args));
     let lines = scheduler.lines_until("workers:");
     let programs = url(&lines[2]);
-    let status = |url: &str| run(home, &["status"], &[("TENSORD_URL", url)]);
-    let stdout_of = |args: &[&str]| {
-        let (code, stdout, stderr) = run(home, args, &[]);
-        assert_eq!((code, stderr.as_str()), (Some(0), ""));
-        stdout
-    };
-    let listed = |name: &str| {
-        let list: serde_json::Value =
-            serde_json::from_str(&stdout_of(&["token", "list", "--json"])).unwrap();
-        let tokens = list["tokens"].as_array().unwrap();
-        tokens.iter().find(|token| token["name"] == name).cloned()
-    };
+    let ci = check_new_token(home);
+    check_rotated_token(home, &ci);
+    let (code, stdout, stderr) = run(home, &["token", "list"], &[("TENSORD_URL", programs)]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(
+        stderr.contains("the client token was sent, but an administrator needs a different token"),
+        "{stderr}"
+    );
 
-    let made = stdout_of(&[
-        "token",
-        "create",
-        "--name",
-        "ci",
-        "--tenant",
-        "red",
-        "--expires",
-        "1d",
-    ]);
+    // From the next start on, the printed URL has the successor's token.
+    let successor = stdout_of(home, &["token", "rotate", "program", "--grace", "0s"]);
+    let successor = url(successor.lines().nth(1).unwrap()).to_owned();
+    assert_eq!(status(home, programs).0, Some(1));
+    stdout_of(home, &["token", "revoke", "worker"]);
+    assert_eq!(scheduler.terminate().code(), Some(0));
+    let mut again = RunningCommand::start(tensord(home, &args));
+    let again = again.lines_until("workers:");
+    let token = |url: &str| url.split('@').next().unwrap().to_owned();
+    assert_eq!(token(url(&again[2])), token(&successor));
+    assert_eq!(
+        again[3],
+        "workers:   make a URL with `tensord token create --role worker`"
+    );
+}
+
+fn status(home: &Path, url: &str) -> (Option<i32>, String, String) {
+    run(home, &["status"], &[("TENSORD_URL", url)])
+}
+
+/// Returns the row of the token `name` in `tensord token list`.
+fn listed(home: &Path, name: &str) -> Option<serde_json::Value> {
+    let list: serde_json::Value =
+        serde_json::from_str(&stdout_of(home, &["token", "list", "--json"])).unwrap();
+    let tokens = list["tokens"].as_array().unwrap();
+    tokens.iter().find(|token| token["name"] == name).cloned()
+}
+
+/// Makes the token `ci`, and checks that it works and how it is listed. Returns its URL.
+fn check_new_token(home: &Path) -> String {
+    let made = stdout_of(
+        home,
+        &[
+            "token",
+            "create",
+            "--name",
+            "ci",
+            "--tenant",
+            "red",
+            "--expires",
+            "1d",
+        ],
+    );
     let mut made = made.lines();
     assert_eq!(
         made.next(),
         Some("# program token ci of tenant red, for 1 d 0 h; it is not shown again")
     );
     let ci = url(made.next().unwrap()).to_owned();
-    assert_eq!(status(&ci).0, Some(0));
-    assert_eq!(listed("ci").unwrap()["tenant"], "red");
-    let table = stdout_of(&["token", "list"]);
+    assert_eq!(status(home, &ci).0, Some(0));
+    assert_eq!(listed(home, "ci").unwrap()["tenant"], "red");
+    let table = stdout_of(home, &["token", "list"]);
     let names = table
         .lines()
         .map(|line| line.split_whitespace().next().unwrap());
@@ -62,39 +91,24 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
         !table.contains(ci.split(['/', '@']).nth(2).unwrap()),
         "{table}"
     );
+    ci
+}
 
-    let rotated = stdout_of(&["token", "rotate", "ci"]);
+/// Rotates the token `ci`, whose URL is `ci`, and then revokes it.
+fn check_rotated_token(home: &Path, ci: &str) {
+    let rotated = stdout_of(home, &["token", "rotate", "ci"]);
     let successor = url(rotated.lines().nth(1).unwrap()).to_owned();
-    assert_eq!((status(&ci).0, status(&successor).0), (Some(0), Some(0)));
-    assert_eq!(listed("ci").unwrap()["standing"], "rotating");
+    for url in [ci, &successor] {
+        assert_eq!(status(home, url).0, Some(0));
+    }
+    assert_eq!(listed(home, "ci").unwrap()["standing"], "rotating");
     assert_eq!(
-        stdout_of(&["token", "revoke", "ci"]),
+        stdout_of(home, &["token", "revoke", "ci"]),
         "ci is revoked; 0 clients and 0 workers were disconnected\n"
     );
-    for url in [&ci, &successor] {
-        let (code, _, stderr) = status(url);
+    for url in [ci, &successor] {
+        let (code, _, stderr) = status(home, url);
         assert_eq!(code, Some(1));
         assert!(stderr.contains("the token \"ci\" was revoked"), "{stderr}");
     }
-    let (code, stdout, stderr) = run(home, &["token", "list"], &[("TENSORD_URL", programs)]);
-    assert_eq!((code, stdout.as_str()), (Some(1), ""));
-    assert!(
-        stderr.contains("the client token was sent, but an administrator needs a different token"),
-        "{stderr}"
-    );
-
-    // From the next start on, the printed URL has the successor's token.
-    let successor = stdout_of(&["token", "rotate", "program", "--grace", "0s"]);
-    let successor = url(successor.lines().nth(1).unwrap()).to_owned();
-    assert_eq!(status(programs).0, Some(1));
-    stdout_of(&["token", "revoke", "worker"]);
-    assert_eq!(scheduler.terminate().code(), Some(0));
-    let mut again = RunningCommand::start(tensord(home, &args));
-    let again = again.lines_until("workers:");
-    let token = |url: &str| url.split('@').next().unwrap().to_owned();
-    assert_eq!(token(url(&again[2])), token(&successor));
-    assert_eq!(
-        again[3],
-        "workers:   make a URL with `tensord token create --role worker`"
-    );
 }

@@ -18,6 +18,7 @@ use super::data::floats;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = functions();
+    cases.extend(functions_of_unusual_shapes());
     cases.extend(transposed());
     cases.extend(deformed());
     cases.extend(modules());
@@ -56,6 +57,11 @@ fn functions() -> Vec<Case> {
                 conv2d(x, w, Some(b), ConvOptions::new([1, 2], [2, 1], [2, 3], 1))
             })
         }),
+    ]
+}
+
+fn functions_of_unusual_shapes() -> Vec<Case> {
+    vec![
         Case::approx("conv.conv2d/one_by_one", |d| {
             grad3(d, [2, 5, 3, 4], [2, 5, 1, 1], [2], |x, w, b| {
                 conv2d(x, w, Some(b), ConvOptions::new([1, 1], [0, 0], [1, 1], 1))

@@ -8,8 +8,10 @@ use super::data::{bools, floats, ints, values};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = filled();
+    cases.extend(filled_like_another());
     cases.extend(ranges());
     cases.extend(host_data());
+    cases.extend(moved());
     cases
 }
 
@@ -53,6 +55,11 @@ fn filled() -> Vec<Case> {
             Tensor::<1>::full([3], 0.1f64, (d, DType::F64))
         })
         .needs(&[DType::F64]),
+    ]
+}
+
+fn filled_like_another() -> Vec<Case> {
+    vec![
         Case::exact("creation.zeros_like", |d| {
             (
                 floats(d, [2, 3], 1).zeros_like(),
@@ -159,6 +166,11 @@ fn host_data() -> Vec<Case> {
             (u8, u32, u64)
         })
         .needs(&[DType::U8, DType::U32, DType::U64]),
+    ]
+}
+
+fn moved() -> Vec<Case> {
+    vec![
         Case::exact("creation.to_data", |d| {
             let x = floats(d, [3, 2], 1);
             let before = x.to_data();

@@ -16,6 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = linear_layers();
     cases.extend(encodings());
     cases.extend(recurrent());
+    cases.extend(gated_and_bidirectional());
     cases
 }
 
@@ -87,8 +88,10 @@ fn encodings() -> Vec<Case> {
     ]
 }
 
+/// Sequences, steps and features of the input of recurrent layers.
+const INPUT: [usize; 3] = [2, 4, 3];
+
 fn recurrent() -> Vec<Case> {
-    const INPUT: [usize; 3] = [2, 4, 3];
     vec![
         Case::approx("nn.rnn", |d| {
             module(
@@ -140,6 +143,11 @@ fn recurrent() -> Vec<Case> {
                 |m, x| m.forward(x, None).1.hidden,
             )
         }),
+    ]
+}
+
+fn gated_and_bidirectional() -> Vec<Case> {
+    vec![
         Case::approx("nn.bi_lstm", |d| {
             module(
                 d,

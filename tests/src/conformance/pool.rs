@@ -25,6 +25,7 @@ use super::data::{between, floats};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = functions();
+    cases.extend(functions_with_indices());
     cases.extend(modules());
     cases.extend(interpolation());
     cases.extend(windows());
@@ -35,31 +36,33 @@ const LINE: [usize; 3] = [2, 3, 9];
 const IMAGE: [usize; 4] = [2, 3, 7, 6];
 const VOLUME: [usize; 5] = [1, 2, 5, 4, 7];
 
+fn avg() -> AvgPoolOptions<2> {
+    AvgPoolOptions::new([3, 2])
+        .with_stride([2, 1])
+        .with_padding([1, 0])
+}
+
+fn max() -> MaxPoolOptions<2> {
+    MaxPoolOptions::new([3, 2])
+        .with_stride([1, 2])
+        .with_padding([1, 1])
+}
+
 fn functions() -> Vec<Case> {
-    let avg = || {
-        AvgPoolOptions::new([3, 2])
-            .with_stride([2, 1])
-            .with_padding([1, 0])
-    };
-    let max = || {
-        MaxPoolOptions::new([3, 2])
-            .with_stride([1, 2])
-            .with_padding([1, 1])
-    };
     vec![
         Case::approx("pool.avg_pool1d", |d| {
             let options = AvgPoolOptions::new([3]).with_stride([2]).with_padding([1]);
             grad(d, LINE, |x| avg_pool1d(x, options.clone()))
         }),
-        Case::approx("pool.avg_pool2d", move |d| {
+        Case::approx("pool.avg_pool2d", |d| {
             grad(d, IMAGE, |x| avg_pool2d(x, avg()))
         }),
-        Case::approx("pool.avg_pool2d/exclude_padding", move |d| {
+        Case::approx("pool.avg_pool2d/exclude_padding", |d| {
             grad(d, IMAGE, |x| {
                 avg_pool2d(x, avg().with_count_include_pad(false))
             })
         }),
-        Case::approx("pool.avg_pool2d/ceil", move |d| {
+        Case::approx("pool.avg_pool2d/ceil", |d| {
             grad(d, IMAGE, |x| {
                 avg_pool2d(x, AvgPoolOptions::new([2, 4]).with_ceil_mode(true))
             })
@@ -69,20 +72,25 @@ fn functions() -> Vec<Case> {
                 max_pool1d(x, MaxPoolOptions::new([4]).with_stride([2]))
             })
         }),
-        Case::approx("pool.max_pool2d", move |d| {
+        Case::approx("pool.max_pool2d", |d| {
             grad(d, IMAGE, |x| max_pool2d(x, max()))
         }),
-        Case::approx("pool.max_pool2d/dilation_ceil", move |d| {
+        Case::approx("pool.max_pool2d/dilation_ceil", |d| {
             let options = max().with_dilation([2, 1]).with_ceil_mode(true);
             grad(d, IMAGE, |x| max_pool2d(x, options.clone()))
         }),
+    ]
+}
+
+fn functions_with_indices() -> Vec<Case> {
+    vec![
         Case::exact("pool.max_pool1d_with_indices", |d| {
             max_pool1d_with_indices(
                 floats(d, LINE, 1),
                 MaxPoolOptions::new([3]).with_padding([1]),
             )
         }),
-        Case::exact("pool.max_pool2d_with_indices", move |d| {
+        Case::exact("pool.max_pool2d_with_indices", |d| {
             max_pool2d_with_indices(floats(d, IMAGE, 1), max())
         }),
         Case::approx("pool.max_pool2d_with_indices_backward", |d| {

@@ -14,6 +14,12 @@ use super::case::Case;
 use super::data::{floats, ints};
 
 pub(super) fn cases() -> Vec<Case> {
+    let mut cases = threads_and_loops();
+    cases.extend(records());
+    cases
+}
+
+fn threads_and_loops() -> Vec<Case> {
     vec![
         Case::approx("program.two_threads", |d| {
             let work = |seed| {
@@ -65,6 +71,11 @@ pub(super) fn cases() -> Vec<Case> {
             tensors.retain(|_| kept.next().is_some_and(|i| i % 3 == 0));
             Tensor::stack::<2>(tensors, 0).sum_dim(0)
         }),
+    ]
+}
+
+fn records() -> Vec<Case> {
+    vec![
         Case::approx("program.record", |d| {
             let bytes = fill(layer(d))
                 .into_record()

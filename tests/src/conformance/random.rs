@@ -23,6 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = distributions();
     cases.extend(seeds());
     cases.extend(modules());
+    cases.extend(initializers());
     cases
 }
 
@@ -242,6 +243,11 @@ fn modules() -> Vec<Case> {
             })?;
             moments(&values, -0.25, 0.09 / 12.0)
         }),
+    ]
+}
+
+fn initializers() -> Vec<Case> {
+    vec![
         Case::law("random.initializer/kaiming_uniform", |d| {
             d.seed(14);
             let init = Initializer::KaimingUniform {

@@ -200,32 +200,39 @@ fn out_of_bounds_indices_change_no_other_memory() {
         let found = run(session, &shape, |out| OperationIr::BaseFloat(op(out))).await;
         assert_eq!(found, added, "select_assign");
 
-        // Two updates of one row would race, so each row has one.
-        let indices = ints(session, &[2, 1], &[i32::MIN, i32::MAX]);
-        let values = floats(session, &[2, COLUMNS], &[1.0; 2 * COLUMNS]);
-        let (data, reduction) = (tensor.clone(), update);
-        let op = |out| {
-            Op::ScatterNd(ScatterNdOpIr {
-                data,
-                indices,
-                values,
-                reduction,
-                out,
-            })
-        };
-        let found = run(session, &shape, |out| OperationIr::BaseFloat(op(out))).await;
-        let mut ends = at((0..ROWS * COLUMNS).map(|i| (i / COLUMNS, i % COLUMNS)));
-        ends[..COLUMNS].iter_mut().for_each(|sum| *sum += 1.0);
-        ends[(ROWS - 1) * COLUMNS..]
-            .iter_mut()
-            .for_each(|sum| *sum += 1.0);
-        assert_eq!(found, ends, "scatter_nd");
+        check_scatter_nd(session, tensor, update).await;
 
         for around in [before, after] {
             let read = session.fetch(&around).await.unwrap();
             assert_eq!(raw::floats(&read.unwrap()), [SECRET; PADDING_ELEMENTS]);
         }
     });
+}
+
+async fn check_scatter_nd(session: &mut RawSession, tensor: TensorIr, update: IndexingUpdateOp) {
+    // Two updates of one row would race, so each row has one.
+    let indices = ints(session, &[2, 1], &[i32::MIN, i32::MAX]);
+    let values = floats(session, &[2, COLUMNS], &[1.0; 2 * COLUMNS]);
+    let (data, reduction) = (tensor, update);
+    let op = |out| {
+        Op::ScatterNd(ScatterNdOpIr {
+            data,
+            indices,
+            values,
+            reduction,
+            out,
+        })
+    };
+    let found = run(session, &[ROWS, COLUMNS], |out| {
+        OperationIr::BaseFloat(op(out))
+    })
+    .await;
+    let mut ends = at((0..ROWS * COLUMNS).map(|i| (i / COLUMNS, i % COLUMNS)));
+    ends[..COLUMNS].iter_mut().for_each(|sum| *sum += 1.0);
+    ends[(ROWS - 1) * COLUMNS..]
+        .iter_mut()
+        .for_each(|sum| *sum += 1.0);
+    assert_eq!(found, ends, "scatter_nd");
 }
 
 #[test]

@@ -130,8 +130,10 @@ fn assert_rule_broken(rule: &str, elements: usize, worker: &RawPool) {
     assert!(ended.contains(rule), "{rule}: {ended}");
 }
 
-#[test]
-fn invalid_opened_reply_fails_the_lease() {
+/// A rule, and the first frame of a worker that breaks it.
+type InvalidReply = (&'static str, Box<dyn Fn() -> Body + Send + Sync>);
+
+fn invalid_opened_replies() -> Vec<InvalidReply> {
     let opened = |change: fn(&mut Opened)| {
         move || {
             let mut opened = ServedTrack::opened();
@@ -143,8 +145,7 @@ fn invalid_opened_reply_fails_the_lease() {
         let encoded = encoded.into();
         Some(DeviceSettings { encoded })
     };
-    type Case = (&'static str, Box<dyn Fn() -> Body + Send + Sync>);
-    let cases: Vec<Case> = vec![
+    vec![
         (
             "the worker chose protocol 9",
             Box::new(opened(|o| o.protocol = 9)),
@@ -195,8 +196,12 @@ fn invalid_opened_reply_fails_the_lease() {
                 Body::Rejected(Rejected { error })
             }),
         ),
-    ];
-    for (rule, greeting) in cases {
+    ]
+}
+
+#[test]
+fn invalid_opened_reply_fails_the_lease() {
+    for (rule, greeting) in invalid_opened_replies() {
         let worker = worker(greeting, |_, _| {}, |_| {});
         let (_pool, lease) = lease(&worker);
         let error = lease.err().unwrap_or_else(|| panic!("{rule}: no error"));

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use burn_backend::DType;
 use burn_ir::{
     FloatOperationIr, FullOpIr, MatmulOpIr, NumericOperationIr, OperationIr, ScalarIr, TensorIr,
@@ -236,6 +236,20 @@ fn a_device_whose_lease_ended_is_not_free_before_its_op_has_ended() {
     assert_eq!(sum.into_scalar::<f32>(), 4.0);
 }
 
+/// Adds ones on `device` and checks the sums until `is_over`. Returns the number of sums.
+fn count_until(device: &Device, is_over: &AtomicBool) -> u16 {
+    let mut weight = Tensor::<1>::zeros([4], device);
+    let mut steps = 0_u16;
+    while !is_over.load(Ordering::SeqCst) {
+        weight = weight + 1.0;
+        steps += 1;
+        let sum = weight.clone().sum().into_scalar::<f32>();
+        assert_eq!(sum, 4.0 * f32::from(steps));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    steps
+}
+
 #[test]
 fn op_timeout_ends_only_its_session() {
     /// Several times the limit.
@@ -256,18 +270,7 @@ fn op_timeout_ends_only_its_session() {
     let beside = innocent.devices()[0].clone();
     let is_over = &AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let goes_on = scope.spawn(move || {
-            let mut weight = Tensor::<1>::zeros([4], &beside);
-            let mut steps = 0_u16;
-            while !is_over.load(Ordering::SeqCst) {
-                weight = weight + 1.0;
-                steps += 1;
-                let sum = weight.clone().sum().into_scalar::<f32>();
-                assert_eq!(sum, 4.0 * f32::from(steps));
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            steps
-        });
+        let goes_on = scope.spawn(move || count_until(&beside, is_over));
         let ended = raw::block(async {
             let (matrix, size) = slow_matrix(&mut session, OP).await;
             let out = session.new_id();

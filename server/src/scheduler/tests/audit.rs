@@ -53,6 +53,12 @@ async fn audit_log_records_admissions_grants_denials_and_ends() {
     drop(audit);
 
     let text = std::fs::read_to_string(&path).unwrap();
+    check_entries(&text, lease.lease_id);
+    assert!(!text.contains(wrong.reveal()), "a token is on record");
+}
+
+/// Checks the entries about client 9, worker 7 and their lease.
+fn check_entries(text: &str, lease: u64) {
     let entries: Vec<Value> = text
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -61,7 +67,7 @@ async fn audit_log_records_admissions_grants_denials_and_ends() {
         Value::from(credential(9).hash().client_id().to_string()),
         Value::from(worker_id(7).to_string()),
     );
-    let lease = Value::from(format!("{:016x}", lease.lease_id));
+    let lease = Value::from(format!("{lease:016x}"));
     let of = |event: &str| ("event", Value::from(event));
     let mut at = 0;
     for expected in [
@@ -100,5 +106,4 @@ async fn audit_log_records_admissions_grants_denials_and_ends() {
         );
         at += found + 1;
     }
-    assert!(!text.contains(wrong.reveal()), "a token is on record");
 }
