@@ -41,9 +41,9 @@ mod lease;
 mod lockstep;
 mod pool;
 mod session;
-
 #[cfg(feature = "testing")]
-pub use self::pool::Options;
+pub mod testing;
+
 pub use self::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice},
     custom::{CustomOp, CustomOutputs},

@@ -22,7 +22,7 @@ mod frames;
 mod op_buffer;
 mod pending_reads;
 mod requests;
-mod send_policy;
+pub(crate) mod send_policy;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tensord_client::{Options, Pool};
+use tensord_client::{Pool, testing::Options};
 use tensord_transport::{PoolUrl, tls::Trust};
 
 /// How long a process may take to start. Debug builds on busy machines are slow.

@@ -36,7 +36,7 @@ const MAX_BATCH_DELAY: Duration = Duration::from_millis(4);
 
 /// What happened to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// An item was recorded.
     Recorded {
         /// Whether the item must not wait for more.
@@ -56,21 +56,21 @@ pub(super) enum Event {
 
 /// What a session has to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pending {
+pub(crate) struct Pending {
     /// Whether there are frames that the worker's credit covers.
-    pub(super) frames: bool,
+    pub(crate) frames: bool,
     /// Number of recorded items that are not encoded.
-    pub(super) items: usize,
+    pub(crate) items: usize,
     /// Whether the outbox has no room for more frames.
-    pub(super) is_outbox_full: bool,
-    pub(super) ack: Ack,
+    pub(crate) is_outbox_full: bool,
+    pub(crate) ack: Ack,
     /// Whether the session has ended: only what is recorded already is sent.
-    pub(super) has_ended: bool,
+    pub(crate) has_ended: bool,
 }
 
 /// Whether there is an acknowledgement to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ack {
+pub(crate) enum Ack {
     /// The worker knows what was received.
     Nothing,
     /// The worker does not, and the next frame will carry the acknowledgement.
@@ -81,7 +81,7 @@ pub(super) enum Ack {
 
 /// What the driver is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
+pub(crate) enum Action {
     /// Send the frames that the credit covers.
     Send,
     /// Encode the recorded items into frames, and call [`SendPolicy::next`] again.
@@ -98,7 +98,7 @@ pub(super) enum Action {
 
 /// Decides when a session sends. See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct SendPolicy {
+pub(crate) struct SendPolicy {
     /// Whether one of the recorded items is urgent.
     urgent: bool,
     /// How often a few items were sent because no more came in time, since the last urgent
@@ -125,7 +125,7 @@ enum DriverWait {
 impl SendPolicy {
     /// Takes note of `event`. Returns whether the caller must wake the driver.
     #[must_use]
-    pub(super) fn on(&mut self, event: Event) -> bool {
+    pub(crate) fn on(&mut self, event: Event) -> bool {
         let is_wanted = match event {
             Event::Recorded { urgent, items } => {
                 self.urgent |= urgent;
@@ -138,7 +138,7 @@ impl SendPolicy {
     }
 
     /// Returns what the driver is to do next.
-    pub(super) fn next(&mut self, look: Look, pending: Pending) -> Action {
+    pub(crate) fn next(&mut self, look: Look, pending: Pending) -> Action {
         self.driver = DriverWait::No;
         if pending.frames {
             return Action::Send;

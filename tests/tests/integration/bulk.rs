@@ -1,7 +1,7 @@
 //! Bulk bytes: large tensors over links that break, and no upload sent twice.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use tensord_client::{Lease, LeaseRequest, Options, data};
+use tensord_client::{Lease, LeaseRequest, data, testing::Options};
 use tensord_testkit::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
 

@@ -1,7 +1,7 @@
 //! Every op of the suite gives the same result on tensord as on local Flex.
 
 use burn::tensor::Device;
-use tensord_client::{LeaseRequest, Options};
+use tensord_client::{LeaseRequest, testing::Options};
 use tensord_testkit::cluster::Cluster;
 use tensord_tests::conformance;
 

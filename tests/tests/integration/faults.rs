@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
-use tensord_client::{Lease, LeaseRequest, Options};
+use tensord_client::{Lease, LeaseRequest, testing::Options};
 use tensord_testkit::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
 

@@ -1,7 +1,7 @@
 //! Training on tensord takes exactly the same steps as training on local Flex.
 
 use burn::tensor::Device;
-use tensord_client::{LeaseRequest, Options};
+use tensord_client::{LeaseRequest, testing::Options};
 use tensord_testkit::{
     cluster::Cluster,
     models::{Classifier, Cnn, Mlp},
