@@ -42,14 +42,6 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 /// Receives the result of opening a session.
 type Opening = oneshot::Receiver<Result<(), String>>;
 
-/// Settings for tests.
-#[cfg(feature = "testing")]
-#[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// Puts the links to workers under the control of a switch.
-    pub faults: Option<tensord_transport::faults::FaultSwitch>,
-}
-
 /// A connection to a pool. It reconnects by itself; clones share it.
 #[derive(Clone)]
 pub struct Pool {
@@ -110,7 +102,10 @@ impl Pool {
     ///
     /// As [`connect`](Self::connect).
     #[cfg(feature = "testing")]
-    pub fn connect_with(url: PoolUrl, options: Options) -> Result<Self, ConnectError> {
+    pub fn connect_with(
+        url: PoolUrl,
+        options: crate::testing::Options,
+    ) -> Result<Self, ConnectError> {
         let mut dialer = Dialer::new(url.transport);
         if let Some(faults) = options.faults {
             dialer = dialer.with_faults(faults);

@@ -1,41 +1,54 @@
 //! Parts of the client for benchmarks, and settings for tests.
 
-use tensord_transport::channel::Look;
+use tensord_transport::{channel::Look, faults::FaultSwitch};
 
-pub use crate::pool::Options;
 use crate::session::send_policy::{Ack, Action, Event, Pending, SendPolicy};
 
-/// Passes `ops` recorded ops through the send policy of a session, whose driver encodes and
-/// sends as soon as the policy says so and looks again when it is woken. Returns the number
-/// of frames.
+/// Settings for tests.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Puts the links to workers under the control of a switch.
+    pub faults: Option<FaultSwitch>,
+}
+
+/// Passes `ops` recorded ops through the send policy of a session whose driver encodes and
+/// sends as soon as the policy decides to, and looks again when it is woken. The last op
+/// ends a series of all-reduces, and therefore goes at once. Returns the number of frames.
 pub fn frames_of(ops: usize) -> usize {
-    let (mut policy, mut items, mut frames) = (SendPolicy::default(), 0, 0);
+    let mut policy = SendPolicy::default();
+    let mut items = 0;
+    let mut frames = drive(&mut policy, &mut items);
     for op in 1..=ops {
         items += 1;
-        // The last op ends a series of all-reduces.
         let urgent = op == ops;
-        if !policy.on(Event::Recorded { urgent, items }) && op > 1 {
-            continue;
-        }
-        loop {
-            let pending = Pending {
-                frames: false,
-                items,
-                is_outbox_full: false,
-                ack: Ack::Nothing,
-                has_ended: false,
-            };
-            let look = Look {
-                patient: true,
-                rested: false,
-            };
-            if policy.next(look, pending) != Action::Encode {
-                break;
-            }
-            (items, frames) = (0, frames + 1);
+        if policy.on(Event::Recorded { urgent, items }) {
+            frames += drive(&mut policy, &mut items);
         }
     }
     frames
+}
+
+/// Does what a driver does from when it is woken until it waits again: it encodes `items` if
+/// the policy decides so, which leaves none. Returns the number of frames.
+fn drive(policy: &mut SendPolicy, items: &mut usize) -> usize {
+    let look = Look {
+        patient: true,
+        rested: false,
+    };
+    let mut frames = 0;
+    loop {
+        let pending = Pending {
+            frames: false,
+            items: *items,
+            is_outbox_full: false,
+            ack: Ack::Nothing,
+            has_ended: false,
+        };
+        if policy.next(look, pending) != Action::Encode {
+            return frames;
+        }
+        (*items, frames) = (0, frames + 1);
+    }
 }
 
 #[cfg(test)]

@@ -58,41 +58,24 @@ impl Link {
     }
 }
 
-impl From<Halves<quic::Sender, quic::Receiver>> for Link {
-    fn from(halves: Halves<quic::Sender, quic::Receiver>) -> Self {
-        Self {
-            sender: LinkSender(SenderKind::Quic(halves.sender)),
-            receiver: LinkReceiver(ReceiverKind::Quic(halves.receiver)),
-            carrier: Carrier::Quic,
-            peer: halves.peer,
-            certificate: halves.certificate,
+/// Makes a link of the halves of one carrier.
+macro_rules! link_from_halves {
+    ($($module:ident: $carrier:ident),*) => {$(
+        impl From<Halves<$module::Sender, $module::Receiver>> for Link {
+            fn from(halves: Halves<$module::Sender, $module::Receiver>) -> Self {
+                Self {
+                    sender: LinkSender(SenderKind::$carrier(halves.sender)),
+                    receiver: LinkReceiver(ReceiverKind::$carrier(halves.receiver)),
+                    carrier: Carrier::$carrier,
+                    peer: halves.peer,
+                    certificate: halves.certificate,
+                }
+            }
         }
-    }
+    )*};
 }
 
-impl From<Halves<grpc::Sender, grpc::Receiver>> for Link {
-    fn from(halves: Halves<grpc::Sender, grpc::Receiver>) -> Self {
-        Self {
-            sender: LinkSender(SenderKind::Grpc(halves.sender)),
-            receiver: LinkReceiver(ReceiverKind::Grpc(halves.receiver)),
-            carrier: Carrier::Grpc,
-            peer: halves.peer,
-            certificate: halves.certificate,
-        }
-    }
-}
-
-impl From<Halves<tcp::Sender, tcp::Receiver>> for Link {
-    fn from(halves: Halves<tcp::Sender, tcp::Receiver>) -> Self {
-        Self {
-            sender: LinkSender(SenderKind::Tcp(halves.sender)),
-            receiver: LinkReceiver(ReceiverKind::Tcp(halves.receiver)),
-            carrier: Carrier::Tcp,
-            peer: halves.peer,
-            certificate: halves.certificate,
-        }
-    }
-}
+link_from_halves!(quic: Quic, grpc: Grpc, tcp: Tcp);
 
 /// The sending half. Dropping it before [`finish`](Self::finish) ends the link
 /// and may lose frames not yet delivered.
@@ -235,9 +218,10 @@ impl LinkReceiver {
         }
     }
 
-    /// Admits the peer: frames of up to [`MAX_FRAME_BYTES`](tensord_proto::MAX_FRAME_BYTES) are accepted from now on. A
-    /// link that is not admitted within five seconds is closed, earlier if other
-    /// connections wait. No effect on the side that dialled, or when called again.
+    /// Admits the peer: frames of up to
+    /// [`MAX_FRAME_BYTES`](tensord_proto::MAX_FRAME_BYTES) are accepted from now on. A link
+    /// that is not admitted within five seconds is closed, earlier if other connections
+    /// wait. No effect on the side that dialled, or when called again.
     ///
     /// # Errors
     ///

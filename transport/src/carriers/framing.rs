@@ -163,9 +163,13 @@ impl FrameDecoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Returns whether the stream is between frames.
-    pub(crate) fn is_at_frame_boundary(&self) -> bool {
-        self.large.is_none() && self.buffer.is_empty()
+    /// Returns what a receiver returns once the peer has ended its stream: an error if the
+    /// last frame is incomplete.
+    pub(crate) fn end(&self) -> Result<Option<Bytes>, LinkError> {
+        match self.large.is_none() && self.buffer.is_empty() {
+            true => Ok(None),
+            false => Err(LinkError::lost("the stream ended in the middle of a frame")),
+        }
     }
 }
 
@@ -223,7 +227,7 @@ mod tests {
         }
         assert_eq!(rest, [1], "what is not of the frame was left where it was");
         assert_eq!(decoder.next_frame().unwrap().unwrap(), vec![7; size]);
-        assert!(decoder.is_at_frame_boundary());
+        assert!(decoder.end().is_ok());
     }
 
     #[test]
@@ -295,7 +299,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(got, frames);
-            prop_assert!(decoder.is_at_frame_boundary());
+            prop_assert!(decoder.end().is_ok());
         }
     }
 }

@@ -318,8 +318,7 @@ impl Receiver {
             let chunk = self.stream.read_chunk(usize::MAX, true).await;
             match chunk.map_err(LinkError::lost)? {
                 Some(chunk) => self.decoder.put(&chunk.bytes),
-                None if self.decoder.is_at_frame_boundary() => return Ok(None),
-                None => return Err(LinkError::lost("the stream ended in the middle of a frame")),
+                None => return self.decoder.end(),
             }
         }
     }

@@ -285,10 +285,7 @@ impl Receiver {
                 }
             }
             if !self.read_more().await? {
-                return match self.decoder.is_at_frame_boundary() {
-                    true => Ok(None),
-                    false => Err(LinkError::lost("the stream ended in the middle of a frame")),
-                };
+                return self.decoder.end();
             }
         }
     }
