@@ -147,9 +147,9 @@ impl From<&v1::LeasedDevice> for LeasedDevice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Traffic {
-    /// Sent to the workers.
+    /// Bytes sent to the workers.
     pub bytes_up: u64,
-    /// Bytes received from the worker.
+    /// Bytes received from the workers.
     pub bytes_down: u64,
     /// The part of `bytes_up` that is tensors. The rest is ops, read requests and
     /// the like.

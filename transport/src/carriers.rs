@@ -30,8 +30,9 @@ pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(4);
 /// How long a silent connection is kept before it counts as lost.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Largest frame that the dialled side accepts before [`LinkReceiver::admit`](crate::LinkReceiver::admit). The frame
-/// that opens a session has its lease's token, of about 100 bytes per device.
+/// Largest frame that the dialled side accepts before
+/// [`LinkReceiver::admit`](crate::LinkReceiver::admit). The frame that opens a session has
+/// its lease's token, of about 100 bytes per device.
 pub const FIRST_FRAME_BYTES: usize = 64 << 10;
 
 /// Interval at which a carrier probes a silent connection.

@@ -39,7 +39,8 @@ pub(super) fn offer(tensor: &TensorIr, capability: &Capability, to: u32) -> Body
     })
 }
 
-/// Returns the frame that makes a tensor of the value that lease rank `from` offers.
+/// Returns the frame that creates tensor `id` on the worker, with the value that lease rank
+/// `from` offers.
 pub(super) fn take(id: TensorId, tensor: &TensorIr, capability: &Capability, from: u32) -> Body {
     Body::Take(Take {
         tensor_id: id.value(),

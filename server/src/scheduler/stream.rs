@@ -131,8 +131,9 @@ async fn with_silence_timeout<T>(silence: Duration, message: impl Future<Output 
     None
 }
 
-/// Passes a peer's messages, as `wrap` returns them, to `inputs` until its stream ends. Returns an error if the
-/// peer sent nothing for `silence`, and `None` if the stream ended or broke.
+/// Passes a peer's messages, as `wrap` returns them, to `inputs` until its stream ends.
+/// Returns an error if the peer sent nothing for `silence`, and `None` if the stream ended
+/// or broke.
 pub(super) async fn read<In, Input>(
     mut incoming: Streaming<In>,
     silence: Option<Duration>,

@@ -1,4 +1,4 @@
-//! The halves of a link that fails when a [`FaultSwitch`] says so.
+//! The halves of a link that fails at the command of a [`FaultSwitch`].
 
 use std::{pin::Pin, sync::Arc};
 
@@ -121,8 +121,8 @@ impl Sender {
         sent.map_err(|_| LinkError::lost("the link ended"))
     }
 
-    /// Sends frames without waiting. A frame that does not fit the line is lost, and the
-    /// link has failed.
+    /// Sends frames without waiting. If too many bytes are in flight for a frame, that frame
+    /// is lost and the link fails.
     pub(crate) fn send_now<'a>(
         &mut self,
         mut frames: impl Iterator<Item = &'a [Bytes]>,

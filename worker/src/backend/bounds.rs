@@ -160,8 +160,8 @@ fn dim(tensor: &TensorIr, axis: usize) -> usize {
     tensor.shape.as_slice().get(axis).copied().unwrap_or(0)
 }
 
-/// Returns the range of positions along an axis. An op that takes elements of an axis of
-/// size 0 was refused before.
+/// Returns the positions along an axis, for an axis of at least one element: an op that
+/// takes elements of an empty axis is refused before its indices are checked.
 fn axis_range(tensor: &TensorIr, axis: usize) -> IndexRange {
     IndexRange::UpTo(dim(tensor, axis).saturating_sub(1))
 }

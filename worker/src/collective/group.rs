@@ -125,8 +125,9 @@ impl Group {
         )
     }
 
-    /// Returns the next message for `worker_index`, whether more are pending, and the
-    /// [lead](Algorithm::lead_bytes) of `worker_index` after it.
+    /// Takes the next message for worker `worker_index`. Returns the message, whether
+    /// another one is ready, and how many bytes more than the other workers this worker was
+    /// sent ([`Algorithm::lead_bytes`]).
     pub(crate) fn next(&self, worker_index: usize) -> (Option<Body>, bool, Option<i64>) {
         let mut state = self.state();
         let message = state

@@ -182,8 +182,8 @@ impl Dataflow {
         Ok(memory)
     }
 
-    /// Does the same as [`check_new`](Self::check_new), and adds the cost of the new
-    /// tensor's name to `held`, which has the bytes of its elements.
+    /// Does the same as [`check_new`](Self::check_new), and adds the bytes that the new
+    /// tensor's entry in the table takes to `held`, which has the bytes of its elements.
     pub(crate) fn charge_name(
         &mut self,
         id: TensorId,
@@ -196,8 +196,8 @@ impl Dataflow {
     /// Decides whether `op` may run, and takes the memory its outputs need.
     ///
     /// If `op` may run, [`finish`](Self::finish), [`fail`](Self::fail) or
-    /// [`make_outputs_pending`](Self::make_outputs_pending) must follow, otherwise [`poison`](Self::poison). A refused
-    /// drop may be finished as if it had been accepted.
+    /// [`make_outputs_pending`](Self::make_outputs_pending) must follow, otherwise
+    /// [`poison`](Self::poison). A refused drop may be finished as if it had been accepted.
     pub(crate) fn begin(&mut self, op: &OperationIr) -> Result<(), Refusal> {
         // Cleared first, because a refused drop is finished: it must not make the outputs
         // of an op that was refused before it.

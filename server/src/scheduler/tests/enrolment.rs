@@ -65,8 +65,8 @@ fn impostor(number: u64, change: impl FnOnce(&mut Register)) -> Register {
     register
 }
 
-/// A joined worker with a lease. [`assert_unaffected`](Self::assert_unaffected) checks that both are still
-/// there.
+/// A joined worker with a lease. [`assert_unaffected`](Self::assert_unaffected) checks that
+/// both are still there.
 struct Bystander {
     _worker: TestWorker,
     client: TestClient,

@@ -280,7 +280,8 @@ impl Tensors {
         Ok(())
     }
 
-    /// Checks that `out` may be made, and adds the cost of its name to `memory`.
+    /// Checks that `out` is new, of a valid shape and dtype, and adds the bytes that its
+    /// entry in the table takes to `memory`, which has the bytes of its elements.
     pub(super) fn charge_name(
         &mut self,
         out: &TensorIr,
