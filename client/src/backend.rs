@@ -60,8 +60,8 @@ pub struct TensordDevice {
 }
 
 impl TensordDevice {
-    /// A new device backed by `session`, or `None` when this process has used
-    /// up its 65,536 numbers.
+    /// Registers a new device backed by `session`. Returns `None` when this process has
+    /// used up its 65,536 device numbers.
     pub(crate) fn register(session: Arc<Session>) -> Option<Self> {
         let index = NEXT_DEVICE.fetch_add(1, Ordering::Relaxed);
         let index = u16::try_from(index).ok()?;
@@ -77,7 +77,7 @@ impl TensordDevice {
 
     fn session(self) -> Arc<Session> {
         let session = SESSIONS.get(&self.index).map(|session| session.clone());
-        // The lease is gone: every op and read on such a device fails.
+        // The lease is gone: a closed session ignores every op and fails every read.
         session.unwrap_or_else(closed)
     }
 }
@@ -109,8 +109,8 @@ pub struct TensordChannel;
 
 /// Burn's handle on one device: records ops and reads values.
 ///
-/// Each tensor has a clone of it, and each op makes a tensor. So it is a single
-/// `Arc`, whose count only the program's threads change.
+/// Each tensor has a clone of the client, and each op makes a tensor. So the client is a
+/// single `Arc`, whose reference count the session's driver never changes.
 #[derive(Clone)]
 pub struct TensordClient(Arc<Client>);
 
@@ -150,7 +150,7 @@ impl RouterClient for TensordClient {
     }
 
     fn flush(&self) {
-        // Nothing to do: the driver sends recorded ops as soon as it runs.
+        // Nothing to do: the driver sends recorded ops when the session's send policy says so.
     }
 
     fn create_empty_handle(&self) -> TensorId {
@@ -214,7 +214,8 @@ impl TensordClient {
         }))
     }
 
-    /// Registers `device` with Burn's router for as long as the guard lives.
+    /// Registers `device` with Burn's router for as long as the returned guard lives. Returns
+    /// `None` if the router already has a client for `device`.
     pub(crate) fn register(device: TensordDevice) -> Option<Registration> {
         register_scoped_client::<TensordChannel>(&device, Self::new(device))
     }
@@ -232,8 +233,8 @@ impl TensordClient {
 }
 
 impl TensordClient {
-    /// Records an all-reduce. On the wire a group's devices are named by their
-    /// places in the lease, because device numbers are local to this process.
+    /// Records an all-reduce, with lease ranks in place of Burn's device numbers, which are
+    /// local to this process. Poisons the output if a device belongs to another lease.
     fn all_reduce(&self, mut op: AllReduceOpIr) {
         let mut lease_ranks = Vec::with_capacity(op.device_ids.len());
         for id in &op.device_ids {
@@ -260,7 +261,8 @@ impl TensordClient {
         cohort.record_all_reduce(&lease_ranks, *lease_rank);
     }
 
-    /// The place in this client's lease of the device that Burn knows by `id`.
+    /// Returns the lease rank of the device that Burn knows by `id`, or the text of an error
+    /// if that device does not belong to this client's lease.
     fn lease_rank(&self, id: DeviceIdIr) -> Result<u32, String> {
         let DeviceIdIr { type_id, index_id } = id;
         let session = SESSIONS.get(&index_id).filter(|_| type_id == DEVICE_TYPE);

@@ -17,8 +17,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs `future` on this thread. Returns its output, or `None` if it has none after
-/// `timeout`.
+/// Runs `future` on this thread and blocks until it has an output. Returns `None` if it has
+/// none after `timeout`; without a `timeout` there is no limit.
 ///
 /// Tokio's `block_on` panics on a thread of a runtime; this function does not. The future
 /// must not depend on this thread for anything but being polled.

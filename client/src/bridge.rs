@@ -34,7 +34,8 @@ pub(crate) struct Bridge {
 }
 
 impl Bridge {
-    /// Starts a bridge on `runtime` for `devices`, whose sessions form `cohort`.
+    /// Starts a bridge on `runtime` for `devices`, whose sessions form `cohort`. Blocks while
+    /// Burn's client connects to the bridge. Returns the reason if the start fails.
     pub(crate) fn start(
         runtime: &Handle,
         devices: Vec<TensordDevice>,

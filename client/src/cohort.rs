@@ -1,10 +1,10 @@
-//! What the sessions of one lease have to know of each other: which of them the
-//! collectives of the others wait for.
+//! The state that the sessions of one lease share: which ranks lag behind in a collective,
+//! so that the others wait for them, and why the lease has ended.
 //!
 //! A collective proceeds once the ops of all its ranks are on the wire. But Burn's
 //! remote client buffers ops, and a rank whose thread has ended would never send
-//! its last ones. So while one rank of a group has reached an all-reduce that
-//! another has not, the other rank's ops are flushed until it has.
+//! its last ones. So while a rank has not reached an all-reduce that another rank of
+//! its group has reached, the ops of the lagging rank are flushed again and again.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ const MIN_FLUSH_DELAY: Duration = Duration::from_millis(1);
 /// Longest pause between two flushes of a rank that stays behind.
 const MAX_FLUSH_DELAY: Duration = Duration::from_millis(100);
 
-/// Why a lease has ended that the program dropped.
+/// The reason for the end of a lease that the program dropped.
 pub(crate) const LEASE_DROPPED: &str = "the lease was dropped";
 
 /// Sessions that were opened together.
@@ -34,8 +34,8 @@ pub(crate) const LEASE_DROPPED: &str = "the lease was dropped";
 pub(crate) struct Cohort {
     /// Chosen at random.
     pub(crate) id: u64,
-    /// By a group's places: how many all-reduces each member is ahead of the
-    /// slowest. Groups whose members are level have no entry.
+    /// For each group, by its lease ranks in ascending order: how many all-reduces each rank
+    /// is ahead of the slowest. Groups whose ranks are level have no entry.
     ahead: Mutex<HashMap<Vec<u32>, Vec<u64>>>,
     imbalance: Notify,
     /// Why the lease of the sessions can no longer be used, once it cannot.
@@ -58,8 +58,8 @@ impl Cohort {
         })
     }
 
-    /// Records that the session at `lease_rank` has reached an all-reduce of `group`,
-    /// whose places are in ascending order.
+    /// Records that the session with `lease_rank` has reached an all-reduce of `group`, which
+    /// has lease ranks in ascending order. Does nothing if `lease_rank` is not among them.
     pub(crate) fn record_all_reduce(&self, group: &[u32], lease_rank: u32) {
         let Ok(rank) = group.binary_search(&lease_rank) else {
             return;
@@ -116,7 +116,8 @@ impl Cohort {
     }
 }
 
-/// Flushes the ops of members that are behind. Runs until the future is dropped.
+/// Flushes the ops of ranks that lag behind; `devices` are indexed by lease rank. Runs until
+/// the future is dropped.
 pub(crate) async fn flush_lagging_ranks(
     cohort: Arc<Cohort>,
     devices: Vec<Device>,

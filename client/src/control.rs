@@ -41,7 +41,7 @@ use tracing::{info, warn};
 use self::{lease_watch::LeaseWatch, withdrawals::Withdrawals};
 use crate::error::ConnectError;
 
-/// How long the scheduler may take to reply.
+/// Limit for one attempt to connect to the scheduler, with its reply to the hello.
 const DEADLINE: Duration = Duration::from_millis(3500);
 
 /// A stream on which nothing is received for this long is lost; schedulers send at least a
@@ -83,7 +83,7 @@ struct HeldLease {
 
 struct Control {
     url: PoolUrl,
-    /// The credential of which this client's id is the hash.
+    /// The credential. This client's id is a part of its hash.
     credential: ClientCredential,
     requests: mpsc::Receiver<LeaseCall>,
     withdrawals: Arc<Withdrawals>,
@@ -97,8 +97,8 @@ struct ControlStream {
 }
 
 impl ControlStream {
-    /// Queues a message to the scheduler. A scheduler that takes none for [`SILENCE`] counts
-    /// as lost.
+    /// Queues a message to the scheduler, and waits while the queue is full. Returns
+    /// [`StreamEnd::Lost`] if the stream has ended, or the queue stays full for [`SILENCE`].
     async fn send(&self, body: client_message::Body) -> Result<(), StreamEnd> {
         match self.outbound.send_timeout(message(body), SILENCE).await {
             Ok(()) => Ok(()),
@@ -135,7 +135,8 @@ impl Control {
         }
     }
 
-    /// Runs until the client leaves. `connected` receives the result of the first attempt.
+    /// Runs until the client leaves the pool, or the first attempt to connect fails.
+    /// `connected` receives the result of that attempt.
     async fn run(mut self, connected: blocking::SyncSender<Result<(), ConnectError>>) {
         let mut stream = match self.attach().await {
             Ok(stream) => stream,
@@ -192,7 +193,7 @@ impl Control {
                 .map(|held_lease| held_lease.token.clone())
                 .collect(),
         });
-        // The queue is still empty, so this does not wait.
+        // The queue is still empty and has room for all of these, so `try_send` cannot fail.
         let _ = outbound.try_send(message(hello));
         for pending in self.pending.values() {
             let _ = outbound.try_send(message(client_message::Body::Request(
@@ -220,7 +221,7 @@ impl Control {
         Ok(ControlStream { outbound, inbound })
     }
 
-    /// Returns the messages that release dropped leases.
+    /// Removes dropped leases from the table, and returns the messages that release them.
     fn release_messages(&mut self) -> Vec<client_message::Body> {
         let released = self.leases.extract_if(|_, held_lease| held_lease.released);
         let release = |lease: LeaseId| ReleaseLease { lease_id: lease.0 };
@@ -267,9 +268,10 @@ impl Control {
         }
     }
 
-    /// Makes a request for a lease pending. Returns the message to send for it.
+    /// Makes a request for a lease pending. Returns the message to send for it, or `None` if
+    /// the request was cancelled already.
     fn on_lease_call(&mut self, lease_call: LeaseCall) -> Option<client_message::Body> {
-        // A request that was cancelled before it got here: its cancellation found nothing.
+        // The request was cancelled while in the queue, where `apply_withdrawals` does not look.
         if lease_call.replies.outcome.is_closed() {
             return None;
         }
@@ -279,8 +281,9 @@ impl Control {
         Some(client_message::Body::Request(request))
     }
 
-    /// Forgets requests and leases that the program has given up. Returns the messages that
-    /// cancel requests, and the sender to use when the client has left, if it is to leave.
+    /// Removes cancelled requests, and marks dropped leases as released. Returns the messages
+    /// that cancel the requests, and, if the client is to leave the pool, the sender that must
+    /// be notified once it has left.
     fn apply_withdrawals(
         &mut self,
     ) -> (Vec<client_message::Body>, Option<blocking::SyncSender<()>>) {
@@ -306,7 +309,8 @@ impl Control {
         let pause = sleep(RETRY);
         tokio::pin!(pause);
         loop {
-            // The scheduler learns of cancelled requests by the next hello, which lacks them.
+            // Cancelled requests need no message: the scheduler dropped all requests of this
+            // client when the stream ended, and only pending ones are sent again.
             let (_, left) = self.apply_withdrawals();
             if let Some(left) = left {
                 let _ = left.send(());
@@ -380,7 +384,8 @@ impl Control {
     }
 }
 
-/// Finishes the stream, so that the scheduler receives all messages sent before.
+/// Finishes the stream and waits until the scheduler ends it too, so that the scheduler
+/// receives all messages sent before.
 async fn leave(stream: ControlStream) {
     drop(stream.outbound);
     let mut inbound = stream.inbound;

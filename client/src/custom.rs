@@ -57,7 +57,7 @@ impl CustomOp {
     ///
     /// # Panics
     ///
-    /// When the tensor is not on a leased device.
+    /// When the tensor is not on a remote device, as every leased device is.
     #[must_use]
     pub fn input<const D: usize, K: Kind>(mut self, tensor: Tensor<D, K>) -> Self {
         self.device.get_or_insert_with(|| tensor.device());

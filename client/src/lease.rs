@@ -215,8 +215,8 @@ impl Lease {
         }
     }
 
-    /// Why the lease can no longer be used, or `None` while it can: the pool ended
-    /// it, or a worker is lost. Its devices return errors from then on. The first reason
+    /// Returns why the lease can no longer be used (the pool ended it, or a worker is lost),
+    /// or `None` while it can. The devices of an ended lease return errors. The first reason
     /// stays.
     pub fn ended(&self) -> Option<String> {
         self.cohort.end_reason()

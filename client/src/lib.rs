@@ -13,7 +13,8 @@
 //! - [`Pool`], [`Lease`]: connect to a pool and lease devices.
 //! - [`data`]: copies tensors from and to host memory, faster than Burn does.
 //! - [`custom`]: ops that workers have in addition to Burn's.
-//! - [`LockstepBatcher`]: makes the ranks of a data-parallel training meet before each step.
+//! - [`LockstepBatcher`]: makes the ranks of a data-parallel training wait for each other
+//!   before each step.
 //! - [`Tensord`]: Burn's `Backend`, for code that is generic over backends.
 //! - `session`: an op stream to one leased device, over connections that may break.
 //! - `bridge`: makes Burn `Device`s out of leased devices.

@@ -1,4 +1,5 @@
-//! Makes the ranks of a data-parallel training meet before each step.
+//! A barrier before each step of a data-parallel training, at which its ranks wait for each
+//! other.
 //!
 //! The server with which Burn 0.22.1 collects a step's gradients mixes up two steps, and
 //! then waits for ever, when one rank begins a step before another has ended the previous
@@ -85,7 +86,7 @@ impl<I, O, B: Batcher<I, O>> Batcher<I, O> for LockstepBatcher<B> {
     }
 }
 
-/// Where the ranks of a training wait for each other. A rank is a thread.
+/// The barrier at which the ranks of a training wait for each other. A rank is a thread.
 struct Meeting {
     ranks: usize,
     deadline: Duration,
@@ -95,7 +96,7 @@ struct Meeting {
 
 #[derive(Debug, Default)]
 struct Attendance {
-    /// Ranks that have come to a meeting before, and whose threads still run.
+    /// Ranks that have [joined](Meeting::join), and whose threads still run.
     present: usize,
     /// Ranks whose threads have ended.
     ended: usize,
@@ -108,7 +109,8 @@ struct Attendance {
 }
 
 impl Attendance {
-    /// Lets the waiting ranks go if nobody is missing. Returns whether they go.
+    /// Releases the waiting ranks if no rank is missing. Returns whether they are released; the
+    /// caller must then notify [`Meeting::changed`].
     fn meet(&mut self, ranks: usize) -> bool {
         let complete =
             self.failed.is_none() && self.waiting > 0 && self.waiting + self.ended >= ranks;
@@ -175,7 +177,7 @@ impl Meeting {
             if attendance.met != met {
                 return Ok(());
             }
-            // A deadline beyond what the clock can count is none.
+            // A deadline later than an `Instant` can represent counts as no deadline.
             let left = until.map_or(Duration::MAX, |until| {
                 until.saturating_duration_since(Instant::now())
             });
@@ -197,7 +199,8 @@ impl Meeting {
         }
     }
 
-    /// Counts this thread as a rank, unless it is counted already.
+    /// Counts this thread as a rank, unless it is counted already. Returns an error if there
+    /// are too many ranks with it.
     fn join(self: &Arc<Self>) -> Result<(), String> {
         MEMBERSHIPS.with_borrow_mut(|memberships| {
             memberships.retain(|membership| membership.0.strong_count() > 0);

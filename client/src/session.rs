@@ -2,17 +2,18 @@
 //! values.
 //!
 //! [`Session::record`] and its like are called by Burn's threads and must return at once:
-//! they append to a list, and wait only while the session is full because the worker is far
-//! behind. One task ([`driver`]) owns the connection. Whenever it can send, it encodes the
-//! whole list into frames, which are small while the worker keeps up and large otherwise. A
-//! thread that reads or syncs while the driver waits sends in the driver's place
-//! ([`direct_send`]).
+//! they append to a list. They block only while the session is *full*: the list or the
+//! unacknowledged bytes are at their limit, because the worker is far behind. One task
+//! ([`driver`]) owns the connection. Whenever it can send, it encodes the whole list into
+//! frames, which are small while the worker keeps up and large otherwise. A thread that reads
+//! or syncs while the driver waits sends in the driver's place ([`direct_send`]).
 //!
 //! - `state`: everything under the session's lock, without I/O; `send_policy` decides when
 //!   to send and when to wake the driver, `op_buffer` has the recorded items and encodes
-//!   them, `upload_cache`, `pending_reads` and `requests` have what their names say.
-//! - `driver`: keeps each track connected; `connection` is the session as a connection's
-//!   pump sees it.
+//!   them, `upload_cache` knows which uploads the worker keeps, `requests` has the reads and
+//!   syncs without a reply, and `pending_reads` assembles the values of the reads.
+//! - `driver`: keeps each track connected; `track_end` is the session as the pump of a
+//!   connection sees it, `connection_end` has the ways in which a connection ends.
 
 mod connection_end;
 mod counters;
@@ -75,7 +76,7 @@ pub(crate) struct Session {
     /// Locked by the owner of the sender: the driver, or a thread that borrows it.
     op_encoder: Mutex<FrameEncoder>,
     sender_slot: SenderSlot,
-    /// Signals that the session has room again.
+    /// Notified when the session may have room again, or has ended.
     room: Condvar,
     /// Wakes the driver of the ops track; `wake_bulk` wakes that of the bulk track.
     wake: Notify,
@@ -111,7 +112,8 @@ impl Session {
         TensorId::new(self.next_tensor.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Records an op. Waits while the session is full.
+    /// Records an op, unless the session has ended. Blocks while the session is
+    /// [full](State::is_full).
     pub(crate) fn record(&self, op: OperationIr) {
         if matches!(op, OperationIr::Init(_)) {
             // An `Init` follows an upload, which has made the tensor already.
@@ -132,8 +134,8 @@ impl Session {
         }
     }
 
-    /// Wakes the driver if it must know of the item that was just recorded, and waits while
-    /// the session is full.
+    /// Wakes the driver if it must know of the item that was just recorded, then blocks while
+    /// the session is [full](State::is_full).
     fn recorded(&self, state: MutexGuard<'_, State>, must_wake: bool) {
         let is_full = state.is_full();
         // The driver takes this lock first when it wakes.
@@ -160,7 +162,8 @@ impl Session {
         }
     }
 
-    /// Makes a tensor of `data` on the device. Waits while the session is full.
+    /// Records an upload of `data` as tensor `id`. Blocks while the list of recorded ops or the
+    /// unacknowledged bytes are at their limit.
     pub(crate) fn upload(&self, id: TensorId, data: TensorData) {
         let out = TensorIr::uninit(id, data.shape().clone(), data.dtype());
         let bytes = shared(data.into_bytes());
@@ -186,7 +189,8 @@ impl Session {
         self.wake_bulk.notify_one();
     }
 
-    /// Declares a tensor that has no value.
+    /// Declares `id` as a poisoned tensor with the shape and dtype of `tensor`: reading it
+    /// fails with `reason`.
     pub(crate) fn poison(&self, id: TensorId, tensor: &TensorIr, reason: String) {
         self.record_tensor(id, frames::poison(id, tensor, reason));
     }
@@ -196,13 +200,14 @@ impl Session {
         self.record_tensor(id, frames::alias(id, source));
     }
 
-    /// Offers a tensor's value to the session with lease rank `to`, or to another session
-    /// of the lease that has the capability.
+    /// Offers a tensor's value to the session with lease rank `to`, which takes it with the
+    /// same `capability`.
     pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32) {
         self.record_frame(frames::offer(tensor, capability, to));
     }
 
-    /// Makes a tensor of the value that the session with lease rank `from` offers.
+    /// Makes tensor `id`, with the shape and dtype of `tensor`, of the value that the session
+    /// with lease rank `from` offers under `capability`.
     pub(crate) fn take_offer(
         &self,
         id: TensorId,
@@ -218,7 +223,8 @@ impl Session {
         self.record_frame(Body::Seed(Seed { seed }));
     }
 
-    /// Records a frame, which is sent at once. Waits while the session is full.
+    /// Records a frame, which is sent at once. Blocks while the session is
+    /// [full](State::is_full).
     fn record_frame(&self, body: Body) {
         self.record_item(Item::Frame(body), true);
     }
@@ -228,7 +234,8 @@ impl Session {
         self.record_item(Item::NewTensor(id, body), true);
     }
 
-    /// Requests a tensor's data. Waits while the session is full.
+    /// Requests a tensor's data, and returns the receiver of it. Blocks while the session is
+    /// [full](State::is_full), but not until the data arrives.
     pub(crate) fn read(
         &self,
         tensor: &TensorIr,
@@ -238,8 +245,8 @@ impl Session {
         answered
     }
 
-    /// Requests the data of tensors; each goes to its [`Answer`]. Waits while the session is
-    /// full.
+    /// Requests the data of tensors; each goes to its [`Answer`]. Blocks while the session is
+    /// [full](State::is_full), but not until the data arrives.
     pub(crate) fn read_many(&self, reads: Vec<(TensorIr, Answer<TensorData>)>) {
         let mut state = self.lock();
         if let Some(end) = &state.end {
@@ -257,7 +264,9 @@ impl Session {
         self.send_now(state, driver_waits, waits_for_acks);
     }
 
-    /// Requests a reply for when all recorded ops are done. Waits while the session is full.
+    /// Requests a reply for when the worker has done all ops recorded so far, and returns the
+    /// receiver of it. Blocks while the session is [full](State::is_full), but not until the
+    /// reply arrives.
     pub(crate) fn sync(&self) -> oneshot::Receiver<Result<(), ExecutionError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.lock();
@@ -275,7 +284,8 @@ impl Session {
     }
 
     /// Sends what is recorded if the driver waits; a driver that does not wait will do that
-    /// by itself. Then waits while the session is full.
+    /// by itself. Then blocks while the session is [full](State::is_full). `waits_for_acks` is
+    /// what the send policy returned before the request was recorded.
     fn send_now(&self, state: MutexGuard<'_, State>, driver_waits: bool, waits_for_acks: bool) {
         let is_full = state.is_full();
         // The driver takes this lock first when it wakes.
@@ -317,7 +327,8 @@ impl Session {
         bodies.into_iter().for_each(|body| state.ops.push(body));
     }
 
-    /// Makes a connection, on which the worker sent `opened`, the latest of a track.
+    /// Attaches a new connection, on which the worker sent `opened`, to a track. Returns the
+    /// reason if `opened` is unacceptable.
     fn opened(&self, track: Track, opened: Opened) -> Result<Connection, String> {
         let profile = accepted_profile(&opened)?;
         let attached = self.lock().attach(track, &opened, profile);
@@ -387,12 +398,13 @@ impl Session {
         self.lock().dtype_usage(dtype)
     }
 
-    /// Returns the device's default dtypes, once the session was opened.
+    /// Returns the device's default dtypes, or `None` before the session was opened.
     pub(crate) fn settings(&self) -> Option<burn_backend::DeviceSettings> {
         self.lock().profile.as_ref().map(|profile| profile.settings)
     }
 
-    /// Ends the session after the recorded ops. Never waits.
+    /// Ends the session: pending reads and syncs fail, and the driver still sends the recorded
+    /// ops if the outbox has room. Never blocks.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         if state.end.is_none() {

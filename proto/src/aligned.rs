@@ -1,7 +1,8 @@
 //! Memory for tensor bytes that are received or copied.
 //!
 //! Burn considers the alignment with which memory was allocated, not its address: it
-//! copies everything in a `Vec<u8>`. So memory is allocated in larger units.
+//! copies the contents of a `Vec<u8>`, whose alignment is 1. So memory is allocated in
+//! larger units.
 
 use burn_backend::Bytes;
 

@@ -53,7 +53,8 @@ pub enum PayloadError {
 pub enum ChunkResult<T> {
     /// The payload is not complete yet.
     More,
-    /// The payload is complete.
+    /// The payload is complete: the receiver's record of it, and its bytes, which are
+    /// empty if they were not kept.
     Whole(T, burn_backend::Bytes),
 }
 
@@ -80,7 +81,8 @@ impl<T> Default for PayloadAssembler<T> {
 
 impl<T> PayloadAssembler<T> {
     /// Adds the next chunk. When a payload begins, `begin` is called with its size in
-    /// bytes. It returns a note about the payload, and whether to keep its bytes.
+    /// bytes, and returns the receiver's record of the payload and whether to keep its
+    /// bytes.
     ///
     /// # Errors
     ///

@@ -111,7 +111,8 @@ pub struct Registration {
     pub devices: Vec<DeviceSpec>,
 }
 
-/// The address of a worker's data plane, and the certificate that the worker proves.
+/// The address of a worker's data plane, and the certificate whose key the worker proves
+/// to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// The worker's display name.
@@ -200,7 +201,7 @@ pub struct GrantedDevice {
     pub grant: GrantNumber,
 }
 
-/// One device of a lease.
+/// One device of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceRef {
     /// The worker that offers the device.

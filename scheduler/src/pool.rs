@@ -35,8 +35,8 @@ pub(crate) struct Pool {
 pub(crate) enum Feasibility {
     /// The demand can be met now, with these devices.
     Fits(Vec<DeviceRef>),
-    /// It can be met later, when devices are released or in service again, or a worker is
-    /// back.
+    /// The demand can be met later, when devices are released or in service again, or a
+    /// worker is back.
     Busy,
     /// The demand cannot be met with the workers in the pool.
     Never,
@@ -201,7 +201,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the lease that has a device.
+    /// Returns the lease that has a device, if any.
     pub(crate) fn holder(&self, device_ref: DeviceRef) -> Option<LeaseId> {
         *self
             .get(device_ref.worker)?

@@ -4,12 +4,12 @@
 //! system's allocator requests fresh pages from the kernel each time; mimalloc keeps freed
 //! pages for a purge delay. Its default purge delay is 1 s, after which it returns all free
 //! memory to the system, even in the middle of a training run whose next step needs it
-//! again. On a virtual machine that takes freed pages away, getting them again took a third
-//! of the time of an all-reduce.
+//! again. On a virtual machine whose host reclaims freed pages, allocating them again took a
+//! third of the time of an all-reduce.
 //!
 //! mimalloc checks for memory to return only when other memory is freed. A worker whose
 //! session has ended frees nothing more, and would keep the session's memory. So a thread
-//! makes it check every second, which in a busy process it would do anyway.
+//! triggers the check every second; in a busy process, frees trigger it anyway.
 
 use std::{io, thread, time::Duration};
 

@@ -123,7 +123,7 @@ impl Entry {
         self
     }
 
-    /// Sets the role that the caller requests.
+    /// Sets the role that the call requires.
     pub(crate) fn role(mut self, role: &'static str) -> Self {
         self.role = Some(role);
         self

@@ -28,12 +28,14 @@ pub(crate) struct LocalPool {
 pub(crate) struct Urls {
     /// The URL without a token.
     pub(crate) pool: PoolUrl,
-    /// The URL for programs, with their token in the state directory; `None` if that token
-    /// is not valid any more.
+    /// The URL for programs, with the token from `client-token` in the state directory;
+    /// `None` if that token is not valid any more.
     pub(crate) programs: Option<PoolUrl>,
-    /// The URL for workers, in the same way.
+    /// The URL for workers, with the token from `worker-token` in the state directory; `None`
+    /// if that token is not valid any more.
     pub(crate) workers: Option<PoolUrl>,
-    /// The URL for workers on this host, which does not depend on `advertise`.
+    /// The URL for workers on this host: it has a local address, whatever `advertise` is, and
+    /// the token of `workers`, or no token if that is not valid any more.
     pub(crate) own_worker: PoolUrl,
 }
 

@@ -66,9 +66,9 @@ impl<K: Eq + Hash> Limiter<K> {
         Decision::Skip
     }
 
-    /// Returns the number of lines that were skipped in the seconds that are over by `now`,
-    /// with the first of them, for each kind. The caller calls this once a second while
-    /// lines are skipped: until then, no further line of such a kind is written.
+    /// Returns, for each kind with skipped lines whose period is over by `now`, their number
+    /// and the first of them. The caller must call this once a second while lines are
+    /// skipped: no further line of such a kind is written before.
     pub(crate) fn skipped(&mut self, now: Instant) -> Vec<(u64, String)> {
         let mut skipped = Vec::new();
         self.windows.retain(|_, window| {

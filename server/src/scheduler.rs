@@ -61,8 +61,8 @@ pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     /// The engine's timeouts and bounds.
     pub(crate) engine: tensord_scheduler::Options,
-    /// The scheduler's term, which numbers its grants: higher than that of any scheduler
-    /// before.
+    /// The scheduler's term, the first half of its grants' numbers: higher than the term of
+    /// any earlier scheduler of the pool.
     pub(crate) term: u64,
     /// The timeouts of streams.
     pub(crate) timing: Timing,
@@ -75,7 +75,7 @@ pub(crate) struct Options {
 pub(crate) struct Timing {
     /// The time limit for the first message of a new stream.
     pub(crate) hello: Duration,
-    /// The pause after which a client's stream carries a beat.
+    /// The time without a message to a client after which the scheduler sends it a beat.
     pub(crate) beat: Duration,
     /// The heartbeat interval of workers.
     pub(crate) heartbeat: Duration,

@@ -13,7 +13,8 @@ use tracing::info;
 /// The exit code after a second signal: the one that shells report for SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// Watcher of signals. Dropping it ends the watch, but signals stay caught.
+/// Watcher of signals. Dropping it ends the watch, but the signal handlers stay installed, so
+/// later signals have no effect.
 pub(crate) struct Shutdown {
     requested: watch::Receiver<bool>,
     _watching: JoinSet<()>,

@@ -142,7 +142,7 @@ impl StateDir {
     ///
     /// # Errors
     ///
-    /// [`StateError::Locked`] if another scheduler holds the lock, or that of the system.
+    /// [`StateError::Locked`] if another scheduler holds the lock, or [`StateError::Io`].
     pub(crate) fn lock_scheduler(&self) -> Result<SchedulerLock, StateError> {
         let path = self.path.join("scheduler.lock");
         let file = files::open_lock_file(&path)?;
@@ -223,7 +223,7 @@ impl StateDir {
         identity(&pem).map_err(|reason| StateError::Damaged { path, reason })
     }
 
-    /// Opens the ledger in the file `name`, which its first change creates.
+    /// Opens the value stored in the file `name`; its first change creates the file.
     pub(crate) fn persisted<T>(&self, name: &str) -> Result<Persisted<T>, StateError>
     where
         T: Clone + Default + serde::Serialize + serde::de::DeserializeOwned,
@@ -302,7 +302,7 @@ fn as_token(path: PathBuf, bytes: &[u8]) -> Result<Secret, StateError> {
 
 fn identity(pem: &[u8]) -> Result<Identity, String> {
     let text = std::str::from_utf8(pem).map_err(|_| "it is not PEM text")?;
-    // Both are in one file, so that no crash can leave a certificate without its key.
+    // Certificate and key are in one file, so that no crash can leave one without the other.
     let pem = IdentityPem {
         chain: text.into(),
         key: text.into(),

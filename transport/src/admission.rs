@@ -6,18 +6,18 @@
 //! processor time and a connection takes memory, so few strangers are served at once, per
 //! address and in total; the rest wait, and cost one socket each.
 //!
-//! While strangers wait, each stranger that is served has only a short turn, and the
-//! newest waiting one is served next. Under attack an honest peer has just come, while
-//! connections that have waited for long are mostly the attacker's; served in order of
-//! arrival, an honest peer would have to outlast all of them. Between addresses, the one
-//! with the fewest strangers served goes first. When there is no place left to wait, the
-//! address with the most waiting strangers loses its oldest.
+//! While strangers wait, each stranger that is served has only a short time slice, and
+//! the newest waiting one is served next. Under attack an honest peer has just come,
+//! while connections that have waited for long are mostly the attacker's; served in order
+//! of arrival, an honest peer would have to outlast all of them. Between addresses, the
+//! one with the fewest strangers served goes first. When there is no place left to wait,
+//! the address with the most waiting strangers loses its oldest.
 //!
-//! A quarter of an address's places is kept for peers that have just come. Without it
-//! every free place would go to a peer that has waited, which connects again when it is
-//! closed: connections would arrive as fast as places become free, and in such a queue
-//! even the newest may wait for seconds. With it, peers that connect again cannot fill
-//! all places, and a new peer is served at once.
+//! A quarter of an address's places is kept for peers that have just come. Without this
+//! reserve, every free place would go to a peer that has waited, and a peer whose
+//! connection is closed connects again: connections would arrive as fast as places become
+//! free, and in such a queue even the newest may wait for seconds. With the reserve,
+//! peers that connect again cannot fill all places, and a new peer is served at once.
 //!
 //! Time comes with each event. [`gate`](crate::gate) carries out the decisions.
 
@@ -136,7 +136,9 @@ impl PeerAdmission {
         }
     }
 
-    /// Adds an accepted connection. It is served when an action names it.
+    /// Adds an accepted connection. Returns its id, and actions for this and other
+    /// connections. The connection is served once a [`GateAction::Serve`] of this or a
+    /// later call names it.
     pub(crate) fn accepted(
         &mut self,
         source: SourceNetwork,
@@ -204,8 +206,8 @@ impl PeerAdmission {
         actions
     }
 
-    /// Ends the turns that are over at `now`. Must be called regularly while there are
-    /// strangers.
+    /// Closes strangers that have been served for too long at `now`, and serves waiting
+    /// ones. Must be called regularly while there are strangers.
     pub(crate) fn tick(&mut self, now: Instant) -> Vec<GateAction> {
         let mut actions = Vec::new();
         while let Some(id) = self.timed_out(now) {
@@ -224,9 +226,10 @@ impl PeerAdmission {
         actions
     }
 
-    /// Returns how many turns may end now: the share of the served strangers that keeps
-    /// turns ending evenly, so that a new peer finds a place at the next tick. Otherwise
-    /// strangers that came together would leave together, again and again.
+    /// Returns how many strangers may be closed now because their time slice is over: a
+    /// share in proportion to the time since the last tick, so that places become free
+    /// evenly and a new peer finds one at the next tick. Otherwise strangers that came
+    /// together would be closed together, again and again.
     fn preemption_budget(&mut self, now: Instant) -> usize {
         let before = self.last_tick.replace(now).unwrap_or(now);
         let (passed, time_slice) = (
@@ -304,7 +307,7 @@ impl PeerAdmission {
         (now.saturating_duration_since(since) >= self.limits.admission_timeout).then_some(id)
     }
 
-    /// Returns a stranger whose turn is over and whose place another one waits for.
+    /// Returns a stranger whose time slice is over and for whose place another one waits.
     fn preemption_candidate(&self, now: Instant) -> Option<ConnectionId> {
         let &(fewest, Reverse(newest), _) = self.by_fewest_served.first()?;
         let place_of_own = fewest < self.place_limit(newest, now);
@@ -315,8 +318,9 @@ impl PeerAdmission {
                 return None;
             }
             let queue = self.address_queues.get(&source)?;
-            // Either its own address waits for the place, or all places are taken and its
-            // address has no fewer than the address that is next.
+            // Close it if its address has a waiting stranger and no other place for it,
+            // or if all places are taken and its address has at least as many as the
+            // address to be served next.
             let newest = queue.waiting.last();
             let own = newest.is_some_and(|newest| queue.served >= self.place_limit(*newest, now));
             (own || crowded && queue.served >= fewest).then_some((queue.served, Reverse(id)))
@@ -354,7 +358,8 @@ impl PeerAdmission {
         }
     }
 
-    /// Updates what is known of an address, and both orderings of addresses.
+    /// Applies `change` to the queue of an address, and updates both orderings of
+    /// addresses.
     fn update_queue(&mut self, source: SourceNetwork, change: impl FnOnce(&mut AddressQueue)) {
         let queue = self.address_queues.entry(source).or_default();
         if let Some(&newest) = queue.waiting.last() {

@@ -1,18 +1,18 @@
 //! A channel: an ordered stream of frames in each direction that survives its connections.
 //!
 //! Clients' sessions, the worker's side of them and the links between workers are channels.
-//! A channel has at most one connection at a time, the latest; an earlier one must neither
-//! send nor be believed.
+//! A channel has at most one connection at a time, the latest. Nothing may be sent on an
+//! earlier one, and frames received on it are ignored.
 //!
 //! - [`Channel`]: the pure part: numbers, acknowledgements, credit, and which connection is
 //!   the latest. Time is an argument.
 //! - [`duplex`], [`resume`]: the numbering, acknowledgement and credit of frames, on which
-//!   it is built.
+//!   [`Channel`] is built.
 //! - [`pump`]: exchanges the frames of an [`Endpoint`] on a link, until the link ends.
 //! - [`Timing`]: the pump's time limits, which tests choose.
 //!
 //! A channel does not know what its frames mean, and does not dial: its owners differ in how
-//! long they try, and in what ends with the last try.
+//! long they dial again, and in what they end when they give up.
 
 pub mod duplex;
 mod pump;

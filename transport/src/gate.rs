@@ -25,7 +25,7 @@ use crate::admission::{AdmissionLimitError, ConnectionId, GateAction, Limits, Pe
 /// takes a socket and about a kilobyte.
 const MAX_UNADMITTED: usize = 16_384;
 
-/// File descriptors left to everything else.
+/// File descriptors left to everything but the connections of the gate.
 const OTHER_DESCRIPTORS: usize = 256;
 
 /// Assumed descriptor limit of a process where the system does not report one.
@@ -35,7 +35,7 @@ const DEFAULT_DESCRIPTORS: usize = 1024;
 const MAX_SERVED: usize = 512;
 
 /// Number of strangers served at once from one address, which may be that of a whole
-/// office. Under attack from there, 340 strangers a second have their turn.
+/// office. Under attack from there, 340 strangers are served each second.
 const MAX_SERVED_PER_ADDRESS: usize = 256;
 
 /// Number of admitted peers: as many as the streams of clients and workers that the
@@ -330,7 +330,7 @@ mod tests {
         let mut second = gate.enter(LOCALHOST);
         assert!(!second.is_served());
         let mut watch = first.watch();
-        // The first stranger's turn is over, as turns have no length here.
+        // The first stranger's time slice is over, as time slices have no length here.
         gate.tick();
         assert!(watch.wait_until_expelled().await);
         assert!(second.wait_until_served().await);

@@ -8,7 +8,8 @@
 //! core remains for handshakes.
 //!
 //! The way to the thread and back adds some 0.3 ms to a handshake, so the first few of each
-//! second run where they are. There they take at most a hundredth of a core.
+//! second run on the threads of their callers, where they take at most a hundredth of a
+//! core.
 
 use std::{
     io,
@@ -61,7 +62,8 @@ impl Handshakes {
     }
 }
 
-/// Lowers the priority of the calling thread, where a priority is a thread's.
+/// Lowers the priority of the calling thread on Linux, where each thread has a priority
+/// of its own.
 fn lower_priority() {
     #[cfg(target_os = "linux")]
     // Linux has no way to refuse a lower priority; handshakes would work without it, too.
@@ -77,7 +79,8 @@ impl Drop for Handshakes {
     }
 }
 
-/// Runs handshakes. All clones share one count of those that run where they are.
+/// Runs handshakes. All clones share one count of those that run on their callers'
+/// threads.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
     thread: tokio::runtime::Handle,
@@ -85,9 +88,9 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Runs `handshake` here, or on the thread if there were many in the last second. Its
-    /// socket stays registered with the runtime of the caller, which only has to wake the
-    /// thread. Dropping the future ends the handshake.
+    /// Runs `handshake` on the caller's thread, or on the thread for handshakes if there
+    /// were many in this [`WINDOW`]. Its socket stays registered with the runtime of the
+    /// caller, which only has to wake the thread. Dropping the future ends the handshake.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Lease tokens: signed by the scheduler, checked by workers on their own.
 //!
 //! A token is the encoded claims followed by a 64-byte Ed25519 signature. The data path
-//! does not involve the scheduler: a worker has its public key from registration. This
-//! module does not know which signed tokens are still valid: the claims have the grants'
-//! numbers and an end, and workers keep the rest.
+//! does not involve the scheduler: a worker has the scheduler's public key from
+//! registration. This module does not know which signed tokens are still valid: workers
+//! decide that by the grants' numbers and the end in the claims.
 
 use prost::Message;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};

@@ -2,7 +2,7 @@
 //! for any GPU.
 //!
 //! A [`TensorStore`] holds the tensors of one session on one device. Calls may panic, as
-//! backends do on ops that they cannot execute; the executor catches these panics.
+//! backends do on ops that they cannot execute; `session/runner/tensors.rs` catches that.
 
 mod bounds;
 mod burn_tensors;

@@ -16,8 +16,8 @@ use std::{
 
 use tensord_proto::ids::LeaseId;
 
-/// How long a test op may take before the device counts as broken. A driver needs time to
-/// compile its kernel.
+/// How long a test op may take before the device counts as broken. This includes the time in
+/// which a driver compiles the op's kernel.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Delay before the next test op after one that failed.
@@ -49,7 +49,7 @@ pub(crate) struct Observation {
 pub(crate) enum DeviceAction {
     /// Make the executor's thread end as soon as its current job returns.
     Retire,
-    /// Start a new executor thread after the previous one has ended.
+    /// Start a new executor thread, as the previous one has ended.
     Restart,
     /// Make the executor run the test op with this number.
     Probe(u64),
@@ -88,7 +88,7 @@ enum HealthState {
     /// No failure is known.
     #[default]
     Healthy,
-    /// An op does not return. This has been known `since` then.
+    /// An op exceeds its time limit, which was first observed at `since`.
     Stuck { since: Instant },
     /// A test op runs. These leases are released if it passes.
     Probing(Vec<LeaseId>),
@@ -133,7 +133,7 @@ impl Health {
         }
     }
 
-    /// Decides what to do, from what is `observation` of the device at `now`.
+    /// Decides what to do, from the `observation` of the device at `now`.
     pub(crate) fn update(&mut self, now: Instant, observation: &Observation) -> HealthUpdate {
         let before = self.out_of_service.clone();
         let mut outcome = HealthUpdate::default();

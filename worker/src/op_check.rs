@@ -11,7 +11,7 @@
 //! checks cannot see. Flex's kernels check each index; for CubeCL's kernels, indices are
 //! clamped on the device (`backend/bounds.rs`).
 //!
-//! The checks are pure: they use no backend and no state. They allocate nothing on success.
+//! The checks are pure: they use no backend and no state. Most allocate nothing on success.
 
 mod activation;
 mod base;
@@ -64,7 +64,7 @@ pub(crate) fn check(op: &OperationIr) -> OpCheckResult {
         OperationIr::BaseFloat(op) => base::check(op, Kind::Float),
         OperationIr::BaseInt(op) => base::check(op, Kind::Int),
         OperationIr::BaseBool(op) => base::check(op, Kind::Bool),
-        // The separate dtype repeats that of the tensors; no backend reads it.
+        // The dtype beside the op repeats that of the tensors; no backend reads it.
         OperationIr::NumericFloat(_, op) => numeric::check(op, Kind::Float),
         OperationIr::NumericInt(_, op) => numeric::check(op, Kind::Int),
         OperationIr::Bool(op) => self::bool::check(op),

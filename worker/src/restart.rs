@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A device that an op has occupied for so long that it is not expected back.
+/// A lost device: its current op has exceeded the time limit and the grace period, and is not
+/// expected to return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostDevice {
     /// The device's index on this worker.

@@ -120,7 +120,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The lines of the file.
+/// Reads the file. Returns the numbers of each line, with the lines of all writers mixed.
 fn read() -> anyhow::Result<Vec<Vec<i32>>> {
     let mut csv = String::new();
     flate2::read::GzDecoder::new(DIGITS).read_to_string(&mut csv)?;

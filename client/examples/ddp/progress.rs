@@ -59,7 +59,7 @@ impl TrainingProgressLogger for Progress {
         self.epochs = epochs;
     }
 
-    /// Is called at the end of an epoch.
+    /// Prints the line of an epoch. Burn calls this at the epoch's end.
     fn update_epoch(&mut self, epoch: usize) {
         let seconds = self.started.elapsed().as_secs_f64();
         self.started = Instant::now();

@@ -7,9 +7,9 @@
 //! *ticket*, and only the ticket's number goes through Burn, as the scalar of a
 //! custom op that keeps its place among the other ops.
 //!
-//! The bridge takes a ticket within moments, unless Burn's own session there has
-//! died. [`drop_expired_tickets`] then drops the tickets that are left, so nothing waits for
-//! ever.
+//! The bridge takes a ticket within moments, unless the session between Burn's client and
+//! the bridge has died. [`drop_expired_tickets`] then drops the tickets that are left, so
+//! nothing waits for ever.
 
 mod reads;
 
@@ -40,22 +40,23 @@ pub(crate) const UPLOAD: &str = "tensord.upload";
 /// blocks.
 const MAX_QUEUED_BYTES: usize = 32 << 20;
 
-/// Burn's client buffers ops and does not see the bytes behind their tickets. After
-/// so many bytes it is flushed, as it would flush itself if it saw them.
+/// Burn's client is flushed after this many uploaded bytes. Its own limit on buffered bytes
+/// does not count them, as the ops that it buffers only carry tickets.
 const FLUSH_BYTES: usize = 1 << 20;
 
 /// Age from which [`drop_expired_tickets`] suspects that the bridge will never take a ticket.
 const TICKET_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What waits to pass between Burn's client and the bridge for one device, by ticket.
-/// Each device has an exchange, as each has to be flushed separately.
+/// The uploads and reads of one device that are on their way from Burn's client to the
+/// bridge, by ticket. Each device has its own exchange, as Burn flushes each separately.
 pub(crate) struct Exchange {
     tickets: Mutex<Tickets>,
-    /// Locked while queued reads are made into an op, and before `tickets`.
+    /// Locked while queued reads become an op. A thread that locks both locks this before
+    /// `tickets`.
     read_op_lock: Mutex<()>,
-    /// Notified when the bytes of an upload were taken.
+    /// Notified when uploads were taken by the bridge or dropped.
     room: Condvar,
-    /// Runs the flushes of callers that must not block.
+    /// Runs the timer after which queued reads are sent, and the sending, which may block.
     runtime: Handle,
     burn: OnceLock<BurnSide>,
 }
@@ -121,11 +122,11 @@ impl Exchange {
         let _ = self.burn.set(BurnSide { client, device });
     }
 
-    /// Burn's side of the device.
+    /// Returns Burn's client for the device.
     ///
     /// # Panics
     ///
-    /// When it was not [set](Self::set_burn).
+    /// When [`set_burn`](Self::set_burn) was not called before.
     pub(crate) fn burn(&self) -> &BurnSide {
         self.burn
             .get()
@@ -138,8 +139,9 @@ impl Exchange {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores `data` for the bridge under a ticket. `register` registers the op that
-    /// carries the ticket with Burn's client.
+    /// Stores `data` for the bridge under a ticket. `register` must register the op that
+    /// carries the ticket with Burn's client; its result is returned. Blocks while more than
+    /// [`MAX_QUEUED_BYTES`] are queued.
     pub(crate) fn stage_upload<T>(
         &self,
         data: TensorData,
@@ -169,8 +171,8 @@ impl Exchange {
 
     fn wait_for_room(&self) -> MutexGuard<'_, Tickets> {
         let full = |tickets: &mut Tickets| tickets.waiting_bytes > MAX_QUEUED_BYTES;
-        // This wait ends: what is queued was flushed, so the bridge takes it or
-        // `watch` drops it.
+        // This wait ends: all queued bytes but the last `FLUSH_BYTES` were flushed, so the
+        // bridge takes them or `drop_expired_tickets` drops them.
         self.room
             .wait_while(self.lock(), full)
             .unwrap_or_else(PoisonError::into_inner)

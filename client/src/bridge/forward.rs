@@ -33,7 +33,7 @@ pub(crate) fn pack(name: &str, scalars: Vec<ScalarIr>) -> Vec<ScalarIr> {
     packed
 }
 
-/// The name and the scalars of a forwarded call.
+/// Returns the name and the scalars of a forwarded call, or `None` if `packed` is malformed.
 fn unpack(packed: &[ScalarIr]) -> Option<(String, Vec<ScalarIr>)> {
     let (length, rest) = packed.split_first()?;
     let length = usize::try_from(length.elem::<u64>()).ok()?;

@@ -1,4 +1,4 @@
-//! What the rest of the client has of the control task.
+//! The handle by which the rest of the client uses the control task.
 
 use std::{
     sync::{
@@ -23,20 +23,20 @@ use tokio::{
 use super::{Control, LeaseCall, withdrawals::Withdrawals};
 use crate::error::{ConnectError, LeaseError};
 
-/// How long a pool may take to answer at first.
+/// How long a pool may take to accept a new client, or to send its status.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
 
-/// How long leaving may take; the pool finds out by itself if it takes longer.
+/// How long leaving may take. After that, the pool notices by itself that the client is gone.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Threads that move bytes; the work itself is done elsewhere.
+/// Number of threads of the client's runtime, which mostly does I/O.
 const IO_THREADS: usize = 2;
 
 /// Capacity of the queue of requests for leases to the control task.
 const REQUEST_QUEUE: usize = 64;
 
 /// The control task of a pool, and the runtime on which it and all sessions run. Dropping
-/// it leaves the pool.
+/// the handle leaves the pool, for which it blocks for up to [`LEAVE_TIMEOUT`].
 pub(crate) struct ControlHandle {
     pub(crate) url: PoolUrl,
     pub(crate) runtime_handle: Handle,
@@ -80,8 +80,8 @@ impl ControlHandle {
         }
     }
 
-    /// Limits the time of `future` by the pool's own timer, so that any executor can run
-    /// it.
+    /// Limits the time of `future` by the timer of the client's runtime, so that any executor
+    /// can run the returned future.
     pub(crate) fn timeout<F: Future>(&self, limit: Duration, future: F) -> Timeout<F> {
         let _context = self.runtime_handle.enter();
         timeout(limit, future)
@@ -130,7 +130,8 @@ impl Drop for ControlHandle {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(runtime) = runtime {
-            // Does not block, so that a pool may be dropped anywhere.
+            // Unlike dropping the runtime, this is allowed within an async runtime, so that a
+            // pool may be dropped anywhere.
             runtime.shutdown_background();
         }
     }

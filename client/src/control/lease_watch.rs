@@ -1,4 +1,4 @@
-//! What the pool reports about a lease.
+//! Fails the sessions of a lease when the pool reports that the lease has ended.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

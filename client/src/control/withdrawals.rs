@@ -21,7 +21,7 @@ pub(super) struct Withdrawals {
 pub(super) struct Withdrawn {
     pub(super) cancelled: Vec<RequestId>,
     pub(super) released: Vec<LeaseId>,
-    /// Set when the client leaves the pool; used when it has left.
+    /// Set when the client is to leave the pool; notified once it has left.
     pub(super) left: Option<SyncSender<()>>,
 }
 

@@ -76,11 +76,11 @@ pub(super) async fn wait_for_grant(
         is_over: false,
     };
     let mut on_queued = request.on_queued;
-    // Without a timeout the pool decides: it grants, refuses or is gone.
+    // Without a timeout, the request waits until the pool grants or refuses it.
     let timeout = request.timeout;
     let expired = async {
         match timeout {
-            // The pool's own timer, so that any executor can run this.
+            // The timer of the client's runtime, so that any executor can run this.
             Some(limit) => drop(control.timeout(limit, pending::<()>()).await),
             None => pending().await,
         }

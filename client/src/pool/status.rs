@@ -1,4 +1,4 @@
-//! What a pool has and does, as [`Pool::status`](crate::Pool::status) returns it.
+//! The state of a pool, as [`Pool::status`](crate::Pool::status) returns it.
 
 use std::time::Duration;
 

@@ -20,18 +20,18 @@ pub(super) enum ConnectionEnd {
     BrokeRule(String),
 }
 
-/// Returns why a connection ended for which the pump returned `ended`.
+/// Converts `ended`, which the pump returned for a connection, into the connection's end.
 pub(super) fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
     match ended {
         Ended::Lost(reason) => ConnectionEnd::Lost(reason),
-        // A track has one driver, so no connection of its replaces another.
+        // This does not happen: a track's only driver uses one connection at a time.
         Ended::Replaced => ConnectionEnd::Lost("a later connection replaced this one".into()),
         Ended::Done => ConnectionEnd::Over("closed".into()),
         Ended::Over(end) => end,
     }
 }
 
-/// Returns how a session ends that the worker closed with `error`.
+/// Returns the end of a connection whose session the worker closed with `error`.
 pub(super) fn closed_by(error: &Error) -> ConnectionEnd {
     match error.code() {
         ErrorCode::Unspecified => ConnectionEnd::Over("closed".into()),
@@ -47,7 +47,7 @@ pub(super) fn broken(error: &FrameError) -> Broken<ConnectionEnd> {
     }
 }
 
-/// Returns the profile of the device with which the worker opened the session.
+/// Returns the device's profile, which the worker sent in `opened`.
 ///
 /// # Errors
 ///

@@ -10,7 +10,7 @@ use tensord_transport::channel::FrameParts;
 pub(crate) struct ByteCounters {
     pub(crate) up: AtomicU64,
     pub(crate) down: AtomicU64,
-    /// The bytes of tensors among them, sent; the next field has those received.
+    /// Bytes of tensors among those sent; `tensors_down` has those among the received.
     pub(crate) tensors_up: AtomicU64,
     pub(crate) tensors_down: AtomicU64,
 }

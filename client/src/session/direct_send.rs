@@ -32,8 +32,8 @@ impl SenderSlot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends `sender` to other threads until it is taken [back](LentSender::back), if it is
-    /// that of the track for ops and never blocks.
+    /// Lends `sender` to other threads until it is taken [back](LentSender::back), if it
+    /// belongs to the track for ops and its carrier can send without blocking.
     pub(super) fn lend(&self, track: Track, sender: LinkSender) -> LentSender<'_> {
         if track != Track::Ops || !sender.can_send_now() {
             return LentSender(Place::Kept(sender));
@@ -42,9 +42,9 @@ impl SenderSlot {
         LentSender(Place::Slot(self))
     }
 
-    /// Sends in the driver's place: what `next` returns, each time after `on_send` was called
-    /// with it. `rested` is whether the driver waits for acknowledgements, too. Returns
-    /// whether the driver may go on waiting.
+    /// Sends in the driver's place: the frames that `next` returns, each time after `on_send`
+    /// was called with them. `rested` is whether the driver waits for acknowledgements, too.
+    /// Returns whether the driver may go on waiting; otherwise the caller must wake it.
     pub(super) fn send_pending(
         &self,
         rested: bool,
@@ -66,9 +66,9 @@ impl SenderSlot {
                         return false;
                     }
                 }
-                // The driver's waiting state was set again.
+                // `next` has recorded again that the driver waits.
                 Next::Nothing => return true,
-                // The driver sends an ack by itself, unless it waits without a timeout.
+                // A driver that is not rested wakes after `ack_delay` and sends the ack itself.
                 Next::PendingAck => return !rested,
                 Next::Later(_) | Next::Linger(_) | Next::Done | Next::Replaced => return false,
             }

@@ -30,8 +30,8 @@ use super::{
 /// How long one attempt to connect may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 
-/// A worker from which nothing was received for this long is given up. With the time
-/// until silence is noticed, the error comes within 10 s of the cause.
+/// A worker from which nothing was received for this long is given up. The time starts with
+/// the last frame received, so the error comes within 10 s of the cause.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Pause between attempts.
@@ -116,7 +116,7 @@ async fn keep_connected(
                 }
                 resume = true;
                 if let Some(opened) = opened.take() {
-                    // Whoever leased may have given up; then the session is closed soon.
+                    // The caller that leases may have given up; it then closes the session.
                     let _ = opened.send(Ok(()));
                 }
                 let end = TrackEnd { session, track };

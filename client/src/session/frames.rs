@@ -1,4 +1,4 @@
-//! Frames about tensors that are not ops.
+//! Makes the frames about tensors other than frames of ops.
 
 use burn_ir::{TensorId, TensorIr};
 use tensord_proto::{
@@ -8,7 +8,8 @@ use tensord_proto::{
 
 use super::Capability;
 
-/// Returns the frame that declares a tensor without a value.
+/// Returns the frame that declares `id` as a poisoned tensor with the shape and dtype of
+/// `tensor`.
 pub(super) fn poison(id: TensorId, tensor: &TensorIr, reason: String) -> Body {
     let fault = Fault {
         op_name: "to_device".into(),

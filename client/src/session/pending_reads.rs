@@ -119,7 +119,7 @@ impl PendingReads {
                         "the answer to read {request} names payload {number}, which another answer has named"
                     ));
                 }
-                // Each payload that is missing is that of a pending read.
+                // At most one payload for each pending read is missing.
                 None if number - self.payloads >= waiting => {
                     return Err(format!(
                         "the answer to read {request} names payload {number}, but only {} payloads have arrived",
@@ -140,7 +140,8 @@ impl PendingReads {
         self.complete(request, shape, dtype, bytes)
     }
 
-    /// Adds bytes of a payload. Returns the reply that they complete.
+    /// Adds bytes of a payload. Returns the reply that they complete, or `None` if they
+    /// complete none.
     pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, BrokenRule> {
         if chunk.size_bytes > 0 {
             self.check_payload_size(chunk.size_bytes)?;
@@ -163,7 +164,7 @@ impl PendingReads {
         self.complete(request, shape, dtype, bytes)
     }
 
-    /// Returns whether the next payload may have `size` bytes.
+    /// Checks that the next payload may have `size` bytes.
     fn check_payload_size(&self, size: u64) -> Result<(), BrokenRule> {
         let announced = self.announced.get(&self.payloads);
         let announced = announced.and_then(|request| self.reads.get(request));
@@ -206,7 +207,7 @@ impl PendingReads {
 }
 
 impl PendingRead {
-    /// Returns whether a value of this type was requested. A device may represent bools and
+    /// Checks that a value of this type was requested. A device may represent bools and
     /// `flex32` in another way than the program.
     fn check(&self, request: u64, shape: &Shape, dtype: DType) -> Result<(), BrokenRule> {
         let is_like = |a: DType, b: DType| matches!((a, b), (DType::Flex32, DType::F32));

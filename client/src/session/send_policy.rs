@@ -12,9 +12,10 @@
 //!   all items before it.
 //! - [`EAGER_OPS`] items are sent at once, too.
 //! - Fewer items wait for more: for [`BATCH_DELAY`] at first, and for up to
-//!   [`MAX_BATCH_DELAY`] if that happens again and again. The worker is busy then.
+//!   [`MAX_BATCH_DELAY`] if that happens again and again, as the worker is then still busy
+//!   with earlier items.
 //! - While few items wait, and while the driver does not wait at all, further items do not
-//!   wake it.
+//!   wake the driver.
 //!
 //! All this is about the track for ops. The driver of the other track sends whatever it has.
 
@@ -23,15 +24,15 @@ use std::time::Duration;
 use burn_ir::{DistributedOperationIr, OperationIr};
 use tensord_transport::channel::Look;
 
-/// Number of items that are sent at once. Fewer wait a moment for more.
+/// Number of recorded items from which they are sent without delay. Fewer wait for more.
 pub(super) const EAGER_OPS: usize = 512;
 
 /// How long a few items wait for more: the resolution of the timer. The program does not
 /// wait for them, as a read or the end of a series of all-reduces would have sent them.
 const BATCH_DELAY: Duration = Duration::from_millis(1);
 
-/// [`BATCH_DELAY`] doubles up to this with each time that a few items were sent since the
-/// last urgent one.
+/// Limit for the delay, which starts at [`BATCH_DELAY`] and doubles with each small batch that
+/// was sent since the last urgent item.
 const MAX_BATCH_DELAY: Duration = Duration::from_millis(4);
 
 /// What happened to a session.
@@ -73,7 +74,8 @@ pub(crate) struct Pending {
 pub(crate) enum Ack {
     /// The worker knows what was received.
     Nothing,
-    /// The worker does not, and the next frame will carry the acknowledgement.
+    /// The worker does not know yet what was received; the next frame will carry the
+    /// acknowledgement.
     Pending,
     /// An acknowledgement must be sent, with a frame or alone.
     Due,

@@ -40,15 +40,16 @@ pub(super) const MAX_RECORDED_ITEMS: usize = 4096;
 /// requested.
 const WINDOW_BYTES: u64 = u64::MAX;
 
-/// How long a closed session may take to send its last frames.
+/// How long an ended session, with nothing left to send, waits for the worker to close the
+/// connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The links of a session.
+/// A session's two channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Track {
     /// For ops and their replies.
     Ops,
-    /// For large payloads. The link is opened for the first payload.
+    /// For payloads. The session connects this track when there is a first payload.
     Bulk,
 }
 
@@ -91,7 +92,7 @@ pub(super) struct State {
 pub(super) enum NextStep {
     /// Encode the recorded items, and look again.
     Encode,
-    /// Do this, in the terms of the pump.
+    /// Do what this value asks of a pump's writer.
     Next(Next),
 }
 
@@ -132,7 +133,8 @@ impl State {
         }
     }
 
-    /// Returns whether the program must wait before it records more.
+    /// Returns whether the session is full: the recorded items, or the unacknowledged bytes of
+    /// a track, are at their limit. The program must then wait before it records more.
     pub(super) fn is_full(&self) -> bool {
         self.op_buffer.len() >= MAX_RECORDED_ITEMS
             || self.ops.outbox().is_full()
@@ -195,9 +197,9 @@ impl State {
         self.upload_cache.is_cacheable(size)
     }
 
-    /// Returns the entries that describe an upload's bytes, and how many of the bytes are
-    /// sent. Large bytes are queued on the bulk track, whose driver must be woken if the
-    /// last value is true.
+    /// Returns the entries that say where an upload's bytes are, how many of the bytes are
+    /// sent, and whether they were queued on the bulk track, whose driver must then be woken.
+    /// Without a `hash` the worker does not keep the bytes.
     pub(super) fn upload(&mut self, hash: Option<Hash>, bytes: Bytes) -> (Vec<Entry>, usize, bool) {
         let source = match hash {
             Some(hash) => self.upload_cache.source(hash, bytes.len()),
@@ -230,12 +232,13 @@ impl State {
         (entries, size, is_payload)
     }
 
-    /// Calls `take` with the recorded items, which the encoder moves to itself.
+    /// Calls `take` with the recorded items. `take` must move all of them out of the buffer.
     pub(super) fn take_recorded(&mut self, take: impl FnOnce(&mut OpBuffer)) {
         take(&mut self.op_buffer);
     }
 
-    /// Makes a connection, on which the worker sent `opened`, the latest of a track.
+    /// Attaches a new connection, on which the worker sent `opened`, to a track. It replaces
+    /// the track's earlier connection.
     pub(super) fn attach(
         &mut self,
         track: Track,
@@ -376,8 +379,8 @@ impl State {
         Ok(())
     }
 
-    /// Ends the session, unless it has ended. Returns its pending requests, which the caller
-    /// must fail.
+    /// Ends the session. Returns its pending requests, which the caller must fail, or `None`
+    /// if the session had ended before.
     pub(super) fn end(&mut self, end: SessionEnd) -> Option<Requests> {
         if self.end.is_some() {
             return None;

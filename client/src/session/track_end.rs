@@ -1,4 +1,4 @@
-//! A session's end of a track, as the pump of the track's channel sees it.
+//! A session's [`Endpoint`] of a track, as the pump of the track's channel sees it.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use super::{Session, connection_end::ConnectionEnd, pending_reads::Delivery, state::Track};
 
-/// The session's end of a track.
+/// The session's [`Endpoint`] of a track.
 pub(super) struct TrackEnd<'a> {
     pub(super) session: &'a Session,
     pub(super) track: Track,

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use lru::LruCache;
 use tensord_proto::content::{HASH_BYTES, Hash, MAX_HELD, MAX_SLOTS, kept_cost};
 
-/// Uploads below this size, in bytes, are always sent: a hash would hardly be smaller.
+/// Uploads below this size, in bytes, are always sent: reusing them would save little.
 pub(super) const MIN_BYTES: usize = 128;
 
 /// Where the content of an upload comes from.
@@ -86,14 +86,15 @@ impl UploadCache {
         Ok(())
     }
 
-    /// Returns whether an upload of `size` bytes may be kept, so that it needs a hash.
+    /// Returns whether the worker may keep an upload of `size` bytes, or may have it from an
+    /// earlier session, so that the caller must hash the upload.
     pub(super) fn is_cacheable(&self, size: usize) -> bool {
         let kept = kept_cost(size) <= self.budget_bytes || !self.held.is_empty();
         kept && size >= MIN_BYTES
     }
 
     /// Returns where the content with this hash and size comes from. A content that has to be
-    /// sent counts as kept from now on.
+    /// sent counts as kept from now on, unless it alone exceeds the budget.
     pub(super) fn source(&mut self, hash: Hash, size: usize) -> UploadSource {
         if let Some((slot, _)) = self.slots.get(&hash) {
             return UploadSource::Slot(*slot);
@@ -114,7 +115,8 @@ impl UploadCache {
             self.used_bytes -= freed;
             forget.push(slot);
         }
-        // A content replaces the one that was in its slot.
+        // The new content takes the slot of an evicted one if there is any; that slot need not
+        // be freed first.
         let slot = forget.pop().or_else(|| self.free.pop());
         let slot = slot.unwrap_or(self.slots.len() as u32);
         self.free.extend(&forget);

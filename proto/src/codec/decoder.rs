@@ -15,8 +15,8 @@ use super::{
 /// bytes may claim to hold very many.
 const FIRST_OPS: usize = 1 << 10;
 
-/// The ops of a frame, in order. An op has over 600 bytes and is moved several times.
-/// Boxed, only a pointer is moved, and its memory is often that of an op just freed.
+/// The ops of a frame, in order. They are boxed, as an op has over 600 bytes and is moved
+/// several times. The allocator often reuses the memory of an op just freed.
 pub type DecodedOps = Vec<Box<OperationIr>>;
 
 /// Decodes a session's ops, in order.
@@ -168,7 +168,8 @@ impl Frame<'_> {
         let count = self.reader.varint()?;
         holes.clear();
         let mut at = 0;
-        // The bytes that are left limit the number of holes.
+        // `count` needs no limit: each hole takes at least a byte, and the frame's bytes
+        // end.
         for _ in 0..count {
             let hole = self.reader.varint()?;
             let kind = HoleKind::from_number(hole & 3)
@@ -194,7 +195,8 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// Creates the op of a template and its values.
+    /// Creates the op of a template and its values, and adds it to the frame's ops.
+    /// Relative ids count from `counter`; `plain` is a scratch buffer.
     fn op(
         &mut self,
         template: Template<'_>,

@@ -67,14 +67,14 @@ impl OpEncoder {
         self.write_mispredicted(out);
     }
 
-    /// Completes the frame in `out`. Must be called when the frame is cut.
+    /// Completes the frame in `out`. Must be called at the end of each frame.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         self.end_run(out);
         self.frame_ops = 0;
         self.frame_plain_bytes = 0;
     }
 
-    /// Returns whether the frame must be cut, as a decoder accepts no more ops in one
+    /// Returns whether the frame must end here, as a decoder accepts no more ops in one
     /// frame.
     pub fn is_full(&self) -> bool {
         // The op that fills the frame may be large: half of the decoder's limit is left
@@ -98,8 +98,9 @@ impl OpEncoder {
     }
 
     /// Returns which values of the current op differ from the prediction of past op `at`,
-    /// as a set of bits, or `None` if the past op had another template. Leaves the
-    /// prediction in `self.values`.
+    /// as a set of bits. Returns `None` if that op is forgotten, had another template, or
+    /// differs in a value beyond the bits of a record's head. Leaves the prediction in
+    /// `self.values`.
     fn changes(&mut self, at: u64) -> Option<u64> {
         let past = self.model.history.get(at)?;
         let template = self.model.templates.get(past.template)?;
@@ -150,7 +151,7 @@ impl OpEncoder {
         }
     }
 
-    /// Writes an op that is not the one at the cursor.
+    /// Writes the current op, which the op at the cursor does not predict.
     fn write_mispredicted(&mut self, out: &mut Vec<u8>) {
         if self.mispredictions == 0 {
             self.anchor = self.model.cursor;
@@ -173,8 +174,8 @@ impl OpEncoder {
         self.mispredictions += 1;
     }
 
-    /// Returns a past op that predicts the current op. Leaves the prediction in
-    /// `self.values`.
+    /// Returns the position of a past op that predicts all values of the current op.
+    /// Leaves the prediction in `self.values`.
     fn find_exact(&mut self, number: u32) -> Option<u64> {
         let near = self.anchor.saturating_sub(SEARCH_WINDOW.0)..=self.anchor + SEARCH_WINDOW.1;
         near.chain(self.other_candidates(number))
@@ -189,8 +190,8 @@ impl OpEncoder {
             .find_map(|at| Some((at, self.changes(at)?)))
     }
 
-    /// Returns other positions in the history to try; none while it is too early to leave
-    /// the loop.
+    /// Returns other positions in the history to try; none for the first mispredicted op,
+    /// which is treated as an exception in the loop.
     fn other_candidates(&self, number: u32) -> impl Iterator<Item = u64> + use<> {
         let positions = (self.mispredictions > 0).then(|| self.finder.positions(number));
         positions.into_iter().flatten()
@@ -214,8 +215,8 @@ impl OpEncoder {
         put_head(out, RecordKind::Patch, changes);
         for i in ones(changes) {
             let (value, new) = (&mut self.values[i], self.flat.values[i]);
-            // The same tensor as before, though more were made since: it outlives the
-            // loop, so its id predicts better than its distance.
+            // If the id is the same as in the past op, the tensor outlives the loop, so
+            // its absolute id predicts better than its distance from the counter.
             let lives_on = value.resolve(past.counter) == new;
             *value = if lives_on {
                 new

@@ -2,7 +2,7 @@
 //!
 //! [`FlatOp`] serializes an op as postcard would, but leaves holes at tensor ids, scalars
 //! and the bounds of slices, and keeps these values in a list. The bytes between the
-//! holes are the op's *template*. It takes one pass for any op, and no allocation once
+//! holes are the op's *template*. Splitting any op takes one pass, and no allocation once
 //! the buffers have grown.
 //!
 //! Two ops with the same template bytes have their holes at the same positions: the bytes

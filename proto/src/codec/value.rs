@@ -57,7 +57,8 @@ impl Value {
         Self { form, bits }
     }
 
-    /// Returns the value; an id in absolute form.
+    /// Returns the value, with an id in absolute form; the distance of a relative id
+    /// counts from `counter`.
     pub(super) fn resolve(self, counter: u64) -> Self {
         match self.form {
             Form::Relative => Self::new(Form::Absolute, counter.wrapping_sub(self.bits)),

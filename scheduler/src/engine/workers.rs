@@ -128,7 +128,7 @@ impl Engine {
             lease_devices.all(|granted| lease.lease_devices.contains_key(&granted.device_ref))
         };
         match self.leases.get_mut(id) {
-            // No client has claimed it yet, so these may be further devices of it.
+            // No client has claimed the lease yet, so these may be further devices of it.
             Some(lease) if lease.owner.is_none() => lease.add(&lease_devices),
             Some(lease) if has_all(lease) => {}
             None if may_adopt => {

@@ -41,7 +41,8 @@ impl Files {
         if self.size_bytes > 0 && self.size_bytes + size > self.settings.file_bytes {
             self.rotate()?;
         }
-        // One call, so that a line is written as a whole or not at all.
+        // A line is passed to one `write_all`, so that no crash between two calls can leave a
+        // part of it.
         self.current.write_all(&text)?;
         self.size_bytes += size;
         Ok(())

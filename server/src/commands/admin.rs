@@ -12,7 +12,8 @@ use tonic::{Request, Response, Status, metadata::MetadataValue, transport::Chann
 use self::error::AdminError;
 use crate::{config::AdminUrl, failure::Failure, grpc_status, state::StateDir};
 
-/// How long the scheduler may take to reply, which it does after writing to its disk.
+/// Time limit for a call, including connecting. The scheduler replies to a change only once
+/// the change is on disk.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Returns the URL with an admin token, from the user or the state directory.

@@ -96,7 +96,8 @@ fn train(
     options.interrupter = interrupter;
     options.view = match options.view {
         _ if config.quiet => View::Quiet,
-        // The dashboard leaves no lines on the terminal above the JSON.
+        // The dashboard uses the terminal's alternate screen, so when it ends, no progress
+        // remains visible above the JSON.
         _ if config.json => View::Lines,
         detected => detected,
     };
@@ -154,7 +155,8 @@ fn wait_for_workers(pool: &Pool, count: usize) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// A pool for one run of the demo; dropping it removes everything.
+/// A pool for one run of the demo. Dropping it kills the workers, stops the scheduler and
+/// removes the state directory.
 struct OwnPool {
     url: PoolUrl,
     workers: Vec<Child>,
@@ -178,7 +180,8 @@ impl OwnPool {
             listen: ([127, 0, 0, 1], 0).into(),
             advertise: None,
             host_name: None,
-            // Turned off: only the demo connects, and the state directory is temporary.
+            // The log is turned off: only the demo connects, and the state directory is
+            // temporary.
             audit,
             lease_token_life: LEASE_TOKEN_LIFE,
         };

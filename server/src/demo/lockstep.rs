@@ -5,8 +5,8 @@
 //! - The server that collects a step's gradients (`DistributedSyncServer` of burn-backend
 //!   0.22.1) assigns a device's messages about the next step to the current one if another
 //!   device has sent its last gradient but not yet its sync. Then all devices wait for
-//!   ever. It is enough that a thread is not scheduled for a moment. So a device gets its
-//!   next batch only when all devices have finished the current one.
+//!   ever. A short scheduling delay of one thread is enough to cause this. So a device gets
+//!   its next batch only when all devices have finished the current one.
 //! - Each device checks the interrupter by itself, and a device that goes on after another
 //!   has stopped waits for that one's gradients for ever. So the caller gets an
 //!   interrupter of its own: the data loaders check it, agree on the last step, and return
@@ -50,7 +50,7 @@ struct StepProgress {
     last: Option<usize>,
     /// The number of devices that wait for the others to begin a step.
     waiting: usize,
-    /// How often all devices have met.
+    /// How many times all devices have arrived; a waiting device watches it for a change.
     generation: usize,
 }
 
@@ -90,7 +90,8 @@ impl Lockstep {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Returns whether a device may begin `step`. If one device has begun it, all may.
+    /// Returns whether a device may begin `step`. If one device has begun it, all may. Stops
+    /// Burn's interrupter before it returns `false`.
     fn may_begin(&self, step: usize) -> bool {
         let mut steps = self.lock();
         if steps.last.is_none() && self.requested.should_stop() {

@@ -186,7 +186,7 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    /// Elements of a token between the layers.
+    /// The number of elements of a token after it is embedded.
     const WIDTH: usize = 32;
 
     fn new(device: &Device) -> Self {

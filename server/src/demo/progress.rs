@@ -49,8 +49,8 @@ impl View {
     }
 }
 
-/// The record that a [`Monitor`] writes. Clones share it, since Burn does not return the
-/// monitor.
+/// The record that a [`Monitor`] writes. Clones share one record, so that the caller can read
+/// it: Burn returns the monitor only as a `dyn MetricsRenderer`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History(Arc<Mutex<Record>>);
 

@@ -54,7 +54,7 @@ pub(crate) struct AuthContext {
 
 #[cfg(test)]
 impl AuthContext {
-    /// Creates a pass of a program with the token of this name.
+    /// Creates the context of a program that presented the token of this name.
     pub(super) fn of_program(token: &str) -> Self {
         Self {
             token: token.into(),
@@ -100,8 +100,8 @@ impl Access {
             }
             Ok::<_, TokenError>(changed)
         };
-        // An error of this trial run means that the registry is full: it has these tokens
-        // already, or the operator has filled it.
+        // A dry run on a copy, so that nothing is written if nothing changes. It fails only if
+        // the registry has no room for a missing token; no token is adopted then.
         if adopt(&mut Tokens::clone(&access.tokens.read())).is_ok_and(|changed| changed) {
             let written = access.tokens.change(|tokens| Ok(adopt(tokens)?));
             if let Err(ChangeError::State(e)) = written {
@@ -157,7 +157,8 @@ impl Access {
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::Token`] if its token has ended; the message states why.
+    /// [`ErrorCode::Token`] if its token is not [`TokenState::Valid`] any more; the message
+    /// states why.
     pub(super) fn check_may_open(&self, auth: &AuthContext) -> Result<(), Error> {
         let tokens = self.tokens.read();
         match tokens.find(auth.hash, UnixMillis::now()) {
@@ -194,8 +195,8 @@ impl Access {
         self.tokens.read()
     }
 
-    /// Returns the token of the first start for `role`, if it is still valid for
-    /// everything.
+    /// Returns the token of `role` in `secrets`, or `None` if it is not
+    /// [`TokenState::Valid`] any more.
     pub(crate) fn url_token(&self, role: Role, secrets: &PoolSecrets) -> Option<Secret> {
         let string = match role {
             Role::Admin => &secrets.admin_token,

@@ -321,8 +321,8 @@ impl Driver {
         }
     }
 
-    /// Carries out a command. Returns a follow-up event if the recipient's queue is full or
-    /// the recipient is gone and its stream was cut off.
+    /// Carries out a command. Returns a follow-up event if the recipient's stream was cut off,
+    /// because its queue is full or closed, or if a granted lease must be released again.
     fn execute(&mut self, command: Command) -> Option<Event> {
         match command {
             Command::Queued {

@@ -193,7 +193,7 @@ impl Enrolment {
     /// If the change cannot be written.
     pub(super) fn revoke(&self, token: &str) -> Result<(), ChangeError> {
         // Runs even if no such worker is known: changes are serialised, so a worker that is
-        // being enrolled at this moment is in the book by the time this change runs.
+        // being enrolled at this moment is in the registry by the time this change runs.
         self.registry.change(|registry| {
             registry.remove_token(token);
             Ok::<_, ChangeError>(())

@@ -62,7 +62,7 @@ mod tests {
     /// gap.
     type Step = (u64, i64, Option<(u64, u64)>);
 
-    /// Advances the clocks by each step and checks the result of `look`.
+    /// Advances the clocks by each step and checks the result of [`GapDetector::check`].
     fn check(steps: &[Step]) {
         let mut now = Instant::now();
         let mut wall_clock = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);

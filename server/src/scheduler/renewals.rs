@@ -11,8 +11,8 @@ use tensord_scheduler::Timestamp;
 /// The delay before the next attempt for a lease whose worker has yet to join.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The leases with a token, and when each is due for renewal. A lease whose client is
-/// detached when its token is due is dropped until the client attaches again.
+/// The leases with a token, and when each is due for renewal. If a lease's client is detached
+/// when its token is due, the lease has no entry until the client attaches again.
 pub(super) struct Renewals {
     life: Duration,
     due: BTreeMap<LeaseId, Timestamp>,

@@ -77,9 +77,9 @@ impl Shared {
         });
     }
 
-    /// Returns an interceptor that refuses calls without a right token before any of their
-    /// body is read, so that none of these calls stays open. Handlers check the token again
-    /// to get the pass.
+    /// Returns an interceptor that refuses calls without a token of one of `roles` before any
+    /// of their body is read, so that none of these calls stays open. Handlers check the token
+    /// again to get the [`AuthContext`].
     pub(super) fn guard(
         self: &Arc<Self>,
         roles: &'static [Role],

@@ -96,7 +96,8 @@ impl<Out> OpenStream<Out> {
         }
     }
 
-    /// Ends the stream with `error`, and waits until the connection has taken the error.
+    /// Ends the stream with `error`, and waits until the connection has taken the error. If
+    /// the queue is full, drops the error and does not wait.
     pub(super) async fn end_and_flush(self, error: &Error) {
         if self
             .outgoing
@@ -115,7 +116,7 @@ impl<Out> Drop for OpenStream<Out> {
 }
 
 /// The number of parts in which a peer's silence is counted. If the process did not run for
-/// a while, at most one part elapses during the gap, so it still reads what arrived
+/// a while, at most one part elapses during the gap, so the process still reads what arrived
 /// meanwhile.
 const SILENCE_PARTS: u32 = 8;
 
@@ -131,9 +132,9 @@ async fn with_silence_timeout<T>(silence: Duration, message: impl Future<Output 
     None
 }
 
-/// Passes a peer's messages, as `wrap` returns them, to `inputs` until its stream ends.
-/// Returns an error if the peer sent nothing for `silence`, and `None` if the stream ended
-/// or broke.
+/// Passes a peer's messages, as `wrap` returns them, to `inputs` until the peer's stream ends.
+/// Returns an error if the peer sent nothing for `silence` (`None`: no limit), and `None` if
+/// the stream ended or broke.
 pub(super) async fn read<In, Input>(
     mut incoming: Streaming<In>,
     silence: Option<Duration>,

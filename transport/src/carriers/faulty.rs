@@ -12,7 +12,8 @@ use tokio::{
 use super::{IDLE_TIMEOUT, LinkError, poll_once};
 use crate::faults::{FaultSwitch, Mode, SwitchView};
 
-/// Bytes that a switch holds in flight for a link, as a network would.
+/// Maximum number of bytes in flight on a link; `send` then waits, as on a full network
+/// path.
 const MAX_IN_FLIGHT_BYTES: usize = 8 << 20;
 
 /// Bytes that a frame counts on top of its own, so that empty frames are limited, too.
@@ -56,8 +57,8 @@ struct DelayedFrame {
     _room: OwnedSemaphorePermit,
 }
 
-/// Sends into a line: a task that has the real sender and passes frames on when the
-/// switch lets it.
+/// Sends into a line: a task that owns the wrapped sender, and passes each frame on once
+/// its delay is over and the switch is healthy.
 #[derive(Debug)]
 pub(crate) struct Sender {
     /// Limited by `room`. `None` finishes the link.

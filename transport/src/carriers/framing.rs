@@ -17,16 +17,16 @@ const LARGE_FRAME_BYTES: usize = 16 << 10;
 /// Size up to which a frame's allocation is kept for the next frame.
 const MAX_REUSED_BYTES: usize = 512 << 10;
 
-/// Buffer reserved for reads while no frame's size is known, and the least that a read
-/// gets, as a TLS record has up to 16 KiB. The part of a large frame that is read there
-/// is copied.
+/// While no large frame is being received, a read gets at least `MIN_READ_BYTES` (a TLS
+/// record has up to 16 KiB); if the buffer has less room, `READ_BYTES` are reserved. The
+/// part of a large frame that is read into this buffer is copied later.
 const READ_BYTES: usize = 64 << 10;
 const MIN_READ_BYTES: usize = 16 << 10;
 
-/// The same for a peer that is not admitted: what most such peers need.
+/// `READ_BYTES` for a peer that is not admitted: enough for most such peers.
 const UNADMITTED_READ_BYTES: usize = 2 << 10;
 
-/// Queues frames, given in parts, for a stream.
+/// Appends frames, given in parts, to `queue`, each with its length in front.
 pub(crate) fn queue_frames<'a>(queue: &mut Vec<Bytes>, frames: impl Iterator<Item = &'a [Bytes]>) {
     let mut copied = BytesMut::new();
     for parts in frames {
@@ -63,8 +63,8 @@ pub(crate) struct FrameDecoder {
     buffer: BytesMut,
     /// The part of a large frame that has arrived, and the frame's size.
     large: Option<(BytesMut, usize)>,
-    /// The end of the last large frame's allocation, and the size of the whole
-    /// allocation.
+    /// An empty handle to the last large frame's allocation, through which [`BytesMut`]
+    /// can reuse it, and the size of the allocation.
     reusable: (BytesMut, usize),
 }
 
@@ -246,7 +246,8 @@ mod tests {
         drop(first);
         let second = frame(60_000, 2);
         assert_eq!(second.as_ptr(), place);
-        // The memory is in use, and a far smaller frame would keep all of it.
+        // Not reused: memory that is still in use, and memory of which a far smaller
+        // frame would keep all alive.
         let third = frame(60_000, 3);
         assert!(third.as_ptr() != place && second == vec![2; 60_000]);
         drop(third);

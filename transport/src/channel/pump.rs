@@ -11,16 +11,17 @@ use tokio::{
 use super::{Connection, FrameParts, Timing};
 use crate::{Link, LinkError, LinkReceiver, LinkSender};
 
-/// Limit on the number of frames received before the end of their row.
+/// Maximum number of frames in a row; see [`Endpoint::on_frame`].
 const MAX_ROW: usize = 256;
 
 /// What a writer knows when it looks for frames to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
-    /// Whether frames that gain from waiting may wait: they have not done so yet.
+    /// Whether frames that may be batched with later ones may still wait for them: the
+    /// delay of [`Next::Later`] has not passed.
     pub patient: bool,
-    /// Whether the writer has been idle for [`Timing::ack_delay`], so that it next waits for
-    /// longer.
+    /// Whether the writer has had nothing to send for [`Timing::ack_delay`]; after
+    /// [`Next::Nothing`] it then waits for [`Timing::ping`].
     pub rested: bool,
 }
 
@@ -32,11 +33,13 @@ pub enum Next {
     /// Look again once this time has passed since the first look with this result: there is
     /// something to send, and more of it may come.
     Later(Duration),
-    /// Wait; an acknowledgement is pending.
+    /// Wait to be woken; if that takes [`Timing::ack_delay`], send the pending
+    /// acknowledgement in a ping.
     PendingAck,
-    /// Wait.
+    /// Wait to be woken; a writer that stays idle sends a ping every [`Timing::ping`].
     Nothing,
-    /// Finish the link: everything was sent, and acknowledged as far as that matters.
+    /// Finish the link: everything was sent, and acknowledged as far as the endpoint
+    /// requires.
     Done,
     /// Everything was sent: give the peer this time to close the connection.
     Linger(Duration),
@@ -53,7 +56,7 @@ pub enum Ended<R> {
     Replaced,
     /// Everything was sent.
     Done,
-    /// The channel is over, for the endpoint's reason.
+    /// The [`Endpoint`] ended the channel; holds the reason that it gave.
     Over(R),
 }
 
@@ -71,11 +74,12 @@ impl<R: fmt::Display> fmt::Display for Ended<R> {
 /// Why an endpoint does not accept a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Broken<R> {
-    /// Frames are missing, for this reason, which a new connection repairs.
+    /// Frames are missing; holds a description. A new connection repairs this.
     Loss(String),
     /// A later connection has replaced this one.
     Replaced,
-    /// The channel is over. The writer has some time to send its last frames.
+    /// The channel is over, for this reason. The writer gets this time to send its last
+    /// frames.
     Over(R, Duration),
 }
 
@@ -84,7 +88,8 @@ pub trait Endpoint: Sync {
     /// Why the channel is over.
     type Reason: Send;
 
-    /// Collects what a row of frames leads to.
+    /// Collects the effects of a row of frames for [`on_row`](Self::on_row), such as
+    /// replies to deliver.
     type Row: Default + Send;
 
     /// Acts on a frame that was received on `connection`. Frames that arrived together are a
@@ -118,10 +123,13 @@ pub trait Endpoint: Sync {
     /// Returns the [ping](super::Channel::ping) for `connection`.
     fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts>;
 
-    /// Wakes the writer. A permit must be left for it when there may be something to send.
+    /// Returns the notification for which the writer waits. When there may be something to
+    /// send, the endpoint must call [`Notify::notify_one`], which also reaches a writer
+    /// that does not wait yet.
     fn wake(&self) -> &Notify;
 
-    /// Is called before `frames` are sent.
+    /// Is called before `frames` are sent; they are empty if the pump only flushes what
+    /// [`wait`](Self::wait) may have left unsent.
     fn on_send(&self, sender: &LinkSender, frames: &[FrameParts]) {
         let _ = (sender, frames);
     }
@@ -225,15 +233,16 @@ async fn write<E: Endpoint>(
             Next::Later(time) => {
                 let until = *later.get_or_insert_with(|| Instant::now() + time);
                 (sender, _) = endpoint.wait(sender, until).await;
-                // Sends what the endpoint began to send.
+                // Sends the rest of what the endpoint began to send during the wait.
                 if let Err(ended) = send(endpoint, &mut sender, &[]).await {
                     return ended;
                 }
                 continue;
             }
             Next::Nothing if rested => timing.ping,
-            // What arrives meanwhile need not wake the writer for an acknowledgement: it
-            // looks by itself soon, and most replies are followed by the next request.
+            // Frames that arrive during this short wait need not wake the writer for an
+            // acknowledgement: the wait ends soon, and most replies are followed by a
+            // request that can carry it.
             Next::PendingAck | Next::Nothing => timing.ack_delay,
             Next::Done => {
                 sender.finish().await;

@@ -6,8 +6,8 @@
 //! rewinds to there. So every body is delivered exactly once and in order, however often
 //! the connection breaks, as long as both processes live.
 //!
-//! Pure state: no I/O, no time. The property test at the end runs both over a link that
-//! loses, cuts and replays at random.
+//! Pure state: no I/O, no time. The property test at the end runs an outbox and an inbox
+//! over a connection that is cut at random, and loses what is in flight.
 
 mod inbox;
 mod outbox;
@@ -52,8 +52,8 @@ pub enum ResumeError {
     },
 }
 
-/// What is sent: an encoded head and, where there are bulk bytes, a tail that is passed
-/// on without a copy.
+/// A body as it is sent: an encoded head and, where there are bulk bytes, a tail that is
+/// passed on without a copy.
 #[derive(Debug, Clone, Default)]
 pub struct EncodedBody {
     /// The first bytes.

@@ -173,8 +173,8 @@ impl Channel {
         self.duplex.next_frames()
     }
 
-    /// Returns what to do when there are no bodies to send: an acknowledgement may be due or
-    /// pending.
+    /// Returns what the writer is to do while there are no bodies to send: send a ping if an
+    /// acknowledgement is due, or else wait, with or without a pending acknowledgement.
     pub fn acknowledgement(&mut self) -> Next {
         match self.duplex.inbox() {
             inbox if inbox.is_ack_due() => Next::Frames(vec![self.ping_now()]),

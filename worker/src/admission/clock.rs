@@ -10,8 +10,8 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct SchedulerClock {
     /// The latest time received, in milliseconds since 1970, and when it was received. The
-    /// scheduler's clock is ahead of this by the latency of the message, which favours the
-    /// token.
+    /// scheduler's clock is ahead of this by the latency of the message, so a token is
+    /// accepted for that much longer.
     latest: Option<(u64, Instant)>,
 }
 

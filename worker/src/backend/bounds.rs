@@ -16,9 +16,10 @@ use burn_ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorIr};
 /// The values that a tensor of indices may have.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum IndexRange {
-    /// From 0 to this.
+    /// From 0 up to and including this value.
     UpTo(usize),
-    /// Tuples along the last axis. The n-th component is from 0 to the n-th value here.
+    /// The last axis has tuples. Their n-th component is from 0 up to and including the n-th
+    /// value here.
     Tuples(Vec<usize>),
 }
 
@@ -87,7 +88,7 @@ fn base_op_indices(op: &mut BaseOperationIr) -> Vec<(&mut TensorIr, IndexRange)>
 
 fn module_op_indices(op: &mut ModuleOperationIr) -> Vec<(&mut TensorIr, IndexRange)> {
     use ModuleOperationIr as Op;
-    // A CTC loss looks up classes, and reads up to the given lengths.
+    // A CTC loss uses its targets as indices of classes, and reads up to the given lengths.
     macro_rules! ctc {
         ($op:expr) => {{
             let steps = IndexRange::UpTo(dim(&$op.log_probs, 0));

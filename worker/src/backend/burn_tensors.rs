@@ -132,8 +132,8 @@ impl<B: SessionBackend> BurnTensors<B> {
             return after;
         }
         let ids: Vec<_> = op.nodes().iter().map(|tensor| tensor.id).collect();
-        // A program has no reason to use such high ids. One that does loses its own tensor,
-        // and later uses of that tensor are faults.
+        // The copies get the highest ids that `op` does not use. A program has no reason to use
+        // such ids. One that does loses its own tensor, and later uses of it are faults.
         let all = (0..=u64::MAX).rev().map(TensorId::new);
         let mut unused = all.filter(|id| !ids.contains(id));
         for (tensor, range) in bounds::indices(op) {
@@ -215,8 +215,8 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
     fn upload(&mut self, id: TensorId, mut data: TensorData) {
         let device = self.device.clone();
         self.run(|interpreter| {
-            // Moves the data to memory from which the device can copy by itself, if it has
-            // such memory.
+            // Moves the data to pinned memory, from which the device copies faster, if the
+            // backend has such memory.
             B::staging(std::iter::once(&mut data), &device);
             interpreter.register_tensor_data_id(id, data);
         });

@@ -23,7 +23,8 @@ impl SessionBackend for Cube {
     // Buffers of fused ops are assigned when their kernel is launched.
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>> = None;
 
-    // CubeCL 0.11.3 never reads `compilation.check_mode`.
+    // The kernels of index ops are launched unchecked. The setting `compilation.check_mode`,
+    // which should enforce checks, has no effect in CubeCL 0.11.3.
     const TRUSTS_INDICES: bool = true;
 
     fn borrow_value(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
@@ -68,7 +69,7 @@ fn queue_custom_op(
     };
     let handles = client.register(StreamId::current(), OperationIr::Custom(queued), deferred);
     for (out, handles) in call.outputs.iter().zip(handles) {
-        // The handle is the same for all kinds of tensors.
+        // Float, int and bool tensors have the same type of handle.
         tensors.register_float_tensor::<Cube>(&out.id, handles);
     }
     Ok(())

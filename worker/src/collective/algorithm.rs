@@ -65,9 +65,9 @@ pub(crate) trait Algorithm: Send {
     /// `silent` workers not even heartbeats have been received.
     fn tick(&mut self, now: Instant, deadline: Duration, silent: &[usize]);
 
-    /// Sets the smallest slice, in bytes, that this worker would send round a ring,
-    /// because one of its links carries as much as all together. `None` if one link is
-    /// not known to do that.
+    /// Sets the smallest slice, in bytes, that this worker would send round a ring. `None` if
+    /// it would use no ring: its sending rate is not known yet, or one connection may not
+    /// carry it.
     fn set_ring_bytes(&mut self, slice_bytes: Option<u64>);
 
     /// Returns whether a message for `worker_index` is pending.
@@ -76,9 +76,9 @@ pub(crate) trait Algorithm: Send {
     /// Takes the next message for `worker_index`.
     fn next(&mut self, worker_index: usize) -> Option<GroupMessage>;
 
-    /// Returns how many bytes more than the other workers on average `worker_index` was
-    /// sent in the current exchange, so that links can make all of them end together.
-    /// `None` if the other workers are sent nothing in it.
+    /// Returns how many bytes more (or fewer, if negative) `worker_index` was sent in the
+    /// current exchange than the other workers on average. Links use this to finish at the
+    /// same time. `None` in a ring, where the other workers are sent nothing.
     fn lead_bytes(&self, worker_index: usize) -> Option<i64>;
 
     /// Takes the calls of local ranks that ended since the last time this was called.
@@ -94,7 +94,8 @@ pub(crate) struct Arrival {
     pub(crate) mean: bool,
     /// Why the rank has no value, if it has none.
     pub(crate) fault: Option<Arc<Fault>>,
-    /// The smallest slice, in bytes, that the rank's worker would send round a ring.
+    /// The smallest slice, in bytes, that the rank's worker would send round a ring; `None` if
+    /// it would use no ring.
     pub(crate) ring_bytes: Option<u64>,
 }
 
@@ -126,7 +127,7 @@ pub(crate) enum GroupMessage {
     Abort(Arc<str>),
 }
 
-/// The next bytes of one kind between two workers.
+/// A section of a byte stream from one worker to another; each kind has its own stream.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Piece {
     pub(crate) kind: PieceKind,

@@ -100,7 +100,8 @@ impl Group {
         lock(&self.state)
     }
 
-    /// Changes the group and returns the effects.
+    /// Applies `change` to the group's state machine. Returns the result of `change`, and the
+    /// effects, which the caller must execute.
     pub(crate) fn change<T>(
         &self,
         change: impl FnOnce(&mut dyn Algorithm) -> T,

@@ -10,8 +10,8 @@ const MIN_RATE_SPAN: Duration = Duration::from_millis(20);
 /// Fewest bytes over which a rate is measured, as fewer fit into buffers on the path.
 const MIN_RATE_BYTES: u64 = 4 << 20;
 
-/// Bounds of a bucket. In smaller ones the fixed cost of an exchange shows; larger
-/// ones would leave nothing to overlap with.
+/// Bounds of a bucket, the all-reduces that are started together. In smaller ones the fixed
+/// cost of an exchange shows; larger ones would leave nothing to overlap with.
 const MIN_BUCKET_BYTES: f64 = (256 << 10) as f64;
 const MAX_BUCKET_BYTES: f64 = (32 << 20) as f64;
 
@@ -20,7 +20,8 @@ const MAX_BUCKET_BYTES: f64 = (32 << 20) as f64;
 /// to run.
 const MAX_FLIGHT_BYTES: usize = 512 << 10;
 
-/// Least part of these bytes for a connection that is neither ahead nor behind.
+/// Minimum in-flight limit of a connection that is neither ahead nor behind, however many
+/// connections share the bound.
 const MIN_FLIGHT_BYTES: usize = 64 << 10;
 
 /// A connection that is so many bytes behind the others may have twice as much in

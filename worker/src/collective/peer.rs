@@ -31,8 +31,8 @@ use super::{
 };
 use crate::locks::lock;
 
-/// Bytes of credit for the other worker. Frames are consumed at once, so the credit only
-/// has to cover the path: 10 Gbit/s for 25 ms.
+/// Bytes of credit for the other worker. Frames are consumed at once, so the credit only has
+/// to cover the bandwidth-delay product of the path: 10 Gbit/s for 25 ms.
 const WINDOW_BYTES: u64 = 32 << 20;
 
 /// Maximum number of bytes kept for retransmission until the other worker has acknowledged
@@ -72,8 +72,8 @@ struct LinkState {
     is_busy: bool,
     /// Measures all links of the lease together.
     egress: Arc<Mutex<Egress>>,
-    /// By how many bytes the other worker is ahead of the others in the current exchange;
-    /// `None` if it is sent nothing in that exchange.
+    /// How many bytes more than the others this peer was sent in the current exchange; `None`
+    /// in a ring, where the others are sent nothing.
     lead_bytes: Option<i64>,
     /// Number of batches of frames sent, and the in-flight limit that was last set.
     sends: usize,
@@ -126,7 +126,8 @@ impl Peer {
         is_first
     }
 
-    /// Returns since when the link is missing although one is wanted.
+    /// Returns since when a requested link has had no connection. `None` if the link has one,
+    /// or was not requested.
     pub(crate) fn disconnected_since(&self) -> Option<Instant> {
         let link_state = self.link_state();
         Some(
@@ -256,8 +257,8 @@ impl Peer {
         self.link_state().meter.record_round_trip(after);
     }
 
-    /// Counts a batch of frames that is about to be sent. Returns the in-flight limit for
-    /// the connection in bytes, if it is time to set another one than before.
+    /// Counts a batch of frames that is about to be sent. Returns the new in-flight limit for
+    /// the connection in bytes, or `None` if the current limit stays.
     pub(crate) fn new_flight_limit(&self) -> Option<usize> {
         let mut link_state = self.link_state();
         link_state.sends = link_state.sends.wrapping_add(1);
@@ -268,7 +269,7 @@ impl Peer {
             Some(lead_bytes) => link_state.meter.flight_bytes(self.links, lead_bytes),
             None => link_state.meter.flight_bytes(1, 0),
         };
-        // Without a limit of its own a connection has the kernel's.
+        // If there is no limit now, the connection keeps the one set before, or the kernel's.
         let limit = Some(limit?);
         let before = std::mem::replace(&mut link_state.flight_limit, limit);
         limit.filter(|_| before != limit)
@@ -279,7 +280,8 @@ impl Peer {
         self.link_state().meter.round_trip()
     }
 
-    /// Returns whether nothing was received from the other worker for `time`.
+    /// Returns whether nothing was received from the other worker for `time`, or it was never
+    /// connected.
     pub(crate) fn is_silent(&self, now: Instant, time: Duration) -> bool {
         let link_state = self.link_state();
         let last_received = link_state.channel.last_received();
@@ -307,8 +309,8 @@ impl LinkState {
         }
     }
 
-    /// Updates the measurements after the outbox held `before` bytes: with the bytes
-    /// acknowledged since, or the start of a busy period.
+    /// Updates the measurements after a change of the outbox, which had `before`
+    /// unacknowledged bytes: with the bytes acknowledged since, or the start of a busy period.
     fn update_meters(&mut self, before: usize) {
         let (now, after) = (Instant::now(), self.channel.outbox().unacked_bytes());
         if after > before {

@@ -11,8 +11,8 @@ use tokio::{runtime::Handle, task::JoinSet};
 use super::{group::Group, members::LeaseMembers, meter::Egress, peer::Peer};
 use crate::locks::lock;
 
-/// A worker from which nothing is received for this long counts as silent; it sends a beat
-/// every second.
+/// A worker from which nothing is received for this long counts as silent. A live worker sends
+/// a ping every second.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The other workers of a lease.
@@ -49,11 +49,12 @@ impl Peers {
         measured.max()
     }
 
-    /// Returns the smallest slice, in bytes, that is faster on a ring.
+    /// Returns the smallest slice, in bytes, that is faster on a ring, or `None` if no slice
+    /// is known to be.
     pub(super) fn ring_bytes(&self) -> Option<u64> {
         let round_trips = self.peers.iter().filter_map(|peer| peer.round_trip());
-        // The round trips are read first, as a link holds its own lock when it takes this
-        // one.
+        // The round trips are read before `egress` is locked, as a `Peer` locks `egress` while
+        // it holds its own lock.
         let longest = round_trips.max()?;
         lock(&self.egress).ring_bytes(longest)
     }

@@ -23,7 +23,8 @@ use super::{
 };
 use crate::memory::SessionMemory;
 
-/// Names a transfer. A session or worker that has the capability may take part.
+/// Names a transfer: random bytes that both of its sessions have. Each also names the lease rank
+/// of the other one, which is checked.
 pub(crate) type Capability = [u8; 16];
 
 /// Maximum number of pending transfers of a cohort at one worker.
@@ -114,8 +115,8 @@ struct PartialValue {
 }
 
 impl Transfers {
-    /// Records that a session of this worker offers a value. Returns an action if the
-    /// request for the value has already arrived.
+    /// Records that a session of this worker offers a value. Returns an action if the request
+    /// for the value has already arrived. Drops the offer if too many transfers are pending.
     pub(crate) fn offer(&mut self, capability: Capability, offer: Offer) -> Option<TransferAction> {
         if let Some(fetch) = self.fetches.remove(&capability) {
             return Some(send(fetch, capability, offer));
@@ -135,6 +136,7 @@ impl Transfers {
 
     /// Records that a session of this worker takes a value. Returns the action for an offer
     /// that has already arrived, the request to another worker, or the failure of the take.
+    /// `None`: the take waits for an offer on this worker.
     pub(crate) fn take(
         &mut self,
         capability: Capability,
@@ -290,7 +292,8 @@ impl Transfers {
         actions
     }
 
-    /// Fails the takes from sessions of `worker`, which is unreachable.
+    /// Fails the takes from sessions of `worker`, which is unreachable or broke a rule, and
+    /// drops the requests that it sent.
     pub(crate) fn fail_transfers_from(
         &mut self,
         worker: WorkerId,

@@ -33,7 +33,7 @@ pub(super) struct Candidate {
 }
 
 /// Sets `cache` as the directory for compiled kernels and tuning results, unless the user's
-/// `cubecl.toml` or `burn.toml` sets one.
+/// `cubecl.toml` or `burn.toml` sets one. `None` disables the cache of tuning results.
 pub(super) fn configure(cache: Option<&Path>) {
     if let Some(cache) = cache {
         // CubeCL reports an error if it cannot write there.
@@ -90,7 +90,8 @@ pub(super) fn find(kind: &str) -> Result<Vec<Candidate>, String> {
     found.unwrap_or_else(|panic| Err(format!("the driver failed: {}", text(panic.as_ref()))))
 }
 
-/// Returns all devices of the same type as `first`, as the runtime lists them.
+/// Returns all devices of the same type as `first`, as the runtime lists them, or the error
+/// `none` if there are none.
 fn list_devices(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candidate>, String> {
     let ids = CubeDevice::enumerate(first.to_id());
     let candidate = |id| Candidate {
@@ -106,7 +107,7 @@ fn list_devices(first: CubeDevice, driver: &str, none: &str) -> Result<Vec<Candi
     }
 }
 
-/// Returns the version of NVIDIA's driver, as Linux reports it.
+/// Returns the name of NVIDIA's driver, with the version if Linux reports one.
 fn cuda_driver() -> String {
     let version_file = std::fs::read_to_string("/sys/module/nvidia/version");
     version_file.map_or("NVIDIA".into(), |version| {

@@ -161,7 +161,7 @@ fn unfold(op: &UnfoldOpIr, kind: Kind) -> OpCheckResult {
         op.step
     );
     let input = dims(&op.input);
-    // A kernel multiplies the step by a stride.
+    // A kernel multiplies the step by a stride, which must not overflow.
     product(&[op.step, product(input)?.max(1)])?;
     let windows = input[op.dim]
         .checked_sub(op.size)
@@ -223,7 +223,8 @@ fn repeat_dim(op: &RepeatDimOpIr, kind: Kind) -> OpCheckResult {
     let input = dims(&op.tensor);
     let repeated = product(&[input[op.dim], op.times])?;
     check_dims_except(&op.out, &op.tensor, op.dim, repeated)?;
-    // Flex loops over the repetitions even if there is nothing to repeat.
+    // Flex loops over the repetitions even if there is nothing to repeat, so their number has
+    // the limit that applies to the dims of an empty tensor.
     if repeated == 0 {
         let rounds = TensorIr {
             shape: [op.times, 0].into(),

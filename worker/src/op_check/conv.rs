@@ -11,7 +11,7 @@ use super::{
     scratch::{bytes, elements, f32_copy_bytes, saturating_product, saturating_sum, threads},
 };
 
-/// Output positions for which Flex builds columns at a time.
+/// Number of output positions for which Flex builds columns at a time.
 const TILE: usize = 512;
 
 /// Bytes that Flex stores for each position along a kernel's axis: the range inside the
@@ -243,10 +243,11 @@ impl<const N: usize> ConvGeometry<N> {
     }
 }
 
-/// Returns the bytes of the columns of a transposed convolution with `weight`. Each of
-/// Flex's threads has its own: some MiB, or one position of all channels.
+/// Returns the bytes of the columns of a transposed convolution with `weight` over at most
+/// `positions` positions. Each of Flex's threads has columns of its own: up to 8 MiB, or those
+/// of one position if these are larger.
 pub(super) fn column_bytes(weight: &TensorIr, positions: u64) -> u64 {
-    /// The limit that Flex observes if one position fits.
+    /// The limit that Flex observes if the columns of one position fit.
     const COLUMNS_BYTES: u64 = 8 << 20;
     let column = saturating_product(&dims(weight)[1..]).saturating_mul(COLUMN_BYTES);
     let each = column

@@ -70,8 +70,8 @@ fn geometry(options: &DeformableConv2dOptionsIr) -> ConvGeometry<2> {
     }
 }
 
-/// Checks that there is an offset, and a mask if any, for each position of the output and
-/// of the kernel.
+/// Checks that the offsets, and the mask if there is one, have values for each position of
+/// the output and of the kernel.
 fn check_offsets(
     options: &DeformableConv2dOptionsIr,
     x: &TensorIr,

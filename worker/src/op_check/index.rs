@@ -70,7 +70,8 @@ pub(super) fn select_assign(op: &SelectAssignOpIr, kind: Kind) -> OpCheckResult 
     Ok(saturating_sum(&[bytes(&op.value), indices(&op.indices)]))
 }
 
-/// Checks that no element is `visited` if a dim in `of` is 0, as no index is valid then.
+/// Checks that `visited`, the elements that are read or written at the indices, is empty if one
+/// of the indexed dims `of` is 0: no index is valid then.
 pub(super) fn check_indexable(of: &[usize], visited: &TensorIr) -> Result<(), RuleViolation> {
     let nowhere = of.contains(&0) && !dims(visited).contains(&0);
     must!(
@@ -123,8 +124,8 @@ pub(super) fn scatter_nd(op: &ScatterNdOpIr, kind: Kind) -> OpCheckResult {
     ]))
 }
 
-/// Returns the dims over which the tuples of indices extend, and the dims of the slice to
-/// which each points.
+/// Returns the dims of `indices` without its last axis, which has the components of a tuple,
+/// and the dims of the slice of `data` that a tuple addresses.
 fn tuples<'a>(
     data: &'a TensorIr,
     indices: &'a TensorIr,

@@ -1,4 +1,4 @@
-//! Ops of which layers of networks consist.
+//! Ops of neural-network layers.
 
 use burn_ir::ModuleOperationIr;
 

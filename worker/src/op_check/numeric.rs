@@ -80,14 +80,14 @@ fn full(op: &FullOpIr, kind: Kind) -> OpCheckResult {
     Ok(0)
 }
 
-/// Checks the largest elements along a dim.
+/// Checks an op that returns the largest elements along a dim.
 fn top_k(op: &ReduceDimOpIr, kind: Kind) -> OpCheckResult {
     let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
     reduce_dim(op, kind, k)?;
     Ok(sort_bytes(&op.input))
 }
 
-/// Checks the indices of the largest elements along a dim.
+/// Checks an op that returns the indices of the largest elements along a dim.
 fn arg_top_k(op: &ReduceDimOpIr, kind: Kind) -> OpCheckResult {
     let k = check_top_k(&op.input, op.axis, op.accumulator_len)?;
     arg_reduce(op, kind, k)?;
@@ -104,7 +104,7 @@ fn sum_dims(op: &ReduceDimsOpIr, kind: Kind) -> OpCheckResult {
     Ok(bytes(&op.input))
 }
 
-/// Checks the largest elements along a dim, with their indices.
+/// Checks an op that returns the largest elements along a dim, with their indices.
 fn top_k_with_indices(op: &TopKWithIndicesOpIr, kind: Kind) -> OpCheckResult {
     let k = check_top_k(&op.tensor, op.dim, op.k)?;
     check_with_indices(&op.tensor, op.dim, k, [&op.out, &op.out_indices], kind)
@@ -117,7 +117,7 @@ fn sort(op: &SortOpIr, kind: Kind) -> OpCheckResult {
     Ok(sort_bytes(&op.input))
 }
 
-/// Checks a sort along a dim, with the indices.
+/// Checks a sort along a dim that also returns the original indices of the elements.
 fn sort_with_indices(op: &SortWithIndicesOpIr, kind: Kind) -> OpCheckResult {
     check_sort(&op.input, op.dim, kind)?;
     check_same_as_input(&op.out, &op.input)?;
@@ -126,7 +126,7 @@ fn sort_with_indices(op: &SortWithIndicesOpIr, kind: Kind) -> OpCheckResult {
     Ok(sort_bytes(&op.input))
 }
 
-/// Checks the indices of a sort along a dim.
+/// Checks an op that returns the indices that would sort the elements along a dim.
 fn arg_sort(op: &SortOpIr, kind: Kind) -> OpCheckResult {
     check_sort(&op.input, op.dim, kind)?;
     Kind::Int.of(&op.out)?;
@@ -148,7 +148,7 @@ pub(super) fn unary(op: &UnaryOpIr, kind: Kind) -> OpCheckResult {
     check_same_as_input(&op.out, &op.input)
 }
 
-/// Checks an op that makes one output element for each element of the input and one number.
+/// Checks an op that combines each element of the input with the same number.
 pub(super) fn scalar(op: &ScalarOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.lhs)?;
     check_same_as_input(&op.out, &op.lhs)
@@ -181,7 +181,8 @@ pub(super) fn compare_scalar(op: &ScalarOpIr, kind: Kind) -> OpCheckResult {
     Ok(0)
 }
 
-/// Checks the dtype of the result of a comparison of `about`.
+/// Checks the dtype of a boolean output: that of the input `about` if `about` is boolean too,
+/// otherwise any boolean dtype.
 pub(super) fn check_bool_output(
     out: &TensorIr,
     about: &TensorIr,
@@ -202,7 +203,7 @@ fn powi(op: &BinaryOpIr, kind: Kind) -> OpCheckResult {
     }
     has_dtype(&op.out, op.lhs.dtype)?;
     broadcast(&op.out, &[&op.lhs, &op.rhs])?;
-    // The integer exponents as floats.
+    // The integer exponents are converted to floats.
     Ok(bytes(&op.out))
 }
 
@@ -236,7 +237,7 @@ pub(super) fn check_reduced_axis(op: &ReduceDimOpIr, len: usize) -> Result<(), R
     check_dims_except(&op.out, &op.input, op.axis, len)
 }
 
-/// Checks that an axis has `k` elements, and returns `k`.
+/// Checks that an axis has at least `k` elements, and returns `k`.
 fn check_top_k(input: &TensorIr, along: usize, k: usize) -> Result<usize, RuleViolation> {
     axis(input, along)?;
     let of = dims(input)[along];
@@ -267,8 +268,8 @@ fn check_sort(input: &TensorIr, along: usize, kind: Kind) -> Result<(), RuleViol
     axis(input, along)
 }
 
-/// Returns the bytes for sorting: twice a copy of the tensor and of the index of each
-/// element, before and after.
+/// Returns the bytes for sorting: two copies of the elements and of their indices, one from
+/// before and one from after the sort.
 fn sort_bytes(input: &TensorIr) -> u64 {
     let once = saturating_sum(&[bytes(input), f32_copy_bytes(input), indices(input)]);
     once.saturating_mul(2)

@@ -34,7 +34,7 @@ impl<const N: usize> Pool<N> {
         for i in 0..N {
             let (size, stride, padding) = (x[i + 2], self.stride[i], self.padding[i]);
             must!(stride >= 1, "a stride of {stride} must be at least 1");
-            // Kernels add any two of these numbers.
+            // Kernels add any two of these numbers, so the sum must not overflow.
             let padded = sum(&[size, padding, padding, stride])? - stride;
             let kernel = extent(self.kernel[i], self.dilation[i])?;
             let begin = if self.ceil_mode { stride - 1 } else { 0 };
@@ -46,7 +46,7 @@ impl<const N: usize> Pool<N> {
                 return Err(super::rules::mismatch(reason));
             };
             let windows = room / stride + 1;
-            // The last window would start beyond the input.
+            // A last window that would start beyond the input is left out.
             let beyond = self.ceil_mode && (windows - 1) * stride >= size + padding;
             out.push(windows - usize::from(beyond));
         }

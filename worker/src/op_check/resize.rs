@@ -1,4 +1,4 @@
-//! Adaptive pools, interpolation, and windows laid out as columns.
+//! Adaptive pools, interpolation, and unfolding (windows laid out as columns).
 
 use burn_ir::{InterpolateBackwardOpIr, InterpolateOpIr, TensorIr, Unfold4dOpIr};
 
@@ -60,7 +60,8 @@ pub(super) fn adaptive_backward<const N: usize>(
     ]))
 }
 
-/// Checks for overflow, as kernels multiply the position in one with the size of the other.
+/// Checks that the sizes `of` and `to` can be multiplied axis by axis without overflow, as
+/// kernels multiply a position in one tensor with the size of the other.
 fn check_scaling(of: &[usize], to: &[usize]) -> Result<(), RuleViolation> {
     for (&of, &to) in of.iter().zip(to) {
         product(&[sum(&[of, 1])?, sum(&[to, 1])?])?;

@@ -332,8 +332,8 @@ pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Rule
     check_volume(out)
 }
 
-/// Returns the number of elements that a slice takes of a dim. Refuses a step whose product
-/// with a stride would overflow in a kernel.
+/// Returns the number of elements that a slice takes of a dim of a tensor of `elements`
+/// elements. Refuses a step whose product with a stride would overflow in a kernel.
 pub(super) fn slice_len(
     slice: &Slice,
     dim: usize,

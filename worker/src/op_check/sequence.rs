@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Scores of a head that Flex holds at once: all if there are at most [`MAX_SCORES`], otherwise
-/// those of a [`KEY_TILE`] of the keys.
+/// those of [`KEY_TILE`] keys.
 const MAX_SCORES: u64 = 256 << 10;
 const KEY_TILE: u64 = 64;
 
@@ -163,8 +163,8 @@ pub(super) fn ctc_loss_backward(op: &CtcLossBackwardOpIr) -> OpCheckResult {
     Ok(scratch)
 }
 
-/// Checks the inputs of a CTC loss. Returns the dims of the probabilities, and the bytes of
-/// all states.
+/// Checks the inputs of a CTC loss. Returns the dims of the probabilities, and the bytes that
+/// the loss needs in addition to inputs and outputs.
 fn ctc<'a>(
     log_probs: &'a TensorIr,
     targets: &TensorIr,

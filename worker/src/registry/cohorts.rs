@@ -14,7 +14,8 @@ use tensord_proto::{
 
 use crate::collective::{Cohort, CollectiveSettings, LeaseMembers};
 
-/// The cohorts of this worker's sessions, by lease and the client's number.
+/// The cohorts of this worker's sessions, by lease and by the number that the client gave the
+/// cohort.
 pub(super) struct Cohorts {
     worker_id: WorkerId,
     settings: CollectiveSettings,
@@ -31,7 +32,7 @@ impl Cohorts {
         }
     }
 
-    /// Returns a cohort that has a session on this worker.
+    /// Returns the cohort `id` of `lease`, if it has a session on this worker.
     pub(super) fn get(&self, lease: LeaseId, id: u64) -> Option<Arc<Cohort>> {
         let cohort = self.cohorts.get(&(lease, id))?;
         cohort.upgrade()

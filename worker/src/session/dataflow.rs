@@ -6,8 +6,8 @@
 //! So a fault propagates along the dataflow to the reads that depend on it, and
 //! everything else runs on.
 //!
-//! The table does not call a backend. `account` has the cost of tensors, and `storages`
-//! decides which tensors share a storage.
+//! The table does not call a backend. `account` charges device memory for tensors, and
+//! `storages` decides which tensors share a storage.
 
 mod account;
 mod refusal;
@@ -38,7 +38,8 @@ use crate::memory::SessionMemory;
 /// Maximum number of tensors of a session at a time: live, pending or poisoned.
 const MAX_TENSORS: usize = 1 << 22;
 
-/// Number of tensors for which the lists of an op keep their capacity for the next op.
+/// Capacity, in tensors, that the lists of an op's consumed tensors and outputs keep for the
+/// next op.
 const RETAINED_CAPACITY: usize = 64;
 
 #[derive(Debug)]
@@ -182,8 +183,8 @@ impl Dataflow {
         Ok(memory)
     }
 
-    /// Does the same as [`check_new`](Self::check_new), and adds the bytes that the new
-    /// tensor's entry in the table takes to `held`, which has the bytes of its elements.
+    /// Checks `id` as [`check_new`](Self::check_new) does, and adds the cost of a name to
+    /// `held`, the memory already taken for the tensor's elements.
     pub(crate) fn charge_name(
         &mut self,
         id: TensorId,
@@ -199,8 +200,8 @@ impl Dataflow {
     /// [`make_outputs_pending`](Self::make_outputs_pending) must follow, otherwise
     /// [`poison`](Self::poison). A refused drop may be finished as if it had been accepted.
     pub(crate) fn begin(&mut self, op: &OperationIr) -> Result<(), Refusal> {
-        // Cleared first, because a refused drop is finished: it must not make the outputs
-        // of an op that was refused before it.
+        // Cleared before the checks: a refused drop is finished too, and must not make the
+        // outputs live that are left over from an earlier refused op.
         self.outputs.clear();
         self.aliasing = Aliasing::No;
         let inputs = self.record_consumed(op)?;
@@ -222,8 +223,9 @@ impl Dataflow {
         Ok(())
     }
 
-    /// Records the tensors that `op` consumes, and checks its inputs. Returns the first
-    /// refusal. A single pass does both, as Burn allocates for each pass.
+    /// Records the tensors that `op` consumes, and checks its inputs. Returns what the inputs
+    /// imply for the outputs' storages, or the first refusal. One pass does both, as each call
+    /// of [`OperationIr::inputs`] allocates.
     fn record_consumed(&mut self, op: &OperationIr) -> Result<InputStorages, Refusal> {
         let is_drop = matches!(op, OperationIr::Drop(_));
         let mut consumed = std::mem::take(&mut self.consumed);
@@ -393,9 +395,9 @@ impl Dataflow {
         );
     }
 
-    /// Adds a poisoned tensor. Does nothing if `id` exists or there is no room for
-    /// another tensor: then `id` is unknown or keeps its value, and using an unknown
-    /// tensor is a fault too.
+    /// Adds a poisoned tensor. Does nothing if `id` exists, which then keeps its state, or if
+    /// there is no room for another tensor: `id` then stays unknown, and ops that use an
+    /// unknown tensor are refused too.
     pub(crate) fn insert_poisoned(&mut self, id: TensorId, fault: Arc<Fault>) {
         if self.check_new(id).is_ok() && self.account.take_fault(&fault).is_ok() {
             self.tensors.insert(id, TensorState::Poisoned(fault));

@@ -36,7 +36,8 @@ const CLIENT_NAME_BYTES: usize = 128;
 pub(crate) enum Item {
     /// Work, and the bytes of credit that it returns when done.
     Work(Work, usize),
-    /// Reads whose request ids count up from this one, and the bytes of credit of all.
+    /// The first request id, the tensors to read, with consecutive request ids, and the bytes
+    /// of credit that all of the reads return together.
     Reads(u64, Vec<TensorIr>, usize),
     /// The client closes the session.
     Close,

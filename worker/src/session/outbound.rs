@@ -40,12 +40,12 @@ const REASON_BYTES: usize = 16 << 10;
 const VALUES_PER_FRAME: usize = 256;
 const VALUE_BYTES: usize = 48 << 10;
 
-/// One of the two links of a session.
+/// One of the two channels of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Track {
     /// Carries ops and the replies to them.
     Ops,
-    /// Carries bulk bytes. The client opens this link when there are any.
+    /// Carries bulk bytes. The client connects this track when there are any.
     Bulk,
 }
 
@@ -105,7 +105,7 @@ impl Outbound {
         lock(&self.tracks[track as usize].reader)
     }
 
-    /// Returns what wakes the writer of a track.
+    /// Returns the [`Notify`] that wakes the writer of a track.
     pub(super) fn writer_notify(&self, track: Track) -> &Notify {
         &self.tracks[track as usize].writer_notify
     }
@@ -116,7 +116,7 @@ impl Outbound {
     }
 
     /// Makes a new connection the latest of a track. The client has received the frames up
-    /// to number `received`.
+    /// to number `received`. Fails if `received` contradicts what was sent or acknowledged.
     pub(super) fn attach(
         &self,
         track: Track,
@@ -129,7 +129,7 @@ impl Outbound {
         Ok(attached)
     }
 
-    /// Marks the track as detached, unless a later connection has taken over.
+    /// Records that `connection` of a track has ended, unless a later one has replaced it.
     pub(super) fn detach(&self, track: Track, connection: Connection) {
         let mut wire = self.wire(track);
         wire.channel.detach(connection, Instant::now());
@@ -140,8 +140,8 @@ impl Outbound {
         self.wire(Track::Ops).channel.detached()
     }
 
-    /// Accepts a frame from `connection`. Returns its body as well, and whether the outbox
-    /// was full and now has room.
+    /// Accepts a frame from `connection`. Returns what was received, and whether the frame's
+    /// acknowledgement made room in an outbox that was full.
     pub(super) fn receive(
         &self,
         track: Track,

@@ -88,7 +88,8 @@ impl PeerRequests {
     }
 }
 
-/// Passes `requests`, which have their values, to the sessions of `cohort`.
+/// Passes the `requests` of the session with rank `lease_rank` to `cohort`. All of them have
+/// their values.
 pub(super) fn pass_on(requests: Vec<Request>, cohort: &Arc<Cohort>, lease_rank: u32) {
     let mut calls = Vec::new();
     for request in requests {

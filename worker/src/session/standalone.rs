@@ -61,7 +61,7 @@ pub struct OpReport {
     /// Whether the op was executed.
     pub outcome: OpOutcome,
     /// How an output differs from what the op declares, or that it is missing. `None` if
-    /// all outputs are as declared.
+    /// all outputs are as declared, or the op was not executed.
     pub mismatch: Option<String>,
 }
 

@@ -1,5 +1,5 @@
 //! A session's turn on its device. A turn executes queued work and queues the replies.
-//! It ends when the session must wait.
+//! It ends when its time is over, or when the session has no work or must wait.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -149,7 +149,8 @@ impl<'a> TimeSlice<'a> {
         payload
     }
 
-    /// Passes all arrivals to the runner, and queued work while it has room.
+    /// Passes all outcomes that have arrived to the runner, and queued work while the runner
+    /// has room.
     fn feed(&mut self) {
         loop {
             let (item, outcomes) = self.session.work_queue.take(self.runner.has_room());
@@ -217,8 +218,8 @@ impl<'a> TimeSlice<'a> {
             } => {
                 self.session.work_queue.begin_read(bytes);
                 let session = self.session.clone();
-                // Ends when the device has read the value. The session may have ended by
-                // then.
+                // The task ends when the device has read the value. The session may have
+                // ended by then.
                 self.session.device_context.runtime.spawn(async move {
                     let read = session.with_op_timeout(read).await;
                     let result = read.map_err(|e| context.fault(FaultKind::Backend, e.reason()));

@@ -77,8 +77,8 @@ struct State {
 }
 
 impl State {
-    /// Marks the session as scheduled. Returns `false` if it is already scheduled,
-    /// blocked or starved.
+    /// Marks the session as scheduled. Returns `false`, and does nothing, if the session is
+    /// scheduled already, is blocked, or waits for a payload.
     fn schedule(&mut self) -> bool {
         let due = !self.scheduled && !self.blocked && !self.awaits_payload;
         self.scheduled |= due;
@@ -100,8 +100,9 @@ impl ReadsInFlight {
 }
 
 impl WorkQueue {
-    /// Adds an item. If the session is due and idle, `can_run_here` decides whether the
-    /// caller runs it. `can_run_here` is called under the lock and must not block.
+    /// Adds an item. If that schedules the session and no other item is queued, `can_run_here`
+    /// decides whether the caller runs the session itself. `can_run_here` is called under the
+    /// lock and must not block.
     pub(super) fn push(&self, item: Item, can_run_here: impl FnOnce(&Item) -> bool) -> Schedule {
         let mut state = lock(&self.state);
         let due = state.schedule();
@@ -181,8 +182,8 @@ impl WorkQueue {
         (item, take(&mut state.outcomes))
     }
 
-    /// Takes the next payload. If there is none, the session is marked as starved, and
-    /// scheduled when a payload arrives. Returns the credit to give back as well.
+    /// Takes the next payload. If there is none, the session is marked as not scheduled, and
+    /// the next payload schedules it. Also returns the credit to give back to the client now.
     pub(super) fn take_payload(&self) -> (Option<Payload>, usize) {
         let mut state = lock(&self.state);
         let payload = state.payloads.pop_front();
@@ -236,7 +237,8 @@ impl WorkQueue {
         reads.bytes = reads.bytes.saturating_add(bytes);
     }
 
-    /// Ends the count of a read in flight of `bytes`.
+    /// Counts a read of `bytes` as no longer in flight, and ends the pause of a session that
+    /// was blocked.
     pub(super) fn end_read(&self, bytes: usize) -> Schedule {
         {
             let reads = &mut lock(&self.state).reads_in_flight;

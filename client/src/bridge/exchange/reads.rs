@@ -1,17 +1,17 @@
 //! The reading half of an [`Exchange`].
 //!
-//! An op is costly in Burn's client: it passes through a ring of 32 places, whose
-//! users spin while it is full, and through an encoder, a socket and a decoder. So
+//! An op is costly in Burn's client: it passes through a ring buffer of 32 entries, on
+//! which threads spin while it is full, and through an encoder, a socket and a decoder. So
 //! successive reads share one op. A read queues the tensor's id here and returns.
 //! The first reader that waits has Burn's client send all queued reads; if none waits
 //! within [`BATCH_DELAY`], a thread of the runtime sends them. The worker's answers go from
 //! the session straight to the readers.
 //!
-//! The tensor itself stays alive in [`RequestedTensor`] meanwhile; otherwise its drop could be
-//! registered before the read. And it is dropped on the thread that requested the
-//! read. Burn counts a tensor's handles, and dropping the last one registers a drop.
-//! An op that another thread has just begun no longer counts as a handle, but is
-//! registered a moment later, so it could follow the drop.
+//! [`RequestedTensor`] keeps the tensor alive meanwhile; otherwise its drop could be
+//! registered before the read. The tensor is dropped on the thread that requested the read.
+//! Burn counts a tensor's handles, and dropping the last one registers a drop. An op of the
+//! requesting thread gives up its handle a moment before the op is registered. If another
+//! thread dropped the last handle in between, the drop would be registered before the op.
 
 use std::{
     sync::{Arc, MutexGuard, PoisonError, Weak},
@@ -42,8 +42,8 @@ const BATCH_DELAY: Duration = Duration::from_millis(1);
 /// Burn's client.
 const MAX_QUEUED_READS: usize = 256;
 
-/// Most tensors that may wait for the threads that requested them, as a thread may
-/// never read again. While there are so many, each read goes to Burn's client at once.
+/// Most tensors that may wait to be dropped by the threads that requested their reads, as a
+/// thread may never read again. At this limit, each read goes to Burn's client at once.
 const MAX_TENSORS_TO_DROP: usize = 256;
 
 /// State shared by the threads that request reads and those that send them.
@@ -74,7 +74,7 @@ pub(crate) struct ReadHandle {
 
 /// Keeps the tensor of a pending read alive.
 struct RequestedTensor {
-    /// `None` once [`Drop`] has passed it on.
+    /// `None` once [`Drop`] has queued the tensor for its owner thread.
     tensor: Option<FloatTensor<Remote>>,
     exchange: Weak<Exchange>,
     number: u64,
@@ -160,12 +160,12 @@ impl Exchange {
             true => self.submit_now(tensor),
             false => self.queue(tensor, me),
         };
-        // After the read was queued: a timer that finds no reads ends.
+        // The read must be queued before this: a timer that finds no reads ends.
         self.schedule_send();
         requested
     }
 
-    /// Queues a read; gives all of them to Burn's client if there are enough.
+    /// Queues a read. With [`MAX_QUEUED_READS`] queued, passes all of them to Burn's client.
     fn queue(self: &Arc<Self>, tensor: FloatTensor<Remote>, owner_thread: ThreadId) -> ReadHandle {
         let (answer, answered) = oneshot::channel();
         // `into_ir` of a clone does not release the tensor.
@@ -196,7 +196,7 @@ impl Exchange {
         }
     }
 
-    /// Passes this read and all queued reads to Burn's client.
+    /// Passes a read of `tensor`, and all queued reads, to Burn's client.
     fn submit_now(&self, tensor: FloatTensor<Remote>) -> ReadHandle {
         let (answer, answered) = oneshot::channel();
         self.submit_reads(Some((tensor, answer)));
@@ -206,7 +206,8 @@ impl Exchange {
         }
     }
 
-    /// Locked while queued reads become an op.
+    /// Acquires the lock that a thread holds while it makes an op of queued reads; blocks
+    /// meanwhile.
     fn read_op_lock(&self) -> MutexGuard<'_, ()> {
         self.read_op_lock
             .lock()
@@ -238,8 +239,8 @@ impl Exchange {
         self.lock().reads.unflushed = true;
     }
 
-    /// Flushes Burn's client, if it was given reads. Waits until the client has
-    /// accepted the flush.
+    /// Flushes Burn's client if it has received reads since its last flush. Blocks until the
+    /// client has accepted the flush.
     fn flush(&self) -> Result<(), ExecutionError> {
         {
             let mut tickets = self.lock();
@@ -283,13 +284,13 @@ impl Exchange {
 }
 
 impl ReadQueue {
-    /// Whether there are reads left to send. Clears `send_scheduled` if not.
+    /// Returns whether there are reads left to send, and sets `send_scheduled` to that.
     fn has_more_to_send(&mut self) -> bool {
         self.send_scheduled = self.unflushed || !self.unsent.is_empty();
         self.send_scheduled
     }
 
-    /// Whether the read with this number may not have been sent yet.
+    /// Returns whether the read with this number possibly still has to be sent.
     fn has_unsent(&self, number: u64) -> bool {
         let unsent = |read: &QueuedRead| read.number == number;
         self.unflushed || self.unsent.iter().any(unsent)

@@ -24,7 +24,7 @@ pub(crate) enum DemoError {
     /// The pool gave no lease.
     #[error(transparent)]
     Lease(#[from] LeaseError),
-    /// The devices were lost.
+    /// The lease ended during the training; holds the reason.
     #[error("the training stopped: {0}")]
     Lost(String),
     /// The training failed.

@@ -18,7 +18,8 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Returns the text of error messages for where to find the URL with such a token.
+    /// Returns a phrase for error messages that tells where to find the URL with a token of
+    /// this role.
     pub(super) fn source(self) -> &'static str {
         match self {
             Self::Admin => {

@@ -1,4 +1,4 @@
-//! Points in time that outlive a process.
+//! Times of the system clock, which can be stored and compared by a later process.
 
 use std::time::{Duration, SystemTime};
 

@@ -111,7 +111,7 @@ pub(crate) enum InvalidReason {
 }
 
 impl InvalidReason {
-    /// Returns the word for this state in a list of tokens.
+    /// Returns the word that a list of tokens shows for this reason.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Revoked => "revoked",
@@ -170,7 +170,8 @@ impl Token {
         }
     }
 
-    /// Returns until when a predecessor of the current string is valid, if one is at `now`.
+    /// Returns the time until which an earlier secret string stays valid, or `None` if only
+    /// the current one is valid at `now`.
     pub(crate) fn rotating_until(&self, now: UnixMillis) -> Option<UnixMillis> {
         let untils = self.secrets.iter().filter_map(|secret| secret.until);
         untils.filter(|until| *until > now).max()
@@ -193,8 +194,8 @@ impl Tokens {
         found.ok_or_else(|| TokenError::Unknown(name.into()))
     }
 
-    /// Returns the token with this `hash` and its validity at `now`. Returns `None` if two
-    /// tokens share the hash, because the holder's role would be ambiguous.
+    /// Returns the token with this `hash` and its validity at `now`. Returns `None` if no
+    /// token has the hash, or if two share it, because the holder's role would be ambiguous.
     pub(crate) fn find(&self, hash: blake3::Hash, now: UnixMillis) -> Option<(&Token, TokenState)> {
         let mut found = None;
         let mut count = 0;
@@ -273,7 +274,8 @@ impl Tokens {
         free.expect("there are fewer tokens than numbers")
     }
 
-    /// If the registry is full, removes the token that was revoked first.
+    /// If the registry is full, removes the token that was revoked first; fails if no token
+    /// is revoked.
     fn make_room(&mut self) -> Result<(), TokenError> {
         if self.tokens.len() < MAX_TOKENS {
             return Ok(());
@@ -285,8 +287,9 @@ impl Tokens {
         Ok(())
     }
 
-    /// Adopts the token string stored in a file of the state directory: a new token, or a
-    /// string that the operator put there. Returns whether anything changed.
+    /// Adopts a token string that is stored in a file of the state directory, with this
+    /// `hash`: creates the token `new`, or, if a token of this name exists, replaces all its
+    /// strings. Returns `false` if that token is revoked or has the string already.
     ///
     /// # Errors
     ///
@@ -312,7 +315,7 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// If there is no such token, or it has ended.
+    /// If there is no such token, or it is not [`TokenState::Valid`].
     pub(crate) fn rotate(
         &mut self,
         name: &str,
@@ -325,7 +328,7 @@ impl Tokens {
             let name = name.into();
             return Err(TokenError::Ended { name, reason });
         }
-        // At most two strings are valid: predecessors of the current one end now.
+        // At most two strings are valid: those that were replaced by earlier rotations end now.
         for secret in &mut token.secrets {
             secret.until = Some(match secret.until {
                 None => now.after(grace),

@@ -1,6 +1,6 @@
 //! The token and credential that each client presented. The token decides which clients a
-//! revocation ends and which tenant owns their leases; the credential binds the client's
-//! id, so that no other process can attach with it.
+//! revocation disconnects and which tenant owns their leases; the credential binds the
+//! client's id, so that no other process can attach with it.
 
 use std::{
     collections::HashMap,
@@ -42,7 +42,7 @@ impl Holders {
     ///
     /// # Errors
     ///
-    /// If the client of this id has another credential; nothing has changed then.
+    /// If the client of this id has another credential; its record stays as it was.
     pub(super) fn attach(
         &mut self,
         client: ClientId,
@@ -80,7 +80,8 @@ impl Holders {
         self.clients.remove(&client);
     }
 
-    /// Returns the pass of the token that a client presented.
+    /// Returns the rights of the token that a client presented, or `None` if the client is
+    /// unknown.
     pub(super) fn auth(&self, client: ClientId) -> Option<&AuthContext> {
         self.clients.get(&client).map(|holder| &holder.auth)
     }

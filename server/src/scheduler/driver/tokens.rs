@@ -11,7 +11,8 @@ use super::Driver;
 use crate::scheduler::{access::UnixMillis, convert};
 
 impl Driver {
-    /// Signs a token for a lease of `client`. Returns `None` if the client is unknown.
+    /// Signs a token for a lease of `client` and schedules its renewal. Returns `None` if the
+    /// client is unknown.
     pub(super) fn sign(
         &mut self,
         client: ClientId,
@@ -47,7 +48,8 @@ impl Driver {
         }
     }
 
-    /// Sends a new token to the lease's client if it is attached and may open new sessions.
+    /// Sends a new token to the lease's client if the client is attached and may open new
+    /// sessions. If a worker of the lease has yet to join, schedules another attempt.
     fn renew(&mut self, lease: LeaseId) {
         let Some(LeaseSnapshot { owner, devices }) = self.engine.lease(lease) else {
             return;

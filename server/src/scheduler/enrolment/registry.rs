@@ -40,7 +40,7 @@ pub(crate) struct Enrolled {
     pub(crate) token: String,
     /// The time of the worker's latest enrolment.
     pub(crate) at: UnixMillis,
-    /// The time of its last join, or up to a day before it.
+    /// The time of the worker's last join, or up to [`SEEN_RESOLUTION`] before it.
     pub(crate) seen: UnixMillis,
     /// The largest offer that the worker may make.
     pub(crate) offer: Offer,
@@ -62,16 +62,16 @@ pub(crate) struct JoinRequest {
 /// The standing of a worker that wants to join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EnrolmentStatus {
-    /// It may join. `note` is true if its last-seen time is out of date.
+    /// The worker may join. `update_seen` is true if its last-seen time is out of date.
     Enrolled { update_seen: bool },
     /// The worker may join once it is enrolled.
     New,
-    /// It may join once its larger offer is enrolled. The text names what exceeds the
-    /// enrolled one.
+    /// The worker may join once its larger offer is enrolled. The text names what exceeds the
+    /// enrolled offer.
     ExceedsOffer(String),
 }
 
-/// The reason why a worker may not join with any token.
+/// The reason why a worker may not join, whatever token it presents.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EnrolError {
     /// The name breaks the rules for names.
@@ -106,7 +106,7 @@ impl WorkerRegistry {
     ///
     /// # Errors
     ///
-    /// If the worker may not join with any token.
+    /// If the worker may not join, whatever token it presents.
     pub(crate) fn status(
         &self,
         joining: &JoinRequest,

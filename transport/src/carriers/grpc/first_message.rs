@@ -1,10 +1,10 @@
-//! A limit on the length of a stranger's first message.
+//! A limit on the length of an unadmitted peer's first message.
 //!
 //! A gRPC message begins with its length, and tonic reserves that much memory at once.
-//! tonic's own limit is one for the whole server, which must allow bulk bytes: a
-//! stranger's first few bytes would take 4 MiB. So this module reads the length of a
-//! call's first message before tonic does. The receiver of the call reads no other
-//! message until its peer is admitted.
+//! tonic has one limit for the whole server, which must allow bulk bytes, so the first
+//! few bytes of an unadmitted peer could make it reserve 4 MiB. Therefore this module
+//! reads the length of a call's first message before tonic does. The receiver of the call
+//! reads no other message until its peer is admitted.
 
 use std::{
     convert::Infallible,

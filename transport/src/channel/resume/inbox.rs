@@ -2,7 +2,7 @@
 
 use super::ResumeError;
 
-/// Number of received frames from which on an acknowledgement is due.
+/// Number of frames received since the last acknowledgement at which the next one is due.
 const ACK_AFTER_FRAMES: u64 = 64;
 
 /// The receiving side's state: what was received, and what was granted.

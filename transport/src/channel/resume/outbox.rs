@@ -27,7 +27,8 @@ pub struct Outbox {
     credit: u64,
     unacked_bytes: usize,
     capacity_bytes: usize,
-    /// Whether the bodies were dropped.
+    /// Whether [`Outbox::abandon`] was called: bodies are then dropped instead of kept
+    /// and sent.
     abandoned: bool,
 }
 

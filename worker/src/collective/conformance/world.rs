@@ -60,7 +60,7 @@ impl World {
         self.groups[worker_index].arrive(rank, ticket, arrival, bytes, self.now);
     }
 
-    /// Delivers one message of `from` to `to`, if there is one.
+    /// Delivers one message of `from` to `to`. Returns false if there is none.
     pub(super) fn deliver(&mut self, from: usize, to: usize) -> bool {
         let Some(message) = self.groups[from].next(to) else {
             return false;

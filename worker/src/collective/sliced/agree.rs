@@ -66,7 +66,7 @@ pub(super) fn agree(arrivals: &[&Arrival], ranks: &[Rank]) -> Result<Agreed, Fai
     }
 }
 
-/// Returns the largest of the arrivals' bounds, if all of them have one.
+/// Returns the largest `ring_bytes` of the arrivals, or `None` if an arrival has none.
 fn ring_bytes(arrivals: &[&Arrival]) -> Option<u64> {
     let mut sizes = arrivals.iter().map(|arrival| arrival.ring_bytes);
     sizes.try_fold(0, |most, bytes| bytes.map(|bytes| most.max(bytes)))

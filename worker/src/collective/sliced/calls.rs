@@ -20,8 +20,8 @@ pub(super) struct Calls {
     first: u64,
     /// Calls before this number are decided: they run, or have failed.
     decided: u64,
-    /// Bytes of the local ranks' tensors in open calls. No other worker may send more
-    /// than that without a use for it.
+    /// Bytes of the local ranks' tensors in open calls. Also the limit for the bytes of each
+    /// kind that are queued from another worker.
     open_bytes: usize,
 }
 

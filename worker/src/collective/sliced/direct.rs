@@ -1,10 +1,10 @@
 //! Slices that travel directly between all workers.
 //!
-//! Each worker sends every other worker its part of the slice that the other reduces, adds
-//! up the parts of its own slice, and sends the sums to all. A worker starts with its own
-//! part and adds the others in the order of the workers, as in a
-//! [`Ring`](super::ring::Ring). That takes the latency of two messages for any number of
-//! workers, and adds up all parts in one place, so that half types are rounded once.
+//! Each worker sends every other worker its part of the slice that the other reduces, adds up
+//! the parts of its own slice, and sends the sums to all. A worker starts with its own part
+//! and adds the others in the order of the workers, as in a [`Ring`](super::ring::Ring). A
+//! direct all-reduce takes the latency of two messages for any number of workers. It adds up
+//! all parts of a slice in one place, so that half types are rounded once.
 
 use bytes::Bytes;
 use tensord_proto::v1::PieceKind;
@@ -26,7 +26,7 @@ pub(super) struct Direct {
     reduced: usize,
 }
 
-/// Another worker of the group; this worker's own entry is not used.
+/// What was received from one worker of the group; this worker's own entry is not used.
 #[derive(Debug, Default)]
 struct ReceiveState {
     /// The peer's parts of the slices that this worker reduces.
@@ -83,9 +83,9 @@ impl Direct {
         gathering.fold(self.reducing, u64::min)
     }
 
-    /// Returns the workers that call `first` waits for, and whether they are at fault. A
-    /// worker that owes a reduced slice may itself be waiting for another worker's part of
-    /// it, and only it knows whose.
+    /// Returns the workers that call `first` waits for, and whether they are known to be at
+    /// fault. A worker that owes a reduced slice may not be: it may itself be waiting for the
+    /// part of another worker, and only it knows which one.
     pub(super) fn late(&self, first: u64) -> (Vec<usize>, bool) {
         let is_reducing = self.reducing == first;
         let is_late = |worker_index: &usize| match is_reducing {
@@ -121,7 +121,8 @@ impl Direct {
         }
     }
 
-    /// Returns the next bytes of the sum, for the `left` range of this worker's slice.
+    /// Returns the sums for the first bytes of `left`, the range of this worker's slice that is
+    /// not reduced yet. `None` if another worker's part of the next element is missing.
     fn sum(&mut self, running: &Running, left: std::ops::Range<usize>) -> Option<Bytes> {
         let (me, worker_count) = (self.me, self.peers.len());
         let element = running.element.bytes();

@@ -121,7 +121,7 @@ impl Ring {
     }
 
     /// Returns the next received bytes of the range from `at` to `end`, with this worker's
-    /// part added if it is missing.
+    /// part added if it is missing. `None` if no whole element was received.
     fn next_bytes(&mut self, running: &Running, at: usize, end: usize) -> Option<Bytes> {
         let element = running.element.bytes();
         let count = self.incoming.front(element).len();

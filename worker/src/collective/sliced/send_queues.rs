@@ -18,7 +18,7 @@ pub(super) struct SendQueues(Vec<SendQueue>);
 #[derive(Debug, Default)]
 struct SendQueue {
     pieces: VecDeque<Piece>,
-    /// Bytes sent directly since the queues of all workers were last empty.
+    /// Bytes sent, except in rings, since the queues of all workers were last empty.
     sent_bytes: u64,
     /// The last piece sent was one of a ring.
     in_ring: bool,
@@ -67,9 +67,9 @@ impl SendQueues {
         Some(Piece { kind, bytes })
     }
 
-    /// Returns how many bytes more than the other workers on average `worker_index` was
-    /// sent in the current exchange. `None` if its last piece went round a ring, where the
-    /// others are sent nothing.
+    /// Returns how many bytes more (or fewer, if negative) `worker_index` was sent in the
+    /// current exchange than the other workers on average. `None` if its last piece was one of
+    /// a ring, where the others are sent nothing.
     pub(super) fn lead_bytes(&self, worker_index: usize) -> Option<i64> {
         let sent = |queue: &SendQueue| queue.sent_bytes as i64;
         let others = self.0.len().max(2) as i64 - 1;

@@ -1,4 +1,4 @@
-//! Ops of which layers of networks consist.
+//! Ops of neural-network layers.
 
 use burn_backend::{
     DType,
@@ -50,7 +50,7 @@ fn norms() -> Vec<ModuleOperationIr> {
     ]
 }
 
-/// A convolution with an input, a weight, a bias and options, and its three gradients.
+/// A convolution with an input, a weight, a bias and options, and its backward ops.
 macro_rules! convolved {
     ($x:expr, $w:expr, $options:expr, $bias:expr, $forward:ident($f:ident),
      $($of:ident($b:ident)),* ; $bias_of:ident($bb:ident)) => {{

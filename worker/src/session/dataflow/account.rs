@@ -1,11 +1,12 @@
-//! What a session's tensors cost: storages are charged, not names.
+//! What a session's tensors cost: a storage is charged once, whatever the number of names
+//! (tensor ids) that use it.
 //!
 //! A storage may have several users: a second name of a tensor, a slice that outlives its
 //! tensor, a reply that the client has not acknowledged. The storage is charged once,
 //! until its last user is gone. In addition, each name has a fixed cost, and each fault
 //! costs its record and texts.
 //!
-//! If the backend reports which storage a tensor uses (see [`StorageInfo`]), that is
+//! If the backend reports which storage a tensor uses (see [`StorageInfo`]), that storage is
 //! charged. Otherwise [`Account::view_of`] charges no less than a tensor may use.
 
 use std::{collections::HashMap, mem::size_of, sync::Arc};
@@ -20,13 +21,13 @@ use crate::{backend::StorageInfo, memory::SessionMemory};
 /// rounding. These take 240 bytes for a matrix and 900 for the highest rank.
 pub(crate) const NAME_BYTES: u64 = 1 << 10;
 
-/// Bytes that the two tables of a session, this one and the backend's, take for each
-/// name. The highest number of names so far counts, as the tables grow by doubling and
-/// never shrink.
+/// Bytes that a session's two hash tables, the dataflow table and the backend's, take for
+/// each name. The charge follows the highest number of names so far, as the tables grow by
+/// doubling and never shrink.
 pub(super) const TABLE_BYTES: u64 = 704;
 
-/// Number of names for which the tables are not charged, and the step in which further
-/// names are charged: 5.5 MiB.
+/// Number of names for which the tables are not charged. Beyond it, they are charged for as
+/// many further names at a time: 5.5 MiB.
 pub(super) const TABLE_NAMES: usize = 1 << 13;
 
 /// Bytes that poisoned tensors may take while the device is full: an op that did not fit
@@ -85,7 +86,7 @@ impl Holding {
 #[derive(Debug)]
 pub(super) struct Account {
     memory: SessionMemory,
-    /// Number of names that the paid tables have room for.
+    /// Number of names for which the tables are charged or free of charge.
     table_names: usize,
     /// Number of names that have each fault, by the fault's address.
     faults: HashMap<usize, usize>,
@@ -112,7 +113,7 @@ impl Account {
         self.memory.take(bytes).map_err(out_of_memory)
     }
 
-    /// Charges for tables with room for `names`.
+    /// Charges for tables with room for `names` names, as far as that is not charged yet.
     pub(super) fn make_room(&mut self, names: usize) -> Result<(), Refusal> {
         while names > self.table_names {
             self.take(TABLE_NAMES as u64 * TABLE_BYTES)?;
@@ -136,7 +137,7 @@ impl Account {
     pub(super) fn resize(&mut self, holding: &mut Holding, info: &StorageInfo) {
         let (was, is) = (holding.own_bytes, info.bytes);
         if is > was {
-            // The backend has allocated it already.
+            // Charged even over the capacity, as the backend has allocated it already.
             self.memory.take_over_capacity(is - was);
         } else {
             self.memory.return_bytes(was - is);
@@ -144,7 +145,7 @@ impl Account {
         holding.own_bytes = is;
     }
 
-    /// Makes `holding` a user of `storage`, and gives back what was taken for it.
+    /// Makes `holding` a user of `storage`, and gives back the bytes taken for `holding` alone.
     pub(super) fn join(&mut self, holding: &mut Holding, storage: Arc<Storage>) {
         self.memory.return_bytes(holding.own_bytes);
         *holding = Holding {
@@ -196,11 +197,13 @@ impl Account {
     }
 
     /// Makes `out`, for which memory of its own was taken, also hold what it may use of
-    /// `source`. For backends that do not report whether a view shares memory with its
-    /// source: the view may be a copy, or keep all of the source's storage.
+    /// `source`, which the op consumed if `is_last_use` is true. For backends that do not
+    /// report whether a view shares memory with its source: the view may be a copy, or keep
+    /// all of the source's storage.
     pub(super) fn view_of(&mut self, out: &mut Holding, source: &mut Holding, is_last_use: bool) {
         if is_last_use || source.is_shared() || out.own_bytes >= source.own_bytes {
-            // Only one of the two storages is left in the end, so the larger is charged.
+            // When `source` is gone, at most one of the two own storages is left, so `out` is
+            // charged for the larger.
             let missing = source.own_bytes.saturating_sub(out.own_bytes);
             self.memory.take_over_capacity(missing);
             out.own_bytes += missing;

@@ -30,9 +30,9 @@ pub(crate) type StorageLookup<'a> = &'a mut dyn FnMut(&TensorIr) -> Option<Stora
 /// its own.
 const MAX_SEARCHED: usize = 64;
 
-/// An output that is smaller than an input by at least this many bytes may be a view that
-/// keeps the input's storage. The lookup costs little compared with reading so many
-/// bytes.
+/// Bytes by which an input must exceed an output for the output's storage to be looked up, as
+/// the output may keep the input's larger storage. The lookup costs little compared with
+/// reading so many bytes.
 const MIN_LOOKUP_BYTES: u64 = 64 << 10;
 
 /// Whether an op's outputs may use the storages of its inputs.
@@ -123,8 +123,8 @@ impl Dataflow {
             let Some(TensorState::Live { holding, .. }) = self.tensors.get_mut(&source.id) else {
                 return None;
             };
-            // The backend no longer has a consumed input. If that input was the only user
-            // of its storage, no output shares the storage.
+            // A consumed input is not looked up, as the backend has dropped it. If it was the
+            // only user of its storage, only outputs can use that storage now.
             let is_torn_down = consumed.iter().any(|gone| gone.id == source.id);
             let lookup = || (!is_torn_down).then(|| lookup(source)).flatten();
             self.account.find(holding, info, lookup)
@@ -210,9 +210,9 @@ impl Dataflow {
         Ok(())
     }
 
-    /// Returns the storage of a tensor with a value, for a reply that uses it: the
-    /// storage stays charged until the reply is dropped, too. `lookup` is as for
-    /// [`finish`](Self::finish).
+    /// Returns the storage of the tensor `id` for a reply that uses it, or `None` if the tensor
+    /// has no value. The storage stays charged until both the tensor and the reply are
+    /// dropped. `lookup` is as for [`finish`](Self::finish).
     pub(crate) fn share_storage(
         &mut self,
         id: TensorId,

@@ -43,8 +43,9 @@ impl AllReduceOrder {
         }
     }
 
-    /// Returns the all-reduces that begin now, in the order of each group: those for which
-    /// `may_begin`, called with the number of earlier ones, is true.
+    /// Removes and returns the all-reduces that may begin, in the order of each group.
+    /// `may_begin` receives the first all-reduce of a group and the number of all-reduces
+    /// already chosen by this call; when it returns `false`, the rest of the group stays.
     pub(super) fn take_ready(
         &mut self,
         may_begin: impl Fn(&AllReduceOpIr, usize) -> bool,
@@ -64,8 +65,8 @@ impl AllReduceOrder {
         ready
     }
 
-    /// Removes `op` from the head of its group, at its turn. Returns `false` if it is not
-    /// there.
+    /// Removes `op` from the head of its group, at its turn. Returns `false` if another
+    /// all-reduce or none is at the head, as when `op` has begun before.
     pub(super) fn take_next(&mut self, op: &AllReduceOpIr) -> bool {
         let Entry::Occupied(mut group) = self.decoded.entry(op.device_ids.clone()) else {
             return false;
@@ -79,7 +80,7 @@ impl AllReduceOrder {
     }
 
     /// Returns the output of the all-reduce of the same group that must begin just before
-    /// `op`, if it has not begun.
+    /// `op`, or `None` if every all-reduce before `op` in the group has begun.
     pub(super) fn preceding_unstarted(&self, op: &AllReduceOpIr) -> Option<TensorId> {
         let group = self.decoded.get(&op.device_ids)?;
         let at = group.iter().position(|one| one.out.id == op.out.id)?;

@@ -83,7 +83,8 @@ impl Collectives {
         self.bucket.take(all)
     }
 
-    /// Has the requests passed on without waiting for more.
+    /// Makes the next [`take_requests`](Self::take_requests) return all requests without
+    /// waiting for more.
     pub(super) fn flush(&mut self) {
         self.bucket.flush();
     }
@@ -108,8 +109,8 @@ impl Collectives {
         self.order.record(ops);
     }
 
-    /// Returns the output of the all-reduce that must begin just before `op`, if it has not
-    /// begun.
+    /// Returns the output of the all-reduce that must begin just before `op`; see
+    /// [`AllReduceOrder::preceding_unstarted`].
     pub(super) fn preceding_unstarted(&self, op: &AllReduceOpIr) -> Option<TensorId> {
         self.order.preceding_unstarted(op)
     }
@@ -253,7 +254,8 @@ impl Collectives {
         self.bucket.flush();
     }
 
-    /// Makes a pending tensor of the value that the session with rank `from` offers.
+    /// Requests the value that the session with rank `from` in the lease offers, and adds
+    /// `out` as a pending tensor for it.
     pub(super) fn take(
         &mut self,
         interpreter: &mut Interpreter,
@@ -283,7 +285,8 @@ impl Collectives {
     }
 }
 
-/// Returns the request that `request` creates from the value of a tensor.
+/// Returns the request that `request` creates from the result of `read`, or a
+/// [`Request::InFlight`] that does so once the device has read the value.
 fn request_with_value(
     read: Result<StartedRead, Arc<Fault>>,
     context: FaultContext,
@@ -341,7 +344,7 @@ fn received_data(out: &TensorIr, outcome: Outcome) -> Result<TensorData, Refusal
             "the value is {shape} of {is}, but the op declares {wanted}"
         )));
     }
-    // Not written to: Burn copies shared bytes before it changes them.
+    // Burn does not write to these bytes: it copies shared bytes before it changes them.
     let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);
     TensorData::try_from_bytes(bytes, shape, dtype).map_err(|e| mismatch(e.to_string()))
 }

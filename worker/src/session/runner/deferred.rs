@@ -97,8 +97,8 @@ impl Deferred {
         }
     }
 
-    /// Defers a task that was ready again, under its old number, because it must still
-    /// wait.
+    /// Defers a task once more, under its old number: [`next_ready`](Self::next_ready)
+    /// returned it, but it must still wait. The arguments are as for [`put`](Self::put).
     pub(super) fn put_back(
         &mut self,
         number: u64,
@@ -202,8 +202,8 @@ impl Deferred {
     }
 
     /// Removes the first sync, and returns its op number and request id, if no earlier
-    /// task is deferred and `is_over(op_number)` is true: no result of an op up to that
-    /// number is in flight.
+    /// task is deferred and `is_over(op_number)` is true. `is_over` must return whether no
+    /// result of an op up to that number is in flight.
     pub(super) fn next_sync(&mut self, is_over: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
         let (number, op_number, request) = *self.syncs.front()?;
         let first = self.waiting.first_key_value().map(|(first, _)| *first);

@@ -75,7 +75,8 @@ impl CurrentOp {
         self.number
     }
 
-    /// Records that the backend executes the op, which the op timeout then limits.
+    /// Records that the backend begins to execute the op, under the name `name`. The op
+    /// timeout applies from then on.
     pub(super) fn begin(&self, name: impl Into<OpName>) {
         self.op_progress.begin_op(self.number, name.into());
     }

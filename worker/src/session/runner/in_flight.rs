@@ -42,7 +42,7 @@ impl InFlightResults {
         self.results.is_empty()
     }
 
-    /// Returns whether there is room for a result beside `others` that will be added.
+    /// Returns whether one more result may be added after `others` further results are added.
     pub(super) fn has_room(&self, others: usize) -> bool {
         self.results.len() + others < MAX_RESULTS_IN_FLIGHT
     }
@@ -68,8 +68,9 @@ impl InFlightResults {
         self.last_ticket
     }
 
-    /// Records the turn of the op for which the result under `ticket` is. Returns the
-    /// outcome if it has arrived, and the result is then no longer in flight.
+    /// Records that it is the turn of the op that the result under `ticket` is for. `out` has
+    /// the op's output and number. Returns the outcome if it has arrived, and the result is
+    /// then no longer in flight.
     pub(super) fn on_turn(
         &mut self,
         ticket: u64,

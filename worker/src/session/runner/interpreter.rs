@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{backend::TensorStore, memory::SessionMemory, op_progress::OpProgress};
 
-/// The tensors of a session, and what the execution of an op reads and changes besides.
+/// The tensors of a session, and the other state that executing an op reads and changes.
 pub(super) struct Interpreter {
     pub(super) tensors: Tensors,
     /// The op whose turn it is.
@@ -194,9 +194,9 @@ impl Interpreter {
         fault
     }
 
-    /// Starts to read a tensor for a peer; the tensor is not consumed. Unless `has_memory`
-    /// is true, which means that memory is already taken for the value, the value holds
-    /// memory until it is dropped.
+    /// Starts to read a tensor for a peer; the tensor is not consumed. `has_memory` is true if
+    /// the caller has taken memory for the value; otherwise the value itself holds memory until
+    /// it is dropped.
     pub(super) fn read_for_peer(
         &mut self,
         tensor: &TensorIr,

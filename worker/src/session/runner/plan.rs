@@ -22,7 +22,8 @@ enum Plan {
     Close,
 }
 
-/// The next piece of work, with the number of ops up to it.
+/// The next piece of work. An op has the number of ops up to it; other work and the end of a
+/// frame have the bytes of credit that they return.
 pub(super) enum Planned {
     /// A frame of ops with this contents list begins.
     FrameBegin(Bytes),
@@ -30,7 +31,7 @@ pub(super) enum Planned {
     /// The ops of a frame are done, which returns these bytes of credit.
     FrameEnd(usize),
     Other(Task, usize),
-    /// The client closed the session. Stays the next piece of work.
+    /// The client closed the session. Every further call of [`PlanQueue::next`] returns this.
     Close,
 }
 

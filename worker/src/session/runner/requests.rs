@@ -17,7 +17,8 @@ pub(crate) enum Request {
     Call(AllReduceCall),
     Offer(Capability, Offer),
     Take(Capability, Take),
-    /// A request of another variant, once the device has read its value.
+    /// The device is still reading the request's value. The future then returns the request,
+    /// as one of the other variants.
     InFlight(DynFut<Request>),
 }
 
@@ -49,7 +50,7 @@ impl RequestBucket {
         self.requests.push(request);
     }
 
-    /// Has the requests passed on without waiting for more.
+    /// Makes the next [`take`](Self::take) return the requests without waiting for more.
     pub(super) fn flush(&mut self) {
         self.must_flush = true;
     }
