@@ -150,7 +150,7 @@ impl RouterClient for TensordClient {
     }
 
     fn flush(&self) {
-        // Nothing to do: the driver sends recorded ops when the session's send policy says so.
+        // Nothing to do: the session's send policy decides when the driver sends recorded ops.
     }
 
     fn create_empty_handle(&self) -> TensorId {

@@ -36,7 +36,8 @@ use crate::{
     session::{Session, SessionTarget, drive},
 };
 
-/// How long the workers of a lease may take to open its sessions.
+/// How long each session of a lease may take to open. The sessions open in parallel, and are
+/// awaited one after the other.
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Receives the result of opening a session.

@@ -169,7 +169,7 @@ pub(crate) struct StatusConfig {
 pub(crate) struct TokenConfig {
     /// The source of the pool's URL with an admin token.
     pub(crate) admin: AdminUrl,
-    /// The call to make.
+    /// What to do with the tokens.
     pub(crate) action: TokenAction,
 }
 
@@ -178,7 +178,7 @@ pub(crate) struct TokenConfig {
 pub(crate) struct WorkersConfig {
     /// The source of the pool's URL with an admin token.
     pub(crate) admin: AdminUrl,
-    /// The call to make.
+    /// What to do with the workers.
     pub(crate) action: WorkersAction,
 }
 

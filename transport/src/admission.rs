@@ -31,13 +31,13 @@ use std::{
 /// Limits on numbers of connections and on their times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Number of strangers, served or waiting.
+    /// Maximum number of strangers, served or waiting.
     pub(crate) unadmitted: usize,
-    /// Number of strangers served at once.
+    /// Maximum number of strangers served at once.
     pub(crate) served: usize,
-    /// Number of strangers served at once from one address.
+    /// Maximum number of strangers served at once from one address.
     pub(crate) served_per_address: usize,
-    /// Number of admitted peers.
+    /// Maximum number of admitted peers.
     pub(crate) admitted: usize,
     /// How many of the `admitted` places are kept for peers with a reserved place.
     pub(crate) reserved: usize,

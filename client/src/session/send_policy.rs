@@ -12,8 +12,7 @@
 //!   all items before it.
 //! - [`EAGER_OPS`] items are sent at once, too.
 //! - Fewer items wait for more: for [`BATCH_DELAY`] at first, and for up to
-//!   [`MAX_BATCH_DELAY`] if that happens again and again, as the worker is then still busy
-//!   with earlier items.
+//!   [`MAX_BATCH_DELAY`] if small batches repeat, as the worker is then still busy.
 //! - While few items wait, and while the driver does not wait at all, further items do not
 //!   wake the driver.
 //!

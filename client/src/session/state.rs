@@ -92,7 +92,7 @@ pub(super) struct State {
 pub(super) enum NextStep {
     /// Encode the recorded items, and look again.
     Encode,
-    /// Do what this value asks of a pump's writer.
+    /// Return this value to the pump, whose writer executes it.
     Next(Next),
 }
 
@@ -197,7 +197,7 @@ impl State {
         self.upload_cache.is_cacheable(size)
     }
 
-    /// Returns the entries that say where an upload's bytes are, how many of the bytes are
+    /// Returns the entries that locate an upload's bytes, the number of bytes that must be
     /// sent, and whether they were queued on the bulk track, whose driver must then be woken.
     /// Without a `hash` the worker does not keep the bytes.
     pub(super) fn upload(&mut self, hash: Option<Hash>, bytes: Bytes) -> (Vec<Entry>, usize, bool) {

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::memory::SessionMemory;
 
-/// Names a transfer: random bytes that both of its sessions have. Each also names the lease rank
-/// of the other one, which is checked.
+/// Identifies a transfer: random bytes that both of its sessions know. Each session also names
+/// the lease rank of the other, which is checked.
 pub(crate) type Capability = [u8; 16];
 
 /// Maximum number of pending transfers of a cohort at one worker.

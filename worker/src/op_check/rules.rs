@@ -211,8 +211,9 @@ pub(super) fn product(parts: &[usize]) -> Result<usize, RuleViolation> {
         })
 }
 
-/// Checks that the tensor can be addressed, and that loops over its dims end in a
-/// reasonable time.
+/// Checks that the tensor has few enough axes and that its size in bytes fits the address
+/// space. An empty tensor is checked as if each dim of 0 were 1, with a lower limit, as kernels
+/// loop over its other dims.
 pub(super) fn check_volume(tensor: &TensorIr) -> Result<(), RuleViolation> {
     let dims = dims(tensor);
     must!(

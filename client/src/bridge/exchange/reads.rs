@@ -290,7 +290,7 @@ impl ReadQueue {
         self.send_scheduled
     }
 
-    /// Returns whether the read with this number possibly still has to be sent.
+    /// Returns whether the read with this number may still have to be sent.
     fn has_unsent(&self, number: u64) -> bool {
         let unsent = |read: &QueuedRead| read.number == number;
         self.unflushed || self.unsent.iter().any(unsent)

@@ -18,8 +18,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Returns a phrase for error messages that tells where to find the URL with a token of
-    /// this role.
+    /// Returns a phrase for error messages: the place of the URL with a token of this role.
     pub(super) fn source(self) -> &'static str {
         match self {
             Self::Admin => {
