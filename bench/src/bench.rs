@@ -5,6 +5,7 @@ mod attach;
 mod attack;
 mod bulk;
 mod ddp;
+mod durability;
 mod epoch;
 mod memory;
 mod ops;
@@ -48,11 +49,13 @@ pub(crate) enum Bench {
     Ddp,
     /// [`attack`].
     Attack,
+    /// [`durability`].
+    Durability,
 }
 
 impl Bench {
     /// All benches, in the order in which they run.
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Ops,
         Self::Wire,
         Self::Step,
@@ -66,6 +69,7 @@ impl Bench {
         Self::Allreduce,
         Self::Ddp,
         Self::Attack,
+        Self::Durability,
     ];
 
     /// Returns the bench's name on the command line and in JSON.
@@ -84,6 +88,7 @@ impl Bench {
             Self::Allreduce => "allreduce",
             Self::Ddp => "ddp",
             Self::Attack => "attack",
+            Self::Durability => "durability",
         }
     }
 
@@ -103,6 +108,7 @@ impl Bench {
             Self::Allreduce => "all-reduce between workers over slow links",
             Self::Ddp => "data-parallel training on several workers",
             Self::Attack => "training on a worker that is under attack",
+            Self::Durability => "cost of snapshots, and time to go on after a process died",
         }
     }
 
@@ -126,6 +132,7 @@ impl Bench {
             Self::Allreduce => allreduce::run(context),
             Self::Ddp => ddp::run(context),
             Self::Attack => attack::run(context),
+            Self::Durability => durability::run(context),
         }
     }
 
@@ -150,6 +157,7 @@ impl Bench {
             Self::Allreduce => allreduce::measure(context, facts, part),
             Self::Ddp => ddp::measure(context, facts, part),
             Self::Attack => attack::turn(context, &from_value(part)?),
+            Self::Durability => durability::turn(context, &from_value(part)?).map(Value::from),
             _ => bail!("the benchmark {} cannot be measured in parts", self.name()),
         }
     }

@@ -11,6 +11,7 @@ use burn_backend::DType;
 use burn_ir::{BinaryOpIr, CustomOpIr, NumericOperationIr, OperationIr, TensorIr};
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt as _};
+use tensord_proto::ids::LeaseId;
 use tensord_testkit::raw::{self, ClientStream, RawSession, SessionError, Target};
 use tensord_transport::{Dialer, TransportChoice};
 use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
@@ -145,7 +146,7 @@ async fn send_malformed_frame(mut session: RawSession) -> Result<Infallible, Ses
 
 /// Opens one connection after the other and sends garbage on each after the TLS handshake.
 async fn send_garbage_connections(target: Target) -> Infallible {
-    let dialler = Dialer::new(TransportChoice::Tcp);
+    let dialler = Dialer::new(TransportChoice::Tcp).for_lease(LeaseId(target.lease_id));
     let garbage = Bytes::from_static(&[0xff; 4096]);
     loop {
         match dialler.dial(&target.address, &target.trust, DEADLINE).await {

@@ -112,9 +112,18 @@ impl LocalPool {
 ///
 /// If the pool does not respond, or has no device.
 pub(crate) fn lease(url: PoolUrl) -> Result<(Pool, Lease)> {
+    lease_as(url, LeaseRequest::devices(1))
+}
+
+/// Connects to the pool at `url` and makes a request.
+///
+/// # Errors
+///
+/// If the pool does not respond, or refuses the request.
+pub(crate) fn lease_as(url: PoolUrl, request: LeaseRequest) -> Result<(Pool, Lease)> {
     let pool = connect(url)?;
     set_burn_config(None);
-    let lease = pool.lease(LeaseRequest::devices(1));
+    let lease = pool.lease(request);
     Ok((pool, lease.context("cannot lease a device")?))
 }
 

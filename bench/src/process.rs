@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::TempDir;
-use tensord_testkit::cluster::Process;
+use tensord_testkit::{cluster::Process, resource_usage::children};
 
 /// The start of the line that announces how to reach a server; JSON follows.
 const ANNOUNCEMENT: &str = "serving ";
@@ -84,6 +84,11 @@ pub(crate) fn remove_settings(command: &mut Command) {
     }
 }
 
+/// Returns whether this system has the files of `/proc` from which memory is read.
+pub(crate) fn has_proc() -> bool {
+    resident_bytes(std::process::id()).is_some()
+}
+
 /// Returns a process's resident memory in bytes, now and at its peak, or `None` where
 /// `/proc` is not available.
 pub(crate) fn resident_bytes(id: u32) -> Option<(u64, u64)> {
@@ -96,16 +101,23 @@ pub(crate) fn resident_bytes(id: u32) -> Option<(u64, u64)> {
     Some((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-/// Returns the CPU time that a process has used so far with all its threads, in steps of 10
-/// ms, or `None` where `/proc` is not available.
+/// Returns the CPU time that a process and the processes that it has started have used so far
+/// with all their threads, in steps of 10 ms, or `None` where `/proc` is not available.
+/// Processes that have ended count as far as their parent has waited for them.
 pub(crate) fn cpu_time(id: u32) -> Option<Duration> {
+    let own = cpu_time_of_one(id)?;
+    let started = children(id).into_iter().filter_map(cpu_time);
+    Some(own + started.sum::<Duration>())
+}
+
+fn cpu_time_of_one(id: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The fields after the name, which may contain any character: utime is the 12th, stime
-    // the next.
+    // The fields after the name, which may contain any character: utime is the 12th, then stime,
+    // and both of the children that have ended.
     let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_whitespace().skip(11);
-    let mut ticks = || fields.next()?.parse::<u64>().ok();
-    Some(Duration::from_millis((ticks()? + ticks()?) * 10))
+    let times = fields.split_whitespace().skip(11).take(4);
+    let ticks: Option<u64> = times.map(|field| field.parse::<u64>().ok()).sum();
+    Some(Duration::from_millis(ticks? * 10))
 }
 
 /// Returns the path of the `tensord` that was built along with this binary.

@@ -38,6 +38,7 @@ pub struct LeaseRequest {
     pub(crate) kind: String,
     pub(crate) memory_bytes: u64,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) durability: Durability,
     pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
 }
 
@@ -49,6 +50,7 @@ impl LeaseRequest {
             kind: String::new(),
             memory_bytes: 0,
             timeout: None,
+            durability: Durability::Auto,
             on_queued: None,
         }
     }
@@ -72,6 +74,13 @@ impl LeaseRequest {
         self
     }
 
+    /// Chooses whether the lease goes on when a process that runs it dies. By default it does
+    /// where that is possible.
+    pub fn durable(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
     /// Calls `callback` with the position in the queue, 1 being next, whenever
     /// the position changes.
     pub fn on_queued(mut self, callback: impl FnMut(u32) + Send + 'static) -> Self {
@@ -86,8 +95,27 @@ impl fmt::Debug for LeaseRequest {
             .field("devices", &self.devices)
             .field("kind", &self.kind)
             .field("memory_bytes", &self.memory_bytes)
+            .field("durability", &self.durability)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether a lease goes on when a process that runs it dies.
+///
+/// ```
+/// # use tensord_client::{Durability, LeaseRequest};
+/// // Needs no memory for snapshots, and ends with its process.
+/// let request = LeaseRequest::devices(1).durable(Durability::Off);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Durability {
+    /// A lease of one CPU device goes on, with the same bits, if its worker takes snapshots.
+    #[default]
+    Auto,
+    /// The lease ends. The worker takes no snapshots of it, and this process keeps nothing of
+    /// what the worker has received.
+    Off,
 }
 
 /// A description of a leased device, with the name of its worker.
@@ -114,12 +142,41 @@ pub struct LeasedDevice {
     pub memory_bytes: u64,
     /// The name of the device's worker.
     pub worker: String,
+    /// What the bits of the device's results depend on; `None` if its worker does not report it.
+    pub fingerprint: Option<DeviceFingerprint>,
+}
+
+/// What the bits of a device's results depend on: crates, compiler, processor and driver.
+///
+/// A program gives the same bits on two devices if their fingerprints are equal and
+/// [exact](Self::is_exact). `tensord devices --json` on a worker's host shows what is in one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceFingerprint {
+    /// Equal for devices that compute in the same way.
+    pub hash: [u8; 16],
+    /// Whether a program gives the same bits each time it runs on such a device. CPU devices
+    /// are exact and GPUs are not: there, kernels add up with atomics, and are chosen by
+    /// measurements.
+    pub is_exact: bool,
+}
+
+impl DeviceFingerprint {
+    /// Returns `None` if the hash has another length than 16.
+    fn from_message(message: &v1::DeviceFingerprint) -> Option<Self> {
+        Some(Self {
+            hash: message.hash.as_ref().try_into().ok()?,
+            is_exact: message.is_exact,
+        })
+    }
 }
 
 impl From<&v1::LeasedDevice> for LeasedDevice {
     fn from(leased: &v1::LeasedDevice) -> Self {
         let device = leased.device.clone().unwrap_or_default();
+        let fingerprint = device.fingerprint.as_ref();
         Self {
+            fingerprint: fingerprint.and_then(DeviceFingerprint::from_message),
             kind: device.kind,
             name: device.name,
             memory_bytes: device.memory_bytes,

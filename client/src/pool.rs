@@ -32,8 +32,8 @@ use crate::{
         lease_watch::LeaseWatch,
     },
     error::{ConnectError, LeaseError},
-    lease::{Lease, LeaseDevice, LeaseRequest},
-    session::{Session, SessionTarget, drive},
+    lease::{Durability, Lease, LeaseDevice, LeaseRequest},
+    session::{Session, SessionAccess, SessionTarget, drive},
 };
 
 /// How long each session of a lease may take to open. The sessions open in parallel, and are
@@ -61,8 +61,9 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// Within 5 s, one for each of: a malformed URL, nothing there, another
-    /// certificate, a token the pool does not know, another version.
+    /// Within 5 s, a different error for each of: a malformed URL, no answer from the address,
+    /// another certificate than the URL's, a token that the pool does not know, an incompatible
+    /// version.
     pub fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::connect_url(PoolUrl::from_str(url)?)
     }
@@ -119,16 +120,17 @@ impl Pool {
         Ok(Self { control, dialer })
     }
 
-    /// Where the pool is; prints without the token.
+    /// Returns the URL of the pool, which prints without its token.
     pub fn url(&self) -> &PoolUrl {
         &self.control.url
     }
 
-    /// What the pool has and does.
+    /// Returns the pool's workers with their devices, and the numbers of leases and waiting
+    /// requests. Blocks until the pool answers, for at most 4 s.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the pool does not answer in time, or rejects the call.
     pub fn status(&self) -> Result<PoolStatus, ConnectError> {
         let (events, on_message) = blocking::sync_channel(1);
         let url = self.control.url.clone();
@@ -154,7 +156,7 @@ impl Pool {
     ///
     /// When the pool refuses, the request's timeout passes, or a worker cannot be reached.
     pub fn lease(&self, request: LeaseRequest) -> Result<Lease, LeaseError> {
-        // The future ends by itself: the pool grants, refuses or is gone.
+        // No limit here: the future applies the timeout of the request.
         block_on(self.lease_async(request), None).unwrap_or(Err(LeaseError::Closed))
     }
 
@@ -180,13 +182,19 @@ impl Pool {
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send + 'static + use<> {
         let pool = self.clone();
         async move {
+            let durability = request.durability;
             let (granted, watch) = request::wait_for_grant(&pool.control, request).await?;
-            pool.open(&granted, watch).await
+            pool.open(&granted, watch, durability).await
         }
     }
 
     /// Opens a session on each device of a lease, then the bridge.
-    async fn open(&self, granted: &v1::Granted, watch: LeaseWatch) -> Result<Lease, LeaseError> {
+    async fn open(
+        &self,
+        granted: &v1::Granted,
+        watch: LeaseWatch,
+        durability: Durability,
+    ) -> Result<Lease, LeaseError> {
         let cohort = Cohort::new(rand::rng().next_u64());
         // From here on dropping the lease gives everything back.
         let mut lease = Lease {
@@ -202,7 +210,9 @@ impl Pool {
                 cohort: cohort.clone(),
                 lease_rank,
             };
-            let (lease_device, opening) = self.open_session(leased, granted, cohort_member)?;
+            let session =
+                Session::new(SessionId(rand::rng().next_u64()), cohort_member, durability);
+            let (lease_device, opening) = self.open_session(leased, granted, session)?;
             watch.add(&lease_device.session);
             lease.lease_devices.push(lease_device);
             openings.push(opening);
@@ -233,7 +243,7 @@ impl Pool {
         &self,
         leased: &v1::LeasedDevice,
         granted: &v1::Granted,
-        cohort_member: CohortMember,
+        session: Arc<Session>,
     ) -> Result<(LeaseDevice, Opening), LeaseError> {
         let worker = leased.worker.clone().unwrap_or_default();
         let unusable = |reason: &str| LeaseError::Worker {
@@ -242,18 +252,19 @@ impl Pool {
         };
         let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
             .map_err(|_| unusable("the pool sent no fingerprint of the worker's certificate"))?;
-        let session = Session::new(SessionId(rand::rng().next_u64()), cohort_member);
         let device = TensordDevice::register(session.clone()).ok_or_else(|| {
             unusable("this process has leased 65,536 devices, which is the limit; restart it")
         })?;
         let target = SessionTarget {
-            dialer: self.dialer.clone(),
+            dialer: self.dialer.clone().for_lease(LeaseId(granted.lease_id)),
             worker: worker.name.clone(),
             address: worker.address,
             trust: Trust::Pin(Fingerprint(pin)),
-            lease_token: granted.token.clone(),
-            device_index: leased.index,
-            seed: rand::rng().next_u64(),
+            access: SessionAccess {
+                lease_token: granted.token.clone(),
+                device_index: leased.index,
+                seed: rand::rng().next_u64(),
+            },
         };
         let (opened, opening) = oneshot::channel();
         self.control

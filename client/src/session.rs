@@ -11,19 +11,25 @@
 //! - `state`: everything under the session's lock, without I/O; `send_policy` decides when
 //!   to send and when to wake the driver, `op_buffer` has the recorded items and encodes
 //!   them, `upload_cache` knows which uploads the worker keeps, `requests` has the reads and
-//!   syncs without a reply, and `pending_reads` assembles the values of the reads.
+//!   syncs without a reply, `pending_reads` assembles the values of the reads, `answered`
+//!   checks those that another process repeats, and `journal` decides from where the session
+//!   goes on if its process dies.
 //! - `driver`: keeps each track connected; `track_end` is the session as the pump of a
 //!   connection sees it, `connection_end` has the ways in which a connection ends.
 
+mod answered;
 mod connection_end;
 mod counters;
 mod direct_send;
 mod driver;
 mod frames;
+mod journal;
 mod op_buffer;
 mod pending_reads;
 mod requests;
 pub(crate) mod send_policy;
+#[cfg(feature = "testing")]
+pub(crate) mod simulated;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -45,7 +51,8 @@ use tensord_proto::{
     bulk::shared,
     content::hash,
     ids::SessionId,
-    v1::{Close, Opened, Seed, frame::Body},
+    v1::{Close, Open, Opened, Seed, frame::Body},
+    version,
 };
 use tensord_transport::channel::{Broken, Connection, FrameParts, Look, Next};
 use tokio::sync::{Notify, oneshot};
@@ -64,7 +71,15 @@ pub(crate) use self::{
     requests::Answer,
     state::SessionEnd,
 };
-use crate::cohort::CohortMember;
+use crate::{cohort::CohortMember, lease::Durability};
+
+/// What entitles a session to its device.
+pub(crate) struct SessionAccess {
+    pub(crate) lease_token: Bytes,
+    pub(crate) device_index: u32,
+    /// The seed of the session's random ops.
+    pub(crate) seed: u64,
+}
 
 /// The secret that entitles a session to take one offered value, once.
 pub(crate) type Capability = [u8; 16];
@@ -86,11 +101,15 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(id: SessionId, cohort_member: CohortMember) -> Arc<Self> {
+    pub(crate) fn new(
+        id: SessionId,
+        cohort_member: CohortMember,
+        durability: Durability,
+    ) -> Arc<Self> {
         Arc::new(Self {
             id,
             cohort_member,
-            state: Mutex::new(State::new(Instant::now())),
+            state: Mutex::new(State::new(Instant::now(), durability)),
             op_encoder: Mutex::default(),
             sender_slot: SenderSlot::default(),
             room: Condvar::new(),
@@ -290,7 +309,7 @@ impl Session {
         let is_full = state.is_full();
         // The driver takes this lock first when it wakes.
         drop(state);
-        let next = |look| self.next_to_send(Track::Ops, look);
+        let next = |look| self.next_to_send(Track::Ops, look, Instant::now());
         let on_send = |frames: &[FrameParts]| self.counters.add_sent(frames);
         if driver_waits && !self.sender_slot.send_pending(waits_for_acks, next, on_send) {
             self.wake.notify_one();
@@ -301,39 +320,77 @@ impl Session {
     }
 
     /// Returns what to send next on a track. Called by the owner of the track's sender.
-    fn next_to_send(&self, track: Track, look: Look) -> Next {
+    fn next_to_send(&self, track: Track, look: Look, now: Instant) -> Next {
         loop {
             // Not a `match` on the lock itself, which would stay locked.
             let next = self.lock().next(track, look);
             match next {
                 NextStep::Next(next) => return next,
-                NextStep::Encode => self.encode(),
+                NextStep::Encode => self.encode(now),
             }
         }
     }
 
     /// Encodes the recorded items into frames.
-    fn encode(&self) {
+    fn encode(&self, now: Instant) {
         // The owner of the sender locks the encoder before the state, so items that are
         // recorded meanwhile are encoded after these.
         let mut op_encoder = self
             .op_encoder
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        self.lock().take_recorded(|items| op_encoder.take(items));
+        let mut state = self.lock();
+        state.take_recorded(|items| op_encoder.take(items));
+        let mark = state.begin_mark(now);
+        drop(state);
         self.room.notify_all();
         let bodies = op_encoder.encode();
         let mut state = self.lock();
-        bodies.into_iter().for_each(|body| state.ops.push(body));
+        for body in bodies {
+            state.push(body);
+        }
+        if let Some(mark) = mark {
+            op_encoder.restart();
+            state.place_mark(mark);
+        }
     }
 
-    /// Attaches a new connection, on which the worker sent `opened`, to a track. Returns the
-    /// reason if `opened` is unacceptable.
-    fn opened(&self, track: Track, opened: Opened) -> Result<Connection, String> {
-        let profile = accepted_profile(&opened)?;
-        let attached = self.lock().attach(track, &opened, profile);
+    /// Returns the first message of a new connection for a track.
+    fn open(&self, track: Track, resume: bool, access: &SessionAccess) -> Open {
+        let mut state = self.lock();
+        let (epoch, restore) = state.restore_points();
+        Open {
+            hello: Some(version::hello()),
+            session_id: self.id.0,
+            lease_token: access.lease_token.clone(),
+            device_index: access.device_index,
+            resume: resume || track == Track::Bulk,
+            received: state.track(track).inbox().received(),
+            seed: access.seed,
+            bulk: track == Track::Bulk,
+            cohort: self.cohort_member.cohort.id,
+            epoch,
+            restore,
+        }
+    }
+
+    /// Attaches a new connection, on which the worker sent `opened`, to a track.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    fn opened(&self, track: Track, opened: &Opened) -> Result<Connection, ConnectionEnd> {
+        let profile = accepted_profile(opened).map_err(ConnectionEnd::Over)?;
+        let mut state = self.lock();
+        if track == Track::Bulk && opened.epoch != state.epoch() {
+            return Err(ConnectionEnd::Lost(
+                "the process was replaced while the bulk track connected".into(),
+            ));
+        }
+        let attached = state.attach(track, opened, profile);
+        drop(state);
         self.room.notify_all();
-        attached.map_err(|e| e.to_string())
+        attached.map_err(|e| ConnectionEnd::Over(e.to_string()))
     }
 
     /// Processes a frame from the worker, and adds the replies it completes to `deliveries`.
@@ -346,9 +403,9 @@ impl Session {
         track: Track,
         connection: Connection,
         frame: Bytes,
+        now: Instant,
         deliveries: &mut Vec<Delivery>,
     ) -> Result<(), Broken<ConnectionEnd>> {
-        let now = Instant::now();
         let received = self
             .lock()
             .receive(track, connection, frame, now, deliveries);
@@ -381,11 +438,6 @@ impl Session {
 
     fn is_over(&self) -> bool {
         self.lock().end.is_some()
-    }
-
-    /// Returns the number of the last frame that was received on a track.
-    fn received(&self, track: Track) -> u64 {
-        self.lock().track(track).inbox().received()
     }
 
     /// Returns when a frame was last received on a track, or when the track was made.
@@ -442,7 +494,7 @@ impl Session {
 
 /// Returns a session that is closed from the start, for a device without a lease.
 pub(crate) fn closed() -> Arc<Session> {
-    let session = Session::new(SessionId(0), CohortMember::default());
+    let session = Session::new(SessionId(0), CohortMember::default(), Durability::Auto);
     session.end(SessionEnd::Closed);
     session
 }

@@ -43,6 +43,21 @@ pub fn hash(bytes: &[u8]) -> Hash {
         .expect("a hash has more bytes than this")
 }
 
+/// Returns the [`hash`] of all bytes that `reader` returns.
+///
+/// # Errors
+///
+/// When `reader` fails.
+pub fn hash_reader(reader: impl std::io::Read) -> std::io::Result<Hash> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(reader)?;
+    Ok(*hasher
+        .finalize()
+        .as_bytes()
+        .first_chunk()
+        .expect("a hash has more bytes than this"))
+}
+
 /// Returns how much of a session's limit for kept bytes an upload of `size` bytes takes:
 /// its bytes and an overhead for bookkeeping.
 pub fn kept_cost(size: usize) -> u64 {
@@ -128,8 +143,8 @@ impl Contents {
         self.left.is_empty()
     }
 
-    /// Returns the next entry. If the entry is an upload, its tensor must have `size`
-    /// bytes.
+    /// Returns the next entry. `size` is the size in bytes of the next upload's tensor:
+    /// an inline upload has that many bytes in the list.
     ///
     /// # Errors
     ///

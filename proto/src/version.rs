@@ -3,7 +3,7 @@
 //! Two numbers matter. The *protocol* version covers the messages: each side states a
 //! range, and the highest common version is used. The *IR* version covers the ops
 //! themselves. Their encoding is Burn's own and changes with every release, so both ends
-//! must have the same one.
+//! must have the same IR version.
 
 use crate::{
     text::{NAME_CHARS, sanitize},
@@ -11,9 +11,9 @@ use crate::{
 };
 
 /// The lowest protocol version that this build supports.
-pub const PROTOCOL_MIN: u32 = 5;
+pub const PROTOCOL_MIN: u32 = 6;
 /// The highest protocol version that this build supports.
-pub const PROTOCOL_MAX: u32 = 5;
+pub const PROTOCOL_MAX: u32 = 6;
 /// The IR version of this build.
 pub const IR_VERSION: &str = "burn-ir 0.22.1";
 

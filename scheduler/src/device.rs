@@ -13,6 +13,17 @@ pub struct DeviceSpec {
     pub name: String,
     /// The memory in bytes.
     pub memory_bytes: u64,
+    /// What the bits of the device's results depend on, if the worker has reported it.
+    pub fingerprint: Option<DeviceFingerprint>,
+}
+
+/// What the bits of a device's results depend on, as a worker reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceFingerprint {
+    /// Equal for devices that compute in the same way.
+    pub hash: [u8; 16],
+    /// Whether a program gives the same bits each time on such devices.
+    pub is_exact: bool,
 }
 
 /// The devices that a client requests, all or none.

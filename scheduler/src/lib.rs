@@ -30,7 +30,7 @@ mod time;
 mod tests;
 
 pub use command::{Command, LeasedDevice};
-pub use device::{Demand, DeviceSpec, Inventory};
+pub use device::{Demand, DeviceFingerprint, DeviceSpec, Inventory};
 pub use engine::Engine;
 pub use event::{
     Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HeldDevice,

@@ -120,6 +120,7 @@ fn device(kind: &str, gib: u64) -> DeviceSpec {
         kind: kind.into(),
         name: format!("{kind} device"),
         memory_bytes: gib << 30,
+        fingerprint: None,
     }
 }
 

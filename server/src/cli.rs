@@ -117,9 +117,6 @@ that, the worker needs a token only to offer more. On the scheduler's host:
         state: StateSettings,
         #[command(flatten)]
         drain: DrainSettings,
-        /// Exit when stdin closes: for a worker that another worker starts.
-        #[arg(long, hide = true)]
-        until_stdin_closes: bool,
     },
     /// Lease devices and serve them to stock Burn programs over WebSocket
     #[command(after_help = "\

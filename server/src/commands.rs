@@ -1,12 +1,11 @@
 //! The commands. Each connects the parts that it needs and runs until it ends.
 //!
-//! Every command takes a validated configuration and prints its result to stdout. Those
-//! that keep running end in order on the first signal.
+//! Every command takes a validated configuration and prints its result to stdout. Commands
+//! that keep running shut down in an orderly way on the first SIGINT or SIGTERM.
 
 pub(crate) mod admin;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
-mod device_processes;
 mod devices;
 pub(crate) mod gateway;
 mod scheduler;

@@ -22,6 +22,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensord_transport::{PoolUrl, Secret};
 use tensord_worker::DeviceSelection;
 
+use self::values::Filter;
 use crate::audit;
 
 pub(crate) use environment::Environment;
@@ -60,14 +61,14 @@ pub(crate) struct UpConfig {
     pub(crate) scheduler: SchedulerConfig,
     /// The worker.
     pub(crate) node: NodeConfig,
-    /// How long running sessions have to end after a stop signal.
+    /// Time limit for running sessions to end after a stop signal.
     pub(crate) drain: Duration,
 }
 
 /// The settings of a scheduler.
 #[derive(Debug)]
 pub(crate) struct SchedulerConfig {
-    /// The state directory with its keys and tokens.
+    /// The state directory, with the keys and tokens of the pool.
     pub(crate) state: StatePath,
     /// The address on which the scheduler listens.
     pub(crate) listen: SocketAddr,
@@ -75,7 +76,7 @@ pub(crate) struct SchedulerConfig {
     pub(crate) advertise: Option<String>,
     /// This host's name, for the printed URLs if no outward address is found.
     pub(crate) host_name: Option<String>,
-    /// The location and size of its audit log.
+    /// The location and size of the audit log.
     pub(crate) audit: audit::Settings,
     /// How long a lease token can open new sessions.
     pub(crate) lease_token_life: Duration,
@@ -88,10 +89,8 @@ pub(crate) struct WorkerConfig {
     pub(crate) url: PoolUrl,
     /// The worker.
     pub(crate) node: NodeConfig,
-    /// How long running sessions have to end after a stop signal.
+    /// Time limit for running sessions to end after a stop signal.
     pub(crate) drain: Duration,
-    /// Whether the worker ends when its stdin closes, because another worker started it.
-    pub(crate) until_stdin_closes: bool,
 }
 
 /// The settings of one host's worker.
@@ -101,8 +100,8 @@ pub(crate) struct NodeConfig {
     pub(crate) name: String,
     /// The address on which op streams arrive.
     pub(crate) listen: SocketAddr,
-    /// The host under which programs reach it. If `None`, the address of `listen`, or the
-    /// one that the scheduler sees if `listen` names none.
+    /// The host under which programs reach the worker. If `None`, the IP address of `listen`,
+    /// or, if that is unspecified, the one from which the scheduler sees the worker connect.
     pub(crate) advertise: Option<String>,
     /// The devices that the worker offers.
     pub(crate) devices: Vec<DeviceSelection>,
@@ -110,16 +109,24 @@ pub(crate) struct NodeConfig {
     pub(crate) memory_bytes: Option<u64>,
     /// Memory for uploads that are kept for reuse, in bytes; 0 keeps none.
     pub(crate) cache_bytes: u64,
+    /// See [`WorkerOptions::snapshot_bytes`](tensord_worker::WorkerOptions::snapshot_bytes).
+    pub(crate) snapshot_bytes: Option<u64>,
     /// How long a rank of a collective may keep the others waiting.
     pub(crate) collective_timeout: Duration,
     /// How long an op may run before its device is out of service.
     pub(crate) op_timeout: Duration,
-    /// Bytes of all-reduces that start together; derived from the links if `None`.
+    /// The bytes of all-reduces that start together; if `None`, derived from the measured
+    /// rate of the links.
     pub(crate) bucket_bytes: Option<u64>,
     /// The directory for compiled kernels; none are kept if `None`.
     pub(crate) kernel_cache: Option<PathBuf>,
-    /// The state directory with its key; the key changes at each start if `None`.
+    /// The state directory with the worker's key; if `None`, the worker makes a new key at
+    /// each start.
     pub(crate) state: Option<PathBuf>,
+    /// The filter for the logs of the processes that run leases.
+    pub(crate) log: Filter,
+    /// Files and directories with secrets, which the processes that run leases must not open.
+    pub(crate) secret_paths: Vec<PathBuf>,
 }
 
 /// The settings of a gateway.
@@ -190,7 +197,7 @@ pub(crate) enum WorkersAction {
         /// Whether to print JSON instead of a table.
         json: bool,
     },
-    /// End a worker's registration and leases.
+    /// Remove a worker's enrolment and end its leases.
     Remove {
         /// The worker's name.
         name: String,

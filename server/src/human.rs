@@ -16,6 +16,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{amount:.1} {}", UNITS[unit])
 }
 
+/// Formats bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Formats a number with commas between groups of thousands.
 pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();

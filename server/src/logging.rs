@@ -15,6 +15,19 @@ use tracing_subscriber::{fmt, layer::SubscriberExt, registry, util::SubscriberIn
 use self::{fields::EscapedFields, rate::RateLimitLayer};
 use crate::config::values::Filter;
 
+/// Starts the log of a lease process on stderr. The worker reads each line and logs it as its
+/// own, so a line has a level and a message, but no time.
+#[cfg(target_os = "linux")]
+pub(crate) fn start_in_lease_process(filter: &Filter) {
+    let lines = fmt::layer()
+        .fmt_fields(EscapedFields)
+        .without_time()
+        .with_target(false)
+        .with_ansi(false)
+        .with_writer(io::stderr);
+    registry().with(lines).with(filter.to_env_filter()).init();
+}
+
 /// Starts to log the events that `filter` passes. Uses colours if stderr is a terminal and
 /// `NO_COLOR` is not set.
 pub(crate) fn start(filter: &Filter) {

@@ -10,6 +10,9 @@
 //!                     └──────► state, local: the secrets, and the pool that uses them
 //! ```
 //!
+//! A worker starts this program again as the process of each lease, and to describe or test
+//! its devices. Such a process runs [`lease_process`] instead of a command.
+//!
 //! This crate connects the other crates and presents them to users. Apart from the
 //! demo's training, it handles no tensors and no ops.
 
@@ -23,6 +26,8 @@ mod demo;
 mod failure;
 mod grpc_status;
 mod human;
+#[cfg(target_os = "linux")]
+mod lease_process;
 mod local;
 mod logging;
 mod rate;
@@ -43,6 +48,10 @@ use crate::{
 
 fn main() -> ExitCode {
     allocator::set_purge_delay();
+    #[cfg(target_os = "linux")]
+    if lease_process::is_requested() {
+        return lease_process::run();
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -56,7 +65,7 @@ fn run() -> Result<(), Failure> {
     };
     let file = File::read(cli.common.config.as_deref())?;
     logging::start(&config::log_filter(&cli, &file));
-    let config = config::resolve(cli.command, file, &Environment::capture())?;
+    let config = config::resolve(*cli, file, &Environment::capture())?;
     allocator::start_purge_thread().map_err(Failure::system("start a thread"))?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system("start threads"))?;
     let result = runtime.block_on(commands::run(config));

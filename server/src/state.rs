@@ -316,7 +316,7 @@ pub(crate) fn new_token() -> Result<String, StateError> {
     SysRng
         .try_fill_bytes(&mut bytes)
         .map_err(|e| StateError::Key(e.to_string()))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(crate::human::hex(&bytes))
 }
 
 #[cfg(test)]

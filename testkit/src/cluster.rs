@@ -168,6 +168,22 @@ impl Process {
         sent.expect("there is a kill command");
     }
 
+    /// Sends the signal called `name` to the process and to those that it has started: a worker
+    /// with the processes of its leases, as when its host stops.
+    ///
+    /// # Panics
+    ///
+    /// If there is no `kill` command.
+    pub fn signal_all(&self, name: &str) {
+        self.signal(name);
+        for id in self.children() {
+            let arguments = [format!("-{name}"), id.to_string()];
+            // The process may have ended.
+            let sent = Command::new("kill").args(arguments).status();
+            sent.expect("there is a kill command");
+        }
+    }
+
     /// Kills the process with SIGKILL, as in a crash.
     pub fn kill(&mut self) {
         // The process may have exited already.

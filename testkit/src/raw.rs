@@ -49,7 +49,7 @@ pub use self::{
     error::SessionError,
     pool::{RAW_WORKER, RawPool, ServedTrack},
     scheduler::{ClientStream, Target, authorised, channel, hello},
-    session::{RawSession, carriers, type_of},
+    session::{RawSession, carriers, refusal, type_of},
     worker::{RawWorker, WorkerStream, join_over},
 };
 

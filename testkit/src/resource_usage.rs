@@ -1,9 +1,11 @@
-//! Resource usage of a process, and a wait until it has returned to an earlier level.
+//! Resource usage of a process with the processes that it started, as a worker runs each lease
+//! in a process of its own; and a wait until it has returned to an earlier level.
 //!
 //! The figures come from Linux's `/proc`.
 
 use std::{
     fmt, fs,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -16,12 +18,12 @@ pub const SETTLE_DEADLINE: Duration = Duration::from_secs(60);
 /// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Resource usage of a process.
+/// Resource usage of a process and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResourceUsage {
     /// Resident memory in bytes.
     pub resident_bytes: u64,
-    /// Highest resident memory so far, in bytes.
+    /// Highest resident memory so far, in bytes: the sum of what each process had at most.
     pub peak_bytes: u64,
     /// Number of open descriptors: files, sockets, pipes.
     pub descriptors: u64,
@@ -76,6 +78,22 @@ impl ResourceUsage {
     }
 
     fn read(id: u32) -> Option<Self> {
+        let mut usage = Self::read_one(id)?;
+        let mut left = children(id);
+        while let Some(id) = left.pop() {
+            // A process may have ended meanwhile.
+            if let Some(one) = Self::read_one(id) {
+                usage.resident_bytes += one.resident_bytes;
+                usage.peak_bytes += one.peak_bytes;
+                usage.descriptors += one.descriptors;
+                usage.threads += one.threads;
+                left.extend(children(id));
+            }
+        }
+        Some(usage)
+    }
+
+    fn read_one(id: u32) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
         let descriptors = fs::read_dir(format!("/proc/{id}/fd")).ok()?;
         Some(Self {
@@ -112,7 +130,116 @@ impl ResourceUsage {
     }
 }
 
+/// Returns the ids of the processes that process `id` has started and that have not been
+/// reaped. Linux lists them by the thread that started them.
+pub fn children(id: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{id}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let lists = tasks.flat_map(|task| fs::read_to_string(task.path().join("children")));
+    let mut ids: Vec<u32> = lists
+        .flat_map(|ids| {
+            ids.split_whitespace()
+                .flat_map(str::parse)
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Returns the ids of the processes that run leases of the worker with process `id`. A spare has
+/// one thread, and the process of a lease more.
+pub fn processes_of_leases(id: u32) -> Vec<u32> {
+    let threads = |id: &u32| fs::read_dir(format!("/proc/{id}/task")).map_or(0, Iterator::count);
+    let mut running = children(id);
+    running.retain(|id| threads(id) > 1);
+    running
+}
+
+/// Sends a signal to a process. Returns `false` if the process is gone.
+pub fn signal_process(id: u32, signal: &str) -> bool {
+    let arguments = [format!("-{signal}"), id.to_string()];
+    let sent = Command::new("kill").args(arguments).status();
+    sent.is_ok_and(|status| status.success())
+}
+
 impl Process {
+    /// Returns the ids of the processes that run leases, and of those that wait for one.
+    pub fn children(&self) -> Vec<u32> {
+        children(self.id())
+    }
+
+    /// Returns the ids of the processes that run leases.
+    pub fn processes_of_leases(&self) -> Vec<u32> {
+        processes_of_leases(self.id())
+    }
+
+    /// Returns the sizes of the snapshots that this worker keeps, in bytes.
+    pub fn snapshots_bytes(&self) -> Vec<u64> {
+        let fds = fs::read_dir(format!("/proc/{}/fd", self.id()));
+        let size = |fd: fs::DirEntry| {
+            let target = fs::read_link(fd.path()).ok()?;
+            let is_snapshot = target.to_string_lossy().contains("tensord-snapshot");
+            is_snapshot.then_some(fs::metadata(fd.path()).ok()?.len())
+        };
+        let fds = fds.into_iter().flatten().flatten();
+        fds.filter_map(size).collect()
+    }
+
+    /// Waits until exactly one process runs a lease, and returns its id; processes of earlier
+    /// leases may still be exiting.
+    ///
+    /// # Panics
+    ///
+    /// If there is none, or several, within 10 seconds. The message contains the log.
+    pub fn process_of_lease(&self) -> u32 {
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            let running = self.processes_of_leases();
+            match running[..] {
+                [id] => return id,
+                _ if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+                _ => panic!("{running:?} run leases; the log:\n{}", self.log()),
+            }
+        }
+    }
+
+    /// Sends a signal to a process that this worker has started.
+    ///
+    /// # Panics
+    ///
+    /// If the process is gone.
+    pub fn signal_child(&self, id: u32, signal: &str) {
+        let is_sent = signal_process(id, signal);
+        assert!(is_sent, "process {id} is gone; the log:\n{}", self.log());
+    }
+
+    /// Waits until this worker has as many processes as `leases` run and spares wait, and none of
+    /// them is still starting.
+    ///
+    /// # Panics
+    ///
+    /// If it has not within [`SETTLE_DEADLINE`]. The message contains the log.
+    pub fn wait_for_processes(&self, leases: usize, spares: usize) {
+        let until = Instant::now() + SETTLE_DEADLINE;
+        let mut before = None;
+        loop {
+            let now = self.resource_usage();
+            let now = (self.children(), now.descriptors, now.threads);
+            if now.0.len() == leases + spares && before.as_ref() == Some(&now) {
+                return;
+            }
+            before = Some(now);
+            assert!(
+                Instant::now() < until,
+                "{:?} instead of {leases} processes of leases and {spares} spares; its log:\n{}",
+                self.children(),
+                self.log()
+            );
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
     /// Returns the process's current usage.
     ///
     /// # Panics

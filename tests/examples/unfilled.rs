@@ -1,7 +1,7 @@
 //! A worker with the custom op `unfilled`, which writes nothing to its output. So the
 //! output shows what the memory held before. `backends::leftovers` uses this worker.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc};
 
 use burn_ir::{BackendIr, CustomOpIr};
 use tensord_transport::Identity;
@@ -31,25 +31,15 @@ impl PortableOp for Unfilled {
 async fn main() -> Result<(), Box<dyn Error>> {
     let devices = std::env::args().nth(1).ok_or("usage: unfilled DEVICES")?;
     let identity = Arc::new(Identity::self_signed()?);
-    let worker = Worker::start(WorkerOptions {
-        name: format!("unfilled-{}", identity.fingerprint().short()),
-        identity,
-        listen: ([127, 0, 0, 1], 0).into(),
-        advertise: None,
-        devices: parse_devices(&devices)?,
-        scheduler: std::env::var("TENSORD_URL")?.parse()?,
-        memory_bytes: None,
-        cache_bytes: 0,
-        collective_timeout: Duration::from_secs(30),
-        op_timeout: Duration::from_secs(60),
-        bucket_bytes: None,
-        kernel_cache: std::env::var_os("TENSORD_KERNELS").map(|dir| {
-            let dir = std::path::PathBuf::from(dir);
-            dir.join("kernels")
-        }),
-        custom_ops: CustomOps::new().portable("unfilled", Unfilled),
-    })
-    .await?;
+    let scheduler = std::env::var("TENSORD_URL")?.parse()?;
+    let mut options = WorkerOptions::new(identity, scheduler, parse_devices(&devices)?);
+    options.kernel_cache = std::env::var_os("TENSORD_KERNELS").map(|dir| {
+        let dir = std::path::PathBuf::from(dir);
+        // Those of leases of the tenant `default` of other workers.
+        dir.join("kernels").join("default")
+    });
+    options.custom_ops = CustomOps::new().portable("unfilled", Unfilled);
+    let worker = Worker::start(options).await?;
     worker.joined().await?;
     println!("joined the pool");
     Err(worker.failed().await.into())

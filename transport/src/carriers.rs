@@ -22,9 +22,11 @@ use std::{
 use bytes::Bytes;
 use tensord_proto::MAX_FRAME_BYTES;
 
-use crate::fingerprint::Fingerprint;
+use crate::tls::PeerCertificate;
 
-/// Time limit from a peer's connection to its first frame.
+/// Time limit for what a new peer sends first: the start of a frame over TCP or QUIC, a
+/// whole frame over gRPC. It begins after the TLS handshake, but on QUIC with the
+/// connection.
 pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(4);
 
 /// How long a silent connection is kept before it counts as lost.
@@ -87,7 +89,7 @@ pub(crate) struct Halves<S, R> {
     /// The other side's address.
     pub(crate) peer: SocketAddr,
     /// The certificate whose private key the other side proved to have.
-    pub(crate) certificate: Option<Fingerprint>,
+    pub(crate) certificate: Option<PeerCertificate>,
 }
 
 /// Polls `future` once and returns its output if it is ready.

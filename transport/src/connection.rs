@@ -21,8 +21,8 @@ use tokio::{
 use tonic::transport::server::Connected;
 
 use crate::{
-    admission::AdmissionLimitError, allowance::Allowance, carriers::IDLE_TIMEOUT,
-    fingerprint::Fingerprint, gate::GateEntry,
+    admission::AdmissionLimitError, allowance::Allowance, carriers::IDLE_TIMEOUT, gate::GateEntry,
+    tls::PeerCertificate,
 };
 
 /// Maximum number of bytes in one read from a peer that is not admitted.
@@ -48,7 +48,7 @@ pub(crate) struct Connection<S> {
 pub(crate) struct PeerInfo {
     pub(crate) address: SocketAddr,
     /// The certificate whose private key the peer proved to have.
-    pub(crate) certificate: Option<Fingerprint>,
+    pub(crate) certificate: Option<PeerCertificate>,
     /// Set on the accepting side.
     pub(crate) gate_entry: Option<GateEntry>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct PeerInfo {
 pub(crate) struct PeerHandle {
     pub(crate) peer: SocketAddr,
     /// The certificate whose private key the peer proved to have.
-    pub(crate) certificate: Option<Fingerprint>,
+    pub(crate) certificate: Option<PeerCertificate>,
     pub(crate) closer: Closer,
     allowance: Arc<Allowance>,
     /// Set on the accepting side.
@@ -110,8 +110,8 @@ impl fmt::Debug for Closer {
 
 impl<S> Connection<S> {
     /// Creates a connection to `peer` on `stream`, from which `read_ahead` was read already.
-    /// If `peer` has a place, only a limited number of bytes is read until it is
-    /// admitted.
+    /// If `peer` has a gate entry, as on the accepting side, only a limited number of bytes
+    /// is read until the peer is admitted.
     pub(crate) fn new(stream: S, read_ahead: Bytes, peer: PeerInfo) -> Self {
         let (closer, close_requests) = mpsc::channel(1);
         let PeerInfo {

@@ -32,8 +32,10 @@ use tonic::{
 };
 use tracing::debug;
 
-pub(crate) use self::accept::{FrameConnection, FrameHandler, frame_handler};
+pub(crate) use self::accept::{FrameConnection, FrameHandler, Incoming, frame_handler};
 use self::accept::{Handoff, accept};
+#[cfg(target_os = "linux")]
+use crate::handoff::LeaseRouter;
 use crate::{
     admission::AdmissionLimitError,
     carriers::{IDLE_TIMEOUT, KEEP_ALIVE},
@@ -43,7 +45,7 @@ use crate::{
     handshakes::Handshakes,
     identity::Identity,
     listen::error::BindError,
-    tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, TlsOptions, Trust},
+    tls::{self, ALPN_FRAMES, ALPN_GRPC, Fingerprint, PeerCertificate, TlsOptions, Trust},
 };
 
 /// How long a connection attempt runs before another one starts in parallel: several
@@ -110,6 +112,7 @@ pub async fn connect_as(
     let at = authority(host, port);
     let tls_options = TlsOptions {
         trust: trust.clone(),
+        lease: None,
         identity: Some(identity),
     };
     connect_to(&at, host, &tls_options).await
@@ -203,7 +206,7 @@ async fn handshake(
     let stream = connect_tls(at, host, tls_options, ALPN_GRPC).await?;
     let peer = stream.get_ref().0.peer_addr();
     let peer = peer.map_err(|e| DialError::unreachable(at, &e))?;
-    let certificate = tls::peer_fingerprint(stream.get_ref().1.peer_certificates());
+    let certificate = PeerCertificate::of(stream.get_ref().1.peer_certificates());
     let peer = PeerInfo {
         address: peer,
         certificate,
@@ -225,7 +228,7 @@ pub(crate) async fn connect_tls(
     let tcp = tcp.map_err(unreachable)?;
     // Frames are written whole; Nagle's algorithm would only add latency.
     tcp.set_nodelay(true).map_err(unreachable)?;
-    let name = ServerName::try_from(tls::server_name(host).to_owned()).expect("a usable name");
+    let name = ServerName::try_from(tls_options.server_name(host)).expect("a usable name");
     TlsConnector::from(Arc::new(config))
         .connect(name, tcp)
         .await
@@ -237,7 +240,9 @@ pub(crate) async fn connect_tls(
 
 /// A gRPC server that is ready to run.
 pub struct Server {
-    tcp: TcpListener,
+    incoming: Incoming,
+    #[cfg(target_os = "linux")]
+    router: Option<Arc<dyn LeaseRouter>>,
     acceptor: TlsAcceptor,
     call_limits: CallLimits,
     /// Runs connections that negotiated frames instead of gRPC.
@@ -268,13 +273,21 @@ pub fn server(tcp: TcpListener, identity: &Identity) -> Result<Server, BindError
         windows_bytes: (CALL_WINDOW_BYTES, CALLS_WINDOW_BYTES),
         deadline: Some(RESPONSE_DEADLINE),
     };
-    new_server(tcp, identity, &[ALPN_GRPC], call_limits, None, Gate::new())
+    let incoming = Incoming::Port(tcp);
+    new_server(
+        incoming,
+        identity,
+        &[ALPN_GRPC],
+        call_limits,
+        None,
+        Gate::new(),
+    )
 }
 
 /// Prepares a server of links. A gRPC link is one call, the only one on its connection. A
 /// connection that negotiated frames is a link as well, and goes to `frames`.
 pub(crate) fn link_server(
-    tcp: TcpListener,
+    incoming: Incoming,
     identity: &Identity,
     frames: FrameHandler,
     gate: Arc<Gate>,
@@ -282,15 +295,15 @@ pub(crate) fn link_server(
     let call_limits = CallLimits {
         max_concurrent: 1,
         windows_bytes: (WINDOW_BYTES, WINDOW_BYTES),
-        // The code that accepts links may be behind.
+        // A call's response waits for a place in the queue of accepted links.
         deadline: None,
     };
     let alpn = [ALPN_GRPC, ALPN_FRAMES];
-    new_server(tcp, identity, &alpn, call_limits, Some(frames), gate)
+    new_server(incoming, identity, &alpn, call_limits, Some(frames), gate)
 }
 
 fn new_server(
-    tcp: TcpListener,
+    incoming: Incoming,
     identity: &Identity,
     alpn: &[&[u8]],
     call_limits: CallLimits,
@@ -299,7 +312,9 @@ fn new_server(
 ) -> Result<Server, BindError> {
     let config = tls::server_config(identity, alpn).map_err(BindError::identity)?;
     Ok(Server {
-        tcp,
+        incoming,
+        #[cfg(target_os = "linux")]
+        router: None,
         acceptor: TlsAcceptor::from(Arc::new(config)),
         call_limits,
         frames,
@@ -310,6 +325,13 @@ fn new_server(
 }
 
 impl Server {
+    /// Passes connections on to the processes that `router` names.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn with_router(mut self, router: Arc<dyn LeaseRouter>) -> Self {
+        self.router = Some(router);
+        self
+    }
+
     /// Serves `routes` until the future is dropped, which closes all connections.
     pub async fn run(self, routes: Routes) {
         self.run_until(routes, future::pending()).await;
@@ -323,6 +345,8 @@ impl Server {
         let incoming = ReceiverStream::new(connections).map(Ok::<_, io::Error>);
         let mut open = JoinSet::new();
         let handoff = Handoff {
+            #[cfg(target_os = "linux")]
+            router: self.router,
             acceptor: self.acceptor,
             handshakes: self.handshakes.handle(),
             grpc,
@@ -331,7 +355,7 @@ impl Server {
         let accepting = async {
             tokio::select! {
                 () = closing => {}
-                () = accept(self.tcp, &self.gate, handoff, &mut open) => {}
+                () = accept(self.incoming, &self.gate, handoff, &mut open) => {}
             }
         };
         let mut builder = tonic::transport::Server::builder();
@@ -372,14 +396,15 @@ pub fn peer<T>(request: &Request<T>) -> SocketAddr {
 }
 
 /// Returns the fingerprint of the certificate whose private key the peer of `request`
-/// proved to have, if it showed one.
+/// proved to have, if it showed one. Who issued it does not count.
 pub fn certificate<T>(request: &Request<T>) -> Option<Fingerprint> {
-    peer_handle(request).certificate
+    let certificate = peer_handle(request).certificate.as_ref()?;
+    Some(certificate.fingerprint)
 }
 
-/// Admits the peer of `request`: its connection is no longer subject to a stranger's
-/// limits on bytes and time. A peer with a `reserved` place is admitted even when the
-/// other places are taken.
+/// Admits the peer of `request`: its connection is no longer subject to the limits on
+/// bytes and time for unadmitted peers. A peer with a `reserved` place is admitted even
+/// when the other places are taken.
 ///
 /// # Errors
 ///

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use tensord_proto::ids::LeaseId;
 use tokio::{
     task::{JoinError, JoinSet},
     time::{Instant, sleep, timeout},
@@ -47,6 +48,8 @@ const FALLBACK_TTL: Duration = Duration::from_secs(300);
 pub struct Dialer {
     choice: TransportChoice,
     faults: Option<FaultSwitch>,
+    /// The lease whose processes are dialled.
+    lease: Option<LeaseId>,
     /// The certificate to show to peers.
     identity: Option<Arc<Identity>>,
     /// Fallback carrier per address where the first of [`PREFERENCE`] did not get
@@ -70,6 +73,13 @@ impl Dialer {
         self
     }
 
+    /// Dials the processes that run `lease` on workers. Their certificates may be issued by
+    /// those of the workers.
+    pub fn for_lease(mut self, lease: LeaseId) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
     /// Puts every link under the control of `faults`. For tests.
     pub fn with_faults(mut self, faults: FaultSwitch) -> Self {
         self.faults = Some(faults);
@@ -90,6 +100,7 @@ impl Dialer {
     ) -> Result<Link, DialError> {
         let tls_options = TlsOptions {
             trust: trust.clone(),
+            lease: self.lease,
             identity: self.identity.clone(),
         };
         let dialled = timeout(deadline, self.dial_any(address, &tls_options)).await;
@@ -211,7 +222,7 @@ impl Dialer {
         order
     }
 
-    /// Records the carrier of a link to `at`.
+    /// Records the carrier of a link to `at`, and returns `dialled` unchanged.
     fn record_carrier(
         &self,
         at: SocketAddr,
@@ -268,7 +279,7 @@ fn attempt_result(
 ) -> Result<Link, DialError> {
     attempt.unwrap_or_else(|e| match e.try_into_panic() {
         Ok(panic) => resume_unwind(panic),
-        // Its runtime is shutting down.
+        // The runtime of the task is shutting down.
         Err(cancelled) => Err(DialError::unreachable(at, &cancelled)),
     })
 }

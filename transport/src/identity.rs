@@ -1,17 +1,19 @@
 //! Certificates and keys: the pool's authority, its server, a worker.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use tensord_proto::ids::WorkerId;
+use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::fingerprint::Fingerprint;
 
 /// The name in the certificates of a pool's own authority.
 pub const POOL_NAME: &str = "tensord";
 
-/// Hashed with the rest, so that a hash made for another purpose is not a worker's id.
+/// Hashed before the certificate and the start, so that a hash made for another purpose
+/// is not a worker's id.
 const WORKER_CONTEXT: &[u8] = b"tensord worker v1\0";
 
 /// Number of random bytes that identify one start of a worker.
@@ -30,6 +32,22 @@ pub fn worker_id(certificate: &Fingerprint, start: &[u8; START_BYTES]) -> Worker
     WorkerId(u64::from_le_bytes(*first))
 }
 
+/// Returns the name in the certificates of the processes that run `lease`.
+pub(crate) fn lease_name(lease: LeaseId) -> String {
+    format!("lease-{:016x}.{POOL_NAME}", lease.0)
+}
+
+/// Returns the lease of which `name` is the [name](lease_name), or `None` if there is
+/// none.
+#[cfg(target_os = "linux")]
+pub(crate) fn lease_of_name(name: &str) -> Option<LeaseId> {
+    let digits = name.strip_prefix("lease-")?;
+    let digits = digits.strip_suffix(POOL_NAME)?.strip_suffix('.')?;
+    let lease = LeaseId(u64::from_str_radix(digits, 16).ok()?);
+    // Only the form that `lease_name` writes is accepted.
+    (lease_name(lease) == name).then_some(lease)
+}
+
 /// A certificate chain, leaf first, and the leaf's private key.
 #[derive(Debug)]
 pub struct Identity {
@@ -43,6 +61,15 @@ pub struct IdentityPem {
     pub chain: String,
     /// The private key.
     pub key: String,
+}
+
+/// An [`Identity`] in DER form, for another process.
+#[derive(Clone)]
+pub struct IdentityDer {
+    /// The chain, leaf first.
+    pub chain: Vec<Vec<u8>>,
+    /// The private key, in PKCS #8.
+    pub key: Vec<u8>,
 }
 
 /// Why a certificate could not be made or read.
@@ -82,6 +109,41 @@ impl Identity {
             ));
         }
         let key = PrivateKeyDer::from_pem_slice(pem.key.as_bytes())
+            .map_err(|e| IdentityError(format!("cannot read the private key: {e}")))?;
+        Ok(Self { chain, key })
+    }
+
+    /// Makes an identity with a key of its own for a process that runs `lease` for the
+    /// worker that has this identity. The chain ends with this certificate, so a peer that
+    /// pins this certificate accepts the process, but only for this lease. The process cannot issue
+    /// certificates, as its own is not an authority's.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no randomness, or this identity has a key of a kind that
+    /// cannot sign.
+    pub fn issue_for_lease(&self, lease: LeaseId) -> Result<IdentityDer, IdentityError> {
+        let issuer = Issuer::new(leaf_params(), KeyPair::try_from(&self.key)?);
+        let key = KeyPair::generate()?;
+        let certificate = params_for(&lease_name(lease)).signed_by(&key, &issuer)?;
+        let own = self.chain.first().expect("a chain is never empty");
+        Ok(IdentityDer {
+            chain: vec![certificate.der().to_vec(), own.to_vec()],
+            key: key.serialize_der(),
+        })
+    }
+
+    /// Returns an identity that another process has made.
+    ///
+    /// # Errors
+    ///
+    /// When `der` has no certificate, or its key is malformed.
+    pub fn from_der(der: IdentityDer) -> Result<Self, IdentityError> {
+        let chain: Vec<_> = der.chain.into_iter().map(CertificateDer::from).collect();
+        if chain.is_empty() {
+            return Err(IdentityError("the identity has no certificate".into()));
+        }
+        let key = PrivateKeyDer::try_from(der.key)
             .map_err(|e| IdentityError(format!("cannot read the private key: {e}")))?;
         Ok(Self { chain, key })
     }
@@ -141,11 +203,13 @@ impl IdentityPem {
 }
 
 fn leaf_params() -> CertificateParams {
-    let mut params =
-        CertificateParams::new(vec![POOL_NAME.into()]).expect("the pool's name is a DNS name");
-    params
-        .distinguished_name
-        .push(DnType::CommonName, POOL_NAME);
+    params_for(POOL_NAME)
+}
+
+/// Returns the parameters of a certificate for `name`, a DNS name.
+fn params_for(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::new(vec![name.into()]).expect("a DNS name");
+    params.distinguished_name.push(DnType::CommonName, name);
     params
 }
 

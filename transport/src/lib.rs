@@ -10,6 +10,7 @@
 //! - [`link`], [`dial`], [`listen`]: the link itself and its two ends.
 //! - [`faults`]: a link that drops, delays, cuts or goes half-open on command.
 //! - [`channel`]: frames that survive their connection, and the pump that exchanges them.
+//! - `handoff`: passes accepted connections to other processes of the host (Linux).
 //! - [`token`]: lease tokens, signed by the scheduler, checked by workers.
 
 mod admission;
@@ -22,6 +23,8 @@ pub mod dial;
 pub mod faults;
 mod fingerprint;
 mod gate;
+#[cfg(target_os = "linux")]
+pub mod handoff;
 mod handshakes;
 pub mod identity;
 pub mod link;

@@ -9,9 +9,9 @@
 //!    one anyway, the link ends.
 //! 3. After [`LinkSender::finish`] the peer receives all frames sent before, then `None`.
 //!    It receives `None` in no other case. The other direction goes on.
-//! 4. When the connection is lost, both calls end with an error; neither hangs for longer
-//!    than [`IDLE_TIMEOUT`]. (TCP relies on the two kernels to detect the loss: a peer
-//!    whose process is stopped does not count as lost.)
+//! 4. When the connection is lost, `send` and `recv` end with an error; neither hangs for
+//!    longer than [`IDLE_TIMEOUT`]. (TCP relies on the two kernels to detect the loss: a
+//!    peer whose process is stopped does not count as lost.)
 //! 5. `send` waits while the peer does not keep up, so memory is bounded.
 //! 6. The side that dialled must send first; only then does the other side accept the
 //!    link.
@@ -27,7 +27,7 @@ pub use crate::carriers::{Carrier, FIRST_FRAME_BYTES, IDLE_TIMEOUT, LinkError};
 use crate::{
     carriers::{Halves, check_sizes, faulty, grpc, poll_once, quic, tcp},
     faults::FaultSwitch,
-    fingerprint::Fingerprint,
+    tls::PeerCertificate,
 };
 
 /// A link between two processes. Its two halves work independently.
@@ -43,7 +43,7 @@ pub struct Link {
     pub peer: SocketAddr,
     /// The certificate whose private key the other side proved to have. `None` if the
     /// side that dialled showed no certificate.
-    pub certificate: Option<Fingerprint>,
+    pub certificate: Option<PeerCertificate>,
 }
 
 impl Link {
@@ -236,7 +236,8 @@ impl LinkReceiver {
         admitted.map_err(LinkError::lost)
     }
 
-    /// Returns what [`recv`](Self::recv) would return without waiting, if anything.
+    /// Returns the result of [`recv`](Self::recv) if it is ready, or `None` if `recv`
+    /// would wait.
     pub fn try_recv(&mut self) -> Option<Result<Option<Bytes>, LinkError>> {
         poll_once(self.recv())
     }

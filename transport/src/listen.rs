@@ -1,9 +1,11 @@
 //! The accepting end: one port, TCP for frames and gRPC, and UDP for QUIC.
 
 pub(crate) mod error;
+#[cfg(target_os = "linux")]
+mod passed;
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     sync::Arc,
 };
 
@@ -11,6 +13,8 @@ use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tracing::{debug, warn};
 
 pub use self::error::BindError;
+#[cfg(target_os = "linux")]
+use crate::handoff::{LeaseRouter, Passed};
 use crate::{
     carriers::{SETUP_DEADLINE, grpc, quic, tcp},
     control,
@@ -47,7 +51,54 @@ impl Listener {
     /// When the port is taken or the identity unusable.
     pub async fn bind(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
         let (tcp, udp) = bind_tcp_and_udp(address).await?;
-        Self::start(tcp, Some(udp), identity)
+        let mut starting = Starting::new(Some(quic::server(udp, identity)?));
+        let address = tcp_address(&tcp)?;
+        let server = starting.server(control::Incoming::Port(tcp), identity)?;
+        Ok(starting.serve(server, address))
+    }
+
+    /// Listens as [`bind`](Self::bind) does, and passes connections on to the processes that
+    /// `router` names, before their TLS handshake.
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Self::bind).
+    #[cfg(target_os = "linux")]
+    pub async fn bind_with_router(
+        address: SocketAddr,
+        identity: &Identity,
+        router: Arc<dyn LeaseRouter>,
+    ) -> Result<Self, BindError> {
+        let (tcp, udp) = bind_tcp_and_udp(address).await?;
+        let endpoint = quic::routing_server(udp, identity, router.clone())?;
+        let mut starting = Starting::new(Some(endpoint));
+        let address = tcp_address(&tcp)?;
+        let server = starting.server(control::Incoming::Port(tcp), identity)?;
+        Ok(starting.serve(server.with_router(router), address))
+    }
+
+    /// Accepts links on `connections`, which another process has accepted and passed on. The
+    /// listener has no address of its own. Must be called within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When the identity is unusable.
+    #[cfg(target_os = "linux")]
+    pub fn of_passed(
+        connections: mpsc::Receiver<Passed>,
+        identity: &Identity,
+    ) -> Result<Self, BindError> {
+        let mut starting = Starting::new(None);
+        let (tcp, passed_tcp) = mpsc::channel(ACCEPT_QUEUE);
+        starting.tasks.spawn(passed::accept(
+            connections,
+            tcp,
+            quic::server_config(identity)?,
+            starting.gate.clone(),
+            starting.accepted.clone(),
+        ));
+        let server = starting.server(control::Incoming::Passed(passed_tcp), identity)?;
+        Ok(starting.serve(server, (Ipv4Addr::UNSPECIFIED, 0).into()))
     }
 
     /// Listens on TCP alone, leaving the UDP port to others.
@@ -56,35 +107,14 @@ impl Listener {
     ///
     /// As [`bind`](Self::bind).
     pub async fn bind_tcp(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
-        Self::start(listen_tcp(address).await?, None, identity)
+        let tcp = listen_tcp(address).await?;
+        let address = tcp_address(&tcp)?;
+        let mut starting = Starting::new(None);
+        let server = starting.server(control::Incoming::Port(tcp), identity)?;
+        Ok(starting.serve(server, address))
     }
 
-    fn start(
-        tcp: TcpListener,
-        udp: Option<UdpSocket>,
-        identity: &Identity,
-    ) -> Result<Self, BindError> {
-        let address = tcp.local_addr().map_err(|e| BindError::new("listen", e))?;
-        let quic = udp.map(|udp| quic::server(udp, identity)).transpose()?;
-        let (accepted, links) = mpsc::channel(ACCEPT_QUEUE);
-        let (mut tasks, gate) = (JoinSet::new(), Gate::new());
-        if let Some(endpoint) = quic.clone() {
-            tasks.spawn(accept_quic(endpoint, gate.clone(), accepted.clone()));
-        }
-        let frame_links = accepted.clone();
-        let frames =
-            control::frame_handler(move |connection| tcp::accept(connection, frame_links.clone()));
-        let server = control::link_server(tcp, identity, frames, gate)?;
-        tasks.spawn(grpc::serve_links(server, accepted));
-        Ok(Self {
-            address,
-            links,
-            quic,
-            tasks,
-        })
-    }
-
-    /// Returns the address that the listener is bound to.
+    /// Returns the address that the listener is bound to, or `0.0.0.0:0` if it has none.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -99,6 +129,54 @@ impl Listener {
     }
 }
 
+/// A listener whose tasks are being started.
+struct Starting {
+    tasks: JoinSet<()>,
+    gate: Arc<Gate>,
+    quic: Option<quinn::Endpoint>,
+    accepted: mpsc::Sender<Link>,
+    links: mpsc::Receiver<Link>,
+}
+
+impl Starting {
+    fn new(quic: Option<quinn::Endpoint>) -> Self {
+        let (accepted, links) = mpsc::channel(ACCEPT_QUEUE);
+        let (mut tasks, gate) = (JoinSet::new(), Gate::new());
+        if let Some(endpoint) = quic.clone() {
+            tasks.spawn(accept_quic(endpoint, gate.clone(), accepted.clone()));
+        }
+        Self {
+            tasks,
+            gate,
+            quic,
+            accepted,
+            links,
+        }
+    }
+
+    /// Makes the server of TCP connections.
+    fn server(
+        &mut self,
+        incoming: control::Incoming,
+        identity: &Identity,
+    ) -> Result<control::Server, BindError> {
+        let links = self.accepted.clone();
+        let frames =
+            control::frame_handler(move |connection| tcp::accept(connection, links.clone()));
+        control::link_server(incoming, identity, frames, self.gate.clone())
+    }
+
+    fn serve(mut self, server: control::Server, address: SocketAddr) -> Listener {
+        self.tasks.spawn(grpc::serve_links(server, self.accepted));
+        Listener {
+            address,
+            links: self.links,
+            quic: self.quic,
+            tasks: self.tasks,
+        }
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(endpoint) = &self.quic {
@@ -106,6 +184,10 @@ impl Drop for Listener {
         }
         self.tasks.detach_all();
     }
+}
+
+fn tcp_address(tcp: &TcpListener) -> Result<SocketAddr, BindError> {
+    tcp.local_addr().map_err(|e| BindError::new("listen", e))
 }
 
 async fn listen_tcp(address: SocketAddr) -> Result<TcpListener, BindError> {
@@ -117,7 +199,7 @@ async fn bind_tcp_and_udp(address: SocketAddr) -> Result<(TcpListener, UdpSocket
     let mut failure = None;
     for _ in 0..PORT_TRIES {
         let tcp = listen_tcp(address).await?;
-        let chosen = tcp.local_addr().map_err(|e| BindError::new("listen", e))?;
+        let chosen = tcp_address(&tcp)?;
         match UdpSocket::bind(chosen) {
             Ok(udp) => return Ok((tcp, udp)),
             Err(e) => failure = Some(BindError::listen("UDP", chosen, e)),

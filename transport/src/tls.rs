@@ -6,11 +6,17 @@
 //! instead of host names. Workers show a self-signed certificate; the scheduler puts its
 //! fingerprint into each lease.
 //!
+//! A worker may run each lease in a process of its own. Such a process has a key of its own
+//! and a certificate that the worker's certificate has issued for the lease's name. Whoever
+//! dials names the lease, and accepts the worker's certificate or one that it issued for
+//! this lease.
+//!
 //! The side that dials may show a certificate, too: workers do, to schedulers and to each
-//! other. The handshake only proves that they have its private key. Callers compare its
-//! fingerprint with those that they know.
+//! other. The handshake only proves that they have its private key. Callers compare the
+//! [`PeerCertificate`] with those that they know.
 
 mod client_certificate;
+mod peer_certificate;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -26,9 +32,11 @@ use rustls::{
     version::TLS13,
 };
 
+use tensord_proto::ids::LeaseId;
+
 use self::client_certificate::AnyCertificate;
-pub(crate) use self::client_certificate::peer_fingerprint;
-use crate::identity::Identity;
+pub use self::peer_certificate::PeerCertificate;
+use crate::identity::{Identity, lease_name};
 pub use crate::{fingerprint::Fingerprint, identity::POOL_NAME};
 
 /// ALPN protocol of the gRPC carrier.
@@ -43,7 +51,8 @@ pub enum Trust {
     Pin(Fingerprint),
     /// The certificate chains to a certificate in this PEM file.
     CaFile(PathBuf),
-    /// It chains to an authority the operating system trusts, and names the host.
+    /// The certificate chains to an authority that the operating system trusts, and names
+    /// the host.
     System,
 }
 
@@ -73,16 +82,36 @@ pub enum TrustError {
 pub(crate) struct TlsOptions {
     /// What the other side's certificate must be.
     pub(crate) trust: Trust,
+    /// The lease whose process is dialled, if any. The process may then show a
+    /// certificate that the pinned one issued for this lease.
+    pub(crate) lease: Option<LeaseId>,
     /// The certificate to show, if any.
     pub(crate) identity: Option<Arc<Identity>>,
 }
 
 impl TlsOptions {
-    /// Creates terms that show no certificate.
+    /// Creates options that show no certificate and name no lease.
     pub(crate) fn anonymous(trust: &Trust) -> Self {
         Self {
             trust: trust.clone(),
+            lease: None,
             identity: None,
+        }
+    }
+
+    /// Returns the name that the other side's certificate must have, if the dialler pins the
+    /// certificate that issued it.
+    fn issued_name(&self) -> String {
+        self.lease.map_or_else(|| POOL_NAME.to_owned(), lease_name)
+    }
+
+    /// Returns the server name to send to a server at `host`: that of the lease, or else
+    /// `host` itself, or [`POOL_NAME`] if it is not valid in TLS.
+    pub(crate) fn server_name(&self, host: &str) -> String {
+        match (self.lease, ServerName::try_from(host)) {
+            (Some(lease), _) => lease_name(lease),
+            (None, Ok(_)) => host.to_owned(),
+            (None, Err(_)) => POOL_NAME.to_owned(),
         }
     }
 }
@@ -93,7 +122,7 @@ pub(crate) fn client_config(
     alpn: &[u8],
 ) -> Result<ClientConfig, TrustError> {
     let provider = Arc::new(provider());
-    let verifier = verifier(&tls_options.trust, &provider)?;
+    let verifier = verifier(tls_options, &provider)?;
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .expect("ring supports TLS 1.3")
@@ -109,14 +138,15 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-/// Returns a verifier for `trust`.
+/// Returns a verifier of the other side's certificate.
 fn verifier(
-    trust: &Trust,
+    tls_options: &TlsOptions,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, TrustError> {
-    Ok(match trust {
+    Ok(match &tls_options.trust {
         Trust::Pin(pin) => Arc::new(PinVerifier {
             pin: *pin,
+            issued_name: dns_name(tls_options.issued_name()),
             provider: Arc::clone(provider),
         }),
         Trust::CaFile(path) => {
@@ -153,7 +183,8 @@ pub(crate) fn server_config(identity: &Identity, alpn: &[&[u8]]) -> Result<Serve
         .with_client_cert_verifier(Arc::new(AnyCertificate::new(provider())))
         .with_single_cert(identity.chain().to_vec(), identity.key())?;
     config.alpn_protocols = alpn.iter().map(|alpn| alpn.to_vec()).collect();
-    // No TLS session is resumed here, and tickets could stay unread in the peer's socket.
+    // No TLS session is resumed here. Tickets could also stay unread in the peer's
+    // socket, whose close would then reset the connection.
     config.send_tls13_tickets = 0;
     Ok(config)
 }
@@ -177,17 +208,13 @@ fn chain_verifier(
         .map_err(|e| e.to_string())
 }
 
-/// Returns the server name to send to a server at `host`: `host` itself, or [`POOL_NAME`]
-/// if it is not valid in TLS.
-pub(crate) fn server_name(host: &str) -> &str {
-    match ServerName::try_from(host) {
-        Ok(_) => host,
-        Err(_) => POOL_NAME,
-    }
+fn pool_name() -> ServerName<'static> {
+    dns_name(POOL_NAME.to_owned())
 }
 
-fn pool_name() -> ServerName<'static> {
-    ServerName::try_from(POOL_NAME).expect("the pool's name is a DNS name")
+/// Returns `name`, which is a DNS name, as the name of a server.
+fn dns_name(name: String) -> ServerName<'static> {
+    ServerName::try_from(name).expect("a DNS name")
 }
 
 /// Returns whether `error` means that the certificate was not the expected one.
@@ -210,11 +237,13 @@ pub(crate) fn is_certificate_error(error: &(dyn std::error::Error + 'static)) ->
     false
 }
 
-/// Accepts a certificate with the pinned fingerprint, or one signed by the pinned
-/// certificate.
+/// Accepts a certificate with the pinned fingerprint, or one that the pinned certificate
+/// issued for a name.
 #[derive(Debug)]
 struct PinVerifier {
     pin: Fingerprint,
+    /// The name in a certificate that the pinned one issued.
+    issued_name: ServerName<'static>,
     provider: Arc<CryptoProvider>,
 }
 
@@ -238,7 +267,7 @@ impl ServerCertVerifier for PinVerifier {
         let mut roots = RootCertStore::empty();
         roots.add(authority.clone())?;
         let chain = chain_verifier(roots, &self.provider).map_err(TlsError::General)?;
-        chain.verify_server_cert(end_entity, intermediates, &pool_name(), ocsp, now)
+        chain.verify_server_cert(end_entity, intermediates, &self.issued_name, ocsp, now)
     }
 
     fn verify_tls12_signature(

@@ -13,13 +13,18 @@
 //! let y: Tensor<2> = CustomOp::new("swish").input(x).scalar(1.5).call([64, 10]);
 //! ```
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use burn_ir::{BackendIr, CustomOpIr, ScalarIr, TensorIr};
 use tensord_transport::Identity;
 use tensord_worker::{
-    CustomOps, OpResult, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
+    CustomOps, Isolation, OpResult, PortableOp, Worker, WorkerOptions, custom::Tensors,
+    parse_devices,
 };
+
+/// The argument with which the worker starts this program for a lease.
+#[cfg(target_os = "linux")]
+const LEASE_PROCESS: &str = "lease-process";
 
 /// Returns the input, the output and beta of a call. An error is what a program gets when
 /// it reads the output.
@@ -97,36 +102,38 @@ mod kernel {
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+fn custom_ops() -> CustomOps {
     let ops = CustomOps::new().portable("swish", Swish);
     #[cfg(feature = "cube")]
     let ops = ops.cube("swish", kernel::run);
+    ops
+}
 
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let devices = match &args[..] {
+/// Where leases run: each in a process of its own, which is this program with the argument
+/// [`LEASE_PROCESS`].
+fn isolation() -> Isolation {
+    #[cfg(target_os = "linux")]
+    return Isolation::Processes(tensord_worker::ProcessProgram::current(
+        "custom_op",
+        LEASE_PROCESS,
+    ));
+    #[cfg(not(target_os = "linux"))]
+    return Isolation::None;
+}
+
+async fn run(args: &[String]) -> Result<(), Box<dyn Error>> {
+    let devices = match args {
         [] => "auto",
         [flag, devices] if flag == "--devices" => devices,
         _ => return Err("usage: custom_op [--devices LIST]".into()),
     };
     // The identity is not saved, so the worker enrols as a new one each time.
     let identity = Arc::new(Identity::self_signed()?);
-    let worker = Worker::start(WorkerOptions {
-        name: format!("custom-op-{}", identity.fingerprint().short()),
-        identity,
-        listen: ([127, 0, 0, 1], 0).into(),
-        advertise: None,
-        devices: parse_devices(devices)?,
-        scheduler: std::env::var("TENSORD_URL")?.parse()?,
-        memory_bytes: None,
-        cache_bytes: 1 << 28,
-        collective_timeout: Duration::from_secs(30),
-        op_timeout: Duration::from_secs(60),
-        bucket_bytes: None,
-        kernel_cache: None,
-        custom_ops: ops,
-    })
-    .await?;
+    let scheduler = std::env::var("TENSORD_URL")?.parse()?;
+    let mut options = WorkerOptions::new(identity, scheduler, parse_devices(devices)?);
+    options.custom_ops = custom_ops();
+    options.isolation = isolation();
+    let worker = Worker::start(options).await?;
     worker.joined().await?;
     println!("joined the pool; Ctrl+C ends it");
     tokio::select! {
@@ -135,4 +142,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     worker.drain(Duration::from_secs(10)).await;
     Ok(())
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    #[cfg(target_os = "linux")]
+    if args.first().is_some_and(|arg| arg == LEASE_PROCESS) {
+        return tensord_worker::run_lease_process(custom_ops(), || {});
+    }
+    let ran = tokio::runtime::Runtime::new()
+        .map_err(Into::into)
+        .and_then(|runtime| runtime.block_on(run(&args)));
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
 }

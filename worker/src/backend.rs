@@ -18,9 +18,10 @@ use std::{
 
 use burn_backend::{BoolStore, DType, ExecutionError, Shape, TensorData};
 use burn_ir::{
-    BackendIr, BinaryOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
+    BackendIr, BinaryOpIr, HandleKind, NumericOperationIr, OperationIr, TensorId, TensorIr,
+    TensorStatus,
 };
-use burn_router::CustomOpRegistry;
+use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::future::DynFut;
 use tensord_proto::codec::DeviceProfile;
 use tokio::runtime::Handle;
@@ -37,6 +38,46 @@ pub(crate) struct StorageInfo {
     pub(crate) bytes: u64,
     /// Whether another tensor or value uses the storage too.
     pub(crate) is_shared: bool,
+}
+
+/// Host memory that holds the elements of one or more tensors.
+pub(crate) type HostStorage = Arc<burn_backend::Bytes>;
+
+/// A tensor's storage and its layout there. A backend may choose kernels by the layout, so the
+/// bits of a result may depend on it.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredTensor {
+    pub(crate) storage: HostStorage,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+    /// Distance of neighbouring elements along each axis, in elements.
+    pub(crate) strides: Vec<isize>,
+    /// Position of the first element in the storage, in elements.
+    pub(crate) offset: usize,
+}
+
+impl StoredTensor {
+    /// Returns whether all elements are within the storage.
+    pub(crate) fn is_within_storage(&self) -> bool {
+        let dims = self.shape.as_slice();
+        let size = self.dtype.size();
+        if dims.len() != self.strides.len() || size == 0 || !self.storage.len().is_multiple_of(size)
+        {
+            return false;
+        }
+        if dims.contains(&0) {
+            return true;
+        }
+        let (mut first, mut last) = (self.offset as i128, self.offset as i128);
+        for (&dim, &stride) in dims.iter().zip(&self.strides) {
+            let reach = (dim as i128 - 1) * stride as i128;
+            match reach < 0 {
+                true => first += reach,
+                false => last += reach,
+            }
+        }
+        first >= 0 && last < (self.storage.len() / size) as i128
+    }
 }
 
 /// The tensors of one session on one device.
@@ -73,6 +114,17 @@ pub(crate) trait TensorStore: Send {
     /// Returns the storage of an existing tensor, or `None` if the backend cannot determine
     /// it.
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
+    /// Returns an existing tensor as it lies in its storage, which it shares, or `None` if the
+    /// backend's tensors are not in host memory.
+    fn stored(&mut self, _tensor: &TensorIr) -> Option<StoredTensor> {
+        None
+    }
+    /// Creates the tensor `id` as it lies in its storage. Returns `false` if the backend's tensors
+    /// are not in host memory. The caller has checked that the elements are
+    /// [within the storage](StoredTensor::is_within_storage).
+    fn restore(&mut self, _id: TensorId, _stored: StoredTensor) -> bool {
+        false
+    }
 }
 
 /// Runs a small op on `device` as a session would, and checks the result. Blocks for as
@@ -115,6 +167,10 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// A device that sessions can be opened on.
 pub(crate) trait Device: Send + Sync {
     fn open(&self) -> Box<dyn TensorStore>;
+    /// Returns whether tensors are in host memory, so that sessions can be captured.
+    fn has_host_tensors(&self) -> bool {
+        false
+    }
     fn profile(&self) -> DeviceProfile;
     /// Returns the bytes of device memory that the backend holds for all its sessions, or
     /// `None` if the backend does not count them. May wait for the device.
@@ -132,6 +188,15 @@ pub(crate) trait SessionBackend: BackendIr {
     where
         Self: Sized;
 
+    /// Executes `op` if Burn's own kernel would give it other bits from run to run. Returns
+    /// `false` if the op must still be executed.
+    fn execute_exactly(_: &mut TensorInterpreter<Self>, _: &OperationIr) -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
     /// The function that returns whether a tensor can be read without waiting, because its
     /// storage is in host memory and exactly as large as the tensor. `None` if that is true
     /// for no tensor of this backend.
@@ -148,6 +213,20 @@ pub(crate) trait SessionBackend: BackendIr {
     /// Whether kernels address memory by the values in a tensor of indices without checking
     /// them.
     const TRUSTS_INDICES: bool;
+
+    /// Returns a tensor as it lies in its storage; see [`TensorStore::stored`].
+    fn stored(_: Self::Handle) -> Option<StoredTensor> {
+        None
+    }
+
+    /// Returns the handle of a tensor that lies in its storage in this way; see
+    /// [`TensorStore::restore`].
+    fn restored(_: StoredTensor) -> Option<HandleKind<Self>>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
 /// A device of Burn backend `B`.
@@ -184,6 +263,10 @@ impl<B: SessionBackend> Device for BurnDevice<B> {
             self.custom_ops.clone(),
             self.custom_names.clone(),
         ))
+    }
+
+    fn has_host_tensors(&self) -> bool {
+        B::IS_HOST_READABLE.is_some()
     }
 
     fn profile(&self) -> DeviceProfile {

@@ -5,17 +5,62 @@
 //! receives the list of hashes. A session cannot find out whether another tenant has a
 //! blob: hashes are looked up only within one tenant, and bytes are hashed here, whatever
 //! hash the client claimed.
+//!
+//! [`BlobStore`] is for a worker that runs all leases itself. The processes of leases share
+//! blobs through their worker: see [`shared`].
+
+#[cfg(target_os = "linux")]
+pub(crate) mod shared;
 
 use std::{
     collections::HashMap,
+    fmt, io,
     sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
 use lru::LruCache;
 use tensord_proto::content::{Hash, MAX_HELD, hash, kept_cost};
+use tokio::runtime::Handle;
 
 use crate::locks::lock;
+
+/// A store of uploads: new sessions look up the uploads of earlier sessions, and ended
+/// sessions add theirs.
+pub(crate) trait KeptBlobs: fmt::Debug + Send + Sync {
+    /// Returns the uploads kept for `tenant`, latest first. An upload is not evicted while
+    /// a session holds it.
+    fn blobs_of(&self, tenant: &str) -> Vec<(Hash, HeldBlob)>;
+
+    /// Keeps the uploads of an ended session of `tenant`, as far as there is room, in the
+    /// background: on a thread of `runtime` that may block.
+    fn keep(self: Arc<Self>, runtime: &Handle, tenant: Arc<str>, contents: Vec<Bytes>);
+}
+
+/// An upload that was kept of an earlier session.
+#[derive(Debug, Clone)]
+pub(crate) enum HeldBlob {
+    /// In this process's memory.
+    Local(Bytes),
+    /// In memory that the worker shares.
+    #[cfg(target_os = "linux")]
+    Shared(Arc<shared::SharedBlob>),
+}
+
+impl HeldBlob {
+    /// Returns the bytes.
+    ///
+    /// # Errors
+    ///
+    /// When shared memory cannot be read.
+    pub(crate) fn bytes(&self) -> io::Result<Bytes> {
+        match self {
+            Self::Local(bytes) => Ok(bytes.clone()),
+            #[cfg(target_os = "linux")]
+            Self::Shared(blob) => blob.bytes(),
+        }
+    }
+}
 
 /// The kept uploads of all tenants, with a bound in bytes.
 #[derive(Debug)]
@@ -53,22 +98,28 @@ impl BlobStore {
     fn bytes(&self) -> u64 {
         lock(&self.tenants).values().map(|blobs| blobs.bytes).sum()
     }
+}
 
-    /// Returns the uploads kept for `tenant`, latest first. An upload is not evicted while
-    /// a session holds it.
-    pub(crate) fn blobs_of(&self, tenant: &str) -> Vec<(Hash, Bytes)> {
+impl KeptBlobs for BlobStore {
+    fn blobs_of(&self, tenant: &str) -> Vec<(Hash, HeldBlob)> {
         let tenants = lock(&self.tenants);
         let blobs = tenants.get(tenant).into_iter();
         blobs
             .flat_map(|blobs| &blobs.by_hash)
             .take(MAX_HELD)
-            .map(|(hash, bytes)| (*hash, bytes.clone()))
+            .map(|(hash, bytes)| (*hash, HeldBlob::Local(bytes.clone())))
             .collect()
     }
 
-    /// Keeps the uploads of an ended session of `tenant`, as far as there is room. Hashing
-    /// takes about a millisecond for each few MiB.
-    pub(crate) fn keep(&self, tenant: &str, contents: impl IntoIterator<Item = Bytes>) {
+    fn keep(self: Arc<Self>, runtime: &Handle, tenant: Arc<str>, contents: Vec<Bytes>) {
+        runtime.spawn_blocking(move || self.store(&tenant, contents));
+    }
+}
+
+impl BlobStore {
+    /// Keeps uploads of `tenant`, as far as there is room. Hashing takes about a millisecond
+    /// for each few MiB.
+    fn store(&self, tenant: &str, contents: Vec<Bytes>) {
         for content in contents {
             let hash = hash(&content);
             let cost = kept_cost(content.len());
@@ -126,7 +177,7 @@ mod tests {
         store
             .blobs_of(tenant)
             .iter()
-            .map(|(_, bytes)| bytes[0])
+            .map(|(_, held)| held.bytes().unwrap()[0])
             .collect()
     }
 
@@ -137,22 +188,25 @@ mod tests {
     #[test]
     fn blobs_are_visible_to_their_tenant_only() {
         let store = room_for(4);
-        store.keep("a", [blob(1), blob(2)]);
-        store.keep("b", [blob(3), blob(1)]);
+        store.store("a", vec![blob(1), blob(2)]);
+        store.store("b", vec![blob(3), blob(1)]);
         assert_eq!(held(&store, "a"), [2, 1]);
         assert_eq!(held(&store, "b"), [1, 3]);
         assert!(held(&store, "c").is_empty());
-        let (hash, bytes) = store.blobs_of("a").remove(0);
-        assert_eq!(hash, blake3::hash(&bytes).as_bytes()[..HASH_BYTES]);
+        let (hash, held) = store.blobs_of("a").remove(0);
+        assert_eq!(
+            hash,
+            blake3::hash(&held.bytes().unwrap()).as_bytes()[..HASH_BYTES]
+        );
     }
 
     #[test]
     fn oldest_blob_of_the_largest_tenant_is_evicted() {
         let store = room_for(3);
-        store.keep("a", [blob(1)]);
-        store.keep("b", [blob(2), blob(3)]);
+        store.store("a", vec![blob(1)]);
+        store.store("b", vec![blob(2), blob(3)]);
         // Blob 2 is used again, so it is not the oldest any more.
-        store.keep("b", [blob(2), blob(4)]);
+        store.store("b", vec![blob(2), blob(4)]);
         assert_eq!(
             (held(&store, "a"), held(&store, "b")),
             (vec![1], vec![4, 2])
@@ -163,12 +217,12 @@ mod tests {
     #[test]
     fn limit_holds_while_sessions_use_blobs() {
         let store = room_for(2);
-        store.keep("a", [blob(1), blob(2)]);
+        store.store("a", vec![blob(1), blob(2)]);
         let session = store.blobs_of("a");
-        store.keep("a", [blob(3), Bytes::from(vec![0; 9999])]);
+        store.store("a", vec![blob(3), Bytes::from(vec![0; 9999])]);
         assert_eq!(held(&store, "a"), [2, 1]);
         drop(session);
-        store.keep("a", [blob(3)]);
+        store.store("a", vec![blob(3)]);
         assert_eq!(held(&store, "a"), [3, 2]);
     }
 }

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tensord_proto::v1::{Error, ErrorCode, Rejected, frame::Body};
+use tensord_proto::v1::{Error, ErrorCode, Join, Open, Rejected, frame::Body};
 use tensord_transport::{
     Link, LinkReceiver,
     channel::{Broken, Connection, Endpoint, FrameParts, Look, Next, Timing, duplex, pump},
-    tls::Fingerprint,
+    tls::PeerCertificate,
 };
 use tokio::{
     sync::Notify,
@@ -42,7 +42,7 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
         mut receiver,
         ..
     } = link;
-    let opened = handshake(&registry, &mut receiver, certificate).await;
+    let opened = handshake(&registry, &mut receiver, certificate.as_ref()).await;
     let admitted = opened.and_then(|opened| match receiver.admit() {
         Ok(()) => Ok(opened),
         Err(e) => Err(Error::new(ErrorCode::Limit, e.to_string())),
@@ -122,8 +122,28 @@ enum ConnectionPurpose {
 async fn handshake(
     registry: &Registry,
     receiver: &mut LinkReceiver,
-    certificate: Option<Fingerprint>,
+    certificate: Option<&PeerCertificate>,
 ) -> Result<ConnectionPurpose, Error> {
+    match first_frame(receiver).await? {
+        FirstFrame::Open(open) => Ok(ConnectionPurpose::Session(Box::new(
+            registry.attach(&open)?,
+        ))),
+        FirstFrame::Join(join) => Ok(ConnectionPurpose::Worker(
+            registry.join(&join, certificate)?,
+        )),
+    }
+}
+
+/// The frame with which a connection begins.
+pub(crate) enum FirstFrame {
+    /// A client opens or resumes a session.
+    Open(Open),
+    /// Another worker of a lease joins.
+    Join(Join),
+}
+
+/// Receives the first frame of a connection.
+pub(crate) async fn first_frame(receiver: &mut LinkReceiver) -> Result<FirstFrame, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let first = timeout(OPEN_DEADLINE, receiver.recv()).await;
     let first =
@@ -133,12 +153,8 @@ async fn handshake(
         .ok_or_else(|| protocol("the peer closed the connection before its first frame".into()))?;
     let frame = duplex::decode(first).map_err(|e| protocol(e.to_string()))?;
     match frame.body {
-        Some(Body::Open(open)) => Ok(ConnectionPurpose::Session(Box::new(
-            registry.attach(&open)?,
-        ))),
-        Some(Body::Join(join)) => Ok(ConnectionPurpose::Worker(
-            registry.join(&join, certificate)?,
-        )),
+        Some(Body::Open(open)) => Ok(FirstFrame::Open(open)),
+        Some(Body::Join(join)) => Ok(FirstFrame::Join(join)),
         _ => Err(protocol(
             "the first frame must open a session or join a worker".into(),
         )),

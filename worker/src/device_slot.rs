@@ -118,7 +118,8 @@ impl DeviceSlot {
         }
     }
 
-    /// Records that `lease` was ended.
+    /// Records that `lease` was ended. `has_sessions`: whether sessions of the lease are left
+    /// on the device.
     pub(crate) fn end_lease(&self, lease: LeaseId, has_sessions: bool) {
         lock(&self.health).end(lease, has_sessions);
     }
@@ -207,7 +208,8 @@ impl DeviceSlot {
     }
 }
 
-fn run_probe(device: &dyn Device, runtime: &Handle) -> Result<(), String> {
+/// Runs a test op on a device.
+pub(crate) fn run_probe(device: &dyn Device, runtime: &Handle) -> Result<(), String> {
     let tested = catch_unwind(AssertUnwindSafe(|| probe(device, runtime)));
     tested.unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))
 }

@@ -1,7 +1,6 @@
 //! Finds and opens the devices that this host offers, and reports which are missing and
 //! why.
 
-mod container;
 #[cfg(feature = "cube")]
 mod cube;
 mod list;
@@ -16,7 +15,9 @@ use tracing::warn;
 pub use self::list::{DeviceParseError, DeviceSelection, parse_devices};
 use crate::{
     backend::{BurnDevice, Device},
+    cgroup,
     custom::CustomOps,
+    device_fingerprint::DeviceFingerprint,
 };
 
 /// Device kinds that this build supports, in the order in which `auto` prefers them.
@@ -41,7 +42,7 @@ pub const KINDS: &[&str] = &[
 pub const AUTO: &str = "auto";
 
 /// The kind that is available on every host.
-const FLEX: &str = "flex";
+pub(crate) const FLEX: &str = "flex";
 
 /// Share of the host's or container's memory that CPU devices offer. The rest is for the
 /// system, the network and memory outside the accounting.
@@ -81,13 +82,19 @@ pub(crate) struct OpenedDevice {
     pub(crate) found: FoundDevice,
 }
 
-impl OpenedDevice {
+impl FoundDevice {
+    /// Returns what the bits of the device's results depend on, in a worker of this build.
+    pub fn fingerprint(&self) -> DeviceFingerprint {
+        DeviceFingerprint::of(self)
+    }
+
     /// Returns the description of the device for the pool.
     pub(crate) fn description(&self) -> v1::Device {
         v1::Device {
-            kind: self.found.selection.kind.clone(),
-            name: self.found.name.clone(),
-            memory_bytes: self.found.memory_bytes,
+            kind: self.selection.kind.clone(),
+            name: self.name.clone(),
+            memory_bytes: self.memory_bytes,
+            fingerprint: Some(self.fingerprint().description()),
         }
     }
 }
@@ -219,8 +226,10 @@ impl Candidates {
         memory_bytes: Option<u64>,
         custom_ops: &CustomOps,
     ) -> (Vec<OpenedDevice>, Vec<MissingDevice>) {
-        let share =
-            (host_memory() as f64 * HOST_MEMORY_FRACTION) as u64 / selections.len().max(1) as u64;
+        let share = memory_bytes.unwrap_or_else(|| {
+            let offered = (host_memory() as f64 * HOST_MEMORY_FRACTION) as u64;
+            offered / selections.len().max(1) as u64
+        });
         let (mut opened, mut missing) = (Vec::new(), Vec::new());
         for selection in selections {
             match self.open(selection, share, custom_ops) {
@@ -277,10 +286,10 @@ fn flex(selection: &DeviceSelection, share: u64, custom_ops: &CustomOps) -> Open
 
 /// Returns the memory that this process may use in bytes: the host's, or its container's if
 /// that is less.
-fn host_memory() -> u64 {
+pub(crate) fn host_memory() -> u64 {
     let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let host = System::new_with_specifics(what).total_memory();
-    container::memory_limit().map_or(host, |limit| host.min(limit))
+    cgroup::memory_limit().map_or(host, |limit| host.min(limit))
 }
 
 #[cfg(test)]

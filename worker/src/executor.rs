@@ -20,7 +20,7 @@ use std::{
 
 use tracing::debug;
 
-use crate::locks::lock;
+use crate::{device_turn::DeviceTurn, locks::lock};
 
 /// How long a session runs before the next one's turn. Long against the cost of switching,
 /// short against what a user or a training step would notice.
@@ -30,7 +30,7 @@ const QUANTUM: Duration = Duration::from_millis(5);
 /// with the process.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Polling interval of this wait.
+/// Polling interval of the wait for a thread to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Name prefix of executor threads, by which the panic hook recognises them.
@@ -38,10 +38,11 @@ const THREAD_PREFIX: &str = "tensord-device-";
 
 /// A session, as an executor sees it.
 pub(crate) trait TimeSliced: Send + Sync + 'static {
-    /// Does queued work until `keep_going` returns false.
+    /// Does queued work until `keep_going` returns false, no work is left, or the session must
+    /// wait.
     fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd;
 
-    /// Has the session end at its next turn, because [`run`](Self::run) panicked.
+    /// Makes the session end at its next turn, because [`run`](Self::run) panicked.
     fn end_after_panic(self: &Arc<Self>);
 }
 
@@ -54,9 +55,10 @@ pub(crate) enum TimeSliceEnd {
     Parked,
 }
 
-/// The executor of one device. Dropping it stops the thread.
+/// The executor of one device. Dropping it stops the thread, and blocks until the thread has
+/// ended or [`STOP_TIMEOUT`] has passed.
 pub(crate) struct Executor<S> {
-    index: usize,
+    index: u32,
     queue: Arc<RunQueue<S>>,
     /// `None` if the last start failed.
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -69,8 +71,10 @@ enum Job<S> {
     Task(Box<dyn FnOnce() + Send>),
 }
 
-/// Sessions that have work and wait for their turn.
+/// The jobs of a device, in order: sessions that have work, and tasks.
 pub(crate) struct RunQueue<S> {
+    /// This process's turn on the device.
+    turn: Arc<DeviceTurn>,
     state: Mutex<RunState<S>>,
     ready: Condvar,
 }
@@ -83,7 +87,14 @@ struct RunState<S> {
 
 impl<S> Default for RunQueue<S> {
     fn default() -> Self {
+        Self::new(Arc::default())
+    }
+}
+
+impl<S> RunQueue<S> {
+    fn new(turn: Arc<DeviceTurn>) -> Self {
         Self {
+            turn,
             state: Mutex::new(RunState {
                 jobs: VecDeque::new(),
                 stopped: false,
@@ -91,9 +102,7 @@ impl<S> Default for RunQueue<S> {
             ready: Condvar::new(),
         }
     }
-}
 
-impl<S> RunQueue<S> {
     /// Queues `session` at the end. The caller ensures that the session is not in the
     /// queue.
     pub(crate) fn push(&self, session: Arc<S>) {
@@ -112,7 +121,7 @@ impl<S> RunQueue<S> {
     }
 
     /// Removes the next session from the queue, if there is one.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn try_pop(&self) -> Option<Arc<S>> {
         match lock(&self.state).jobs.pop_front()? {
             Job::RunSession(session) => Some(session),
@@ -145,9 +154,9 @@ impl<S> RunQueue<S> {
 
 impl<S: TimeSliced> Executor<S> {
     /// Starts the thread for the device at `index`.
-    pub(crate) fn start(index: usize) -> std::io::Result<Self> {
+    pub(crate) fn start(index: u32, turn: Arc<DeviceTurn>) -> std::io::Result<Self> {
         install_panic_hook();
-        let queue = Arc::new(RunQueue::default());
+        let queue = Arc::new(RunQueue::new(turn));
         let thread = start(index, queue.clone())?;
         Ok(Self {
             index,
@@ -162,7 +171,7 @@ impl<S: TimeSliced> Executor<S> {
         self.queue.set_stopped(true);
     }
 
-    /// Starts a new thread after the previous one has ended.
+    /// Starts a new thread. The caller ensures that the previous one has ended.
     pub(crate) fn restart(&self) -> std::io::Result<()> {
         let mut thread = lock(&self.thread);
         self.queue.set_stopped(false);
@@ -187,6 +196,7 @@ impl<S> Executor<S> {
 impl<S> Drop for Executor<S> {
     fn drop(&mut self) {
         self.queue.set_stopped(true);
+        self.queue.turn.close();
         let until = Instant::now() + STOP_TIMEOUT;
         while self.has_thread() && Instant::now() < until {
             std::thread::sleep(POLL_INTERVAL);
@@ -195,7 +205,7 @@ impl<S> Drop for Executor<S> {
     }
 }
 
-fn start<S: TimeSliced>(index: usize, queue: Arc<RunQueue<S>>) -> std::io::Result<JoinHandle<()>> {
+fn start<S: TimeSliced>(index: u32, queue: Arc<RunQueue<S>>) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name(format!("{THREAD_PREFIX}{index}"))
         .spawn(move || run(&queue))
@@ -203,15 +213,27 @@ fn start<S: TimeSliced>(index: usize, queue: Arc<RunQueue<S>>) -> std::io::Resul
 
 fn run<S: TimeSliced>(queue: &RunQueue<S>) {
     while let Some(job) = queue.pop() {
+        queue.turn.begin();
         match job {
-            Job::RunSession(session) => run_time_slice(queue, session),
+            Job::RunSession(session) => run_session(queue, session),
             Job::Task(task) => task(),
         }
+        queue.turn.end();
     }
 }
 
-/// Runs a session for a quantum. The session must be scheduled, but not in the queue.
+/// Runs a session for a quantum on this thread, or queues it if another process has the
+/// device's turn. The session must be scheduled, but not in the queue.
 pub(crate) fn run_time_slice<S: TimeSliced>(queue: &RunQueue<S>, session: Arc<S>) {
+    if !queue.turn.try_begin() {
+        return queue.push(session);
+    }
+    run_session(queue, session);
+    queue.turn.end();
+}
+
+/// Runs a session for a quantum.
+fn run_session<S: TimeSliced>(queue: &RunQueue<S>, session: Arc<S>) {
     let until = Instant::now() + QUANTUM;
     let turn = catch_unwind(AssertUnwindSafe(|| {
         session.run(&mut || Instant::now() < until)

@@ -1,8 +1,9 @@
 //! Tracks what a session's device is executing, and for how long.
 //!
-//! An executor's thread counts each step without reading the clock. Another thread checks
-//! the counter from time to time: if it has not changed since an earlier check, the step
-//! has run for at least the time between the two checks.
+//! The thread that runs a session counts each step (an op, or other work of the session)
+//! without reading the clock. Another thread checks the counter from time to time: if the
+//! counter has not changed since an earlier check, the step has run for at least the time
+//! between the two checks.
 
 use std::{
     fmt,
@@ -17,6 +18,8 @@ use tensord_proto::codec::OpName;
 use tokio::sync::Notify;
 
 use crate::locks::lock;
+#[cfg(target_os = "linux")]
+use crate::op_record::OpRecord;
 
 /// Signals from the sessions of a device to the task that checks all devices.
 #[derive(Debug)]
@@ -28,6 +31,9 @@ pub(crate) struct Signals {
     has_failed: AtomicBool,
     /// Wakes the task that checks all devices.
     wake: Arc<Notify>,
+    /// Where the worker finds the current op if this process dies.
+    #[cfg(target_os = "linux")]
+    op_record: Option<OpRecord>,
 }
 
 impl Signals {
@@ -37,6 +43,19 @@ impl Signals {
             op_timeout,
             has_failed: AtomicBool::new(false),
             wake,
+            #[cfg(target_os = "linux")]
+            op_record: None,
+        })
+    }
+
+    /// Returns these signals, which then also record the device's current op in `op_record`,
+    /// if there is one. Panics if they are already shared.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn with_record(self: Arc<Self>, op_record: Option<OpRecord>) -> Arc<Self> {
+        let signals = Arc::into_inner(self).expect("new signals have one owner");
+        Arc::new(Self {
+            op_record,
+            ..signals
         })
     }
 
@@ -114,12 +133,20 @@ impl OpProgress {
     /// Records that the next step begins, which is this op.
     pub(crate) fn begin_op(&self, op_number: u64, op_name: OpName) {
         *lock(&self.op) = (op_number, op_name);
+        #[cfg(target_os = "linux")]
+        if let Some(record) = &self.signals.op_record {
+            record.begin(op_number, op_name);
+        }
         self.begin_step();
     }
 
     /// Records that no step is running.
     pub(crate) fn end_step(&self) {
         self.is_running.store(false, Ordering::Relaxed);
+        #[cfg(target_os = "linux")]
+        if let Some(record) = &self.signals.op_record {
+            record.end();
+        }
     }
 
     /// Records that an awaited read has exceeded the time limit, until the guard is
@@ -223,7 +250,7 @@ mod tests {
             (9_100, Some(2), false),
             (99_000, Some(3), false),
             (100_000, None, false),
-            // The same step, with a rest in between: it is not running any more.
+            // Step 4 does not run at the second of these checks, so its time starts again.
             (101_000, Some(4), false),
             (102_000, None, false),
             (102_500, Some(4), false),

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use prost::Message;
 use tensord_proto::{
-    ids::LeaseId,
+    ids::{LeaseId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, Released,
@@ -26,7 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming, metadata::MetadataValue};
 use tracing::{info, warn};
 
-use crate::registry::Registry;
+use crate::lease_host::LeaseHost;
 
 /// How long the scheduler may take to reply or to read a message.
 const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -61,6 +61,7 @@ pub struct RefusedError {
 
 /// The worker's description of itself for the scheduler.
 pub(crate) struct WorkerDescription {
+    pub(crate) id: WorkerId,
     pub(crate) name: String,
     pub(crate) address: String,
     pub(crate) identity: Arc<Identity>,
@@ -93,7 +94,7 @@ pub(crate) enum LeaveStage {
 pub(crate) struct Registration {
     pub(crate) scheduler: PoolUrl,
     pub(crate) worker_description: WorkerDescription,
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) host: Arc<dyn LeaseHost>,
     pub(crate) registration_state: watch::Sender<RegistrationState>,
     pub(crate) leave: watch::Receiver<LeaveStage>,
 }
@@ -111,7 +112,7 @@ impl Registration {
         let mut failures = 0;
         loop {
             let ended = self.join_and_serve().await;
-            self.registry.mark_unreachable();
+            self.host.mark_unreachable();
             let was_joined = *self.registration_state.borrow() == RegistrationState::Joined;
             let scheduler = self.scheduler.authority();
             match ended {
@@ -166,8 +167,8 @@ impl Registration {
                 ));
             }
         };
-        self.registry.set_lease_key(registered.lease_key.to_vec());
-        self.registry.set_time(registered.time_ms);
+        self.host.set_lease_key(registered.lease_key.to_vec());
+        self.host.set_time(registered.time_ms);
         info!("joined the pool at {}", self.scheduler.authority());
         self.registration_state
             .send_replace(RegistrationState::Joined);
@@ -207,12 +208,12 @@ impl Registration {
                     Err(status) => return registration_end(&status),
                 },
                 _ = heartbeat_timer.tick() => {
-                    self.registry.query_memory();
+                    self.host.query_memory();
                     // The queue is full if the scheduler is slow; the next heartbeat
                     // replaces this one.
                     let _ = messages.try_send(message(Body::Heartbeat(self.heartbeat())));
                 }
-                released = self.registry.wait_for_reports() => {
+                released = self.host.wait_for_reports() => {
                     if let Err(ended) = self.report(messages, released).await {
                         return ended;
                     }
@@ -233,11 +234,11 @@ impl Registration {
         match command.body? {
             worker_command::Body::EndLease(end) => {
                 let lease = LeaseId(end.lease_id);
-                self.registry.end_lease(lease, &end.grants);
+                self.host.end_lease(lease, &end.grants);
                 return Some(lease);
             }
-            worker_command::Body::Granted(granted) => self.registry.granted(&granted),
-            worker_command::Body::Time(time) => self.registry.set_time(time.time_ms),
+            worker_command::Body::Granted(granted) => self.host.granted(&granted),
+            worker_command::Body::Time(time) => self.host.set_time(time.time_ms),
             worker_command::Body::Registered(_) => {}
         }
         None
@@ -245,8 +246,8 @@ impl Registration {
 
     fn heartbeat(&self) -> Heartbeat {
         Heartbeat {
-            usage: self.registry.usage(),
-            out_of_service: self.registry.out_of_service(),
+            usage: self.host.usage(),
+            out_of_service: self.host.out_of_service(),
         }
     }
 
@@ -261,7 +262,7 @@ impl Registration {
         let released = released.into_iter().map(|lease| {
             Body::Released(Released {
                 lease_id: lease.0,
-                busy_devices: self.registry.unreleased_devices(lease),
+                busy_devices: self.host.unreleased_devices(lease),
             })
         });
         for body in std::iter::once(Body::Heartbeat(self.heartbeat())).chain(released) {
@@ -326,7 +327,7 @@ impl Registration {
     fn register(&self, leaving: bool) -> Register {
         Register {
             hello: Some(version::hello()),
-            worker_id: self.registry.worker_id.0,
+            worker_id: self.worker_description.id.0,
             name: self.worker_description.name.clone(),
             address: self.worker_description.address.clone(),
             certificate_sha256: self
@@ -338,9 +339,9 @@ impl Registration {
                 .into(),
             start: self.worker_description.start.to_vec().into(),
             devices: self.worker_description.devices.clone(),
-            held: self.registry.held_devices(),
-            ended: self.registry.ended_grants(),
-            out_of_service: self.registry.out_of_service(),
+            held: self.host.held_devices(),
+            ended: self.host.ended_grants(),
+            out_of_service: self.host.out_of_service(),
             leaving,
         }
     }
@@ -357,7 +358,7 @@ async fn report_left(
         drop(messages);
         while let Ok(Some(_)) = commands.message().await {}
     };
-    // Otherwise the scheduler detects the loss of the worker by itself.
+    // If this times out, the scheduler detects the loss of the worker by itself.
     let _ = timeout(LEAVE_TIMEOUT, noted).await;
 }
 

@@ -1,38 +1,44 @@
 //! All sessions of this worker, and the checks of who may open one.
 
+pub(crate) mod attachment;
 mod cohorts;
-mod lease_tokens;
-mod reports;
+mod host;
+mod restore;
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
 use dashmap::{DashMap, mapref::entry::Entry};
 use tensord_proto::{
-    grant::number,
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{self, DeviceGrant, Error, ErrorCode, Join, LeaseClaims, Open, Opened},
+    v1::{self, Error, ErrorCode, Join, LeaseClaims, Open, Opened},
     version,
 };
-use tensord_transport::{channel::Connection, tls::Fingerprint};
+use tensord_transport::{channel::Connection, tls::PeerCertificate};
 use tokio::{runtime::Handle, sync::Notify};
 use tracing::info;
 
-use self::{cohorts::Cohorts, lease_tokens::LeaseTokens};
+pub(crate) use self::restore::{Durability, StoredSnapshots};
+use self::{attachment::Attachment, cohorts::Cohorts};
+#[cfg(target_os = "linux")]
+use crate::op_record::OpRecord;
 use crate::{
     admission::{Admission, AdmissionError, Claim},
-    blobs::BlobStore,
+    blobs::KeptBlobs,
     collective::{self, AcceptedLink, CollectiveSettings},
     device_slot::DeviceSlot,
+    device_turn::DeviceTurn,
     devices::OpenedDevice,
     executor::Executor,
+    lease_tokens::{LeaseTokens, not_included},
     locks::lock,
     memory::DeviceMemory,
     op_progress::Signals,
     restart::{DeviceUse, LostDevice, first_lost_device},
-    session::{DeviceContext, Grant, Session, Track},
+    session::{DeviceContext, Grant, Session, SessionBegin, Track},
 };
 
 /// Most sessions of a lease on one device; programs have one, a gateway a few.
@@ -40,15 +46,18 @@ const MAX_SESSIONS_PER_DEVICE: usize = 64;
 
 /// How long a session outlives its last connection. Longer than the lease expiry, so that a
 /// client whose lease the scheduler still keeps finds its session.
-const DETACHED_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const DETACHED_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Registry {
-    pub(crate) worker_id: WorkerId,
-    device_slots: Vec<DeviceSlot>,
+    worker_id: WorkerId,
+    /// By the devices' indices on the worker.
+    device_slots: BTreeMap<u32, DeviceSlot>,
     sessions: DashMap<SessionId, Arc<Session>>,
     cohorts: Cohorts,
     /// Which lease may use which device. Locked only briefly.
     admission: Mutex<Admission>,
+    /// Notified when a session was opened.
+    opened: Notify,
     /// Notified when a device must be checked.
     wake: Arc<Notify>,
     /// Leases from which devices were released, not reported to the scheduler yet.
@@ -56,6 +65,13 @@ pub(crate) struct Registry {
     /// Notified when there is something to report to the scheduler.
     reports: Notify,
     lease_tokens: LeaseTokens,
+    op_timeout: Duration,
+    /// See [`Durability::epoch`].
+    epoch: u64,
+    /// The snapshots of sessions whose process has died.
+    stored: Option<Arc<dyn StoredSnapshots>>,
+    /// Held while a session is restored.
+    restoring: Mutex<()>,
 }
 
 /// A connection that was attached to a session.
@@ -66,54 +82,89 @@ pub(crate) struct Attached {
     pub(crate) opened: Opened,
 }
 
+/// The settings of a [`Registry`], and what it shares with the rest of the worker.
+pub(crate) struct RegistrySettings {
+    pub(crate) worker_id: WorkerId,
+    pub(crate) worker_name: Arc<str>,
+    /// Uploads of sessions that ended.
+    pub(crate) blobs: Arc<dyn KeptBlobs>,
+    /// Maximum bytes of uploads that one session may keep.
+    pub(crate) kept_bytes: u64,
+    pub(crate) collective_settings: CollectiveSettings,
+    pub(crate) op_timeout: Duration,
+    pub(crate) runtime: Handle,
+    /// Where the current op of each device is recorded, by the devices' indices.
+    #[cfg(target_os = "linux")]
+    pub(crate) op_records: BTreeMap<u32, OpRecord>,
+    /// The turns of devices that other processes may use, by the devices' indices.
+    pub(crate) turns: BTreeMap<u32, Arc<DeviceTurn>>,
+    /// Where snapshots are kept and read. `None` if sessions end with this process.
+    pub(crate) durability: Option<Durability>,
+}
+
 impl Registry {
+    /// Creates the registry, and starts an executor thread for each of `devices`, whose keys
+    /// are their indices on the worker.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be started.
     pub(crate) fn new(
-        worker_id: WorkerId,
-        name: &str,
-        devices: Vec<OpenedDevice>,
-        cache_bytes: u64,
-        collective_settings: CollectiveSettings,
-        op_timeout: Duration,
-        runtime: &Handle,
+        devices: BTreeMap<u32, OpenedDevice>,
+        settings: RegistrySettings,
     ) -> std::io::Result<Self> {
-        let worker: Arc<str> = name.into();
         let wake = Arc::new(Notify::new());
-        // Half of the cache is for running sessions, divided among the devices, and half
-        // for the uploads of sessions that ended.
-        let blobs = BlobStore::new(cache_bytes / 2);
-        let kept_bytes = cache_bytes / 2 / devices.len().max(1) as u64;
-        let device_slot = |(index, opened): (usize, OpenedDevice)| {
-            let executor = Executor::start(index)?;
+        let RegistrySettings {
+            worker_id,
+            worker_name,
+            blobs,
+            kept_bytes,
+            collective_settings,
+            op_timeout,
+            runtime,
+            #[cfg(target_os = "linux")]
+            mut op_records,
+            mut turns,
+            durability,
+        } = settings;
+        let keeper = durability.as_ref().map(|it| it.keeper.clone());
+        let admission = Mutex::new(Admission::new(devices.keys().copied()));
+        let device_slot = |(index, opened): (u32, OpenedDevice)| {
+            let executor = Executor::start(index, turns.remove(&index).unwrap_or_default())?;
+            let signals = Signals::new(worker_name.clone(), op_timeout, wake.clone());
+            #[cfg(target_os = "linux")]
+            let signals = signals.with_record(op_records.remove(&index));
             let device_context = DeviceContext {
                 memory: DeviceMemory::new(opened.found.memory_bytes),
                 queue: executor.queue().clone(),
-                signals: Signals::new(worker.clone(), op_timeout, wake.clone()),
+                signals,
                 ops: Arc::new(AtomicU64::new(0)),
                 runtime: runtime.clone(),
                 blobs: blobs.clone(),
                 kept_bytes,
+                snapshots: keeper.clone(),
                 device: opened.device,
             };
-            Ok(DeviceSlot::new(index as u32, executor, device_context))
+            let device_slot = DeviceSlot::new(index, executor, device_context);
+            Ok((index, device_slot))
         };
-        let admission = Mutex::new(Admission::new(devices.len()));
-        let device_slots = devices.into_iter().enumerate().map(device_slot);
+        let device_slots = devices.into_iter().map(device_slot);
         Ok(Self {
-            worker_id,
             admission,
             device_slots: device_slots.collect::<std::io::Result<_>>()?,
             sessions: DashMap::new(),
             cohorts: Cohorts::new(worker_id, collective_settings),
+            opened: Notify::new(),
             wake,
             released: Mutex::default(),
             reports: Notify::new(),
             lease_tokens: LeaseTokens::new(worker_id),
+            worker_id,
+            op_timeout,
+            epoch: durability.as_ref().map_or(0, |durability| durability.epoch),
+            stored: durability.map(|durability| durability.snapshots),
+            restoring: Mutex::default(),
         })
-    }
-
-    /// Sets the public key that verifies lease tokens.
-    pub(crate) fn set_lease_key(&self, key: Vec<u8>) {
-        self.lease_tokens.set_key(key);
     }
 
     /// Opens or resumes the session that `open` requests.
@@ -121,16 +172,18 @@ impl Registry {
         let ours = version::hello();
         let protocol =
             version::negotiate(&ours, open.hello.as_ref().unwrap_or(&v1::Hello::default()))?;
-        let (claim, claims) = self.lease_tokens.authorise(open, self.device_slots.len())?;
+        let (claim, claims) = self.authorise(open)?;
         let id = SessionId(open.session_id);
-        let (track, session) = match (open.bulk, open.resume) {
-            (true, _) => (Track::Bulk, self.existing_session(id, claim)?),
-            (false, true) => (Track::Ops, self.existing_session(id, claim)?),
-            (false, false) => (Track::Ops, self.open(id, claim, claims, open)?),
+        let attachment = Attachment::of(open, self.epoch)?;
+        let (session, mark) = match attachment {
+            Attachment::New => (self.open(id, claim, claims, open)?, 0),
+            Attachment::Existing(_) => (self.existing_session(id, claim)?, 0),
+            Attachment::Restored => self.restore(id, claim, claims, open)?,
         };
-        let resumed = session.attach(track, open.received);
+        let track = attachment.track();
+        let resumed = session.attach(track, attachment.received(open));
         let resumed = resumed.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
-        let device_slot = &self.device_slots[open.device_index as usize];
+        let device_slot = &self.device_slots[&open.device_index];
         let encoded = device_slot.profile.encode();
         let opened = Opened {
             hello: Some(ours),
@@ -139,6 +192,9 @@ impl Registry {
             credit_bytes: resumed.credit_bytes,
             settings: Some(v1::DeviceSettings { encoded }),
             kept_bytes: device_slot.device_context.kept_bytes,
+            durable: session.is_durable(),
+            epoch: self.epoch,
+            mark,
         };
         Ok(Attached {
             session,
@@ -148,13 +204,23 @@ impl Registry {
         })
     }
 
-    /// Accepts the connection of another worker of a lease that has sessions on this one.
-    /// The other worker has proved in the handshake that it has the key of the certificate
+    /// Verifies the token of `open`. Returns the claim to the requested device, and all claims
+    /// of the token.
+    fn authorise(&self, open: &Open) -> Result<(Claim, LeaseClaims), Error> {
+        let (claim, claims) = self.lease_tokens.authorise(open)?;
+        match self.device_slots.contains_key(&claim.device) {
+            true => Ok((claim, claims)),
+            false => Err(not_included(claim.device)),
+        }
+    }
+
+    /// Accepts the connection of another worker, for a cohort that has sessions on this
+    /// worker. The other worker has proved in the TLS handshake that it has the key of
     /// `peer_certificate`.
     pub(crate) fn join(
         &self,
         join: &Join,
-        peer_certificate: Option<Fingerprint>,
+        peer_certificate: Option<&PeerCertificate>,
     ) -> Result<AcceptedLink, Error> {
         let claims = self.lease_tokens.verify(&join.lease_token)?;
         let lease = LeaseId(claims.lease_id);
@@ -201,7 +267,17 @@ impl Registry {
         if let Some(earlier) = admitted.map_err(lease_error)? {
             self.end_superseded(earlier, claim.device);
         }
-        let session = self.open_admitted(id, claim, claims, open)?;
+        let begin = SessionBegin::New { seed: open.seed };
+        let session = self.open_admitted(id, claim, claims, open, begin)?;
+        self.check_still_admitted(claim, session)
+    }
+
+    /// Returns `session`, or ends it if its lease has ended.
+    fn check_still_admitted(
+        &self,
+        claim: Claim,
+        session: Arc<Session>,
+    ) -> Result<Arc<Session>, Error> {
         // The lease may have ended meanwhile, and its sessions with it, except for this
         // one.
         let still = lock(&self.admission).check(claim).map_err(lease_error);
@@ -220,6 +296,7 @@ impl Registry {
         claim: Claim,
         claims: LeaseClaims,
         open: &Open,
+        begin: SessionBegin,
     ) -> Result<Arc<Session>, Error> {
         let (lease, index) = (claim.lease, claim.device);
         let beside = |s: &Session| s.grant.lease == lease && s.grant.device_index == index;
@@ -245,7 +322,7 @@ impl Registry {
                 ));
             }
             Entry::Vacant(entry) => {
-                let device_slot = &self.device_slots[index as usize];
+                let device_slot = &self.device_slots[&index];
                 device_slot
                     .open(lease)
                     .map_err(|reason| Error::new(ErrorCode::Limit, reason))?;
@@ -255,38 +332,20 @@ impl Registry {
                     device_index: index,
                 };
                 let cohort = self.cohorts.get_or_create(lease, open, claims);
-                let session = Session::new(
-                    id,
-                    grant,
-                    open.seed,
-                    device_slot.device_context.clone(),
-                    cohort,
-                )?;
+                let session =
+                    Session::new(id, grant, begin, device_slot.device_context.clone(), cohort)?;
                 info!(session = %id, %lease, device = index, "session opened");
+                self.opened.notify_one();
                 entry.insert(session).clone()
             }
         };
         Ok(session)
     }
 
-    /// Ends a lease's sessions, and invalidates every token up to these grants.
-    /// [`unreleased_devices`](Self::unreleased_devices) returns the devices that are not released from the
-    /// lease yet.
-    pub(crate) fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
-        let mut admission = lock(&self.admission);
-        for ended in grants {
-            admission.end(ended.device_index, number(ended.grant));
-        }
-        drop(admission);
-        let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
-        let mut sessions = self.all_sessions();
-        sessions.retain(|s| s.grant.lease == lease && !s.is_torn_down());
-        sessions.iter().for_each(|s| s.end(error()));
-        for (index, device_slot) in (0..).zip(&self.device_slots) {
-            let is_here = |s: &Arc<Session>| s.grant.device_index == index;
-            device_slot.end_lease(lease, sessions.iter().any(is_here));
-        }
-        self.wake.notify_one();
+    /// Waits until a session was opened.
+    #[cfg(target_os = "linux")]
+    pub(crate) async fn wait_for_session(&self) {
+        self.opened.notified().await;
     }
 
     /// Waits until a device must be checked.
@@ -300,8 +359,8 @@ impl Registry {
         let mut sessions = self.all_sessions();
         sessions.retain(|session| !session.is_torn_down());
         let now = Instant::now();
-        for (index, device_slot) in (0..).zip(&self.device_slots) {
-            let here = sessions.iter().filter(|s| s.grant.device_index == index);
+        for (index, device_slot) in &self.device_slots {
+            let here = sessions.iter().filter(|s| s.grant.device_index == *index);
             let outcome = device_slot.check(now, &here.collect::<Vec<_>>());
             let is_reportable = outcome.has_changed || !outcome.released.is_empty();
             lock(&self.released).extend(outcome.released);
@@ -314,38 +373,31 @@ impl Registry {
     /// Returns a device that is lost until this process is restarted, if no session on
     /// another device would end with the process.
     pub(crate) fn lost_device(&self, now: Instant) -> Option<LostDevice> {
-        let first = self.device_slots.first()?;
-        let stuck = self.device_slots.iter().map(DeviceSlot::stuck_since);
-        let mut devices: Vec<_> = stuck
-            .map(|stuck_since| DeviceUse {
+        let device_use = |(index, device_slot): (&u32, &DeviceSlot)| {
+            let stuck_since = device_slot.stuck_since();
+            let has_sessions = false;
+            let device_use = DeviceUse {
                 stuck_since,
-                has_sessions: false,
-            })
-            .collect();
+                has_sessions,
+            };
+            (*index, device_use)
+        };
+        let mut devices: BTreeMap<_, _> = self.device_slots.iter().map(device_use).collect();
         // The usual case, which does not iterate over the sessions.
-        if devices.iter().all(|device| device.stuck_since.is_none()) {
+        if devices.values().all(|device| device.stuck_since.is_none()) {
             return None;
         }
         for session in self.sessions.iter().filter(|session| !session.has_ended()) {
-            devices[session.grant.device_index as usize].has_sessions = true;
+            if let Some(device) = devices.get_mut(&session.grant.device_index) {
+                device.has_sessions = true;
+            }
         }
-        let grace_period = first.device_context.signals.op_timeout;
-        let index = first_lost_device(&devices, now, grace_period)?;
-        let reason = self.device_slots[index]
-            .out_of_service()
-            .unwrap_or_default();
-        let index = index as u32;
+        let grace_period = self.op_timeout;
+        let uses: Vec<_> = devices.values().copied().collect();
+        let lost = first_lost_device(&uses, now, grace_period)?;
+        let (&index, device_slot) = self.device_slots.iter().nth(lost)?;
+        let reason = device_slot.out_of_service().unwrap_or_default();
         Some(LostDevice { index, reason })
-    }
-
-    /// Records that a device was granted, and ends the sessions of the lease that had it
-    /// before.
-    pub(crate) fn granted(&self, granted: &DeviceGrant) {
-        let (device, grant) = (granted.device_index, number(granted.grant));
-        let earlier = lock(&self.admission).granted(device, grant);
-        if let Some(earlier) = earlier {
-            self.end_superseded(earlier, device);
-        }
     }
 
     /// Ends the sessions of a lease on a device that was granted to another lease.
@@ -356,23 +408,6 @@ impl Registry {
             .iter()
             .filter(is_its)
             .for_each(|session| session.end(Error::new(ErrorCode::Lease, reason.clone())));
-    }
-
-    /// Records the scheduler's current time, in milliseconds since 1970.
-    pub(crate) fn set_time(&self, time_ms: u64) {
-        lock(&self.admission).set_time(time_ms, Instant::now());
-    }
-
-    /// Records that the scheduler is unreachable.
-    pub(crate) fn mark_unreachable(&self) {
-        lock(&self.admission).mark_unreachable();
-    }
-
-    /// Ends every session.
-    pub(crate) fn end_all(&self, error: &Error) {
-        self.all_sessions()
-            .iter()
-            .for_each(|session| session.end(error.clone()));
     }
 
     /// Removes sessions that ended, ends sessions without a connection for
@@ -393,26 +428,24 @@ impl Registry {
         }
     }
 
+    /// Returns whether a session is open.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn has_session(&self, id: SessionId) -> bool {
+        self.sessions.contains_key(&id)
+    }
+
+    /// Returns whether a session has not ended, or its device still executes something for
+    /// it.
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.sessions.iter().any(|session| !session.is_torn_down())
+    }
+
     // Returns a copy, so that no shard stays locked while sessions are called.
     fn all_sessions(&self) -> Vec<Arc<Session>> {
         self.sessions
             .iter()
             .map(|session| session.clone())
             .collect()
-    }
-
-    /// Returns the number of sessions that have not ended.
-    pub(crate) fn live_session_count(&self) -> usize {
-        self.sessions
-            .iter()
-            .filter(|session| !session.has_ended())
-            .count()
-    }
-
-    /// Queries the memory of all devices in the background, for later
-    /// [`usage`](Self::usage).
-    pub(crate) fn query_memory(&self) {
-        self.device_slots.iter().for_each(DeviceSlot::query_memory);
     }
 }
 

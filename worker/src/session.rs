@@ -11,12 +11,17 @@
 //!   executor takes them.
 //! - `time_slice`: a turn on the device, in which `runner` executes the work.
 //! - `peer_requests`: requests to the other sessions of the lease.
+//! - `snapshot`: the state at a mark; `durability` has it kept outside of this process.
 
 pub(crate) mod dataflow;
+mod durability;
 mod inbound;
 mod outbound;
 mod peer_requests;
 mod runner;
+#[cfg(all(feature = "testing", target_os = "linux"))]
+pub(crate) mod simulated;
+pub(crate) mod snapshot;
 #[cfg(feature = "testing")]
 pub(crate) mod standalone;
 #[cfg(test)]
@@ -26,6 +31,7 @@ mod uploads;
 mod work_queue;
 
 use std::{
+    collections::HashMap,
     pin::pin,
     sync::{
         Arc, Mutex, Weak,
@@ -38,8 +44,9 @@ use bytes::Bytes;
 use tensord_proto::{
     bulk::PayloadError,
     codec::CodecError,
+    content::Hash,
     ids::{LeaseId, SessionId},
-    v1::{Error, ErrorCode, Held, frame::Body},
+    v1::{Error, ErrorCode, Held, RestorePoint, frame::Body},
 };
 use tensord_transport::channel::{
     self, Connection, FrameParts, Next, Received, duplex::FrameError, resume::ResumeError,
@@ -47,18 +54,22 @@ use tensord_transport::channel::{
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
 use tracing::info;
 
-pub(crate) use self::outbound::Track;
+pub(crate) use self::{
+    durability::{KeptCallback, SnapshotKeeper},
+    outbound::Track,
+};
 use self::{
     inbound::{Item, Payloads},
     outbound::Outbound,
     peer_requests::{Batch, PeerRequests, pass_on},
     runner::{LeaseMembership, Runner},
+    snapshot::Snapshot,
     uploads::Uploads,
     work_queue::{Schedule, WorkQueue},
 };
 use crate::{
     backend::Device,
-    blobs::BlobStore,
+    blobs::KeptBlobs,
     collective::{Cohort, Member, Outcome},
     executor::{RunQueue, run_time_slice},
     locks::lock,
@@ -73,14 +84,30 @@ pub(crate) struct DeviceContext {
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) queue: Arc<RunQueue<Session>>,
     pub(crate) signals: Arc<Signals>,
-    /// Number of ops executed on the device for its latest lease.
+    /// Number of ops processed on the device for its latest lease, refused ops included.
     pub(crate) ops: Arc<AtomicU64>,
     /// The runtime on which slow reads are awaited.
     pub(crate) runtime: Handle,
     /// Uploads kept from earlier sessions.
-    pub(crate) blobs: Arc<BlobStore>,
+    pub(crate) blobs: Arc<dyn KeptBlobs>,
     /// Maximum bytes of uploads that one session may keep.
     pub(crate) kept_bytes: u64,
+    /// Keeps snapshots outside of this process. `None` if sessions are not captured.
+    pub(crate) snapshots: Option<Arc<dyn SnapshotKeeper>>,
+}
+
+/// The state that a session begins with.
+pub(crate) enum SessionBegin {
+    /// No tensors.
+    New {
+        /// The seed of the random ops.
+        seed: u64,
+    },
+    /// That of a session whose process has died.
+    Restored {
+        point: RestorePoint,
+        snapshot: Box<Snapshot>,
+    },
 }
 
 /// The lease and tenant that a session belongs to, and its device.
@@ -95,10 +122,16 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) grant: Grant,
     device_context: DeviceContext,
-    /// The sessions of the lease, in which this one has `lease_rank`.
+    /// The sessions of the lease; this session has rank `lease_rank` among them.
     cohort: Arc<Cohort>,
     lease_rank: u32,
     outbound: Outbound,
+    /// The hashes of the kept uploads that the session was offered.
+    offered: Vec<Hash>,
+    /// Number of the mark from which the session went on, or 0.
+    restored_at: u64,
+    /// Number of the last mark that was received.
+    last_mark: AtomicU64,
     payloads: Mutex<Payloads>,
     work_queue: WorkQueue,
     /// `None` after the session has ended.
@@ -108,7 +141,7 @@ pub(crate) struct Session {
     op_progress: Arc<OpProgress>,
 }
 
-/// How far the end of a session has come.
+/// Which steps of the session's end are done.
 #[derive(Default)]
 struct EndProgress {
     /// Whether `Closed` is queued for the client, or is about to be queued.
@@ -118,15 +151,16 @@ struct EndProgress {
 }
 
 impl Session {
-    /// Opens a session and enters it into `cohort`.
+    /// Opens a session, and enters it into `cohort`.
     ///
     /// # Errors
     ///
-    /// When the device has no rank in the lease, or another session has that rank.
+    /// When the device has no rank in the lease, another session has that rank, or the snapshot
+    /// cannot be restored.
     pub(crate) fn new(
         id: SessionId,
         grant: Grant,
-        seed: u64,
+        begin: SessionBegin,
         device_context: DeviceContext,
         cohort: Arc<Cohort>,
     ) -> Result<Arc<Self>, Error> {
@@ -137,30 +171,58 @@ impl Session {
             )
         };
         let lease_rank = cohort.lease_rank(grant.device_index).ok_or_else(taken)?;
-        let held = device_context.blobs.blobs_of(&grant.tenant);
-        let (hashes, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
         let op_progress = OpProgress::new(device_context.signals.clone());
-        let runner = Runner::new(
-            device_context.device.open(),
-            device_context.memory.open(),
-            op_progress.clone(),
-            seed,
-            Uploads::new(device_context.kept_bytes, held),
-            LeaseMembership {
-                lease_members: cohort.lease_members().clone(),
-                lease_rank,
-                bucket_bytes: cohort.bucket_bytes(),
-            },
-        );
-        let held = (!hashes.is_empty()).then(|| Held {
-            hashes: hashes.concat().into(),
-        });
+        let open_runner = |held, seed| {
+            Runner::new(
+                device_context.device.open(),
+                device_context.memory.open(),
+                op_progress.clone(),
+                seed,
+                Uploads::new(device_context.kept_bytes, held),
+                LeaseMembership {
+                    lease_members: cohort.lease_members().clone(),
+                    lease_rank,
+                    bucket_bytes: cohort.bucket_bytes(),
+                },
+            )
+        };
+        let blobs = device_context.blobs.blobs_of(&grant.tenant);
+        let restored_at = match &begin {
+            SessionBegin::New { .. } => 0,
+            SessionBegin::Restored { point, .. } => point.mark,
+        };
+        let (runner, outbound, hashes) = match begin {
+            SessionBegin::New { seed } => {
+                let (hashes, held): (Vec<_>, _) = blobs
+                    .into_iter()
+                    .map(|(hash, held)| (hash, Some(held)))
+                    .unzip();
+                let offer = (!hashes.is_empty()).then(|| Held {
+                    hashes: hashes.concat().into(),
+                });
+                let outbound = Outbound::new(offer.map(Body::Held));
+                (open_runner(held, seed), outbound, hashes)
+            }
+            SessionBegin::Restored { point, snapshot } => {
+                // The client refers to the uploads by their places in the first offer.
+                let blobs: HashMap<_, _> = blobs.into_iter().collect();
+                let hashes = snapshot.held().to_vec();
+                let held = hashes.iter().map(|hash| blobs.get(hash).cloned()).collect();
+                let mut runner = open_runner(held, 0);
+                let restored = runner.restore(&snapshot);
+                restored.map_err(|e| Error::new(ErrorCode::Session, e.to_string()))?;
+                (runner, Outbound::restored(&point), hashes)
+            }
+        };
         let session = Arc::new(Self {
             id,
             grant,
             cohort,
             lease_rank,
-            outbound: Outbound::new(held.map(Body::Held)),
+            outbound,
+            offered: hashes,
+            restored_at,
+            last_mark: AtomicU64::new(restored_at),
             payloads: Mutex::new(Payloads::new(
                 device_context.memory.clone(),
                 device_context.kept_bytes,
@@ -180,7 +242,7 @@ impl Session {
     }
 
     /// Makes a new connection the latest of a track. The client has received the frames up
-    /// to number `received`.
+    /// to number `received`. Fails if `received` contradicts what was sent or acknowledged.
     pub(crate) fn attach(
         &self,
         track: Track,
@@ -189,7 +251,7 @@ impl Session {
         self.outbound.attach(track, received)
     }
 
-    /// Marks the track as detached, unless a later connection has taken over.
+    /// Records that `connection` of a track has ended, unless a later one has replaced it.
     pub(crate) fn detach(&self, track: Track, connection: Connection) {
         self.outbound.detach(track, connection);
     }
@@ -214,13 +276,13 @@ impl Session {
         self.outbound.ping(track, connection, must)
     }
 
-    /// Returns what wakes the writer of a track.
+    /// Returns the [`Notify`] that wakes the writer of a track.
     pub(crate) fn writer_notify(&self, track: Track) -> &Notify {
         self.outbound.writer_notify(track)
     }
 
-    /// Processes a frame from `connection`. Returns `false` if a later connection has
-    /// taken over.
+    /// Processes a frame from `connection`. Returns `false`, and drops the frame, if a later
+    /// connection has replaced `connection`.
     pub(crate) fn receive(
         self: &Arc<Self>,
         track: Track,
@@ -246,6 +308,7 @@ impl Session {
         match track {
             Track::Ops => {
                 if let Some(item) = inbound::item(body, bytes)? {
+                    self.check_mark(&item)?;
                     let can_run_here = |item: &Item| self.can_run_in_reader(item);
                     self.schedule(self.work_queue.push(item, can_run_here));
                 }
@@ -336,6 +399,9 @@ impl Session {
         // Frees a payload that is partly received.
         lock(&self.payloads).clear();
         self.announce_end(error);
+        if let Some(snapshots) = &self.device_context.snapshots {
+            snapshots.clone().forget(self.id);
+        }
         self.progress.torn_down.store(true, Ordering::Release);
         self.device_context.signals.wake();
     }
@@ -343,12 +409,11 @@ impl Session {
     /// Drops the runner, and passes its kept uploads to the blob store for later
     /// sessions.
     fn keep_uploads(&self, runner: Runner) {
-        let (blobs, tenant) = (self.device_context.blobs.clone(), self.grant.tenant.clone());
-        let kept = runner.into_kept();
-        // Hashing takes a while, and the device may serve another session by then.
-        self.device_context
-            .runtime
-            .spawn_blocking(move || blobs.keep(&tenant, kept));
+        let kept: Vec<_> = runner.into_kept().collect();
+        if !kept.is_empty() {
+            let (blobs, runtime) = (&self.device_context.blobs, &self.device_context.runtime);
+            blobs.clone().keep(runtime, self.grant.tenant.clone(), kept);
+        }
     }
 
     /// Queues `Closed` for the client, unless it was queued before, and lets the
@@ -361,7 +426,7 @@ impl Session {
     }
 
     /// Ends the session at once if an op or a read exceeds the op timeout. Returns a
-    /// description of the op or read for as long as it has not returned.
+    /// description of that op or read until it ends, or `None` if none exceeds the timeout.
     pub(crate) fn overdue(self: &Arc<Self>, now: Instant) -> Option<String> {
         let overdue = self.op_progress.check(now)?.to_string();
         self.end_overdue(&overdue);
@@ -379,8 +444,9 @@ impl Session {
         self.announce_end(error);
     }
 
-    /// Waits until the device has read a value. If that exceeds the op timeout, the
-    /// session ends, and its device counts as busy until the value has been read.
+    /// Awaits `answer`, a value that the device is reading, and returns it. If the read
+    /// exceeds the op timeout, ends the session at once; the device then counts as busy until
+    /// the read is complete.
     async fn with_op_timeout<T>(self: &Arc<Self>, answer: impl Future<Output = T>) -> T {
         let mut answer = pin!(answer);
         if let Ok(answer) = timeout(self.device_context.signals.op_timeout, &mut answer).await {

@@ -1,12 +1,16 @@
 //! Parts of a worker without a network: a session for the fuzzer and for tests of whole
-//! programs of ops, and the tensor table for benchmarks.
+//! programs of ops, a host for the simulation, and the tensor table for benchmarks.
 //!
 //! A session's frames go through the same decoder, rules, table and backend as in a worker.
 //! Programs have no use for this module.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use burn_ir::{OperationIr, TensorIr};
 use tensord_proto::codec::tensor_bytes;
 
+#[cfg(target_os = "linux")]
+pub use crate::session::simulated::SimulatedHost;
 pub use crate::session::standalone::{OpOutcome, OpReport, StandaloneSession, StepOutcome};
 use crate::{memory::DeviceMemory, session::dataflow::Dataflow};
 
@@ -14,6 +18,20 @@ use crate::{memory::DeviceMemory, session::dataflow::Dataflow};
 /// sends.
 pub fn sample_ops() -> Vec<OperationIr> {
     crate::op_check::samples::ops()
+}
+
+/// Set by [`switch_off_op_checks`].
+static UNCHECKED: AtomicBool = AtomicBool::new(false);
+
+/// Makes all sessions of this process execute ops without the checks that keep kernels within
+/// their tensors. For tests of the other protections against harmful ops.
+pub fn switch_off_op_checks() {
+    UNCHECKED.store(true, Ordering::Relaxed);
+}
+
+/// Returns whether ops are executed without checks, after [`switch_off_op_checks`].
+pub(crate) fn are_op_checks_off() -> bool {
+    UNCHECKED.load(Ordering::Relaxed)
 }
 
 /// Checks the arguments of `op`, and returns the bytes of scratch memory of its kernel.

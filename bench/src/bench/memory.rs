@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tensord_testkit::resource_usage::ResourceUsage;
 use tensord_transport::TransportChoice;
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     context::Context,
     data::{self, Upload},
     pool::{LocalPool, lease},
-    process::resident_bytes,
+    process::{has_proc, resident_bytes},
     report::{Report, format_optional, table},
     stats::round,
 };
@@ -54,7 +55,10 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     context.progress.update("memory");
     let (ops, mib) = context.full_or_quick((1_000_000, 10 << 10), (2_000, 64));
     let pool = LocalPool::start("flex")?;
-    let worker = || resident_bytes(pool.process_id()).map(|(now, _)| now);
+    let worker = || {
+        let usage = has_proc().then(|| ResourceUsage::of(pool.process_id()));
+        usage.map(|usage| usage.resident_bytes)
+    };
     let before = worker();
     let url = pool.url(TransportChoice::Auto).reveal();
     let found: MemoryResult = context.turn(Bench::Memory, &ClientLoad { url, ops, mib })?;

@@ -9,6 +9,8 @@ use std::{
     path::Path,
 };
 
+use tensord_testkit::resource_usage::children;
+
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
 /// Returns whether this system has the tables.
@@ -16,7 +18,8 @@ pub(super) fn is_supported() -> bool {
     Path::new(TABLES[0]).exists()
 }
 
-/// Returns which of `processes` has a connection from `address`, if any.
+/// Returns which of `processes`, or of those that they have started, has a connection from
+/// `address`, if any. Returns the one of `processes`.
 pub(super) fn owner(address: SocketAddr, processes: &[u32]) -> Option<u32> {
     let tables = TABLES
         .iter()
@@ -34,7 +37,12 @@ pub(super) fn owner(address: SocketAddr, processes: &[u32]) -> Option<u32> {
             .any(|file| file.as_os_str() == socket.as_str())
             .then_some(*process)
     };
-    processes.iter().find_map(has)
+    let has_one = |process: &u32| {
+        let of_children = children(*process);
+        let mut all = std::iter::once(process).chain(&of_children);
+        all.any(|process| has(process).is_some())
+    };
+    processes.iter().copied().find(has_one)
 }
 
 /// Returns the inode of the socket with the local `address`, from the text of a table of

@@ -3,11 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use tensord_proto::{
-    v1::{Open, frame::Body},
-    version,
-};
+use tensord_proto::v1::frame::Body;
 use tensord_transport::{
     Dialer, Link,
     channel::{Connection, Timing, duplex, pump},
@@ -21,7 +17,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    Session,
+    Session, SessionAccess,
     connection_end::{ConnectionEnd, after_pump},
     state::Track,
     track_end::TrackEnd,
@@ -43,9 +39,7 @@ pub(crate) struct SessionTarget {
     pub(crate) worker: String,
     pub(crate) address: String,
     pub(crate) trust: Trust,
-    pub(crate) lease_token: Bytes,
-    pub(crate) device_index: u32,
-    pub(crate) seed: u64,
+    pub(crate) access: SessionAccess,
 }
 
 /// Keeps `session` connected until it is over. `opened` receives the result of the first
@@ -170,19 +164,10 @@ async fn connect(
         Track::Bulk => dialer.dial_bulk(address, trust, DIAL_DEADLINE).await,
     };
     let mut link = dialled.map_err(|e| lost(&e))?;
-    let open = Body::Open(Open {
-        hello: Some(version::hello()),
-        session_id: session.id.0,
-        lease_token: target.lease_token.clone(),
-        device_index: target.device_index,
-        resume: resume || track == Track::Bulk,
-        received: session.received(track),
-        seed: target.seed,
-        bulk: track == Track::Bulk,
-        cohort: session.cohort_member.cohort.id,
-    });
+    let open = session.open(track, resume, &target.access);
+    let (epoch, is_durable) = (open.epoch, !open.restore.is_empty());
     link.sender
-        .send(&[duplex::encode(open)])
+        .send(&[duplex::encode(Body::Open(open))])
         .await
         .map_err(|e| lost(&e))?;
     let answer = timeout(DIAL_DEADLINE, link.receiver.recv()).await;
@@ -198,9 +183,20 @@ async fn connect(
     let answer = duplex::decode(answer).map_err(|e| ConnectionEnd::BrokeRule(e.to_string()))?;
     match answer.body {
         Some(Body::Opened(opened)) => {
-            let connection = session.opened(track, opened).map_err(|e| over(&e))?;
-            Ok((connection, link))
+            if resume && opened.epoch > epoch {
+                let (mark, worker) = (opened.mark, &target.worker);
+                info!(session = %session.id, mark, worker, "the session goes on in another process");
+            }
+            match session.opened(track, &opened) {
+                Ok(connection) => Ok((connection, link)),
+                Err(ConnectionEnd::Over(reason)) => Err(over(&reason)),
+                Err(ended) => Err(ended),
+            }
         }
+        // Retry: a new process rejects the bulk track until the track for ops is connected.
+        Some(Body::Rejected(rejected)) if track == Track::Bulk && is_durable => Err(
+            ConnectionEnd::Lost(rejected.error.unwrap_or_default().to_string()),
+        ),
         Some(Body::Rejected(rejected)) => Err(over(&rejected.error.unwrap_or_default())),
         _ => Err(ConnectionEnd::BrokeRule(
             "the worker's first frame did not answer the request to open a session".into(),

@@ -96,6 +96,11 @@ impl FrameEncoder {
         bodies
     }
 
+    /// Resets the encoder, for a mark after the bodies that were encoded last.
+    pub(super) fn restart(&mut self) {
+        self.encoder.restart();
+    }
+
     fn ops(&mut self, ops: &[OperationIr], bodies: &mut Vec<Body>) {
         ops.iter().for_each(|op| self.op(op, bodies));
     }

@@ -11,7 +11,7 @@ use tensord_proto::{
     v1::{Chunk, Value, tensor_value, value},
 };
 
-use super::Answer;
+use super::{Answer, answered::AnsweredReads};
 
 /// A reply and its receiver.
 pub(super) enum Delivery {
@@ -51,6 +51,7 @@ pub(super) struct PendingReads {
     gathering: PayloadAssembler<()>,
     /// Number of complete payloads.
     payloads: u64,
+    pub(super) answered: AnsweredReads,
 }
 
 /// A pending read.
@@ -85,13 +86,41 @@ impl PendingReads {
         bytes > INLINE_BYTES
     }
 
+    /// Returns the id of the first read whose answer has still to come, or to be repeated.
+    pub(super) fn first_pending(&self) -> Option<u64> {
+        let pending = self.reads.keys().copied().min();
+        pending
+            .into_iter()
+            .chain(self.answered.first_unrepeated())
+            .min()
+    }
+
+    /// Prepares for another process, which answers all reads since the last committed mark again:
+    /// those without an answer, and those that were answered.
+    pub(super) fn restored(&mut self) {
+        for pending in self.reads.values_mut() {
+            if pending.announced.take().is_some() {
+                self.pending_bytes = self.pending_bytes.saturating_add(pending.bytes);
+            }
+        }
+        self.announced.clear();
+        self.arrived.clear();
+        self.arrived_bytes = 0;
+        self.gathering = PayloadAssembler::default();
+        self.payloads = 0;
+        self.answered.restored();
+    }
+
     pub(super) fn into_answers(self) -> impl Iterator<Item = Answer<TensorData>> {
         self.reads.into_values().map(|pending| pending.answer)
     }
 
     pub(super) fn value(&mut self, value: Value) -> Result<Option<Delivery>, BrokenRule> {
         let request = value.request_id;
-        let waiting = self.reads.len() as u64;
+        if self.answered.is_unrepeated(request) {
+            return self.repeated_value(value).map(|()| None);
+        }
+        let waiting = self.waiting();
         let pending = self.reads.get_mut(&request);
         let pending = pending.filter(|pending| pending.announced.is_none());
         let pending = pending.ok_or_else(|| unexpected("read", request))?;
@@ -153,6 +182,12 @@ impl PendingReads {
         };
         let number = self.payloads;
         self.payloads += 1;
+        if let Some(request) = self.announced.get(&number).copied()
+            && !self.reads.contains_key(&request)
+        {
+            self.announced.remove(&number);
+            return self.answered.repeated(request, Some(&bytes)).map(|()| None);
+        }
         let Some(request) = self.announced.remove(&number) else {
             self.arrived_bytes = self.arrived_bytes.saturating_add(bytes.len());
             self.arrived.insert(number, bytes);
@@ -167,10 +202,18 @@ impl PendingReads {
     /// Checks that the next payload may have `size` bytes.
     fn check_payload_size(&self, size: u64) -> Result<(), BrokenRule> {
         let announced = self.announced.get(&self.payloads);
-        let announced = announced.and_then(|request| self.reads.get(request));
-        let most = match announced {
-            Some(pending) => pending.bytes,
-            None => self.pending_bytes.saturating_sub(self.arrived_bytes),
+        let bytes_of = |request: &u64| match self.reads.get(request) {
+            Some(pending) => Some(pending.bytes),
+            None => self.answered.bytes_of(*request),
+        };
+        let most = match announced.and_then(bytes_of) {
+            Some(bytes) => bytes,
+            None => {
+                let expected = self
+                    .pending_bytes
+                    .saturating_add(self.answered.unrepeated_bytes());
+                expected.saturating_sub(self.arrived_bytes)
+            }
         };
         match usize::try_from(size).is_ok_and(|size| size <= most) {
             true => Ok(()),
@@ -202,7 +245,52 @@ impl PendingReads {
         if pending.announced.is_none() {
             self.pending_bytes = self.pending_bytes.saturating_sub(pending.bytes);
         }
+        let value = result.as_ref().ok().map(TensorData::as_bytes);
+        self.answered.add(request, pending.bytes, value);
         Some(Delivery::Value(pending.answer, result))
+    }
+}
+
+/// Answers that another process repeats.
+impl PendingReads {
+    /// Returns the number of answers that may come.
+    fn waiting(&self) -> u64 {
+        self.reads.len() as u64 + self.answered.unrepeated_count()
+    }
+
+    /// Compares a repeated answer with the first one.
+    fn repeated_value(&mut self, value: Value) -> Result<(), BrokenRule> {
+        let request = value.request_id;
+        let content = match value.result {
+            Some(value::Result::Tensor(tensor)) => tensor.content,
+            Some(value::Result::Fault(_)) => return self.answered.repeated(request, None),
+            None => return Err(format!("the answer to read {request} is empty")),
+        };
+        match content {
+            Some(tensor_value::Content::Payload(number)) => match self.arrived.remove(&number) {
+                Some(bytes) => {
+                    self.arrived_bytes = self.arrived_bytes.saturating_sub(bytes.len());
+                    self.answered.repeated(request, Some(&bytes))
+                }
+                None if number < self.payloads || self.announced.contains_key(&number) => {
+                    Err(format!(
+                        "the repeated answer to read {request} names payload {number}, which another answer has named"
+                    ))
+                }
+                None if number - self.payloads >= self.waiting() => Err(format!(
+                    "the repeated answer to read {request} names payload {number}, but only {} payloads have arrived",
+                    self.payloads
+                )),
+                None => {
+                    self.announced.insert(number, request);
+                    Ok(())
+                }
+            },
+            Some(tensor_value::Content::Bytes(bytes)) => {
+                self.answered.repeated(request, Some(&bytes))
+            }
+            None => self.answered.repeated(request, Some(&[])),
+        }
     }
 }
 

@@ -19,9 +19,44 @@ pub(super) struct Requests {
     last: u64,
     pub(super) reads: PendingReads,
     syncs: HashMap<u64, Answer<()>>,
+    /// Whether replies may be repeated, as the session went on in another process.
+    is_repeated: bool,
 }
 
 impl Requests {
+    /// Returns the id of the last request.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Returns the id of the first request without a reply.
+    pub(super) fn first_pending(&self) -> Option<u64> {
+        let syncs = self.syncs.keys().copied().min();
+        let reads = self.reads.first_pending();
+        syncs.into_iter().chain(reads).min()
+    }
+
+    /// Keeps replies, so that a process that repeats them can be checked.
+    pub(super) fn begin_journal(&mut self) {
+        self.reads.answered.keep(true);
+    }
+
+    /// Forgets the replies that were kept.
+    pub(super) fn end_journal(&mut self) {
+        self.reads.answered.keep(false);
+    }
+
+    /// Forgets the replies to requests up to `id`, which will not be repeated.
+    pub(super) fn commit(&mut self, id: u64) {
+        self.reads.answered.forget(id);
+    }
+
+    /// Prepares for another process, which repeats the replies since the last commit.
+    pub(super) fn restored(&mut self) {
+        self.is_repeated = true;
+        self.reads.restored();
+    }
+
     fn new_id(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -45,15 +80,19 @@ impl Requests {
     }
 
     /// Processes the worker's reply to a sync.
-    pub(super) fn on_synced(&mut self, synced: Synced) -> Result<Delivery, BrokenRule> {
+    pub(super) fn on_synced(&mut self, synced: Synced) -> Result<Option<Delivery>, BrokenRule> {
         let request = synced.request_id;
-        let answer = self.syncs.remove(&request);
-        let answer = answer.ok_or_else(|| unexpected("sync", request))?;
+        let Some(answer) = self.syncs.remove(&request) else {
+            return match self.is_repeated && request <= self.last {
+                true => Ok(None),
+                false => Err(unexpected("sync", request)),
+            };
+        };
         let result = match synced.fault {
             None => Ok(()),
             Some(fault) => Err(ExecutionError::with_context(fault.to_string())),
         };
-        Ok(Delivery::Synced(answer, result))
+        Ok(Some(Delivery::Synced(answer, result)))
     }
 
     /// Fails all requests with `error`.

@@ -4,6 +4,8 @@
 //!
 //! [`Session`]: super::Session
 
+mod keeping;
+
 use std::time::{Duration, Instant};
 
 use burn_backend::{DType, ExecutionError, TensorData};
@@ -20,8 +22,11 @@ use tensord_transport::channel::{
     Channel, Connection, Look, Next, Received, duplex::FrameError, resume::ResumeError,
 };
 
+use crate::lease::Durability;
+
 use super::{
     connection_end::{ConnectionEnd, closed_by},
+    journal::Journal,
     op_buffer::{Item, OpBuffer},
     pending_reads::Delivery,
     requests::{Answer, Requests},
@@ -80,6 +85,10 @@ pub(super) struct State {
     pub(super) policy: SendPolicy,
     upload_cache: UploadCache,
     requests: Requests,
+    journal: Journal,
+    durability: Durability,
+    /// Whether a refused mark was reported.
+    has_warned: bool,
     /// Whether the session needs the bulk track.
     pub(super) has_bulk: bool,
     pub(super) profile: Option<DeviceProfile>,
@@ -110,7 +119,7 @@ pub(super) struct Receipt {
 }
 
 impl State {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, durability: Durability) -> Self {
         // The worker grants credit when it opens the session.
         let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, now);
         Self {
@@ -120,6 +129,9 @@ impl State {
             policy: SendPolicy::default(),
             upload_cache: UploadCache::default(),
             requests: Requests::default(),
+            journal: Journal::default(),
+            durability,
+            has_warned: false,
             has_bulk: false,
             profile: None,
             end: None,
@@ -247,6 +259,16 @@ impl State {
     ) -> Result<Connection, ResumeError> {
         self.profile = Some(profile);
         self.upload_cache.set_budget(opened.kept_bytes);
+        if track == Track::Ops && self.end.is_none() {
+            if self.ops.was_attached() {
+                if opened.epoch > self.journal.epoch() {
+                    self.restore(opened.epoch, opened.mark)?;
+                }
+            } else if opened.durable && self.durability != Durability::Off {
+                self.journal.begin(opened.epoch);
+                self.keep();
+            }
+        }
         let channel = self.track(track);
         let attached = channel.attach(opened.received, opened.credit_bytes)?;
         Ok(attached.connection)
@@ -333,6 +355,10 @@ impl State {
         if let Some(body) = body {
             let taken = self.take(track, body, &mut receipt.tensor_bytes, deliveries);
             receipt.end = taken.err();
+            // The restore points that were offered in an `Open` stay until its answer.
+            if track == Track::Ops {
+                self.try_commit();
+            }
         }
         Ok(Some(receipt))
     }
@@ -365,8 +391,9 @@ impl State {
                 }
             }
             (Track::Ops, Body::Synced(synced)) => {
-                deliveries.push(self.requests.on_synced(synced).map_err(broke_rule)?);
+                deliveries.extend(self.requests.on_synced(synced).map_err(broke_rule)?);
             }
+            (Track::Ops, Body::Marked(marked)) => self.on_marked(marked),
             (Track::Ops, Body::Held(held)) => {
                 let listed = self.upload_cache.set_held(&held.hashes);
                 listed.map_err(broke_rule)?;
@@ -386,6 +413,7 @@ impl State {
             return None;
         }
         self.end = Some(end);
+        self.keep_nothing();
         Some(std::mem::take(&mut self.requests))
     }
 }

@@ -21,7 +21,7 @@ use super::{send_policy::EAGER_OPS, state::MAX_RECORDED_ITEMS, *};
 
 /// Returns a session with unlimited credit, and the worker's end of it.
 fn pair() -> (Arc<Session>, Duplex) {
-    let session = Session::new(SessionId(7), CohortMember::default());
+    let session = Session::new(SessionId(7), CohortMember::default(), Durability::Auto);
     session.lock().ops.attach(0, u64::MAX).unwrap();
     (session, Duplex::new(1 << 20, u64::MAX, 1 << 30))
 }
@@ -51,7 +51,7 @@ fn record(session: &Session, count: usize) {
 
 /// Describes what the driver does next. Frames that it sends reach `worker`.
 fn poll_driver(session: &Session, worker: &mut Duplex, patient: bool, rested: bool) -> String {
-    match session.next_to_send(Track::Ops, Look { patient, rested }) {
+    match session.next_to_send(Track::Ops, Look { patient, rested }, Instant::now()) {
         Next::Frames(frames) => {
             for parts in &frames {
                 worker.receive(parts.concat().into()).unwrap();
@@ -85,7 +85,13 @@ fn answer(session: &Session, worker: &mut Duplex, request_id: u64) {
     let frame = worker.next_to_send().unwrap().concat().into();
     let mut deliveries = Vec::new();
     let connection = session.lock().ops.latest().unwrap();
-    let received = session.receive(Track::Ops, connection, frame, &mut deliveries);
+    let received = session.receive(
+        Track::Ops,
+        connection,
+        frame,
+        Instant::now(),
+        &mut deliveries,
+    );
     assert!(received.is_ok());
     deliveries
         .into_iter()
@@ -294,9 +300,11 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
         // Nobody listens on a port that is not one.
         address: "127.0.0.1:0".into(),
         trust: Trust::System,
-        lease_token: Bytes::new(),
-        device_index: 0,
-        seed: 0,
+        access: SessionAccess {
+            lease_token: Bytes::new(),
+            device_index: 0,
+            seed: 0,
+        },
     };
     let (opened, _opens) = oneshot::channel();
     let mut requested = session.read(&tensor(session.new_tensor(), TensorStatus::ReadOnly));

@@ -1,6 +1,6 @@
 //! A session's [`Endpoint`] of a track, as the pump of the track's channel sees it.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Instant};
 
 use bytes::Bytes;
 use tensord_transport::{
@@ -29,7 +29,8 @@ impl Endpoint for TrackEnd<'_> {
     ) -> Result<(), Broken<ConnectionEnd>> {
         let counter = &self.session.counters.down;
         counter.fetch_add(frame.len() as u64, Ordering::Relaxed);
-        self.session.receive(self.track, connection, frame, row)
+        self.session
+            .receive(self.track, connection, frame, Instant::now(), row)
     }
 
     fn on_row(&self, row: &mut Self::Row) {
@@ -45,7 +46,7 @@ impl Endpoint for TrackEnd<'_> {
     }
 
     fn next(&self, _: Connection, look: Look) -> Next {
-        self.session.next_to_send(self.track, look)
+        self.session.next_to_send(self.track, look, Instant::now())
     }
 
     fn ping(&self, connection: Connection, must: bool) -> Option<FrameParts> {

@@ -40,6 +40,26 @@ struct Frame<'a> {
 }
 
 impl OpDecoder {
+    /// Creates a decoder for a stream from where the encoder [began anew](super::OpEncoder::restart).
+    /// `counter` is the value of [`counter`](Self::counter) at that point.
+    pub fn starting_at(counter: u64) -> Self {
+        Self {
+            model: Model::starting_at(counter),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the state that outlives a [restart](Self::restart): one more than the highest
+    /// tensor id seen.
+    pub fn counter(&self) -> u64 {
+        self.model.counter
+    }
+
+    /// Forgets all ops. The encoder must have done so at the same point of the stream.
+    pub fn restart(&mut self) {
+        *self = Self::starting_at(self.model.counter);
+    }
+
     /// Decodes the ops of one frame that claims to hold `count` ops.
     ///
     /// # Errors

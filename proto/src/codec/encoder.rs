@@ -83,6 +83,17 @@ impl OpEncoder {
             || self.frame_plain_bytes >= MAX_PLAIN_BYTES_PER_FRAME / 2
     }
 
+    /// Forgets all ops, so that a decoder [made for this point](super::OpDecoder::starting_at)
+    /// of the stream can decode what follows. Must be called between two frames, and at the same
+    /// point of the stream on the decoder.
+    pub fn restart(&mut self) {
+        assert_eq!(self.frame_ops, 0, "a stream begins anew between frames");
+        *self = Self {
+            model: Model::starting_at(self.model.counter),
+            ..Self::default()
+        };
+    }
+
     /// Records a tensor that no op made, such as an upload. Must be called between two
     /// frames, and at the same point of the stream on the decoder.
     ///

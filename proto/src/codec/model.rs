@@ -22,6 +22,14 @@ pub(super) struct Model {
 }
 
 impl Model {
+    /// Creates the state after a reset, with `counter` as the counter of tensor ids.
+    pub(super) fn starting_at(counter: u64) -> Self {
+        Self {
+            counter,
+            ..Self::default()
+        }
+    }
+
     /// Returns the values to expect if `past` repeats.
     pub(super) fn predict(&self, past: PastOp) -> impl Iterator<Item = Value> {
         let values = self.history.values(past);

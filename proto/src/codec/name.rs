@@ -1,5 +1,5 @@
-//! Names of ops, as Burn's IR gives them to their kinds. They are taken from its
-//! serialization, so that no list of some two hundred names is needed.
+//! Names of ops: the names of their enum variants in Burn's IR. They are taken from the
+//! IR's serialization, so that no list of some two hundred names is needed.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use serde::{
 /// keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpName {
-    /// The outer variant, mostly the kind of tensor, or the whole name.
+    /// The outer variant, mostly the kind of tensor; the whole name if `op` is `None`.
     family: &'static str,
     op: Option<&'static str>,
 }
@@ -28,6 +28,23 @@ impl OpName {
             family: names.outer.unwrap_or("op"),
             op: names.inner,
         }
+    }
+
+    /// Writes as much of the name to `buffer` as there is room for, without the cost of
+    /// formatting. Returns the number of bytes.
+    pub fn write_to(&self, buffer: &mut [u8]) -> usize {
+        let parts = match self.op {
+            Some(op) => [self.family, ".", op],
+            None => [self.family, "", ""],
+        };
+        let mut at = 0;
+        for part in parts {
+            let room = &mut buffer[at..];
+            let length = part.len().min(room.len());
+            room[..length].copy_from_slice(&part.as_bytes()[..length]);
+            at += length;
+        }
+        at
     }
 }
 

@@ -1,11 +1,13 @@
 //! `tensord devices`: the devices that this host could offer to a pool.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
-use tensord_worker::{FoundDevice, MissingDevice};
+use tensord_worker::{DeviceFingerprint, FoundDevice, MissingDevice};
 
 use crate::{config::DevicesConfig, failure::Failure, human, stdout, table};
 
-const HEADER: [&str; 4] = ["DEVICE", "NAME", "MEMORY", "DRIVER"];
+const HEADER: [&str; 5] = ["DEVICE", "NAME", "MEMORY", "DRIVER", "FINGERPRINT"];
 
 /// Columns of numbers, which are aligned right.
 const RIGHT: [usize; 1] = [2];
@@ -26,6 +28,16 @@ struct Device<'a> {
     name: &'a str,
     memory_bytes: u64,
     driver: &'a str,
+    fingerprint: FingerprintReport,
+}
+
+/// What the bits of a device's results depend on.
+#[derive(Serialize)]
+struct FingerprintReport {
+    /// In hexadecimal.
+    hash: String,
+    exact: bool,
+    parts: BTreeMap<&'static str, String>,
 }
 
 #[derive(Serialize)]
@@ -52,6 +64,7 @@ fn text(found: &[FoundDevice], missing: &[MissingDevice]) -> String {
             device.name.clone(),
             human::bytes(device.memory_bytes),
             device.driver.clone(),
+            device.fingerprint().to_string(),
         ]
     };
     let mut text = table::text(HEADER, &RIGHT, found.iter().map(row));
@@ -80,6 +93,18 @@ fn device(found: &FoundDevice) -> Device<'_> {
         name: &found.name,
         memory_bytes: found.memory_bytes,
         driver: &found.driver,
+        fingerprint: fingerprint(&found.fingerprint()),
+    }
+}
+
+fn fingerprint(fingerprint: &DeviceFingerprint) -> FingerprintReport {
+    let parts = fingerprint.parts();
+    FingerprintReport {
+        hash: human::hex(&fingerprint.hash()),
+        exact: fingerprint.is_exact(),
+        parts: parts
+            .map(|(name, value)| (name, value.to_owned()))
+            .collect(),
     }
 }
 
@@ -115,13 +140,16 @@ mod tests {
     #[test]
     fn text_output_is_a_table_with_reasons() {
         let (found, missing) = host();
-        let expected = "\
-DEVICE  NAME                        MEMORY  DRIVER
-flex:0  CPU, 8 cores (Burn Flex)  25.0 GiB  Burn Flex
-flex:1  CPU                        1.0 GiB  Burn Flex
+        let hash = found[0].fingerprint().to_string();
+        let expected = format!(
+            "\
+DEVICE  NAME                        MEMORY  DRIVER     FINGERPRINT
+flex:0  CPU, 8 cores (Burn Flex)  25.0 GiB  Burn Flex  {hash}
+flex:1  CPU                        1.0 GiB  Burn Flex  {hash}
 
 no rocm device: no ROCm
-";
+"
+        );
         assert_eq!(text(&found, &missing), expected);
     }
 
@@ -131,6 +159,10 @@ no rocm device: no ROCm
         let parsed: serde_json::Value = serde_json::from_str(&json(&found, &missing)).unwrap();
         assert_eq!(parsed["devices"][0]["device"], "flex:0");
         assert_eq!(parsed["devices"][1]["memory_bytes"], 1u64 << 30);
+        let fingerprint = &parsed["devices"][0]["fingerprint"];
+        assert_eq!(fingerprint["hash"].as_str().map(str::len), Some(32));
+        assert_eq!(fingerprint["exact"], true);
+        assert!(fingerprint["parts"]["crates"].is_string());
         assert_eq!(parsed["missing"][0]["reason"], "no ROCm");
     }
 }

@@ -1,6 +1,6 @@
 //! `tensord up`: a scheduler and a worker in one process.
 
-use super::worker::HostWorkers;
+use super::worker;
 use crate::{
     config::{NodeConfig, UpConfig},
     failure::Failure,
@@ -20,19 +20,19 @@ pub(super) async fn run(config: UpConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     let mut pool = LocalPool::start(&config).await?;
     let node = with_advertised_host(node, config.host_name.as_deref());
-    let host = HostWorkers::start(node, pool.urls.own_worker.clone(), drain, false).await?;
+    let worker = worker::start(node, pool.urls.own_worker.clone()).await?;
     tokio::select! {
-        joined = host.joined() => joined?,
+        joined = worker.joined() => joined?,
         () = shutdown.requested() => return Ok(()),
     }
     stdout::print(&pool.urls.banner(&config.state.display_path))?;
     tokio::select! {
         () = shutdown.requested() => {}
-        refused = host.failed() => return Err(refused.into()),
+        refused = worker.failed() => return Err(refused.into()),
         () = pool.scheduler.ended() => return Err(Failure::SchedulerEnded),
     }
     pool.scheduler.stop_granting().await;
-    host.drain(drain).await;
+    worker.drain(drain).await;
     pool.stop().await;
     Ok(())
 }

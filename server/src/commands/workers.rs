@@ -76,11 +76,10 @@ fn worker(worker: &EnrolledWorker) -> Worker<'_> {
         count: devices.count,
         memory_bytes: devices.memory_bytes,
     });
-    let hex = worker.certificate_sha256.iter();
     Worker {
         name: &worker.name,
         joined: worker.joined,
-        certificate_sha256: hex.map(|byte| format!("{byte:02x}")).collect(),
+        certificate_sha256: human::hex(&worker.certificate_sha256),
         token: &worker.token,
         enrolled_ms: worker.enrolled_ms,
         seen_ms: worker.seen_ms,

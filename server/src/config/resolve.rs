@@ -2,17 +2,22 @@
 //!
 //! Pure except for one read: the file with the pool URL, if one is named.
 
+mod pool_url;
+mod state_files;
+
 use std::{
-    fs,
     net::{Ipv4Addr, SocketAddr},
-    num::NonZeroU32,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use tensord_transport::{PoolUrl, Secret};
-use tensord_worker::{AUTO, DeviceSelection};
+use tensord_worker::{AUTO, DeviceSelection, WorkerOptions};
 
+use self::{
+    pool_url::{pool_url, url_in_file},
+    state_files::{audit_log, kernel_cache},
+};
 use super::{
     AdminUrl, Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig,
     GatewayToken, NodeConfig, SchedulerConfig, StatePath, StatusConfig, TokenAction, TokenConfig,
@@ -21,12 +26,11 @@ use super::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
     },
-    values::{Devices, Filter, Host, Listen, MemoryOrZero, Name, Period, Seconds},
+    values::{Devices, Filter, Host, Listen, Name, Period, Seconds},
 };
 #[cfg(feature = "demo")]
 use super::{DemoConfig, settings::DemoSettings};
 use crate::{
-    audit,
     cli::{Cli, Command, TokenCommand, WorkerCommand},
     scheduler::{DEFAULT_TENANT, LEASE_TOKEN_LIFE},
     state,
@@ -35,24 +39,14 @@ use crate::{
 /// Default memory for uploads that are kept: room for 100,000 small images.
 const CACHE_BYTES: u64 = 1 << 30;
 
-/// Default size and number of the audit log's files: some 300,000 entries in all.
-const AUDIT_FILE_BYTES: u64 = 16 << 20;
-const AUDIT_FILES: u32 = 4;
-
 /// Default port of a pool.
 const POOL_PORT: u16 = 7461;
 /// Default port of `tensord worker`.
 const WORKER_PORT: u16 = 7462;
 /// Default port of a gateway.
 const GATEWAY_PORT: u16 = 7463;
-/// Default for how long a rank of a collective may keep the others waiting.
-const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Default for how long an op may take: far longer than any op of a training step, and
-/// short enough for users to see soon that a device is stuck.
-const OP_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Default for how long running sessions have to end, in seconds.
+/// Default time limit for running sessions to end after a stop signal, in seconds.
 const DRAIN_SECONDS: u64 = 10;
 
 /// Default for how long a token stays valid along with its successor.
@@ -82,18 +76,23 @@ fn default_filter(command: &Command) -> Filter {
     }
 }
 
-/// Merges `command`, `file` and `environment` into a configuration.
+/// Merges `cli`, `file` and `environment` into a configuration.
 ///
 /// # Errors
 ///
 /// If a setting is missing or wrong; the error names it.
 pub(crate) fn resolve(
-    command: Command,
+    cli: Cli,
     file: File,
     environment: &Environment,
 ) -> Result<Config, ConfigError> {
-    let layers = Layers { file, environment };
-    Ok(match command {
+    let layers = Layers {
+        log: log_filter(&cli, &file),
+        config_path: cli.common.config,
+        file,
+        environment,
+    };
+    Ok(match cli.command {
         Command::Up {
             settings,
             state,
@@ -112,8 +111,7 @@ pub(crate) fn resolve(
             url,
             state,
             drain,
-            until_stdin_closes,
-        } => Config::Worker(layers.worker(settings, url, state, &drain, until_stdin_closes)?),
+        } => Config::Worker(layers.worker(settings, url, state, &drain)?),
         Command::Gateway {
             settings,
             url,
@@ -132,6 +130,9 @@ pub(crate) fn resolve(
 
 /// The layers of settings below the command line.
 struct Layers<'a> {
+    log: Filter,
+    /// The path of the configuration file; `None` if no file is named.
+    config_path: Option<PathBuf>,
     file: File,
     environment: &'a Environment,
 }
@@ -158,15 +159,20 @@ impl Layers<'_> {
                 cache_bytes: settings
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
+                snapshot_bytes: settings.snapshot_memory.map(|memory| memory.size_bytes),
                 collective_timeout: settings
                     .collective_timeout
-                    .map_or(COLLECTIVE_TIMEOUT, |Seconds(timeout)| timeout),
+                    .map_or(WorkerOptions::COLLECTIVE_TIMEOUT, |Seconds(timeout)| {
+                        timeout
+                    }),
                 op_timeout: settings
                     .op_timeout
-                    .map_or(OP_TIMEOUT, |Seconds(timeout)| timeout),
+                    .map_or(WorkerOptions::OP_TIMEOUT, |Seconds(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
                 kernel_cache: Some(kernel_cache(&state)),
                 state: Some(state.path.clone()),
+                secret_paths: self.secret_paths(Some(&state), None),
+                log: self.log.clone(),
             },
             scheduler: SchedulerConfig {
                 audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
@@ -203,13 +209,12 @@ impl Layers<'_> {
         url: UrlSettings,
         state: StateSettings,
         drain: &DrainSettings,
-        until_stdin_closes: bool,
     ) -> Result<WorkerConfig, ConfigError> {
         let settings = settings.with_fallback(std::mem::take(&mut self.file.worker));
         // Without a state directory, a worker runs with a new key at each start.
         let state = self.state(state).ok();
+        let secret_paths = self.secret_paths(state.as_ref(), url.url_file.clone());
         Ok(WorkerConfig {
-            until_stdin_closes,
             url: self.url(url)?,
             node: NodeConfig {
                 name: self.worker_name(settings.name)?,
@@ -220,15 +225,20 @@ impl Layers<'_> {
                 cache_bytes: settings
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
+                snapshot_bytes: settings.snapshot_memory.map(|memory| memory.size_bytes),
                 collective_timeout: settings
                     .collective_timeout
-                    .map_or(COLLECTIVE_TIMEOUT, |Seconds(timeout)| timeout),
+                    .map_or(WorkerOptions::COLLECTIVE_TIMEOUT, |Seconds(timeout)| {
+                        timeout
+                    }),
                 op_timeout: settings
                     .op_timeout
-                    .map_or(OP_TIMEOUT, |Seconds(timeout)| timeout),
+                    .map_or(WorkerOptions::OP_TIMEOUT, |Seconds(timeout)| timeout),
                 bucket_bytes: settings.bucket_size.map(|size| size.size_bytes),
                 kernel_cache: state.as_ref().map(kernel_cache),
                 state: state.map(|state| state.path),
+                secret_paths,
+                log: self.log.clone(),
             },
             drain: self.drain(drain),
         })
@@ -363,6 +373,20 @@ impl Layers<'_> {
         Ok(StatePath { path, display_path })
     }
 
+    /// Returns the paths under which a worker's host keeps secrets.
+    fn secret_paths(&self, state: Option<&StatePath>, url_file: Option<PathBuf>) -> Vec<PathBuf> {
+        let state = state.map(|state| state.path.clone());
+        [
+            state,
+            url_file,
+            self.file.url_file.clone(),
+            self.config_path.clone(),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
     /// Resolves the pool URL, in this order: the file named on the command line,
     /// `TENSORD_URL`, the file named in the configuration file.
     fn url(&self, settings: UrlSettings) -> Result<PoolUrl, ConfigError> {
@@ -390,21 +414,6 @@ impl Layers<'_> {
     }
 }
 
-fn url_in_file(path: PathBuf) -> Result<PoolUrl, ConfigError> {
-    match fs::read_to_string(&path) {
-        Ok(text) => pool_url(&Secret::new(text), format!("--url-file {}", path.display())),
-        Err(source) => Err(ConfigError::UrlFileUnreadable { path, source }),
-    }
-}
-
-fn pool_url(text: &Secret, origin: String) -> Result<PoolUrl, ConfigError> {
-    match text.reveal().parse::<PoolUrl>() {
-        Ok(url) if url.token.is_some() => Ok(url),
-        Ok(_) => Err(ConfigError::UrlWithoutToken { origin }),
-        Err(source) => Err(ConfigError::Url { origin, source }),
-    }
-}
-
 fn unspecified_addr(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))
 }
@@ -415,24 +424,6 @@ fn token_life(given: Option<Seconds>) -> Duration {
 
 fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {
     listen.map_or(default, |Listen(address)| address)
-}
-
-/// Returns the settings of the audit log in the state directory.
-fn audit_log(
-    state: &StatePath,
-    size: Option<MemoryOrZero>,
-    files: Option<NonZeroU32>,
-) -> audit::Settings {
-    audit::Settings {
-        directory: state.path.clone(),
-        file_bytes: size.map_or(AUDIT_FILE_BYTES, |size| size.size_bytes),
-        files: files.map_or(AUDIT_FILES, NonZeroU32::get),
-    }
-}
-
-/// Returns the directory for compiled kernels in the state directory.
-fn kernel_cache(state: &StatePath) -> PathBuf {
-    state.path.join("kernels")
 }
 
 fn or_auto(devices: Option<Devices>) -> Vec<DeviceSelection> {

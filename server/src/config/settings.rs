@@ -36,6 +36,9 @@ pub(crate) struct UpSettings {
     /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<MemoryOrZero>,
+    /// Memory for snapshots, from which a lease goes on when its process dies, divided among the CPU devices; or 0 for none [default: a sixteenth of the host's memory]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
+    pub(crate) snapshot_memory: Option<MemoryOrZero>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,
@@ -96,6 +99,9 @@ pub(crate) struct WorkerSettings {
     /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<MemoryOrZero>,
+    /// Memory for snapshots, from which a lease goes on when its process dies, divided among the CPU devices; or 0 for none [default: a sixteenth of the host's memory]
+    #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
+    pub(crate) snapshot_memory: Option<MemoryOrZero>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,
@@ -211,6 +217,7 @@ impl UpSettings {
             name: self.name.or(fallback.name),
             memory: self.memory.or(fallback.memory),
             upload_cache: self.upload_cache.or(fallback.upload_cache),
+            snapshot_memory: self.snapshot_memory.or(fallback.snapshot_memory),
             collective_timeout: self.collective_timeout.or(fallback.collective_timeout),
             op_timeout: self.op_timeout.or(fallback.op_timeout),
             bucket_size: self.bucket_size.or(fallback.bucket_size),
@@ -243,6 +250,7 @@ impl WorkerSettings {
             name: self.name.or(fallback.name),
             memory: self.memory.or(fallback.memory),
             upload_cache: self.upload_cache.or(fallback.upload_cache),
+            snapshot_memory: self.snapshot_memory.or(fallback.snapshot_memory),
             collective_timeout: self.collective_timeout.or(fallback.collective_timeout),
             op_timeout: self.op_timeout.or(fallback.op_timeout),
             bucket_size: self.bucket_size.or(fallback.bucket_size),

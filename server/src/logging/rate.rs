@@ -22,7 +22,9 @@ use tracing_subscriber::layer::{Context, Layer};
 use crate::rate::{Decision, Limiter, SECOND};
 
 /// Fields that mark a line as being about a peer.
-const PEER_FIELDS: [&str; 6] = ["peer", "client", "worker", "session", "lease", "address"];
+const PEER_FIELDS: [&str; 7] = [
+    "peer", "client", "worker", "session", "lease", "address", "process",
+];
 
 /// The limiter, and the condition that wakes the thread that logs its counts.
 #[derive(Default)]
@@ -74,8 +76,8 @@ fn is_about_a_peer(metadata: &Metadata<'_>) -> bool {
     *metadata.level() <= Level::INFO && PEER_FIELDS.iter().any(|name| fields.field(name).is_some())
 }
 
-/// The limit is a layer that filters for all layers, not a filter of a single layer: with
-/// the latter, a layer loses the events that follow a refused one.
+/// The limit is the `event_enabled` of a layer, which applies to all layers, not a per-layer
+/// filter: once such a filter refuses an event, its layer loses the events that follow.
 impl<S: Subscriber> Layer<S> for RateLimitLayer {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();

@@ -17,8 +17,9 @@ use tensord_proto::{
     },
 };
 use tensord_scheduler::{
-    Claim, ClientEvent, Demand, DeviceGrant, DeviceRef, DeviceSpec, EndReason, Endpoint,
-    GrantedDevice, HeldDevice, LeasedDevice, Outages, RefuseReason, Registration, WorkerEvent,
+    Claim, ClientEvent, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec, EndReason,
+    Endpoint, GrantedDevice, HeldDevice, LeasedDevice, Outages, RefuseReason, Registration,
+    WorkerEvent,
 };
 use tensord_transport::{identity, tls::Fingerprint, token};
 
@@ -51,7 +52,7 @@ fn check_text(what: &str, text: String) -> Result<String, Error> {
 #[derive(Debug)]
 pub(super) struct RegistrationReport {
     pub(super) registration: Registration,
-    /// The devices that leases use, or that are not free of ended leases yet.
+    /// The devices that a lease uses, or that an ended lease has not left yet.
     pub(super) held: Vec<HeldDevice>,
     /// The latest grant that has ended on each device.
     pub(super) ended: Vec<DeviceGrant>,
@@ -109,6 +110,7 @@ pub(super) fn registration(
             kind: check_text("a device's kind", device.kind)?,
             name: check_text("a device's name", device.name)?,
             memory_bytes: device.memory_bytes,
+            fingerprint: device.fingerprint.map(fingerprint).transpose()?,
         })
     };
     let held = register.held.iter().map(|held| HeldDevice {
@@ -178,7 +180,8 @@ pub(super) struct ClaimedLeases {
 }
 
 /// Checks the lease tokens that `client` presents, whose pool token belongs to `tenant`.
-/// The expiry of a lease token is ignored, since the lease goes on after it.
+/// The expiry of a lease token is ignored, since the lease goes on after it. Returns an error
+/// only if a token is malformed.
 pub(super) fn claimed_leases(
     client: ClientId,
     credential: CredentialHash,
@@ -228,8 +231,8 @@ fn claim(claims: &LeaseClaims) -> Claim {
     }
 }
 
-/// Converts a client's message after its hello. `lease` is the id of the lease that a
-/// request may lead to.
+/// Converts a client's message after its hello. If the message is a request, `lease` becomes
+/// the id of the lease that the engine grants for it.
 pub(super) fn client_event(
     message: v1::ClientMessage,
     lease: LeaseId,
@@ -325,17 +328,36 @@ fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
     }
 }
 
+/// Converts the fingerprint that a worker reports.
+fn fingerprint(fingerprint: v1::DeviceFingerprint) -> Result<DeviceFingerprint, Error> {
+    let length = fingerprint.hash.len();
+    let Ok(hash) = fingerprint.hash.as_ref().try_into() else {
+        return protocol_error(format!(
+            "the field `hash` of a fingerprint has {length} bytes; it must have 16"
+        ));
+    };
+    Ok(DeviceFingerprint {
+        hash,
+        is_exact: fingerprint.is_exact,
+    })
+}
+
 /// Converts a device description to its message.
 pub(super) fn device(device: DeviceSpec) -> v1::Device {
     let DeviceSpec {
         kind,
         name,
         memory_bytes,
+        fingerprint,
     } = device;
     v1::Device {
         kind,
         name,
         memory_bytes,
+        fingerprint: fingerprint.map(|fingerprint| v1::DeviceFingerprint {
+            hash: fingerprint.hash.to_vec().into(),
+            is_exact: fingerprint.is_exact,
+        }),
     }
 }
 
@@ -387,11 +409,21 @@ pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand
     }))
 }
 
-/// Builds the command that announces a device's new grant to its worker.
-pub(super) fn device_granted(device: &LeasedDevice) -> WorkerCommand {
-    worker_command(worker_command::Body::Granted(v1::DeviceGrant {
+/// Builds the command that announces a new lease to a worker. `devices` are those of the
+/// lease's devices that the worker has.
+pub(super) fn lease_granted(
+    lease: LeaseId,
+    devices: &[LeasedDevice],
+    tenant: &str,
+) -> WorkerCommand {
+    let grant = |device: &LeasedDevice| v1::DeviceGrant {
         device_index: device.device_ref.index,
         grant: Some(device.grant.into()),
+    };
+    worker_command(worker_command::Body::Granted(v1::LeaseGranted {
+        lease_id: lease.0,
+        grants: devices.iter().map(grant).collect(),
+        tenant: tenant.into(),
     }))
 }
 

@@ -318,6 +318,7 @@ fn register(id: u64, devices: usize) -> Register {
         kind: "flex".into(),
         name: "CPU".into(),
         memory_bytes: 1 << 30,
+        fingerprint: None,
     };
     Register {
         hello: Some(version::hello()),

@@ -1,9 +1,9 @@
 //! A pool's status as JSON. Programs depend on the field names here.
 
 use serde::Serialize;
-use tensord_proto::v1::{DeviceStatus, StatusReply, WorkerStatus};
+use tensord_proto::v1::{self, DeviceStatus, StatusReply, WorkerStatus};
 
-use crate::stdout;
+use crate::{human, stdout};
 
 #[derive(Serialize)]
 struct Pool<'a> {
@@ -31,6 +31,8 @@ struct Device<'a> {
     kind: &'a str,
     name: &'a str,
     memory_bytes: u64,
+    /// What the bits of its results depend on; null if the worker does not report it.
+    fingerprint: Option<Fingerprint>,
     leased: bool,
     /// Whether the device's last lease has ended but the worker has not released it yet.
     ending: bool,
@@ -41,6 +43,13 @@ struct Device<'a> {
     /// Null if the backend does not count reserved memory.
     reserved_bytes: Option<u64>,
     ops_executed: u64,
+}
+
+#[derive(Serialize)]
+struct Fingerprint {
+    /// In hexadecimal.
+    hash: String,
+    exact: bool,
 }
 
 /// Formats `reply` as JSON, with a newline at the end.
@@ -72,6 +81,7 @@ fn device((index, status): (usize, &DeviceStatus)) -> Device<'_> {
         kind: device.map_or("", |device| &device.kind),
         name: device.map_or("", |device| &device.name),
         memory_bytes: device.map_or(0, |device| device.memory_bytes),
+        fingerprint: device.and_then(fingerprint),
         leased: status.leased,
         ending: status.ending,
         out_of_service: Some(&*status.out_of_service).filter(|reason| !reason.is_empty()),
@@ -80,4 +90,12 @@ fn device((index, status): (usize, &DeviceStatus)) -> Device<'_> {
         reserved_bytes: status.reserved_bytes,
         ops_executed: status.ops_executed,
     }
+}
+
+fn fingerprint(device: &v1::Device) -> Option<Fingerprint> {
+    let fingerprint = device.fingerprint.as_ref()?;
+    Some(Fingerprint {
+        hash: human::hex(&fingerprint.hash),
+        exact: fingerprint.is_exact,
+    })
 }

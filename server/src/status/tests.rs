@@ -1,6 +1,6 @@
 //! Status replies, and the exact texts they are formatted as.
 
-use tensord_proto::v1::{Device, DeviceStatus, WorkerStatus};
+use tensord_proto::v1::{Device, DeviceFingerprint, DeviceStatus, WorkerStatus};
 
 use super::*;
 
@@ -9,6 +9,10 @@ fn device(kind: &str, name: &str, gib: u64) -> DeviceStatus {
         kind: kind.into(),
         name: name.into(),
         memory_bytes: gib << 30,
+        fingerprint: Some(DeviceFingerprint {
+            hash: vec![1, 2].into(),
+            is_exact: true,
+        }),
     };
     DeviceStatus {
         device: Some(device),
@@ -120,6 +124,10 @@ fn json_has_the_same_content() {
           "kind": "flex",
           "name": "16 cores",
           "memory_bytes": 68719476736,
+          "fingerprint": {
+            "hash": "0102",
+            "exact": true
+          },
           "leased": false,
           "ending": false,
           "out_of_service": null,

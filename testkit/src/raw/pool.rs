@@ -137,6 +137,9 @@ impl ServedTrack {
                 encoded: profile.encode(),
             }),
             kept_bytes: 0,
+            durable: false,
+            epoch: 0,
+            mark: 0,
         }
     }
 

@@ -8,12 +8,15 @@ use bytes::Bytes;
 use tensord_proto::{
     codec::{OpEncoder, encode_tensor},
     content::{self, Content, Entry},
-    v1::{self, Fault, Open, Opened, Ops, Reads, frame::Body, tensor_value, value},
+    ids::LeaseId,
+    v1::{
+        self, Fault, Mark, Marked, Open, Opened, Ops, Reads, RestorePoint, frame::Body,
+        tensor_value, value,
+    },
 };
 use tensord_transport::{
     Dialer, Link, TransportChoice,
     channel::duplex::{self, Duplex},
-    tls::Trust,
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -76,17 +79,6 @@ impl RawSession {
         Self::open_over(dial_tcp(target).await?, Body::Open(open)).await
     }
 
-    /// Dials a worker and returns the link, on which nothing has been sent.
-    ///
-    /// # Panics
-    ///
-    /// If the worker cannot be reached.
-    pub async fn dial(carrier: TransportChoice, address: &str, trust: &Trust) -> Link {
-        let dialler = Dialer::new(carrier);
-        let dialled = dialler.dial(address, trust, ANSWER_DEADLINE).await;
-        dialled.expect("the worker is there")
-    }
-
     /// Sends any first body over `link`, and makes a session of the link if the worker
     /// accepts.
     ///
@@ -131,6 +123,85 @@ impl RawSession {
         let opened = greet(&mut link, Body::Open(open)).await?;
         let rewound = self.duplex.rewind(opened.received, opened.credit_bytes);
         rewound.map_err(|e| SessionError::Protocol(e.to_string()))?;
+        (self.link, self.opened) = (link, opened);
+        Ok(())
+    }
+
+    /// Keeps all frames from now on, also acknowledged ones, so that [`restore`](Self::restore)
+    /// can send them again.
+    pub fn begin_journal(&mut self) {
+        self.duplex.outbox_mut().begin_journal();
+    }
+
+    /// Queues a mark and returns its position. The op codec begins anew after it.
+    pub fn mark(&mut self, mark: u64, committed: u64) -> RestorePoint {
+        self.push(Body::Mark(Mark { mark, committed }));
+        self.encoder.restart();
+        let (frames, bytes) = self.duplex.outbox().end();
+        RestorePoint {
+            mark,
+            frames,
+            bytes,
+            ..RestorePoint::default()
+        }
+    }
+
+    /// Returns the worker's next reply to a mark. Drops other replies that arrive first.
+    ///
+    /// # Errors
+    ///
+    /// If the session is over.
+    ///
+    /// # Panics
+    ///
+    /// If no reply arrives.
+    pub async fn marked(&mut self) -> Result<Marked, SessionError> {
+        loop {
+            if let Body::Marked(marked) = self.next().await? {
+                return Ok(marked);
+            }
+        }
+    }
+
+    /// Goes on in the process that follows the one that has died: resumes with the restore
+    /// points of `open`, and sends the frames after the one that the worker chooses again. Tries
+    /// again until the worker has noticed that the process has died.
+    ///
+    /// # Errors
+    ///
+    /// The worker's refusal; or if the worker chooses a mark that `open` does not name, or frames
+    /// after it are not kept.
+    ///
+    /// # Panics
+    ///
+    /// If the worker does not reply.
+    pub async fn restore(&mut self, target: &Target, open: Open) -> Result<(), SessionError> {
+        let open = Open {
+            resume: true,
+            received: self.duplex.inbox().received(),
+            ..open
+        };
+        let protocol = |e: &dyn std::fmt::Display| SessionError::Protocol(e.to_string());
+        let greeted = timeout(ANSWER_DEADLINE, async {
+            loop {
+                let greeted = async {
+                    let mut link = dial_tcp(target).await?;
+                    let opened = greet(&mut link, Body::Open(open.clone())).await?;
+                    Ok((link, opened))
+                };
+                match greeted.await {
+                    Err(SessionError::Lost(_)) => {
+                        tokio::time::sleep(Duration::from_millis(10)).await
+                    }
+                    greeted => return greeted,
+                }
+            }
+        });
+        let (link, opened) = greeted.await.expect("the worker answers")?;
+        let point = open.restore.iter().find(|point| point.mark == opened.mark);
+        let point = point.ok_or_else(|| protocol(&"the worker has restored another mark"))?;
+        let restored = self.duplex.restore(point.frames, opened.credit_bytes);
+        restored.map_err(|e| protocol(&e))?;
         (self.link, self.opened) = (link, opened);
         Ok(())
     }
@@ -406,8 +477,27 @@ impl RawSession {
     }
 }
 
+/// Tries to open a session at `target` until the worker refuses, and returns its reason. A lost
+/// connection is tried again: a process of the lease has ended, and its worker has not noticed.
+///
+/// # Panics
+///
+/// If a session is opened, or the worker does not refuse within [`ANSWER_DEADLINE`].
+pub async fn refusal(target: &Target) -> v1::Error {
+    let refused = timeout(ANSWER_DEADLINE, async {
+        loop {
+            match RawSession::open(target).await {
+                Ok(_) => panic!("the worker opened a session"),
+                Err(SessionError::Rejected(error)) => return error,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    });
+    refused.await.expect("the worker refuses")
+}
+
 async fn dial_tcp(target: &Target) -> Result<Link, SessionError> {
-    let dialler = Dialer::new(TransportChoice::Tcp);
+    let dialler = Dialer::new(TransportChoice::Tcp).for_lease(LeaseId(target.lease_id));
     let dialled = dialler.dial(&target.address, &target.trust, ANSWER_DEADLINE);
     dialled.await.map_err(|e| SessionError::Lost(e.to_string()))
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tensord_proto::{
+    ids::LeaseId,
     v1::{
         Device, Error, Join, Register, WorkerCommand, WorkerMessage, frame::Body, worker_command,
         worker_message, workers_client::WorkersClient,
@@ -53,6 +54,7 @@ impl RawWorker {
             kind: "flex".into(),
             name: "CPU".into(),
             memory_bytes: 1 << 20,
+            fingerprint: None,
         };
         let register = Register {
             hello: Some(version::hello()),
@@ -161,6 +163,7 @@ impl WorkerStream {
 /// If the worker cannot be reached or does not reply.
 pub async fn join_over(dialer: Dialer, target: &Target, join: Join) -> Result<Link, Error> {
     let link = dialer
+        .for_lease(LeaseId(target.lease_id))
         .dial(&target.address, &target.trust, ANSWER_DEADLINE)
         .await;
     let mut link = link.expect("the worker is there");

@@ -238,13 +238,17 @@ fn killed_worker_is_named_by_other_ranks() {
 
 #[test]
 fn stopped_worker_is_named_by_other_ranks() {
-    check_lost_worker(1000, 31, |cluster, at| cluster.workers[at].signal("STOP"));
+    check_lost_worker(1000, 31, |cluster, at| {
+        cluster.workers[at].signal_all("STOP")
+    });
 }
 
 #[test]
 fn stopped_worker_in_a_ring_is_named() {
     // Large enough that the first round measures the links and later rounds use a ring.
-    check_lost_worker(6 << 20, 9, |cluster, at| cluster.workers[at].signal("STOP"));
+    check_lost_worker(6 << 20, 9, |cluster, at| {
+        cluster.workers[at].signal_all("STOP")
+    });
 }
 
 #[test]

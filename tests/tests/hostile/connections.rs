@@ -125,6 +125,7 @@ fn first_frames_of_unauthenticated_peers_take_little_memory() {
     let address = pool.status().unwrap().workers[0].address.clone();
     let trust = cluster.worker_trust(0);
     let worker = &cluster.workers[0];
+    worker.wait_for_processes(1, 1);
     for choice in carriers() {
         let before = worker.resource_usage();
         raw::block(first_frames(&address, &trust, choice, LINKS));

@@ -46,6 +46,11 @@ fn token_of_an_ended_lease_opens_nothing_after_restart() {
     // No client claims the lease at the new scheduler, which grants its device again.
     cluster.restart_scheduler_with(&[]);
     cluster.wait_for_workers(1);
+    // The old lease expires after 30 s, which is as long as a raw client waits for an answer.
+    let pool = cluster.pool();
+    cluster.wait("the device to be free", || {
+        pool.status().unwrap().workers[0].devices[0].is_free()
+    });
     raw::block(async {
         let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let target = attached.lease(1).await.unwrap().remove(0);

@@ -12,7 +12,11 @@ mod leases;
 mod logs;
 mod memory;
 mod ops;
+#[cfg(target_os = "linux")]
+mod processes;
 mod reads;
 mod sessions;
+#[cfg(target_os = "linux")]
+mod snapshots;
 mod uploads;
 mod workers;

@@ -5,10 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn_backend::DType;
-use burn_ir::{
-    BaseOperationIr, FullOpIr, NumericOperationIr, OperationIr, ScalarIr, SliceOpIr, TensorIr,
-};
+use burn_ir::{BaseOperationIr, OperationIr, SliceOpIr, TensorIr};
 use burn_std::Slice;
 use tensord_proto::v1::{self, frame::Body};
 use tensord_testkit::{
@@ -16,6 +13,8 @@ use tensord_testkit::{
     raw::{self, ClientStream, RawSession},
     resource_usage::{Bound, ResourceUsage},
 };
+
+use crate::ops::full;
 
 /// Memory that a session may take in addition to its account, in bytes.
 const OVERHEAD_BYTES: u64 = 8 << 20;
@@ -29,12 +28,6 @@ const LARGE_BYTES: u64 = 4 * LARGE as u64;
 
 /// Number of ops that a session runs before its test.
 const WARMUP_OPS: u64 = 4;
-
-fn full(out: TensorIr) -> OperationIr {
-    let value = ScalarIr::Float(1.0);
-    let full = NumericOperationIr::Full(FullOpIr { out, value });
-    OperationIr::NumericFloat(DType::F32, full)
-}
 
 fn drop_of(tensor: &TensorIr) -> OperationIr {
     OperationIr::Drop(raw::last(tensor))
@@ -83,6 +76,7 @@ impl AttackFixture {
             session.sync().await.unwrap();
             (attached, session)
         });
+        cluster.workers[0].wait_for_processes(1, 1);
         let before = cluster.workers[0].resource_usage();
         Self {
             cluster,

@@ -3,10 +3,10 @@
 
 use burn_backend::{DType, tensor::IndexingUpdateOp};
 use burn_ir::{
-    BaseOperationIr, BinaryOpIr, FlipOpIr, FloatOperationIr, GatherOpIr, MatmulOpIr,
-    ModuleOperationIr, NumericOperationIr, OperationIr, RepeatDimOpIr, ScatterOpIr, TensorIr,
+    BaseOperationIr, BinaryOpIr, Conv1dOpIr, Conv1dOptionsIr, FlipOpIr, FloatOperationIr, FullOpIr,
+    GatherOpIr, MatmulOpIr, ModuleOperationIr, NumericOperationIr, OperationIr, RepeatDimOpIr,
+    ScalarIr, ScatterOpIr, TensorIr,
 };
-use burn_ir::{Conv1dOpIr, Conv1dOptionsIr};
 use tensord_proto::v1::FaultKind;
 use tensord_testkit::{
     cluster::Cluster,
@@ -41,9 +41,33 @@ fn double(tensor: &TensorIr, out: &TensorIr) -> OperationIr {
 }
 
 /// Uploads `values` under any shape.
-fn shaped(session: &mut RawSession, values: &[f32], shape: &[usize]) -> TensorIr {
+pub(crate) fn shaped(session: &mut RawSession, values: &[f32], shape: &[usize]) -> TensorIr {
     let id = session.new_id();
     session.upload_as(raw::tensor(id, shape), raw::bytes_of(values))
+}
+
+/// Returns the op that fills a tensor with ones.
+pub(crate) fn full(out: TensorIr) -> OperationIr {
+    let value = ScalarIr::Float(1.0);
+    let full = NumericOperationIr::Full(FullOpIr { out, value });
+    OperationIr::NumericFloat(DType::F32, full)
+}
+
+/// Returns a convolution of one group that moves by one element, without padding or a bias.
+pub(crate) fn conv1d(x: TensorIr, weight: TensorIr, out: TensorIr) -> OperationIr {
+    let options = Conv1dOptionsIr {
+        stride: [1],
+        padding: [(0, 0)],
+        dilation: [1],
+        groups: 1,
+    };
+    OperationIr::Module(ModuleOperationIr::Conv1d(Conv1dOpIr {
+        x,
+        weight,
+        bias: None,
+        options,
+        out,
+    }))
 }
 
 fn indices(session: &mut RawSession, values: &[i64]) -> TensorIr {
@@ -183,19 +207,7 @@ fn convolution_with_excess_channels_reads_no_other_memory() {
         let x = shaped(&mut two.attacker, &[1.0; 8], &[1, 2, 4]);
         let weight = shaped(&mut two.attacker, &[1.0; 64], &[1, 64, 1]);
         let out = raw::out(two.attacker.new_id(), &[1, 1, 4]);
-        let conv = Conv1dOpIr {
-            x,
-            weight,
-            bias: None,
-            options: Conv1dOptionsIr {
-                stride: [1],
-                padding: [(0, 0)],
-                dilation: [1],
-                groups: 1,
-            },
-            out,
-        };
-        let op = OperationIr::Module(ModuleOperationIr::Conv1d(conv));
+        let op = conv1d(x, weight, out);
         let reason = "a weight [1, 64, 1] in 1 groups does not fit an input [1, 2, 4]";
         two.assert_refused(op, FaultKind::Mismatch, reason).await;
         two.end().await;

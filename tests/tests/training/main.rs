@@ -1,5 +1,9 @@
 //! Training on tensord takes exactly the same steps as training on local Flex.
 
+mod determinism;
+#[cfg(target_os = "linux")]
+mod failover;
+
 use burn::tensor::Device;
 use tensord_client::{LeaseRequest, testing::Options};
 use tensord_testkit::{

@@ -1,8 +1,8 @@
 //! The gRPC carrier: the `Data.Connect` stream, one frame per packet.
 //!
 //! Each link is a call on a connection of its own, so that dropping a link can close the
-//! connection. HTTP/2 has no other way to tear a stream down early that hyper on the
-//! other side does not take for its proper end.
+//! connection. hyper on the other side takes every other way of ending an HTTP/2 stream
+//! early for its proper end.
 
 mod first_message;
 mod receive;
@@ -94,7 +94,7 @@ impl<L: From<Halves<Sender, Receiver>> + Send + 'static> Data for DataService<L>
     ) -> Result<Response<Self::ConnectStream>, Status> {
         let peer_handle = control::peer_handle(&request).clone();
         let (peer, closer) = (peer_handle.peer, peer_handle.closer.clone());
-        let certificate = peer_handle.certificate;
+        let certificate = peer_handle.certificate.clone();
         let mut packets = request.into_inner();
         let first = match timeout(SETUP_DEADLINE, packets.message()).await {
             Ok(first) => first.inspect_err(|e| debug!(%peer, "gRPC link failed: {e}"))?,

@@ -11,15 +11,22 @@ use std::{
 
 use bytes::Bytes;
 use quinn::{
-    Connection, Endpoint, EndpointConfig, RecvStream, SendStream, TokioRuntime, TransportConfig,
-    VarInt,
+    Connection, ConnectionId, Endpoint, EndpointConfig, RecvStream, SendStream, TokioRuntime,
+    TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
+use rand::Rng;
 use rustls::pki_types::CertificateDer;
+use tensord_proto::ids::LeaseId;
 
 use super::{
     Halves, IDLE_TIMEOUT, KEEP_ALIVE, LinkError,
     framing::{self, FrameDecoder},
+};
+#[cfg(target_os = "linux")]
+use crate::handoff::{
+    LeaseRouter,
+    quic::{PassedSocket, RoutingSocket},
 };
 use crate::{
     admission::AdmissionLimitError,
@@ -27,7 +34,7 @@ use crate::{
     gate::GateEntry,
     identity::Identity,
     listen::error::BindError,
-    tls::{self, ALPN_FRAMES, Fingerprint, TlsOptions},
+    tls::{self, ALPN_FRAMES, PeerCertificate, TlsOptions},
 };
 
 /// Limit on a link's bytes in flight: 16 MiB fill 1 Gbit/s at 130 ms, or 10 Gbit/s at 13
@@ -47,6 +54,9 @@ const ALL_INCOMING_BYTES: u64 = 2 << 20;
 /// Requested size of the socket buffers; the system may grant less.
 const SOCKET_BYTES: usize = 4 << 20;
 
+/// Length of the connection id in a client's first packet: the most that QUIC allows.
+pub(crate) const INITIAL_ID_BYTES: usize = 20;
+
 /// Close code when a link is dropped before it was finished.
 const CODE_DROPPED: VarInt = VarInt::from_u32(1);
 
@@ -55,6 +65,17 @@ const CODE_BAD_FRAMING: VarInt = VarInt::from_u32(2);
 
 /// Close code when the peer was not admitted in time.
 const CODE_EXPELLED: VarInt = VarInt::from_u32(3);
+
+/// Returns the destination connection id of a client's first packet to the process that runs
+/// `lease`: the lease's id, then 12 random bytes (RFC 9000, 7.2 requires an unpredictable id
+/// of at least 8 bytes).
+pub(crate) fn initial_id(lease: LeaseId) -> ConnectionId {
+    let mut id = [0; INITIAL_ID_BYTES];
+    let (head, rest) = id.split_at_mut(size_of::<LeaseId>());
+    head.copy_from_slice(&lease.0.to_be_bytes());
+    rand::rng().fill_bytes(rest);
+    ConnectionId::new(&id)
+}
 
 /// Returns settings for links whose peer may send `receive_window` bytes ahead at first.
 fn transport_config(receive_window: u32) -> Arc<TransportConfig> {
@@ -73,14 +94,18 @@ fn transport_config(receive_window: u32) -> Arc<TransportConfig> {
     Arc::new(config)
 }
 
+fn enlarge_buffers(socket: &std::net::UdpSocket) {
+    let settings = socket2::SockRef::from(socket);
+    // Best effort: small buffers cost speed, nothing else.
+    let _ = settings.set_recv_buffer_size(SOCKET_BYTES);
+    let _ = settings.set_send_buffer_size(SOCKET_BYTES);
+}
+
 fn endpoint(
     socket: std::net::UdpSocket,
     server: Option<quinn::ServerConfig>,
 ) -> std::io::Result<Endpoint> {
-    let settings = socket2::SockRef::from(&socket);
-    // Best effort: small buffers cost speed, nothing else.
-    let _ = settings.set_recv_buffer_size(SOCKET_BYTES);
-    let _ = settings.set_send_buffer_size(SOCKET_BYTES);
+    enlarge_buffers(&socket);
     Endpoint::new(
         EndpointConfig::default(),
         server,
@@ -94,6 +119,52 @@ pub(crate) fn server(
     socket: std::net::UdpSocket,
     identity: &Identity,
 ) -> Result<Endpoint, BindError> {
+    let config = server_config(identity)?;
+    endpoint(socket, Some(config)).map_err(|e| BindError::new("QUIC", e))
+}
+
+/// Creates an endpoint as [`server`] does, which passes connections on to the processes that
+/// `router` names.
+#[cfg(target_os = "linux")]
+pub(crate) fn routing_server(
+    socket: std::net::UdpSocket,
+    identity: &Identity,
+    router: Arc<dyn LeaseRouter>,
+) -> Result<Endpoint, BindError> {
+    let config = server_config(identity)?;
+    enlarge_buffers(&socket);
+    RoutingSocket::new(socket, router)
+        .and_then(|socket| endpoint_on(Arc::new(socket), config))
+        .map_err(|e| BindError::new("QUIC", e))
+}
+
+/// Creates an endpoint that accepts the one connection that another process has passed on.
+/// `socket` is connected to the client, and `first` is the client's first datagram.
+#[cfg(target_os = "linux")]
+pub(crate) fn passed_server(
+    socket: std::net::UdpSocket,
+    first: Bytes,
+    config: quinn::ServerConfig,
+) -> std::io::Result<Endpoint> {
+    enlarge_buffers(&socket);
+    endpoint_on(Arc::new(PassedSocket::new(socket, first)?), config)
+}
+
+#[cfg(target_os = "linux")]
+fn endpoint_on(
+    socket: Arc<dyn quinn::AsyncUdpSocket>,
+    config: quinn::ServerConfig,
+) -> std::io::Result<Endpoint> {
+    Endpoint::new_with_abstract_socket(
+        EndpointConfig::default(),
+        Some(config),
+        socket,
+        Arc::new(TokioRuntime),
+    )
+}
+
+/// Returns the settings of an accepting endpoint.
+pub(crate) fn server_config(identity: &Identity) -> Result<quinn::ServerConfig, BindError> {
     let tls = tls::server_config(identity, &[ALPN_FRAMES]).map_err(BindError::identity)?;
     let crypto = QuicServerConfig::try_from(tls).map_err(BindError::identity)?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
@@ -104,7 +175,7 @@ pub(crate) fn server(
         .incoming_buffer_size_total(ALL_INCOMING_BYTES);
     // A link's connection does not migrate: what looks like a migration may be an attack.
     config.migration(false);
-    endpoint(socket, Some(config)).map_err(|e| BindError::new("QUIC", e))
+    Ok(config)
 }
 
 /// Dials `address`, an address of `host`. The stream exists for the peer once the first
@@ -118,6 +189,9 @@ pub(crate) async fn dial(
     let crypto = QuicClientConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(transport_config(WINDOW_BYTES));
+    if let Some(lease) = tls_options.lease {
+        config.initial_dst_cid_provider(Arc::new(move || initial_id(lease)));
+    }
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),
@@ -126,7 +200,7 @@ pub(crate) async fn dial(
     let endpoint = std::net::UdpSocket::bind(any)
         .and_then(|socket| endpoint(socket, None))
         .map_err(|e| unreachable(&e))?;
-    let connecting = endpoint.connect_with(config, address, tls::server_name(host));
+    let connecting = endpoint.connect_with(config, address, &tls_options.server_name(host));
     let connection = connecting
         .map_err(|e| unreachable(&e))?
         .await
@@ -215,11 +289,11 @@ fn link(
     }
 }
 
-/// Returns the fingerprint of the certificate that the peer showed in the handshake.
-fn peer_certificate(connection: &Connection) -> Option<Fingerprint> {
+/// Returns the certificate that the peer showed in the handshake.
+fn peer_certificate(connection: &Connection) -> Option<PeerCertificate> {
     let identity = connection.peer_identity()?;
     let certificates = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-    tls::peer_fingerprint(Some(&certificates))
+    PeerCertificate::of(Some(&certificates))
 }
 
 /// State shared by the halves of a link. quinn closes the connection when its last handle

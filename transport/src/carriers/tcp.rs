@@ -36,7 +36,7 @@ use crate::{
     control::{self, FrameConnection},
     dial::error::DialError,
     gate::GateEntry,
-    tls::{ALPN_FRAMES, TlsOptions, peer_fingerprint},
+    tls::{ALPN_FRAMES, PeerCertificate, TlsOptions},
 };
 
 /// Limit on the bytes that TLS buffers: how much is encrypted before the socket is
@@ -67,7 +67,7 @@ fn link_over(
         TlsStream::Client(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
         TlsStream::Server(stream) => stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES)),
     }
-    let certificate = peer_fingerprint(stream.get_ref().1.peer_certificates());
+    let certificate = PeerCertificate::of(stream.get_ref().1.peer_certificates());
     let socket = SockRef::from(stream.get_ref().0);
     enable_keepalive(&socket);
     let owner = Arc::new(ConnectionOwner {
@@ -118,7 +118,7 @@ pub(crate) async fn accept<L: From<Halves<Sender, Receiver>>>(
             let owner = Arc::downgrade(&halves.receiver.owner);
             // An error means that the listener was dropped, and the link with it.
             let _ = accepted.send(halves.into()).await;
-            // The server can only end when this sender is dropped.
+            // The server can only end when every clone of `accepted` is dropped.
             drop(accepted);
             if watch.wait_until_expelled().await
                 && let Some(owner) = owner.upgrade()

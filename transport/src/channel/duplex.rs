@@ -101,6 +101,39 @@ impl Duplex {
         }
     }
 
+    /// Creates an end that replaces a lost one. The lost end had received the frames up to number
+    /// `received`, which cost `received_bytes`; the new one numbers its own frames from 1. The
+    /// other arguments are as for [`new`](Self::new).
+    pub fn restored(
+        capacity_bytes: usize,
+        credit: u64,
+        window_bytes: u64,
+        (received, received_bytes): (u64, u64),
+    ) -> Self {
+        Self {
+            outbox: Outbox::new(capacity_bytes, credit),
+            inbox: Inbox::restored(window_bytes, received, received_bytes),
+        }
+    }
+
+    /// Returns the outbox, to keep its journal.
+    pub fn outbox_mut(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+
+    /// Continues with a peer whose end was lost and replaced: sends all frames after `number`
+    /// again, and expects the peer's frames to be numbered from 1. The peer grants `credit` bytes
+    /// in all.
+    ///
+    /// # Errors
+    ///
+    /// When a frame after `number` is not kept any more.
+    pub fn restore(&mut self, number: u64, credit: u64) -> Result<(), ResumeError> {
+        self.outbox.restore(number, credit)?;
+        self.inbox = self.inbox.anew();
+        Ok(())
+    }
+
     /// Returns the outbox: the bodies that wait to be sent or acknowledged.
     pub fn outbox(&self) -> &Outbox {
         &self.outbox

@@ -67,7 +67,11 @@ pub struct EncodedBody {
 impl EncodedBody {
     /// Returns the credit that the body takes, in bytes.
     fn cost(&self) -> usize {
-        self.head.len() + self.tail.len() + self.extra_cost
+        self.len() + self.extra_cost
+    }
+
+    fn len(&self) -> usize {
+        self.head.len() + self.tail.len()
     }
 }
 
@@ -188,6 +192,40 @@ mod tests {
     }
 
     #[test]
+    fn journal_keeps_bodies_until_they_are_committed() {
+        let mut outbox = Outbox::new(10, 100);
+        outbox.begin_journal();
+        for _ in 0..3 {
+            outbox.push(body(6));
+        }
+        while outbox.next_to_send().is_some() {}
+        outbox.acknowledge(3).unwrap();
+        assert_eq!((outbox.unacked_bytes(), outbox.kept_bytes()), (0, 3 * 134));
+        assert!(outbox.is_empty() && !outbox.is_full() && !outbox.has_unsent());
+        outbox.commit(1);
+        assert_eq!(outbox.kept_bytes(), 2 * 134);
+        assert!(outbox.restore(0, 100).is_err(), "it was dropped");
+        assert!(outbox.restore(4, 100).is_err(), "it was never sent");
+        // The new peer lets less be sent than the old one did.
+        outbox.restore(2, 17).unwrap();
+        assert_eq!(outbox.unacked_bytes(), 6);
+        assert!(outbox.next_to_send().is_none());
+        outbox.grant(18);
+        assert_eq!(outbox.next_to_send().unwrap().0, 3);
+        // The peer falls back further than it did before, and then not as far.
+        outbox.restore(1, 100).unwrap();
+        assert!(outbox.rewind(3).is_err(), "this peer has not got it");
+        outbox.restore(2, 100).unwrap();
+        assert_eq!(outbox.next_to_send().unwrap().0, 3);
+        outbox.end_journal();
+        assert_eq!((outbox.unacked_bytes(), outbox.kept_bytes()), (6, 134));
+        outbox.acknowledge(3).unwrap();
+        assert_eq!(outbox.kept_bytes(), 0);
+        outbox.commit(3);
+        assert!(!outbox.has_journal());
+    }
+
+    #[test]
     fn an_ack_is_due_before_the_sender_runs_out_of_anything() {
         let mut inbox = Inbox::new(400);
         assert!(!inbox.is_ack_due() && !inbox.has_pending_ack());
@@ -217,6 +255,12 @@ mod tests {
         Acknowledge,
         AcknowledgeChanges,
         Cut,
+        /// The peer keeps a copy of its state.
+        Snapshot,
+        /// The latest copy is safe.
+        Commit,
+        /// The peer loses its state, and goes on from its latest copy.
+        Lose,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -227,12 +271,23 @@ mod tests {
             2 => Just(Step::Acknowledge),
             2 => Just(Step::AcknowledgeChanges),
             1 => Just(Step::Cut),
+            1 => Just(Step::Snapshot),
+            1 => Just(Step::Commit),
+            1 => Just(Step::Lose),
         ];
         prop::collection::vec(step, 0..300)
     }
 
-    /// An outbox and an inbox with a connection between them that may be cut
-    /// at any moment, losing what is in flight both ways.
+    /// The peer's state at some moment.
+    #[derive(Default)]
+    struct Copied {
+        received: u64,
+        received_bytes: u64,
+        delivered: Vec<usize>,
+    }
+
+    /// An outbox with a journal and an inbox, with a connection between them that may be cut
+    /// at any moment, losing what is in flight both ways. The inbox may be lost, too.
     struct Wire {
         outbox: Outbox,
         inbox: Inbox,
@@ -240,6 +295,7 @@ mod tests {
         back: VecDeque<(u64, u64)>,
         pushed: Vec<usize>,
         delivered: Vec<usize>,
+        copied: Copied,
     }
 
     impl Wire {
@@ -277,13 +333,35 @@ mod tests {
                     self.outbox.rewind(received).unwrap();
                     self.outbox.grant(credit);
                 }
+                Step::Snapshot => {
+                    let (received, received_bytes) = self.inbox.position();
+                    self.copied = Copied {
+                        received,
+                        received_bytes,
+                        delivered: self.delivered.clone(),
+                    };
+                }
+                Step::Commit => self.outbox.commit(self.copied.received),
+                Step::Lose => {
+                    self.forward.clear();
+                    self.back.clear();
+                    let Copied {
+                        received,
+                        received_bytes,
+                        ref delivered,
+                    } = self.copied;
+                    self.inbox = Inbox::restored(64, received, received_bytes);
+                    self.delivered.clone_from(delivered);
+                    let credit = self.inbox.credit();
+                    self.outbox.restore(received, credit).unwrap();
+                }
             }
         }
     }
 
     proptest! {
         #[test]
-        fn bodies_are_delivered_once_in_order_despite_cuts(steps in steps()) {
+        fn bodies_are_delivered_once_in_order_despite_cuts_and_losses(steps in steps()) {
             let mut wire = Wire {
                 outbox: Outbox::new(usize::MAX, 64),
                 inbox: Inbox::new(64),
@@ -291,7 +369,9 @@ mod tests {
                 back: VecDeque::new(),
                 pushed: Vec::new(),
                 delivered: Vec::new(),
+                copied: Copied::default(),
             };
+            wire.outbox.begin_journal();
             for step in steps {
                 wire.run(step);
                 prop_assert!(wire.pushed.starts_with(&wire.delivered));
@@ -307,6 +387,8 @@ mod tests {
             prop_assert_eq!(&wire.delivered, &wire.pushed);
             prop_assert!(wire.outbox.is_empty());
             prop_assert_eq!(wire.outbox.unacked_bytes(), 0);
+            wire.outbox.end_journal();
+            prop_assert_eq!(wire.outbox.kept_bytes(), 0);
         }
     }
 }

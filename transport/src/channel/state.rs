@@ -66,6 +66,38 @@ impl Channel {
         }
     }
 
+    /// Creates an end that replaces a lost one; see [`Duplex::restored`].
+    pub fn restored(
+        capacity_bytes: usize,
+        credit: u64,
+        window_bytes: u64,
+        received: (u64, u64),
+        now: Instant,
+    ) -> Self {
+        Self {
+            duplex: Duplex::restored(capacity_bytes, credit, window_bytes, received),
+            connections: 0,
+            detached: Some(now),
+            last_received: now,
+        }
+    }
+
+    /// Returns the outbox, to keep its journal.
+    pub fn outbox_mut(&mut self) -> &mut Outbox {
+        self.duplex.outbox_mut()
+    }
+
+    /// Continues with a peer whose end was lost and replaced; see [`Duplex::restore`]. A new
+    /// connection must be [attached](Self::attach) before anything is sent.
+    ///
+    /// # Errors
+    ///
+    /// When a frame after `number` is not kept any more.
+    pub fn restore(&mut self, number: u64) -> Result<(), ResumeError> {
+        self.connections += 1;
+        self.duplex.restore(number, 0)
+    }
+
     /// Returns the outbox: the bodies that wait to be sent or acknowledged.
     pub fn outbox(&self) -> &Outbox {
         self.duplex.outbox()

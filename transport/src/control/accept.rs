@@ -9,19 +9,27 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
     task::JoinSet,
+    time::sleep,
 };
 use tokio_rustls::{TlsAcceptor, server};
 use tracing::{debug, warn};
 
+#[cfg(target_os = "linux")]
+use crate::handoff::{Destination, LeaseRouter, Passed, lease_of};
 use crate::{
     connection::{Closer, Connection, PeerInfo},
     gate::{Gate, GateEntry},
     handshakes,
-    tls::{self, ALPN_FRAMES},
+    tls::{ALPN_FRAMES, PeerCertificate},
 };
 
 /// Time limit for a peer's TLS handshake and HTTP/2 preface.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(4);
+
+/// How long a connection waits for its lease to become known. The scheduler announces a lease to
+/// its worker and its client at the same time.
+#[cfg(target_os = "linux")]
+const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Pause after a connection that could not be accepted.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
@@ -50,9 +58,38 @@ where
     Arc::new(move |connection| Box::pin(run(connection)))
 }
 
-/// Where to send connections once their handshake is done.
+/// Where connections come from.
+pub(crate) enum Incoming {
+    /// A port of this process.
+    Port(TcpListener),
+    /// Another process, which has accepted them.
+    #[cfg(target_os = "linux")]
+    Passed(mpsc::Receiver<TcpStream>),
+}
+
+impl Incoming {
+    async fn next(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        match self {
+            Self::Port(tcp) => tcp.accept().await,
+            #[cfg(target_os = "linux")]
+            Self::Passed(connections) => match connections.recv().await {
+                Some(stream) => {
+                    let peer = stream.peer_addr()?;
+                    Ok((stream, peer))
+                }
+                // No more connections come; those that are open go on.
+                None => std::future::pending().await,
+            },
+        }
+    }
+}
+
+/// Where accepted connections go: to the process of their lease, or after the TLS
+/// handshake to tonic or to the handler of frames.
 #[derive(Clone)]
 pub(super) struct Handoff {
+    #[cfg(target_os = "linux")]
+    pub(super) router: Option<Arc<dyn LeaseRouter>>,
     pub(super) acceptor: TlsAcceptor,
     pub(super) handshakes: handshakes::Handle,
     pub(super) grpc: mpsc::Sender<Connection<server::TlsStream<TcpStream>>>,
@@ -62,7 +99,7 @@ pub(super) struct Handoff {
 /// Accepts connections forever. Each has a task in `open`, which ends when the connection
 /// is closed.
 pub(super) async fn accept(
-    tcp: TcpListener,
+    mut incoming: Incoming,
     gate: &Arc<Gate>,
     handoff: Handoff,
     open: &mut JoinSet<()>,
@@ -71,7 +108,7 @@ pub(super) async fn accept(
     loop {
         while open.try_join_next().is_some() {}
         let accepted = tokio::select! {
-            accepted = tcp.accept() => accepted,
+            accepted = incoming.next() => accepted,
             _ = ticks.tick(), if gate.has_unadmitted() => {
                 gate.tick();
                 continue;
@@ -88,7 +125,7 @@ pub(super) async fn accept(
                 if !std::mem::replace(&mut failing, true) {
                     warn!("cannot accept connections and will try again: {e}");
                 }
-                tokio::time::sleep(ACCEPT_RETRY).await;
+                sleep(ACCEPT_RETRY).await;
             }
         }
     }
@@ -108,8 +145,8 @@ async fn run_connection(
     // Boxed, because under attack most tasks never get here and should stay small.
     let serving = Box::pin(handshake_and_hand_off(tcp, peer, gate_entry, handoff));
     tokio::select! {
-        // Polled first: `handshake_and_hand_off` must see the expulsion of a link that it has handed on,
-        // and close it.
+        // `serving` is polled first: it must see the expulsion of a link that it has handed on, and
+        // close the link.
         biased;
         () = serving => {}
         true = watch.wait_until_expelled() => debug!(%peer, "the peer presented no valid token or certificate in time"),
@@ -122,11 +159,17 @@ async fn handshake_and_hand_off(
     gate_entry: GateEntry,
     handoff: Handoff,
 ) {
+    #[cfg(target_os = "linux")]
+    let tcp = match pass_on(tcp, peer, handoff.router.as_deref()).await {
+        Some(tcp) => tcp,
+        None => return,
+    };
     let Handoff {
         acceptor,
         handshakes,
         grpc,
         frames,
+        ..
     } = handoff;
     let handshake = async {
         tcp.set_nodelay(true)?;
@@ -141,7 +184,7 @@ async fn handshake_and_hand_off(
     };
     match tokio::time::timeout(HANDSHAKE_DEADLINE, handshake).await {
         Ok(Ok((stream, Some(read_ahead)))) => {
-            let certificate = tls::peer_fingerprint(stream.get_ref().1.peer_certificates());
+            let certificate = PeerCertificate::of(stream.get_ref().1.peer_certificates());
             let peer = PeerInfo {
                 address: peer,
                 certificate,
@@ -167,6 +210,47 @@ async fn handshake_and_hand_off(
         Ok(Err(e)) => debug!(%peer, "TLS handshake failed: {e}"),
         Err(_) => {
             debug!(%peer, "the peer completed no TLS handshake and HTTP/2 preface within {HANDSHAKE_DEADLINE:?}");
+        }
+    }
+}
+
+/// Passes a connection on to the process of its lease. Returns the connection if this process
+/// serves it, and `None` if it is passed on or broken.
+#[cfg(target_os = "linux")]
+async fn pass_on(
+    tcp: TcpStream,
+    peer: SocketAddr,
+    router: Option<&dyn LeaseRouter>,
+) -> Option<TcpStream> {
+    let Some(router) = router else {
+        return Some(tcp);
+    };
+    let passed = async {
+        let Some(lease) = lease_of(&tcp).await else {
+            return Some(tcp);
+        };
+        let mut timeout = std::pin::pin!(sleep(ANNOUNCEMENT_TIMEOUT));
+        loop {
+            let announced = router.announced().notified();
+            match router.destination(lease) {
+                Destination::Process(process) => {
+                    // An error means that the process is gone; the client dials again.
+                    let _ = process.send(Passed::Tcp(tcp)).await;
+                    return None;
+                }
+                Destination::Unknown => tokio::select! {
+                    () = announced => {}
+                    () = &mut timeout => return Some(tcp),
+                },
+                Destination::Here => return Some(tcp),
+            }
+        }
+    };
+    match tokio::time::timeout(HANDSHAKE_DEADLINE, passed).await {
+        Ok(kept) => kept,
+        Err(_) => {
+            debug!(%peer, "the peer sent no TLS ClientHello, or its lease's process took no connection, within {HANDSHAKE_DEADLINE:?}");
+            None
         }
     }
 }

@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error as TlsError, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore,
+    SignatureScheme,
     client::danger::HandshakeSignatureValid,
     crypto::CryptoProvider,
     pki_types::{CertificateDer, UnixTime},
-    server::danger::{ClientCertVerified, ClientCertVerifier},
+    server::{
+        WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
 };
 
-use crate::fingerprint::Fingerprint;
-
-/// Accepts any certificate whose private key the other side proves to have, or no
-/// certificate.
+/// Accepts any certificate whose private key the other side proves to have, alone or with
+/// the certificate that issued it, or no certificate.
 #[derive(Debug)]
 pub(super) struct AnyCertificate(Arc<CryptoProvider>);
 
@@ -21,12 +23,6 @@ impl AnyCertificate {
     pub(super) fn new(provider: CryptoProvider) -> Self {
         Self(Arc::new(provider))
     }
-}
-
-/// Returns the fingerprint of the certificate that the peer showed in a finished
-/// handshake.
-pub(crate) fn peer_fingerprint(certificates: Option<&[CertificateDer<'_>]>) -> Option<Fingerprint> {
-    certificates?.first().map(|own| Fingerprint::of(own))
 }
 
 impl ClientCertVerifier for AnyCertificate {
@@ -40,13 +36,21 @@ impl ClientCertVerifier for AnyCertificate {
 
     fn verify_client_cert(
         &self,
-        _end_entity: &CertificateDer<'_>,
+        end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _now: UnixTime,
+        now: UnixTime,
     ) -> Result<ClientCertVerified, TlsError> {
-        // A certificate stands for itself, so a chain is refused.
         match intermediates {
+            // Any certificate is accepted: callers compare it with those that they know.
             [] => Ok(ClientCertVerified::assertion()),
+            [issuer] => {
+                let mut roots = RootCertStore::empty();
+                roots.add(issuer.clone())?;
+                WebPkiClientVerifier::builder_with_provider(roots.into(), self.0.clone())
+                    .build()
+                    .map_err(|e| TlsError::General(e.to_string()))?
+                    .verify_client_cert(end_entity, &[], now)
+            }
             _ => Err(CertificateError::UnknownIssuer.into()),
         }
     }

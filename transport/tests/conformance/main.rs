@@ -42,6 +42,8 @@ mod faults;
 mod harness;
 mod hostile;
 mod laws;
+#[cfg(target_os = "linux")]
+mod lease_processes;
 mod oversized;
 mod raw;
 mod trust;

@@ -33,7 +33,7 @@ fn is_superseded<T>(result: Result<T, AdmissionError>) -> bool {
 #[test]
 fn later_grant_takes_the_device_and_the_earlier_token_is_refused() {
     let now = Instant::now();
-    let mut admission = Admission::new(1);
+    let mut admission = Admission::new(0..1);
     let (first, second) = (claim(10, 0, 1), claim(20, 0, 2));
     assert_eq!(admission.open(first, NEVER_EXPIRES, now), Ok(None));
     assert_eq!(
@@ -56,7 +56,7 @@ fn later_grant_takes_the_device_and_the_earlier_token_is_refused() {
 #[test]
 fn grant_is_valid_for_one_lease_only() {
     let now = Instant::now();
-    let mut admission = Admission::new(1);
+    let mut admission = Admission::new(0..1);
     admission.open(claim(10, 0, 1), NEVER_EXPIRES, now).unwrap();
     assert!(is_superseded(admission.open(
         claim(11, 0, 1),
@@ -68,7 +68,7 @@ fn grant_is_valid_for_one_lease_only() {
 #[test]
 fn tokens_of_ended_and_earlier_grants_are_refused() {
     let now = Instant::now();
-    let mut admission = Admission::new(2);
+    let mut admission = Admission::new(0..2);
     admission.open(claim(10, 0, 4), NEVER_EXPIRES, now).unwrap();
     admission.end(0, grant(4));
     let lease = LeaseId(10);
@@ -99,10 +99,11 @@ fn tokens_of_ended_and_earlier_grants_are_refused() {
 #[test]
 fn new_grant_ends_the_previous_claim() {
     let now = Instant::now();
-    let mut admission = Admission::new(1);
+    let mut admission = Admission::new(0..1);
     admission.open(claim(10, 0, 1), NEVER_EXPIRES, now).unwrap();
-    assert_eq!(admission.granted(0, grant(2)), Some(LeaseId(10)));
-    assert_eq!(admission.granted(0, grant(2)), None);
+    assert_eq!(admission.granted(claim(20, 0, 2)), Some(LeaseId(10)));
+    assert_eq!(admission.granted(claim(20, 0, 2)), None);
+    assert_eq!(admission.granted(claim(21, 0, 2)), None, "another lease");
     assert!(is_superseded(admission.open(
         claim(10, 0, 1),
         NEVER_EXPIRES,
@@ -112,14 +113,14 @@ fn new_grant_ends_the_previous_claim() {
         admission.open(claim(20, 0, 2), NEVER_EXPIRES, now),
         Ok(None)
     );
-    assert_eq!(admission.granted(0, grant(1)), None, "it comes late");
+    assert_eq!(admission.granted(claim(10, 0, 1)), None, "it comes late");
     assert_eq!(admission.check(claim(20, 0, 2)), Ok(()));
 }
 
 #[test]
 fn tokens_without_a_grant_or_for_an_unknown_device_are_refused() {
     let now = Instant::now();
-    let mut admission = Admission::new(1);
+    let mut admission = Admission::new(0..1);
     let none = Claim {
         grant: GrantNumber::ZERO,
         ..claim(1, 0, 0)
@@ -131,19 +132,19 @@ fn tokens_without_a_grant_or_for_an_unknown_device_are_refused() {
         assert_eq!(admission.open(wrong, NEVER_EXPIRES, now), refused);
     }
     admission.end(9, grant(1));
-    assert_eq!(admission.granted(9, grant(1)), None);
+    assert_eq!(admission.granted(claim(1, 9, 1)), None);
 }
 
 #[test]
-fn reports_hold_the_lease_in_use_and_ended_leases() {
+fn reports_hold_granted_and_ended_leases() {
     let now = Instant::now();
-    let mut admission = Admission::new(4);
+    let mut admission = Admission::new(0..4);
     admission.open(claim(10, 0, 5), NEVER_EXPIRES, now).unwrap();
     admission.end(1, grant(6));
-    admission.granted(2, grant(7));
+    admission.granted(claim(11, 2, 7));
     assert_eq!(
         admission.active_claims().collect::<Vec<_>>(),
-        [claim(10, 0, 5)]
+        [claim(10, 0, 5), claim(11, 2, 7)]
     );
     let ended: Vec<_> = admission.ended().collect();
     assert_eq!(ended, [(0, grant(4)), (1, grant(6)), (2, grant(6))]);
@@ -153,7 +154,7 @@ fn reports_hold_the_lease_in_use_and_ended_leases() {
 fn expired_token_is_refused_but_ends_no_session() {
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
-    let mut admission = Admission::new(1);
+    let mut admission = Admission::new(0..1);
     admission.set_time(1_000_000, start);
     let token = claim(10, 0, 1);
     assert_eq!(admission.open(token, 1_002_000, start), Ok(None));
@@ -175,7 +176,7 @@ fn hour_long_scheduler_outage_ends_no_session() {
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
     let time = |seconds| 1_000_000 + seconds * 1000;
-    let mut admission = Admission::new(2);
+    let mut admission = Admission::new(0..2);
     for second in 0..60 {
         admission.set_time(time(second), after(second));
     }
@@ -204,7 +205,7 @@ fn hour_long_scheduler_outage_ends_no_session() {
 #[test]
 fn old_token_is_refused_after_100_000_leases() {
     let now = Instant::now();
-    let mut admission = Admission::new(1);
+    let mut admission = Admission::new(0..1);
     let old = claim(1, 0, 1);
     admission.open(old, NEVER_EXPIRES, now).unwrap();
     admission.end(0, grant(1));
@@ -282,7 +283,7 @@ proptest! {
     #[test]
     fn only_the_latest_grant_that_has_not_ended_is_admitted(ops in vec(op(), 1..200)) {
         let now = Instant::now();
-        let mut admission = Admission::new(3);
+        let mut admission = Admission::new(0..3);
         let mut model = Model::default();
         let mut count = 0;
         for op in ops {
@@ -293,8 +294,9 @@ proptest! {
                     model.tokens.push(token);
                     if delivered {
                         let user = model.user.get(&device).copied();
-                        prop_assert_eq!(admission.granted(device, token.grant), user);
+                        prop_assert_eq!(admission.granted(token), user);
                         model.see(device, token.grant);
+                        model.user.insert(device, token.lease);
                     }
                 }
                 Op::End { device, delivered } => {

@@ -14,7 +14,7 @@ use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
 use tracing::warn;
 
-use super::{SessionBackend, StorageInfo, TensorStore, bounds};
+use super::{SessionBackend, StorageInfo, StoredTensor, TensorStore, bounds};
 use crate::locks::lock;
 
 /// Each Burn backend has one random generator per process. This lock is held from seeding
@@ -180,7 +180,11 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             _ => Vec::new(),
         };
         let after = self.clamp_indices(&mut op);
-        self.run(|interpreter| interpreter.register_op(*op));
+        self.run(|interpreter| {
+            if !B::execute_exactly(interpreter, &op) {
+                interpreter.register_op(*op);
+            }
+        });
         for tensor in after {
             self.forget(tensor);
         }
@@ -278,6 +282,20 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         let look = || self.run(|interpreter| storage(interpreter.get_tensor_handle(&shared)));
         // An output that the op declared but did not make has no storage.
         catch_unwind(AssertUnwindSafe(look)).ok().flatten()
+    }
+
+    fn stored(&mut self, tensor: &TensorIr) -> Option<StoredTensor> {
+        let shared = as_shared(tensor);
+        let look = || self.run(|interpreter| B::stored(interpreter.get_tensor_handle(&shared)));
+        catch_unwind(AssertUnwindSafe(look)).ok().flatten()
+    }
+
+    fn restore(&mut self, id: TensorId, stored: StoredTensor) -> bool {
+        let Some(tensor) = B::restored(stored) else {
+            return false;
+        };
+        self.run(|interpreter| interpreter.register_tensor_to_device(id, tensor));
+        true
     }
 }
 

@@ -1,12 +1,15 @@
 //! Burn's Flex backend: tensors in host memory, which can be borrowed instead of copied.
 
+mod sums;
+
 use std::sync::Arc;
 
-use burn_backend::{AllocationProperty, Bytes, TensorData, TensorMetadata};
-use burn_flex::{Flex, FlexTensor};
-use burn_ir::{BackendIr, HandleKind};
+use burn_backend::{AllocationProperty, Bytes, DType, TensorData, TensorMetadata};
+use burn_flex::{Flex, FlexTensor, Layout};
+use burn_ir::{BackendIr, HandleKind, NumericOperationIr, OperationIr};
+use burn_router::TensorInterpreter;
 
-use super::{SessionBackend, StorageInfo};
+use super::{SessionBackend, StorageInfo, StoredTensor};
 use crate::custom::{CustomOps, Handlers};
 
 impl SessionBackend for Flex {
@@ -21,6 +24,60 @@ impl SessionBackend for Flex {
 
     fn custom_ops(ops: &CustomOps) -> Handlers<Self> {
         ops.flex.clone()
+    }
+
+    fn execute_exactly(interpreter: &mut TensorInterpreter<Self>, op: &OperationIr) -> bool {
+        let OperationIr::NumericFloat(DType::F32 | DType::F16 | DType::BF16, op) = op else {
+            return false;
+        };
+        let (reduce, run): (_, fn(FlexTensor) -> FlexTensor) = match op {
+            NumericOperationIr::Sum(reduce) => (reduce, sums::sum),
+            NumericOperationIr::Mean(reduce) => (reduce, sums::mean),
+            _ => return false,
+        };
+        if reduce.input.shape.num_elements() < sums::SPLIT_FROM_ELEMENTS {
+            return false;
+        }
+        let HandleKind::Float(input) = interpreter.get_tensor(&reduce.input) else {
+            unreachable!("an op on floats has a float tensor");
+        };
+        let out = HandleKind::Float(run(input));
+        interpreter.register_tensor_to_device(reduce.out.id, out);
+        true
+    }
+
+    fn stored(handle: <Self as BackendIr>::Handle) -> Option<StoredTensor> {
+        let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) =
+            handle
+        else {
+            return None;
+        };
+        let layout = tensor.layout();
+        Some(StoredTensor {
+            shape: layout.shape().clone(),
+            dtype: tensor.dtype(),
+            strides: layout.strides().to_vec(),
+            offset: layout.start_offset(),
+            storage: tensor.data_arc(),
+        })
+    }
+
+    fn restored(stored: StoredTensor) -> Option<HandleKind<Self>> {
+        let StoredTensor {
+            storage,
+            shape,
+            dtype,
+            strides,
+            offset,
+        } = stored;
+        let layout = Layout::new(shape, strides, offset);
+        let tensor = FlexTensor::from_arc(storage, layout, dtype);
+        match dtype {
+            DType::Bool(_) => Some(HandleKind::Bool(tensor)),
+            DType::QFloat(_) => None,
+            dtype if dtype.is_float() => Some(HandleKind::Float(tensor)),
+            _ => Some(HandleKind::Int(tensor)),
+        }
     }
 
     fn borrow_value(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {

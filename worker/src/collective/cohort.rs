@@ -37,7 +37,8 @@ use super::{
 };
 use crate::locks::lock;
 
-/// Bytes of all-reduces that are started together until the links were measured.
+/// Bytes of all-reduces in a bucket (those that are started together) until the links are
+/// measured.
 const INITIAL_BUCKET_BYTES: usize = 1 << 20;
 
 /// Maximum number of groups of a cohort; programs have one or a few.
@@ -115,8 +116,8 @@ impl Cohort {
             .lease_rank(self.lease_members.me(), device_index)
     }
 
-    /// Returns the number of bytes of all-reduces at which sessions should start them,
-    /// shared and kept up to date.
+    /// Returns the number of bytes at which a session's bucket of all-reduces is full and must
+    /// be started. The value is shared, and [`tick`](Self::tick) updates it.
     pub(crate) fn bucket_bytes(&self) -> Arc<AtomicUsize> {
         self.bucket_bytes.clone()
     }
@@ -379,14 +380,15 @@ impl Cohort {
         }
     }
 
-    /// Ensures that there is or will be a link to `worker`.
+    /// Requests a link to `worker`. The first request dials the worker, unless `worker` is the
+    /// side that dials.
     fn request_link_to(self: &Arc<Self>, worker: WorkerId) {
         if let Some(peer) = self.peer(worker)
             && peer.request_link()
             && self.lease_members.dials(worker)
         {
             let identity = self.settings.identity.clone();
-            let dial_tasks = link::dial(Arc::downgrade(self), peer.clone(), identity);
+            let dial_tasks = link::dial(Arc::downgrade(self), self.lease, peer.clone(), identity);
             self.peers.spawn_link(dial_tasks, &self.settings.runtime);
         }
     }

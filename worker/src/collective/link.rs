@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use tensord_proto::{
-    ids::WorkerId,
+    ids::{LeaseId, WorkerId},
     v1::{Error, ErrorCode, Join, Joined, LeaseShare, frame::Body},
     version,
 };
@@ -17,7 +17,7 @@ use tensord_transport::{
     channel::{
         Broken, Connection, Endpoint, FrameParts, Look, Next, Received, Timing, duplex, pump,
     },
-    tls::{Fingerprint, Trust},
+    tls::{Fingerprint, PeerCertificate, Trust},
 };
 use tokio::{
     sync::Notify,
@@ -44,10 +44,17 @@ pub(crate) struct AcceptedLink {
 
 /// Keeps the link to `peer` connected while the cohort exists and the other worker obeys
 /// the rules. Presents the certificate of `identity`, which identifies this worker.
-pub(crate) async fn dial(cohort: Weak<Cohort>, peer: Arc<Peer>, identity: Arc<Identity>) {
+pub(crate) async fn dial(
+    cohort: Weak<Cohort>,
+    lease: LeaseId,
+    peer: Arc<Peer>,
+    identity: Arc<Identity>,
+) {
     // `Auto` tries TCP first, which carries the most by far. The program that leases
     // devices of both workers has ensured that they can reach each other.
-    let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
+    let dialer = Dialer::new(TransportChoice::Auto)
+        .for_lease(lease)
+        .with_identity(identity);
     let name = peer.share.worker.clone();
     let mut pause = RETRY_DELAY;
     loop {
@@ -119,12 +126,12 @@ async fn connect(
     }
 }
 
-/// Accepts the connection of a worker that dialled. The caller has checked its token; the
-/// handshake has proved that it has the key of the certificate `peer_certificate`.
+/// Accepts the connection of a worker that dialled. The caller has checked the token of
+/// `join`; the TLS handshake has proved that the worker has the key of `peer_certificate`.
 pub(crate) fn accept(
     cohort: &Arc<Cohort>,
     join: &Join,
-    peer_certificate: Option<Fingerprint>,
+    peer_certificate: Option<&PeerCertificate>,
 ) -> Result<AcceptedLink, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let ours = version::hello();
@@ -134,7 +141,7 @@ pub(crate) fn accept(
     let peer = cohort
         .peer(from)
         .ok_or_else(|| protocol(format!("worker {from} is not part of the lease")))?;
-    check_certificate(&peer.share, peer_certificate).map_err(protocol)?;
+    check_certificate(&peer.share, cohort.lease, peer_certificate).map_err(protocol)?;
     if let Some(violation) = peer.violation() {
         return Err(protocol(violation.to_string()));
     }
@@ -154,22 +161,23 @@ pub(crate) fn accept(
     })
 }
 
-/// Checks that the certificate `peer_certificate` is the one that the scheduler signed for the worker
-/// of `share`. The token alone proves nothing, as all workers and programs of the lease
-/// have it.
+/// Checks that `peer_certificate` belongs to the worker of `share`, or to a process that runs
+/// `lease` for that worker. The token alone proves nothing, as all workers and programs of the
+/// lease have it.
 fn check_certificate(
     share: &LeaseShare,
-    peer_certificate: Option<Fingerprint>,
+    lease: LeaseId,
+    peer_certificate: Option<&PeerCertificate>,
 ) -> Result<(), String> {
     let name = &share.worker;
-    match peer_certificate {
-        Some(Fingerprint(peer_certificate)) if share.certificate_sha256 == peer_certificate[..] => {
-            Ok(())
-        }
-        Some(peer_certificate) => Err(format!(
-            "the caller is not worker {name} of the lease: it presented the certificate {peer_certificate}, which is not the worker's"
+    let expected = <[u8; 32]>::try_from(&share.certificate_sha256[..]).map(Fingerprint);
+    match (peer_certificate, expected) {
+        (Some(shown), Ok(expected)) if shown.is_of_lease(&expected, lease) => Ok(()),
+        (Some(shown), _) => Err(format!(
+            "the caller is not worker {name} of the lease: it presented the certificate {}, which is not the worker's",
+            shown.fingerprint
         )),
-        None => Err(format!(
+        (None, _) => Err(format!(
             "the caller is not worker {name} of the lease: it presented no certificate"
         )),
     }

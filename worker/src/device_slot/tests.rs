@@ -100,7 +100,7 @@ fn flex() -> Arc<dyn Device> {
 }
 
 fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {
-    let executor = Executor::start(0).unwrap();
+    let executor = Executor::start(0, Default::default()).unwrap();
     let limit = Duration::from_secs(60);
     let device_context = DeviceContext {
         device,
@@ -111,6 +111,7 @@ fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {
         runtime: Handle::current(),
         blobs: BlobStore::new(0),
         kept_bytes: 0,
+        snapshots: None,
     };
     DeviceSlot::new(3, executor, device_context)
 }

@@ -98,10 +98,10 @@ fn not_built(kind: &str) -> String {
 }
 
 impl DeviceSelection {
-    /// Returns whether kernels for the device are compiled by a graphics driver inside the
-    /// process; such drivers have been seen to crash.
-    pub fn has_graphics_driver(&self) -> bool {
-        ["metal", "vulkan", "webgpu"].contains(&self.kind.as_str())
+    /// Returns whether opening the device may load a driver: true for all kinds but Flex.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn has_driver(&self) -> bool {
+        self.kind != super::FLEX
     }
 }
 

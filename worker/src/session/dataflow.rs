@@ -6,10 +6,12 @@
 //! So a fault propagates along the dataflow to the reads that depend on it, and
 //! everything else runs on.
 //!
-//! The table does not call a backend. `account` charges device memory for tensors, and
-//! `storages` decides which tensors share a storage.
+//! The table does not call a backend. `account` charges device memory for tensors,
+//! `storages` decides which tensors share a storage, and `capture` takes the table's state
+//! for a snapshot and restores it.
 
 mod account;
+mod capture;
 mod refusal;
 mod storages;
 #[cfg(test)]
@@ -31,6 +33,7 @@ use self::{
 };
 pub(crate) use self::{
     account::{NAME_BYTES, Storage},
+    capture::Entry,
     refusal::{Refusal, out_of_memory},
 };
 use crate::memory::SessionMemory;

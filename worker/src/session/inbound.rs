@@ -67,6 +67,7 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundErro
             request: sync.request_id,
         },
         Body::Seed(seed) => Work::Seed(seed.seed),
+        Body::Mark(mark) => Work::Mark(mark),
         Body::Poison(poison) => Work::Poison {
             id: TensorId::new(poison.tensor_id),
             fault: bound_fault_texts(poison.fault.unwrap_or_default()),

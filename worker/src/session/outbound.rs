@@ -14,7 +14,8 @@ use tensord_proto::{
     bulk::{INLINE_BYTES, chunks, shared},
     codec::encode_type,
     v1::{
-        Closed, Error, Fault, Synced, TensorValue, Value, Values, frame::Body, tensor_value, value,
+        Closed, Error, Fault, Marked, RestorePoint, Synced, TensorValue, Value, Values,
+        frame::Body, tensor_value, value,
     },
 };
 use tensord_transport::channel::{
@@ -73,20 +74,44 @@ struct Wire {
     closing: bool,
 }
 
-impl Outbound {
-    /// Creates the channels. `first` is queued on the track for ops.
-    pub(super) fn new(first: Option<Body>) -> Self {
-        let track = || TrackState {
-            wire: Mutex::new(Wire {
-                // The client always reads its replies, so it grants unlimited credit.
-                channel: Channel::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES, Instant::now()),
-                values: Vec::new(),
-                value_bytes: 0,
-                payloads: 0,
-                closing: false,
-            }),
+impl TrackState {
+    fn new(channel: Channel) -> Self {
+        let wire = Wire {
+            channel,
+            values: Vec::new(),
+            value_bytes: 0,
+            payloads: 0,
+            closing: false,
+        };
+        Self {
+            wire: Mutex::new(wire),
             reader: Mutex::default(),
             writer_notify: Notify::default(),
+        }
+    }
+}
+
+impl Outbound {
+    /// Creates the channels of a session that goes on from a mark.
+    pub(super) fn restored(point: &RestorePoint) -> Self {
+        let track = |received| {
+            let now = Instant::now();
+            let channel = Channel::restored(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES, received, now);
+            TrackState::new(channel)
+        };
+        let ops = track((point.frames, point.bytes));
+        let bulk = track((point.bulk_frames, point.bulk_bytes));
+        Self {
+            tracks: [ops, bulk],
+        }
+    }
+
+    /// Creates the channels. `first` is queued on the track for ops.
+    pub(super) fn new(first: Option<Body>) -> Self {
+        let track = || {
+            // The client always reads its replies, so it grants unlimited credit.
+            let now = Instant::now();
+            TrackState::new(Channel::new(OUTBOX_BYTES, u64::MAX, WINDOW_BYTES, now))
         };
         let tracks = [track(), track()];
         let outbound = Self { tracks };
@@ -186,6 +211,11 @@ impl Outbound {
         let fault = fault.map(|fault| fault.bounded(REASON_BYTES));
         let synced = Body::Synced(Synced { request_id, fault });
         self.wire(Track::Ops).queue(synced);
+    }
+
+    /// Queues the reply to a mark.
+    pub(super) fn queue_marked(&self, marked: Marked) {
+        self.wire(Track::Ops).queue(Body::Marked(marked));
     }
 
     /// Encodes a tensor's value. The bytes of a large value are queued on the bulk track,

@@ -4,6 +4,7 @@
 //! - `deferred`: work that waits for values.
 //! - `interpreter`: executes an op, read or sync on the session's `tensors`, and makes a
 //!   `fault` of every failure.
+//! - `capture`: takes the state for a snapshot, and restores it.
 //! - `collectives`: all-reduces and transfers, with their order, the results in flight and
 //!   the requests to peers.
 //!
@@ -21,6 +22,7 @@
 //! the backend. Only bytes that break the protocol end the session.
 
 mod all_reduce_order;
+mod capture;
 mod collectives;
 mod deferred;
 mod fault;
@@ -34,7 +36,7 @@ mod tensors;
 mod tests;
 mod work;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
@@ -54,7 +56,10 @@ pub(crate) use self::{
     requests::Request,
     work::{Reply, Work},
 };
-use super::uploads::{Payload, Uploads};
+use super::{
+    snapshot::{Snapshot, SnapshotError},
+    uploads::{Payload, Uploads},
+};
 use crate::{
     backend::TensorStore, collective::Outcome, memory::SessionMemory, op_progress::OpProgress,
 };
@@ -174,7 +179,8 @@ impl Runner {
         if let Some(step) = self.run_ready_deferred() {
             return Ok(step);
         }
-        if self.deferred.len() >= MAX_DEFERRED || self.collectives.is_full() {
+        let must_drain = self.plans.is_mark_next() && !self.is_drained();
+        if must_drain || self.deferred.len() >= MAX_DEFERRED || self.collectives.is_full() {
             self.collectives.flush();
             return Ok(Step::NeedsOutcome);
         }
@@ -325,6 +331,16 @@ impl Runner {
             Work::Read { request, tensor } => return Some(interpreter.read(request, tensor)),
             Work::Sync { request } => return Some(interpreter.sync(request)),
             Work::Seed(seed) => interpreter.set_seed(seed),
+            Work::Mark(mark) => {
+                let began = Instant::now();
+                let snapshot = self.capture().map(Box::new);
+                let cost = began.elapsed();
+                return Some(Reply::Captured {
+                    mark,
+                    snapshot,
+                    cost,
+                });
+            }
             Work::Offer {
                 tensor,
                 capability,
@@ -337,6 +353,35 @@ impl Runner {
             } => self.collectives.take(interpreter, &out, capability, from),
         }
         None
+    }
+
+    /// Returns whether all work whose turn has come is done.
+    fn is_drained(&self) -> bool {
+        self.deferred.is_empty() && self.collectives.is_idle()
+    }
+
+    /// Returns the session's state. All work whose turn has come must be done.
+    fn capture(&mut self) -> Result<Snapshot, SnapshotError> {
+        let mut snapshot = self.interpreter.capture()?;
+        snapshot.header.ops_seen = self.plans.ops_seen();
+        snapshot.header.decoder_counter = self.plans.decoder_counter();
+        self.uploads.capture(&mut snapshot);
+        Ok(snapshot)
+    }
+
+    /// Restores the state of a session at a mark. This runner must be new.
+    ///
+    /// # Errors
+    ///
+    /// When the snapshot is malformed, or the device has no room for it. The runner must then be
+    /// dropped.
+    pub(crate) fn restore(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        self.interpreter.restore(snapshot)?;
+        self.uploads.restore(snapshot)?;
+        let header = &snapshot.header;
+        self.plans.restore(header.ops_seen, header.decoder_counter);
+        self.interpreter.current.set(header.ops_seen);
+        Ok(())
     }
 
     /// Continues with work that waited for the value of `id`, which has arrived or failed.

@@ -20,7 +20,10 @@ use tensord_transport::channel::Next;
 
 use self::harness::{KEPT, PAIR, SessionHarness, add, bytes_of, init, random, tensor};
 use super::{outbound::WINDOW_BYTES, *};
-use crate::executor::{Executor, TimeSliceEnd, TimeSliced};
+use crate::{
+    blobs::BlobStore,
+    executor::{Executor, TimeSliceEnd, TimeSliced},
+};
 
 #[test]
 fn reads_of_one_frame_share_a_reply_frame() {
@@ -80,7 +83,7 @@ fn small_reads_of_an_idle_session_bypass_the_executor() {
 
 #[test]
 fn no_work_is_lost_between_reader_and_executor() {
-    let executor = Executor::start(0).unwrap();
+    let executor = Executor::start(0, Default::default()).unwrap();
     let mut harness = SessionHarness::with(BlobStore::new(0), executor.queue().clone());
     harness.upload(1, &[1.0, 2.0]);
     for number in 0..10_000u64 {

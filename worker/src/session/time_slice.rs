@@ -210,6 +210,11 @@ impl<'a> TimeSlice<'a> {
         match reply {
             Reply::Value { request, result } => outbound.queue_value(request, result),
             Reply::Synced { request, fault } => outbound.queue_synced(request, fault),
+            Reply::Captured {
+                mark,
+                snapshot,
+                cost,
+            } => self.session.keep_snapshot(mark, snapshot, cost),
             Reply::InFlight {
                 request,
                 bytes,

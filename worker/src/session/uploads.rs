@@ -1,5 +1,5 @@
-//! The bytes of uploads: finds them where the frame's list places them, and keeps the
-//! ones that the client names for reuse.
+//! The bytes of uploads: finds them where the contents list of the frame says, and keeps
+//! those that the client assigns to a slot, for reuse.
 
 use std::collections::HashMap;
 
@@ -13,8 +13,11 @@ use tensord_proto::{
     v1::FaultKind,
 };
 
-use super::dataflow::Refusal;
-use crate::memory::SessionMemory;
+use super::{
+    dataflow::Refusal,
+    snapshot::{SlotImage, Snapshot, SnapshotError},
+};
+use crate::{blobs::HeldBlob, memory::SessionMemory};
 
 /// A received payload, and the memory taken for it.
 pub(crate) struct Payload {
@@ -45,14 +48,16 @@ pub(super) struct Uploads {
     slots: HashMap<u32, Bytes>,
     used_bytes: u64,
     budget_bytes: u64,
-    held: Vec<Bytes>,
+    /// The uploads that the session was offered. An entry is `None` if the worker no longer had
+    /// that upload when the session was restored.
+    held: Vec<Option<HeldBlob>>,
     /// The upload that waits for its payload, and the slot to keep the payload in, if
     /// any.
     awaited: Option<(TensorIr, Option<u32>)>,
 }
 
 impl Uploads {
-    pub(super) fn new(budget_bytes: u64, held: Vec<Bytes>) -> Self {
+    pub(super) fn new(budget_bytes: u64, held: Vec<Option<HeldBlob>>) -> Self {
         Self {
             contents: Contents::default(),
             slots: HashMap::new(),
@@ -131,13 +136,23 @@ impl Uploads {
                     continue;
                 }
             };
-            let kept = |bytes: Option<&Bytes>, what: &str| match bytes {
-                Some(bytes) => Ok(UploadLocation::Available(UploadBytes::Kept(bytes.clone()))),
+            let kept = |bytes: Option<Bytes>, what: &str| match bytes {
+                Some(bytes) => Ok(UploadLocation::Available(UploadBytes::Kept(bytes))),
                 None => Err(self.contents.error(format!("{what} has no upload"))),
             };
             return match content {
-                Content::Slot(slot) => kept(self.slots.get(&slot), &format!("slot {slot}")),
-                Content::Held(at) => kept(self.held.get(at as usize), &format!("place {at}")),
+                Content::Slot(slot) => {
+                    kept(self.slots.get(&slot).cloned(), &format!("slot {slot}"))
+                }
+                Content::Held(at) => {
+                    let held = self.held.get(at as usize).and_then(Option::as_ref);
+                    let held = held.map(HeldBlob::bytes);
+                    let unreadable = |e| self.contents.error(format!("place {at}: {e}"));
+                    kept(
+                        held.transpose().map_err(unreadable)?,
+                        &format!("place {at}"),
+                    )
+                }
                 Content::Payload { keep } => Ok(UploadLocation::Payload(keep)),
                 // A copy is aligned, and does not keep the frame alive.
                 Content::Inline { bytes, keep } => self
@@ -176,6 +191,34 @@ impl Uploads {
         }
     }
 
+    /// Adds the kept uploads to a snapshot.
+    pub(super) fn capture(&self, snapshot: &mut Snapshot) {
+        let mut slots: Vec<_> = self.slots.iter().collect();
+        slots.sort_unstable_by_key(|(slot, _)| **slot);
+        for (&slot, bytes) in slots {
+            let size_bytes = bytes.len() as u64;
+            snapshot.header.slots.push(SlotImage { slot, size_bytes });
+            snapshot.slots.push(bytes.clone());
+        }
+    }
+
+    /// Restores the kept uploads of a snapshot.
+    pub(super) fn restore(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        for (image, bytes) in snapshot.header.slots.iter().zip(&snapshot.slots) {
+            self.used_bytes += kept_cost(bytes.len());
+            self.slots.insert(image.slot, bytes.clone());
+        }
+        let is_within = self.used_bytes <= self.budget_bytes
+            && self.slots.len() <= MAX_SLOTS as usize
+            && self.slots.len() == snapshot.header.slots.len();
+        match is_within {
+            true => Ok(()),
+            false => Err(SnapshotError::malformed(
+                "the kept uploads are more than a session may keep",
+            )),
+        }
+    }
+
     /// Returns the uploads in all slots.
     pub(super) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
         self.slots.into_values()
@@ -198,7 +241,7 @@ impl UploadBytes {
         }
         let bytes = match self {
             Self::Owned(bytes) => bytes,
-            // Not written to: Burn copies shared bytes before it changes them.
+            // Burn does not write to these bytes: it copies shared bytes before it changes them.
             Self::Kept(bytes) => {
                 burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native)
             }
@@ -215,7 +258,10 @@ mod tests {
     use super::*;
 
     fn uploads(entries: &[Entry]) -> Uploads {
-        let mut uploads = Uploads::new(2 * kept_cost(4), vec![Bytes::from_static(b"held")]);
+        let mut uploads = Uploads::new(
+            2 * kept_cost(4),
+            vec![Some(HeldBlob::Local(Bytes::from_static(b"held")))],
+        );
         let mut list = Vec::new();
         entries.iter().for_each(|entry| put(&mut list, entry));
         uploads.begin(list.into());

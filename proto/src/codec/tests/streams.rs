@@ -24,6 +24,8 @@ enum Edit {
     Change(LoopOp),
     Cut,
     Upload,
+    /// Both ends forget all ops, and a new decoder takes over.
+    Restart,
 }
 
 fn loop_op() -> impl Strategy<Value = LoopOp> {
@@ -44,6 +46,7 @@ fn edit() -> impl Strategy<Value = Edit> {
         loop_op().prop_map(Edit::Change),
         Just(Edit::Cut),
         Just(Edit::Upload),
+        Just(Edit::Restart),
     ]
 }
 
@@ -98,6 +101,15 @@ impl Sender {
                 self.cut();
                 self.pair.note(self.next);
                 self.next += 1;
+                self.run(loop_op, round);
+            }
+            Edit::Restart => {
+                self.cut();
+                self.pair.encoder.restart();
+                self.pair.decoder.restart();
+                self.pair.assert_in_step();
+                self.pair.decoder = OpDecoder::starting_at(self.pair.decoder.counter());
+                self.pair.assert_in_step();
                 self.run(loop_op, round);
             }
         }

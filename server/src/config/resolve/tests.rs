@@ -1,5 +1,7 @@
 //! Tests that layers of settings become a configuration or an error of one line.
 
+use std::fs;
+
 use super::*;
 use crate::cli::{self, Parsed};
 
@@ -23,7 +25,7 @@ fn resolved_in(environment: &Environment, line: &str, file: &str) -> Result<Conf
         panic!("{line:?} returned a text, not a command");
     };
     let file = toml::from_str(file).expect("the test's file is right");
-    resolve(cli.command, file, environment)
+    resolve(*cli, file, environment)
 }
 
 fn up(line: &str, file: &str) -> UpConfig {

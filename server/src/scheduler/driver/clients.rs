@@ -39,8 +39,9 @@ impl Driver {
         entry
     }
 
-    /// Attaches a client that `holders` has recorded on a new stream. The client's previous
-    /// stream, if any, ends.
+    /// Attaches a client, which `holders` has recorded already, on the new stream `opened`.
+    /// The client's previous stream, if any, ends. If too many clients are attached, ends the
+    /// new stream with an error instead.
     pub(super) fn attach(
         &mut self,
         client: ClientId,
@@ -83,7 +84,7 @@ impl Driver {
         message: ClientMessage,
     ) {
         if self.clients.get(&client).is_none_or(|open| open.id != id) {
-            return; // It is from a stream that was cut off or replaced.
+            return; // The message is from a stream that was cut off or replaced.
         }
         let lease = self.new_lease_id();
         match convert::client_event(message, lease) {
@@ -157,7 +158,7 @@ impl Driver {
     }
 
     /// Returns the reason why this client currently gets no leases, or `None` if it may get
-    /// some.
+    /// some or is unknown.
     fn lease_refusal(&self, client: ClientId) -> Option<Error> {
         if !self.granting {
             let words = "the scheduler is shutting down and grants no leases; try again when it has restarted";
@@ -166,13 +167,15 @@ impl Driver {
         self.access.check_may_open(self.holders.auth(client)?).err()
     }
 
-    /// Refuses a request of a client that currently gets no leases.
+    /// Refuses a request of a client that currently gets no leases. Returns the result of
+    /// [`send`](Self::send).
     fn refuse_request(&mut self, client: ClientId, request: RequestId) -> Option<Event> {
         let error = self.lease_refusal(client)?;
         self.send(client, convert::refused(request, error))
     }
 
-    /// Queues a message to a client. A client that does not read is cut off.
+    /// Queues a message to a client. If the queue is full or closed, cuts the client off and
+    /// returns the event that reports this to the engine.
     pub(super) fn send(&mut self, client: ClientId, message: PoolMessage) -> Option<Event> {
         let open = self.clients.get(&client)?;
         let (id, sent) = (open.id, open.send(message));
@@ -206,9 +209,8 @@ impl Driver {
         let granted = self.client_entry(audit::EntryKind::Granted, client);
         self.audit
             .record(granted.lease(lease).devices(devices.len()));
-        devices
-            .iter()
-            .for_each(|device| self.announce_grant(device));
+        let tenant = self.holders.tenant(client)?;
+        self.announce_lease(lease, &devices, tenant);
         let token = self.sign(client, lease, &devices)?;
         self.send(client, convert::granted(request, lease, devices, token))
     }

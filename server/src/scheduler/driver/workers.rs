@@ -63,7 +63,8 @@ fn event(worker: WorkerId, stream: StreamId, event: WorkerEvent) -> Event {
 }
 
 impl Driver {
-    /// Joins a worker on a new stream. The worker's previous stream, if any, ends.
+    /// Adds a worker to the pool, on the new stream `opened`. The worker's previous stream, if
+    /// any, ends. If the worker may not join, ends the new stream with the reason instead.
     pub(super) fn join(
         &mut self,
         joining_worker: JoiningWorker,
@@ -173,7 +174,7 @@ impl Driver {
     ) {
         let member = self.workers.get_mut(&worker);
         let Some(member) = member.filter(|member| member.open.id == id) else {
-            return; // It is from a stream that was cut off or replaced.
+            return; // The message is from a stream that was cut off or replaced.
         };
         let message = match message.body {
             Some(Body::Heartbeat(heartbeat)) => {
@@ -294,15 +295,20 @@ impl Driver {
         u32::try_from(ended.len()).unwrap_or(u32::MAX)
     }
 
-    /// Notifies a worker of a new grant of a device, so that it admits no session by an
-    /// earlier one. A worker that does not read is cut off at the next command.
-    pub(super) fn announce_grant(&self, device: &LeasedDevice) {
-        if let Some(member) = self.workers.get(&device.device_ref.worker) {
-            let _ = member.open.send(convert::device_granted(device));
+    /// Announces a new lease to its workers, so that they admit no session by an earlier
+    /// grant and can prepare. A worker that does not read is cut off at the next command.
+    pub(super) fn announce_lease(&self, lease: LeaseId, devices: &[LeasedDevice], tenant: &str) {
+        // Devices of one worker are next to each other.
+        for devices in devices.chunk_by(|a, b| a.device_ref.worker == b.device_ref.worker) {
+            if let Some(member) = self.workers.get(&devices[0].device_ref.worker) {
+                let announced = convert::lease_granted(lease, devices, tenant);
+                let _ = member.open.send(announced);
+            }
         }
     }
 
-    /// Commands a worker to end a lease's sessions. A worker that does not read is cut off.
+    /// Commands a worker to end a lease's sessions. If its queue is full or closed, cuts the
+    /// worker off and returns the event that reports this to the engine.
     pub(super) fn send_end_lease(
         &mut self,
         worker: WorkerId,

@@ -103,6 +103,7 @@ mod tests {
             kind: kind.into(),
             name: "any".into(),
             memory_bytes,
+            fingerprint: None,
         };
         Offer::of(&devices.iter().map(device).collect::<Vec<_>>()).unwrap()
     }
@@ -143,6 +144,7 @@ mod tests {
             kind,
             name: "any".into(),
             memory_bytes: 1,
+            fingerprint: None,
         };
         let kinds: Vec<_> = (0..9).map(|n| device(format!("kind{n}"))).collect();
         assert!(Offer::of(&kinds[..8]).is_ok());

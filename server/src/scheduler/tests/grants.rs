@@ -3,7 +3,7 @@
 
 use tensord_proto::{
     grant,
-    v1::{Beat, DeviceGrant},
+    v1::{Beat, DeviceGrant, LeaseGranted},
 };
 
 use super::*;
@@ -28,7 +28,11 @@ async fn grant_numbers_rise_across_leases_and_restarts() {
             device_index: 0,
             grant: Some(last.into()),
         };
-        let granted = worker_command::Body::Granted(announced);
+        let granted = worker_command::Body::Granted(LeaseGranted {
+            lease_id: lease.lease_id,
+            grants: vec![announced],
+            tenant: claims(&lease.token).tenant,
+        });
         assert_eq!(worker.recv_any().await.unwrap(), granted);
         client.release(&lease).await;
         match worker.recv_any().await.unwrap() {

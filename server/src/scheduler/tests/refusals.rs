@@ -1,6 +1,6 @@
 //! Peers that are refused, and messages that end a stream.
 
-use tensord_proto::v1::{CancelRequest, Hello, Leaving};
+use tensord_proto::v1::{CancelRequest, DeviceFingerprint, Hello, Leaving};
 use tonic::Code;
 
 use super::*;
@@ -106,6 +106,7 @@ async fn a_registration_is_checked() {
         kind: kind.into(),
         name: "CPU".into(),
         memory_bytes: 1,
+        fingerprint: None,
     };
     let cases = [
         (
@@ -164,6 +165,19 @@ async fn a_registration_is_checked() {
         assert!(error.message.contains(expected), "{error}");
     }
     assert_eq!(rig.status().await.workers, []);
+}
+
+#[tokio::test]
+async fn fingerprint_of_another_length_is_refused() {
+    let rig = Rig::start().await;
+    let mut wrong = register(1, 1);
+    wrong.devices[0].fingerprint = Some(DeviceFingerprint {
+        hash: vec![0; 15].into(),
+        is_exact: true,
+    });
+    let (_, error) = error_of(rig.register(wrong).await);
+    let expected = "the field `hash` of a fingerprint has 15 bytes; it must have 16";
+    assert!(error.message.contains(expected), "{error}");
 }
 
 #[tokio::test]

@@ -42,6 +42,26 @@ impl Inbox {
         }
     }
 
+    /// Creates an inbox that goes on after what another one has received and consumed: see
+    /// [`position`](Self::position).
+    pub fn restored(window_bytes: u64, received: u64, received_bytes: u64) -> Self {
+        let mut inbox = Self::new(window_bytes);
+        inbox.received = received;
+        (inbox.received_bytes, inbox.consumed_bytes) = (received_bytes, received_bytes);
+        inbox.acknowledged = inbox.progress();
+        inbox
+    }
+
+    /// Returns a new inbox with the same window.
+    pub fn anew(&self) -> Self {
+        Self::new(self.window_bytes)
+    }
+
+    /// Returns the number of the last frame received, and the cost of all frames up to it.
+    pub fn position(&self) -> (u64, u64) {
+        (self.received, self.received_bytes)
+    }
+
     /// Accepts frame `seq`, whose body costs `bytes`. Returns `true` if the frame is new
     /// and must be processed, `false` if it was received before.
     ///
@@ -86,7 +106,7 @@ impl Inbox {
     /// Gives `bytes` of what was received back to the sender as credit: they no longer
     /// take memory here.
     pub fn consume(&mut self, bytes: usize) {
-        self.consumed_bytes += bytes as u64;
+        self.consumed_bytes = self.consumed_bytes.saturating_add(bytes as u64);
     }
 
     /// Returns the number of the last frame received.

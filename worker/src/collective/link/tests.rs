@@ -125,7 +125,7 @@ async fn accepting(
         let Some(Body::Join(join)) = duplex::decode(first).unwrap().body else {
             panic!("the first frame joins");
         };
-        let accepted = accept(&cohort, &join, link.certificate).unwrap();
+        let accepted = accept(&cohort, &join, link.certificate.as_ref()).unwrap();
         let serving = serve(accepted, link);
         *last.lock().unwrap() = Some(tokio::spawn(serving).abort_handle());
     }
@@ -183,29 +183,39 @@ fn join(from: u64) -> Join {
 async fn worker_is_identified_by_its_certificate_only() {
     let (shares, [one, two], _listener) = lease().await;
     let second = worker(&shares, two.clone(), 2, 1);
-    let refused = |peer_certificate: Option<Fingerprint>| {
+    let refused = |peer_certificate: Option<&PeerCertificate>| {
         let refused = accept(&second.cohort, &join(1), peer_certificate).map(|_| ());
         refused.unwrap_err().message
     };
     let other = Identity::self_signed().unwrap();
-    for (peer_certificate, expected) in [
-        (None, "it presented no certificate".to_owned()),
-        (
-            Some(other.fingerprint()),
-            format!("{}, which is not the worker's", other.fingerprint()),
-        ),
+    let error = refused(None);
+    assert!(error.ends_with("it presented no certificate"), "{error}");
+    let process = |of: &Identity, lease| {
+        let issued = of.issue_for_lease(LeaseId(lease)).unwrap();
+        PeerCertificate::shown_by(&Identity::from_der(issued).unwrap())
+    };
+    let lease = second.cohort.lease.0;
+    for shown in [
+        PeerCertificate::shown_by(&other),
         // A third worker of the lease would show such a certificate.
-        (
-            Some(two.fingerprint()),
-            format!("{}, which is not the worker's", two.fingerprint()),
-        ),
+        PeerCertificate::shown_by(&two),
+        process(&two, lease),
+        // Another lease's process on the first worker.
+        process(&one, lease + 1),
     ] {
-        let error = refused(peer_certificate);
+        let error = refused(Some(&shown));
+        let expected = format!("{}, which is not the worker's", shown.fingerprint);
         assert!(error.contains("is not worker w1 of the lease"), "{error}");
         assert!(error.ends_with(&expected), "{error}");
     }
-    assert!(accept(&second.cohort, &join(1), Some(one.fingerprint())).is_ok());
-    let stranger = accept(&second.cohort, &join(7), Some(one.fingerprint()));
+    for shown in [PeerCertificate::shown_by(&one), process(&one, lease)] {
+        assert!(accept(&second.cohort, &join(1), Some(&shown)).is_ok());
+    }
+    let stranger = accept(
+        &second.cohort,
+        &join(7),
+        Some(&PeerCertificate::shown_by(&one)),
+    );
     let error = stranger.map(|_| ()).unwrap_err();
     assert!(error.message.contains("not part of the lease"), "{error}");
 }

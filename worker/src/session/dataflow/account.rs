@@ -46,6 +46,18 @@ pub(crate) struct Storage {
     memory: SessionMemory,
 }
 
+impl Storage {
+    /// Returns the backend's id of the storage, or 0 if it is not known.
+    pub(crate) fn id(&self) -> usize {
+        self.id
+    }
+
+    /// Returns the bytes that are charged for the storage.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+}
+
 /// What one name holds of the account, in addition to its fixed cost.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
@@ -61,6 +73,16 @@ impl Holding {
             own_bytes: bytes,
             shared: None,
         }
+    }
+
+    /// Restores a holding from a snapshot.
+    pub(super) fn restored(own_bytes: u64, shared: Option<Arc<Storage>>) -> Self {
+        Self { own_bytes, shared }
+    }
+
+    /// Returns the bytes that are charged for this name alone, and the shared storage.
+    pub(super) fn parts(&self) -> (u64, Option<&Arc<Storage>>) {
+        (self.own_bytes, self.shared.as_ref())
     }
 
     /// Returns all bytes that the name keeps from being freed.
@@ -125,6 +147,22 @@ impl Account {
     /// Gives back the cost of a removed name, and the bytes that it alone held.
     pub(super) fn release(&mut self, holding: &Holding) {
         self.memory.return_bytes(holding.own_bytes + NAME_BYTES);
+    }
+
+    /// Returns the number of names that fit in the tables without a further charge.
+    pub(super) fn table_names(&self) -> usize {
+        self.table_names
+    }
+
+    /// Creates a shared storage of `bytes`, with the backend's id `id`, for a snapshot's tensors.
+    pub(super) fn restore_storage(
+        &mut self,
+        id: usize,
+        bytes: u64,
+    ) -> Result<Arc<Storage>, Refusal> {
+        self.take(bytes)?;
+        let memory = self.memory.split(bytes);
+        Ok(Arc::new(Storage { id, memory }))
     }
 
     /// Takes over the bytes in `held`, which were taken for a tensor and its name.
@@ -247,7 +285,7 @@ impl Account {
             return 0;
         }
         let texts = [&fault.op_name, &fault.worker, &fault.reason];
-        let texts: usize = texts.iter().map(|text| text.capacity()).sum();
+        let texts: usize = texts.iter().map(|text| text.len()).sum();
         (FAULT_BYTES + texts) as u64
     }
 }

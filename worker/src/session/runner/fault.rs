@@ -106,6 +106,17 @@ impl UnreportedFaults {
         fault
     }
 
+    /// Restores the unreported faults of a snapshot.
+    pub(super) fn restored(mut faults: Vec<Arc<Fault>>) -> Self {
+        faults.truncate(MAX_UNREPORTED);
+        Self(faults.into())
+    }
+
+    /// Returns the faults, oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Fault>> {
+        self.0.iter()
+    }
+
     /// Removes the oldest fault, for a sync that reports it.
     pub(super) fn pop(&mut self) -> Option<Arc<Fault>> {
         self.0.pop_front()

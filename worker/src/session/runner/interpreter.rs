@@ -13,8 +13,13 @@ use tensord_proto::{
 };
 
 use super::{
-    super::{dataflow::Refusal, uploads::UploadBytes},
+    super::{
+        dataflow::Refusal,
+        snapshot::{Header, Snapshot, SnapshotError},
+        uploads::UploadBytes,
+    },
     Reply,
+    capture::{Capture, restore_tensors},
     fault::{CurrentOp, FaultContext, UnreportedFaults},
     outcome::OutcomeRecorder,
     tensors::{StartedRead, Tensors},
@@ -45,6 +50,34 @@ impl Interpreter {
             unreported: UnreportedFaults::default(),
             random: RandomState { seed, draws: 0 },
         }
+    }
+
+    /// Returns the state of the tensors and of random ops, and the unreported faults.
+    ///
+    /// # Errors
+    ///
+    /// When a value is pending, or the backend's tensors are not in host memory.
+    pub(super) fn capture(&mut self) -> Result<Snapshot, SnapshotError> {
+        let mut capture = Capture::default();
+        capture.tensors(&mut self.tensors)?;
+        self.unreported
+            .iter()
+            .for_each(|fault| capture.unreported(fault));
+        let RandomState { seed, draws } = self.random;
+        Ok(capture.finish(seed, draws))
+    }
+
+    /// Restores what [`capture`](Self::capture) returned, in an interpreter without tensors.
+    ///
+    /// # Errors
+    ///
+    /// When the snapshot is malformed, or the device has no room for it.
+    pub(super) fn restore(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        let unreported = restore_tensors(&mut self.tensors, snapshot)?;
+        self.unreported = UnreportedFaults::restored(unreported);
+        let Header { seed, draws, .. } = snapshot.header;
+        self.random = RandomState { seed, draws };
+        Ok(())
     }
 
     /// Sets the seed of later random ops.

@@ -88,9 +88,30 @@ pub(super) struct PlanQueue {
     planned_ops: usize,
     /// Number of ops whose turn has come.
     ops_seen: u64,
+    /// Whether a mark is planned. Nothing is planned behind it, as all-reduces begin when they are
+    /// planned, and the session's state at the mark must not have them.
+    has_mark: bool,
 }
 
 impl PlanQueue {
+    /// Restores the state at a mark: the number of ops whose turn had come, and the decoder's
+    /// counter.
+    pub(super) fn restore(&mut self, ops_seen: u64, decoder_counter: u64) {
+        self.ops_seen = ops_seen;
+        self.decoder = OpDecoder::starting_at(decoder_counter);
+    }
+
+    /// Returns the decoder's counter. At the turn of a mark it is the counter at the mark, as
+    /// nothing is planned behind one.
+    pub(super) fn decoder_counter(&self) -> u64 {
+        self.decoder.counter()
+    }
+
+    /// Returns whether the next piece of work is a mark.
+    pub(super) fn is_mark_next(&self) -> bool {
+        matches!(self.plans.front(), Some((Plan::Other(Work::Mark(_)), _)))
+    }
+
     /// Returns the number of ops whose turn has come.
     pub(super) fn ops_seen(&self) -> u64 {
         self.ops_seen
@@ -102,7 +123,7 @@ impl PlanQueue {
 
     /// Returns whether more work may be decoded ahead.
     pub(super) fn has_room(&self) -> bool {
-        self.planned_ops < AHEAD_OPS
+        self.planned_ops < AHEAD_OPS && !self.has_mark
     }
 
     /// Decodes and queues a piece of work, which returns `credit` bytes when done. Calls
@@ -135,6 +156,10 @@ impl PlanQueue {
                 Plan::Ops(ops.into(), Some(contents))
             }
             work => {
+                if let Work::Mark(_) = work {
+                    self.decoder.restart();
+                    self.has_mark = true;
+                }
                 self.planned_ops += 1;
                 Plan::Other(work)
             }
@@ -174,6 +199,9 @@ impl PlanQueue {
             return Some(Planned::FrameEnd(credit));
         };
         self.planned_ops -= 1;
+        if let Work::Mark(_) = work {
+            self.has_mark = false;
+        }
         let is_op = matches!(
             work,
             Work::Poison { .. } | Work::Alias { .. } | Work::Take { .. }

@@ -1,5 +1,5 @@
 //! The account of a session on real Flex is exactly the bytes of the storages that exist,
-//! after each op of random programs.
+//! after each op of random programs, also if the session goes on from a snapshot in between.
 
 mod last_uses;
 
@@ -347,6 +347,45 @@ impl Program {
         Some(())
     }
 
+    /// Goes on from a snapshot, on another device of the same size. The client has no replies that
+    /// hold memory there.
+    fn go_on_elsewhere(&mut self) {
+        self.held_replies.clear();
+        let snapshot = self.interpreter.capture().unwrap();
+        let mut bytes = Vec::new();
+        snapshot.write(&mut bytes).unwrap();
+        assert_eq!(snapshot.size_bytes(), bytes.len() as u64);
+        let Self {
+            mut interpreter,
+            device,
+            ..
+        } = Self::new();
+        let read = Snapshot::read(&mut bytes.as_slice(), CAPACITY).unwrap();
+        interpreter.restore(&read).unwrap();
+        (self.interpreter, self.device) = (interpreter, device);
+    }
+
+    /// Returns each tensor with a value: where its elements are, and the bytes of its storage.
+    fn layouts(&mut self) -> Vec<(TensorIr, Vec<isize>, usize, Vec<u8>)> {
+        let store = self.interpreter.tensors.store();
+        let layout = |tensor: &TensorIr| {
+            let stored = store.stored(tensor).unwrap();
+            let bytes = stored.storage.to_vec();
+            (tensor.clone(), stored.strides, stored.offset, bytes)
+        };
+        self.live.iter().map(layout).collect()
+    }
+
+    /// Returns the faults that no reply has reported.
+    fn unreported(&mut self) -> Vec<Fault> {
+        let interpreter = &mut self.interpreter;
+        let mut next = || match interpreter.sync(1) {
+            Reply::Synced { fault, .. } => fault,
+            _ => panic!("it is the reply to a sync"),
+        };
+        std::iter::from_fn(|| next().map(Arc::unwrap_or_clone)).collect()
+    }
+
     /// Returns the bytes that should be charged, derived from the backend's storages.
     fn expected(&mut self) -> u64 {
         let names = (self.live.len() + self.poisoned.len()) as u64;
@@ -370,7 +409,7 @@ impl Program {
                 panic!("it has no value");
             };
             let texts = [&fault.op_name, &fault.worker, &fault.reason];
-            let texts: usize = texts.iter().map(|text| text.capacity()).sum();
+            let texts: usize = texts.iter().map(|text| text.len()).sum();
             faults.insert(Arc::as_ptr(&fault), size_of::<Fault>() + 64 + texts);
         }
         let faults: usize = faults.values().sum();
@@ -396,4 +435,63 @@ proptest! {
         drop(held_replies);
         prop_assert_eq!(device.live_bytes(), 0);
     }
+
+    #[test]
+    fn session_goes_on_from_a_snapshot_as_if_nothing_had_happened(
+        steps in steps(),
+        moves in prop::collection::vec(any::<prop::sample::Index>(), 1..4),
+    ) {
+        let (mut program, mut moved) = (Program::new(), Program::new());
+        let count = steps.len();
+        for (number, (step, last)) in steps.into_iter().enumerate() {
+            if moves.iter().any(|index| index.index(count) == number) {
+                program.held_replies.clear();
+                moved.go_on_elsewhere();
+            }
+            let description = format!("{step:?}, {last}");
+            program.step(step.clone(), last);
+            moved.step(step, last);
+            prop_assert_eq!(moved.device.live_bytes(), moved.expected(), "after {}", &description);
+            let (bytes, expected) = (moved.device.live_bytes(), program.device.live_bytes());
+            prop_assert_eq!(bytes, expected, "after {}", &description);
+            prop_assert_eq!(moved.layouts(), program.layouts(), "after {}", &description);
+        }
+        prop_assert_eq!(moved.unreported(), program.unreported());
+    }
+}
+
+#[test]
+fn malformed_snapshots_are_refused() {
+    let mut program = Program::new();
+    for step in [
+        ProgramStep::Full(4),
+        ProgramStep::Slice(0, 2),
+        ProgramStep::Mismatch(0),
+    ] {
+        program.step(step, false);
+    }
+    let snapshot = program.interpreter.capture().unwrap();
+    let mut bytes = Vec::new();
+    snapshot.write(&mut bytes).unwrap();
+    let restore = |bytes: &[u8]| {
+        let snapshot = Snapshot::read(&mut &*bytes, CAPACITY)?;
+        let mut program = Program::new();
+        program.interpreter.restore(&snapshot)
+    };
+    restore(&bytes).unwrap();
+    for size in 0..bytes.len() {
+        restore(&bytes[..size]).unwrap_err();
+    }
+    // Whatever the header says, nothing is read outside of a storage, and nothing panics.
+    for at in 0..bytes.len().min(600) {
+        for bit in 0..8 {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            drop(restore(&changed));
+        }
+    }
+    assert!(
+        Snapshot::read(&mut &*bytes, 100).is_err(),
+        "its storages have more bytes"
+    );
 }

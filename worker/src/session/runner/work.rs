@@ -1,14 +1,17 @@
 //! What a runner is given to do, and what it replies.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{TensorId, TensorIr};
 use burn_std::future::DynFut;
 use bytes::Bytes;
-use tensord_proto::v1::Fault;
+use tensord_proto::v1::{Fault, Mark};
 
-use super::fault::FaultContext;
+use super::{
+    super::snapshot::{Snapshot, SnapshotError},
+    fault::FaultContext,
+};
 use crate::collective::Capability;
 
 /// A piece of work, as received from the client.
@@ -34,6 +37,8 @@ pub(crate) enum Work {
         request: u64,
     },
     Seed(u64),
+    /// Captures the state, once all earlier work is done.
+    Mark(Mark),
     Offer {
         tensor: TensorIr,
         capability: Capability,
@@ -63,5 +68,12 @@ pub(crate) enum Reply {
     Synced {
         request: u64,
         fault: Option<Arc<Fault>>,
+    },
+    /// The state of the session at a mark.
+    Captured {
+        mark: Mark,
+        snapshot: Result<Box<Snapshot>, SnapshotError>,
+        /// How long the capture took.
+        cost: Duration,
     },
 }

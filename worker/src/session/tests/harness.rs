@@ -26,6 +26,7 @@ use tensord_transport::{
 use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
     backend::BurnDevice,
+    blobs::BlobStore,
     collective::{CollectiveSettings, LeaseMembers},
     custom::CustomOps,
     executor::{TimeSliceEnd, TimeSliced},
@@ -92,6 +93,7 @@ impl SessionHarness {
             runtime: runtime.handle().clone(),
             blobs: blobs.clone(),
             kept_bytes: KEPT,
+            snapshots: None,
         };
         let grant = Grant {
             lease: LeaseId(1),
@@ -113,7 +115,8 @@ impl SessionHarness {
         };
         let lease_members = LeaseMembers::new(vec![share(0), share(1)], WorkerId(1));
         let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);
-        let session = Session::new(SessionId(1), grant, 7, device_context, cohort).unwrap();
+        let begin = SessionBegin::New { seed: 7 };
+        let session = Session::new(SessionId(1), grant, begin, device_context, cohort).unwrap();
         let mut client = Duplex::new(1 << 30, 0, u64::MAX);
         let mut bulk = Duplex::new(1 << 30, 0, u64::MAX);
         Self {

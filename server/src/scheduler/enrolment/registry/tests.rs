@@ -19,6 +19,7 @@ fn joining(name: &str, certificate: u8, count: usize, memory_bytes: u64) -> Join
         kind: "flex".into(),
         name: "CPU".into(),
         memory_bytes,
+        fingerprint: None,
     };
     JoinRequest {
         name: name.into(),
@@ -194,6 +195,7 @@ fn full_registry_survives_serialization_and_fits_its_file() {
         kind: format!("{n}{}", "x".repeat(31)),
         name: String::new(),
         memory_bytes: u64::MAX,
+        fingerprint: None,
     });
     let mut largest = WorkerRegistry::default();
     let worker = JoinRequest {

@@ -1,5 +1,5 @@
-//! The memory limit of a container: the lowest limit of this process's control group and
-//! its ancestors, for versions 1 and 2 of Linux's control groups.
+//! The control group of this process that may limit its memory, in versions 1 and 2 of
+//! Linux's control groups, and the limit itself: the lowest of the group and its ancestors.
 //!
 //! Other systems do not have these files, and so no limit.
 
@@ -12,25 +12,53 @@ const V1_LIMITS: &[&str] = &["memory.limit_in_bytes"];
 const V2_LIMITS: &[&str] = &["memory.max", "memory.high"];
 
 /// Returns the memory limit of this process in bytes, if there is one.
-pub(super) fn memory_limit() -> Option<u64> {
-    limit(&|path| std::fs::read_to_string(path).ok())
+pub(crate) fn memory_limit() -> Option<u64> {
+    limit(&read)
+}
+
+/// Returns the directory of the control group that limits this process's memory, and whether
+/// the group is of version 2. If both versions are mounted, version 1 has the memory.
+#[cfg(target_os = "linux")]
+pub(crate) fn own_memory_group() -> Option<(bool, PathBuf)> {
+    let group = own_groups(&read).min_by_key(|group| group.is_v2)?;
+    let own = group.folders.into_iter().next()?;
+    Some((group.is_v2, own))
+}
+
+fn read(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
 }
 
 /// Returns the limit according to the files that `read` returns.
 fn limit(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
-    let groups = read(Path::new("/proc/self/cgroup"))?;
-    let mounts = read(Path::new("/proc/self/mountinfo"))?;
-    let mounts: Vec<_> = mounts.lines().filter_map(Mount::parse).collect();
-    let limits = groups.lines().filter_map(|line| {
-        let (is_v2, group) = memory_group(line)?;
-        let mount = mounts.iter().find(|mount| mount.is_v2 == is_v2)?;
-        let files = if is_v2 { V2_LIMITS } else { V1_LIMITS };
-        let folders = mount.folders(Path::new(group));
+    let limits = own_groups(read).flat_map(|group| {
+        let files = if group.is_v2 { V2_LIMITS } else { V1_LIMITS };
+        let folders = group.folders.into_iter();
         let paths = folders.flat_map(|folder| files.iter().map(move |file| folder.join(file)));
-        let limits = paths.filter_map(|path| parse_limit(&read(&path)?));
-        limits.min()
+        paths.filter_map(|path| parse_limit(&read(&path)?))
     });
     limits.min()
+}
+
+/// A control group of this process that may limit memory.
+struct OwnGroup {
+    is_v2: bool,
+    /// The directories of the group and its ancestors, as far as they are visible.
+    folders: Vec<PathBuf>,
+}
+
+/// Returns this process's groups that may limit memory, of each version.
+fn own_groups(read: &dyn Fn(&Path) -> Option<String>) -> impl Iterator<Item = OwnGroup> {
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+    let mounts: Vec<_> = mounts.lines().filter_map(Mount::parse).collect();
+    let own = groups.lines().filter_map(|line| {
+        let (is_v2, group) = memory_group(line)?;
+        let mount = mounts.iter().find(|mount| mount.is_v2 == is_v2)?;
+        let folders = mount.folders(Path::new(group)).collect();
+        Some(OwnGroup { is_v2, folders })
+    });
+    own.collect::<Vec<_>>().into_iter()
 }
 
 /// Returns the group in a line of `/proc/self/cgroup` and whether it is of version 2, if

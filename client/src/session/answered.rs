@@ -1,0 +1,176 @@
+//! Reads that were answered, and whose answers another process repeats when it goes on from a
+//! mark. A repeated answer is compared with the first one, and not given to the program again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{BuildHasher, Hasher},
+};
+
+use foldhash::quality::FixedState;
+
+use super::pending_reads::{BrokenRule, unexpected};
+
+/// The reads since the last committed mark that were answered.
+#[derive(Debug, Default)]
+pub(super) struct AnsweredReads {
+    /// Whether answers are kept.
+    is_kept: bool,
+    reads: BTreeMap<u64, AnsweredRead>,
+    /// The reads whose answers the process has still to repeat. Each may be repeated once.
+    unrepeated: BTreeSet<u64>,
+    /// Bytes of the values of `unrepeated`.
+    unrepeated_bytes: usize,
+}
+
+/// A read that was answered.
+#[derive(Debug, Clone, Copy)]
+struct AnsweredRead {
+    bytes: usize,
+    /// Hash of the value; `None` for a fault.
+    hash: Option<u64>,
+}
+
+impl AnsweredReads {
+    /// Sets whether later answers are kept until they are [forgotten](Self::forget).
+    pub(super) fn keep(&mut self, is_kept: bool) {
+        self.is_kept = is_kept;
+        if !is_kept {
+            let unrepeated = &self.unrepeated;
+            self.reads.retain(|id, _| unrepeated.contains(id));
+        }
+    }
+
+    /// Records the answer to a read of `bytes`: the value, or `None` for a fault.
+    pub(super) fn add(&mut self, request: u64, bytes: usize, value: Option<&[u8]>) {
+        if self.is_kept {
+            let hash = value.map(hash);
+            self.reads.insert(request, AnsweredRead { bytes, hash });
+        }
+    }
+
+    /// Forgets the answers to reads up to `request`, which no process will repeat.
+    pub(super) fn forget(&mut self, request: u64) {
+        self.reads = self.reads.split_off(&request.saturating_add(1));
+    }
+
+    /// Expects all answers once more, from another process.
+    pub(super) fn restored(&mut self) {
+        self.unrepeated = self.reads.keys().copied().collect();
+        self.unrepeated_bytes = self.reads.values().map(|read| read.bytes).sum();
+    }
+
+    /// Returns whether the answer to a read is to be repeated.
+    pub(super) fn is_unrepeated(&self, request: u64) -> bool {
+        self.unrepeated.contains(&request)
+    }
+
+    /// Returns the id of the first read whose answer is to be repeated.
+    pub(super) fn first_unrepeated(&self) -> Option<u64> {
+        self.unrepeated.first().copied()
+    }
+
+    /// Returns the number of answers that are to be repeated.
+    pub(super) fn unrepeated_count(&self) -> u64 {
+        self.unrepeated.len() as u64
+    }
+
+    /// Returns the bytes of all values that are to be repeated.
+    pub(super) fn unrepeated_bytes(&self) -> usize {
+        self.unrepeated_bytes
+    }
+
+    /// Returns the bytes of the value of a read.
+    pub(super) fn bytes_of(&self, request: u64) -> Option<usize> {
+        self.reads.get(&request).map(|read| read.bytes)
+    }
+
+    /// Checks a repeated answer: the value, or `None` for a fault.
+    ///
+    /// # Errors
+    ///
+    /// When the first answer was another one, or the answer is repeated a second time.
+    pub(super) fn repeated(
+        &mut self,
+        request: u64,
+        value: Option<&[u8]>,
+    ) -> Result<(), BrokenRule> {
+        let read = self.reads.get(&request).copied();
+        let read = read.filter(|_| self.unrepeated.remove(&request));
+        let read = read.ok_or_else(|| unexpected("read", request))?;
+        self.unrepeated_bytes -= read.bytes;
+        if !self.is_kept {
+            self.reads.remove(&request);
+        }
+        match read.hash == value.map(hash) {
+            true => Ok(()),
+            false => Err(format!(
+                "the session went on in another process, which computed another value for read {request}"
+            )),
+        }
+    }
+}
+
+/// Returns a hash by which answers are compared. It need not withstand a worker that looks for
+/// collisions.
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = FixedState::default().build_hasher();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered() -> AnsweredReads {
+        let mut answered = AnsweredReads::default();
+        answered.keep(true);
+        answered.add(1, 3, Some(b"one"));
+        answered.add(2, 4, None);
+        answered.add(5, 4, Some(b"five"));
+        answered
+    }
+
+    #[test]
+    fn answer_is_repeated_once_and_must_be_the_same() {
+        let mut answered = answered();
+        assert!(answered.repeated(1, Some(b"one")).is_err(), "not restored");
+        answered.forget(1);
+        answered.restored();
+        assert_eq!(answered.first_unrepeated(), Some(2));
+        assert_eq!(
+            (answered.unrepeated_count(), answered.unrepeated_bytes()),
+            (2, 8)
+        );
+        assert_eq!(answered.repeated(2, None), Ok(()));
+        assert!(answered.repeated(2, None).is_err(), "a second time");
+        assert!(answered.repeated(1, Some(b"one")).is_err(), "forgotten");
+        assert!(
+            answered
+                .repeated(5, Some(b"FIVE"))
+                .unwrap_err()
+                .contains("another value")
+        );
+        assert_eq!(
+            (answered.first_unrepeated(), answered.unrepeated_bytes()),
+            (None, 0)
+        );
+        // Another process dies.
+        answered.restored();
+        assert_eq!(answered.unrepeated_count(), 2);
+        assert_eq!(answered.repeated(5, Some(b"five")), Ok(()));
+    }
+
+    #[test]
+    fn answers_that_are_not_kept_are_still_repeated() {
+        let mut answered = answered();
+        answered.restored();
+        answered.repeated(2, None).unwrap();
+        answered.keep(false);
+        answered.add(6, 1, Some(b"6"));
+        assert_eq!(answered.repeated(1, Some(b"one")), Ok(()));
+        assert_eq!(answered.repeated(5, Some(b"five")), Ok(()));
+        answered.restored();
+        assert_eq!(answered.unrepeated_count(), 0);
+    }
+}

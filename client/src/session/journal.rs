@@ -1,0 +1,353 @@
+//! When a session places marks, and from which one it can go on.
+//!
+//! When a worker opens a session, it reports whether it keeps snapshots of the session outside of
+//! the session's process. The outboxes of both tracks then keep what they have sent: the
+//! *journal*. The session puts *marks* into its stream of ops at intervals. A mark is *committed*
+//! when the worker has kept a snapshot of the session there and all earlier requests are
+//! answered. The journal up to the mark is then dropped. If the process dies, another one
+//! restores the snapshot, and the client sends the journal again.
+//!
+//! The journal is bounded. A program that sends more than its bound between two marks is not held
+//! up: the journal *lapses*, and the session ends with its process until the next mark is
+//! committed.
+//!
+//! Pure state: time is an argument.
+
+use std::time::{Duration, Instant};
+
+use tensord_proto::v1::{Mark, Marked, RestorePoint};
+
+/// Bytes of the journal at which it lapses.
+const MAX_BYTES: usize = 128 << 20;
+
+/// Bytes of the journal at which a mark is due before [`MIN_INTERVAL`] has passed.
+const DUE_BYTES: usize = MAX_BYTES / 2;
+
+/// Shortest time between two marks of a program that sends little.
+const MIN_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The time between two marks is at least this many times the cost of the last one.
+const COST_FACTOR: u32 = 50;
+
+/// The marks of a session. See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    /// Whether the worker takes snapshots.
+    is_on: bool,
+    /// Number of the lease's processes that have died before the one that the session is in.
+    epoch: u64,
+    /// Whether the journal has lapsed, so that nothing is kept until the next mark.
+    is_lapsed: bool,
+    /// Number of the last mark.
+    last: u64,
+    pending: Option<PendingMark>,
+    committed: Option<RestorePoint>,
+    /// When the last mark was placed.
+    last_at: Option<Instant>,
+    /// How long the worker needed for the last mark.
+    cost: Duration,
+}
+
+/// A mark that is not committed.
+#[derive(Debug)]
+struct PendingMark {
+    point: RestorePoint,
+    /// Id of the last request from before the mark.
+    last_request: u64,
+    /// Whether the worker has kept the snapshot.
+    is_kept: bool,
+}
+
+/// A mark that was committed.
+#[derive(Debug, PartialEq)]
+pub(super) struct Commit {
+    pub(super) point: RestorePoint,
+    /// Id of the last request from before the mark.
+    pub(super) last_request: u64,
+}
+
+impl PendingMark {
+    /// Returns whether all requests from before the mark are answered.
+    fn is_answered(&self, first_pending: Option<u64>) -> bool {
+        first_pending.is_none_or(|id| id > self.last_request)
+    }
+}
+
+impl Journal {
+    /// Starts placing marks. `epoch` processes of the lease have died before the current one.
+    pub(super) fn begin(&mut self, epoch: u64) {
+        (self.is_on, self.epoch) = (true, epoch);
+    }
+
+    /// Returns whether what is sent and answered must be kept.
+    pub(super) fn must_keep(&self) -> bool {
+        self.is_on && !self.is_lapsed
+    }
+
+    /// Lets the journal lapse if it has more than its bound. Returns whether it has just lapsed:
+    /// nothing must be kept then.
+    pub(super) fn lapses(&mut self, bytes: usize) -> bool {
+        if !self.must_keep() || bytes <= MAX_BYTES {
+            return false;
+        }
+        self.is_lapsed = true;
+        (self.pending, self.committed) = (None, None);
+        true
+    }
+
+    /// Returns the number of the lease's processes that have died before the one that the session
+    /// is in.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns the marks from which the session can go on, if the worker has their snapshots, latest
+    /// first. `first_pending` is the id of the first request that is not answered: it would not
+    /// be answered after a later mark.
+    pub(super) fn restore_points(&self, first_pending: Option<u64>) -> Vec<RestorePoint> {
+        let pending = self.pending.as_ref();
+        let pending = pending.filter(|pending| pending.is_answered(first_pending));
+        let pending = pending.map(|pending| pending.point);
+        pending.into_iter().chain(self.committed).collect()
+    }
+
+    /// Returns whether a mark is due, when the journal has `bytes`.
+    pub(super) fn is_due(&self, now: Instant, bytes: usize) -> bool {
+        let Some(last_at) = self.last_at else {
+            return self.is_on;
+        };
+        let least = self.cost.saturating_mul(COST_FACTOR);
+        let interval = match bytes >= DUE_BYTES {
+            true => least,
+            false => least.max(MIN_INTERVAL),
+        };
+        self.is_on && self.pending.is_none() && now >= last_at + interval
+    }
+
+    /// Begins a mark; everything that is sent after it must be kept. `bulk` is the position of
+    /// the bulk track and `last_request` the id of the last request, both after the ops before
+    /// the mark. [`placed`](Self::placed) must follow.
+    pub(super) fn place(&mut self, bulk: (u64, u64), last_request: u64, now: Instant) -> Mark {
+        self.last += 1;
+        self.last_at = Some(now);
+        self.is_lapsed = false;
+        let (bulk_frames, bulk_bytes) = bulk;
+        self.pending = Some(PendingMark {
+            point: RestorePoint {
+                mark: self.last,
+                bulk_frames,
+                bulk_bytes,
+                ..RestorePoint::default()
+            },
+            last_request,
+            is_kept: false,
+        });
+        Mark {
+            mark: self.last,
+            committed: self.committed.map_or(0, |point| point.mark),
+        }
+    }
+
+    /// Records the position of the mark that was begun on the track for ops.
+    pub(super) fn placed(&mut self, (frames, bytes): (u64, u64)) {
+        if let Some(pending) = &mut self.pending {
+            (pending.point.frames, pending.point.bytes) = (frames, bytes);
+        }
+    }
+
+    /// Processes the worker's reply to a mark. Returns the reason if the worker has not kept the
+    /// snapshot.
+    pub(super) fn on_marked(&mut self, marked: Marked) -> Option<String> {
+        let pending = self.pending.as_mut();
+        let pending = pending.filter(|pending| pending.point.mark == marked.mark)?;
+        self.cost = Duration::from_micros(marked.cost_us);
+        if marked.error.is_empty() {
+            pending.is_kept = true;
+            return None;
+        }
+        self.pending = None;
+        Some(marked.error)
+    }
+
+    /// Commits the pending mark if its snapshot is kept and all requests from before it are
+    /// answered. `first_pending` is the id of the first request that is not.
+    pub(super) fn try_commit(&mut self, first_pending: Option<u64>) -> Option<Commit> {
+        let is_ready =
+            |pending: &PendingMark| pending.is_kept && pending.is_answered(first_pending);
+        match self.pending.as_ref().is_some_and(is_ready) {
+            true => self.commit(),
+            false => None,
+        }
+    }
+
+    fn commit(&mut self) -> Option<Commit> {
+        let PendingMark {
+            point,
+            last_request,
+            ..
+        } = self.pending.take()?;
+        self.committed = Some(point);
+        Some(Commit {
+            point,
+            last_request,
+        })
+    }
+
+    /// Records that the session goes on from one of the
+    /// [`restore_points`](Self::restore_points) in another process, before which `epoch` processes
+    /// have died. Returns a mark that was not committed before.
+    pub(super) fn restored(&mut self, epoch: u64, mark: u64) -> Option<Commit> {
+        self.epoch = epoch;
+        let pending = self.pending.as_mut()?;
+        if pending.point.mark == mark {
+            return self.commit();
+        }
+        // The pending mark is in the journal, so the new process will answer it again.
+        pending.is_kept = false;
+        None
+    }
+
+    /// Returns the committed mark.
+    pub(super) fn committed(&self) -> Option<RestorePoint> {
+        self.committed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marked(mark: u64, error: &str, cost_ms: u64) -> Marked {
+        Marked {
+            mark,
+            error: error.into(),
+            cost_us: cost_ms * 1000,
+        }
+    }
+
+    fn point(mark: u64, frames: u64) -> RestorePoint {
+        RestorePoint {
+            mark,
+            frames,
+            bytes: 10 * frames,
+            bulk_frames: 3,
+            bulk_bytes: 30,
+        }
+    }
+
+    fn commit(mark: u64, frames: u64, last_request: u64) -> Option<Commit> {
+        let point = point(mark, frames);
+        Some(Commit {
+            point,
+            last_request,
+        })
+    }
+
+    fn place(journal: &mut Journal, frames: u64, last_request: u64, now: Instant) -> Mark {
+        let mark = journal.place((3, 30), last_request, now);
+        journal.placed((frames, 10 * frames));
+        mark
+    }
+
+    /// Returns a journal whose first mark is committed, and has cost `cost_ms`.
+    fn committed(now: Instant, cost_ms: u64) -> Journal {
+        let mut journal = Journal::default();
+        journal.begin(0);
+        place(&mut journal, 1, 0, now);
+        journal.on_marked(marked(1, "", cost_ms));
+        journal.try_commit(None).unwrap();
+        journal
+    }
+
+    #[test]
+    fn mark_is_committed_when_its_snapshot_is_kept_and_requests_are_answered() {
+        let now = Instant::now();
+        let mut journal = Journal::default();
+        assert!(!journal.is_due(now, MAX_BYTES) && !journal.must_keep());
+        journal.begin(0);
+        assert!(journal.must_keep());
+        assert!(journal.is_due(now, 0), "the first mark is due at once");
+        let mark = place(&mut journal, 7, 4, now);
+        assert_eq!((mark.mark, mark.committed), (1, 0));
+        assert!(!journal.is_due(now, MAX_BYTES));
+        assert_eq!(journal.try_commit(None), None);
+        assert_eq!(journal.on_marked(marked(1, "", 1)), None);
+        assert_eq!(journal.try_commit(Some(4)), None, "request 4 is pending");
+        assert_eq!(journal.try_commit(Some(5)), commit(1, 7, 4));
+        assert_eq!(journal.restore_points(None), [point(1, 7)]);
+        let later = now + MIN_INTERVAL;
+        let soon = now + Duration::from_millis(50);
+        assert!(!journal.is_due(later - Duration::from_millis(1), DUE_BYTES - 1));
+        assert!(journal.is_due(soon, DUE_BYTES) && journal.is_due(later, 0));
+        let mark = place(&mut journal, 9, 4, later);
+        assert_eq!((mark.mark, mark.committed), (2, 1));
+    }
+
+    #[test]
+    fn interval_follows_the_cost() {
+        let now = Instant::now();
+        let journal = committed(now, 100);
+        let due = now + Duration::from_secs(5);
+        let before = due - Duration::from_millis(1);
+        assert!(!journal.is_due(before, MAX_BYTES) && journal.is_due(due, 0));
+    }
+
+    #[test]
+    fn refused_mark_leaves_the_one_before() {
+        let now = Instant::now();
+        let mut journal = committed(now, 0);
+        place(&mut journal, 5, 0, now);
+        let refused = journal.on_marked(marked(2, "no room", 0));
+        assert_eq!(refused, Some("no room".into()));
+        assert_eq!(journal.restore_points(None), [point(1, 1)]);
+        assert_eq!(place(&mut journal, 6, 0, now).mark, 3);
+    }
+
+    #[test]
+    fn journal_that_lapsed_begins_at_the_next_mark() {
+        let now = Instant::now();
+        let mut journal = committed(now, 0);
+        place(&mut journal, 5, 0, now);
+        assert!(!journal.lapses(MAX_BYTES) && journal.lapses(MAX_BYTES + 1));
+        assert!(!journal.lapses(MAX_BYTES + 1) && !journal.must_keep());
+        assert_eq!(journal.restore_points(None), []);
+        journal.on_marked(marked(2, "", 0));
+        assert_eq!(journal.try_commit(None), None, "ops after it were dropped");
+        let mark = place(&mut journal, 9, 0, now + MIN_INTERVAL);
+        assert_eq!((mark.mark, mark.committed), (3, 0));
+        assert!(journal.must_keep());
+        journal.on_marked(marked(3, "", 0));
+        assert_eq!(journal.try_commit(None), commit(3, 9, 0));
+    }
+
+    #[test]
+    fn pending_mark_is_answered_again_after_a_restore() {
+        let now = Instant::now();
+        let mut journal = committed(now, 0);
+        place(&mut journal, 5, 8, now);
+        journal.on_marked(marked(2, "", 0));
+        assert_eq!(journal.try_commit(Some(8)), None);
+        assert_eq!(journal.restore_points(Some(8)), [point(1, 1)]);
+        assert_eq!(journal.restored(1, 1), None);
+        assert_eq!(journal.epoch(), 1);
+        assert_eq!(
+            journal.try_commit(None),
+            None,
+            "the new process has no such snapshot"
+        );
+        journal.on_marked(marked(2, "", 0));
+        assert_eq!(journal.try_commit(None), commit(2, 5, 8));
+    }
+
+    #[test]
+    fn session_goes_on_from_a_mark_whose_reply_was_lost() {
+        let now = Instant::now();
+        let mut journal = Journal::default();
+        journal.begin(0);
+        place(&mut journal, 5, 8, now);
+        assert_eq!(journal.restore_points(Some(8)), []);
+        assert_eq!(journal.restore_points(Some(9)), [point(1, 5)]);
+        assert_eq!(journal.restored(1, 1), commit(1, 5, 8));
+        assert_eq!(journal.committed(), Some(point(1, 5)));
+    }
+}

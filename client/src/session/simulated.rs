@@ -1,0 +1,193 @@
+//! A session without a driver and links: the caller moves its frames and its clock.
+
+use std::{sync::Arc, time::Instant};
+
+use burn_backend::{ExecutionError, TensorData};
+use burn_ir::{OperationIr, TensorId, TensorIr};
+use bytes::Bytes;
+use tensord_proto::{
+    ids::SessionId,
+    v1::{Open, Opened},
+};
+use tensord_transport::channel::{Broken, Connection, Look, Next};
+use tokio::sync::oneshot;
+
+use super::{
+    Session, SessionAccess, connection_end::ConnectionEnd, pending_reads::Delivery, state::Track,
+};
+use crate::{cohort::CohortMember, lease::Durability};
+
+/// The receiver of a read's value.
+pub type PendingValue = oneshot::Receiver<Result<TensorData, ExecutionError>>;
+
+/// The receiver of the reply to a sync.
+pub type PendingSync = oneshot::Receiver<Result<(), ExecutionError>>;
+
+/// How a connection of a [`SimulatedSession`] ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SimulatedEnd {
+    /// The session may go on with another connection.
+    Lost(String),
+    /// The session is over.
+    Over(String),
+}
+
+impl From<ConnectionEnd> for SimulatedEnd {
+    fn from(end: ConnectionEnd) -> Self {
+        match end {
+            ConnectionEnd::Lost(reason) => Self::Lost(reason),
+            ConnectionEnd::Over(reason) => Self::Over(reason),
+            ConnectionEnd::BrokeRule(rule) => {
+                Self::Over(format!("the worker broke a rule: {rule}"))
+            }
+        }
+    }
+}
+
+/// A program's session whose caller does what its driver does otherwise: it moves frames between
+/// the session and a worker, opens connections, and passes the time. It records ops like a leased
+/// device, but never blocks: the caller must look whether it [is full](Self::is_full).
+pub struct SimulatedSession {
+    session: Arc<Session>,
+    access: SessionAccess,
+    /// The latest connection of each track; `None` until there was one.
+    connections: [Option<Connection>; 2],
+}
+
+impl SimulatedSession {
+    /// Creates a session that has no connection yet, and whose random ops begin with `seed`.
+    pub fn new(seed: u64, durability: Durability) -> Self {
+        Self {
+            session: Session::new(SessionId(1), CohortMember::default(), durability),
+            access: SessionAccess {
+                lease_token: Bytes::new(),
+                device_index: 0,
+                seed,
+            },
+            connections: [None; 2],
+        }
+    }
+
+    /// Returns a tensor id that was not used before.
+    pub fn new_tensor(&self) -> TensorId {
+        self.session.new_tensor()
+    }
+
+    /// Records an op.
+    pub fn record(&self, op: OperationIr) {
+        self.session.record(op);
+    }
+
+    /// Records an upload as tensor `id`.
+    pub fn upload(&self, id: TensorId, data: TensorData) {
+        self.session.upload(id, data);
+    }
+
+    /// Gives the tensor `source` a second id.
+    pub fn alias(&self, id: TensorId, source: TensorId) {
+        self.session.alias(id, source);
+    }
+
+    /// Seeds the random ops.
+    pub fn seed(&self, seed: u64) {
+        self.session.seed(seed);
+    }
+
+    /// Requests a tensor's value.
+    pub fn read(&self, tensor: &TensorIr) -> PendingValue {
+        self.session.read(tensor)
+    }
+
+    /// Requests a reply for when all ops so far are done.
+    pub fn sync(&self) -> PendingSync {
+        self.session.sync()
+    }
+
+    /// Returns whether a program would have to wait before it records more. A caller that records
+    /// then blocks forever.
+    pub fn is_full(&self) -> bool {
+        self.session.lock().is_full()
+    }
+
+    /// Returns whether the session needs its track for bulk bytes.
+    pub fn needs_bulk(&self) -> bool {
+        self.session.lock().has_bulk
+    }
+
+    /// Returns the first message of a new connection for a track.
+    pub fn open(&self, is_bulk: bool) -> Open {
+        let track = track(is_bulk);
+        let resume = self.connections[track as usize].is_some();
+        self.session.open(track, resume, &self.access)
+    }
+
+    /// Begins a connection on which the worker sent `opened`.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    pub fn opened(&mut self, is_bulk: bool, opened: &Opened) -> Result<(), SimulatedEnd> {
+        let track = track(is_bulk);
+        let connection = self.session.opened(track, opened)?;
+        self.connections[track as usize] = Some(connection);
+        Ok(())
+    }
+
+    /// Returns the frames that the session sends on the latest connection of a track.
+    /// `is_patient` is whether ops that may be batched with later ones may still wait.
+    pub fn next_frames(&mut self, is_bulk: bool, is_patient: bool, now: Instant) -> Vec<Bytes> {
+        let look = Look {
+            patient: is_patient,
+            rested: true,
+        };
+        match self.session.next_to_send(track(is_bulk), look, now) {
+            Next::Frames(frames) => frames.iter().map(|parts| parts.concat().into()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns a ping for the latest connection of a track.
+    pub fn ping(&mut self, is_bulk: bool) -> Option<Bytes> {
+        let track = track(is_bulk);
+        let connection = self.connections[track as usize]?;
+        let parts = self.session.ping(track, connection, true)?;
+        Some(parts.concat().into())
+    }
+
+    /// Processes a frame that arrived on the latest connection of a track, and delivers the
+    /// values that it completes.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    ///
+    /// # Panics
+    ///
+    /// If the track has had no connection.
+    pub fn receive(
+        &mut self,
+        is_bulk: bool,
+        frame: Bytes,
+        now: Instant,
+    ) -> Result<(), SimulatedEnd> {
+        let track = track(is_bulk);
+        let connection = self.connections[track as usize].expect("frames come on a connection");
+        let mut deliveries = Vec::new();
+        let received = self
+            .session
+            .receive(track, connection, frame, now, &mut deliveries);
+        deliveries.into_iter().for_each(Delivery::deliver);
+        received.map_err(|broken| match broken {
+            Broken::Loss(reason) => SimulatedEnd::Lost(reason),
+            Broken::Replaced => SimulatedEnd::Lost("replaced".into()),
+            Broken::Over(end, _) => end.into(),
+        })
+    }
+}
+
+fn track(is_bulk: bool) -> Track {
+    match is_bulk {
+        true => Track::Bulk,
+        false => Track::Ops,
+    }
+}

@@ -1,0 +1,328 @@
+//! Random programs of ops.
+
+use burn_backend::{DType, Distribution, Shape, TensorData};
+use burn_ir::{
+    BaseOperationIr, BinaryOpIr, FlipOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr,
+    OperationIr, RandomOpIr, ReduceDimOpIr, ScalarIr, ScalarOpIr, SliceOpIr, SwapDimsOpIr,
+    TensorId, TensorIr, TensorStatus,
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tensord_client::testing::{PendingSync, PendingValue, SimulatedSession};
+
+/// Columns of all tensors before any is transposed.
+const COLUMNS: usize = 16;
+
+/// Rows that tensors may have. A tensor of 300 rows or more is read and uploaded by the track for
+/// bulk bytes.
+const ROWS: [usize; 4] = [1, 7, 16, 300];
+
+/// Number of steps of a program.
+const STEPS: std::ops::Range<usize> = 20..160;
+
+/// A step of a program. Tensors are picked by numbers, modulo the number of those that exist.
+#[derive(Debug, Clone)]
+enum Step {
+    Upload {
+        rows: usize,
+        value: u32,
+    },
+    Random {
+        rows: usize,
+    },
+    Seed(u64),
+    AddScalar(Pick),
+    AddSelf(Pick),
+    Square(Pick),
+    Transpose(Pick),
+    Flip(Pick),
+    FirstRow(Pick),
+    Sum(Pick),
+    /// An op whose shapes do not fit, so that its output has a fault.
+    Mismatch(Pick),
+    Alias(Pick),
+    Drop(usize),
+    Read(usize),
+    Sync,
+    /// The program needs all values that it has requested before it goes on.
+    Wait,
+}
+
+/// Which tensor an op reads, and whether for the last time.
+#[derive(Debug, Clone, Copy)]
+struct Pick {
+    at: usize,
+    is_last: bool,
+}
+
+/// A program: a list of steps.
+#[derive(Debug, Clone)]
+pub struct Program(Vec<Step>);
+
+impl Program {
+    /// Returns the program of a seed.
+    pub fn random(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let steps = rng.random_range(STEPS);
+        let steps = (0..steps).map(|_| step(&mut rng));
+        Self(steps.collect())
+    }
+}
+
+fn step(rng: &mut StdRng) -> Step {
+    let rows = ROWS[rng.random_range(0..ROWS.len())];
+    let at = rng.random_range(0..64);
+    let pick = Pick {
+        at,
+        is_last: rng.random_bool(0.4),
+    };
+    match rng.random_range(0..40) {
+        0..6 => Step::Upload {
+            rows,
+            value: rng.random_range(0..3),
+        },
+        6..9 => Step::Random { rows },
+        9 => Step::Seed(rng.random()),
+        10..14 => Step::AddScalar(pick),
+        14..16 => Step::AddSelf(pick),
+        16..18 => Step::Square(pick),
+        18..21 => Step::Transpose(pick),
+        21..23 => Step::Flip(pick),
+        23..25 => Step::FirstRow(pick),
+        25 => Step::Sum(pick),
+        26 => Step::Mismatch(pick),
+        27..29 => Step::Alias(pick),
+        29..31 => Step::Drop(at),
+        31..36 => Step::Read(at),
+        36 => Step::Sync,
+        _ => Step::Wait,
+    }
+}
+
+/// A request that the program has made.
+pub(crate) enum Request {
+    Value(PendingValue),
+    Sync(PendingSync),
+}
+
+/// What a program does next.
+pub(crate) enum Progress {
+    /// It goes on.
+    Continues,
+    /// It has made a request.
+    Requested(Request),
+    /// It needs the replies to all of its requests.
+    Waits,
+    /// It is done, and has made its last request.
+    Done,
+}
+
+/// A program that runs.
+pub(crate) struct Run<'a> {
+    steps: std::slice::Iter<'a, Step>,
+    tensors: Vec<TensorIr>,
+    has_made_last_request: bool,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(program: &'a Program) -> Self {
+        Self {
+            steps: program.0.iter(),
+            tensors: Vec::new(),
+            has_made_last_request: false,
+        }
+    }
+
+    /// Executes the next step. The session must not be full.
+    pub(crate) fn step(&mut self, session: &SimulatedSession) -> Progress {
+        let Some(step) = self.steps.next() else {
+            if std::mem::replace(&mut self.has_made_last_request, true) {
+                return Progress::Done;
+            }
+            // Until then, how much memory tensors hold depends on the schedule: an op that finds a
+            // view's storage in use by a reply allocates, and otherwise works in the storage.
+            for tensor in self.tensors.drain(..) {
+                let status = TensorStatus::ReadWrite;
+                session.record(OperationIr::Drop(TensorIr { status, ..tensor }));
+            }
+            return Progress::Requested(Request::Sync(session.sync()));
+        };
+        self.execute(step, session).unwrap_or(Progress::Continues)
+    }
+
+    /// Executes a step, if there is a tensor for it.
+    fn execute(&mut self, step: &Step, session: &SimulatedSession) -> Option<Progress> {
+        match step {
+            Step::Upload { rows, value } => {
+                let out = out(session, *rows, COLUMNS);
+                session.upload(out.id, data(*rows, *value));
+                self.tensors.push(made(out));
+            }
+            Step::Random { rows } => {
+                let out = out(session, *rows, COLUMNS);
+                let distribution = Distribution::Default;
+                let op = FloatOperationIr::Random(RandomOpIr {
+                    out: out.clone(),
+                    distribution,
+                });
+                session.record(OperationIr::Float(DType::F32, op));
+                self.tensors.push(made(out));
+            }
+            Step::Seed(seed) => session.seed(*seed),
+            Step::AddScalar(pick) => self.unary(session, *pick, same, |lhs, out| {
+                let rhs = ScalarIr::Float(0.75);
+                number(NumericOperationIr::AddScalar(ScalarOpIr { lhs, rhs, out }))
+            })?,
+            Step::AddSelf(pick) => self.unary(session, kept(*pick), same, |lhs, out| {
+                let rhs = lhs.clone();
+                number(NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out }))
+            })?,
+            Step::Square(pick) => {
+                let [rows, columns] = self.pick(kept(*pick))?.shape.dims();
+                if rows != columns {
+                    return None;
+                }
+                self.unary(session, kept(*pick), same, |lhs, out| {
+                    let rhs = lhs.clone();
+                    let op = FloatOperationIr::Matmul(MatmulOpIr { lhs, rhs, out });
+                    OperationIr::Float(DType::F32, op)
+                })?;
+            }
+            Step::Transpose(pick) => {
+                let swapped = |[rows, columns]: [usize; 2]| [columns, rows];
+                self.unary(session, *pick, swapped, |input, out| {
+                    float(BaseOperationIr::SwapDims(SwapDimsOpIr {
+                        input,
+                        out,
+                        dim1: 0,
+                        dim2: 1,
+                    }))
+                })?;
+            }
+            Step::Flip(pick) => self.unary(session, *pick, same, |input, out| {
+                let axes = vec![0];
+                float(BaseOperationIr::Flip(FlipOpIr { input, out, axes }))
+            })?,
+            Step::FirstRow(pick) => {
+                let row = |[_, columns]: [usize; 2]| [1, columns];
+                self.unary(session, *pick, row, |tensor, out| {
+                    let [rows, columns] = out.shape.dims();
+                    let ranges = vec![(0..rows).into(), (0..columns).into()];
+                    float(BaseOperationIr::Slice(SliceOpIr {
+                        tensor,
+                        ranges,
+                        out,
+                    }))
+                })?;
+            }
+            Step::Sum(pick) => {
+                let row = |[_, columns]: [usize; 2]| [1, columns];
+                self.unary(session, *pick, row, |input, out| {
+                    let accumulator_len = 1;
+                    number(NumericOperationIr::SumDim(ReduceDimOpIr {
+                        input,
+                        out,
+                        axis: 0,
+                        accumulator_len,
+                    }))
+                })?;
+            }
+            Step::Mismatch(pick) => {
+                let longer = |[rows, columns]: [usize; 2]| [rows + 1, columns];
+                self.unary(session, *pick, longer, |lhs, out| {
+                    let rhs = ScalarIr::Float(1.0);
+                    number(NumericOperationIr::AddScalar(ScalarOpIr { lhs, rhs, out }))
+                })?;
+            }
+            Step::Alias(pick) => {
+                let source = self.pick(kept(*pick))?;
+                let id = session.new_tensor();
+                session.alias(id, source.id);
+                self.tensors.push(TensorIr { id, ..source });
+            }
+            Step::Drop(at) => {
+                let is_last = true;
+                let tensor = self.pick(Pick { at: *at, is_last })?;
+                session.record(OperationIr::Drop(tensor));
+            }
+            Step::Read(at) => {
+                let is_last = false;
+                let tensor = self.pick(Pick { at: *at, is_last })?;
+                return Some(Progress::Requested(Request::Value(session.read(&tensor))));
+            }
+            Step::Sync => return Some(Progress::Requested(Request::Sync(session.sync()))),
+            Step::Wait => return Some(Progress::Waits),
+        }
+        None
+    }
+
+    /// Returns a tensor, and forgets it if it is picked for its last use.
+    fn pick(&mut self, pick: Pick) -> Option<TensorIr> {
+        let at = pick.at % self.tensors.len().max(1);
+        let tensor = self.tensors.get(at)?.clone();
+        let status = match pick.is_last {
+            true => {
+                self.tensors.swap_remove(at);
+                TensorStatus::ReadWrite
+            }
+            false => TensorStatus::ReadOnly,
+        };
+        Some(TensorIr { status, ..tensor })
+    }
+
+    /// Records the op that `op` makes of a picked tensor and an output of the shape that `shape`
+    /// makes of the tensor's.
+    fn unary(
+        &mut self,
+        session: &SimulatedSession,
+        pick: Pick,
+        shape: impl FnOnce([usize; 2]) -> [usize; 2],
+        op: impl FnOnce(TensorIr, TensorIr) -> OperationIr,
+    ) -> Option<()> {
+        let input = self.pick(pick)?;
+        let [rows, columns] = shape(input.shape.dims());
+        let out = out(session, rows, columns);
+        session.record(op(input, out.clone()));
+        self.tensors.push(made(out));
+        Some(())
+    }
+}
+
+fn same(shape: [usize; 2]) -> [usize; 2] {
+    shape
+}
+
+fn kept(pick: Pick) -> Pick {
+    Pick {
+        is_last: false,
+        ..pick
+    }
+}
+
+fn float(op: BaseOperationIr) -> OperationIr {
+    OperationIr::BaseFloat(op)
+}
+
+fn number(op: NumericOperationIr) -> OperationIr {
+    OperationIr::NumericFloat(DType::F32, op)
+}
+
+/// Returns a tensor for an op to make.
+fn out(session: &SimulatedSession, rows: usize, columns: usize) -> TensorIr {
+    let id: TensorId = session.new_tensor();
+    TensorIr::uninit(id, Shape::new([rows, columns]), DType::F32)
+}
+
+/// Returns a tensor that an op has made.
+fn made(out: TensorIr) -> TensorIr {
+    TensorIr {
+        status: TensorStatus::ReadOnly,
+        ..out
+    }
+}
+
+/// Returns what a program uploads. There are few different uploads, so that some are kept by the
+/// worker and not sent again.
+fn data(rows: usize, value: u32) -> TensorData {
+    let values = (0..rows * COLUMNS).map(|at| (at % 31) as f32 * 0.25 + value as f32);
+    TensorData::new(values.collect::<Vec<f32>>(), [rows, COLUMNS])
+}

@@ -1,0 +1,156 @@
+//! A training goes on when the process of its lease dies, and computes the same bits.
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use tensord_client::{Durability, Lease, LeaseRequest};
+use tensord_testkit::{
+    cluster::{Cluster, Process},
+    models::{Classifier, Cnn, Mlp, Transformer},
+    training::losses,
+};
+
+fn lease(cluster: &Cluster) -> Lease {
+    cluster.pool().lease(LeaseRequest::devices(1)).unwrap()
+}
+
+fn worker(cluster: &Cluster) -> &Process {
+    &cluster.workers[0]
+}
+
+/// Kills the process of the only lease.
+fn kill_process(cluster: &Cluster) {
+    let worker = worker(cluster);
+    worker.signal_child(worker.process_of_lease(), "KILL");
+}
+
+/// Waits until the worker has a snapshot of a session of the process that runs now.
+fn wait_for_snapshot(cluster: &Cluster) {
+    let worker = worker(cluster);
+    let process = worker.process_of_lease();
+    cluster.wait("a snapshot", || !worker.snapshots_bytes().is_empty());
+    assert_eq!(worker.process_of_lease(), process);
+}
+
+/// Trains a model while the process of its lease is killed before some steps. The losses are
+/// those of an undisturbed training.
+fn check<M: Classifier>(kills: &[usize], steps: usize) {
+    let cluster = Cluster::start(&["flex"]);
+    let undisturbed = losses::<M>(&Device::flex(), steps, |_| {}).unwrap();
+    let lease = lease(&cluster);
+    let ours = losses::<M>(&lease.devices()[0], steps, |step| {
+        if kills.contains(&step) {
+            wait_for_snapshot(&cluster);
+            kill_process(&cluster);
+        }
+    });
+    assert_eq!(ours.unwrap(), undisturbed, "{}", worker(&cluster).log());
+    assert_eq!(lease.ended(), None);
+    let log = worker(&cluster).log();
+    let moved = log.matches("the lease goes on in another process").count();
+    assert_eq!(moved, kills.len(), "{log}");
+}
+
+#[test]
+fn mlp_trains_on_when_its_process_is_killed() {
+    check::<Mlp>(&[3, 4, 11, 30], 60);
+}
+
+#[test]
+fn cnn_trains_on_when_its_process_is_killed() {
+    check::<Cnn>(&[2, 9], 20);
+}
+
+#[test]
+fn transformer_trains_on_when_its_process_is_killed() {
+    check::<Transformer>(&[5], 20);
+}
+
+/// Uploads, draws and reads large tensors, which cross on the track for bulk bytes, and calls
+/// `between` with the number of each round. Returns what was read.
+fn large_tensors(
+    device: &Device,
+    rounds: usize,
+    mut between: impl FnMut(usize),
+) -> Vec<TensorData> {
+    const SHAPE: [usize; 2] = [256, 300];
+    device.seed(42);
+    let mut sum = Tensor::<2>::zeros(SHAPE, device);
+    let mut read = Vec::new();
+    for round in 0..rounds {
+        let values = (0..SHAPE[0] * SHAPE[1]).map(|i| ((i * 31 + round * 17) % 251) as f32);
+        let uploaded = TensorData::new(values.collect::<Vec<f32>>(), SHAPE);
+        let uploaded = Tensor::<2>::from_data(uploaded, device);
+        let random = Tensor::<2>::random(SHAPE, Distribution::Default, device);
+        // A view that outlives its tensor.
+        sum = (sum + uploaded * random)
+            .transpose()
+            .mul_scalar(0.5)
+            .transpose();
+        between(round);
+        read.push(sum.clone().into_data());
+    }
+    read
+}
+
+#[test]
+fn large_tensors_and_random_numbers_are_the_same() {
+    const ROUNDS: usize = 40;
+    let cluster = Cluster::start(&["flex*2"]);
+    let undisturbed = {
+        let lease = lease(&cluster);
+        large_tensors(&lease.devices()[0], ROUNDS, |_| {})
+    };
+    let disturbed = lease(&cluster);
+    let ours = large_tensors(&disturbed.devices()[0], ROUNDS, |round| {
+        if round % 13 == 5 {
+            wait_for_snapshot(&cluster);
+            kill_process(&cluster);
+        }
+    });
+    assert!(ours == undisturbed, "{}", worker(&cluster).log());
+}
+
+#[test]
+fn training_goes_on_from_later_marks() {
+    // Longer than the time between two marks.
+    let until = Instant::now() + Duration::from_secs(7);
+    let cluster = Cluster::start(&["flex"]);
+    let lease = lease(&cluster);
+    let steps = 280;
+    let ours = losses::<Mlp>(&lease.devices()[0], steps, |step| {
+        if step % 40 == 39 && Instant::now() < until {
+            kill_process(&cluster);
+        }
+        sleep(Duration::from_millis(25));
+    });
+    let undisturbed = losses::<Mlp>(&Device::flex(), steps, |_| {}).unwrap();
+    assert_eq!(ours.unwrap(), undisturbed, "{}", worker(&cluster).log());
+    let log = worker(&cluster).log();
+    let marks: Vec<u64> = log
+        .lines()
+        .filter_map(|line| {
+            line.split_once("goes on in another process")?
+                .1
+                .split_once("mark=")
+        })
+        .filter_map(|(_, rest)| rest.split_whitespace().next()?.parse().ok())
+        .collect();
+    assert!(marks.iter().any(|mark| *mark > 1), "{marks:?}\n{log}");
+}
+
+#[test]
+fn lease_that_is_not_durable_ends_with_its_process() {
+    let cluster = Cluster::start(&["flex"]);
+    let request = LeaseRequest::devices(1).durable(Durability::Off);
+    let lease = cluster.pool().lease(request).unwrap();
+    let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
+    assert_eq!(ones.clone().sum().into_scalar::<f32>(), 4.0);
+    assert_eq!(worker(&cluster).snapshots_bytes(), [0; 0]);
+    kill_process(&cluster);
+    let error = ones.sum().try_into_data().unwrap_err().to_string();
+    assert!(error.contains("SIGKILL"), "{error}");
+}

@@ -1,0 +1,61 @@
+//! What the worker's registration needs of the part that runs the leases.
+
+use std::pin::Pin;
+
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{DeviceGrant, DeviceUsage, Error, HeldDevice, LeaseGranted, OutOfService},
+};
+
+/// Runs the leases of a worker: in this process ([`Registry`](crate::registry::Registry)), or
+/// each in a process of its own (`Supervisor`, on Linux).
+///
+/// No method blocks, whatever a session does.
+pub(crate) trait LeaseHost: Send + Sync + 'static {
+    /// Sets the public key that verifies lease tokens.
+    fn set_lease_key(&self, key: Vec<u8>);
+
+    /// Records the scheduler's current time, in milliseconds since 1970.
+    fn set_time(&self, time_ms: u64);
+
+    /// Records that the scheduler is unreachable.
+    fn mark_unreachable(&self);
+
+    /// Records that devices were granted to a lease. The leases that had them before end.
+    fn granted(&self, granted: &LeaseGranted);
+
+    /// Ends a lease, and invalidates all tokens with these or earlier grants of the devices.
+    /// [`unreleased_devices`](Self::unreleased_devices) returns the devices that are not
+    /// released from the lease yet.
+    fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]);
+
+    /// Ends every session, with `error` for its client.
+    fn end_all(&self, error: &Error);
+
+    /// Returns the number of sessions that have not ended.
+    fn live_session_count(&self) -> usize;
+
+    /// Queries the memory of all devices in the background, for later
+    /// [`usage`](Self::usage).
+    fn query_memory(&self);
+
+    /// Returns the usage of each device, in order.
+    fn usage(&self) -> Vec<DeviceUsage>;
+
+    /// Returns the devices that are out of service, with the reasons.
+    fn out_of_service(&self) -> Vec<OutOfService>;
+
+    /// Returns which devices leases hold here, including devices that are not released from
+    /// a lease that has ended.
+    fn held_devices(&self) -> Vec<HeldDevice>;
+
+    /// Returns, for each device, the number up to which all its grants have ended.
+    fn ended_grants(&self) -> Vec<DeviceGrant>;
+
+    /// Returns the devices that are not released from a lease that was ended.
+    fn unreleased_devices(&self, lease: LeaseId) -> Vec<u32>;
+
+    /// Waits until there is something to report to the scheduler. Returns the leases from
+    /// which devices were released since the last call.
+    fn wait_for_reports(&self) -> Pin<Box<dyn Future<Output = Vec<LeaseId>> + Send + '_>>;
+}

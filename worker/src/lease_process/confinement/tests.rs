@@ -1,0 +1,131 @@
+use std::{io::ErrorKind, net::TcpListener, process::Command};
+
+use super::*;
+
+fn made(root: &Path, paths: &[&str]) {
+    for path in paths {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "x").unwrap();
+    }
+}
+
+#[test]
+fn all_but_hidden_paths_is_the_fewest_paths() {
+    let root = tempfile::tempdir().unwrap();
+    let root = fs::canonicalize(root.path()).unwrap();
+    made(
+        &root,
+        &["a/b/secret/key", "a/b/open", "a/c/x", "d/x", "url"],
+    );
+    let hidden = [
+        root.join("a/b/secret"),
+        root.join("url"),
+        root.join("missing"),
+    ];
+    let allowed = all_but(&root, &hidden);
+    let expected = ["a/b/open", "a/c", "d"].map(|path| root.join(path));
+    assert_eq!(allowed, expected);
+    assert_eq!(all_but(&root, &[]), std::slice::from_ref(&root));
+    assert!(all_but(&root, std::slice::from_ref(&root)).is_empty());
+}
+
+/// Runs `check` on a confined thread, which ends with it. Returns `None`, with a line, on a
+/// kernel that lacks a protection.
+fn confined<T: Send + 'static>(
+    needs: Needs,
+    check: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let thread = std::thread::spawn(move || {
+        let missing = [restrict_calls().unwrap(), restrict_files(&needs).unwrap()];
+        let missing: Vec<_> = missing.into_iter().flatten().collect();
+        missing.is_empty().then(check).ok_or(missing)
+    });
+    match thread.join().unwrap() {
+        Ok(checked) => Some(checked),
+        Err(missing) => {
+            eprintln!("not tested: this kernel lacks {}", missing.join(" and "));
+            None
+        }
+    }
+}
+
+#[test]
+fn confined_thread_starts_no_program_and_listens_nowhere() {
+    confined(Needs::default(), || {
+        // `true` is a program that could be started otherwise.
+        Command::new("/bin/true").status().unwrap_err();
+        TcpListener::bind("127.0.0.1:0").unwrap_err();
+        std::os::unix::net::UnixListener::bind("/tmp/tensord-test").unwrap_err();
+        let signalled = rustix::process::test_kill_process(rustix::process::getppid().unwrap());
+        signalled.unwrap_err();
+        // What a session needs still works.
+        std::thread::spawn(|| 1).join().unwrap();
+        std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(fs::read_to_string("/proc/meminfo").is_ok());
+    });
+}
+
+#[test]
+fn confined_thread_affects_no_other_process() {
+    use rustix::{
+        io::Errno,
+        net::sockopt::{set_socket_broadcast, set_socket_reuseport},
+        process::{
+            Resource, getrlimit, getuid, set_parent_process_death_signal, setpriority_process,
+            setpriority_user,
+        },
+    };
+    confined(Needs::default(), || {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        // Lower the priority of all processes of the user.
+        assert_eq!(setpriority_user(getuid(), 1), Err(Errno::NOSYS));
+        setpriority_process(None, 0).unwrap();
+        // Outlive the worker.
+        assert_eq!(set_parent_process_death_signal(None), Err(Errno::NOSYS));
+        // Take other sockets' datagrams.
+        assert_eq!(set_socket_reuseport(&socket, true), Err(Errno::NOSYS));
+        set_socket_broadcast(&socket, true).unwrap();
+        // Use up the descriptors that may be on their way between the user's processes.
+        let files = getrlimit(Resource::Nofile).maximum;
+        assert!(files.is_some_and(|files| files <= MAX_FILES), "{files:?}");
+    });
+}
+
+#[test]
+fn links_lead_to_no_hidden_path() {
+    let root = tempfile::tempdir().unwrap();
+    let root = fs::canonicalize(root.path()).unwrap();
+    made(&root, &["a/secret/key", "a/open"]);
+    std::os::unix::fs::symlink(root.join("a/secret/key"), root.join("a/link")).unwrap();
+    std::os::unix::fs::symlink(&root, root.join("a/loop")).unwrap();
+    let allowed = all_but(&root, &[root.join("a/secret")]);
+    assert_eq!(allowed, [root.join("a/open")]);
+}
+
+#[test]
+fn secrets_are_out_of_reach() {
+    let directory = tempfile::tempdir().unwrap();
+    made(directory.path(), &["state/worker.pem", "kernels/x"]);
+    let (secret, kernels) = (
+        directory.path().join("state/worker.pem"),
+        directory.path().join("kernels"),
+    );
+    for has_drivers in [false, true] {
+        let needs = Needs {
+            has_drivers,
+            kernel_cache: Some(kernels.clone()),
+            hidden: vec![directory.path().join("state")],
+        };
+        let (secret, kernels) = (secret.clone(), kernels.clone());
+        confined(needs, move || {
+            let read = fs::read(secret).unwrap_err();
+            assert_eq!(read.kind(), ErrorKind::PermissionDenied);
+            let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
+            let environment = fs::read(format!("/proc/{parent}/environ")).unwrap_err();
+            assert_eq!(environment.kind(), ErrorKind::PermissionDenied);
+            let written = fs::write(kernels.join("y"), "y");
+            assert_eq!(written.is_ok(), has_drivers);
+        });
+    }
+}

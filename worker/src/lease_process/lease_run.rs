@@ -1,0 +1,372 @@
+//! The run of a lease, from the opening of its devices to its end.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, OwnedFd},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::thread::disable_transparent_huge_pages;
+use tensord_proto::{
+    ids::{LeaseId, SessionId, WorkerId},
+    v1::DeviceGrant,
+};
+use tensord_transport::{Identity, Listener, handoff::Passed, identity::IdentityDer};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
+};
+
+use super::{
+    ProcessError, bytes_to_path,
+    channel::Channel,
+    device_tests::open_offered,
+    snapshots::{LeftSnapshots, SnapshotMessage, SnapshotSender},
+};
+use crate::{
+    blobs::shared::{Segment, SharedBlobs},
+    collective::CollectiveSettings,
+    connection,
+    custom::CustomOps,
+    device_turn::{DeviceTurn, MESSAGES_PER_DEVICE, TurnMessage},
+    devices,
+    lease_host::LeaseHost,
+    op_record::OpRecord,
+    process_message::{Event, KeptUploads, PassedConnection, ProcessSettings, Report, Start, Task},
+    registry::{DETACHED_TIMEOUT, Durability, Registry, RegistrySettings},
+    start::{SWEEP_INTERVAL, watch_devices},
+};
+
+/// Number of connections that were passed on and are not accepted yet.
+const CONNECTION_QUEUE: usize = 16;
+
+/// How long the connections of an ended lease may take to receive the end of their sessions.
+/// Shorter than [`END_TIMEOUT`](crate::supervisor::END_TIMEOUT).
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval of the checks whether the sessions of an ended lease have ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Bytes of tensors from which on this process uses huge pages. Before, they would cost several
+/// pages of 2 MiB for each thread.
+const HUGE_PAGES_FROM_BYTES: u64 = 16 << 20;
+
+/// A lease that runs in this process.
+pub(super) struct LeaseRun {
+    lease: LeaseId,
+    grants: Vec<DeviceGrant>,
+    registry: Arc<Registry>,
+    listener: Listener,
+    connections: mpsc::Sender<Passed>,
+    blobs: Arc<SharedBlobs>,
+    /// Uploads of ended sessions, to be sent to the worker.
+    segments: mpsc::Receiver<Segment>,
+    snapshots: Arc<SnapshotSender>,
+    /// Snapshots and ended sessions, to be sent to the worker.
+    snapshot_messages: mpsc::Receiver<SnapshotMessage>,
+    /// The snapshots of sessions whose process has died.
+    left_snapshots: Arc<LeftSnapshots>,
+    /// The turns of the devices, and what this process sends to the worker about them.
+    turns: BTreeMap<u32, Arc<DeviceTurn>>,
+    turn_messages: mpsc::Receiver<(u32, TurnMessage)>,
+}
+
+impl LeaseRun {
+    /// Opens the devices, and gets ready for connections.
+    ///
+    /// # Errors
+    ///
+    /// The reason for people.
+    pub(super) async fn start(
+        start: Start,
+        op_records: OwnedFd,
+        custom_ops: &CustomOps,
+    ) -> Result<Self, String> {
+        let ProcessSettings {
+            kept_bytes,
+            op_timeout_ms,
+            collective_timeout_ms,
+            bucket_bytes,
+            kernel_cache,
+            snapshot_bytes,
+        } = start.settings;
+        let kernel_cache = kernel_cache.as_deref().map(bytes_to_path);
+        devices::configure(kernel_cache.as_deref());
+        let opened = open_offered(&start.devices, custom_ops).await?;
+        let op_records = OpRecord::map(op_records, start.devices.len());
+        let op_records = op_records.map_err(|e| format!("cannot record ops: {e}"))?;
+        let indices: Vec<_> = start.devices.iter().map(|device| device.index).collect();
+        let (messages, turn_messages) = mpsc::channel(MESSAGES_PER_DEVICE * indices.len().max(1));
+        let turns = indices
+            .iter()
+            .map(|&index| (index, DeviceTurn::shared(index, messages.clone())));
+        let turns: BTreeMap<_, _> = turns.collect();
+        let identity = Identity::from_der(IdentityDer {
+            chain: start.certificate_chain,
+            key: start.private_key,
+        });
+        let identity = Arc::new(identity.map_err(|e| e.to_string())?);
+        let collective_settings = CollectiveSettings {
+            deadline: Duration::from_millis(collective_timeout_ms),
+            bucket_bytes: bucket_bytes.and_then(|bytes| usize::try_from(bytes).ok()),
+            runtime: Handle::current(),
+            identity: identity.clone(),
+        };
+        let (blobs, segments) = SharedBlobs::new();
+        let (snapshots, snapshot_messages) = SnapshotSender::new(snapshot_bytes, Handle::current());
+        let left_snapshots = Arc::new(LeftSnapshots::default());
+        let durability = Durability {
+            keeper: snapshots.clone(),
+            epoch: start.epoch,
+            snapshots: left_snapshots.clone(),
+        };
+        let settings = RegistrySettings {
+            worker_id: WorkerId(start.worker_id),
+            worker_name: start.worker_name.into(),
+            blobs: blobs.clone(),
+            kept_bytes,
+            collective_settings,
+            op_timeout: Duration::from_millis(op_timeout_ms),
+            runtime: Handle::current(),
+            op_records: indices.into_iter().zip(op_records).collect(),
+            turns: turns.clone(),
+            durability: (snapshot_bytes > 0).then_some(durability),
+        };
+        let registry = Registry::new(opened, settings);
+        let registry = Arc::new(registry.map_err(|e| e.to_string())?);
+        registry.granted(&start.granted);
+        let (connections, passed) = mpsc::channel(CONNECTION_QUEUE);
+        let listener = Listener::of_passed(passed, &identity);
+        let listener = listener.map_err(|e| e.to_string())?;
+        Ok(Self {
+            lease: LeaseId(start.granted.lease_id),
+            grants: start.granted.grants,
+            registry,
+            listener,
+            connections,
+            blobs,
+            segments,
+            snapshots,
+            snapshot_messages,
+            left_snapshots,
+            turns,
+            turn_messages,
+        })
+    }
+
+    /// Serves the lease until it has ended.
+    pub(super) async fn serve(self, mut channel: Channel) -> Result<(), ProcessError> {
+        let Self {
+            lease,
+            grants,
+            registry,
+            mut listener,
+            connections,
+            blobs,
+            mut segments,
+            snapshots,
+            mut snapshot_messages,
+            left_snapshots,
+            turns,
+            mut turn_messages,
+        } = self;
+        let mut served = JoinSet::new();
+        let mut checking = JoinSet::new();
+        let (lost, mut lost_device) = watch::channel(None);
+        checking.spawn(watch_devices(registry.clone(), lost));
+        let mut ticks = interval(SWEEP_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Clients that have not restored their sessions by then are gone.
+        let mut restore_timeout = pin!(sleep(DETACHED_TIMEOUT));
+        let mut are_unrestored_dropped = false;
+        let mut reported = Report::default();
+        let mut has_huge_pages = false;
+        loop {
+            tokio::select! {
+                task = channel.recv() => match task? {
+                    Some((Task::Connection(passed), Some(socket))) => {
+                        pass_on(&connections, passed, socket)?;
+                    }
+                    Some((Task::Uploads(uploads), Some(file))) => add_uploads(&blobs, uploads, file),
+                    Some((Task::Snapshot(info), Some(file))) => left_snapshots.add(info, file),
+                    Some((Task::SnapshotKept(kept), None)) => {
+                        if kept.error.is_empty() {
+                            left_snapshots.forget(SessionId(kept.session_id));
+                        }
+                        snapshots.on_kept(kept);
+                    }
+                    Some((Task::End(error), None)) => {
+                        registry.end_all(&error);
+                        registry.end_lease(lease, &grants);
+                        // The sessions end without a turn of their device.
+                        turns.values().for_each(|turn| turn.close());
+                        end(&registry, &mut served, &blobs).await;
+                        while let Ok(segment) = segments.try_recv() {
+                            send_uploads(&mut channel, &segment).await?;
+                        }
+                        return Ok(());
+                    }
+                    Some((task, None)) => apply(&registry, &turns, task)?,
+                    Some(_) => return Err(ProcessError::Message),
+                    None => return Ok(()),
+                },
+                link = listener.accept() => {
+                    while served.try_join_next().is_some() {}
+                    served.spawn(connection::serve(registry.clone(), link));
+                }
+                Some((device, message)) = turn_messages.recv() => {
+                    channel.send(turn_event(device, message)).await?;
+                }
+                Some(segment) = segments.recv() => send_uploads(&mut channel, &segment).await?,
+                Some(message) = snapshot_messages.recv() => {
+                    if let SnapshotMessage::SessionEnded(session) = message {
+                        left_snapshots.forget(session);
+                    }
+                    send_snapshot(&mut channel, message).await?;
+                }
+                Ok(lost) = lost_device.wait_for(Option::is_some) => {
+                    // The op may never return. Only another process can use the device, so this
+                    // one ends.
+                    let reason = lost.as_ref().map(ToString::to_string).unwrap_or_default();
+                    drop(lost);
+                    return channel.send(Event::Failed(reason)).await;
+                }
+                _ = ticks.tick() => registry.sweep(),
+                () = &mut restore_timeout, if !are_unrestored_dropped => {
+                    are_unrestored_dropped = true;
+                    drop_unrestored(&left_snapshots, &registry, &mut channel).await?;
+                }
+                _ = registry.wait_for_reports() => {}
+                () = registry.wait_for_session() => {}
+            }
+            let report = report(&registry);
+            if report != reported {
+                channel.send(Event::Report(report.clone())).await?;
+                reported = report;
+            }
+            if !has_huge_pages && live_bytes(&reported) >= HUGE_PAGES_FROM_BYTES {
+                has_huge_pages = true;
+                // The worker has disabled them. An error means that the kernel has none.
+                let _ = disable_transparent_huge_pages(false);
+            }
+        }
+    }
+}
+
+fn turn_event(device: u32, message: TurnMessage) -> Event {
+    match message {
+        TurnMessage::Request => Event::RequestTurn(device),
+        TurnMessage::Return => Event::ReturnTurn(device),
+    }
+}
+
+/// Passes a connection on to the listener.
+fn pass_on(
+    connections: &mpsc::Sender<Passed>,
+    passed: PassedConnection,
+    socket: OwnedFd,
+) -> Result<(), ProcessError> {
+    let first = passed.first_datagram.map(Into::into);
+    // The queue is full if the listener is slow; the client dials again.
+    let _ = connections.try_send(Passed::received(socket, first)?);
+    Ok(())
+}
+
+/// Applies a turn of a device or a message of the scheduler.
+fn apply(
+    registry: &Registry,
+    turns: &BTreeMap<u32, Arc<DeviceTurn>>,
+    task: Task,
+) -> Result<(), ProcessError> {
+    match task {
+        Task::GrantTurn(device) => drop(turns.get(&device).inspect(|turn| turn.granted())),
+        Task::RevokeTurn(device) => drop(turns.get(&device).inspect(|turn| turn.revoked())),
+        Task::Time(time_ms) => registry.set_time(time_ms),
+        Task::Unreachable(_) => registry.mark_unreachable(),
+        Task::LeaseKey(key) => registry.set_lease_key(key),
+        Task::QueryMemory(_) => registry.query_memory(),
+        _ => return Err(ProcessError::Message),
+    }
+    Ok(())
+}
+
+/// Adds uploads that the worker keeps for the tenant.
+fn add_uploads(blobs: &SharedBlobs, uploads: KeptUploads, file: OwnedFd) {
+    let segment = Segment {
+        file: Arc::new(file.into()),
+        sizes_bytes: uploads.sizes_bytes,
+    };
+    let (hashes, _) = uploads.hashes.as_chunks();
+    blobs.add(&segment, hashes.iter().copied());
+}
+
+/// Sends the uploads of a session to the worker, which keeps them.
+async fn send_uploads(channel: &mut Channel, segment: &Segment) -> Result<(), ProcessError> {
+    let uploads = Event::Uploads(KeptUploads {
+        sizes_bytes: segment.sizes_bytes.clone(),
+        hashes: Vec::new(),
+    });
+    channel.send_with(uploads, Some(segment.file.as_fd())).await
+}
+
+/// Sends the worker a snapshot, or the id of a session that has ended.
+async fn send_snapshot(
+    channel: &mut Channel,
+    message: SnapshotMessage,
+) -> Result<(), ProcessError> {
+    match message {
+        SnapshotMessage::Snapshot(info, file) => {
+            let event = Event::Snapshot(info);
+            channel.send_with(event, Some(file.as_fd())).await
+        }
+        SnapshotMessage::SessionEnded(session) => {
+            channel.send(Event::SessionEnded(session.0)).await
+        }
+    }
+}
+
+/// Drops the snapshots of sessions that no client has restored, also on the worker.
+async fn drop_unrestored(
+    left_snapshots: &LeftSnapshots,
+    registry: &Registry,
+    channel: &mut Channel,
+) -> Result<(), ProcessError> {
+    for session in left_snapshots.sessions() {
+        if !registry.has_session(session) {
+            left_snapshots.forget(session);
+            channel.send(Event::SessionEnded(session.0)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until no session and no connection is left and all uploads are copied, or the time
+/// for that is over.
+async fn end(registry: &Registry, served: &mut JoinSet<()>, blobs: &SharedBlobs) {
+    let until = Instant::now() + DELIVERY_TIMEOUT;
+    while registry.has_sessions() && Instant::now() < until {
+        sleep(CHECK_INTERVAL).await;
+        registry.sweep();
+    }
+    // The first error means that a client does not read, the second that the system is slow.
+    let _ = timeout_at(until, async { while served.join_next().await.is_some() {} }).await;
+    let _ = timeout_at(until, blobs.idle()).await;
+}
+
+/// Returns the bytes of all tensors of this process.
+fn live_bytes(report: &Report) -> u64 {
+    let live_bytes = report.usage.values().map(|usage| usage.live_bytes);
+    live_bytes.fold(0, u64::saturating_add)
+}
+
+fn report(registry: &Registry) -> Report {
+    Report {
+        live_sessions: registry.live_session_count() as u32,
+        usage: registry.usage_by_device(),
+        out_of_service: registry.out_of_service(),
+    }
+}

@@ -1,0 +1,151 @@
+//! The registry as the [`LeaseHost`] of its worker.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use tensord_proto::{
+    grant::number,
+    ids::LeaseId,
+    v1::{DeviceGrant, DeviceUsage, Error, ErrorCode, HeldDevice, LeaseGranted, OutOfService},
+};
+
+use super::Registry;
+use crate::{
+    admission::Claim, device_slot::DeviceSlot, lease_host::LeaseHost, locks::lock, session::Session,
+};
+
+impl LeaseHost for Registry {
+    fn set_lease_key(&self, key: Vec<u8>) {
+        self.lease_tokens.set_key(key);
+    }
+
+    fn set_time(&self, time_ms: u64) {
+        lock(&self.admission).set_time(time_ms, Instant::now());
+    }
+
+    fn mark_unreachable(&self) {
+        lock(&self.admission).mark_unreachable();
+    }
+
+    fn end_all(&self, error: &Error) {
+        self.all_sessions()
+            .iter()
+            .for_each(|session| session.end(error.clone()));
+    }
+
+    fn granted(&self, granted: &LeaseGranted) {
+        for device_grant in &granted.grants {
+            let claim = Claim {
+                lease: LeaseId(granted.lease_id),
+                device: device_grant.device_index,
+                grant: number(device_grant.grant),
+            };
+            let earlier = lock(&self.admission).granted(claim);
+            if let Some(earlier) = earlier {
+                self.end_superseded(earlier, claim.device);
+            }
+        }
+    }
+
+    fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
+        let mut admission = lock(&self.admission);
+        for ended in grants {
+            admission.end(ended.device_index, number(ended.grant));
+        }
+        drop(admission);
+        let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
+        let mut sessions = self.all_sessions();
+        sessions.retain(|s| s.grant.lease == lease && !s.is_torn_down());
+        sessions.iter().for_each(|s| s.end(error()));
+        for (index, device_slot) in &self.device_slots {
+            let is_here = |s: &Arc<Session>| s.grant.device_index == *index;
+            device_slot.end_lease(lease, sessions.iter().any(is_here));
+        }
+        self.wake.notify_one();
+    }
+
+    fn live_session_count(&self) -> usize {
+        self.sessions
+            .iter()
+            .filter(|session| !session.has_ended())
+            .count()
+    }
+
+    fn query_memory(&self) {
+        let device_slots = self.device_slots.values();
+        device_slots.for_each(DeviceSlot::query_memory);
+    }
+
+    fn held_devices(&self) -> Vec<HeldDevice> {
+        let mut sessions = self.all_sessions();
+        sessions.retain(|session| !session.is_torn_down());
+        let left = sessions.iter();
+        let left = left.map(|s| (s.grant.lease, s.grant.device_index));
+        let ending = self.device_slots.iter().flat_map(|(&index, device_slot)| {
+            let ending = device_slot.ending().into_iter();
+            ending.map(move |lease| (lease, index))
+        });
+        let left: BTreeSet<_> = left.chain(ending).collect();
+        lock(&self.admission).held_devices(left)
+    }
+
+    fn ended_grants(&self) -> Vec<DeviceGrant> {
+        lock(&self.admission).ended_grants()
+    }
+
+    fn unreleased_devices(&self, lease: LeaseId) -> Vec<u32> {
+        let device_slots = self.device_slots.iter();
+        let busy = device_slots.filter(|(_, device_slot)| device_slot.is_ending(lease));
+        busy.map(|(&index, _)| index).collect()
+    }
+
+    fn out_of_service(&self) -> Vec<OutOfService> {
+        let out = |(&device_index, device_slot): (&u32, &DeviceSlot)| {
+            let reason = device_slot.out_of_service()?;
+            Some(OutOfService {
+                device_index,
+                reason,
+            })
+        };
+        self.device_slots.iter().filter_map(out).collect()
+    }
+
+    fn usage(&self) -> Vec<DeviceUsage> {
+        self.usage_by_device().into_values().collect()
+    }
+
+    fn wait_for_reports(&self) -> Pin<Box<dyn Future<Output = Vec<LeaseId>> + Send + '_>> {
+        Box::pin(async {
+            self.reports.notified().await;
+            std::mem::take(&mut *lock(&self.released))
+        })
+    }
+}
+
+impl Registry {
+    /// Returns the usage of each device, by its index.
+    pub(crate) fn usage_by_device(&self) -> BTreeMap<u32, DeviceUsage> {
+        let usage = |(&index, device_slot): (&u32, &DeviceSlot)| {
+            let usage = DeviceUsage {
+                sessions: 0,
+                live_bytes: device_slot.device_context.memory.live_bytes(),
+                reserved_bytes: device_slot.reserved_bytes(),
+                ops_executed: device_slot.device_context.ops.load(Ordering::Relaxed),
+            };
+            (index, usage)
+        };
+        let mut usage: BTreeMap<_, _> = self.device_slots.iter().map(usage).collect();
+        for session in &self.sessions {
+            if !session.is_torn_down()
+                && let Some(usage) = usage.get_mut(&session.grant.device_index)
+            {
+                usage.sessions += 1;
+            }
+        }
+        usage
+    }
+}

@@ -1,0 +1,101 @@
+//! What a session needs to go on in another process.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tensord_proto::{
+    ids::SessionId,
+    v1::{Mark, Marked},
+};
+
+use super::{
+    InboundError, Session,
+    inbound::Item,
+    runner::Work,
+    snapshot::{Snapshot, SnapshotError},
+};
+
+/// Keeps snapshots of sessions where they outlive this process.
+pub(crate) trait SnapshotKeeper: Send + Sync {
+    /// Keeps a snapshot in the background, and then calls `kept`, with the reason if it is not
+    /// kept. Snapshots of this session from before the committed mark are dropped.
+    fn keep(
+        self: Arc<Self>,
+        session: SessionId,
+        mark: Mark,
+        snapshot: Box<Snapshot>,
+        kept: KeptCallback,
+    );
+
+    /// Drops all snapshots of a session, which has ended.
+    fn forget(self: Arc<Self>, session: SessionId);
+}
+
+/// Is called with how long a snapshot took to copy, and with the reason if it is not kept.
+pub(crate) type KeptCallback = Box<dyn FnOnce(Duration, Result<(), String>) + Send>;
+
+impl Session {
+    /// Returns the number of the mark from which the session went on, or 0.
+    pub(crate) fn restored_at(&self) -> u64 {
+        self.restored_at
+    }
+
+    /// Checks the numbers of a mark. The caller has locked out other readers.
+    pub(super) fn check_mark(&self, item: &Item) -> Result<(), InboundError> {
+        let Item::Work(Work::Mark(Mark { mark, committed }), _) = item else {
+            return Ok(());
+        };
+        let last = self.last_mark.swap(*mark, Ordering::Relaxed);
+        match *mark > last && committed < mark {
+            true => Ok(()),
+            false => Err(InboundError::Violation(format!(
+                "mark {mark} follows mark {last}, and mark {committed} is committed"
+            ))),
+        }
+    }
+
+    /// Replies to a mark, once the session's state there is kept outside of this process.
+    pub(super) fn keep_snapshot(
+        self: &Arc<Self>,
+        mark: Mark,
+        captured: Result<Box<Snapshot>, SnapshotError>,
+        cost: Duration,
+    ) {
+        let session = self.clone();
+        let reply = move |copying: Duration, kept: Result<(), String>| {
+            session.outbound.queue_marked(Marked {
+                mark: mark.mark,
+                error: kept.err().unwrap_or_default(),
+                cost_us: (cost + copying).as_micros() as u64,
+            });
+            session.outbound.wake_writer();
+        };
+        match (captured, &self.device_context.snapshots) {
+            (Ok(mut snapshot), Some(snapshots)) if self.is_durable() => {
+                snapshot.set_held(&self.offered);
+                snapshots
+                    .clone()
+                    .keep(self.id, mark, snapshot, Box::new(reply));
+            }
+            (Ok(_), _) => reply(
+                Duration::ZERO,
+                Err("this worker or lease does not support snapshots".into()),
+            ),
+            (Err(e), _) => reply(Duration::ZERO, Err(e.to_string())),
+        }
+    }
+
+    /// Returns whether the session's lease has no other device.
+    fn is_alone(&self) -> bool {
+        self.cohort.lease_members().len() == 1
+    }
+
+    /// Returns whether the session can go on in another process.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.device_context.snapshots.is_some()
+            && self.is_alone()
+            && self.device_context.device.has_host_tensors()
+    }
+}

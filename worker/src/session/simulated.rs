@@ -1,0 +1,395 @@
+//! A worker with one CPU device and one lease, without a network, an executor thread or a clock.
+//!
+//! The caller moves the frames of the lease's session, executes its work step by step, decides
+//! when its snapshots are kept, and ends its process. What decides is the code of a real worker;
+//! the snapshots lie in the store of a real worker, too.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use burn_flex::{Flex, FlexDevice};
+use bytes::Bytes;
+use tensord_proto::{
+    ids::{LeaseId, SessionId, WorkerId},
+    v1::{self, Error, ErrorCode, Mark, Open, Opened},
+    version,
+};
+use tensord_transport::{
+    Identity,
+    channel::{Connection, Next},
+};
+use tokio::{runtime::Runtime, task::yield_now};
+
+use super::{
+    DeviceContext, Grant, KeptCallback, Session, SessionBegin, SnapshotKeeper, Track,
+    snapshot::Snapshot,
+};
+use crate::{
+    backend::BurnDevice,
+    blobs::BlobStore,
+    collective::{Cohort, CollectiveSettings, LeaseMembers},
+    custom::CustomOps,
+    executor::{RunQueue, TimeSliceEnd, TimeSliced},
+    lease_process::snapshots::{LeftSnapshots, copy},
+    locks::lock,
+    memory::DeviceMemory,
+    op_progress::Signals,
+    process_message::SnapshotInfo,
+    registry::{
+        StoredSnapshots,
+        attachment::{Attachment, restore_point},
+    },
+    supervisor::snapshots::{Refused, Snapshots},
+};
+
+const LEASE: LeaseId = LeaseId(1);
+
+/// Bytes of uploads that the session may keep.
+const KEPT_BYTES: u64 = 1 << 20;
+
+/// How often spawned tasks get a turn: more than any of them waits.
+const TASK_TURNS: usize = 16;
+
+/// A worker with one CPU device and one lease. The caller moves the frames of the lease's session,
+/// executes its work, keeps its snapshots and ends its process.
+pub struct SimulatedHost {
+    capacity_bytes: u64,
+    store: Snapshots,
+    /// Number of processes of the lease that have died.
+    epoch: u64,
+    process: SimulatedProcess,
+}
+
+/// A process of the lease.
+struct SimulatedProcess {
+    runtime: Runtime,
+    queue: Arc<RunQueue<Session>>,
+    device_context: DeviceContext,
+    keeper: Arc<HeldSnapshot>,
+    left: LeftSnapshots,
+    session: Option<Arc<Session>>,
+    /// The latest connection of each track.
+    connections: [Option<Connection>; 2],
+}
+
+/// The snapshot that a process is keeping, if any.
+#[derive(Default)]
+struct HeldSnapshot(Mutex<Option<Keeping>>);
+
+/// How far a snapshot has got.
+enum Keeping {
+    /// The worker does not have it.
+    Captured(SnapshotInfo, Box<Snapshot>, KeptCallback),
+    /// The worker's reply is on its way.
+    Replied(SessionId, Result<(), String>, KeptCallback),
+}
+
+impl SnapshotKeeper for HeldSnapshot {
+    fn keep(
+        self: Arc<Self>,
+        session: SessionId,
+        mark: Mark,
+        snapshot: Box<Snapshot>,
+        kept: KeptCallback,
+    ) {
+        let mut held = lock(&self.0);
+        if held.is_some() {
+            drop(held);
+            let reason = "the previous snapshot is still being kept";
+            return kept(Duration::ZERO, Err(reason.into()));
+        }
+        let info = SnapshotInfo::new(session, mark, snapshot.size_bytes());
+        *held = Some(Keeping::Captured(info, snapshot, kept));
+    }
+
+    fn forget(self: Arc<Self>, _: SessionId) {}
+}
+
+impl SimulatedHost {
+    /// Starts a worker whose device has `capacity_bytes`, and which keeps up to `snapshot_bytes`
+    /// of snapshots.
+    ///
+    /// # Panics
+    ///
+    /// If the system provides no randomness for a key.
+    pub fn start(capacity_bytes: u64, snapshot_bytes: u64) -> Self {
+        Self {
+            capacity_bytes,
+            store: Snapshots::new(snapshot_bytes),
+            epoch: 0,
+            process: SimulatedProcess::start(capacity_bytes),
+        }
+    }
+
+    /// Opens, resumes or restores the session, as `open` requests.
+    ///
+    /// # Errors
+    ///
+    /// With which the worker rejects the connection.
+    pub fn open(&mut self, open: &Open) -> Result<Opened, Error> {
+        let attachment = Attachment::of(open, self.epoch)?;
+        let mark = match attachment {
+            Attachment::New => {
+                self.process
+                    .begin(open, SessionBegin::New { seed: open.seed })?;
+                0
+            }
+            Attachment::Existing(_) => 0,
+            Attachment::Restored => self.process.restore(open)?,
+        };
+        let track = attachment.track();
+        let session = self.process.session.clone();
+        let session = session.ok_or_else(|| Error::new(ErrorCode::Session, "no session"))?;
+        let attached = session.attach(track, attachment.received(open));
+        let attached = attached.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
+        self.process.connections[track as usize] = Some(attached.connection);
+        let device = &self.process.device_context.device;
+        Ok(Opened {
+            hello: Some(version::hello()),
+            protocol: version::PROTOCOL_MAX,
+            received: attached.received,
+            credit_bytes: attached.credit_bytes,
+            settings: Some(v1::DeviceSettings {
+                encoded: device.profile().encode(),
+            }),
+            kept_bytes: KEPT_BYTES,
+            durable: session.is_durable(),
+            epoch: self.epoch,
+            mark,
+        })
+    }
+
+    /// Processes a frame that arrived on the latest connection of a track.
+    ///
+    /// # Errors
+    ///
+    /// The reason if the connection must end.
+    ///
+    /// # Panics
+    ///
+    /// If the track has no connection.
+    pub fn receive(&mut self, is_bulk: bool, frame: Bytes) -> Result<(), String> {
+        let track = track(is_bulk);
+        let (session, connection) = self
+            .process
+            .connected(track)
+            .expect("there is a connection");
+        match session.receive(track, connection, frame) {
+            Ok(_) => Ok(()),
+            Err(e) if e.is_loss() => Err(e.to_string()),
+            Err(e) => {
+                session.end(Error::new(ErrorCode::Protocol, e.to_string()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the frames that the session sends on the latest connection of a track.
+    pub fn next_frames(&mut self, is_bulk: bool) -> Vec<Bytes> {
+        let track = track(is_bulk);
+        let connected = self.process.connected(track);
+        let next = connected.map(|(session, connection)| session.next_to_send(track, connection));
+        match next {
+            Some(Next::Frames(frames)) => {
+                frames.iter().map(|parts| parts.concat().into()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns a ping for the latest connection of a track.
+    pub fn ping(&mut self, is_bulk: bool) -> Option<Bytes> {
+        let track = track(is_bulk);
+        let (session, connection) = self.process.connected(track)?;
+        let parts = session.ping(track, connection, true)?;
+        Some(parts.concat().into())
+    }
+
+    /// Executes up to `steps` steps of the session's work. Returns whether there was any.
+    pub fn run(&mut self, steps: usize) -> bool {
+        let SimulatedProcess { queue, runtime, .. } = &self.process;
+        let Some(session) = queue.try_pop() else {
+            return false;
+        };
+        let mut left = steps;
+        let mut keep_going = || {
+            left = left.saturating_sub(1);
+            left > 0
+        };
+        if session.run(&mut keep_going) == TimeSliceEnd::MoreWork {
+            queue.push(session);
+        }
+        runtime.block_on(async {
+            for _ in 0..TASK_TURNS {
+                yield_now().await;
+            }
+        });
+        true
+    }
+
+    /// Has the worker keep the snapshot that the process has made, if there is one. `has_room` is
+    /// whether the worker has memory for it.
+    ///
+    /// # Panics
+    ///
+    /// If the worker finds that the process has broken a rule, or the system has no memory.
+    pub fn keep_snapshot(&mut self, has_room: bool) -> bool {
+        let mut held = lock(&self.process.keeper.0);
+        let (info, snapshot, kept) = match held.take() {
+            Some(Keeping::Captured(info, snapshot, kept)) => (info, snapshot, kept),
+            other => {
+                *held = other;
+                return false;
+            }
+        };
+        let result = match has_room {
+            false => Err("there is no room".to_owned()),
+            true => {
+                let file = copy(&snapshot).expect("there is memory");
+                match self.store.add(LEASE, self.epoch, info, file.into()) {
+                    Ok(()) => Ok(()),
+                    Err(Refused::Full(reason)) => Err(reason),
+                    Err(Refused::Violation) => panic!("the process broke a rule: {info:?}"),
+                }
+            }
+        };
+        let session = SessionId(info.session_id);
+        *held = Some(Keeping::Replied(session, result, kept));
+        true
+    }
+
+    /// Has the process receive the worker's reply to a snapshot, if there is one.
+    pub fn reply_to_snapshot(&mut self) -> bool {
+        let mut held = lock(&self.process.keeper.0);
+        let (session, result, kept) = match held.take() {
+            Some(Keeping::Replied(session, result, kept)) => (session, result, kept),
+            other => {
+                *held = other;
+                return false;
+            }
+        };
+        drop(held);
+        if result.is_ok() {
+            self.process.left.forget(session);
+        }
+        kept(Duration::ZERO, result);
+        true
+    }
+
+    /// Ends the process, and starts the next one with the snapshots that the worker keeps.
+    ///
+    /// # Panics
+    ///
+    /// If the system provides no randomness for a key.
+    pub fn kill(&mut self) {
+        self.epoch += 1;
+        self.process = SimulatedProcess::start(self.capacity_bytes);
+        for kept in self.store.of(LEASE) {
+            let file = kept.file.try_clone().expect("there are descriptors");
+            self.process.left.add(kept.info, file.into());
+        }
+    }
+
+    /// Returns whether a process that is started now could restore the session of a client that
+    /// opens it with `open`.
+    pub fn can_restore(&self, open: &Open) -> bool {
+        let kept = self.store.of(LEASE);
+        let has = |mark| kept.iter().any(|kept| kept.info.mark == mark);
+        restore_point(open, has).is_some()
+    }
+
+    /// Returns the bytes of all tensors.
+    pub fn live_bytes(&self) -> u64 {
+        self.process.device_context.memory.live_bytes()
+    }
+}
+
+impl SimulatedProcess {
+    fn start(capacity_bytes: u64) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime without threads");
+        let keeper = Arc::new(HeldSnapshot::default());
+        let queue = Arc::<RunQueue<Session>>::default();
+        let device_context = DeviceContext {
+            device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
+            memory: DeviceMemory::new(capacity_bytes),
+            queue: queue.clone(),
+            signals: Signals::new("simulated".into(), Duration::MAX, Arc::default()),
+            ops: Arc::default(),
+            runtime: runtime.handle().clone(),
+            blobs: BlobStore::new(0),
+            kept_bytes: KEPT_BYTES,
+            snapshots: Some(keeper.clone()),
+        };
+        Self {
+            runtime,
+            queue,
+            device_context,
+            keeper,
+            left: LeftSnapshots::default(),
+            session: None,
+            connections: [None; 2],
+        }
+    }
+
+    fn connected(&self, track: Track) -> Option<(&Arc<Session>, Connection)> {
+        Some((self.session.as_ref()?, self.connections[track as usize]?))
+    }
+
+    /// Begins the session, unless there is one: the reply to an earlier attempt was lost.
+    fn begin(&mut self, open: &Open, begin: SessionBegin) -> Result<(), Error> {
+        if self.session.is_some() {
+            return Ok(());
+        }
+        let share = v1::LeaseShare {
+            worker_id: 1,
+            worker: "simulated".into(),
+            ..v1::LeaseShare::default()
+        };
+        let settings = CollectiveSettings {
+            deadline: Duration::MAX,
+            bucket_bytes: None,
+            runtime: self.runtime.handle().clone(),
+            identity: Arc::new(Identity::self_signed().expect("randomness for a key")),
+        };
+        let members = LeaseMembers::new(vec![share], WorkerId(1));
+        let cohort = Cohort::new(open.cohort, LEASE, members, Bytes::new(), settings);
+        let grant = Grant {
+            lease: LEASE,
+            tenant: "simulated".into(),
+            device_index: open.device_index,
+        };
+        let id = SessionId(open.session_id);
+        let session = Session::new(id, grant, begin, self.device_context.clone(), cohort)?;
+        self.session = Some(session);
+        Ok(())
+    }
+
+    /// Restores the session, unless it was restored before. Returns the mark from which it goes
+    /// on.
+    fn restore(&mut self, open: &Open) -> Result<u64, Error> {
+        if let Some(session) = &self.session {
+            return Ok(session.restored_at());
+        }
+        let lost = |reason: String| Error::new(ErrorCode::Session, reason);
+        let id = SessionId(open.session_id);
+        let point = restore_point(open, |mark| self.left.has(id, mark));
+        let point = point.ok_or_else(|| lost("there is no snapshot".into()))?;
+        let max_bytes = self.device_context.memory.capacity_bytes() + KEPT_BYTES;
+        let snapshot = self.left.read(id, point.mark, max_bytes).map_err(lost)?;
+        let snapshot = Box::new(snapshot);
+        self.begin(open, SessionBegin::Restored { point, snapshot })?;
+        Ok(point.mark)
+    }
+}
+
+fn track(is_bulk: bool) -> Track {
+    match is_bulk {
+        true => Track::Bulk,
+        false => Track::Ops,
+    }
+}

@@ -1,0 +1,418 @@
+//! Runs each lease of a worker in a process of its own.
+//!
+//! The worker keeps the port, the registration, and the decision which lease has which
+//! device. It reads from a connection's first bytes which lease the connection is for, and
+//! passes the socket on to the lease's [process](crate::lease_process). So a program that
+//! breaks out of its session's checks finds no other lease's memory, and no secret of the
+//! worker or its pool.
+//!
+//! - `table` decides, as a pure state machine; [`Supervisor`] executes.
+//! - `process` starts one process and talks with it; `spares` keeps some ready.
+//! - `turns` decides which process may use a device that several leases share.
+//! - `running` is the task of one lease's process.
+//! - `lease_cgroups` bounds the memory of each process.
+//! - `kept_uploads` has the uploads of ended sessions, by tenant.
+//! - `kernels` makes the directory of a tenant's compiled kernels.
+//! - `describe` lists the host's devices.
+//! - `host` implements `LeaseHost`, by which the registration controls the leases.
+//! - `unrouted` answers connections that belong to no process.
+
+mod describe;
+mod host;
+mod kept_uploads;
+mod kernels;
+mod lease_cgroups;
+mod lease_queues;
+mod process;
+mod recent_deaths;
+mod restarts;
+mod running;
+pub(crate) mod snapshots;
+mod spares;
+mod table;
+mod turns;
+mod unrouted;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use tensord_proto::{
+    grant::number,
+    ids::{LeaseId, WorkerId},
+    text::{MESSAGE_CHARS, sanitize},
+    v1::{DeviceGrant, Error, ErrorCode, LeaseGranted},
+};
+use tensord_transport::{
+    Identity, Listener,
+    handoff::{Destination, LeaseRouter},
+};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tracing::{debug, info, warn};
+
+pub(crate) use self::{
+    describe::{Described, describe},
+    table::END_TIMEOUT,
+};
+use self::{
+    kept_uploads::KeptUploads,
+    kernels::tenant_kernels,
+    lease_cgroups::LeaseCgroups,
+    lease_queues::{LeaseQueues, RunningLease},
+    snapshots::Snapshots,
+    spares::Spares,
+    table::{Action, LeaseTable, Route},
+    turns::{TurnAction, Turns},
+};
+use crate::{
+    admission::Claim,
+    devices::{FLEX, FoundDevice},
+    lease_tokens::LeaseTokens,
+    locks::lock,
+    process_message::{DeviceName, Event, OfferedDevice, ProcessSettings, Start, Task},
+    start::SWEEP_INTERVAL,
+};
+
+/// Number of tasks that wait for a process to receive them.
+const TASK_QUEUE: usize = 64;
+
+/// Maximum number of jobs that `run` has not taken yet. One beyond that is dropped; `run` takes
+/// them at once.
+const JOB_QUEUE: usize = 256;
+
+/// Number of connections that wait for a process to receive them. More wait in tasks that
+/// have a deadline.
+const CONNECTION_QUEUE: usize = 4;
+
+/// How long a test op may take, with the start of its process and of the driver.
+const PROBE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A process that does not return a turn within the op timeout and this is killed.
+const TURN_GRACE: Duration = Duration::from_secs(1);
+
+/// Number of processes that are started ahead, on a worker of two devices or more.
+const MAX_SPARES: usize = 2;
+
+/// Settings of the supervisor. A process gets those that `start_message` copies, and never the
+/// identity.
+pub(crate) struct SupervisorSettings {
+    pub(crate) worker_id: WorkerId,
+    pub(crate) worker_name: String,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) process_settings: ProcessSettings,
+    /// Files and directories that the processes must not open.
+    pub(crate) hidden: Vec<Vec<u8>>,
+    /// Bytes of memory for uploads of sessions that ended.
+    pub(crate) cache_bytes: u64,
+}
+
+/// Runs the leases of a worker in processes.
+pub(crate) struct Supervisor {
+    settings: SupervisorSettings,
+    devices: Vec<OfferedDevice>,
+    table: Mutex<LeaseTable>,
+    leases: Mutex<HashMap<LeaseId, RunningLease>>,
+    turns: Mutex<Turns>,
+    spares: Spares,
+    /// `None` if this worker may not make control groups.
+    cgroups: Option<LeaseCgroups>,
+    kept_uploads: Mutex<KeptUploads>,
+    snapshots: Mutex<Snapshots>,
+    lease_tokens: LeaseTokens,
+    scheduler: Mutex<SchedulerView>,
+    /// Work for [`run`](Self::run).
+    jobs: mpsc::Sender<Job>,
+    /// Leases from which devices were released, not reported to the scheduler yet.
+    released: Mutex<Vec<LeaseId>>,
+    /// Wakes connections that came before their lease.
+    announced: Notify,
+    /// Notified when there is something to report to the scheduler.
+    reports: Notify,
+}
+
+/// The latest messages of the scheduler, for processes that start later.
+#[derive(Default)]
+struct SchedulerView {
+    lease_key: Option<Vec<u8>>,
+    /// The scheduler's time, and when it came; `None` while the scheduler is unreachable.
+    time_ms: Option<(u64, Instant)>,
+}
+
+/// Work that takes time. There is one for each lease and each device at most.
+enum Job {
+    RunLease(LeaseId, LeaseQueues),
+    Probe(u32),
+}
+
+impl Supervisor {
+    /// Creates the supervisor of the devices that were `described`. The returned future must
+    /// run for as long as leases are to run.
+    pub(crate) fn new(
+        described: Described,
+        settings: SupervisorSettings,
+    ) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
+        let offered = |(index, found): (u32, &FoundDevice)| OfferedDevice {
+            index,
+            name: DeviceName::from(&found.selection),
+            memory_bytes: found.memory_bytes,
+        };
+        let devices: Vec<_> = (0..).zip(&described.found).map(offered).collect();
+        let spares = MAX_SPARES.min(devices.len());
+        let op_timeout = Duration::from_millis(settings.process_settings.op_timeout_ms);
+        let turn_timeout = op_timeout.saturating_add(TURN_GRACE);
+        let (jobs, queued) = mpsc::channel(JOB_QUEUE);
+        let supervisor = Arc::new(Self {
+            table: Mutex::new(LeaseTable::new(devices.len() as u32)),
+            leases: Mutex::default(),
+            turns: Mutex::new(Turns::new(turn_timeout)),
+            spares: Spares::new(described.spawner, spares),
+            cgroups: described.cgroups,
+            kept_uploads: Mutex::new(KeptUploads::new(settings.cache_bytes)),
+            snapshots: Mutex::new(Snapshots::new(settings.process_settings.snapshot_bytes)),
+            lease_tokens: LeaseTokens::new(settings.worker_id),
+            scheduler: Mutex::default(),
+            jobs,
+            released: Mutex::default(),
+            announced: Notify::new(),
+            reports: Notify::new(),
+            devices,
+            settings,
+        });
+        let run = supervisor.clone().run(queued);
+        (supervisor, run)
+    }
+
+    /// Serves the connections that belong to no process, forever.
+    pub(crate) async fn accept(self: Arc<Self>, mut listener: Listener) {
+        let mut connections = JoinSet::new();
+        loop {
+            let link = listener.accept().await;
+            while connections.try_join_next().is_some() {}
+            connections.spawn(unrouted::serve(self.clone(), link));
+        }
+    }
+
+    /// Runs a Tokio task for each lease and each test of a device. Dropping the future kills their
+    /// processes.
+    async fn run(self: Arc<Self>, mut jobs: mpsc::Receiver<Job>) {
+        let mut running = JoinSet::new();
+        let mut ticks = interval(SWEEP_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut refill = std::pin::pin!(self.spares.refill());
+        loop {
+            while running.try_join_next().is_some() {}
+            let job = tokio::select! {
+                job = jobs.recv() => job,
+                _ = ticks.tick() => {
+                    self.update(|table, now| table.tick(now));
+                    self.update_turns(|turns, now| turns.tick(now));
+                    continue;
+                }
+                () = &mut refill => continue,
+            };
+            match job {
+                Some(Job::RunLease(lease, queues)) => {
+                    running.spawn(self.clone().run_lease(lease, queues));
+                }
+                Some(Job::Probe(device)) => {
+                    running.spawn(self.clone().probe(device));
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Changes the table, and executes what it decides.
+    fn update(&self, change: impl FnOnce(&mut LeaseTable, Instant) -> Vec<Action>) {
+        let actions = change(&mut lock(&self.table), Instant::now());
+        actions.into_iter().for_each(|action| self.execute(action));
+    }
+
+    fn execute(&self, action: Action) {
+        match action {
+            Action::Start(lease) => {
+                let queues = lock(&self.leases)
+                    .get_mut(&lease)
+                    .and_then(|lease| lease.queues.take());
+                if let Some(queues) = queues {
+                    self.queue(Job::RunLease(lease, queues));
+                }
+            }
+            Action::End(lease, reason) => {
+                let end = Task::End(Error::new(ErrorCode::Lease, reason));
+                if let Some(lease) = lock(&self.leases).get(&lease) {
+                    lease.send(end);
+                }
+            }
+            Action::Kill(lease) => {
+                if let Some(running) = lock(&self.leases).get(&lease) {
+                    warn!(%lease, "the process of the lease did not end within {END_TIMEOUT:?} and is killed");
+                    running.kill.send_replace(true);
+                }
+            }
+            Action::Forget(lease) => {
+                lock(&self.snapshots).forget_lease(lease);
+                drop(lock(&self.leases).remove(&lease));
+            }
+            Action::Released(lease) => {
+                lock(&self.released).push(lease);
+                self.reports.notify_one();
+            }
+            Action::HealthChanged => self.reports.notify_one(),
+            Action::Probe(device) => self.queue(Job::Probe(device)),
+        }
+    }
+
+    /// Changes the turns of devices, and executes what the change decides.
+    fn update_turns(&self, change: impl FnOnce(&mut Turns, Instant) -> Vec<TurnAction>) {
+        // The lock is held until the messages are queued, so that they stay in order.
+        let mut turns = lock(&self.turns);
+        for action in change(&mut turns, Instant::now()) {
+            let (TurnAction::Grant(lease, device)
+            | TurnAction::Revoke(lease, device)
+            | TurnAction::Kill(lease, device)) = action;
+            let leases = lock(&self.leases);
+            // A lease that is gone has no process that could use a turn.
+            let Some(running) = leases.get(&lease) else {
+                continue;
+            };
+            match action {
+                TurnAction::Grant(..) => running.send(Task::GrantTurn(device)),
+                TurnAction::Revoke(..) => running.send(Task::RevokeTurn(device)),
+                TurnAction::Kill(..) => {
+                    warn!(%lease, device, "the process of the lease keeps its device from others and is killed");
+                    running.kill.send_replace(true);
+                }
+            }
+        }
+    }
+
+    fn queue(&self, job: Job) {
+        // The task that takes the jobs never waits. An error means that the worker is
+        // shutting down.
+        if let Err(e) = self.jobs.try_send(job) {
+            debug!("a job of the worker's processes is dropped: {e}");
+        }
+    }
+
+    /// Adds a lease. It starts when no process uses its devices.
+    fn admit(&self, granted: &LeaseGranted) {
+        let lease = LeaseId(granted.lease_id);
+        let claim = |grant: &DeviceGrant| Claim {
+            lease,
+            device: grant.device_index,
+            grant: number(grant.grant),
+        };
+        let claims: Vec<_> = granted.grants.iter().map(claim).collect();
+        lock(&self.leases)
+            .entry(lease)
+            .or_insert_with(|| RunningLease::new(granted.clone()));
+        self.update(|table, now| table.granted(now, lease, &claims));
+        // The table has not taken a lease whose grants are obsolete.
+        if lock(&self.table).route(lease) == Route::Unknown {
+            lock(&self.leases).remove(&lease);
+        }
+        self.announced.notify_waiters();
+    }
+
+    /// Sends a task to all processes of leases.
+    fn broadcast(&self, task: &Task) {
+        lock(&self.leases)
+            .values()
+            .for_each(|lease| lease.send(task.clone()));
+    }
+
+    /// Runs a test op on a device, in a process of its own.
+    async fn probe(self: Arc<Self>, index: u32) {
+        let offered = self.devices.iter().find(|device| device.index == index);
+        let Some(offered) = offered.cloned() else {
+            return;
+        };
+        let mut tested = None;
+        let testing = async {
+            let process = self.spares.take().await.map_err(|e| e.to_string())?;
+            let process = tested.insert(process);
+            process.send(Task::Probe(offered), None).await?;
+            match process.recv().await {
+                Some(Event::Passed(_)) => Ok(()),
+                Some(Event::Failed(reason)) => Err(sanitize(&reason, MESSAGE_CHARS).to_string()),
+                _ => Err(format!(
+                    "the process that tested it has ended: {}",
+                    process.exit().await
+                )),
+            }
+        };
+        let result = timeout(PROBE_DEADLINE, testing).await;
+        let result = result
+            .unwrap_or_else(|_| Err(format!("a test op has not ended within {PROBE_DEADLINE:?}")));
+        // The device is used by one process at a time.
+        if let Some(mut process) = tested {
+            process.kill();
+            process.exit().await;
+        }
+        match &result {
+            Ok(()) => info!(device = index, "the device is in service again"),
+            Err(reason) => warn!(device = index, "the device is out of service: {reason}"),
+        }
+        self.update(|table, now| table.probed(now, index, result));
+    }
+
+    /// Returns all that a process needs to run a lease.
+    fn start_message(&self, granted: LeaseGranted, epoch: u64) -> Result<Start, String> {
+        let SupervisorSettings {
+            worker_id,
+            worker_name,
+            identity,
+            process_settings,
+            hidden,
+            cache_bytes: _,
+        } = &self.settings;
+        let issued = identity.issue_for_lease(LeaseId(granted.lease_id));
+        let issued = issued.map_err(|e| e.to_string())?;
+        let is_granted = |device: &&OfferedDevice| {
+            let mut grants = granted.grants.iter();
+            grants.any(|grant| grant.device_index == device.index)
+        };
+        let mut settings = process_settings.clone();
+        settings.kernel_cache = settings
+            .kernel_cache
+            .and_then(|root| tenant_kernels(&root, &granted.tenant));
+        let devices: Vec<_> = self.devices.iter().filter(is_granted).cloned().collect();
+        // Other leases have no snapshots: see `Session::is_durable`.
+        if !matches!(&devices[..], [device] if device.name.kind == FLEX) {
+            settings.snapshot_bytes = 0;
+        }
+        Ok(Start {
+            devices,
+            worker_id: worker_id.0,
+            worker_name: worker_name.clone(),
+            certificate_chain: issued.chain,
+            private_key: issued.key,
+            settings,
+            hidden: hidden.clone(),
+            granted,
+            epoch,
+        })
+    }
+}
+
+impl LeaseRouter for Supervisor {
+    fn destination(&self, lease: LeaseId) -> Destination {
+        let route = lock(&self.table).route(lease);
+        match (route, lock(&self.leases).get(&lease)) {
+            (Route::Process, Some(running)) => Destination::Process(running.connections.clone()),
+            (Route::Unknown, _) => Destination::Unknown,
+            _ => Destination::Here,
+        }
+    }
+
+    fn announced(&self) -> &Notify {
+        &self.announced
+    }
+}

@@ -1,0 +1,141 @@
+//! What is queued for the process of a lease, from all parts of the supervisor.
+
+use std::{
+    fs::File,
+    sync::{Arc, Mutex},
+};
+
+use tensord_proto::v1::LeaseGranted;
+use tensord_transport::handoff::Passed;
+use tokio::sync::{mpsc, watch};
+
+use super::{CONNECTION_QUEUE, TASK_QUEUE, kept_uploads::KeptSegment, snapshots::KeptSnapshot};
+use crate::{
+    blobs::shared::Segment,
+    process_message::{KeptUploads, Report, Task},
+};
+
+/// A lease that has a process, or waits for one.
+pub(super) struct RunningLease {
+    pub(super) tenant: String,
+    tasks: mpsc::Sender<QueuedTask>,
+    pub(super) connections: mpsc::Sender<Passed>,
+    /// Set to have the process killed.
+    pub(super) kill: watch::Sender<bool>,
+    /// The process's latest report, as far as it is plausible.
+    pub(super) report: Arc<Mutex<Report>>,
+    /// The other ends, until the process is started.
+    pub(super) queues: Option<LeaseQueues>,
+}
+
+/// A task, with the memory that it passes on.
+pub(super) struct QueuedTask {
+    pub(super) task: Task,
+    pub(super) memory: Option<PassedMemory>,
+}
+
+/// Memory that is passed on to a process.
+pub(super) enum PassedMemory {
+    Uploads(Segment),
+    Snapshot(Arc<File>),
+}
+
+impl PassedMemory {
+    pub(super) fn file(&self) -> &Arc<File> {
+        match self {
+            Self::Uploads(segment) => &segment.file,
+            Self::Snapshot(file) => file,
+        }
+    }
+}
+
+impl From<Task> for QueuedTask {
+    fn from(task: Task) -> Self {
+        Self { task, memory: None }
+    }
+}
+
+/// The receiving ends, for the Tokio task that runs the lease's process.
+pub(super) struct LeaseQueues {
+    pub(super) granted: LeaseGranted,
+    pub(super) tasks: mpsc::Receiver<QueuedTask>,
+    pub(super) connections: mpsc::Receiver<Passed>,
+    pub(super) kill: watch::Receiver<bool>,
+    pub(super) report: Arc<Mutex<Report>>,
+    /// Tasks left from the previous process, sent before those in `tasks`.
+    pub(super) first: Vec<QueuedTask>,
+}
+
+impl RunningLease {
+    pub(super) fn new(granted: LeaseGranted) -> Self {
+        let (tasks, queued_tasks) = mpsc::channel(TASK_QUEUE);
+        let (connections, queued_connections) = mpsc::channel(CONNECTION_QUEUE);
+        let (kill, killed) = watch::channel(false);
+        // The lease is about to be used.
+        let report = Report {
+            live_sessions: 1,
+            ..Report::default()
+        };
+        let report = Arc::new(Mutex::new(report));
+        let tenant = granted.tenant.clone();
+        let queues = LeaseQueues {
+            granted,
+            tasks: queued_tasks,
+            connections: queued_connections,
+            kill: killed,
+            report: report.clone(),
+            first: Vec::new(),
+        };
+        Self {
+            tenant,
+            tasks,
+            connections,
+            kill,
+            report,
+            queues: Some(queues),
+        }
+    }
+
+    /// Queues a task. A process that lets the queue fill up reads nothing, and is killed, unless
+    /// the task is one that it can do without.
+    pub(super) fn send(&self, task: Task) {
+        self.queue(task.into());
+    }
+
+    pub(super) fn queue(&self, task: QueuedTask) {
+        if let Err(mpsc::error::TrySendError::Full(dropped)) = self.tasks.try_send(task)
+            && !dropped.is_expendable()
+        {
+            self.kill.send_replace(true);
+        }
+    }
+}
+
+impl QueuedTask {
+    /// Returns whether a process needs the task only to be faster, or another of its kind follows
+    /// soon.
+    fn is_expendable(&self) -> bool {
+        matches!(
+            self.task,
+            Task::Uploads(_) | Task::Time(_) | Task::Unreachable(_) | Task::QueryMemory(_)
+        )
+    }
+
+    pub(super) fn of_uploads(kept: KeptSegment) -> Self {
+        let task = Task::Uploads(KeptUploads {
+            sizes_bytes: kept.segment.sizes_bytes.clone(),
+            hashes: kept.hashes.concat(),
+        });
+        Self {
+            task,
+            memory: Some(PassedMemory::Uploads(kept.segment)),
+        }
+    }
+
+    pub(super) fn of_snapshot(kept: KeptSnapshot) -> Self {
+        Self {
+            task: Task::Snapshot(kept.info),
+            memory: Some(PassedMemory::Snapshot(kept.file)),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The thread that starts and reaps processes.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    time::Duration,
+};
+
+use rustix::thread::disable_transparent_huge_pages;
+use tokio::{net::unix::pipe, sync::oneshot};
+use tracing::warn;
+
+use super::log::pass_on_log;
+use crate::options::ProcessProgram;
+
+/// Interval of the checks for processes that have exited.
+const REAP_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Prefix of environment variables that hold settings of this program, secrets among them.
+const PRIVATE_PREFIX: &str = "TENSORD_";
+
+/// Starts processes on a thread of its own, which lives as long as a clone of this: Linux
+/// kills a process when the *thread* that started it ends (`PR_SET_PDEATHSIG`, which the
+/// processes request).
+#[derive(Clone)]
+pub(in crate::supervisor) struct Spawner(mpsc::Sender<Request>);
+
+enum Request {
+    Spawn(oneshot::Sender<io::Result<Spawned>>),
+    Reap(Child),
+}
+
+struct Spawned {
+    child: Child,
+    channel: UnixStream,
+    stderr: OwnedFd,
+}
+
+impl Spawner {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// When the system starts no thread.
+    pub(in crate::supervisor) fn start(program: ProcessProgram) -> io::Result<Self> {
+        // Processes inherit this. One enables huge pages again when it has many tensors; the worker
+        // has none. An error means that the kernel has no huge pages.
+        let _ = disable_transparent_huge_pages(true);
+        let (requests, received) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("tensord-spawn".into());
+        thread.spawn(move || serve(&program, &received))?;
+        Ok(Self(requests))
+    }
+
+    /// Starts a process. Its log becomes part of this process's log.
+    pub(super) async fn spawn(&self) -> io::Result<(Child, tokio::net::UnixStream)> {
+        let ended = || io::Error::other("the thread that starts processes has ended");
+        let (reply, replied) = oneshot::channel();
+        self.0.send(Request::Spawn(reply)).map_err(|_| ended())?;
+        let Spawned {
+            child,
+            channel,
+            stderr,
+        } = replied.await.map_err(|_| ended())??;
+        channel.set_nonblocking(true)?;
+        tokio::spawn(pass_on_log(
+            child.id(),
+            pipe::Receiver::from_owned_fd(stderr)?,
+        ));
+        Ok((child, tokio::net::UnixStream::from_std(channel)?))
+    }
+
+    /// Waits for the end of a process that was killed, without blocking the caller.
+    pub(super) fn reap(&self, child: Child) {
+        // The thread lives as long as `self`.
+        let _ = self.0.send(Request::Reap(child));
+    }
+}
+
+fn serve(program: &ProcessProgram, requests: &mpsc::Receiver<Request>) {
+    let mut exiting: Vec<Child> = Vec::new();
+    loop {
+        let request = match exiting.is_empty() {
+            true => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => requests.recv_timeout(REAP_INTERVAL),
+        };
+        match request {
+            Ok(Request::Spawn(reply)) => {
+                if let Err(Ok(Spawned { mut child, .. })) = reply.send(spawn(program)) {
+                    // Nobody waits for the process any more.
+                    let _ = child.kill();
+                    exiting.push(child);
+                }
+            }
+            Ok(Request::Reap(child)) => exiting.push(child),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        exiting.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    }
+}
+
+fn spawn(program: &ProcessProgram) -> io::Result<Spawned> {
+    let (channel, far) = UnixStream::pair()?;
+    let mut command = Command::new(&program.path);
+    command
+        .arg0(&program.name)
+        .args(&program.args)
+        .stdin(Stdio::from(OwnedFd::from(far)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_private(name)) {
+        command.env_remove(name);
+    }
+    let mut child = command.envs(program.env.iter().cloned()).spawn()?;
+    match child.stderr.take() {
+        Some(stderr) => Ok(Spawned {
+            child,
+            channel,
+            stderr: stderr.into(),
+        }),
+        None => {
+            warn!("a process was started without a log");
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(io::Error::other("the process has no stderr"))
+        }
+    }
+}
+
+fn is_private(name: &OsStr) -> bool {
+    let name: OsString = name.to_ascii_uppercase();
+    name.as_encoded_bytes()
+        .starts_with(PRIVATE_PREFIX.as_bytes())
+}

@@ -1,0 +1,305 @@
+//! The snapshots of sessions that the worker keeps while their processes run.
+//!
+//! A snapshot is sealed memory, whose contents the worker does not read. A session has at most
+//! two: the one that its client has committed, and a later one of which the client may not know
+//! yet. Each lease has a bound of its own, so that no lease can use up the memory of another.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::File,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    sync::Arc,
+};
+
+use rustix::fs::fcntl_get_seals;
+use tensord_proto::ids::{LeaseId, SessionId};
+
+use crate::{blobs::shared::SEALS, process_message::SnapshotInfo};
+
+/// Maximum number of a lease's sessions that have snapshots. An honest client has one session on
+/// each device. Each snapshot is an open file of the worker.
+const MAX_SESSIONS: usize = 16;
+
+/// Least bytes that a snapshot is charged for: it takes a descriptor of the worker, too.
+const MIN_COST_BYTES: u64 = 64 << 10;
+
+/// Unit in which the kernel counts the memory of a file.
+const BLOCK_BYTES: u64 = 512;
+
+/// The last page of a file may be used in part.
+const PAGE_BYTES: u64 = 64 << 10;
+
+/// A snapshot of a session.
+#[derive(Debug, Clone)]
+pub(crate) struct KeptSnapshot {
+    /// Number of the lease's processes that had died before the one that sent it.
+    epoch: u64,
+    pub(crate) info: SnapshotInfo,
+    pub(crate) file: Arc<File>,
+}
+
+/// The snapshots of all leases.
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    /// Maximum bytes of the snapshots of one lease.
+    lease_bytes: u64,
+    leases: HashMap<LeaseId, LeaseSnapshots>,
+}
+
+/// The snapshots of a lease.
+#[derive(Debug, Default)]
+struct LeaseSnapshots {
+    used_bytes: u64,
+    sessions: BTreeMap<SessionId, Vec<KeptSnapshot>>,
+}
+
+/// Why a snapshot is not kept.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The process may go on without it.
+    Full(String),
+    /// The process broke a rule.
+    Violation,
+}
+
+impl Snapshots {
+    /// Creates the store. The snapshots of one lease may take `lease_bytes`.
+    pub(crate) fn new(lease_bytes: u64) -> Self {
+        Self {
+            lease_bytes,
+            leases: HashMap::new(),
+        }
+    }
+
+    /// Adds a snapshot that the process of a lease has sent, before which `epoch` processes of the
+    /// lease had died. Drops those of the session that are not needed any more.
+    ///
+    /// A session that was restored at an earlier mark comes to later marks again: the snapshots of
+    /// earlier processes there are replaced.
+    pub(crate) fn add(
+        &mut self,
+        lease: LeaseId,
+        epoch: u64,
+        info: SnapshotInfo,
+        file: OwnedFd,
+    ) -> Result<(), Refused> {
+        // The call fails on a file that does not support seals.
+        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
+            return Err(Refused::Violation);
+        }
+        let file = File::from(file);
+        let (size_bytes, used_bytes) = file.metadata().map_or((0, 0), |metadata| {
+            (metadata.len(), metadata.blocks() * BLOCK_BYTES)
+        });
+        let is_plausible = info.mark > info.committed && used_bytes <= size_bytes + PAGE_BYTES;
+        if size_bytes != info.size_bytes || !is_plausible {
+            return Err(Refused::Violation);
+        }
+        let session = SessionId(info.session_id);
+        let LeaseSnapshots {
+            used_bytes: lease_used_bytes,
+            sessions,
+        } = self.leases.entry(lease).or_default();
+        if !sessions.contains_key(&session) && sessions.len() >= MAX_SESSIONS {
+            let reason = format!("{MAX_SESSIONS} sessions of the lease have snapshots");
+            return Err(Refused::Full(reason));
+        }
+        let kept = sessions.entry(session).or_default();
+        if kept
+            .last()
+            .is_some_and(|latest| latest.epoch == epoch && latest.info.mark >= info.mark)
+        {
+            return Err(Refused::Violation);
+        }
+        // All but the one from which the client can go on.
+        let (needed, dropped) = std::mem::take(kept)
+            .into_iter()
+            .partition(|snapshot: &KeptSnapshot| snapshot.info.mark == info.committed);
+        *kept = needed;
+        *lease_used_bytes -= sum(&dropped);
+        let cost_bytes = size_bytes.max(MIN_COST_BYTES);
+        if lease_used_bytes.saturating_add(cost_bytes) > self.lease_bytes {
+            if kept.is_empty() {
+                sessions.remove(&session);
+            }
+            return Err(Refused::Full(format!(
+                "the snapshot has {size_bytes} bytes, and {lease_used_bytes} of {} bytes for snapshots of the lease are in use",
+                self.lease_bytes
+            )));
+        }
+        *lease_used_bytes += cost_bytes;
+        let file = Arc::new(file);
+        kept.push(KeptSnapshot { epoch, info, file });
+        Ok(())
+    }
+
+    /// Returns whether a lease has snapshots.
+    pub(crate) fn has(&self, lease: LeaseId) -> bool {
+        let snapshots = self.leases.get(&lease);
+        snapshots.is_some_and(|snapshots| snapshots.used_bytes > 0)
+    }
+
+    /// Returns the snapshots of a lease.
+    pub(crate) fn of(&self, lease: LeaseId) -> Vec<KeptSnapshot> {
+        let snapshots = self.leases.get(&lease).into_iter();
+        let kept = snapshots.flat_map(|snapshots| snapshots.sessions.values().flatten());
+        kept.cloned().collect()
+    }
+
+    /// Drops the snapshots of a session.
+    pub(crate) fn forget_session(&mut self, lease: LeaseId, session: SessionId) {
+        if let Some(snapshots) = self.leases.get_mut(&lease) {
+            let kept = snapshots.sessions.remove(&session);
+            snapshots.used_bytes -= sum(&kept.unwrap_or_default());
+        }
+    }
+
+    /// Drops the snapshots of a lease.
+    pub(crate) fn forget_lease(&mut self, lease: LeaseId) {
+        self.leases.remove(&lease);
+    }
+}
+
+fn sum(kept: &[KeptSnapshot]) -> u64 {
+    let cost = |snapshot: &KeptSnapshot| snapshot.info.size_bytes.max(MIN_COST_BYTES);
+    kept.iter().map(cost).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::fs::fcntl_add_seals;
+
+    use super::*;
+    use crate::blobs::shared::unnamed_memory;
+
+    const LEASE: LeaseId = LeaseId(7);
+
+    /// Bytes in which the tests count sizes.
+    const UNIT: u64 = MIN_COST_BYTES;
+
+    fn memory(units: u64) -> OwnedFd {
+        let mut file = unnamed_memory("test").unwrap();
+        file.write_all(&vec![1; (units * UNIT) as usize]).unwrap();
+        fcntl_add_seals(&file, SEALS).unwrap();
+        file.into()
+    }
+
+    fn info(session_id: u64, mark: u64, committed: u64, units: u64) -> SnapshotInfo {
+        SnapshotInfo {
+            session_id,
+            mark,
+            committed,
+            size_bytes: units * UNIT,
+        }
+    }
+
+    fn used_units(snapshots: &Snapshots) -> u64 {
+        let lease = snapshots.leases.get(&LEASE);
+        lease.map_or(0, |lease| lease.used_bytes / UNIT)
+    }
+
+    fn marks(snapshots: &Snapshots) -> Vec<(u64, u64)> {
+        let kept = snapshots.of(LEASE).into_iter();
+        kept.map(|kept| (kept.info.session_id, kept.info.mark))
+            .collect()
+    }
+
+    #[test]
+    fn committed_and_latest_snapshot_of_a_session_are_kept() {
+        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut add = |info: SnapshotInfo| {
+            let file = memory(info.size_bytes / UNIT);
+            snapshots.add(LEASE, 0, info, file).unwrap();
+            marks(&snapshots)
+        };
+        assert_eq!(add(info(1, 1, 0, 40)), [(1, 1)]);
+        assert_eq!(add(info(1, 2, 1, 40)), [(1, 1), (1, 2)]);
+        // The client has not learnt of mark 2.
+        assert_eq!(add(info(1, 3, 1, 40)), [(1, 1), (1, 3)]);
+        assert_eq!(add(info(1, 4, 3, 40)), [(1, 3), (1, 4)]);
+        assert_eq!(add(info(2, 1, 0, 20)), [(1, 3), (1, 4), (2, 1)]);
+        snapshots.forget_session(LEASE, SessionId(1));
+        assert_eq!(
+            (marks(&snapshots), used_units(&snapshots)),
+            (vec![(2, 1)], 20)
+        );
+        assert!(snapshots.has(LEASE));
+        snapshots.forget_lease(LEASE);
+        assert_eq!((marks(&snapshots), used_units(&snapshots)), (vec![], 0));
+        assert!(!snapshots.has(LEASE));
+    }
+
+    #[test]
+    fn snapshot_that_does_not_fit_leaves_the_one_before() {
+        let mut snapshots = Snapshots::new(100 * UNIT);
+        snapshots
+            .add(LEASE, 0, info(1, 1, 0, 60), memory(60))
+            .unwrap();
+        let refused = snapshots.add(LEASE, 0, info(1, 2, 1, 60), memory(60));
+        assert!(matches!(refused, Err(Refused::Full(_))), "{refused:?}");
+        assert_eq!(
+            (marks(&snapshots), used_units(&snapshots)),
+            (vec![(1, 1)], 60)
+        );
+        let other = LeaseId(8);
+        let kept = snapshots.add(other, 0, info(1, 1, 0, 100), memory(100));
+        assert_eq!(kept, Ok(()), "each lease has its own bound");
+    }
+
+    #[test]
+    fn memory_that_can_change_is_refused() {
+        let mut snapshots = Snapshots::new(100 * UNIT);
+        let open = unnamed_memory("test").unwrap();
+        let mut add = |size, file| snapshots.add(LEASE, 0, info(1, 1, 0, size), file);
+        assert_eq!(add(0, open.into()), Err(Refused::Violation));
+        assert_eq!(add(11, memory(10)), Err(Refused::Violation));
+        // Memory beyond the end of the file.
+        let more = unnamed_memory("test").unwrap();
+        let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&more, keep, 0, 100 * UNIT).unwrap();
+        fcntl_add_seals(&more, SEALS).unwrap();
+        assert_eq!(add(0, more.into()), Err(Refused::Violation));
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(add(0, file.into()), Err(Refused::Violation));
+        assert!(snapshots.of(LEASE).is_empty());
+    }
+
+    #[test]
+    fn marks_must_increase_and_follow_the_committed_one() {
+        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut add =
+            |mark, committed| snapshots.add(LEASE, 0, info(1, mark, committed, 0), memory(0));
+        assert_eq!(add(1, 1), Err(Refused::Violation));
+        assert_eq!(add(2, 0), Ok(()));
+        assert_eq!(add(2, 0), Err(Refused::Violation));
+        assert_eq!(add(1, 0), Err(Refused::Violation));
+        assert_eq!(add(3, 2), Ok(()));
+    }
+
+    #[test]
+    fn another_process_replaces_snapshots_of_later_marks() {
+        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut add = |epoch, mark, committed| {
+            let added = snapshots.add(LEASE, epoch, info(1, mark, committed, 10), memory(10));
+            (added, marks(&snapshots))
+        };
+        assert_eq!(add(0, 1, 0), (Ok(()), vec![(1, 1)]));
+        assert_eq!(add(0, 2, 1), (Ok(()), vec![(1, 1), (1, 2)]));
+        // The session was restored at mark 1, as its client had not got all answers from before
+        // mark 2.
+        assert_eq!(add(1, 2, 1), (Ok(()), vec![(1, 1), (1, 2)]));
+        assert_eq!(add(1, 2, 1).0, Err(Refused::Violation));
+        assert_eq!(add(1, 3, 2), (Ok(()), vec![(1, 2), (1, 3)]));
+        assert_eq!(used_units(&snapshots), 20);
+    }
+
+    #[test]
+    fn small_snapshots_are_bounded_in_number() {
+        let mut snapshots = Snapshots::new(10 * UNIT);
+        let mut add = |session| snapshots.add(LEASE, 0, info(session, 1, 0, 0), memory(0));
+        assert!((0..10).all(|session| add(session).is_ok()));
+        assert!(matches!(add(10), Err(Refused::Full(_))));
+    }
+}

@@ -1,0 +1,96 @@
+//! Connections that belong to no process: of leases that are dead, have ended, or are not
+//! known yet.
+
+use std::{sync::Arc, time::Instant};
+
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{DeviceGrant, Error, ErrorCode, LeaseClaims, LeaseGranted, Rejected, frame::Body},
+    version,
+};
+use tensord_transport::{Link, channel::duplex};
+use tracing::{debug, warn};
+
+use super::{Supervisor, table::Route};
+use crate::{
+    admission::Claim,
+    connection::{FirstFrame, first_frame},
+    locks::lock,
+};
+
+/// Answers a connection. One that a process must serve is closed without an answer: the peer
+/// dials again, and then the lease is known.
+pub(super) async fn serve(supervisor: Arc<Supervisor>, link: Link) {
+    let Link {
+        mut sender,
+        mut receiver,
+        carrier,
+        peer,
+        ..
+    } = link;
+    let checked = match first_frame(&mut receiver).await {
+        Ok(first) => supervisor.check(&first),
+        Err(e) => Err(e),
+    };
+    match checked {
+        Ok(()) => debug!(%peer, "closed a connection that its lease's process is to serve"),
+        Err(error) => {
+            warn!(%peer, "refused a {carrier} connection: {error}");
+            let rejected = Body::Rejected(Rejected { error: Some(error) });
+            if sender.send(&[duplex::encode(rejected)]).await.is_ok() {
+                sender.finish().await;
+            }
+        }
+    }
+}
+
+impl Supervisor {
+    /// Checks the first frame of a connection. Returns `Ok` if a process runs the connection's
+    /// lease, which is started if need be.
+    fn check(&self, first: &FirstFrame) -> Result<(), Error> {
+        let lease_token = match first {
+            FirstFrame::Open(open) => {
+                let theirs = open.hello.clone().unwrap_or_default();
+                version::negotiate(&version::hello(), &theirs)?;
+                &open.lease_token
+            }
+            FirstFrame::Join(join) => &join.lease_token,
+        };
+        let claims = self.lease_tokens.verify(lease_token)?;
+        let lease = LeaseId(claims.lease_id);
+        // The table must not stay locked, as a new lease changes it.
+        let route = lock(&self.table).route(lease);
+        match route {
+            Route::Dead(reason) => return Err(Error::new(ErrorCode::Session, reason)),
+            Route::Process => {}
+            Route::Unknown => self.admit_claims(&claims)?,
+        }
+        Ok(())
+    }
+
+    /// Starts the lease of a token with a valid signature.
+    fn admit_claims(&self, claims: &LeaseClaims) -> Result<(), Error> {
+        let lease_error = |reason: String| Error::new(ErrorCode::Lease, reason);
+        let here: Vec<_> = self.lease_tokens.claims_here(claims).collect();
+        if here.is_empty() {
+            return Err(lease_error(
+                "the lease does not include a device of this worker".into(),
+            ));
+        }
+        for claim in &here {
+            let table = lock(&self.table);
+            let checked = table.check(Instant::now(), *claim, claims.expires_at_ms);
+            checked.map_err(|refused| lease_error(refused.to_string()))?;
+        }
+        let grant = |claim: &Claim| DeviceGrant {
+            device_index: claim.device,
+            grant: Some(claim.grant.into()),
+        };
+        self.admit(&LeaseGranted {
+            lease_id: claims.lease_id,
+            grants: here.iter().map(grant).collect(),
+            tenant: claims.tenant.clone(),
+        });
+        Ok(())
+    }
+}
