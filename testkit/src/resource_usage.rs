@@ -156,6 +156,17 @@ pub fn processes_of_leases(id: u32) -> Vec<u32> {
     running
 }
 
+/// Returns whether a process has not ended yet. One that its parent has not waited for, a
+/// zombie, has ended.
+pub fn is_running(id: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may contain some itself.
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
 /// Sends a signal to a process. Returns `false` if the process is gone.
 pub fn signal_process(id: u32, signal: &str) -> bool {
     let arguments = [format!("-{signal}"), id.to_string()];

@@ -14,7 +14,7 @@ use tensord_testkit::{
     host,
     models::Mlp,
     raw::{self, ClientStream, RawSession, SessionError, Target},
-    resource_usage::{children, signal_process},
+    resource_usage::{children, is_running, signal_process},
     training,
 };
 
@@ -225,20 +225,27 @@ fn killed_worker_leaves_no_process() {
     let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
     assert_eq!(ones.sum().into_scalar::<f32>(), 4.0);
     // Another one never ends its op, and a third one is stopped.
-    let others = raw::block(async {
+    let (hanging, before, stopped) = raw::block(async {
         let mut hanging = RawLease::open(cluster.client_url()).await.unwrap();
         let hang = custom(&mut hanging.session, "hang");
         hanging.session.ops(&[hang]);
         hanging.session.flush().await.unwrap();
-        (hanging, RawLease::open(cluster.client_url()).await.unwrap())
+        let before = worker.processes_of_leases();
+        let stopped = RawLease::open(cluster.client_url()).await.unwrap();
+        (hanging, before, stopped)
     });
+    // Not a spare: one that is stopped before it has asked the kernel to end it with its
+    // worker stays.
+    let leases = worker.processes_of_leases();
+    assert_eq!(leases.len(), 3, "{before:?}");
+    let third = leases.iter().find(|id| !before.contains(id)).unwrap();
+    worker.signal_child(*third, "STOP");
     let processes = worker.children();
-    assert!(processes.len() >= 3, "{processes:?}");
-    worker.signal_child(processes[processes.len() - 1], "STOP");
     worker.kill();
-    let is_alive = |id: &u32| PathBuf::from(format!("/proc/{id}")).exists();
-    cluster.wait("the processes to end", || !processes.iter().any(is_alive));
-    drop((lease, others));
+    cluster.wait("the processes to end", || {
+        !processes.iter().any(|&id| is_running(id))
+    });
+    drop((lease, hanging, stopped));
 }
 
 #[test]
