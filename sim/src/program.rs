@@ -30,21 +30,88 @@ enum Step {
         rows: usize,
     },
     Seed(u64),
-    AddScalar(Pick),
-    AddSelf(Pick),
-    Square(Pick),
-    Transpose(Pick),
-    Flip(Pick),
-    FirstRow(Pick),
-    Sum(Pick),
-    /// An op whose shapes do not fit, so that its output has a fault.
-    Mismatch(Pick),
+    /// An op of one tensor.
+    Unary(UnaryOp, Pick),
     Alias(Pick),
     Drop(usize),
     Read(usize),
     Sync,
     /// The program needs all values that it has requested before it goes on.
     Wait,
+}
+
+/// An op that makes a tensor of another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UnaryOp {
+    AddScalar,
+    AddSelf,
+    Square,
+    Transpose,
+    Flip,
+    FirstRow,
+    Sum,
+    /// An op whose shapes do not fit, so that its output has a fault.
+    Mismatch,
+}
+
+impl UnaryOp {
+    /// Returns whether the op reads its input twice, so that neither read may be the last use.
+    fn reads_twice(self) -> bool {
+        matches!(self, Self::AddSelf | Self::Square)
+    }
+
+    /// Returns the shape of the output, or `None` if the op does not take this input.
+    fn shape(self, [rows, columns]: [usize; 2]) -> Option<[usize; 2]> {
+        match self {
+            Self::AddScalar | Self::AddSelf | Self::Flip => Some([rows, columns]),
+            Self::Square => (rows == columns).then_some([rows, columns]),
+            Self::Transpose => Some([columns, rows]),
+            Self::FirstRow | Self::Sum => Some([1, columns]),
+            Self::Mismatch => Some([rows + 1, columns]),
+        }
+    }
+
+    fn op(self, input: TensorIr, out: TensorIr) -> OperationIr {
+        match self {
+            Self::AddScalar => add_scalar(input, 0.75, out),
+            Self::Mismatch => add_scalar(input, 1.0, out),
+            Self::AddSelf => {
+                let (lhs, rhs) = (input.clone(), input);
+                number(NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out }))
+            }
+            Self::Square => {
+                let (lhs, rhs) = (input.clone(), input);
+                let op = FloatOperationIr::Matmul(MatmulOpIr { lhs, rhs, out });
+                OperationIr::Float(DType::F32, op)
+            }
+            Self::Transpose => float(BaseOperationIr::SwapDims(SwapDimsOpIr {
+                input,
+                out,
+                dim1: 0,
+                dim2: 1,
+            })),
+            Self::Flip => {
+                let axes = vec![0];
+                float(BaseOperationIr::Flip(FlipOpIr { input, out, axes }))
+            }
+            Self::FirstRow => {
+                let [rows, columns] = out.shape.dims();
+                let ranges = vec![(0..rows).into(), (0..columns).into()];
+                let tensor = input;
+                float(BaseOperationIr::Slice(SliceOpIr {
+                    tensor,
+                    ranges,
+                    out,
+                }))
+            }
+            Self::Sum => number(NumericOperationIr::SumDim(ReduceDimOpIr {
+                input,
+                out,
+                axis: 0,
+                accumulator_len: 1,
+            })),
+        }
+    }
 }
 
 /// Which tensor an op reads, and whether for the last time.
@@ -82,14 +149,14 @@ fn step(rng: &mut StdRng) -> Step {
         },
         6..9 => Step::Random { rows },
         9 => Step::Seed(rng.random()),
-        10..14 => Step::AddScalar(pick),
-        14..16 => Step::AddSelf(pick),
-        16..18 => Step::Square(pick),
-        18..21 => Step::Transpose(pick),
-        21..23 => Step::Flip(pick),
-        23..25 => Step::FirstRow(pick),
-        25 => Step::Sum(pick),
-        26 => Step::Mismatch(pick),
+        10..14 => Step::Unary(UnaryOp::AddScalar, pick),
+        14..16 => Step::Unary(UnaryOp::AddSelf, pick),
+        16..18 => Step::Unary(UnaryOp::Square, pick),
+        18..21 => Step::Unary(UnaryOp::Transpose, pick),
+        21..23 => Step::Unary(UnaryOp::Flip, pick),
+        23..25 => Step::Unary(UnaryOp::FirstRow, pick),
+        25 => Step::Unary(UnaryOp::Sum, pick),
+        26 => Step::Unary(UnaryOp::Mismatch, pick),
         27..29 => Step::Alias(pick),
         29..31 => Step::Drop(at),
         31..36 => Step::Read(at),
@@ -168,71 +235,7 @@ impl<'a> Run<'a> {
                 self.tensors.push(made(out));
             }
             Step::Seed(seed) => session.seed(*seed),
-            Step::AddScalar(pick) => self.unary(session, *pick, same, |lhs, out| {
-                let rhs = ScalarIr::Float(0.75);
-                number(NumericOperationIr::AddScalar(ScalarOpIr { lhs, rhs, out }))
-            })?,
-            Step::AddSelf(pick) => self.unary(session, kept(*pick), same, |lhs, out| {
-                let rhs = lhs.clone();
-                number(NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out }))
-            })?,
-            Step::Square(pick) => {
-                let [rows, columns] = self.pick(kept(*pick))?.shape.dims();
-                if rows != columns {
-                    return None;
-                }
-                self.unary(session, kept(*pick), same, |lhs, out| {
-                    let rhs = lhs.clone();
-                    let op = FloatOperationIr::Matmul(MatmulOpIr { lhs, rhs, out });
-                    OperationIr::Float(DType::F32, op)
-                })?;
-            }
-            Step::Transpose(pick) => {
-                let swapped = |[rows, columns]: [usize; 2]| [columns, rows];
-                self.unary(session, *pick, swapped, |input, out| {
-                    float(BaseOperationIr::SwapDims(SwapDimsOpIr {
-                        input,
-                        out,
-                        dim1: 0,
-                        dim2: 1,
-                    }))
-                })?;
-            }
-            Step::Flip(pick) => self.unary(session, *pick, same, |input, out| {
-                let axes = vec![0];
-                float(BaseOperationIr::Flip(FlipOpIr { input, out, axes }))
-            })?,
-            Step::FirstRow(pick) => {
-                let row = |[_, columns]: [usize; 2]| [1, columns];
-                self.unary(session, *pick, row, |tensor, out| {
-                    let [rows, columns] = out.shape.dims();
-                    let ranges = vec![(0..rows).into(), (0..columns).into()];
-                    float(BaseOperationIr::Slice(SliceOpIr {
-                        tensor,
-                        ranges,
-                        out,
-                    }))
-                })?;
-            }
-            Step::Sum(pick) => {
-                let row = |[_, columns]: [usize; 2]| [1, columns];
-                self.unary(session, *pick, row, |input, out| {
-                    let accumulator_len = 1;
-                    number(NumericOperationIr::SumDim(ReduceDimOpIr {
-                        input,
-                        out,
-                        axis: 0,
-                        accumulator_len,
-                    }))
-                })?;
-            }
-            Step::Mismatch(pick) => {
-                let longer = |[rows, columns]: [usize; 2]| [rows + 1, columns];
-                self.unary(session, *pick, longer, |lhs, out| {
-                    let rhs = ScalarIr::Float(1.0);
-                    number(NumericOperationIr::AddScalar(ScalarOpIr { lhs, rhs, out }))
-                })?;
-            }
+            Step::Unary(op, pick) => self.unary(session, *op, *pick)?,
             Step::Alias(pick) => {
                 let source = self.pick(kept(*pick))?;
                 let id = session.new_tensor();
@@ -269,26 +272,19 @@ impl<'a> Run<'a> {
         Some(TensorIr { status, ..tensor })
     }
 
-    /// Records the op that `op` makes of a picked tensor and an output of the shape that `shape`
-    /// makes of the tensor's.
-    fn unary(
-        &mut self,
-        session: &SimulatedSession,
-        pick: Pick,
-        shape: impl FnOnce([usize; 2]) -> [usize; 2],
-        op: impl FnOnce(TensorIr, TensorIr) -> OperationIr,
-    ) -> Option<()> {
+    /// Records an op of a picked tensor, unless there is none that the op takes.
+    fn unary(&mut self, session: &SimulatedSession, op: UnaryOp, pick: Pick) -> Option<()> {
+        let pick = match op.reads_twice() {
+            true => kept(pick),
+            false => pick,
+        };
         let input = self.pick(pick)?;
-        let [rows, columns] = shape(input.shape.dims());
+        let [rows, columns] = op.shape(input.shape.dims())?;
         let out = out(session, rows, columns);
-        session.record(op(input, out.clone()));
+        session.record(op.op(input, out.clone()));
         self.tensors.push(made(out));
         Some(())
     }
-}
-
-fn same(shape: [usize; 2]) -> [usize; 2] {
-    shape
 }
 
 fn kept(pick: Pick) -> Pick {
@@ -304,6 +300,11 @@ fn float(op: BaseOperationIr) -> OperationIr {
 
 fn number(op: NumericOperationIr) -> OperationIr {
     OperationIr::NumericFloat(DType::F32, op)
+}
+
+fn add_scalar(lhs: TensorIr, scalar: f64, out: TensorIr) -> OperationIr {
+    let rhs = ScalarIr::Float(scalar);
+    number(NumericOperationIr::AddScalar(ScalarOpIr { lhs, rhs, out }))
 }
 
 /// Returns a tensor for an op to make.
