@@ -14,8 +14,8 @@
 //!   syncs without a reply, `pending_reads` assembles the values of the reads, `answered`
 //!   checks those that another process repeats, and `journal` decides from where the session
 //!   goes on if its process dies.
-//! - `driver`: keeps each track connected; `track_end` is the session as the pump of a
-//!   connection sees it, `connection_end` has the ways in which a connection ends.
+//! - `driver`: keeps each track connected; `track_end` is the session as its connections see
+//!   it, `connection_end` has the ways in which a connection ends.
 
 mod answered;
 mod connection_end;
@@ -41,7 +41,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
@@ -51,25 +51,22 @@ use tensord_proto::{
     bulk::shared,
     content::hash,
     ids::SessionId,
-    v1::{Close, Open, Opened, Seed, frame::Body},
-    version,
+    v1::{Close, Seed, frame::Body},
 };
-use tensord_transport::channel::{Broken, Connection, FrameParts, Look, Next};
+use tensord_transport::channel::{FrameParts, Look, Next};
 use tokio::sync::{Notify, oneshot};
 
-use self::{
-    connection_end::{ConnectionEnd, accepted_profile, broken},
-    direct_send::SenderSlot,
-    op_buffer::{FrameEncoder, Item},
-    pending_reads::Delivery,
-    send_policy::Event,
-    state::{NextStep, State, Track},
-};
 pub(crate) use self::{
     counters::ByteCounters,
     driver::{SessionTarget, drive},
     requests::Answer,
     state::SessionEnd,
+};
+use self::{
+    direct_send::SenderSlot,
+    op_buffer::{FrameEncoder, Item},
+    send_policy::Event,
+    state::{NextStep, State, Track},
 };
 use crate::{cohort::CohortMember, lease::Durability};
 
@@ -355,80 +352,6 @@ impl Session {
         }
     }
 
-    /// Returns the first message of a new connection for a track.
-    fn open(&self, track: Track, resume: bool, access: &SessionAccess) -> Open {
-        let mut state = self.lock();
-        let (epoch, restore) = state.restore_points();
-        Open {
-            hello: Some(version::hello()),
-            session_id: self.id.0,
-            lease_token: access.lease_token.clone(),
-            device_index: access.device_index,
-            resume: resume || track == Track::Bulk,
-            received: state.track(track).inbox().received(),
-            seed: access.seed,
-            bulk: track == Track::Bulk,
-            cohort: self.cohort_member.cohort.id,
-            epoch,
-            restore,
-        }
-    }
-
-    /// Attaches a new connection, on which the worker sent `opened`, to a track.
-    ///
-    /// # Errors
-    ///
-    /// Why the connection must end.
-    fn opened(&self, track: Track, opened: &Opened) -> Result<Connection, ConnectionEnd> {
-        let profile = accepted_profile(opened).map_err(ConnectionEnd::Over)?;
-        let mut state = self.lock();
-        if track == Track::Bulk && opened.epoch != state.epoch() {
-            return Err(ConnectionEnd::Lost(
-                "the process was replaced while the bulk track connected".into(),
-            ));
-        }
-        let attached = state.attach(track, opened, profile);
-        drop(state);
-        self.room.notify_all();
-        attached.map_err(|e| ConnectionEnd::Over(e.to_string()))
-    }
-
-    /// Processes a frame from the worker, and adds the replies it completes to `deliveries`.
-    ///
-    /// # Errors
-    ///
-    /// Why the connection must end.
-    fn receive(
-        &self,
-        track: Track,
-        connection: Connection,
-        frame: Bytes,
-        now: Instant,
-        deliveries: &mut Vec<Delivery>,
-    ) -> Result<(), Broken<ConnectionEnd>> {
-        let received = self
-            .lock()
-            .receive(track, connection, frame, now, deliveries);
-        let receipt = received.map_err(|e| broken(&e))?;
-        let receipt = receipt.ok_or(Broken::Replaced)?;
-        if receipt.has_room {
-            self.room.notify_all();
-        }
-        if receipt.must_wake {
-            self.wake_of(track).notify_one();
-        }
-        let counter = &self.counters.tensors_down;
-        counter.fetch_add(receipt.tensor_bytes as u64, Ordering::Relaxed);
-        match receipt.end {
-            Some(end) => Err(Broken::Over(end, Duration::ZERO)),
-            None => Ok(()),
-        }
-    }
-
-    fn ping(&self, track: Track, connection: Connection, must: bool) -> Option<FrameParts> {
-        self.lock().track(track).ping(connection, must)
-    }
-
     fn wake_of(&self, track: Track) -> &Notify {
         match track {
             Track::Ops => &self.wake,
@@ -438,11 +361,6 @@ impl Session {
 
     fn is_over(&self) -> bool {
         self.lock().end.is_some()
-    }
-
-    /// Returns when a frame was last received on a track, or when the track was made.
-    fn last_received(&self, track: Track) -> Instant {
-        self.lock().track(track).last_received()
     }
 
     /// Returns the set of usages that the device supports for `dtype`, as bits.

@@ -1,15 +1,28 @@
-//! A session's [`Endpoint`] of a track, as the pump of the track's channel sees it.
+//! A session as its connections see it: how one begins, and the session's [`Endpoint`] of a
+//! track, which the pump of the track's channel uses.
 
-use std::{sync::atomic::Ordering, time::Instant};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
+use tensord_proto::{
+    v1::{Open, Opened},
+    version,
+};
 use tensord_transport::{
     LinkError, LinkSender,
     channel::{Broken, Connection, Endpoint, FrameParts, Look, Next},
 };
 use tokio::{sync::Notify, time::timeout_at};
 
-use super::{Session, connection_end::ConnectionEnd, pending_reads::Delivery, state::Track};
+use super::{
+    Session, SessionAccess,
+    connection_end::{ConnectionEnd, accepted_profile, broken},
+    pending_reads::Delivery,
+    state::Track,
+};
 
 /// The session's [`Endpoint`] of a track.
 pub(super) struct TrackEnd<'a> {
@@ -66,5 +79,95 @@ impl Endpoint for TrackEnd<'_> {
         let lent_sender = self.session.sender_slot.lend(self.track, sender);
         let woken = timeout_at(until, self.wake().notified()).await;
         (lent_sender.back(), woken.is_ok())
+    }
+}
+
+impl Session {
+    /// Returns the first message of a new connection for a track.
+    pub(super) fn open(&self, track: Track, resume: bool, access: &SessionAccess) -> Open {
+        let mut state = self.lock();
+        let (epoch, restore) = state.restore_points();
+        Open {
+            hello: Some(version::hello()),
+            session_id: self.id.0,
+            lease_token: access.lease_token.clone(),
+            device_index: access.device_index,
+            resume: resume || track == Track::Bulk,
+            received: state.track(track).inbox().received(),
+            seed: access.seed,
+            bulk: track == Track::Bulk,
+            cohort: self.cohort_member.cohort.id,
+            epoch,
+            restore,
+        }
+    }
+
+    /// Attaches a new connection, on which the worker sent `opened`, to a track.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    pub(super) fn opened(
+        &self,
+        track: Track,
+        opened: &Opened,
+    ) -> Result<Connection, ConnectionEnd> {
+        let profile = accepted_profile(opened).map_err(ConnectionEnd::Over)?;
+        let mut state = self.lock();
+        if track == Track::Bulk && opened.epoch != state.epoch() {
+            return Err(ConnectionEnd::Lost(
+                "the process was replaced while the bulk track connected".into(),
+            ));
+        }
+        let attached = state.attach(track, opened, profile);
+        drop(state);
+        self.room.notify_all();
+        attached.map_err(|e| ConnectionEnd::Over(e.to_string()))
+    }
+
+    /// Processes a frame from the worker, and adds the replies it completes to `deliveries`.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    pub(super) fn receive(
+        &self,
+        track: Track,
+        connection: Connection,
+        frame: Bytes,
+        now: Instant,
+        deliveries: &mut Vec<Delivery>,
+    ) -> Result<(), Broken<ConnectionEnd>> {
+        let received = self
+            .lock()
+            .receive(track, connection, frame, now, deliveries);
+        let receipt = received.map_err(|e| broken(&e))?;
+        let receipt = receipt.ok_or(Broken::Replaced)?;
+        if receipt.has_room {
+            self.room.notify_all();
+        }
+        if receipt.must_wake {
+            self.wake_of(track).notify_one();
+        }
+        let counter = &self.counters.tensors_down;
+        counter.fetch_add(receipt.tensor_bytes as u64, Ordering::Relaxed);
+        match receipt.end {
+            Some(end) => Err(Broken::Over(end, Duration::ZERO)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn ping(
+        &self,
+        track: Track,
+        connection: Connection,
+        must: bool,
+    ) -> Option<FrameParts> {
+        self.lock().track(track).ping(connection, must)
+    }
+
+    /// Returns when a frame was last received on a track, or when the track was made.
+    pub(super) fn last_received(&self, track: Track) -> Instant {
+        self.lock().track(track).last_received()
     }
 }
