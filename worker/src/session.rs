@@ -11,8 +11,10 @@
 //!   executor takes them.
 //! - `time_slice`: a turn on the device, in which `runner` executes the work.
 //! - `peer_requests`: requests to the other sessions of the lease.
-//! - `snapshot`: the state at a mark; `durability` has it kept outside of this process.
+//! - `snapshot`: the state at a mark; `durability` has it kept outside of this process, and
+//!   `begin` makes a session of it.
 
+mod begin;
 pub(crate) mod dataflow;
 mod durability;
 mod inbound;
@@ -31,7 +33,6 @@ mod uploads;
 mod work_queue;
 
 use std::{
-    collections::HashMap,
     pin::pin,
     sync::{
         Arc, Mutex, Weak,
@@ -42,30 +43,30 @@ use std::{
 
 use bytes::Bytes;
 use tensord_proto::{
-    bulk::PayloadError,
-    codec::CodecError,
     content::Hash,
     ids::{LeaseId, SessionId},
-    v1::{Error, ErrorCode, Held, RestorePoint, frame::Body},
+    v1::{Error, ErrorCode},
 };
 use tensord_transport::channel::{
-    self, Connection, FrameParts, Next, Received, duplex::FrameError, resume::ResumeError,
+    self, Connection, FrameParts, Next, Received, resume::ResumeError,
 };
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
 use tracing::info;
 
-pub(crate) use self::{
-    durability::{KeptCallback, SnapshotKeeper},
-    outbound::Track,
-};
 use self::{
+    begin::Begun,
     inbound::{Item, Payloads},
     outbound::Outbound,
     peer_requests::{Batch, PeerRequests, pass_on},
     runner::{LeaseMembership, Runner},
-    snapshot::Snapshot,
     uploads::Uploads,
     work_queue::{Schedule, WorkQueue},
+};
+pub(crate) use self::{
+    begin::SessionBegin,
+    durability::{KeptCallback, SnapshotKeeper},
+    inbound::InboundError,
+    outbound::Track,
 };
 use crate::{
     backend::Device,
@@ -94,20 +95,6 @@ pub(crate) struct DeviceContext {
     pub(crate) kept_bytes: u64,
     /// Keeps snapshots outside of this process. `None` if sessions are not captured.
     pub(crate) snapshots: Option<Arc<dyn SnapshotKeeper>>,
-}
-
-/// The state that a session begins with.
-pub(crate) enum SessionBegin {
-    /// No tensors.
-    New {
-        /// The seed of the random ops.
-        seed: u64,
-    },
-    /// That of a session whose process has died.
-    Restored {
-        point: RestorePoint,
-        snapshot: Box<Snapshot>,
-    },
 }
 
 /// The lease and tenant that a session belongs to, and its device.
@@ -187,40 +174,19 @@ impl Session {
             )
         };
         let blobs = device_context.blobs.blobs_of(&grant.tenant);
-        let restored_at = match &begin {
-            SessionBegin::New { .. } => 0,
-            SessionBegin::Restored { point, .. } => point.mark,
-        };
-        let (runner, outbound, hashes) = match begin {
-            SessionBegin::New { seed } => {
-                let (hashes, held): (Vec<_>, _) = blobs
-                    .into_iter()
-                    .map(|(hash, held)| (hash, Some(held)))
-                    .unzip();
-                let offer = (!hashes.is_empty()).then(|| Held {
-                    hashes: hashes.concat().into(),
-                });
-                let outbound = Outbound::new(offer.map(Body::Held));
-                (open_runner(held, seed), outbound, hashes)
-            }
-            SessionBegin::Restored { point, snapshot } => {
-                // The client refers to the uploads by their places in the first offer.
-                let blobs: HashMap<_, _> = blobs.into_iter().collect();
-                let hashes = snapshot.held().to_vec();
-                let held = hashes.iter().map(|hash| blobs.get(hash).cloned()).collect();
-                let mut runner = open_runner(held, 0);
-                let restored = runner.restore(&snapshot);
-                restored.map_err(|e| Error::new(ErrorCode::Session, e.to_string()))?;
-                (runner, Outbound::restored(&point), hashes)
-            }
-        };
+        let Begun {
+            runner,
+            outbound,
+            offered,
+            restored_at,
+        } = begin.begin(blobs, open_runner)?;
         let session = Arc::new(Self {
             id,
             grant,
             cohort,
             lease_rank,
             outbound,
-            offered: hashes,
+            offered,
             restored_at,
             last_mark: AtomicU64::new(restored_at),
             payloads: Mutex::new(Payloads::new(
@@ -464,26 +430,5 @@ impl Session {
 impl Member for Session {
     fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
         self.schedule(self.work_queue.push_outcome(ticket, outcome));
-    }
-}
-
-/// The error when a frame is rejected. The client broke a rule and the session ends,
-/// except after a [loss](Self::is_loss).
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum InboundError {
-    #[error(transparent)]
-    Frame(#[from] FrameError),
-    #[error(transparent)]
-    Codec(#[from] CodecError),
-    #[error(transparent)]
-    Payload(#[from] PayloadError),
-    #[error("{0}")]
-    Violation(String),
-}
-
-impl InboundError {
-    /// Returns whether the connection lost a frame, which a new connection repairs.
-    pub(crate) fn is_loss(&self) -> bool {
-        matches!(self, Self::Frame(e) if e.is_loss())
     }
 }

@@ -24,6 +24,7 @@ mod kernels;
 mod lease_cgroups;
 mod lease_queues;
 mod process;
+mod process_run;
 mod recent_deaths;
 mod restarts;
 mod running;

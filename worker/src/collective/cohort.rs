@@ -407,11 +407,8 @@ impl Cohort {
                 warn!(lease = %self.lease, "a group has failed: {reason}");
             }
             let lease_rank = group.members().lease_ranks()[done.rank];
-            self.deliver(
-                lease_rank,
-                done.ticket,
-                done.result.map(ReceivedValue::Reduced),
-            );
+            let outcome = done.result.map(ReceivedValue::Reduced);
+            self.deliver(lease_rank, done.ticket, outcome);
         }
     }
 

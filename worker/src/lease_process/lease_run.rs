@@ -11,7 +11,7 @@ use std::{
 use rustix::thread::disable_transparent_huge_pages;
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
-    v1::DeviceGrant,
+    v1::{DeviceGrant, Error},
 };
 use tensord_transport::{Identity, Listener, handoff::Passed, identity::IdentityDer};
 use tokio::{
@@ -94,28 +94,19 @@ impl LeaseRun {
             kernel_cache,
             snapshot_bytes,
         } = start.settings;
-        let kernel_cache = kernel_cache.as_deref().map(bytes_to_path);
-        devices::configure(kernel_cache.as_deref());
+        devices::configure(kernel_cache.as_deref().map(bytes_to_path).as_deref());
         let opened = open_offered(&start.devices, custom_ops).await?;
-        let op_records = OpRecord::map(op_records, start.devices.len());
-        let op_records = op_records.map_err(|e| format!("cannot record ops: {e}"))?;
+        let op_records = OpRecord::map(op_records, start.devices.len())
+            .map_err(|e| format!("cannot record ops: {e}"))?;
         let indices: Vec<_> = start.devices.iter().map(|device| device.index).collect();
         let (messages, turn_messages) = mpsc::channel(MESSAGES_PER_DEVICE * indices.len().max(1));
-        let turns = indices
-            .iter()
-            .map(|&index| (index, DeviceTurn::shared(index, messages.clone())));
-        let turns: BTreeMap<_, _> = turns.collect();
+        let turn = |&index: &u32| (index, DeviceTurn::shared(index, messages.clone()));
+        let turns: BTreeMap<_, _> = indices.iter().map(turn).collect();
         let identity = Identity::from_der(IdentityDer {
             chain: start.certificate_chain,
             key: start.private_key,
         });
         let identity = Arc::new(identity.map_err(|e| e.to_string())?);
-        let collective_settings = CollectiveSettings {
-            deadline: Duration::from_millis(collective_timeout_ms),
-            bucket_bytes: bucket_bytes.and_then(|bytes| usize::try_from(bytes).ok()),
-            runtime: Handle::current(),
-            identity: identity.clone(),
-        };
         let (blobs, segments) = SharedBlobs::new();
         let (snapshots, snapshot_messages) = SnapshotSender::new(snapshot_bytes, Handle::current());
         let left_snapshots = Arc::new(LeftSnapshots::default());
@@ -129,19 +120,22 @@ impl LeaseRun {
             worker_name: start.worker_name.into(),
             blobs: blobs.clone(),
             kept_bytes,
-            collective_settings,
+            collective_settings: CollectiveSettings {
+                deadline: Duration::from_millis(collective_timeout_ms),
+                bucket_bytes: bucket_bytes.and_then(|bytes| usize::try_from(bytes).ok()),
+                runtime: Handle::current(),
+                identity: identity.clone(),
+            },
             op_timeout: Duration::from_millis(op_timeout_ms),
             runtime: Handle::current(),
             op_records: indices.into_iter().zip(op_records).collect(),
             turns: turns.clone(),
             durability: (snapshot_bytes > 0).then_some(durability),
         };
-        let registry = Registry::new(opened, settings);
-        let registry = Arc::new(registry.map_err(|e| e.to_string())?);
+        let registry = Arc::new(Registry::new(opened, settings).map_err(|e| e.to_string())?);
         registry.granted(&start.granted);
         let (connections, passed) = mpsc::channel(CONNECTION_QUEUE);
-        let listener = Listener::of_passed(passed, &identity);
-        let listener = listener.map_err(|e| e.to_string())?;
+        let listener = Listener::of_passed(passed, &identity).map_err(|e| e.to_string())?;
         Ok(Self {
             lease: LeaseId(start.granted.lease_id),
             grants: start.granted.grants,
@@ -159,21 +153,8 @@ impl LeaseRun {
     }
 
     /// Serves the lease until it has ended.
-    pub(super) async fn serve(self, mut channel: Channel) -> Result<(), ProcessError> {
-        let Self {
-            lease,
-            grants,
-            registry,
-            mut listener,
-            connections,
-            blobs,
-            mut segments,
-            snapshots,
-            mut snapshot_messages,
-            left_snapshots,
-            turns,
-            mut turn_messages,
-        } = self;
+    pub(super) async fn serve(mut self, mut channel: Channel) -> Result<(), ProcessError> {
+        let registry = self.registry.clone();
         let mut served = JoinSet::new();
         let mut checking = JoinSet::new();
         let (lost, mut lost_device) = watch::channel(None);
@@ -188,43 +169,23 @@ impl LeaseRun {
         loop {
             tokio::select! {
                 task = channel.recv() => match task? {
-                    Some((Task::Connection(passed), Some(socket))) => {
-                        pass_on(&connections, passed, socket)?;
-                    }
-                    Some((Task::Uploads(uploads), Some(file))) => add_uploads(&blobs, uploads, file),
-                    Some((Task::Snapshot(info), Some(file))) => left_snapshots.add(info, file),
-                    Some((Task::SnapshotKept(kept), None)) => {
-                        if kept.error.is_empty() {
-                            left_snapshots.forget(SessionId(kept.session_id));
-                        }
-                        snapshots.on_kept(kept);
-                    }
                     Some((Task::End(error), None)) => {
-                        registry.end_all(&error);
-                        registry.end_lease(lease, &grants);
-                        // The sessions end without a turn of their device.
-                        turns.values().for_each(|turn| turn.close());
-                        end(&registry, &mut served, &blobs).await;
-                        while let Ok(segment) = segments.try_recv() {
-                            send_uploads(&mut channel, &segment).await?;
-                        }
-                        return Ok(());
+                        return self.end(&error, served, channel).await;
                     }
-                    Some((task, None)) => apply(&registry, &turns, task)?,
-                    Some(_) => return Err(ProcessError::Message),
+                    Some((task, file)) => self.on_task(task, file)?,
                     None => return Ok(()),
                 },
-                link = listener.accept() => {
+                link = self.listener.accept() => {
                     while served.try_join_next().is_some() {}
                     served.spawn(connection::serve(registry.clone(), link));
                 }
-                Some((device, message)) = turn_messages.recv() => {
+                Some((device, message)) = self.turn_messages.recv() => {
                     channel.send(turn_event(device, message)).await?;
                 }
-                Some(segment) = segments.recv() => send_uploads(&mut channel, &segment).await?,
-                Some(message) = snapshot_messages.recv() => {
+                Some(segment) = self.segments.recv() => send_uploads(&mut channel, &segment).await?,
+                Some(message) = self.snapshot_messages.recv() => {
                     if let SnapshotMessage::SessionEnded(session) = message {
-                        left_snapshots.forget(session);
+                        self.left_snapshots.forget(session);
                     }
                     send_snapshot(&mut channel, message).await?;
                 }
@@ -238,7 +199,7 @@ impl LeaseRun {
                 _ = ticks.tick() => registry.sweep(),
                 () = &mut restore_timeout, if !are_unrestored_dropped => {
                     are_unrestored_dropped = true;
-                    drop_unrestored(&left_snapshots, &registry, &mut channel).await?;
+                    drop_unrestored(&self.left_snapshots, &registry, &mut channel).await?;
                 }
                 _ = registry.wait_for_reports() => {}
                 () = registry.wait_for_session() => {}
@@ -254,6 +215,44 @@ impl LeaseRun {
                 let _ = disable_transparent_huge_pages(false);
             }
         }
+    }
+
+    /// Executes a task of the worker that does not end the lease.
+    fn on_task(&self, task: Task, file: Option<OwnedFd>) -> Result<(), ProcessError> {
+        match (task, file) {
+            (Task::Connection(passed), Some(socket)) => {
+                pass_on(&self.connections, passed, socket)?;
+            }
+            (Task::Uploads(uploads), Some(file)) => add_uploads(&self.blobs, uploads, file),
+            (Task::Snapshot(info), Some(file)) => self.left_snapshots.add(info, file),
+            (Task::SnapshotKept(kept), None) => {
+                if kept.error.is_empty() {
+                    self.left_snapshots.forget(SessionId(kept.session_id));
+                }
+                self.snapshots.on_kept(kept);
+            }
+            (task, None) => apply(&self.registry, &self.turns, task)?,
+            (_, Some(_)) => return Err(ProcessError::Message),
+        }
+        Ok(())
+    }
+
+    /// Ends the lease's sessions, and sends the worker the uploads that they leave.
+    async fn end(
+        mut self,
+        error: &Error,
+        mut served: JoinSet<()>,
+        mut channel: Channel,
+    ) -> Result<(), ProcessError> {
+        self.registry.end_all(error);
+        self.registry.end_lease(self.lease, &self.grants);
+        // The sessions end without a turn of their device.
+        self.turns.values().for_each(|turn| turn.close());
+        wait_for_end(&self.registry, &mut served, &self.blobs).await;
+        while let Ok(segment) = self.segments.try_recv() {
+            send_uploads(&mut channel, &segment).await?;
+        }
+        Ok(())
     }
 }
 
@@ -346,7 +345,7 @@ async fn drop_unrestored(
 
 /// Waits until no session and no connection is left and all uploads are copied, or the time
 /// for that is over.
-async fn end(registry: &Registry, served: &mut JoinSet<()>, blobs: &SharedBlobs) {
+async fn wait_for_end(registry: &Registry, served: &mut JoinSet<()>, blobs: &SharedBlobs) {
     let until = Instant::now() + DELIVERY_TIMEOUT;
     while registry.has_sessions() && Instant::now() < until {
         sleep(CHECK_INTERVAL).await;

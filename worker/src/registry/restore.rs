@@ -8,7 +8,11 @@ use tensord_proto::{
 };
 use tracing::info;
 
-use super::{Registry, attachment::restore_point, check_session_device, lease_error};
+use super::{
+    Registry,
+    attachment::restore_point,
+    open::{check_session_device, lease_error},
+};
 use crate::{
     admission::Claim,
     locks::lock,

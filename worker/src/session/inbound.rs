@@ -10,14 +10,14 @@ use std::sync::Arc;
 use burn_ir::{TensorId, TensorIr};
 use tensord_proto::{
     MAX_READS_PER_FRAME,
-    bulk::{ChunkResult, PayloadAssembler},
-    codec::{decode_tensor, decode_type},
+    bulk::{ChunkResult, PayloadAssembler, PayloadError},
+    codec::{CodecError, decode_tensor, decode_type},
     content::kept_cost,
     v1::{Fault, frame::Body},
 };
+use tensord_transport::channel::duplex::FrameError;
 
 use super::{
-    InboundError,
     dataflow::{Refusal, out_of_memory},
     runner::Work,
     uploads::Payload,
@@ -41,6 +41,27 @@ pub(crate) enum Item {
     Reads(u64, Vec<TensorIr>, usize),
     /// The client closes the session.
     Close,
+}
+
+/// The error when a frame is rejected. The client broke a rule and the session ends,
+/// except after a [loss](Self::is_loss).
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InboundError {
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
+    #[error("{0}")]
+    Violation(String),
+}
+
+impl InboundError {
+    /// Returns whether the connection lost a frame, which a new connection repairs.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Self::Frame(e) if e.is_loss())
+    }
 }
 
 /// Decodes a body from the track for ops, which took `bytes` of credit. Returns `None`

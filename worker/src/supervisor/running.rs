@@ -1,94 +1,26 @@
-//! A lease with its process.
+//! Runs a lease in one process after the other: how each begins and ends. `process_run` has what
+//! happens in between.
 
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::{os::fd::AsFd, sync::Arc, time::Instant};
 
-use tensord_proto::{
-    ids::{LeaseId, SessionId},
-    text::{MESSAGE_CHARS, sanitize},
-};
-use tokio::{sync::watch, task::spawn_blocking};
+use tensord_proto::ids::LeaseId;
 use tracing::{debug, error, info, warn};
 
 use super::{
     Supervisor,
-    kept_uploads::{Added, KeptSegment},
     lease_cgroups::LeaseCgroup,
-    lease_queues::{LeaseQueues, PassedMemory, QueuedTask},
+    lease_queues::{LeaseQueues, QueuedTask},
     process::Process,
+    process_run::ProcessRun,
     restarts::Restarts,
-    snapshots::Refused,
 };
 use crate::{
-    blobs::shared::{Segment, SegmentError},
     locks::lock,
     op_record::OpRecords,
-    process_message::{
-        Empty, Event, KeptUploads, PassedConnection, Report, SnapshotInfo, SnapshotKept, Start,
-        Task,
-    },
+    process_message::{Empty, Report, Start, Task},
 };
 
-/// Most segments of kept uploads that a process gets: each is an open file of the worker until
-/// the lease ends.
-const MAX_SEGMENTS_HELD: usize = 64;
-
-/// Most segments of uploads that the worker takes from one process.
-const MAX_SEGMENTS_SENT: u32 = 1024;
-
-/// Shortest time between reports to the scheduler that one process causes. Heartbeats have what
-/// is left out.
-const REPORT_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Why a process is killed.
-const KILLED: &str = "it did not end, return a device or read its messages in time and was killed";
-
 impl Supervisor {
-    /// Keeps the uploads of a session of `tenant`, and passes them on to the tenant's
-    /// processes. An error is the rule that the sending process broke.
-    async fn keep_uploads(
-        &self,
-        tenant: &str,
-        uploads: KeptUploads,
-        file: OwnedFd,
-    ) -> Result<(), String> {
-        let max_bytes = lock(&self.kept_uploads).capacity_bytes();
-        let verifying =
-            spawn_blocking(move || Segment::verify(file, uploads.sizes_bytes, max_bytes));
-        let (segment, hashes) = match verifying.await.map_err(|e| e.to_string())? {
-            Ok(verified) => verified,
-            Err(SegmentError::Violation) => return Err(SegmentError::Violation.to_string()),
-            Err(e) => {
-                debug!("uploads are not kept: {e}");
-                return Ok(());
-            }
-        };
-        let kept = KeptSegment { segment, hashes };
-        let added = lock(&self.kept_uploads).add(tenant, kept.clone());
-        match added {
-            Added::Refused => return Ok(()),
-            Added::Kept => {}
-            Added::Merge(pair) => {
-                let [one, other] = *pair;
-                let merging = spawn_blocking(move || one.merge(other));
-                if let Ok(Ok(merged)) = merging.await {
-                    lock(&self.kept_uploads).add(tenant, merged);
-                }
-            }
-        }
-        for lease in lock(&self.leases).values() {
-            if lease.tenant == tenant {
-                lease.queue(QueuedTask::of_uploads(kept.clone()));
-            }
-        }
-        Ok(())
-    }
-
     /// Runs a lease until it has ended, in one process after the other.
     pub(super) async fn run_lease(self: Arc<Self>, lease: LeaseId, mut queues: LeaseQueues) {
         let mut restarts = Restarts::default();
@@ -113,44 +45,77 @@ impl Supervisor {
         queues: &mut LeaseQueues,
         restarts: &mut Restarts,
     ) -> bool {
-        let began = Instant::now();
-        let prepared = async {
-            let start = self.start_message(queues.granted.clone(), restarts.epoch())?;
-            let records = OpRecords::new(start.devices.len());
-            let records = records.map_err(|e| format!("cannot record ops: {e}"))?;
-            let process = self.spares.take().await.map_err(|e| e.to_string())?;
-            Ok::<_, String>((process, start, records))
-        };
-        let (mut process, start, records) = match prepared.await {
+        let prepared = match self.prepare(queues, restarts).await {
             Ok(prepared) => prepared,
             Err(reason) => {
                 let worker = &self.settings.worker_name;
                 let reason = format!("worker {worker} cannot run the lease: {reason}");
                 error!(%lease, "{reason}");
-                *lock(&queues.report) = Report::default();
-                lock(&self.snapshots).forget_lease(lease);
+                self.forget_process(lease, queues);
                 self.update(|table, _| table.start_failed(lease, &reason));
                 return false;
             }
         };
-        let devices = start.devices.iter().map(|device| device.index).collect();
+        let ended = self.serve_process(prepared, queues, restarts).await;
+        let ProcessEnd { how, ops, has_died } = ended;
+        self.update_turns(|turns, now| turns.remove(now, lease));
+        let worker = &self.settings.worker_name;
+        let mut how = format!("the process of lease {lease} on worker {worker} has ended: {how}");
+        if has_died && self.can_restart(lease) {
+            match restarts.died(Instant::now(), &ops) {
+                Ok(()) => {
+                    lock(&self.table).restarted(Instant::now(), lease);
+                    warn!(%lease, "{how}; the lease goes on in another process");
+                    return true;
+                }
+                Err(reason) => how = format!("{how}; {reason}"),
+            }
+        }
+        self.forget_process(lease, queues);
+        info!(%lease, "{how}");
+        self.update(|table, now| table.exited(now, lease, &how));
+        false
+    }
+
+    /// Takes a process for a lease, and makes what it needs.
+    async fn prepare(&self, queues: &LeaseQueues, restarts: &Restarts) -> Result<Prepared, String> {
+        let began = Instant::now();
+        let start = self.start_message(queues.granted.clone(), restarts.epoch())?;
+        let records = OpRecords::new(start.devices.len());
+        let records = records.map_err(|e| format!("cannot record ops: {e}"))?;
+        let process = self.spares.take().await.map_err(|e| e.to_string())?;
+        Ok(Prepared {
+            process,
+            start,
+            records,
+            began,
+        })
+    }
+
+    /// Serves the process of a lease until it has exited.
+    async fn serve_process(
+        &self,
+        prepared: Prepared,
+        queues: &mut LeaseQueues,
+        restarts: &mut Restarts,
+    ) -> ProcessEnd {
+        let Prepared {
+            mut process,
+            start,
+            records,
+            began,
+        } = prepared;
+        let lease = LeaseId(queues.granted.lease_id);
         let tenant = queues.granted.tenant.clone();
-        let known = self.scheduler_tasks().into_iter().map(QueuedTask::from);
-        let snapshots = lock(&self.snapshots).of(lease);
-        let kept = lock(&self.kept_uploads).segments_of(&tenant);
-        let tasks = known
-            .chain(snapshots.into_iter().map(QueuedTask::of_snapshot))
-            .chain(kept.into_iter().map(QueuedTask::of_uploads))
-            .chain(std::mem::take(&mut queues.first))
-            .collect();
-        let mut run = LeaseRun {
+        let tasks = self.first_tasks(lease, &tenant, queues);
+        let mut run = ProcessRun {
             lease,
             tenant,
             held: Vec::new(),
             segments_sent: 0,
             reported_at: None,
             has_had_sessions: false,
-            devices,
+            devices: start.devices.iter().map(|device| device.index).collect(),
             began,
             failure: None,
             takes_snapshots: start.settings.snapshot_bytes > 0,
@@ -185,24 +150,31 @@ impl Supervisor {
             true => how,
             false => format!("{how}, in {}", ops.join(" and ")),
         };
-        self.update_turns(|turns, now| turns.remove(now, lease));
-        let worker = &self.settings.worker_name;
-        let mut how = format!("the process of lease {lease} on worker {worker} has ended: {how}");
-        if has_died && self.can_restart(lease) {
-            match restarts.died(Instant::now(), &ops) {
-                Ok(()) => {
-                    lock(&self.table).restarted(Instant::now(), lease);
-                    warn!(%lease, "{how}; the lease goes on in another process");
-                    return true;
-                }
-                Err(reason) => how = format!("{how}; {reason}"),
-            }
-        }
+        ProcessEnd { how, ops, has_died }
+    }
+
+    /// Returns the tasks with which a process begins: what it must know of the scheduler, the
+    /// snapshots of the lease and the uploads of its tenant, and what was queued before.
+    fn first_tasks(
+        &self,
+        lease: LeaseId,
+        tenant: &str,
+        queues: &mut LeaseQueues,
+    ) -> Vec<QueuedTask> {
+        let known = self.scheduler_tasks().into_iter().map(QueuedTask::from);
+        let snapshots = lock(&self.snapshots).of(lease);
+        let kept = lock(&self.kept_uploads).segments_of(tenant);
+        known
+            .chain(snapshots.into_iter().map(QueuedTask::of_snapshot))
+            .chain(kept.into_iter().map(QueuedTask::of_uploads))
+            .chain(std::mem::take(&mut queues.first))
+            .collect()
+    }
+
+    /// Forgets what was kept while a process ran the lease.
+    fn forget_process(&self, lease: LeaseId, queues: &LeaseQueues) {
         *lock(&queues.report) = Report::default();
         lock(&self.snapshots).forget_lease(lease);
-        info!(%lease, "{how}");
-        self.update(|table, now| table.exited(now, lease, &how));
-        false
     }
 
     /// Returns whether a lease whose process has died can go on in another one.
@@ -244,190 +216,21 @@ impl Supervisor {
     }
 }
 
-/// The run of a lease in a process.
-struct LeaseRun<'a> {
-    lease: LeaseId,
-    tenant: String,
-    /// The segments of uploads that the process has.
-    held: Vec<Arc<File>>,
-    /// Number of segments that the process has sent.
-    segments_sent: u32,
-    /// When the process last caused a report to the scheduler.
-    reported_at: Option<Instant>,
-    /// Until a program has opened a session, the lease counts as one session, so that a worker
-    /// that drains waits for it.
-    has_had_sessions: bool,
-    devices: BTreeSet<u32>,
+/// A process for a lease, and what it needs.
+struct Prepared {
+    process: Process,
+    start: Start,
+    records: OpRecords,
+    /// When the worker began to prepare it.
     began: Instant,
-    /// Why the process cannot run the lease, in its own words.
-    failure: Option<String>,
-    takes_snapshots: bool,
-    restarts: &'a mut Restarts,
 }
 
-impl LeaseRun<'_> {
-    /// Exchanges messages with the process until the process closes its channel or sends something
-    /// malformed. An error is the reason to kill the process.
-    async fn serve(
-        &mut self,
-        supervisor: &Supervisor,
-        process: &mut Process,
-        queues: &mut LeaseQueues,
-        first: Vec<QueuedTask>,
-    ) -> Result<(), String> {
-        for task in first {
-            self.send(process, task).await?;
-        }
-        loop {
-            tokio::select! {
-                () = killed(&mut queues.kill) => {
-                    return Err(KILLED.into());
-                }
-                Some(task) = queues.tasks.recv() => self.send(process, task).await?,
-                Some(connection) = queues.connections.recv() => {
-                    let (socket, first) = connection.parts();
-                    let first_datagram = first.map(|first| first.to_vec());
-                    let task = Task::Connection(PassedConnection { first_datagram });
-                    process.send(task, Some(socket)).await?;
-                }
-                event = process.recv_with() => match event {
-                    Some((Event::Uploads(uploads), Some(file))) => {
-                        self.segments_sent += 1;
-                        if self.segments_sent > MAX_SEGMENTS_SENT {
-                            continue;
-                        }
-                        tokio::select! {
-                            kept = supervisor.keep_uploads(&self.tenant, uploads, file) => kept?,
-                            () = killed(&mut queues.kill) => return Err(KILLED.into()),
-                        }
-                    }
-                    Some((Event::Snapshot(info), Some(file))) => {
-                        let kept = self.keep_snapshot(supervisor, info, file)?;
-                        self.send(process, Task::SnapshotKept(kept).into()).await?;
-                    }
-                    Some((event, _)) => self.on_event(supervisor, &queues.report, event)?,
-                    None => return Ok(()),
-                },
-            }
-        }
-    }
-
-    /// Keeps a snapshot, if there is room. An error is the rule that the process broke.
-    fn keep_snapshot(
-        &mut self,
-        supervisor: &Supervisor,
-        info: SnapshotInfo,
-        file: OwnedFd,
-    ) -> Result<SnapshotKept, String> {
-        if !self.takes_snapshots {
-            return Err("it sent a snapshot, and its lease takes none".into());
-        }
-        let epoch = self.restarts.epoch();
-        let added = lock(&supervisor.snapshots).add(self.lease, epoch, info, file);
-        let error = match added {
-            Ok(()) => {
-                self.restarts.progressed();
-                String::new()
-            }
-            Err(Refused::Full(reason)) => reason,
-            Err(Refused::Violation) => {
-                return Err("it sent a snapshot that is not sealed, has another size than announced, or is not of a later mark".into());
-            }
-        };
-        Ok(SnapshotKept {
-            session_id: info.session_id,
-            mark: info.mark,
-            error,
-        })
-    }
-
-    async fn send(&mut self, process: &mut Process, queued: QueuedTask) -> Result<(), String> {
-        let QueuedTask { task, memory } = queued;
-        let is_uploads = matches!(memory, Some(PassedMemory::Uploads(_)));
-        if is_uploads && self.held.len() >= MAX_SEGMENTS_HELD {
-            return Ok(());
-        }
-        let file = memory.as_ref().map(|memory| memory.file().as_fd());
-        process.send(task, file).await?;
-        if let Some(PassedMemory::Uploads(segment)) = memory {
-            self.held.push(segment.file);
-        }
-        Ok(())
-    }
-
-    fn on_event(
-        &mut self,
-        supervisor: &Supervisor,
-        latest: &Mutex<Report>,
-        event: Event,
-    ) -> Result<(), String> {
-        match event {
-            Event::Started(_) => {
-                debug!(lease = %self.lease, "the lease runs in a process, after {:?}", self.began.elapsed());
-            }
-            Event::Failed(reason) => {
-                self.failure = Some(sanitize(&reason, MESSAGE_CHARS).to_string());
-            }
-            Event::Report(report) => {
-                let mut report = self.plausible(report);
-                self.has_had_sessions |= report.live_sessions > 0;
-                if !self.has_had_sessions {
-                    report.live_sessions = 1;
-                }
-                let old = std::mem::replace(&mut *lock(latest), report.clone());
-                let is_due = |at: Instant| at.elapsed() >= REPORT_INTERVAL;
-                if old.out_of_service != report.out_of_service
-                    && self.reported_at.is_none_or(is_due)
-                {
-                    self.reported_at = Some(Instant::now());
-                    supervisor.reports.notify_one();
-                }
-            }
-            Event::RequestTurn(device) if self.devices.contains(&device) => {
-                let lease = self.lease;
-                supervisor.update_turns(|turns, now| turns.request(now, lease, device));
-            }
-            Event::ReturnTurn(device) => {
-                let lease = self.lease;
-                supervisor.update_turns(|turns, now| turns.returned(now, lease, device));
-            }
-            Event::SessionEnded(session) => {
-                let session = SessionId(session);
-                lock(&supervisor.snapshots).forget_session(self.lease, session);
-            }
-            Event::RequestTurn(_) => {
-                return Err("it requested a device that it does not have".into());
-            }
-            Event::Hello(_)
-            | Event::Described(_)
-            | Event::Passed(_)
-            | Event::Uploads(_)
-            | Event::Snapshot(_) => {
-                return Err("it sent a message out of place".into());
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns what a process may claim: only about devices of its lease, in short words.
-    fn plausible(&self, mut report: Report) -> Report {
-        report
-            .usage
-            .retain(|device, _| self.devices.contains(device));
-        report
-            .out_of_service
-            .retain(|out| self.devices.contains(&out.device_index));
-        report.out_of_service.truncate(self.devices.len());
-        for out in &mut report.out_of_service {
-            let reason = sanitize(&out.reason, MESSAGE_CHARS).to_string();
-            out.reason = reason;
-        }
-        report
-    }
-}
-
-/// Waits until the process is to be killed.
-async fn killed(kill: &mut watch::Receiver<bool>) {
-    // An error means that the lease is forgotten.
-    let _ = kill.wait_for(|kill| *kill).await;
+/// How the process of a lease has ended.
+struct ProcessEnd {
+    /// The reason for people.
+    how: String,
+    /// The ops that its devices were executing.
+    ops: Vec<String>,
+    /// Whether nobody has ended the process, so that another one may do better.
+    has_died: bool,
 }

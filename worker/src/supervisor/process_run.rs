@@ -1,0 +1,276 @@
+//! What the worker does while a process runs a lease: it exchanges messages with the process.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use tensord_proto::{
+    ids::{LeaseId, SessionId},
+    text::{MESSAGE_CHARS, sanitize},
+};
+use tokio::{sync::watch, task::spawn_blocking};
+use tracing::debug;
+
+use super::{
+    Supervisor,
+    kept_uploads::{Added, KeptSegment},
+    lease_queues::{LeaseQueues, PassedMemory, QueuedTask},
+    process::Process,
+    restarts::Restarts,
+    snapshots::Refused,
+};
+use crate::{
+    blobs::shared::{Segment, SegmentError},
+    locks::lock,
+    process_message::{
+        Event, KeptUploads, PassedConnection, Report, SnapshotInfo, SnapshotKept, Task,
+    },
+};
+
+/// Most segments of kept uploads that a process gets: each is an open file of the worker until
+/// the lease ends.
+const MAX_SEGMENTS_HELD: usize = 64;
+
+/// Most segments of uploads that the worker takes from one process.
+const MAX_SEGMENTS_SENT: u32 = 1024;
+
+/// Shortest time between reports to the scheduler that one process causes. Heartbeats have what
+/// is left out.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Why a process is killed.
+const KILLED: &str = "it did not end, return a device or read its messages in time and was killed";
+
+/// The run of a lease in one process.
+pub(super) struct ProcessRun<'a> {
+    pub(super) lease: LeaseId,
+    pub(super) tenant: String,
+    /// The segments of uploads that the process has.
+    pub(super) held: Vec<Arc<File>>,
+    /// Number of segments that the process has sent.
+    pub(super) segments_sent: u32,
+    /// When the process last caused a report to the scheduler.
+    pub(super) reported_at: Option<Instant>,
+    /// Until a program has opened a session, the lease counts as one session, so that a worker
+    /// that drains waits for it.
+    pub(super) has_had_sessions: bool,
+    pub(super) devices: BTreeSet<u32>,
+    pub(super) began: Instant,
+    /// Why the process cannot run the lease, in its own words.
+    pub(super) failure: Option<String>,
+    pub(super) takes_snapshots: bool,
+    pub(super) restarts: &'a mut Restarts,
+}
+
+impl ProcessRun<'_> {
+    /// Exchanges messages with the process until the process closes its channel or sends something
+    /// malformed. An error is the reason to kill the process.
+    pub(super) async fn serve(
+        &mut self,
+        supervisor: &Supervisor,
+        process: &mut Process,
+        queues: &mut LeaseQueues,
+        first: Vec<QueuedTask>,
+    ) -> Result<(), String> {
+        for task in first {
+            self.send(process, task).await?;
+        }
+        loop {
+            tokio::select! {
+                () = killed(&mut queues.kill) => {
+                    return Err(KILLED.into());
+                }
+                Some(task) = queues.tasks.recv() => self.send(process, task).await?,
+                Some(connection) = queues.connections.recv() => {
+                    let (socket, first) = connection.parts();
+                    let first_datagram = first.map(|first| first.to_vec());
+                    let task = Task::Connection(PassedConnection { first_datagram });
+                    process.send(task, Some(socket)).await?;
+                }
+                event = process.recv_with() => match event {
+                    Some((Event::Uploads(uploads), Some(file))) => {
+                        self.segments_sent += 1;
+                        if self.segments_sent > MAX_SEGMENTS_SENT {
+                            continue;
+                        }
+                        tokio::select! {
+                            kept = supervisor.keep_uploads(&self.tenant, uploads, file) => kept?,
+                            () = killed(&mut queues.kill) => return Err(KILLED.into()),
+                        }
+                    }
+                    Some((Event::Snapshot(info), Some(file))) => {
+                        let kept = self.keep_snapshot(supervisor, info, file)?;
+                        self.send(process, Task::SnapshotKept(kept).into()).await?;
+                    }
+                    Some((event, _)) => self.on_event(supervisor, &queues.report, event)?,
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Keeps a snapshot, if there is room. An error is the rule that the process broke.
+    fn keep_snapshot(
+        &mut self,
+        supervisor: &Supervisor,
+        info: SnapshotInfo,
+        file: OwnedFd,
+    ) -> Result<SnapshotKept, String> {
+        if !self.takes_snapshots {
+            return Err("it sent a snapshot, and its lease takes none".into());
+        }
+        let epoch = self.restarts.epoch();
+        let added = lock(&supervisor.snapshots).add(self.lease, epoch, info, file);
+        let error = match added {
+            Ok(()) => {
+                self.restarts.progressed();
+                String::new()
+            }
+            Err(Refused::Full(reason)) => reason,
+            Err(Refused::Violation) => {
+                return Err("it sent a snapshot that is not sealed, has another size than announced, or is not of a later mark".into());
+            }
+        };
+        Ok(SnapshotKept {
+            session_id: info.session_id,
+            mark: info.mark,
+            error,
+        })
+    }
+
+    async fn send(&mut self, process: &mut Process, queued: QueuedTask) -> Result<(), String> {
+        let QueuedTask { task, memory } = queued;
+        let is_uploads = matches!(memory, Some(PassedMemory::Uploads(_)));
+        if is_uploads && self.held.len() >= MAX_SEGMENTS_HELD {
+            return Ok(());
+        }
+        let file = memory.as_ref().map(|memory| memory.file().as_fd());
+        process.send(task, file).await?;
+        if let Some(PassedMemory::Uploads(segment)) = memory {
+            self.held.push(segment.file);
+        }
+        Ok(())
+    }
+
+    fn on_event(
+        &mut self,
+        supervisor: &Supervisor,
+        latest: &Mutex<Report>,
+        event: Event,
+    ) -> Result<(), String> {
+        match event {
+            Event::Started(_) => {
+                debug!(lease = %self.lease, "the lease runs in a process, after {:?}", self.began.elapsed());
+            }
+            Event::Failed(reason) => {
+                self.failure = Some(sanitize(&reason, MESSAGE_CHARS).to_string());
+            }
+            Event::Report(report) => {
+                let mut report = self.plausible(report);
+                self.has_had_sessions |= report.live_sessions > 0;
+                if !self.has_had_sessions {
+                    report.live_sessions = 1;
+                }
+                let old = std::mem::replace(&mut *lock(latest), report.clone());
+                let is_due = |at: Instant| at.elapsed() >= REPORT_INTERVAL;
+                if old.out_of_service != report.out_of_service
+                    && self.reported_at.is_none_or(is_due)
+                {
+                    self.reported_at = Some(Instant::now());
+                    supervisor.reports.notify_one();
+                }
+            }
+            Event::RequestTurn(device) if self.devices.contains(&device) => {
+                let lease = self.lease;
+                supervisor.update_turns(|turns, now| turns.request(now, lease, device));
+            }
+            Event::ReturnTurn(device) => {
+                let lease = self.lease;
+                supervisor.update_turns(|turns, now| turns.returned(now, lease, device));
+            }
+            Event::SessionEnded(session) => {
+                let session = SessionId(session);
+                lock(&supervisor.snapshots).forget_session(self.lease, session);
+            }
+            Event::RequestTurn(_) => {
+                return Err("it requested a device that it does not have".into());
+            }
+            Event::Hello(_)
+            | Event::Described(_)
+            | Event::Passed(_)
+            | Event::Uploads(_)
+            | Event::Snapshot(_) => {
+                return Err("it sent a message out of place".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what a process may claim: only about devices of its lease, in short words.
+    fn plausible(&self, mut report: Report) -> Report {
+        report
+            .usage
+            .retain(|device, _| self.devices.contains(device));
+        report
+            .out_of_service
+            .retain(|out| self.devices.contains(&out.device_index));
+        report.out_of_service.truncate(self.devices.len());
+        for out in &mut report.out_of_service {
+            let reason = sanitize(&out.reason, MESSAGE_CHARS).to_string();
+            out.reason = reason;
+        }
+        report
+    }
+}
+
+impl Supervisor {
+    /// Keeps the uploads of a session of `tenant`, and passes them on to the tenant's
+    /// processes. An error is the rule that the sending process broke.
+    async fn keep_uploads(
+        &self,
+        tenant: &str,
+        uploads: KeptUploads,
+        file: OwnedFd,
+    ) -> Result<(), String> {
+        let max_bytes = lock(&self.kept_uploads).capacity_bytes();
+        let verifying =
+            spawn_blocking(move || Segment::verify(file, uploads.sizes_bytes, max_bytes));
+        let (segment, hashes) = match verifying.await.map_err(|e| e.to_string())? {
+            Ok(verified) => verified,
+            Err(SegmentError::Violation) => return Err(SegmentError::Violation.to_string()),
+            Err(e) => {
+                debug!("uploads are not kept: {e}");
+                return Ok(());
+            }
+        };
+        let kept = KeptSegment { segment, hashes };
+        let added = lock(&self.kept_uploads).add(tenant, kept.clone());
+        match added {
+            Added::Refused => return Ok(()),
+            Added::Kept => {}
+            Added::Merge(pair) => {
+                let [one, other] = *pair;
+                let merging = spawn_blocking(move || one.merge(other));
+                if let Ok(Ok(merged)) = merging.await {
+                    lock(&self.kept_uploads).add(tenant, merged);
+                }
+            }
+        }
+        for lease in lock(&self.leases).values() {
+            if lease.tenant == tenant {
+                lease.queue(QueuedTask::of_uploads(kept.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the process is to be killed.
+async fn killed(kill: &mut watch::Receiver<bool>) {
+    // An error means that the lease is forgotten.
+    let _ = kill.wait_for(|kill| *kill).await;
+}
