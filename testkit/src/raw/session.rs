@@ -1,18 +1,16 @@
 //! One track of a session with a worker, which can carry any frame.
 
+mod marks;
+mod work;
+
 use std::time::Duration;
 
 use burn_backend::{DType, Shape};
-use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use bytes::Bytes;
 use tensord_proto::{
-    codec::{OpEncoder, encode_tensor},
-    content::{self, Content, Entry},
+    codec::OpEncoder,
     ids::LeaseId,
-    v1::{
-        self, Fault, Mark, Marked, Open, Opened, Ops, Reads, RestorePoint, frame::Body,
-        tensor_value, value,
-    },
+    v1::{self, Open, Opened, frame::Body},
 };
 use tensord_transport::{
     Dialer, Link, TransportChoice,
@@ -127,224 +125,9 @@ impl RawSession {
         Ok(())
     }
 
-    /// Keeps all frames from now on, also acknowledged ones, so that [`restore`](Self::restore)
-    /// can send them again.
-    pub fn begin_journal(&mut self) {
-        self.duplex.outbox_mut().begin_journal();
-    }
-
-    /// Queues a mark and returns its position. The op codec begins anew after it.
-    pub fn mark(&mut self, mark: u64, committed: u64) -> RestorePoint {
-        self.push(Body::Mark(Mark { mark, committed }));
-        self.encoder.restart();
-        let (frames, bytes) = self.duplex.outbox().end();
-        RestorePoint {
-            mark,
-            frames,
-            bytes,
-            ..RestorePoint::default()
-        }
-    }
-
-    /// Returns the worker's next reply to a mark. Drops other replies that arrive first.
-    ///
-    /// # Errors
-    ///
-    /// If the session is over.
-    ///
-    /// # Panics
-    ///
-    /// If no reply arrives.
-    pub async fn marked(&mut self) -> Result<Marked, SessionError> {
-        loop {
-            if let Body::Marked(marked) = self.next().await? {
-                return Ok(marked);
-            }
-        }
-    }
-
-    /// Goes on in the process that follows the one that has died: resumes with the restore
-    /// points of `open`, and sends the frames after the one that the worker chooses again. Tries
-    /// again until the worker has noticed that the process has died.
-    ///
-    /// # Errors
-    ///
-    /// The worker's refusal; or if the worker chooses a mark that `open` does not name, or frames
-    /// after it are not kept.
-    ///
-    /// # Panics
-    ///
-    /// If the worker does not reply.
-    pub async fn restore(&mut self, target: &Target, open: Open) -> Result<(), SessionError> {
-        let open = Open {
-            resume: true,
-            received: self.duplex.inbox().received(),
-            ..open
-        };
-        let protocol = |e: &dyn std::fmt::Display| SessionError::Protocol(e.to_string());
-        let greeted = timeout(ANSWER_DEADLINE, async {
-            loop {
-                let greeted = async {
-                    let mut link = dial_tcp(target).await?;
-                    let opened = greet(&mut link, Body::Open(open.clone())).await?;
-                    Ok((link, opened))
-                };
-                match greeted.await {
-                    Err(SessionError::Lost(_)) => {
-                        tokio::time::sleep(Duration::from_millis(10)).await
-                    }
-                    greeted => return greeted,
-                }
-            }
-        });
-        let (link, opened) = greeted.await.expect("the worker answers")?;
-        let point = open.restore.iter().find(|point| point.mark == opened.mark);
-        let point = point.ok_or_else(|| protocol(&"the worker has restored another mark"))?;
-        let restored = self.duplex.restore(point.frames, opened.credit_bytes);
-        restored.map_err(|e| protocol(&e))?;
-        (self.link, self.opened) = (link, opened);
-        Ok(())
-    }
-
-    /// Returns a tensor id that is unused in this session. Ids that a test chooses itself
-    /// should be below 2^32.
-    pub fn new_id(&mut self) -> u64 {
-        self.tensors += 1;
-        (1 << 32) + self.tensors
-    }
-
     /// Queues any body as a numbered frame.
     pub fn push(&mut self, body: Body) {
         self.duplex.push(body);
-    }
-
-    /// Queues ops, encoded as an honest client does.
-    pub fn ops(&mut self, ops: &[OperationIr]) {
-        self.ops_with(ops, Vec::new());
-    }
-
-    /// Queues ops with any list of contents for the uploads among them.
-    ///
-    /// # Panics
-    ///
-    /// If there are more ops than one frame may have.
-    pub fn ops_with(&mut self, ops: &[OperationIr], contents: Vec<u8>) {
-        let mut encoded = Vec::new();
-        for op in ops {
-            assert!(!self.encoder.is_full(), "more ops than a frame may have");
-            self.encoder.encode(op, &mut encoded);
-        }
-        self.encoder.finish(&mut encoded);
-        self.push(Body::Ops(Ops {
-            count: ops.len().try_into().expect("fewer than a frame may have"),
-            encoded: encoded.into(),
-            contents: contents.into(),
-        }));
-    }
-
-    /// Queues the upload of a 1-d `f32` tensor and returns a reference that can be read any
-    /// number of times.
-    pub fn upload(&mut self, values: &[f32]) -> TensorIr {
-        let id = self.new_id();
-        self.upload_as(
-            super::typed(id, &[values.len()], DType::F32),
-            super::bytes_of(values),
-        )
-    }
-
-    /// Queues the upload of any bytes as the content of `tensor`. The bytes travel in the
-    /// frame of the op, which has room for about 4 MiB.
-    pub fn upload_as(&mut self, tensor: TensorIr, bytes: Vec<u8>) -> TensorIr {
-        let content = Content::Inline {
-            bytes: bytes.into(),
-            keep: None,
-        };
-        self.upload_from(tensor, &[Entry::Upload(content)])
-    }
-
-    /// Queues the upload of `tensor`, with its bytes where `entries` point.
-    pub fn upload_from(&mut self, tensor: TensorIr, entries: &[Entry]) -> TensorIr {
-        let mut contents = Vec::new();
-        for entry in entries {
-            content::put(&mut contents, entry);
-        }
-        let out = TensorIr {
-            status: TensorStatus::NotInit,
-            ..tensor.clone()
-        };
-        self.ops_with(&[OperationIr::Init(InitOperationIr { out })], contents);
-        tensor
-    }
-
-    /// Queues a body that creates the tensor `id` without the op codec, such as an `Alias`
-    /// or a `Take`, and makes the id known to the codec.
-    pub fn push_made(&mut self, id: u64, body: Body) {
-        self.push(body);
-        self.encoder.note_tensor(TensorId::new(id));
-    }
-
-    /// Queues one request to read `tensors` and returns the request id of the first.
-    pub fn reads(&mut self, tensors: &[TensorIr]) -> u64 {
-        let request_id = self.requests + 1;
-        self.requests += tensors.len().max(1) as u64;
-        let tensors = tensors.iter().map(encode_tensor).collect();
-        self.push(Body::Reads(Reads {
-            request_id,
-            tensors,
-        }));
-        request_id
-    }
-
-    /// Reads a tensor and returns its bytes, or the fault because of which it has none.
-    /// Drops replies to other requests that arrive first.
-    ///
-    /// # Errors
-    ///
-    /// If the session is over.
-    ///
-    /// # Panics
-    ///
-    /// If no reply arrives, or if the value is too large for a frame and takes the track
-    /// for bulk bytes.
-    pub async fn fetch(&mut self, tensor: &TensorIr) -> Result<Result<Bytes, Fault>, SessionError> {
-        let request = self.reads(std::slice::from_ref(tensor));
-        loop {
-            let Body::Values(values) = self.next().await? else {
-                continue;
-            };
-            let found = values.values.into_iter().find(|v| v.request_id == request);
-            let Some(found) = found else { continue };
-            return Ok(match found.result {
-                Some(value::Result::Fault(fault)) => Err(fault),
-                Some(value::Result::Tensor(tensor)) => match tensor.content {
-                    Some(tensor_value::Content::Bytes(bytes)) => Ok(bytes),
-                    other => panic!("not the bytes themselves: {other:?}"),
-                },
-                None => return Err(SessionError::Protocol("a value with nothing in it".into())),
-            });
-        }
-    }
-
-    /// Waits until all earlier ops are done and returns the first fault that no sync has
-    /// reported. Drops replies to other requests that arrive first.
-    ///
-    /// # Errors
-    ///
-    /// If the session is over.
-    ///
-    /// # Panics
-    ///
-    /// If no reply arrives.
-    pub async fn sync(&mut self) -> Result<Option<Fault>, SessionError> {
-        self.requests += 1;
-        let request_id = self.requests;
-        self.push(Body::Sync(v1::Sync { request_id }));
-        loop {
-            match self.next().await? {
-                Body::Synced(synced) if synced.request_id == request_id => return Ok(synced.fault),
-                _ => {}
-            }
-        }
     }
 
     /// Sends queued frames as far as credit allows, and returns the worker's next body.

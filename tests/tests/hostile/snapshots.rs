@@ -1,12 +1,14 @@
 //! Marks, restore points and snapshots: a program that lies about them harms only its own
 //! session, no lease takes more memory for snapshots than its own, and nothing is left of them.
 
-use burn_ir::{OperationIr, TensorIr};
+mod memory_limit;
+mod restore_points;
+
+use burn_ir::TensorIr;
 use tensord_proto::v1::{Close, ErrorCode, Open, RestorePoint, frame::Body};
 use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession, SessionError, Target},
-    resource_usage::Bound,
 };
 
 use crate::{
@@ -19,10 +21,6 @@ const LARGE: usize = 4 << 20;
 
 /// Memory for the snapshots of a lease: enough for two large tensors, and not for three.
 const LEASE_BYTES: u64 = 40 << 20;
-
-/// Bytes of a snapshot of one large tensor, which the worker has received and not kept or refused
-/// yet.
-const IN_TRANSIT_BYTES: u64 = 17 << 20;
 
 /// Starts a pool whose worker has `devices` devices.
 fn start(devices: u64) -> Cluster {
@@ -149,227 +147,6 @@ fn mark_out_of_order_ends_only_its_session() {
             assert!(error.message.contains("mark"), "{marks:?}: {error}");
         }
         assert_works(&mut lease.session).await;
-    });
-}
-
-#[test]
-fn flood_of_marks_takes_no_more_than_the_memory_for_snapshots() {
-    const MARKS: u64 = 2_000;
-
-    let cluster = start(1);
-    let worker = &cluster.workers[0];
-    let mut lease = raw::block(async {
-        let mut lease = RawLease::start(cluster.client_url()).await;
-        assert_works(&mut lease.session).await;
-        lease
-    });
-    let before = worker.resource_usage();
-    raw::block(async {
-        let first = lease.large();
-        kept_mark(&mut lease.session, 1, 0).await;
-        lease.session.ops(&[OperationIr::Drop(raw::last(&first))]);
-        for mark in 2..=MARKS {
-            // Each snapshot has a tensor that no other one has.
-            let tensor = lease.large();
-            lease.session.mark(mark, 1);
-            lease.session.ops(&[OperationIr::Drop(raw::last(&tensor))]);
-        }
-        let mut replies = Vec::new();
-        while replies.len() < MARKS as usize - 1 {
-            let marked = lease.session.marked().await.unwrap();
-            replies.push(marked.mark);
-            let kept: u64 = worker.snapshots_bytes().iter().sum();
-            assert!(kept <= LEASE_BYTES + IN_TRANSIT_BYTES, "{kept} bytes");
-        }
-        replies.sort_unstable();
-        assert!(replies.into_iter().eq(2..=MARKS), "each has one reply");
-        assert_works(&mut lease.session).await;
-        lease.attached.release(lease.target.lease_id).await.unwrap();
-    });
-    cluster.wait("the end of the snapshots", || {
-        worker.snapshots_bytes().is_empty()
-    });
-    worker.wait_until_settled(&before, Bound::default());
-}
-
-#[test]
-fn session_goes_on_without_a_snapshot_that_does_not_fit() {
-    let cluster = start(1);
-    raw::block(async {
-        let mut lease = RawLease::start(cluster.client_url()).await;
-        for _ in 0..3 {
-            lease.large();
-        }
-        lease.session.mark(1, 0);
-        let marked = lease.session.marked().await.unwrap();
-        assert!(marked.error.contains("limit"), "{}", marked.error);
-        assert_works(&mut lease.session).await;
-    });
-    assert_eq!(cluster.workers[0].snapshots_bytes(), [0; 0]);
-}
-
-#[test]
-fn lease_cannot_take_the_memory_for_snapshots_of_another() {
-    let cluster = start(2);
-    raw::block(async {
-        let lease = RawLease::start(cluster.client_url()).await;
-        let mut sessions = Vec::new();
-        let mut refused = Vec::new();
-        for _ in 0..5 {
-            let (_, mut session) = open(&lease.target).await;
-            large(&mut session);
-            session.mark(1, 0);
-            let marked = session.marked().await.unwrap();
-            refused.extend(Some(marked.error).filter(|error| !error.is_empty()));
-            sessions.push(session);
-        }
-        assert_eq!(refused.len(), 3, "two fit: {refused:?}");
-        assert!(
-            refused
-                .iter()
-                .all(|error| error.contains("snapshots of the lease")),
-            "{refused:?}"
-        );
-        let mut other = RawLease::start(cluster.client_url()).await;
-        other.large();
-        kept_mark(&mut other.session, 1, 0).await;
-        let kept = cluster.workers[0].snapshots_bytes();
-        assert_eq!(kept.len(), 3, "{kept:?}");
-        // The end of a session makes room for another one.
-        let mut ended = sessions.remove(0);
-        ended.push(Body::Close(Close {}));
-        ended.end().await;
-        cluster.wait("the end of a snapshot", || {
-            cluster.workers[0].snapshots_bytes().len() == 2
-        });
-        kept_mark(&mut sessions[3], 2, 0).await;
-    });
-}
-
-#[test]
-fn wrong_restore_points_restore_nothing() {
-    let cluster = start(2);
-    raw::block(async {
-        let mut lease = RawLease::start(cluster.client_url()).await;
-        let mut other = RawLease::start(cluster.client_url()).await;
-        let tensor = lease.session.upload(&[3.0]);
-        let point = kept_mark(&mut lease.session, 1, 0).await;
-        let other_point = kept_mark(&mut other.session, 1, 0).await;
-        kill_processes(&cluster);
-
-        let none = "the worker has no snapshot of it";
-        lease.assert_not_restored(&[], none).await;
-        let mark = |mark| RestorePoint { mark, ..point };
-        lease.assert_not_restored(&[mark(0), mark(2)], none).await;
-        // More points than a client has.
-        let many: Vec<_> = (2..2000).map(mark).chain([point]).collect();
-        lease.assert_not_restored(&many, none).await;
-        let beyond = [u64::MAX, u64::MAX / 2].map(|at| {
-            [
-                RestorePoint {
-                    frames: at,
-                    ..point
-                },
-                RestorePoint { bytes: at, ..point },
-                RestorePoint {
-                    bulk_frames: at,
-                    ..point
-                },
-                RestorePoint {
-                    bulk_bytes: at,
-                    ..point
-                },
-            ]
-        });
-        for point in beyond.into_iter().flatten() {
-            lease.assert_not_restored(&[point], none).await;
-        }
-        // The session of another lease.
-        let foreign = Open {
-            session_id: other.open.session_id,
-            ..lease.restoring(&[other_point])
-        };
-        lease.assert_refused(foreign, none).await;
-        let bulk = Open {
-            bulk: true,
-            ..lease.restoring(&[point])
-        };
-        lease.assert_refused(bulk, "track for ops").await;
-        // A session that was not restored is not known, whatever the client says it knows.
-        for epoch in [1, u64::MAX] {
-            let claimed = Open {
-                epoch,
-                ..lease.restoring(&[point])
-            };
-            lease.assert_refused(claimed, "no longer exists").await;
-        }
-
-        // None of that has done any harm.
-        for (lease, point) in [(&mut lease, point), (&mut other, other_point)] {
-            let open = lease.restoring(&[RestorePoint { mark: 7, ..point }, point]);
-            lease.session.restore(&lease.target, open).await.unwrap();
-            assert_works(&mut lease.session).await;
-        }
-        let value = lease.session.fetch(&tensor).await.unwrap().unwrap();
-        assert_eq!(raw::floats(&value), [3.0]);
-    });
-}
-
-#[test]
-fn false_positions_harm_only_their_session() {
-    let cluster = start(1);
-    raw::block(async {
-        let mut lease = RawLease::start(cluster.client_url()).await;
-        let tensor = lease.session.upload(&[3.0]);
-        let mut liars = Vec::new();
-        for _ in 0..4 {
-            let (open, mut session) = open(&lease.target).await;
-            let first = session.upload(&[1.0]);
-            session.fetch(&first).await.unwrap().unwrap();
-            let point = kept_mark(&mut session, 1, 0).await;
-            session.upload(&[2.0]);
-            session.sync().await.unwrap();
-            liars.push((open, session, point));
-        }
-        let point = kept_mark(&mut lease.session, 1, 0).await;
-        kill_processes(&cluster);
-        let falsified: [fn(RestorePoint) -> RestorePoint; 4] = [
-            // The worker gets all frames again, also those from before the mark.
-            |point| RestorePoint {
-                frames: 0,
-                bytes: 0,
-                ..point
-            },
-            |point| RestorePoint {
-                frames: point.frames - 1,
-                ..point
-            },
-            |point| RestorePoint {
-                frames: point.frames + 1,
-                ..point
-            },
-            // Credit that the client has never used.
-            |point| RestorePoint {
-                bytes: 1 << 62,
-                bulk_bytes: 1 << 62,
-                ..point
-            },
-        ];
-        for ((open, mut session, point), falsify) in liars.into_iter().zip(falsified) {
-            let open = Open {
-                restore: vec![falsify(point)],
-                ..open
-            };
-            session.restore(&lease.target, open).await.unwrap();
-            // Whatever becomes of the session, the worker replies or ends it.
-            let _ = session.sync().await;
-        }
-        let process = cluster.workers[0].process_of_lease();
-        let open = lease.restoring(&[point]);
-        lease.session.restore(&lease.target, open).await.unwrap();
-        let value = lease.session.fetch(&tensor).await.unwrap().unwrap();
-        assert_eq!(raw::floats(&value), [3.0]);
-        assert_eq!(cluster.workers[0].process_of_lease(), process);
     });
 }
 

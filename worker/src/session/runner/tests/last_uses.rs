@@ -1,6 +1,6 @@
 //! Reads and offers that are refused although they are the last use of a tensor.
 
-use tensord_proto::{ids::WorkerId, v1::LeaseShare};
+use tensord_proto::{bulk::INLINE_BYTES, ids::WorkerId, v1::LeaseShare};
 
 use super::*;
 use crate::collective::{Capability, LeaseMembers};
