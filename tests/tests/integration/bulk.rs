@@ -57,8 +57,8 @@ fn large_tensors_survive_link_cuts_on_every_carrier() {
                 "{option}, round {round}"
             );
         }
-        // Two tracks, and one more link for each cut that broke a track.
-        assert!(switch.links() >= 4, "{option}: {} links", switch.links());
+        // Two tracks, and at least one more link: cuts in a row may find a track disconnected.
+        assert!(switch.links() >= 3, "{option}: {} links", switch.links());
     }
 }
 
