@@ -3,8 +3,9 @@
 //! this worker.
 //!
 //! `UNCHECKED_PROGRAM` names the file to run for each lease, if not this program's own,
-//! `UNCHECKED_MEMORY` the bytes of memory of each device, and `UNCHECKED_SNAPSHOTS` the bytes of
-//! memory for snapshots, which is 0 by default.
+//! `UNCHECKED_MEMORY` the bytes of memory of each device, `UNCHECKED_SNAPSHOTS` the bytes of
+//! memory for snapshots, which is 0 by default, and `UNCHECKED_OP_TIMEOUT` the seconds that an op
+//! may take.
 
 use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
@@ -18,7 +19,10 @@ use tensord_worker::{
 /// The argument of the processes of leases.
 const LEASE_PROCESS: &str = "lease-process";
 
-/// The op `end`: ends the process as its name says.
+/// How long the op `sleep` takes.
+const SLEEP: Duration = Duration::from_millis(7500);
+
+/// An op that ends its process, or keeps its device busy, as its name says.
 #[derive(Clone)]
 struct End(fn());
 
@@ -45,6 +49,7 @@ fn custom_ops() -> CustomOps {
         .portable("exit", End(|| std::process::exit(7)))
         .portable("hang", End(|| std::thread::sleep(Duration::MAX)))
         .portable("grow", End(grow))
+        .portable("sleep", End(|| std::thread::sleep(SLEEP)))
 }
 
 async fn run(devices: &str) -> Result<(), Box<dyn Error>> {
@@ -60,6 +65,9 @@ async fn run(devices: &str) -> Result<(), Box<dyn Error>> {
     }
     let snapshots = std::env::var("UNCHECKED_SNAPSHOTS").ok();
     options.snapshot_bytes = Some(snapshots.map_or(Ok(0), |bytes| bytes.parse())?);
+    if let Ok(seconds) = std::env::var("UNCHECKED_OP_TIMEOUT") {
+        options.op_timeout = Duration::from_secs(seconds.parse()?);
+    }
     options.custom_ops = custom_ops();
     options.isolation = Isolation::Processes(program);
     let worker = Worker::start(options).await?;

@@ -18,6 +18,8 @@ use tensord_testkit::{
 };
 
 use crate::ops::full;
+#[cfg(target_os = "linux")]
+use crate::processes::{UncheckedPool, custom};
 
 /// Longer than a worker may be silent before its stream is closed (4 s), and than a lease
 /// outlives a lost worker (5 s).
@@ -125,28 +127,6 @@ async fn slow_matrix(session: &mut RawSession, time: Duration) -> (u64, usize) {
     session.ops(&[drop_of(small, SMALL), full(raw::out(large, &[size, size]))]);
     assert_eq!(session.sync().await, Ok(None));
     (large, size)
-}
-
-/// Squares matrices, each op about `time` long at first and then longer, until the session
-/// ends. Returns how it ended. The ops grow because the host may have been slower when
-/// [`slow_matrix`] measured it.
-async fn exceed_op_timeout(session: &mut RawSession, time: Duration) -> SessionError {
-    let mut time = time;
-    loop {
-        let (matrix, size) = slow_matrix(session, time).await;
-        let out = session.new_id();
-        session.ops(&[
-            matmul(matrix, out, size),
-            drop_of(out, size),
-            drop_of(matrix, size),
-        ]);
-        match session.sync().await {
-            Ok(fault) => assert_eq!(fault, None),
-            Err(ended) => return ended,
-        }
-        assert!(size < LARGEST, "the largest op does not exceed the timeout");
-        time = time.mul_f64(1.3);
-    }
 }
 
 /// Sets the flag when dropped, also by a panic, so that a thread that runs until then ends.
@@ -275,15 +255,15 @@ fn count_until(device: &Device, is_over: &AtomicBool) -> u16 {
     steps
 }
 
+/// The op of the worker that is used here takes 7.5 s: more than the limit, and less than twice the
+/// limit, after which the process would end.
+#[cfg(target_os = "linux")]
 #[test]
 fn op_timeout_ends_only_its_session() {
-    /// Longer than the limit, and much shorter than twice the limit, after which the process
-    /// would end.
-    const OP: Duration = Duration::from_secs(7);
-
-    let mut cluster = Cluster::start(&[]);
-    cluster.add_worker_with("flex*2", &["--op-timeout", "6"]);
-    cluster.wait_for_workers(1);
+    let UncheckedPool {
+        cluster,
+        worker: _worker,
+    } = UncheckedPool::start_with("flex*2", &[("UNCHECKED_OP_TIMEOUT", "5")]);
     let pool = cluster.pool();
     let (attached, target, mut session) = raw::block(async {
         let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
@@ -298,19 +278,21 @@ fn op_timeout_ends_only_its_session() {
     std::thread::scope(|scope| {
         let goes_on = scope.spawn(move || count_until(&beside, is_over));
         let over = SetOnDrop(is_over);
-        let ended = raw::block(exceed_op_timeout(&mut session, OP));
+        let sleep = custom(&mut session, "sleep");
+        session.ops(&[sleep]);
+        let ended = raw::block(session.sync()).expect_err("the op exceeds the limit");
         let SessionError::Closed(error) = ended else {
             panic!("{ended}");
         };
         assert_eq!(error.code(), ErrorCode::Limit, "{error}");
-        for words in ["(Float.Matmul) has not ended within 6s", "--op-timeout"] {
+        for words in ["(Custom) has not ended within 5s", "--op-timeout"] {
             assert!(error.message.contains(words), "{error}");
         }
         cluster.wait("the device to be out of service", || {
             device(&pool, index).out_of_service.is_some()
         });
         let reason = device(&pool, index).out_of_service.unwrap();
-        assert!(reason.contains("Float.Matmul"), "{reason}");
+        assert!(reason.contains("Custom"), "{reason}");
         let again = raw::block(RawSession::open(&target));
         let refused = again.map(|_| ()).unwrap_err();
         assert!(
