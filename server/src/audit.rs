@@ -60,7 +60,7 @@ pub(crate) enum EntryKind {
     Lost,
 }
 
-/// One line of the log. Fields that do not apply are left out.
+/// One line of the log, with a field for each of its columns. Those that do not apply are left out.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Entry {
     time_ms: u64,

@@ -93,7 +93,7 @@ pub(crate) struct WorkerConfig {
     pub(crate) drain: Duration,
 }
 
-/// The settings of one host's worker.
+/// The settings of one host's worker, each a field.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
     /// The worker's name, unique in its pool.

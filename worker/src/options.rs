@@ -13,7 +13,7 @@ use tensord_transport::{Identity, PoolUrl};
 
 use crate::{CustomOps, devices::DeviceSelection};
 
-/// The configuration of a worker.
+/// The configuration of a worker: a field for each option.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
     /// The worker's name in status output and errors; the host name by convention.

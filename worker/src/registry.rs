@@ -45,6 +45,8 @@ use crate::{
 /// client whose lease the scheduler still keeps finds its session.
 pub(crate) const DETACHED_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// All sessions of this worker. Its fields are independent parts, each with a lock of its own, and
+/// the notifications between them.
 pub(crate) struct Registry {
     worker_id: WorkerId,
     /// By the devices' indices on the worker.

@@ -105,6 +105,8 @@ pub(crate) struct Grant {
     pub(crate) device_index: u32,
 }
 
+/// A session. What its reader, executor and writer share is in parts with a lock each; the other
+/// fields do not change.
 pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) grant: Grant,

@@ -113,7 +113,8 @@ pub(crate) struct SupervisorSettings {
     pub(crate) cache_bytes: u64,
 }
 
-/// Runs the leases of a worker in processes.
+/// Runs the leases of a worker in processes. Most fields are parts that the module lists, each with
+/// a lock of its own.
 pub(crate) struct Supervisor {
     settings: SupervisorSettings,
     devices: Vec<OfferedDevice>,

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::values::DeviceCount;
 use super::values::{Devices, Host, Listen, Memory, MemoryOrZero, Name, Seconds};
 
-/// Settings of `up`: a scheduler and a worker in one process.
+/// Settings of `up`, a scheduler and a worker in one process: a field for each flag.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct UpSettings {

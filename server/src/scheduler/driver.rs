@@ -115,7 +115,8 @@ enum Peer {
     Worker(WorkerId, StreamId),
 }
 
-/// The driver's state. See the module's documentation.
+/// The driver's state. See the module's documentation. It has many fields, as one task owns the
+/// streams of all peers and what is known of them.
 pub(super) struct Driver {
     engine: Engine,
     started: Instant,

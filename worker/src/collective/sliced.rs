@@ -58,7 +58,8 @@ const BLAME_GRACE: Duration = Duration::from_secs(1);
 /// Maximum number of all-reduces by which a rank may be ahead of the slowest rank.
 const MAX_AHEAD: u64 = 1 << 16;
 
-/// One worker's part of a group whose all-reduces are computed in slices, each by one worker.
+/// One worker's part of a group whose all-reduces are computed in slices, each by one worker. It
+/// has a field for each part of the algorithm, and the settings that they share.
 #[derive(Debug)]
 pub(crate) struct Sliced {
     ranks: Vec<Rank>,

@@ -29,7 +29,7 @@ pub(crate) struct Snapshot {
     pub(super) slots: Vec<Bytes>,
 }
 
-/// All of a snapshot but the contents.
+/// All of a snapshot but the contents: a field for each part of a session's state.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
     #[prost(uint64, tag = "1")]

@@ -14,7 +14,8 @@ struct KeptFrame {
     end_cost: u64,
 }
 
-/// The sending side's state: the bodies not yet acknowledged.
+/// The sending side's state: the bodies not yet acknowledged, and counters that relate to each
+/// other, so that they are fields of one struct.
 ///
 /// An outbox may also keep a *journal*: bodies then stay after they were acknowledged, until
 /// they are [committed](Self::commit). If a peer falls back to its state after some body, the
