@@ -13,7 +13,10 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::TempDir;
-use tensord_testkit::{cluster::Process, resource_usage::children};
+use tensord_testkit::{
+    cluster::Process,
+    resource_usage::{children, stat_fields},
+};
 
 /// The start of the line that announces how to reach a server; JSON follows.
 const ANNOUNCEMENT: &str = "serving ";
@@ -111,11 +114,9 @@ pub(crate) fn cpu_time(id: u32) -> Option<Duration> {
 }
 
 fn cpu_time_of_one(id: u32) -> Option<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The fields after the name, which may contain any character: utime is the 12th, then stime,
-    // and both of the children that have ended.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let times = fields.split_whitespace().skip(11).take(4);
+    // utime is the 12th, then stime, and both of the children that have ended.
+    let fields = stat_fields(id)?;
+    let times = fields.iter().skip(11).take(4);
     let ticks: Option<u64> = times.map(|field| field.parse::<u64>().ok()).sum();
     Some(Duration::from_millis(ticks? * 10))
 }

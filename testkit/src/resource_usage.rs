@@ -156,15 +156,21 @@ pub fn processes_of_leases(id: u32) -> Vec<u32> {
     running
 }
 
+/// Returns the fields of `/proc/<id>/stat` after the process's name, or `None` if there is no such
+/// process. The first one is its state.
+pub fn stat_fields(id: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The name is in parentheses, and may contain any character.
+    let (_, fields) = stat.rsplit_once(')')?;
+    Some(fields.split_whitespace().map(str::to_owned).collect())
+}
+
 /// Returns whether a process has not ended yet. One that its parent has not waited for, a
 /// zombie, has ended.
 pub fn is_running(id: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    // The state follows the name, which is in parentheses and may contain some itself.
-    let state = stat
-        .rsplit_once(") ")
-        .and_then(|(_, rest)| rest.chars().next());
-    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+    let fields = stat_fields(id).unwrap_or_default();
+    let state = fields.first();
+    state.is_some_and(|state| !matches!(state.as_str(), "Z" | "X"))
 }
 
 /// Sends a signal to a process. Returns `false` if the process is gone.
