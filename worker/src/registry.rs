@@ -21,7 +21,7 @@ use tensord_proto::{
 use tensord_transport::{channel::Connection, tls::PeerCertificate};
 use tokio::{runtime::Handle, sync::Notify};
 
-pub(crate) use self::restore::{Durability, StoredSnapshots};
+pub(crate) use self::restore::{SnapshotStores, StoredSnapshots};
 use self::{attachment::Attachment, cohorts::Cohorts};
 #[cfg(target_os = "linux")]
 use crate::op_record::OpRecord;
@@ -65,7 +65,7 @@ pub(crate) struct Registry {
     reports: Notify,
     lease_tokens: LeaseTokens,
     op_timeout: Duration,
-    /// See [`Durability::epoch`].
+    /// See [`SnapshotStores::epoch`].
     epoch: u64,
     /// The snapshots of sessions whose process has died.
     stored: Option<Arc<dyn StoredSnapshots>>,
@@ -98,7 +98,7 @@ pub(crate) struct RegistrySettings {
     /// The turns of devices that other processes may use, by the devices' indices.
     pub(crate) turns: BTreeMap<u32, Arc<DeviceTurn>>,
     /// Where snapshots are kept and read. `None` if sessions end with this process.
-    pub(crate) durability: Option<Durability>,
+    pub(crate) snapshot_stores: Option<SnapshotStores>,
 }
 
 impl Registry {
@@ -124,9 +124,9 @@ impl Registry {
             #[cfg(target_os = "linux")]
             mut op_records,
             mut turns,
-            durability,
+            snapshot_stores,
         } = settings;
-        let keeper = durability.as_ref().map(|it| it.keeper.clone());
+        let keeper = snapshot_stores.as_ref().map(|stores| stores.keeper.clone());
         let admission = Mutex::new(Admission::new(devices.keys().copied()));
         let device_slot = |(index, opened): (u32, OpenedDevice)| {
             let executor = Executor::start(index, turns.remove(&index).unwrap_or_default())?;
@@ -160,8 +160,8 @@ impl Registry {
             lease_tokens: LeaseTokens::new(worker_id),
             worker_id,
             op_timeout,
-            epoch: durability.as_ref().map_or(0, |durability| durability.epoch),
-            stored: durability.map(|durability| durability.snapshots),
+            epoch: snapshot_stores.as_ref().map_or(0, |stores| stores.epoch),
+            stored: snapshot_stores.map(|stores| stores.snapshots),
             restoring: Mutex::default(),
         })
     }

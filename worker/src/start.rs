@@ -95,7 +95,7 @@ pub(crate) async fn start_in_this_process(
         #[cfg(target_os = "linux")]
         op_records: Default::default(),
         turns: Default::default(),
-        durability: None,
+        snapshot_stores: None,
     };
     let registry = Registry::new((0..).zip(opened).collect(), settings)?;
     let registry = Arc::new(registry);

@@ -37,7 +37,7 @@ use crate::{
     lease_host::LeaseHost,
     op_record::OpRecord,
     process_message::{Event, KeptUploads, PassedConnection, ProcessSettings, Report, Start, Task},
-    registry::{DETACHED_TIMEOUT, Durability, Registry, RegistrySettings},
+    registry::{DETACHED_TIMEOUT, Registry, RegistrySettings, SnapshotStores},
     start::{SWEEP_INTERVAL, watch_devices},
 };
 
@@ -110,7 +110,7 @@ impl LeaseRun {
         let (blobs, segments) = SharedBlobs::new();
         let (snapshots, snapshot_messages) = SnapshotSender::new(snapshot_bytes, Handle::current());
         let left_snapshots = Arc::new(LeftSnapshots::default());
-        let durability = Durability {
+        let snapshot_stores = SnapshotStores {
             keeper: snapshots.clone(),
             epoch: start.epoch,
             snapshots: left_snapshots.clone(),
@@ -130,7 +130,7 @@ impl LeaseRun {
             runtime: Handle::current(),
             op_records: indices.into_iter().zip(op_records).collect(),
             turns: turns.clone(),
-            durability: (snapshot_bytes > 0).then_some(durability),
+            snapshot_stores: (snapshot_bytes > 0).then_some(snapshot_stores),
         };
         let registry = Arc::new(Registry::new(opened, settings).map_err(|e| e.to_string())?);
         registry.granted(&start.granted);

@@ -19,8 +19,8 @@ use crate::{
     session::{Session, SessionBegin, SnapshotKeeper, snapshot::Snapshot},
 };
 
-/// What is needed to restore sessions after the process of their lease has died.
-pub(crate) struct Durability {
+/// Where the snapshots of this process's sessions are kept, and those of earlier processes are.
+pub(crate) struct SnapshotStores {
     /// Keeps the snapshots of this process's sessions.
     pub(crate) keeper: Arc<dyn SnapshotKeeper>,
     /// Number of processes of the lease that have died before this one.
