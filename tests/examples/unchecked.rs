@@ -22,7 +22,7 @@ const LEASE_PROCESS: &str = "lease-process";
 /// How long the op `sleep` takes.
 const SLEEP: Duration = Duration::from_millis(7500);
 
-/// An op that ends its process, or keeps its device busy, as its name says.
+/// An op that calls a function, which ends the process or keeps the device busy.
 #[derive(Clone)]
 struct End(fn());
 

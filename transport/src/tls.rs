@@ -7,9 +7,9 @@
 //! fingerprint into each lease.
 //!
 //! A worker may run each lease in a process of its own. Such a process has a key of its own
-//! and a certificate that the worker's certificate has issued for the lease's name. Whoever
-//! dials names the lease, and accepts the worker's certificate or one that it issued for
-//! this lease.
+//! and a certificate that the worker's certificate has issued for the lease's name. The
+//! side that dials names the lease, and accepts the worker's certificate or one that the
+//! worker has issued for this lease.
 //!
 //! The side that dials may show a certificate, too: workers do, to schedulers and to each
 //! other. The handshake only proves that they have its private key. Callers compare the

@@ -14,7 +14,7 @@
 //! - `op_progress`, `op_record`: which op a device executes, and for how long.
 //! - `restart`: whether a device is lost until the process is started again.
 //! - `supervisor`: runs each lease in a process of its own, on Linux. `lease_process` is that
-//!   process, and `process_message` what the two say.
+//!   process, and `process_message` has the messages between the two.
 //! - `worker`, `options`, `start`: a running worker, its configuration, and how it starts.
 //! - `lease_host`: what the registration needs of the part that runs the leases.
 //! - `registration`: joins the pool and keeps the worker registered.

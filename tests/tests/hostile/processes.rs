@@ -70,7 +70,7 @@ impl RawLease {
         }
     }
 
-    /// Runs ops that end the process, and returns what the worker then says of the session.
+    /// Runs ops that end the process, and returns the worker's reason for the session's end.
     async fn end_by(&mut self, ops: &[OperationIr]) -> String {
         self.session.ops(ops);
         let lost = self.session.end().await;
@@ -234,8 +234,8 @@ fn killed_worker_leaves_no_process() {
         let stopped = RawLease::open(cluster.client_url()).await.unwrap();
         (hanging, before, stopped)
     });
-    // Not a spare: one that is stopped before it has asked the kernel to end it with its
-    // worker stays.
+    // A spare would not do: it may be stopped before it has asked the kernel to end it with its
+    // worker, and then it outlives the worker.
     let leases = worker.processes_of_leases();
     assert_eq!(leases.len(), 3, "{before:?}");
     let third = leases.iter().find(|id| !before.contains(id)).unwrap();

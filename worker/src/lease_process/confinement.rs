@@ -93,7 +93,7 @@ pub(super) struct Needs {
 /// A protection that the kernel does not have, for people.
 pub(super) type Lacking = Option<&'static str>;
 
-/// Restricts what the calling thread, and all threads that it starts later, may ask of the kernel.
+/// Restricts the system calls of the calling thread, and of all threads that it starts later.
 /// Returns what the kernel does not support.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! The bytes of uploads: finds them where the contents list of the frame says, and keeps
+//! The bytes of uploads: finds them at the places that the frame's contents list names, and keeps
 //! those that the client assigns to a slot, for reuse.
 
 use std::collections::HashMap;

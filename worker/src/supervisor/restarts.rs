@@ -17,7 +17,7 @@ pub(super) struct Restarts {
     epoch: u64,
     /// Number of those since the last new snapshot.
     without_progress: u32,
-    /// What the devices were executing at the last death. An op's number tells how far its session
+    /// What the devices were executing at the last death. An op's number shows how far its session
     /// has got.
     last_ops: Vec<String>,
     recent: RecentDeaths,

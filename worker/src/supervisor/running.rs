@@ -171,7 +171,7 @@ impl Supervisor {
             .collect()
     }
 
-    /// Forgets what was kept while a process ran the lease.
+    /// Forgets the last report and the snapshots of a lease that goes on in no process.
     fn forget_process(&self, lease: LeaseId, queues: &LeaseQueues) {
         *lock(&queues.report) = Report::default();
         lock(&self.snapshots).forget_lease(lease);

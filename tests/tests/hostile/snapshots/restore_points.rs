@@ -54,7 +54,7 @@ fn wrong_restore_points_restore_nothing() {
             ..lease.restoring(&[point])
         };
         lease.assert_refused(bulk, "track for ops").await;
-        // A session that was not restored is not known, whatever the client says it knows.
+        // The worker does not know a session that was not restored, whatever epoch the client sends.
         for epoch in [1, u64::MAX] {
             let claimed = Open {
                 epoch,

@@ -240,7 +240,7 @@ fn malformed_snapshots_are_refused() {
     for size in 0..bytes.len() {
         restore(&bytes[..size]).unwrap_err();
     }
-    // Whatever the header says, nothing is read outside of a storage, and nothing panics.
+    // For any header, nothing is read outside of a storage, and nothing panics.
     for at in 0..bytes.len().min(600) {
         for bit in 0..8 {
             let mut changed = bytes.clone();
