@@ -16,12 +16,13 @@ mod device_tests;
 mod driver_caches;
 mod lease_run;
 pub(crate) mod snapshots;
+mod terminal;
 
 use std::{io, path::PathBuf, process::ExitCode};
 
 use rustix::{
     net::Shutdown,
-    process::{Signal, set_parent_process_death_signal, setsid},
+    process::{Signal, set_parent_process_death_signal},
     thread::set_name,
 };
 use tensord_transport::handoff::HandoffError;
@@ -36,6 +37,7 @@ use self::{
     confinement::{Needs, restrict_calls, restrict_files},
     device_tests::{describe_devices, probe_device},
     lease_run::LeaseRun,
+    terminal::leave_terminal,
 };
 use crate::{
     custom::CustomOps,
@@ -83,9 +85,7 @@ fn run(custom_ops: &CustomOps, started: impl FnOnce()) -> Result<(), ProcessErro
     // The kernel kills this process when the worker dies. The closed channel is not enough, as a
     // process that hangs does not read it.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)?;
-    // Ctrl+C in the worker's terminal is for the worker, which lets its leases end, and the terminal
-    // is out of reach. An error means that this process leads a session already.
-    let _ = setsid();
+    leave_terminal();
     // The worker runs `/proc/self/exe`, so `top` would show the name `exe`.
     let _ = set_name(c"tensord-lease");
     // An error means that the kernel chooses by size alone, as it does without this.

@@ -14,7 +14,7 @@ use tensord_testkit::{
     host,
     models::Mlp,
     raw::{self, ClientStream, RawSession, SessionError, Target},
-    resource_usage::{children, is_running, signal_process},
+    resource_usage::{children, is_running, signal_process, stat_fields},
     training,
 };
 
@@ -212,6 +212,21 @@ fn stopped_process_holds_up_nobody() {
     });
     let both = pool.lease(LeaseRequest::devices(2)).unwrap();
     assert_eq!(both.devices().len(), 2);
+}
+
+/// A session of their own would have the kernel leave them without processor time on a busy host.
+#[test]
+fn processes_stay_in_the_session_of_their_worker_but_out_of_its_foreground() {
+    let UncheckedPool { cluster, worker } = UncheckedPool::start("flex");
+    let lease = lease(&cluster.pool());
+    let of_worker = stat_fields(worker.id()).unwrap();
+    let id = worker.processes_of_leases()[0];
+    let of_lease = stat_fields(id).unwrap();
+    let [process_group, session, terminal] = [2, 3, 4];
+    assert_eq!(of_lease[process_group], id.to_string());
+    assert_eq!(of_lease[session], of_worker[session]);
+    assert_eq!(of_lease[terminal], "0", "the process has no terminal");
+    drop(lease);
 }
 
 #[test]
