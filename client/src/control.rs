@@ -6,6 +6,7 @@
 
 pub(crate) mod handle;
 pub(crate) mod lease_watch;
+mod stream;
 mod withdrawals;
 
 use std::{
@@ -20,26 +21,26 @@ use tensord_proto::{
     ids::{LeaseId, RequestId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        CancelRequest, ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest,
-        PoolMessage, ReleaseLease, Renewed, StatusReply, StatusRequest, client_message,
-        pool_client::PoolClient, pool_message,
+        CancelRequest, ClientHello, Error, ErrorCode, Granted, Interrupted, LeaseRequest, Moved,
+        PoolMessage, ReleaseLease, Renewed, WorkerUnreachable, client_message, pool_message,
     },
     version,
 };
-use tensord_transport::{PoolUrl, control};
+use tensord_transport::PoolUrl;
 use tokio::{
-    sync::{
-        mpsc::{self, error::SendTimeoutError},
-        oneshot, watch,
-    },
+    sync::{mpsc, oneshot, watch},
     time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
 use tracing::{info, warn};
 
-use self::{lease_watch::LeaseWatch, withdrawals::Withdrawals};
-use crate::error::ConnectError;
+pub(crate) use self::stream::status;
+use self::{
+    lease_watch::LeaseWatch,
+    stream::{ControlStream, StreamEnd, authorised, connect, leave, message},
+    withdrawals::Withdrawals,
+};
+use crate::{error::ConnectError, session::UnreachableLeases};
 
 /// Limit for one attempt to connect to the scheduler, with its reply to the hello.
 const DEADLINE: Duration = Duration::from_millis(3500);
@@ -87,35 +88,9 @@ struct Control {
     credential: ClientCredential,
     requests: mpsc::Receiver<LeaseCall>,
     withdrawals: Arc<Withdrawals>,
+    unreachable: Arc<UnreachableLeases>,
     pending: HashMap<RequestId, LeaseCall>,
     leases: HashMap<LeaseId, HeldLease>,
-}
-
-struct ControlStream {
-    outbound: mpsc::Sender<ClientMessage>,
-    inbound: Streaming<PoolMessage>,
-}
-
-impl ControlStream {
-    /// Queues a message to the scheduler, and waits while the queue is full. Returns
-    /// [`StreamEnd::Lost`] if the stream has ended, or the queue stays full for [`SILENCE`].
-    async fn send(&self, body: client_message::Body) -> Result<(), StreamEnd> {
-        match self.outbound.send_timeout(message(body), SILENCE).await {
-            Ok(()) => Ok(()),
-            Err(SendTimeoutError::Closed(_)) => {
-                Err(StreamEnd::Lost("the stream to the pool ended".into()))
-            }
-            Err(SendTimeoutError::Timeout(_)) => Err(StreamEnd::Lost(format!(
-                "the pool took no message for {SILENCE:?}"
-            ))),
-        }
-    }
-}
-
-/// Why a stream is no longer used.
-enum StreamEnd {
-    Lost(String),
-    Left,
 }
 
 impl Control {
@@ -130,6 +105,7 @@ impl Control {
             credential,
             requests,
             withdrawals,
+            unreachable: Arc::default(),
             pending: HashMap::new(),
             leases: HashMap::new(),
         }
@@ -230,10 +206,18 @@ impl Control {
             .collect()
     }
 
+    /// Returns the messages that report the leases whose workers cannot be reached.
+    fn unreachable_messages(&self) -> impl Iterator<Item = client_message::Body> + use<> {
+        let leases = self.unreachable.take().into_iter();
+        leases
+            .map(|lease| client_message::Body::Unreachable(WorkerUnreachable { lease_id: lease.0 }))
+    }
+
     async fn serve(&mut self, mut stream: ControlStream) -> StreamEnd {
         loop {
             let (mut messages, left) = self.apply_withdrawals();
             messages.extend(self.release_messages());
+            messages.extend(self.unreachable_messages());
             for body in messages {
                 if let Err(lost) = stream.send(body).await {
                     return lost;
@@ -264,6 +248,7 @@ impl Control {
                     }
                 }
                 () = self.withdrawals.added() => {}
+                () = self.unreachable.added() => {}
             }
         }
     }
@@ -338,6 +323,8 @@ impl Control {
             }
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
             Some(pool_message::Body::Renewed(renewed)) => self.renewed(renewed),
+            Some(pool_message::Body::Interrupted(interrupted)) => self.interrupted(interrupted),
+            Some(pool_message::Body::Moved(moved)) => self.moved(&moved),
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(pending) = self.pending.remove(&RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
@@ -366,10 +353,33 @@ impl Control {
         }
     }
 
+    /// Has the sessions of a lease wait for the pool, as their worker was lost.
+    fn interrupted(&self, interrupted: Interrupted) {
+        let lease = LeaseId(interrupted.lease_id);
+        if let Some(held_lease) = self.leases.get(&lease) {
+            let error = interrupted.error.unwrap_or_default();
+            warn!("lease {lease} waits until it can go on: {error}");
+            held_lease.watch.interrupt(&error.to_string());
+        }
+    }
+
+    /// Has the sessions of a lease go on at another worker.
+    fn moved(&mut self, moved: &Moved) {
+        let lease = LeaseId(moved.lease_id);
+        let Some(held_lease) = self.leases.get_mut(&lease) else {
+            return;
+        };
+        held_lease.token = moved.token.clone();
+        match held_lease.watch.moved(moved) {
+            Ok(()) => info!("lease {lease} goes on at another worker, as its own was lost"),
+            Err(reason) => held_lease.watch.end(&reason),
+        }
+    }
+
     fn granted(&mut self, granted: Granted) {
         let lease = LeaseId(granted.lease_id);
         let token = granted.token.clone();
-        let watch = LeaseWatch::default();
+        let watch = LeaseWatch::new(lease, self.unreachable.clone());
         let pending = self.pending.remove(&RequestId(granted.request_id));
         let outcome = RequestOutcome::Granted(granted, watch.clone());
         let taken = pending.is_some_and(|pending| pending.replies.outcome.send(outcome).is_ok());
@@ -382,42 +392,4 @@ impl Control {
         };
         self.leases.insert(lease, held_lease);
     }
-}
-
-/// Finishes the stream and waits until the scheduler ends it too, so that the scheduler
-/// receives all messages sent before.
-async fn leave(stream: ControlStream) {
-    drop(stream.outbound);
-    let mut inbound = stream.inbound;
-    while let Ok(Some(_)) = inbound.message().await {}
-}
-
-async fn connect(url: &PoolUrl) -> Result<PoolClient<Channel>, ConnectError> {
-    let channel = control::connect(&url.host, url.port, &url.trust).await?;
-    Ok(PoolClient::new(channel))
-}
-
-fn authorised<T>(body: T, url: &PoolUrl) -> Result<Request<T>, ConnectError> {
-    let token = url.token.as_ref().map_or("", |token| token.reveal());
-    let bearer = MetadataValue::try_from(format!("Bearer {token}"));
-    let mut bearer = bearer.map_err(|_| ConnectError::Token {
-        pool: url.authority(),
-        reason: "the token contains characters that a token cannot have".into(),
-    })?;
-    bearer.set_sensitive(true);
-    let mut request = Request::new(body);
-    request.metadata_mut().insert("authorization", bearer);
-    Ok(request)
-}
-
-/// Requests the status of the pool at `url`.
-pub(crate) async fn status(url: &PoolUrl) -> Result<StatusReply, ConnectError> {
-    let mut client = connect(url).await?;
-    let reply = client.status(authorised(StatusRequest {}, url)?).await;
-    let reply = reply.map_err(|status| ConnectError::from_status(&url.authority(), &status))?;
-    Ok(reply.into_inner())
-}
-
-fn message(body: client_message::Body) -> ClientMessage {
-    ClientMessage { body: Some(body) }
 }

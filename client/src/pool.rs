@@ -14,10 +14,7 @@ use tensord_proto::{
     ids::{LeaseId, SessionId},
     v1,
 };
-use tensord_transport::{
-    Dialer, PoolUrl,
-    tls::{Fingerprint, Trust},
-};
+use tensord_transport::{Dialer, PoolUrl};
 use tokio::sync::oneshot;
 
 pub use self::status::{DeviceStatus, PoolStatus, WorkerStatus};
@@ -33,7 +30,7 @@ use crate::{
     },
     error::{ConnectError, LeaseError},
     lease::{Durability, Lease, LeaseDevice, LeaseRequest},
-    session::{Session, SessionAccess, SessionTarget, drive},
+    session::{Session, SessionTarget, drive},
 };
 
 /// How long each session of a lease may take to open. The sessions open in parallel, and are
@@ -212,8 +209,7 @@ impl Pool {
             };
             let session =
                 Session::new(SessionId(rand::rng().next_u64()), cohort_member, durability);
-            let (lease_device, opening) = self.open_session(leased, granted, session)?;
-            watch.add(&lease_device.session);
+            let (lease_device, opening) = self.open_session(leased, granted, session, &watch)?;
             lease.lease_devices.push(lease_device);
             openings.push(opening);
         }
@@ -244,32 +240,25 @@ impl Pool {
         leased: &v1::LeasedDevice,
         granted: &v1::Granted,
         session: Arc<Session>,
+        watch: &LeaseWatch,
     ) -> Result<(LeaseDevice, Opening), LeaseError> {
-        let worker = leased.worker.clone().unwrap_or_default();
-        let unusable = |reason: &str| LeaseError::Worker {
-            worker: worker.name.clone(),
-            reason: reason.to_owned(),
+        let unusable = |reason: String| LeaseError::Worker {
+            worker: leased.worker.clone().unwrap_or_default().name,
+            reason,
         };
-        let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
-            .map_err(|_| unusable("the pool sent no fingerprint of the worker's certificate"))?;
+        let dialer = self.dialer.clone().for_lease(LeaseId(granted.lease_id));
+        let (token, seed) = (granted.token.clone(), rand::rng().next_u64());
+        let target = SessionTarget::new(dialer, leased, token, seed).map_err(unusable)?;
         let device = TensordDevice::register(session.clone()).ok_or_else(|| {
-            unusable("this process has leased 65,536 devices, which is the limit; restart it")
+            unusable(
+                "this process has leased 65,536 devices, which is the limit; restart it".into(),
+            )
         })?;
-        let target = SessionTarget {
-            dialer: self.dialer.clone().for_lease(LeaseId(granted.lease_id)),
-            worker: worker.name.clone(),
-            address: worker.address,
-            trust: Trust::Pin(Fingerprint(pin)),
-            access: SessionAccess {
-                lease_token: granted.token.clone(),
-                device_index: leased.index,
-                seed: rand::rng().next_u64(),
-            },
-        };
+        let destination = watch.add(&session, target);
         let (opened, opening) = oneshot::channel();
         self.control
             .runtime_handle
-            .spawn(drive(session.clone(), target, opened));
+            .spawn(drive(session.clone(), destination, opened));
         let registration = TensordClient::register(device);
         let lease_device = LeaseDevice {
             device,

@@ -14,12 +14,13 @@
 //!   syncs without a reply, `pending_reads` assembles the values of the reads, `answered`
 //!   checks those that another process repeats, and `journal` decides from where the session
 //!   goes on if its process dies.
-//! - `driver`: keeps each track connected; `track_end` is the session as its connections see
+//! - `driver`: keeps each track connected to its `destination`; `track_end` is the session as its connections see
 //!   it, `connection_end` has the ways in which a connection ends.
 
 mod answered;
 mod connection_end;
 mod counters;
+mod destination;
 mod direct_send;
 mod driver;
 mod frames;
@@ -58,7 +59,8 @@ use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::{
     counters::ByteCounters,
-    driver::{SessionTarget, drive},
+    destination::{Destination, SessionTarget, UnreachableLeases},
+    driver::drive,
     requests::Answer,
     state::SessionEnd,
 };
@@ -71,6 +73,7 @@ use self::{
 use crate::{cohort::CohortMember, lease::Durability};
 
 /// What entitles a session to its device.
+#[derive(Clone)]
 pub(crate) struct SessionAccess {
     pub(crate) lease_token: Bytes,
     pub(crate) device_index: u32,

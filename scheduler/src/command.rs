@@ -36,6 +36,47 @@ pub enum Command {
         /// The lease's devices; those of one worker are next to each other.
         devices: Vec<LeasedDevice>,
     },
+    /// Report to its client that a lease goes on at another worker: have that worker start the
+    /// lease, sign a new token and send it to the client. Issued again when the client attaches
+    /// with an earlier token.
+    Moved {
+        /// The recipient.
+        client: ClientId,
+        /// The lease.
+        lease: LeaseId,
+        /// How often the lease has moved.
+        epoch: u64,
+        /// The lease's devices.
+        devices: Vec<LeasedDevice>,
+    },
+    /// Report to its client that the worker of a lease was lost, and the lease waits to go on.
+    /// [`Moved`](Self::Moved) or [`LeaseEnded`](Self::LeaseEnded) follows, or the worker is back.
+    /// Issued again when the client attaches meanwhile.
+    Interrupted {
+        /// The recipient.
+        client: ClientId,
+        /// The lease.
+        lease: LeaseId,
+        /// Why the lease ends unless it goes on in time.
+        reason: EndReason,
+    },
+    /// Have a worker send the snapshots of a lease's sessions to another worker, and have that
+    /// one keep them. Issued again when one of the two has joined again.
+    KeepSnapshots {
+        /// The lease.
+        lease: LeaseId,
+        /// The worker that runs the lease.
+        source: Peer,
+        /// The worker that keeps the snapshots.
+        keeper: Peer,
+    },
+    /// Have a worker drop the snapshots that it keeps of a lease.
+    DropSnapshots {
+        /// The recipient.
+        keeper: WorkerId,
+        /// The lease.
+        lease: LeaseId,
+    },
     /// Refuse a request. Ends the request.
     Refused {
         /// The recipient.
@@ -65,6 +106,15 @@ pub enum Command {
         /// earlier grants of the devices are void.
         grants: Vec<DeviceGrant>,
     },
+}
+
+/// A worker, and how another one reaches it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The worker's address and certificate.
+    pub endpoint: Endpoint,
 }
 
 /// One device of a granted lease, and how to reach it.

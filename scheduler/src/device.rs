@@ -26,6 +26,32 @@ pub struct DeviceFingerprint {
     pub is_exact: bool,
 }
 
+/// What a device must be for the sessions of a lease to go on there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Requirement {
+    /// The sessions would give other bits on a device of another fingerprint.
+    fingerprint: DeviceFingerprint,
+    /// The least memory, in bytes: the lease was granted this much.
+    memory_bytes: u64,
+}
+
+impl Requirement {
+    /// Returns what another device must be to take the place of `device`, or `None` if the results
+    /// of `device` do not always have the same bits.
+    pub(crate) fn of(device: &DeviceSpec) -> Option<Self> {
+        let fingerprint = device.fingerprint.filter(|it| it.is_exact)?;
+        let memory_bytes = device.memory_bytes;
+        Some(Self {
+            fingerprint,
+            memory_bytes,
+        })
+    }
+
+    pub(crate) fn accepts(&self, device: &DeviceSpec) -> bool {
+        device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.memory_bytes
+    }
+}
+
 /// The devices that a client requests, all or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demand {
@@ -35,6 +61,9 @@ pub struct Demand {
     pub kind: Option<String>,
     /// The least memory of each device, in bytes.
     pub memory_bytes: u64,
+    /// Whether the lease is to go on at another worker if its worker is lost. Leases of several
+    /// devices, or of devices that are not exact, do not.
+    pub is_durable: bool,
 }
 
 impl Demand {

@@ -2,7 +2,8 @@
 //!
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
-//! `engine/clients.rs`.
+//! `engine/clients.rs`, and leases that outlive their worker in `engine/durable.rs` and
+//! `engine/moves.rs`.
 //!
 //! Invariants after every event:
 //! - A device has at most one lease, and no lease has a device that does not
@@ -14,6 +15,8 @@
 //!   deadline.
 
 mod clients;
+mod durable;
+mod moves;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -83,7 +86,9 @@ impl Engine {
                 event,
             } => self.client_event(client, stream, event),
         }
+        self.move_lost_leases();
         self.process_queue();
+        self.assign_keepers();
         mem::take(&mut self.commands)
     }
 
@@ -121,6 +126,8 @@ impl Engine {
         Some(LeaseSnapshot {
             owner: lease.owner,
             devices: lease.lease_devices.iter().map(device).collect(),
+            is_durable: lease.is_durable,
+            epoch: lease.epoch,
         })
     }
 
@@ -155,11 +162,13 @@ impl Engine {
     /// Returns the reason to report for an overdue lease if one of its workers is missing.
     /// `None` if it ends because its client is absent.
     fn missing_worker(&self, lease: LeaseId) -> Option<EndReason> {
-        let workers = self.leases.get(lease)?.workers();
+        let lease = self.leases.get(lease)?;
+        let workers = lease.workers();
         let worker = workers
             .into_iter()
             .find(|worker| !self.pool.contains(*worker))?;
-        Some(EndReason::WorkerMissing { worker })
+        let missing = EndReason::WorkerMissing { worker };
+        Some(lease.lost.clone().unwrap_or(missing))
     }
 
     /// Ends a lease and notifies its connected workers and its attached client. A `reason`
@@ -175,6 +184,9 @@ impl Engine {
             if self.pool.is_connected(worker) {
                 self.send_end(worker, id, grants);
             }
+        }
+        if let Some(keeper) = lease.keeper {
+            self.drop_snapshots(keeper, id);
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
             self.report_ended(owner, id, reason);
@@ -240,7 +252,10 @@ impl Engine {
             if let Some(earlier) = self.superseded_lease(device_ref, id, grant) {
                 self.end_lease(earlier, Some(unavailable.clone()));
             }
-            if self.pool.take(device_ref, id, grant).is_err() {
+            let lease = self.leases.get(id);
+            let device = self.pool.device(device_ref);
+            let is_equal = lease.is_none_or(|lease| lease.may_resume_at(device));
+            if !is_equal || self.pool.take(device_ref, id, grant).is_err() {
                 return self.end_lease(id, Some(unavailable));
             }
         }
@@ -251,6 +266,10 @@ impl Engine {
             .rejoin_by
             .unwrap_or(self.now + self.options.lease_expiry);
         lease.rejoin_by = (!complete).then_some(rejoin_by);
+        if complete && lease.lost.take().is_some() {
+            // The client waits for this, or has not received where the lease was last.
+            self.report_moved(id);
+        }
     }
 
     /// Returns the other lease that has this device by an earlier grant than `grant`. Two

@@ -174,6 +174,11 @@ pub enum ClientEvent {
         /// The request.
         request: RequestId,
     },
+    /// The client cannot reach the worker of a lease.
+    Unreachable {
+        /// The lease.
+        lease: LeaseId,
+    },
     /// The client releases a lease.
     Release {
         /// The lease.
@@ -190,6 +195,10 @@ pub struct Claim {
     pub lease: LeaseId,
     /// All devices of the lease.
     pub lease_devices: Vec<GrantedDevice>,
+    /// Whether the lease goes on at another worker if its worker is lost.
+    pub is_durable: bool,
+    /// How often the lease had moved to another worker when the token was signed.
+    pub epoch: u64,
 }
 
 /// One device of a lease, and the grant by which the lease has it.

@@ -2,7 +2,8 @@
 //!
 //! Two optional deadlines describe a lease's state. `expires_at` is set while the lease has
 //! no attached client: the client is detached, or a worker reported the lease before its
-//! client claimed it. `rejoin_by` is set while a worker of a claimed lease has yet to join.
+//! client claimed it. `rejoin_by` is set while a worker of a claimed lease has yet to join, or
+//! was lost and the lease waits to move to another one.
 //! Neither is set while the lease is in normal use.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,9 @@ use std::time::Duration;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice};
+use crate::reason::EndReason;
 use crate::time::Timestamp;
 
 /// A client's right to use some devices.
@@ -25,15 +28,38 @@ pub(crate) struct Lease {
     pub(crate) lease_devices: BTreeMap<DeviceRef, GrantNumber>,
     /// The time at which the lease ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
-    /// The time at which the lease ends unless all its workers have joined.
+    /// The time at which the lease ends unless all its workers have joined, or it has moved to
+    /// another worker.
     pub(crate) rejoin_by: Option<Timestamp>,
+    /// Whether the lease goes on at its keeper if its worker is lost.
+    pub(crate) is_durable: bool,
+    /// The other worker that keeps the snapshots of the lease's sessions.
+    pub(crate) keeper: Option<WorkerId>,
+    /// Whether the lease's worker and the keeper know each other, by commands on their current
+    /// streams.
+    pub(crate) is_keeper_announced: bool,
+    /// What another device must be for the lease to go on there, if it may move.
+    pub(crate) requirement: Option<Requirement>,
+    /// How often the lease has moved to another worker.
+    pub(crate) epoch: u64,
+    /// Why the lease will end at `rejoin_by`, if its worker was lost.
+    pub(crate) lost: Option<EndReason>,
+    /// Whether the client knows that, on its current stream.
+    pub(crate) is_loss_reported: bool,
 }
 
 impl Lease {
     /// Creates a lease that was granted to `client` or claimed by it.
-    pub(crate) fn owned(client: ClientId, lease_devices: &[GrantedDevice]) -> Self {
+    pub(crate) fn owned(
+        client: ClientId,
+        lease_devices: &[GrantedDevice],
+        is_durable: bool,
+        epoch: u64,
+    ) -> Self {
         let mut lease = Self {
             owner: Some(client),
+            is_durable,
+            epoch,
             ..Self::default()
         };
         lease.add(lease_devices);
@@ -64,6 +90,18 @@ impl Lease {
             grant,
         };
         lease_devices.map(grant).collect()
+    }
+
+    /// Returns the lease's device if it is its only one.
+    pub(crate) fn only_device(&self) -> Option<DeviceRef> {
+        let mut devices = self.lease_devices.keys();
+        devices.next().filter(|_| devices.next().is_none()).copied()
+    }
+
+    /// Returns whether the lease may go on at `device`: any, unless the lease is lost.
+    pub(crate) fn may_resume_at(&self, device: Option<&DeviceSpec>) -> bool {
+        let requirement = self.requirement.filter(|_| self.lost.is_some());
+        requirement.is_none_or(|it| device.is_some_and(|device| it.accepts(device)))
     }
 
     /// Returns the earlier of the two deadlines.
@@ -101,6 +139,10 @@ impl Leases {
 
     pub(crate) fn get(&self, lease: LeaseId) -> Option<&Lease> {
         self.leases.get(&lease)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (LeaseId, &mut Lease)> {
+        self.leases.iter_mut().map(|(id, lease)| (*id, lease))
     }
 
     pub(crate) fn get_mut(&mut self, lease: LeaseId) -> Option<&mut Lease> {

@@ -29,7 +29,7 @@ mod time;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Command, LeasedDevice};
+pub use command::{Command, LeasedDevice, Peer};
 pub use device::{Demand, DeviceFingerprint, DeviceSpec, Inventory};
 pub use engine::Engine;
 pub use event::{

@@ -19,6 +19,12 @@ pub struct Options {
     /// short for the team that waits for the devices.
     pub lease_expiry: Duration,
 
+    /// How long a durable lease waits for a device after its worker was lost.
+    ///
+    /// 10 min: enough for a device of the worker that has its snapshots to become free, or for
+    /// the worker itself to come back after its network was repaired.
+    pub recovery_timeout: Duration,
+
     /// How long after its start the engine adopts leases that it does not know, reported by
     /// a worker that still runs them or by a client that holds their token. After that, an
     /// unknown lease counts as ended.
@@ -46,6 +52,7 @@ impl Default for Options {
         Self {
             worker_timeout: Duration::from_secs(5),
             lease_expiry: Duration::from_secs(30),
+            recovery_timeout: Duration::from_secs(600),
             adoption_window: Duration::from_secs(60),
             max_waiting: 4096,
             max_waiting_per_client: 64,

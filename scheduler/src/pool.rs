@@ -14,7 +14,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
-use crate::device::{Demand, Inventory};
+use crate::device::{Demand, DeviceSpec, Inventory, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration, StreamId};
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
@@ -242,6 +242,12 @@ impl Pool {
         self.get(worker).map(Worker::ending).unwrap_or_default()
     }
 
+    /// Returns whether a worker has not released a device from a lease that ended there.
+    pub(crate) fn is_ending(&self, worker: WorkerId, lease: LeaseId) -> bool {
+        self.get(worker)
+            .is_some_and(|worker| worker.is_ending_lease(lease))
+    }
+
     /// Records which devices a worker cannot offer at the moment.
     pub(crate) fn set_out_of_service(&mut self, worker: WorkerId, devices: Outages) {
         if let Some(worker) = self.workers.get_mut(&worker) {
@@ -272,6 +278,41 @@ impl Pool {
             .iter()
             .map(|(id, worker)| Candidate::new(*id, worker.free(demand).collect()))
             .collect()
+    }
+
+    /// Returns the ids of all workers.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = WorkerId> {
+        self.workers.keys().copied()
+    }
+
+    /// Returns the description of a device, if its worker has joined.
+    pub(crate) fn device(&self, device_ref: DeviceRef) -> Option<&DeviceSpec> {
+        let devices = &self.get(device_ref.worker)?.registration.devices;
+        devices.get(device_ref.index as usize)
+    }
+
+    /// Returns whether a worker will stay, and has a device that `requirement` accepts.
+    pub(crate) fn can_keep(&self, worker: WorkerId, requirement: &Requirement) -> bool {
+        let worker = self.get(worker);
+        worker.is_some_and(|worker| worker.offers().any(|device| requirement.accepts(device)))
+    }
+
+    /// Returns a free device of a worker that `requirement` accepts, if there is one.
+    pub(crate) fn free_equal(
+        &self,
+        worker: WorkerId,
+        requirement: &Requirement,
+    ) -> Option<DeviceRef> {
+        let any = Demand {
+            devices: 1,
+            kind: None,
+            memory_bytes: 0,
+            is_durable: false,
+        };
+        let free = self.get(worker)?.free(&any);
+        let mut free = free.map(|(_, index)| DeviceRef { worker, index });
+        let fits = |device: &DeviceSpec| requirement.accepts(device);
+        free.find(|device_ref| self.device(*device_ref).is_some_and(fits))
     }
 
     /// Returns whether, since the last call, anything happened that may have changed the

@@ -53,6 +53,19 @@ pub enum EndReason {
         /// The worker's name.
         name: String,
     },
+    /// The worker of a durable lease was lost, and the lease could not go on at the worker that
+    /// has its snapshots.
+    #[error(
+        "worker {name} ({worker}) was lost, and no device became free for the lease at worker {keeper}, which has its snapshots"
+    )]
+    NotReplaced {
+        /// The worker's id.
+        worker: WorkerId,
+        /// The worker's name.
+        name: String,
+        /// The name of the worker that has the snapshots.
+        keeper: String,
+    },
     /// A worker of the lease stopped, as it had announced.
     #[error("worker {name} ({worker}) left the pool")]
     WorkerLeft {

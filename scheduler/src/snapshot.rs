@@ -31,6 +31,10 @@ pub struct LeaseSnapshot {
     /// The lease's devices, in the order of worker and index; `None` while a worker of the
     /// lease has yet to join.
     pub devices: Option<Vec<LeasedDevice>>,
+    /// Whether the lease goes on at another worker if its worker is lost.
+    pub is_durable: bool,
+    /// How often the lease has moved to another worker.
+    pub epoch: u64,
 }
 
 /// The state of a worker at one moment.

@@ -6,6 +6,9 @@
 
 mod actions;
 mod clients;
+mod commands;
+mod durable;
+mod durable_world;
 mod ending;
 mod grants;
 mod invariants;
@@ -22,10 +25,11 @@ use std::time::Duration;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
+use self::commands::*;
 use crate::{
-    Claim, ClientEvent, Command, Demand, DeviceGrant, DeviceRef, DeviceSpec, EndReason, Endpoint,
-    Engine, Event, GrantedDevice, HeldDevice, LeasedDevice, Options, Outages, RefuseReason,
-    Registration, StreamId, Timestamp, WorkerEvent,
+    Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
+    EndReason, Endpoint, Engine, Event, GrantedDevice, HeldDevice, LeasedDevice, Options, Outages,
+    Peer, RefuseReason, Registration, StreamId, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.
@@ -72,7 +76,7 @@ const TERM: u64 = 7;
 fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
     for command in &mut commands {
         match command {
-            Command::Granted { devices, .. } => {
+            Command::Granted { devices, .. } | Command::Moved { devices, .. } => {
                 for device in devices {
                     assert!(device.grant.term >= TERM, "{device:?}");
                     device.grant = GrantNumber::ZERO;
@@ -82,7 +86,12 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
                 assert!(!grants.is_empty(), "an end that names no grant");
                 grants.clear();
             }
-            Command::Queued { .. } | Command::Refused { .. } | Command::LeaseEnded { .. } => {}
+            Command::Queued { .. }
+            | Command::Refused { .. }
+            | Command::LeaseEnded { .. }
+            | Command::Interrupted { .. }
+            | Command::KeepSnapshots { .. }
+            | Command::DropSnapshots { .. } => {}
         }
     }
     commands
@@ -130,6 +139,17 @@ fn cuda(gib: u64) -> DeviceSpec {
 
 fn flex(gib: u64) -> DeviceSpec {
     device("flex", gib)
+}
+
+/// A CPU device whose results have the same bits as those of every other one of this function.
+fn exact(gib: u64) -> DeviceSpec {
+    DeviceSpec {
+        fingerprint: Some(DeviceFingerprint {
+            hash: [7; 16],
+            is_exact: true,
+        }),
+        ..flex(gib)
+    }
 }
 
 fn endpoint(worker: u64) -> Endpoint {
@@ -305,6 +325,8 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
                 grant: old_grant(lease),
             })
             .collect(),
+        is_durable: false,
+        epoch: 0,
     });
     client(
         id,
@@ -324,6 +346,7 @@ fn request(id: u64, request: u64, devices: u32) -> Event {
             devices,
             kind: None,
             memory_bytes: 0,
+            is_durable: false,
         },
     )
 }
@@ -360,87 +383,4 @@ fn release(id: u64, lease: u64) -> Event {
 
 fn client_disconnected(id: u64) -> Event {
     client(id, ClientEvent::Disconnected)
-}
-
-// Commands.
-
-fn queued(client: u64, request: u64, position: u32) -> Command {
-    Command::Queued {
-        client: ClientId(client),
-        request: RequestId(request),
-        position,
-    }
-}
-
-/// A grant; `devices` are worker, index and description.
-fn granted(client: u64, request: u64, devices: &[(u64, u32, DeviceSpec)]) -> Command {
-    let devices = devices.iter().map(|(worker, index, device)| LeasedDevice {
-        device_ref: device_ref(*worker, *index),
-        grant: GrantNumber::ZERO,
-        device: device.clone(),
-        worker: endpoint(*worker),
-    });
-    Command::Granted {
-        client: ClientId(client),
-        request: RequestId(request),
-        lease: LeaseId(request * 10),
-        devices: devices.collect(),
-    }
-}
-
-fn refused(client: u64, request: u64, reason: RefuseReason) -> Command {
-    Command::Refused {
-        client: ClientId(client),
-        request: RequestId(request),
-        reason,
-    }
-}
-
-/// A refusal because the pool has too few devices of any kind. `workers` lists the devices
-/// that each worker offers; none for a worker that is leaving.
-fn unsatisfiable(client: u64, request: u64, devices: u32, workers: &[&[DeviceSpec]]) -> Command {
-    let demand = Demand {
-        devices,
-        kind: None,
-        memory_bytes: 0,
-    };
-    let mut pool = crate::Inventory::default();
-    for devices in workers {
-        pool.add(devices.iter());
-    }
-    refused(
-        client,
-        request,
-        RefuseReason::Unsatisfiable { demand, pool },
-    )
-}
-
-fn ended(client: u64, lease: u64, reason: EndReason) -> Command {
-    Command::LeaseEnded {
-        client: ClientId(client),
-        lease: LeaseId(lease),
-        reason,
-    }
-}
-
-fn end_lease(worker: u64, lease: u64) -> Command {
-    Command::EndLease {
-        worker: WorkerId(worker),
-        lease: LeaseId(lease),
-        grants: Vec::new(),
-    }
-}
-
-fn lost(worker: u64) -> EndReason {
-    EndReason::WorkerLost {
-        worker: WorkerId(worker),
-        name: format!("w{worker}"),
-    }
-}
-
-fn left(worker: u64) -> EndReason {
-    EndReason::WorkerLeft {
-        worker: WorkerId(worker),
-        name: format!("w{worker}"),
-    }
 }

@@ -22,6 +22,7 @@ mod renewals;
 mod service;
 mod stream;
 mod view;
+mod worker_commands;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -38,24 +38,22 @@ pub struct Cluster {
     worker_binary: PathBuf,
 }
 
-/// Returns the path of the `tensord` binary that was built along with this test.
+/// Returns the path of the `tensord` binary that was built along with this test or benchmark.
 ///
 /// # Panics
 ///
 /// If the binary does not exist.
 pub fn binary() -> PathBuf {
-    let test = std::env::current_exe().expect("a test knows its own path");
-    let dir = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("target/<profile>/deps/<test>");
-    let binary = dir.join(format!("tensord{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        binary.exists(),
-        "{} is not built; run `cargo build -p tensord`",
-        binary.display()
-    );
-    binary
+    let own = std::env::current_exe().expect("a process knows its own path");
+    let name = format!("tensord{}", std::env::consts::EXE_SUFFIX);
+    // A benchmark is in target/<profile>, a test in target/<profile>/deps.
+    let directories = own.ancestors().skip(1).take(2);
+    let mut binaries = directories.map(|directory| directory.join(&name));
+    let binary = binaries.find(|binary| binary.exists());
+    binary.unwrap_or_else(|| {
+        let directory = own.parent().unwrap_or(&own).display();
+        panic!("there is no {name} at {directory}; run `cargo build -p tensord`")
+    })
 }
 
 impl Process {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tensord_proto::v1::{Error, ErrorCode, Join, Open, Rejected, frame::Body};
+use tensord_proto::v1::{Error, ErrorCode, Join, OfferSnapshots, Open, Rejected, frame::Body};
 use tensord_transport::{
     Link, LinkReceiver,
     channel::{Broken, Connection, Endpoint, FrameParts, Look, Next, Timing, duplex, pump},
@@ -131,6 +131,10 @@ async fn handshake(
         FirstFrame::Join(join) => Ok(ConnectionPurpose::Worker(
             registry.join(&join, certificate)?,
         )),
+        FirstFrame::OfferSnapshots(_) => Err(Error::new(
+            ErrorCode::Protocol,
+            "only a worker that runs its leases in processes keeps snapshots",
+        )),
     }
 }
 
@@ -140,6 +144,8 @@ pub(crate) enum FirstFrame {
     Open(Open),
     /// Another worker of a lease joins.
     Join(Join),
+    /// Another worker sends the snapshots of a lease.
+    OfferSnapshots(OfferSnapshots),
 }
 
 /// Receives the first frame of a connection.
@@ -155,8 +161,9 @@ pub(crate) async fn first_frame(receiver: &mut LinkReceiver) -> Result<FirstFram
     match frame.body {
         Some(Body::Open(open)) => Ok(FirstFrame::Open(open)),
         Some(Body::Join(join)) => Ok(FirstFrame::Join(join)),
+        Some(Body::OfferSnapshots(offer)) => Ok(FirstFrame::OfferSnapshots(offer)),
         _ => Err(protocol(
-            "the first frame must open a session or join a worker".into(),
+            "the first frame must open a session, join a worker or offer snapshots".into(),
         )),
     }
 }

@@ -4,7 +4,10 @@ use std::pin::Pin;
 
 use tensord_proto::{
     ids::LeaseId,
-    v1::{DeviceGrant, DeviceUsage, Error, HeldDevice, LeaseGranted, OutOfService},
+    v1::{
+        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, LeaseGranted, OutOfService,
+        SendSnapshots,
+    },
 };
 
 /// Runs the leases of a worker: in this process ([`Registry`](crate::registry::Registry)), or
@@ -23,6 +26,17 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
 
     /// Records that devices were granted to a lease. The leases that had them before end.
     fn granted(&self, granted: &LeaseGranted);
+
+    /// Has the snapshots of a lease sent to another worker. A host that takes no snapshots ignores
+    /// the command.
+    fn send_snapshots(&self, _command: &SendSnapshots) {}
+
+    /// Allows another worker to send the snapshots of a lease. A host that keeps none ignores the
+    /// command.
+    fn keep_snapshots(&self, _command: &KeepSnapshots) {}
+
+    /// Drops the snapshots that are kept of another worker's lease.
+    fn drop_snapshots(&self, _lease: LeaseId) {}
 
     /// Ends a lease, and invalidates all tokens with these or earlier grants of the devices.
     /// [`unreleased_devices`](Self::unreleased_devices) returns the devices that are not

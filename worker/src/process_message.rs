@@ -180,7 +180,7 @@ pub(crate) struct Start {
     /// Files and directories that the process must not open.
     #[prost(bytes = "vec", repeated, tag = "9")]
     pub(crate) hidden: Vec<Vec<u8>>,
-    /// Number of processes of this lease that have died before this one.
+    /// Higher than that of all earlier processes of the lease, on whichever worker.
     #[prost(uint64, tag = "10")]
     pub(crate) epoch: u64,
 }

@@ -238,6 +238,11 @@ impl Registration {
                 return Some(lease);
             }
             worker_command::Body::Granted(granted) => self.host.granted(&granted),
+            worker_command::Body::SendSnapshots(command) => self.host.send_snapshots(&command),
+            worker_command::Body::KeepSnapshots(command) => self.host.keep_snapshots(&command),
+            worker_command::Body::DropSnapshots(command) => {
+                self.host.drop_snapshots(LeaseId(command.lease_id));
+            }
             worker_command::Body::Time(time) => self.host.set_time(time.time_ms),
             worker_command::Body::Registered(_) => {}
         }

@@ -35,9 +35,9 @@ use crate::{options::ProcessProgram, process_message, supervisor};
 /// name the rank at fault and the longer one of a worker that cannot.
 pub(crate) const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The host's memory is divided by this for the snapshots of its leases; those that are being
-/// copied may take as much again. CPU devices offer four fifths of the host's memory, and uploads
-/// that are kept have 1 GiB by default.
+/// The host's memory is divided by this for the snapshots of its leases. Those that are being
+/// copied may take as much again, and those of other workers' leases half as much. CPU devices offer
+/// four fifths of the host's memory, and uploads that are kept have 1 GiB by default.
 #[cfg(target_os = "linux")]
 const SNAPSHOT_DIVISOR: u64 = 16;
 
@@ -148,6 +148,7 @@ pub(crate) async fn start_in_processes(
         process_settings,
         hidden,
         cache_bytes: options.cache_bytes / 2,
+        kept_for_others_bytes: total_snapshot_bytes(options.snapshot_bytes) / 2,
     };
     let (supervisor, run) = supervisor::Supervisor::new(described, settings);
     let listener =
@@ -188,10 +189,16 @@ fn kept_bytes(cache_bytes: u64, devices: usize) -> u64 {
 /// default. A lease with snapshots has one CPU device.
 #[cfg(target_os = "linux")]
 fn snapshot_bytes(total_bytes: Option<u64>, found: &[FoundDevice]) -> u64 {
-    let total_bytes = total_bytes.unwrap_or_else(|| devices::host_memory() / SNAPSHOT_DIVISOR);
+    let total_bytes = total_snapshot_bytes(total_bytes);
     let is_cpu = |found: &&FoundDevice| found.selection.kind == devices::FLEX;
     let devices = found.iter().filter(is_cpu).count() as u64;
     total_bytes.checked_div(devices).unwrap_or(0)
+}
+
+/// Returns the maximum bytes of the snapshots of this worker's leases.
+#[cfg(target_os = "linux")]
+fn total_snapshot_bytes(total_bytes: Option<u64>) -> u64 {
+    total_bytes.unwrap_or_else(|| devices::host_memory() / SNAPSHOT_DIVISOR)
 }
 
 /// Opens the devices that can be opened, and logs which cannot and why.

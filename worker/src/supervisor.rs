@@ -9,7 +9,9 @@
 //! - `table` decides, as a pure state machine; [`Supervisor`] executes.
 //! - `process` starts one process and talks with it; `spares` keeps some ready.
 //! - `turns` decides which process may use a device that several leases share.
-//! - `running` is the task of one lease's process.
+//! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
+//! - `snapshots` has the snapshots of this worker's sessions; `keeper_link` sends them to another
+//!   worker, and `keeper` has those that other workers send.
 //! - `lease_cgroups` bounds the memory of each process.
 //! - `kept_uploads` has the uploads of ended sessions, by tenant.
 //! - `kernels` makes the directory of a tenant's compiled kernels.
@@ -19,6 +21,8 @@
 
 mod describe;
 mod host;
+mod keeper;
+mod keeper_link;
 mod kept_uploads;
 mod kernels;
 mod lease_cgroups;
@@ -62,6 +66,7 @@ pub(crate) use self::{
     table::END_TIMEOUT,
 };
 use self::{
+    keeper::KeptForOthers,
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
     lease_cgroups::LeaseCgroups,
@@ -111,6 +116,8 @@ pub(crate) struct SupervisorSettings {
     pub(crate) hidden: Vec<Vec<u8>>,
     /// Bytes of memory for uploads of sessions that ended.
     pub(crate) cache_bytes: u64,
+    /// Bytes of memory for snapshots of other workers' leases.
+    pub(crate) kept_for_others_bytes: u64,
 }
 
 /// Runs the leases of a worker in processes. Most fields are parts that the module lists, each with
@@ -126,6 +133,8 @@ pub(crate) struct Supervisor {
     cgroups: Option<LeaseCgroups>,
     kept_uploads: Mutex<KeptUploads>,
     snapshots: Mutex<Snapshots>,
+    /// The snapshots of leases that other workers run.
+    kept_for_others: Mutex<KeptForOthers>,
     lease_tokens: LeaseTokens,
     scheduler: Mutex<SchedulerView>,
     /// Work for [`run`](Self::run).
@@ -177,6 +186,7 @@ impl Supervisor {
             cgroups: described.cgroups,
             kept_uploads: Mutex::new(KeptUploads::new(settings.cache_bytes)),
             snapshots: Mutex::new(Snapshots::new(settings.process_settings.snapshot_bytes)),
+            kept_for_others: Mutex::new(KeptForOthers::new(settings.kept_for_others_bytes)),
             lease_tokens: LeaseTokens::new(settings.worker_id),
             scheduler: Mutex::default(),
             jobs,
@@ -214,6 +224,7 @@ impl Supervisor {
                 _ = ticks.tick() => {
                     self.update(|table, now| table.tick(now));
                     self.update_turns(|turns, now| turns.tick(now));
+                    lock(&self.kept_for_others).expire(Instant::now());
                     continue;
                 }
                 () = &mut refill => continue,
@@ -312,6 +323,10 @@ impl Supervisor {
             grant: number(grant.grant),
         };
         let claims: Vec<_> = granted.grants.iter().map(claim).collect();
+        let kept = lock(&self.kept_for_others).take(lease);
+        if !kept.is_empty() {
+            lock(&self.snapshots).adopt(lease, kept);
+        }
         lock(&self.leases)
             .entry(lease)
             .or_insert_with(|| RunningLease::new(granted.clone()));
@@ -374,6 +389,7 @@ impl Supervisor {
             process_settings,
             hidden,
             cache_bytes: _,
+            kept_for_others_bytes: _,
         } = &self.settings;
         let issued = identity.issue_for_lease(LeaseId(granted.lease_id));
         let issued = issued.map_err(|e| e.to_string())?;

@@ -1,34 +1,129 @@
-//! Fails the sessions of a lease when the pool reports that the lease has ended.
+//! What the pool reports about a lease: where it goes on, or that it has ended.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Instant,
+};
 
-use crate::session::Session;
+use tensord_proto::{ids::LeaseId, v1};
+use tokio::sync::watch;
 
-/// Whether the pool has ended a lease, and the sessions that fail when it does. Clones
-/// share the lease.
-#[derive(Clone, Default)]
-pub(crate) struct LeaseWatch(Arc<Mutex<LeaseStatus>>);
+use crate::session::{Destination, Session, SessionTarget, UnreachableLeases};
+
+/// Passes on to the sessions of a lease what the pool reports about the lease. Clones share the
+/// lease.
+#[derive(Clone)]
+pub(crate) struct LeaseWatch {
+    lease: LeaseId,
+    unreachable: Arc<UnreachableLeases>,
+    status: Arc<Mutex<LeaseStatus>>,
+}
 
 #[derive(Default)]
 struct LeaseStatus {
     ended: Option<String>,
-    sessions: Vec<Weak<Session>>,
+    sessions: Vec<WatchedSession>,
+    /// The pool's last report of where the lease goes on, for sessions that are added later.
+    moved: Option<v1::Moved>,
+}
+
+struct WatchedSession {
+    session: Weak<Session>,
+    destination: watch::Sender<Destination>,
 }
 
 impl LeaseWatch {
-    /// Registers `session`, which fails when the lease ends.
-    pub(crate) fn add(&self, session: &Arc<Session>) {
-        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.sessions.push(Arc::downgrade(session));
-        if let Some(reason) = &watched.ended {
-            session.fail(reason.clone());
+    pub(crate) fn new(lease: LeaseId, unreachable: Arc<UnreachableLeases>) -> Self {
+        Self {
+            lease,
+            unreachable,
+            status: Arc::default(),
         }
     }
 
+    /// Registers `session`, which is at `target` and fails when the lease ends. The receiver has
+    /// where the session is to be. Sessions are added in the order of the lease's devices.
+    pub(crate) fn add(
+        &self,
+        session: &Arc<Session>,
+        target: SessionTarget,
+    ) -> watch::Receiver<Destination> {
+        let (destination, receiver) = watch::channel(Destination {
+            target: Arc::new(target),
+            interrupted_at: None,
+            lease: self.lease,
+            unreachable: self.unreachable.clone(),
+        });
+        let watched = WatchedSession {
+            session: Arc::downgrade(session),
+            destination,
+        };
+        let mut status = self.lock();
+        if let Some(moved) = &status.moved
+            && let Err(reason) = watched.moved(moved, status.sessions.len())
+        {
+            session.fail(reason);
+        }
+        status.sessions.push(watched);
+        if let Some(reason) = &status.ended {
+            session.fail(reason.clone());
+        }
+        receiver
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LeaseStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn end(&self, reason: &str) {
-        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.ended = Some(reason.to_owned());
-        let sessions = watched.sessions.iter().filter_map(Weak::upgrade);
+        let mut status = self.lock();
+        status.ended = Some(reason.to_owned());
+        let sessions = status.sessions.iter();
+        let sessions = sessions.filter_map(|watched| watched.session.upgrade());
         sessions.for_each(|session| session.fail(reason));
+    }
+
+    /// Records that the lease's worker was lost, for `reason`, and that the lease waits until the
+    /// pool reports where it goes on. Sessions that cannot go on in another process fail.
+    pub(super) fn interrupt(&self, reason: &str) {
+        let now = Instant::now();
+        for watched in &self.lock().sessions {
+            match watched.session.upgrade() {
+                Some(session) if !session.can_be_restored() => session.fail(reason),
+                Some(_) => watched
+                    .destination
+                    .send_modify(|destination| destination.interrupted_at = Some(now)),
+                None => {}
+            }
+        }
+    }
+
+    /// Records where the lease goes on.
+    ///
+    /// # Errors
+    ///
+    /// When the message does not fit the lease, which is a fault of the pool.
+    pub(super) fn moved(&self, moved: &v1::Moved) -> Result<(), String> {
+        let mut status = self.lock();
+        status.moved = Some(moved.clone());
+        for (at, watched) in status.sessions.iter().enumerate() {
+            watched.moved(moved, at)?;
+        }
+        Ok(())
+    }
+}
+
+impl WatchedSession {
+    /// Records where the session goes on, which is the lease's one with index `at`.
+    fn moved(&self, moved: &v1::Moved, at: usize) -> Result<(), String> {
+        let leased = moved.devices.get(at);
+        let leased = leased.ok_or("the pool moved the lease to fewer devices")?;
+        let old = self.destination.borrow().target.clone();
+        let (dialer, seed) = (old.dialer.clone(), old.access.seed);
+        let target = SessionTarget::new(dialer, leased, moved.token.clone(), seed)?;
+        self.destination.send_modify(|destination| {
+            (destination.target, destination.interrupted_at) = (Arc::new(target), None);
+        });
+        Ok(())
     }
 }

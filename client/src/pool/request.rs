@@ -17,7 +17,7 @@ use crate::{
         LeaseCall, RequestOutcome, RequestReplies, handle::ControlHandle, lease_watch::LeaseWatch,
     },
     error::LeaseError,
-    lease::LeaseRequest,
+    lease::{Durability, LeaseRequest},
 };
 
 /// A request that the pool may still grant. Dropping it cancels the request, or releases
@@ -64,6 +64,7 @@ pub(super) async fn wait_for_grant(
             devices: request.devices,
             kind: request.kind,
             memory_bytes: request.memory_bytes,
+            durable: request.durability != Durability::Off,
         },
         replies: RequestReplies { position, outcome },
     };

@@ -1,24 +1,24 @@
 //! The tasks that keep a session connected, one for each of its tracks: dial, open or
 //! resume, exchange frames, and again.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
 use tensord_proto::v1::frame::Body;
 use tensord_transport::{
-    Dialer, Link,
+    Carrier, Link,
     channel::{Connection, Timing, duplex, pump},
-    tls::Trust,
 };
 use tokio::{
-    sync::oneshot,
+    sync::{oneshot, watch},
     task::JoinSet,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout},
 };
 use tracing::{debug, info, warn};
 
 use super::{
-    Session, SessionAccess,
-    connection_end::{ConnectionEnd, after_pump},
+    Session,
+    connection_end::{ConnectionEnd, after_pump, closed_by},
+    destination::{Destination, SessionTarget},
     state::Track,
     track_end::TrackEnd,
 };
@@ -30,33 +30,28 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 /// the last frame received, so the error comes within 10 s of the cause.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// A worker that was not reached for this long is reported to the pool, and then at intervals of
+/// this length.
+const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
+
 /// Pause between attempts.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
-
-/// What a session connects to.
-pub(crate) struct SessionTarget {
-    pub(crate) dialer: Dialer,
-    pub(crate) worker: String,
-    pub(crate) address: String,
-    pub(crate) trust: Trust,
-    pub(crate) access: SessionAccess,
-}
 
 /// Keeps `session` connected until it is over. `opened` receives the result of the first
 /// connection.
 pub(crate) fn drive(
     session: Arc<Session>,
-    target: SessionTarget,
+    mut destination: watch::Receiver<Destination>,
     opened: oneshot::Sender<Result<(), String>>,
 ) -> impl Future<Output = ()> {
     let driven = DriverGuard(session);
     async move {
         let DriverGuard(session) = &driven;
-        let target = Arc::new(target);
         // Aborted when this task ends.
         let mut bulk = JoinSet::new();
-        bulk.spawn(drive_bulk(DriverGuard(session.clone()), target.clone()));
-        keep_connected(session, &target, Track::Ops, Some(opened)).await;
+        let bulk_destination = destination.clone();
+        bulk.spawn(drive_bulk(DriverGuard(session.clone()), bulk_destination));
+        keep_connected(session, &mut destination, Track::Ops, Some(opened)).await;
     }
 }
 
@@ -76,69 +71,68 @@ impl Drop for DriverGuard {
 }
 
 /// Keeps the session's second track connected, once there are bulk bytes.
-async fn drive_bulk(driven: DriverGuard, target: Arc<SessionTarget>) {
+async fn drive_bulk(driven: DriverGuard, mut destination: watch::Receiver<Destination>) {
     let DriverGuard(session) = &driven;
     while !session.lock().has_bulk {
         session.wake_bulk.notified().await;
     }
-    keep_connected(session, &target, Track::Bulk, None).await;
+    keep_connected(session, &mut destination, Track::Bulk, None).await;
 }
 
 /// Keeps a track connected until the session is over.
 async fn keep_connected(
     session: &Session,
-    target: &SessionTarget,
+    destination: &mut watch::Receiver<Destination>,
     track: Track,
     mut opened: Option<oneshot::Sender<Result<(), String>>>,
 ) {
     let mut last_received = Instant::now();
     let mut resume = false;
+    let mut target = destination.borrow().target.clone();
     while track == Track::Ops || !session.is_over() {
-        // A try must not outlast the time in which a worker is given up.
-        let until = last_received + WORKER_TIMEOUT;
-        let connected = timeout_at(until, connect(session, target, track, resume)).await;
-        let ended = match connected
-            .unwrap_or_else(|_| Err(ConnectionEnd::Lost("the worker did not answer".into())))
-        {
+        let current = destination.borrow_and_update().clone();
+        if !Arc::ptr_eq(&target, &current.target) {
+            (target, last_received) = (current.target.clone(), Instant::now());
+        }
+        let is_interrupted = current.is_interrupted();
+        let connected = tokio::select! {
+            connected = connect(session, &target, track, resume) => connected,
+            // A try must not outlast the time in which a worker is given up.
+            () = sleep_until(last_received + WORKER_TIMEOUT), if !is_interrupted => {
+                Err(ConnectionEnd::Lost("the worker did not answer".into()))
+            }
+            never = report_unreachable(&current, last_received), if !is_interrupted => match never {},
+            Ok(()) = destination.changed() => continue,
+        };
+        let ended = match connected {
             Ok((connection, link)) => {
                 last_received = Instant::now();
-                let (worker, carrier) = (&target.worker, link.carrier);
-                if resume {
-                    info!(session = %session.id, ?track, worker, "resumed over {carrier}");
-                } else {
-                    debug!(session = %session.id, ?track, worker, "connected over {carrier}");
-                }
+                log_connected(session, track, &target, link.carrier, resume);
                 resume = true;
                 if let Some(opened) = opened.take() {
                     // The caller that leases may have given up; it then closes the session.
                     let _ = opened.send(Ok(()));
                 }
                 let end = TrackEnd { session, track };
-                let ended = pump(&end, connection, link, Timing::DEFAULT).await;
+                let ended = tokio::select! {
+                    ended = pump(&end, connection, link, Timing::DEFAULT) => after_pump(ended),
+                    () = moved(destination, &target) => {
+                        ConnectionEnd::Lost("the pool has reported where the lease goes on".into())
+                    }
+                };
                 last_received = last_received.max(session.last_received(track).into());
-                after_pump(ended)
+                ended
             }
             Err(ended) => ended,
         };
+        let is_given_up = !is_interrupted && last_received.elapsed() >= WORKER_TIMEOUT;
         let reason = match ended {
-            ConnectionEnd::Over(reason) => reason,
-            ConnectionEnd::BrokeRule(rule) => format!(
-                "worker {} at {} broke the protocol: {rule}",
-                target.worker, target.address
-            ),
-            ConnectionEnd::Lost(reason)
-                if last_received.elapsed() < WORKER_TIMEOUT && !session.is_over() =>
-            {
+            ConnectionEnd::Lost(reason) if !is_given_up && !session.is_over() => {
                 debug!(session = %session.id, ?track, worker = target.worker, "cannot connect to the worker: {reason}");
                 sleep(RETRY_DELAY).await;
                 continue;
             }
-            ConnectionEnd::Lost(reason) => {
-                format!(
-                    "worker {} at {} is lost ({reason})",
-                    target.worker, target.address
-                )
-            }
+            ended => end_reason(ended, &target),
         };
         if !session.is_over() {
             warn!(session = %session.id, "{reason}");
@@ -148,6 +142,51 @@ async fn keep_connected(
             let _ = opened.send(Err(reason));
         }
         return;
+    }
+}
+
+fn log_connected(
+    session: &Session,
+    track: Track,
+    target: &SessionTarget,
+    carrier: Carrier,
+    is_resumed: bool,
+) {
+    let worker = &target.worker;
+    match is_resumed {
+        true => info!(session = %session.id, ?track, worker, "resumed over {carrier}"),
+        false => debug!(session = %session.id, ?track, worker, "connected over {carrier}"),
+    }
+}
+
+/// Reports to the pool that the worker cannot be reached, until the future is dropped.
+async fn report_unreachable(destination: &Destination, last_received: Instant) -> Infallible {
+    let mut reports = interval_at(last_received + UNREACHABLE_AFTER, UNREACHABLE_AFTER);
+    reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        reports.tick().await;
+        destination.unreachable.add(destination.lease);
+    }
+}
+
+/// Waits until the session is to be elsewhere than at `target`.
+async fn moved(destination: &mut watch::Receiver<Destination>, target: &Arc<SessionTarget>) {
+    let is_elsewhere = |destination: &Destination| !Arc::ptr_eq(&destination.target, target);
+    if destination.wait_for(is_elsewhere).await.is_err() {
+        // The pool will not report anything any more.
+        pending::<()>().await;
+    }
+}
+
+/// Returns why a session is over, for its reads.
+fn end_reason(ended: ConnectionEnd, target: &SessionTarget) -> String {
+    let (worker, address) = (&target.worker, &target.address);
+    match ended {
+        ConnectionEnd::Over(reason) => reason,
+        ConnectionEnd::BrokeRule(rule) => {
+            format!("worker {worker} at {address} broke the protocol: {rule}")
+        }
+        ConnectionEnd::Lost(reason) => format!("worker {worker} at {address} is lost ({reason})"),
     }
 }
 
@@ -197,7 +236,13 @@ async fn connect(
         Some(Body::Rejected(rejected)) if track == Track::Bulk && is_durable => Err(
             ConnectionEnd::Lost(rejected.error.unwrap_or_default().to_string()),
         ),
-        Some(Body::Rejected(rejected)) => Err(over(&rejected.error.unwrap_or_default())),
+        Some(Body::Rejected(rejected)) => {
+            let error = rejected.error.unwrap_or_default();
+            match closed_by(&error, resume && is_durable) {
+                ConnectionEnd::Lost(reason) => Err(ConnectionEnd::Lost(reason)),
+                _ => Err(over(&error)),
+            }
+        }
         _ => Err(ConnectionEnd::BrokeRule(
             "the worker's first frame did not answer the request to open a session".into(),
         )),

@@ -34,7 +34,7 @@ const COST_FACTOR: u32 = 50;
 pub(super) struct Journal {
     /// Whether the worker takes snapshots.
     is_on: bool,
-    /// Number of the lease's processes that have died before the one that the session is in.
+    /// The epoch of the process that the session is in: higher for each process of the lease.
     epoch: u64,
     /// Whether the journal has lapsed, so that nothing is kept until the next mark.
     is_lapsed: bool,
@@ -74,7 +74,7 @@ impl PendingMark {
 }
 
 impl Journal {
-    /// Starts placing marks. `epoch` processes of the lease have died before the current one.
+    /// Starts placing marks in a process of this epoch.
     pub(super) fn begin(&mut self, epoch: u64) {
         (self.is_on, self.epoch) = (true, epoch);
     }
@@ -95,8 +95,7 @@ impl Journal {
         true
     }
 
-    /// Returns the number of the lease's processes that have died before the one that the session
-    /// is in.
+    /// Returns the epoch of the process that the session is in.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -194,8 +193,7 @@ impl Journal {
     }
 
     /// Records that the session goes on from one of the
-    /// [`restore_points`](Self::restore_points) in another process, before which `epoch` processes
-    /// have died. Returns a mark that was not committed before.
+    /// [`restore_points`](Self::restore_points) in another process, of this epoch. Returns a mark that was not committed before.
     pub(super) fn restored(&mut self, epoch: u64, mark: u64) -> Option<Commit> {
         self.epoch = epoch;
         let pending = self.pending.as_mut()?;

@@ -374,7 +374,11 @@ impl State {
         match (track, body) {
             (_, Body::Ping(_)) => {}
             (_, Body::Closed(closed)) => {
-                return Err(closed_by(&closed.error.unwrap_or_default()));
+                let can_be_restored = !self.restore_points().1.is_empty();
+                return Err(closed_by(
+                    &closed.error.unwrap_or_default(),
+                    can_be_restored,
+                ));
             }
             // A session that has ended has no pending requests.
             _ if self.end.is_some() => {}

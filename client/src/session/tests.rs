@@ -8,6 +8,7 @@ use burn_ir::{NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, T
 use bytes::Bytes;
 use tensord_proto::{
     codec::encode_type,
+    ids::LeaseId,
     v1::{TensorValue, Value, Values, tensor_value, value},
 };
 
@@ -308,7 +309,9 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
     };
     let (opened, _opens) = oneshot::channel();
     let mut requested = session.read(&tensor(session.new_tensor(), TensorStatus::ReadOnly));
-    let driver = runtime.spawn(drive(session.clone(), target, opened));
+    let watch = crate::control::lease_watch::LeaseWatch::new(LeaseId(1), Arc::default());
+    let destination = watch.add(&session, target);
+    let driver = runtime.spawn(drive(session.clone(), destination, opened));
     drop(runtime);
     assert!(driver.is_finished());
     let error = requested.try_recv().unwrap().unwrap_err();

@@ -102,6 +102,12 @@ impl Session {
         }
     }
 
+    /// Returns whether the session can go on in another process, if that has its last snapshot.
+    pub(crate) fn can_be_restored(&self) -> bool {
+        let (_, points) = self.lock().restore_points();
+        !points.is_empty()
+    }
+
     /// Attaches a new connection, on which the worker sent `opened`, to a track.
     ///
     /// # Errors

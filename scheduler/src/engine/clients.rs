@@ -6,7 +6,7 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use super::Engine;
 use crate::command::Command;
-use crate::event::{Claim, ClientEvent, DeviceRef, GrantedDevice, StreamId};
+use crate::event::{Claim, ClientEvent, DeviceGrant, DeviceRef, GrantedDevice, StreamId};
 use crate::lease::Lease;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
@@ -25,6 +25,7 @@ impl Engine {
                 self.request(QueuedRequest::new(client, request, demand, lease));
             }
             ClientEvent::Cancel { request } => self.cancel(client, request),
+            ClientEvent::Unreachable { lease } => self.on_unreachable(client, lease),
             ClientEvent::Release { lease } => self.release(client, lease),
             ClientEvent::Disconnected => self.detach(client),
         }
@@ -74,21 +75,54 @@ impl Engine {
         let Claim {
             lease: id,
             lease_devices,
+            is_durable,
+            epoch,
         } = claim;
         let may_adopt = self.leases.may_adopt(id, self.now) && !lease_devices.is_empty();
         match self.leases.get_mut(id) {
-            Some(lease) if lease.owner == Some(client) => lease.expires_at = None,
+            Some(lease) if lease.owner == Some(client) => {
+                lease.expires_at = None;
+                lease.is_loss_reported = false;
+                if epoch < lease.epoch {
+                    self.report_moved(id);
+                }
+            }
             Some(lease) if lease.owner.is_none() => {
                 lease.owner = Some(client);
                 lease.expires_at = None;
+                (lease.is_durable, lease.epoch) = (is_durable, epoch);
                 lease.add(&lease_devices);
+                self.end_unclaimed(id, &lease_devices);
                 self.reserve(id);
             }
             None if may_adopt => {
-                self.leases.insert(id, Lease::owned(client, &lease_devices));
+                let lease = Lease::owned(client, &lease_devices, is_durable, epoch);
+                self.leases.insert(id, lease);
                 self.reserve(id);
             }
             Some(_) | None => self.report_ended(client, id, EndReason::Unknown),
+        }
+    }
+
+    /// Ends a lease on the devices that its client does not claim: a worker has reported them that
+    /// was lost before the lease moved to another one.
+    fn end_unclaimed(&mut self, id: LeaseId, claimed: &[GrantedDevice]) {
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        let is_claimed = |device_ref: &DeviceRef| {
+            let mut claimed = claimed.iter();
+            claimed.any(|granted| granted.device_ref == *device_ref)
+        };
+        let unclaimed = lease
+            .lease_devices
+            .extract_if(.., |device_ref, _| !is_claimed(device_ref));
+        for (DeviceRef { worker, index }, grant) in unclaimed.collect::<Vec<_>>() {
+            let grants = vec![DeviceGrant { index, grant }];
+            self.pool.end(worker, id, &grants);
+            if self.pool.is_connected(worker) {
+                self.send_end(worker, id, grants);
+            }
         }
     }
 
@@ -137,6 +171,7 @@ impl Engine {
             client,
             request,
             lease,
+            demand,
             ..
         } = granted;
         let lease_devices = self.assign_grant_numbers(lease_devices);
@@ -154,15 +189,18 @@ impl Engine {
             lease,
             devices,
         });
-        self.leases
-            .insert(lease, Lease::owned(client, &lease_devices));
+        let granted = Lease::owned(client, &lease_devices, demand.is_durable, 0);
+        self.leases.insert(lease, granted);
     }
 
     /// Numbers the grants of free devices: with the engine's next number, or with the
     /// number after the latest grant that the worker knows if that is higher, for example
     /// because the state of an earlier scheduler was lost. A worker's report affects the
     /// numbers of its own devices only.
-    fn assign_grant_numbers(&mut self, lease_devices: Vec<DeviceRef>) -> Vec<GrantedDevice> {
+    pub(super) fn assign_grant_numbers(
+        &mut self,
+        lease_devices: Vec<DeviceRef>,
+    ) -> Vec<GrantedDevice> {
         self.granted = self.granted.next().unwrap_or(self.granted);
         let number = |device_ref| GrantedDevice {
             device_ref,

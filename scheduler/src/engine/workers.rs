@@ -49,6 +49,7 @@ impl Engine {
         let known = self.pool.get(worker);
         if known.is_some_and(|known| known.is_registered_as(&registration)) {
             self.pool.reconnect(worker, stream, self.now);
+            self.forget_announced(worker);
         } else {
             self.remove_lost_worker(worker);
             self.pool.insert(worker, registration, stream, self.now);
@@ -91,8 +92,11 @@ impl Engine {
                     name: name(),
                 },
             };
-            self.end_lease(lease, Some(reason));
+            if !self.outlives_worker(lease, &reason) {
+                self.end_lease(lease, Some(reason));
+            }
         }
+        self.on_keeper_lost(id);
     }
 
     /// Resumes, adopts or ends each lease that a worker reports as still running.
@@ -124,8 +128,11 @@ impl Engine {
     fn resume(&mut self, worker: WorkerId, id: LeaseId, lease_devices: Vec<GrantedDevice>) {
         let may_adopt = self.leases.may_adopt(id, self.now);
         let has_all = |lease: &Lease| {
-            let mut lease_devices = lease_devices.iter();
-            lease_devices.all(|granted| lease.lease_devices.contains_key(&granted.device_ref))
+            let mut devices = lease_devices.iter().map(|granted| granted.device_ref);
+            devices.all(|device_ref| {
+                let device = self.pool.device(device_ref);
+                lease.lease_devices.contains_key(&device_ref) && lease.may_resume_at(device)
+            })
         };
         match self.leases.get_mut(id) {
             // No client has claimed the lease yet, so these may be further devices of it.

@@ -9,7 +9,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::device::{Demand, DeviceSpec};
-use crate::event::{DeviceGrant, Outages, Registration, StreamId};
+use crate::event::{DeviceGrant, Endpoint, Outages, Registration, StreamId};
 use crate::snapshot::{DeviceSnapshot, WorkerSnapshot};
 use crate::time::Timestamp;
 
@@ -61,6 +61,10 @@ impl Worker {
 
     pub(crate) fn name(&self) -> &str {
         &self.registration.endpoint.name
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.registration.endpoint
     }
 
     pub(crate) fn is_leaving(&self) -> bool {
@@ -139,6 +143,11 @@ impl Worker {
             grants.push(DeviceGrant { index, grant });
         }
         ending
+    }
+
+    /// Returns whether a device has not been released from this ended lease.
+    pub(super) fn is_ending_lease(&self, lease: LeaseId) -> bool {
+        self.ending.keys().any(|(_, of)| *of == lease)
     }
 
     fn is_ending(&self, index: u32) -> bool {

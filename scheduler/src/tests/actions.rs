@@ -9,7 +9,11 @@ impl World {
         let (stream, now) = (self.number(), self.now);
         let worker = &mut self.workers[i];
         worker.old_stream = std::mem::replace(&mut worker.stream, stream);
-        let known = worker.known.take().filter(|known| known.devices == devices);
+        let known_before = worker.known.take();
+        let known = known_before
+            .clone()
+            .filter(|known| known.devices == devices);
+        let was_leaving = known_before.is_some_and(|known| known.leaving);
         let (is_new, leaving) = (known.is_none(), known.is_some_and(|known| known.leaving));
         let devices_known = devices.clone();
         let known = KnownWorker {
@@ -40,8 +44,9 @@ impl World {
         worker.unanswered.clear();
         let out_of_service = worker.outages();
         if is_new {
-            self.lose_leases_of(i);
+            self.lose_leases_of(i, was_leaving);
         }
+        self.resume_lost_leases_of(i);
         let join = WorkerEvent::Join {
             registration,
             held: held.concat(),
@@ -77,8 +82,8 @@ impl World {
     pub(super) fn worker_left(&mut self, i: usize) {
         let known = &mut self.workers[i].known;
         if known.as_ref().is_some_and(|known| known.connected) {
-            *known = None;
-            self.lose_leases_of(i);
+            let leaving = known.take().is_some_and(|known| known.leaving);
+            self.lose_leases_of(i, leaving);
         }
         self.send_worker(i, WorkerEvent::Left);
     }
@@ -139,14 +144,16 @@ impl World {
             .chain(outdated)
             .collect();
         let claims = client.leases.iter().map(|&lease| {
-            let lease_devices = client.tokens[&lease].iter();
-            let lease_devices = lease_devices.map(|&device_ref| GrantedDevice {
+            let token = &client.tokens[&lease];
+            let lease_devices = token.lease_devices.iter().map(|&device_ref| GrantedDevice {
                 device_ref,
                 grant: self.grants[&(lease, device_ref)],
             });
             Claim {
                 lease,
                 lease_devices: lease_devices.collect(),
+                is_durable: token.is_durable,
+                epoch: token.epoch,
             }
         });
         let claims = claims.collect();
@@ -237,6 +244,19 @@ impl World {
         );
     }
 
+    /// Reports that the worker of a lease cannot be reached, perhaps of another client's.
+    pub(super) fn report_unreachable(&mut self, i: usize, nth: usize) {
+        let all: Vec<_> = self
+            .clients
+            .iter()
+            .flat_map(|client| client.tokens.keys())
+            .collect();
+        let lease = all
+            .get(nth % all.len().max(1))
+            .map_or(LeaseId(0), |lease| **lease);
+        self.send_client(i, ClientEvent::Unreachable { lease });
+    }
+
     /// Releases a lease that was granted at some time, perhaps to another client.
     pub(super) fn release(&mut self, i: usize, nth: usize) {
         let all: Vec<_> = self
@@ -294,6 +314,7 @@ impl World {
             .flat_map(|leases| leases.values_mut())
         {
             lease.absent_since = lease.absent_since.map(|_| self.now);
+            lease.lost_until = lease.lost_until.map(|at| at.max(self.now + 30_000));
         }
         self.send(Event::Suspended { since });
     }
@@ -303,13 +324,17 @@ impl World {
             let lost_at = self.workers[i].lost_at();
             let known = &mut self.workers[i].known;
             if lost_at.is_some_and(|at| at <= self.now) {
-                *known = None;
-                self.lose_leases_of(i);
+                let leaving = known.take().is_some_and(|known| known.leaving);
+                self.lose_leases_of(i, leaving);
             }
         }
         let now = self.now;
         if let Some(leases) = &mut self.leases {
-            leases.retain(|_, lease| lease.absent_since.is_none_or(|since| now < since + 30_000));
+            leases.retain(|_, lease| {
+                let absent_until = lease.absent_since.map(|since| since + 30_000);
+                let mut ends = absent_until.into_iter().chain(lease.lost_until);
+                ends.all(|at| now < at)
+            });
         }
         self.send(Event::Tick);
     }
@@ -334,14 +359,44 @@ impl World {
         }
     }
 
-    fn lose_leases_of(&mut self, i: usize) {
+    /// A worker is lost, or has left after it was `leaving`: its leases end, except for those
+    /// whose snapshots another worker keeps, and so do leases that waited for it.
+    fn lose_leases_of(&mut self, i: usize, leaving: bool) {
         let id = WorkerId(self.workers[i].id);
+        let lost_until = self.now + 600_000;
+        let Some(leases) = &mut self.leases else {
+            return;
+        };
+        leases.retain(|_, lease| {
+            let mut devices = lease.lease_devices.iter();
+            let is_its = devices.any(|device_ref| device_ref.worker == id);
+            if lease.keeper == Some(id) {
+                lease.keeper = None;
+                return lease.lost_until.is_none();
+            }
+            if is_its && lease.lost_until.is_none() {
+                lease.lost_until = Some(lost_until);
+                return lease.keeper.is_some() && !leaving;
+            }
+            true
+        });
+    }
+
+    /// A worker is back: leases that were lost with it go on there, if it still has such a device.
+    fn resume_lost_leases_of(&mut self, i: usize) {
+        let id = WorkerId(self.workers[i].id);
+        let devices = &self.workers[i].known.as_ref().unwrap().devices;
         if let Some(leases) = &mut self.leases {
             leases.retain(|_, lease| {
-                lease
-                    .lease_devices
-                    .iter()
-                    .all(|device_ref| device_ref.worker != id)
+                let is_its = lease.lease_devices[0].worker == id && lease.lost_until.is_some();
+                if is_its {
+                    lease.lost_until = None;
+                }
+                let device = devices.get(lease.lease_devices[0].index as usize);
+                !is_its
+                    || device.is_some_and(|device| {
+                        device.memory_bytes >= lease.memory_bytes && device.fingerprint.is_some()
+                    })
             });
         }
     }

@@ -16,6 +16,7 @@ impl World {
         self.check_waiting();
         self.check_views();
         self.check_deadlines();
+        self.check_keepers();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {
                 (
@@ -180,7 +181,9 @@ impl World {
         if let Some(leases) = &self.leases {
             let away = self.workers.iter().filter_map(SimWorker::lost_at);
             let absent = leases.values().filter_map(|lease| lease.absent_since);
-            let next = away.chain(absent.map(|since| since + 30_000)).min();
+            let lost = leases.values().filter_map(|lease| lease.lost_until);
+            let ends = absent.map(|since| since + 30_000).chain(lost);
+            let next = away.chain(ends).min();
             assert_eq!(self.engine.next_deadline(), next.map(at));
         }
     }
@@ -207,16 +210,22 @@ impl World {
         // order from the current free set gives the free set at each grant.
         let mut free = self.free();
         for command in commands.iter().rev() {
-            let Command::Granted {
-                request, devices, ..
-            } = command
-            else {
-                continue;
+            let (request, devices) = match command {
+                Command::Granted {
+                    request, devices, ..
+                } => (Some(request), devices),
+                Command::Moved { lease, devices, .. } if !self.has_devices(*lease, devices) => {
+                    (None, devices)
+                }
+                _ => continue,
             };
             let taken: BTreeSet<_> = devices.iter().map(|device| device.device_ref).collect();
             assert_eq!(taken.len(), devices.len(), "a device twice in one lease");
             assert!(free.is_disjoint(&taken), "a device is free and leased");
             free.extend(taken.iter().copied());
+            let Some(request) = request else {
+                continue;
+            };
             let waiting = self
                 .waiting
                 .iter()
@@ -258,7 +267,7 @@ impl World {
     }
 
     /// Returns the devices that a lease could get now.
-    fn free(&self) -> BTreeSet<DeviceRef> {
+    pub(super) fn free(&self) -> BTreeSet<DeviceRef> {
         let workers = self.engine.snapshot().workers;
         let workers = workers
             .into_iter()
@@ -290,7 +299,7 @@ impl World {
             >= demand.devices as usize
     }
 
-    fn device(&self, device_ref: DeviceRef) -> &DeviceSpec {
+    pub(super) fn device(&self, device_ref: DeviceRef) -> &DeviceSpec {
         let worker = self
             .workers
             .iter()

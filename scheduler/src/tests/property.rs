@@ -59,6 +59,10 @@ enum Op {
         client: usize,
         nth: usize,
     },
+    Unreachable {
+        client: usize,
+        nth: usize,
+    },
     Release {
         client: usize,
         nth: usize,
@@ -83,12 +87,12 @@ enum Op {
 /// Returns the devices of a worker, or different ones if it comes back `changed`.
 fn devices(worker: usize, changed: bool) -> Vec<DeviceSpec> {
     match (worker, changed) {
-        (0, false) => vec![flex(16), flex(16), flex(16)],
-        (1, false) => vec![cuda(8), flex(8), cuda(16)],
+        (0, false) => vec![exact(16), exact(16), flex(16)],
+        (1, false) => vec![cuda(8), exact(8), cuda(16)],
         (2, false) => vec![cuda(80)],
-        (_, false) => vec![cuda(8), cuda(8)],
+        (_, false) => vec![cuda(8), exact(8)],
         (0, true) => vec![],
-        (_, true) => vec![flex(16), cuda(8)],
+        (_, true) => vec![exact(16), cuda(8)],
     }
 }
 
@@ -96,10 +100,11 @@ fn demand() -> impl Strategy<Value = Demand> {
     let count = prop_oneof![30 => 1..4_u32, 4 => 4..8_u32, 1 => Just(0), 1 => Just(u32::MAX)];
     let kind = prop_oneof![4 => Just(None), 2 => Just(Some("cuda")), 1 => Just(Some("flex"))];
     let gib = prop_oneof![6 => Just(0_u64), 1 => Just(9), 1 => Just(16), 1 => Just(81)];
-    (count, kind, gib).prop_map(|(devices, kind, gib)| Demand {
+    (count, kind, gib, prop::bool::ANY).prop_map(|(devices, kind, gib, is_durable)| Demand {
         devices,
         kind: kind.map(str::to_owned),
         memory_bytes: gib << 30,
+        is_durable,
     })
 }
 
@@ -150,6 +155,7 @@ fn client_op() -> impl Strategy<Value = Op> {
         18 => (client(), demand()).prop_map(|(client, demand)| Op::Request { client, demand }),
         1 => client().prop_map(|client| Op::RequestAgain { client }),
         2 => (client(), 0..8_usize).prop_map(|(client, nth)| Op::Cancel { client, nth }),
+        5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Unreachable { client, nth }),
         5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
         1 => (0..WORKERS).prop_map(|index| Op::OldStreamEvents { index }),
     ]
@@ -183,6 +189,7 @@ fn apply(world: &mut World, op: Op) {
         Op::Request { client, demand } => world.request(client, demand),
         Op::RequestAgain { client } => world.request_again(client),
         Op::Cancel { client, nth } => world.cancel(client, nth),
+        Op::Unreachable { client, nth } => world.report_unreachable(client, nth),
         Op::Release { client, nth } => world.release(client, nth),
         Op::OldStreamEvents { index } => world.send_on_old_stream(index),
         Op::Wait { millis } => world.wait(millis),

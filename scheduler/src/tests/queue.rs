@@ -125,6 +125,7 @@ fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
         devices,
         kind: None,
         memory_bytes: 0,
+        is_durable: false,
     };
     let (request, lease) = (RequestId(request), LeaseId(lease));
     client(

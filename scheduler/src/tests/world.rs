@@ -76,8 +76,16 @@ pub(super) struct SimClient {
     pub(super) old_stream: u64,
     /// The leases that the client believes it holds.
     pub(super) leases: BTreeSet<LeaseId>,
-    /// The devices of every lease that the client was granted.
-    pub(super) tokens: BTreeMap<LeaseId, Vec<DeviceRef>>,
+    /// What the token says of every lease that the client was granted.
+    pub(super) tokens: BTreeMap<LeaseId, SimToken>,
+}
+
+pub(super) struct SimToken {
+    pub(super) lease_devices: Vec<DeviceRef>,
+    pub(super) is_durable: bool,
+    pub(super) epoch: u64,
+    /// The least memory of its devices.
+    pub(super) memory_bytes: u64,
 }
 
 pub(super) struct SimRequest {
@@ -93,6 +101,12 @@ pub(super) struct SimLease {
     pub(super) client: usize,
     pub(super) lease_devices: Vec<DeviceRef>,
     pub(super) absent_since: Option<u64>,
+    /// The worker that keeps its snapshots, by the engine's choice.
+    pub(super) keeper: Option<WorkerId>,
+    /// When the lease ends because its worker was lost, in ms.
+    pub(super) lost_until: Option<u64>,
+    /// The least memory of its devices.
+    pub(super) memory_bytes: u64,
 }
 
 /// Bounds small enough to be reached by a few requests.
@@ -152,6 +166,10 @@ impl World {
         for command in &commands {
             self.apply_command(&event, command);
         }
+        for (id, lease) in self.leases.iter_mut().flatten() {
+            let known = self.engine.leases().get(*id);
+            lease.keeper = known.and_then(|known| known.keeper);
+        }
         self.check_invariants();
     }
 
@@ -198,10 +216,7 @@ impl World {
             } => {
                 let waiting = self.find_request(*client, *request);
                 let reported_position = &mut self.waiting[waiting].reported_position;
-                assert_ne!(
-                    reported_position, position,
-                    "received the same position twice"
-                );
+                assert_ne!(reported_position, position, "the same position again");
                 *reported_position = *position;
             }
             Command::Granted {
@@ -211,6 +226,23 @@ impl World {
                 devices,
             } => {
                 self.take_lease(*client, *request, *lease, devices);
+            }
+            Command::Moved {
+                client,
+                lease,
+                epoch,
+                devices,
+            } => {
+                self.move_lease(*client, *lease, *epoch, devices);
+            }
+            Command::Interrupted { client, lease, .. } => self.check_interrupted(*client, *lease),
+            Command::KeepSnapshots {
+                lease,
+                source,
+                keeper,
+            } => self.check_keeper(*lease, source, keeper),
+            Command::DropSnapshots { keeper, .. } => {
+                self.connected_worker(*keeper);
             }
             Command::Refused {
                 client,
@@ -271,6 +303,32 @@ impl World {
         self.grants.insert((lease, device_ref), grant);
     }
 
+    /// A worker starts a lease on a device, which must be free.
+    pub(super) fn take_device(&mut self, lease: LeaseId, leased: &LeasedDevice) {
+        let LeasedDevice {
+            device_ref,
+            device,
+            worker,
+            grant,
+        } = leased;
+        self.record_grant(lease, *device_ref, *grant);
+        let i = self.connected_worker(device_ref.worker);
+        let known = self.workers[i].known.as_ref().unwrap();
+        assert!(!known.leaving);
+        let uses = self.workers[i].held.iter().chain(&self.workers[i].busy);
+        let others: Vec<_> = uses
+            .filter(|(_, index)| *index == device_ref.index)
+            .collect();
+        assert!(
+            others.is_empty(),
+            "{device_ref:?} is still used by {others:?}"
+        );
+        assert!(!self.workers[i].broken.contains(&device_ref.index));
+        assert_eq!(device, &known.devices[device_ref.index as usize]);
+        assert_eq!(worker, &endpoint(device_ref.worker.0));
+        self.workers[i].held.insert((lease, device_ref.index));
+    }
+
     fn take_lease(
         &mut self,
         client: ClientId,
@@ -282,31 +340,12 @@ impl World {
         let granted = self.waiting.remove(granted);
         assert_eq!(granted.lease, lease);
         assert_eq!(granted.demand.devices as usize, devices.len());
-        for LeasedDevice {
-            device_ref,
-            device,
-            worker,
-            grant,
-        } in devices
-        {
-            self.record_grant(lease, *device_ref, *grant);
-            let i = self.connected_worker(device_ref.worker);
-            let known = self.workers[i].known.as_ref().unwrap();
-            assert!(!known.leaving);
-            let uses = self.workers[i].held.iter().chain(&self.workers[i].busy);
-            let others: Vec<_> = uses
-                .filter(|(_, index)| *index == device_ref.index)
-                .collect();
-            assert!(
-                others.is_empty(),
-                "{device_ref:?} is still used by {others:?}"
-            );
-            assert!(!self.workers[i].broken.contains(&device_ref.index));
-            assert_eq!(device, &known.devices[device_ref.index as usize]);
-            assert!(meets_demand(device, &granted.demand));
-            assert_eq!(worker, &endpoint(device_ref.worker.0));
-            self.workers[i].held.insert((lease, device_ref.index));
+        for leased in devices {
+            self.take_device(lease, leased);
+            assert!(meets_demand(&leased.device, &granted.demand));
         }
+        let memory_bytes = devices.iter().map(|leased| leased.device.memory_bytes);
+        let memory_bytes = memory_bytes.min().unwrap_or_default();
         let lease_devices: Vec<_> = devices.iter().map(|device| device.device_ref).collect();
         let client = granted.client;
         if let Some(leases) = &mut self.leases {
@@ -314,11 +353,20 @@ impl World {
                 client,
                 lease_devices: lease_devices.clone(),
                 absent_since: None,
+                keeper: None,
+                lost_until: None,
+                memory_bytes,
             };
             assert!(leases.insert(lease, lease_of).is_none());
         }
         self.clients[client].leases.insert(lease);
-        self.clients[client].tokens.insert(lease, lease_devices);
+        let token = SimToken {
+            lease_devices,
+            is_durable: granted.demand.is_durable,
+            epoch: 0,
+            memory_bytes,
+        };
+        self.clients[client].tokens.insert(lease, token);
     }
 
     /// Returns the index of a pending request. Panics if it has ended or never existed,
@@ -332,7 +380,7 @@ impl World {
         found.unwrap_or_else(|| panic!("request {request} has ended or never was"))
     }
 
-    fn attached_client(&self, client: ClientId) -> usize {
+    pub(super) fn attached_client(&self, client: ClientId) -> usize {
         let found = self
             .clients
             .iter()
@@ -340,7 +388,7 @@ impl World {
         found.unwrap_or_else(|| panic!("client {client} is not attached"))
     }
 
-    fn connected_worker(&self, worker: WorkerId) -> usize {
+    pub(super) fn connected_worker(&self, worker: WorkerId) -> usize {
         let connected = |w: &SimWorker| w.known.as_ref().is_some_and(|known| known.connected);
         let found = self
             .workers

@@ -11,10 +11,7 @@ use tensord_proto::{
     grant::number,
     ids::{ClientId, LeaseId, RequestId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
-    v1::{
-        self, Error, ErrorCode, LeaseClaims, PoolMessage, WorkerCommand, client_message,
-        pool_message, worker_command,
-    },
+    v1::{self, Error, ErrorCode, LeaseClaims, PoolMessage, client_message, pool_message},
 };
 use tensord_scheduler::{
     Claim, ClientEvent, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec, EndReason,
@@ -23,7 +20,7 @@ use tensord_scheduler::{
 };
 use tensord_transport::{identity, tls::Fingerprint, token};
 
-use super::{access::UnixMillis, address};
+use super::address;
 
 /// The largest number of devices of one worker, more than any host has.
 const MAX_DEVICES: usize = 256;
@@ -228,6 +225,8 @@ fn claim(claims: &LeaseClaims) -> Claim {
     Claim {
         lease: LeaseId(claims.lease_id),
         lease_devices: claims.shares.iter().map(share).collect(),
+        is_durable: claims.durable,
+        epoch: claims.epoch,
     }
 }
 
@@ -247,6 +246,9 @@ pub(super) fn client_event(
         Some(Body::Cancel(cancel)) => Ok(ClientEvent::Cancel {
             request: RequestId(cancel.request_id),
         }),
+        Some(Body::Unreachable(unreachable)) => Ok(ClientEvent::Unreachable {
+            lease: LeaseId(unreachable.lease_id),
+        }),
         Some(Body::Release(release)) => Ok(ClientEvent::Release {
             lease: LeaseId(release.lease_id),
         }),
@@ -263,6 +265,7 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
             kind => Some(check_text("the requested kind of device", kind)?),
         },
         memory_bytes: request.memory_bytes,
+        is_durable: request.durable,
     })
 }
 
@@ -292,6 +295,15 @@ pub(super) fn renewed(lease: LeaseId, token: Vec<u8>) -> PoolMessage {
     pool_message(pool_message::Body::Renewed(v1::Renewed {
         lease_id: lease.0,
         token: token.into(),
+    }))
+}
+
+/// Builds the message that a lease goes on at another worker, with a new token.
+pub(super) fn moved(lease: LeaseId, devices: Vec<LeasedDevice>, token: Vec<u8>) -> PoolMessage {
+    pool_message(pool_message::Body::Moved(v1::Moved {
+        lease_id: lease.0,
+        token: token.into(),
+        devices: devices.into_iter().map(leased_device).collect(),
     }))
 }
 
@@ -387,6 +399,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         EndReason::WorkerLost { .. }
         | EndReason::WorkerLeft { .. }
         | EndReason::WorkerMissing { .. }
+        | EndReason::NotReplaced { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
         EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,
@@ -397,43 +410,12 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
     }))
 }
 
-/// Builds the command for a worker to end a lease's sessions.
-pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand {
-    let grant = |grant: &DeviceGrant| v1::DeviceGrant {
-        device_index: grant.index,
-        grant: Some(grant.grant.into()),
-    };
-    worker_command(worker_command::Body::EndLease(v1::EndLease {
+/// Builds the message that the worker of a lease was lost and the lease waits.
+pub(super) fn interrupted(lease: LeaseId, reason: &EndReason) -> PoolMessage {
+    pool_message(pool_message::Body::Interrupted(v1::Interrupted {
         lease_id: lease.0,
-        grants: grants.iter().map(grant).collect(),
+        error: Some(Error::new(ErrorCode::WorkerLost, reason.to_string())),
     }))
-}
-
-/// Builds the command that announces a new lease to a worker. `devices` are those of the
-/// lease's devices that the worker has.
-pub(super) fn lease_granted(
-    lease: LeaseId,
-    devices: &[LeasedDevice],
-    tenant: &str,
-) -> WorkerCommand {
-    let grant = |device: &LeasedDevice| v1::DeviceGrant {
-        device_index: device.device_ref.index,
-        grant: Some(device.grant.into()),
-    };
-    worker_command(worker_command::Body::Granted(v1::LeaseGranted {
-        lease_id: lease.0,
-        grants: devices.iter().map(grant).collect(),
-        tenant: tenant.into(),
-    }))
-}
-
-/// Builds the command that carries the scheduler's time.
-pub(super) fn time(now: UnixMillis) -> WorkerCommand {
-    worker_command(worker_command::Body::Time(v1::Time { time_ms: now.0 }))
-}
-
-fn worker_command(body: worker_command::Body) -> WorkerCommand {
-    WorkerCommand { body: Some(body) }
 }
 
 /// Wraps the body of a message to a client.

@@ -33,7 +33,7 @@ use tokio::{
     task::{self, JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use self::{holders::Holders, workers::JoinedWorker};
 pub(super) use self::{holders::credential_mismatch, workers::JoiningWorker};
@@ -45,7 +45,7 @@ use super::{
     gap::{self, GapDetector},
     renewals::Renewals,
     stream::{AcceptedStream, OpenStream},
-    view,
+    view, worker_commands,
 };
 use crate::audit::Audit;
 
@@ -337,6 +337,28 @@ impl Driver {
                 lease,
                 devices,
             } => self.send_granted(client, request, lease, devices),
+            Command::Moved {
+                client,
+                lease,
+                epoch,
+                devices,
+            } => self.send_moved(client, lease, epoch, devices),
+            Command::Interrupted {
+                client,
+                lease,
+                reason,
+            } => {
+                info!(%client, %lease, "lease waits: {reason}");
+                self.send(client, convert::interrupted(lease, &reason))
+            }
+            Command::KeepSnapshots {
+                lease,
+                source,
+                keeper,
+            } => self.send_keeper(lease, source, keeper),
+            Command::DropSnapshots { keeper, lease } => {
+                self.send_to_worker(keeper, worker_commands::drop_snapshots(lease))
+            }
             Command::Refused {
                 client,
                 request,

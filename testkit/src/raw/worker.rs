@@ -1,12 +1,12 @@
 //! A worker that can send anything to a scheduler and to other workers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tensord_proto::{
     ids::LeaseId,
     v1::{
-        Device, Error, Join, Register, WorkerCommand, WorkerMessage, frame::Body, worker_command,
-        worker_message, workers_client::WorkersClient,
+        Device, Error, Heartbeat, Join, Register, WorkerCommand, WorkerMessage, frame::Body,
+        worker_command, worker_message, workers_client::WorkersClient,
     },
     version,
 };
@@ -16,7 +16,11 @@ use tensord_transport::{
     control,
     identity::{START_BYTES, worker_id},
 };
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
@@ -24,6 +28,9 @@ use super::{ANSWER_DEADLINE, Target, authorised};
 
 /// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 16;
+
+/// Interval of heartbeats, a quarter of the time after which a silent worker is disconnected.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// A worker's key and its registration, both honest unless a test changes them.
 #[derive(Clone, Debug)]
@@ -131,6 +138,20 @@ impl RawWorker {
 }
 
 impl WorkerStream {
+    /// Sends a heartbeat each second until the returned task is dropped.
+    pub fn send_heartbeats(&self) -> JoinSet<()> {
+        let messages = self.messages.clone();
+        let mut sending = JoinSet::new();
+        sending.spawn(async move {
+            let body = worker_message::Body::Heartbeat(Heartbeat::default());
+            let heartbeat = WorkerMessage { body: Some(body) };
+            while messages.send(heartbeat.clone()).await.is_ok() {
+                sleep(HEARTBEAT).await;
+            }
+        });
+        sending
+    }
+
     /// Waits until the scheduler ends the stream and returns its error, if any.
     ///
     /// # Panics

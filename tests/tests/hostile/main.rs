@@ -8,6 +8,8 @@
 mod answers;
 mod connections;
 mod ends;
+#[cfg(target_os = "linux")]
+mod keepers;
 mod leases;
 mod logs;
 mod memory;

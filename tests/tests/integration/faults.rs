@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
-use tensord_client::{Lease, LeaseRequest, testing::Options};
+use tensord_client::{Durability, Lease, LeaseRequest, testing::Options};
 use tensord_testkit::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
 
@@ -75,7 +75,8 @@ fn out_of_memory_fault_names_the_requested_bytes() {
 fn killed_worker_is_named_within_ten_seconds_and_replaced() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let pool = cluster.pool();
-    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let request = LeaseRequest::devices(1).durable(Durability::Off);
+    let lease = pool.lease(request).unwrap();
     let worker = lease.descriptions()[0].worker.clone();
     let device = &lease.devices()[0];
     let tensor = ones(device);

@@ -3,6 +3,8 @@
 mod determinism;
 #[cfg(target_os = "linux")]
 mod failover;
+#[cfg(target_os = "linux")]
+mod worker_failover;
 
 use burn::tensor::Device;
 use tensord_client::{LeaseRequest, testing::Options};

@@ -25,8 +25,7 @@ pub(crate) enum Attachment {
 }
 
 impl Attachment {
-    /// Returns what `open` requests from a process before which `epoch` processes of the lease
-    /// have died.
+    /// Returns what `open` requests from a process of this epoch.
     ///
     /// # Errors
     ///

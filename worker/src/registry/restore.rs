@@ -23,7 +23,7 @@ use crate::{
 pub(crate) struct SnapshotStores {
     /// Keeps the snapshots of this process's sessions.
     pub(crate) keeper: Arc<dyn SnapshotKeeper>,
-    /// Number of processes of the lease that have died before this one.
+    /// Higher than that of all earlier processes of the lease, on whichever worker.
     pub(crate) epoch: u64,
     /// The snapshots of their sessions.
     pub(crate) snapshots: Arc<dyn StoredSnapshots>,

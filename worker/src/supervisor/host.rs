@@ -5,10 +5,15 @@ use std::{pin::Pin, time::Instant};
 use tensord_proto::{
     grant::number,
     ids::LeaseId,
-    v1::{DeviceGrant, DeviceUsage, Error, HeldDevice, LeaseGranted, OutOfService},
+    text::{MESSAGE_CHARS, sanitize},
+    v1::{
+        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, LeaseGranted, OutOfService,
+        SendSnapshots,
+    },
 };
+use tensord_transport::tls::Fingerprint;
 
-use super::Supervisor;
+use super::{Supervisor, keeper_link::Keeper};
 use crate::{
     admission::Claim,
     lease_host::LeaseHost,
@@ -47,6 +52,38 @@ impl LeaseHost for Supervisor {
         };
         let claims: Vec<_> = grants.iter().map(claim).collect();
         self.update(|table, now| table.end_lease(now, lease, &claims));
+    }
+
+    fn send_snapshots(&self, command: &SendSnapshots) {
+        let Ok(pin) = <[u8; 32]>::try_from(&command.certificate_sha256[..]) else {
+            return;
+        };
+        let keeper = Keeper {
+            name: sanitize(&command.keeper, MESSAGE_CHARS).to_string(),
+            address: command.address.clone(),
+            certificate: Fingerprint(pin),
+        };
+        if let Some(lease) = lock(&self.leases).get(&LeaseId(command.lease_id)) {
+            lease.keeper.send_if_modified(|known| {
+                let is_new = known.as_ref() != Some(&keeper);
+                *known = Some(keeper);
+                is_new
+            });
+        }
+    }
+
+    fn keep_snapshots(&self, command: &KeepSnapshots) {
+        let Ok(pin) = <[u8; 32]>::try_from(&command.source_certificate_sha256[..]) else {
+            return;
+        };
+        let lease = LeaseId(command.lease_id);
+        let name = sanitize(&command.source, MESSAGE_CHARS).to_string();
+        let mut kept = lock(&self.kept_for_others);
+        kept.allow(Instant::now(), lease, name, Fingerprint(pin));
+    }
+
+    fn drop_snapshots(&self, lease: LeaseId) {
+        lock(&self.kept_for_others).forget(lease);
     }
 
     fn end_all(&self, error: &Error) {

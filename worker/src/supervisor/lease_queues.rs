@@ -9,7 +9,10 @@ use tensord_proto::v1::LeaseGranted;
 use tensord_transport::handoff::Passed;
 use tokio::sync::{mpsc, watch};
 
-use super::{CONNECTION_QUEUE, TASK_QUEUE, kept_uploads::KeptSegment, snapshots::KeptSnapshot};
+use super::{
+    CONNECTION_QUEUE, TASK_QUEUE, keeper_link::Keeper, kept_uploads::KeptSegment,
+    snapshots::KeptSnapshot,
+};
 use crate::{
     blobs::shared::Segment,
     process_message::{KeptUploads, Report, Task},
@@ -22,6 +25,8 @@ pub(super) struct RunningLease {
     pub(super) connections: mpsc::Sender<Passed>,
     /// Set to have the process killed.
     pub(super) kill: watch::Sender<bool>,
+    /// The worker that keeps the lease's snapshots.
+    pub(super) keeper: watch::Sender<Option<Keeper>>,
     /// The process's latest report, as far as it is plausible.
     pub(super) report: Arc<Mutex<Report>>,
     /// The other ends, until the process is started.
@@ -61,6 +66,7 @@ pub(super) struct LeaseQueues {
     pub(super) tasks: mpsc::Receiver<QueuedTask>,
     pub(super) connections: mpsc::Receiver<Passed>,
     pub(super) kill: watch::Receiver<bool>,
+    pub(super) keeper: watch::Receiver<Option<Keeper>>,
     pub(super) report: Arc<Mutex<Report>>,
     /// Tasks left from the previous process, sent before those in `tasks`.
     pub(super) first: Vec<QueuedTask>,
@@ -71,6 +77,7 @@ impl RunningLease {
         let (tasks, queued_tasks) = mpsc::channel(TASK_QUEUE);
         let (connections, queued_connections) = mpsc::channel(CONNECTION_QUEUE);
         let (kill, killed) = watch::channel(false);
+        let (keeper, keepers) = watch::channel(None);
         // The lease is about to be used.
         let report = Report {
             live_sessions: 1,
@@ -83,6 +90,7 @@ impl RunningLease {
             tasks: queued_tasks,
             connections: queued_connections,
             kill: killed,
+            keeper: keepers,
             report: report.clone(),
             first: Vec::new(),
         };
@@ -91,6 +99,7 @@ impl RunningLease {
             tasks,
             connections,
             kill,
+            keeper,
             report,
             queues: Some(queues),
         }

@@ -17,6 +17,7 @@ use tracing::debug;
 
 use super::{
     Supervisor,
+    keeper_link::KeeperQueues,
     kept_uploads::{Added, KeptSegment},
     lease_queues::{LeaseQueues, PassedMemory, QueuedTask},
     process::Process,
@@ -64,6 +65,7 @@ pub(super) struct ProcessRun<'a> {
     pub(super) failure: Option<String>,
     pub(super) takes_snapshots: bool,
     pub(super) restarts: &'a mut Restarts,
+    pub(super) keeper: &'a mut KeeperQueues,
 }
 
 impl ProcessRun<'_> {
@@ -91,6 +93,9 @@ impl ProcessRun<'_> {
                     let task = Task::Connection(PassedConnection { first_datagram });
                     process.send(task, Some(socket)).await?;
                 }
+                Some(kept) = self.keeper.stored.recv() => {
+                    self.send(process, Task::SnapshotKept(kept).into()).await?;
+                }
                 event = process.recv_with() => match event {
                     Some((Event::Uploads(uploads), Some(file))) => {
                         self.segments_sent += 1;
@@ -103,8 +108,9 @@ impl ProcessRun<'_> {
                         }
                     }
                     Some((Event::Snapshot(info), Some(file))) => {
-                        let kept = self.keep_snapshot(supervisor, info, file)?;
-                        self.send(process, Task::SnapshotKept(kept).into()).await?;
+                        if let Some(kept) = self.keep_snapshot(supervisor, info, file)? {
+                            self.send(process, Task::SnapshotKept(kept).into()).await?;
+                        }
                     }
                     Some((event, _)) => self.on_event(supervisor, &queues.report, event)?,
                     None => return Ok(()),
@@ -113,21 +119,26 @@ impl ProcessRun<'_> {
         }
     }
 
-    /// Keeps a snapshot, if there is room. An error is the rule that the process broke.
+    /// Keeps a snapshot, if there is room, and sends it to the lease's keeper. Returns the reply to
+    /// the process, unless the keeper's has to come first. An error is the rule that the process
+    /// broke.
     fn keep_snapshot(
         &mut self,
         supervisor: &Supervisor,
         info: SnapshotInfo,
         file: OwnedFd,
-    ) -> Result<SnapshotKept, String> {
+    ) -> Result<Option<SnapshotKept>, String> {
         if !self.takes_snapshots {
             return Err("it sent a snapshot, and its lease takes none".into());
         }
-        let epoch = self.restarts.epoch();
+        let (epoch, session) = (self.restarts.epoch(), SessionId(info.session_id));
         let added = lock(&supervisor.snapshots).add(self.lease, epoch, info, file);
         let error = match added {
             Ok(()) => {
                 self.restarts.progressed();
+                if self.keeper.send(session, info.mark) {
+                    return Ok(None);
+                }
                 String::new()
             }
             Err(Refused::Full(reason)) => reason,
@@ -135,11 +146,11 @@ impl ProcessRun<'_> {
                 return Err("it sent a snapshot that is not sealed, has another size than announced, or is not of a later mark".into());
             }
         };
-        Ok(SnapshotKept {
+        Ok(Some(SnapshotKept {
             session_id: info.session_id,
             mark: info.mark,
             error,
-        })
+        }))
     }
 
     async fn send(&mut self, process: &mut Process, queued: QueuedTask) -> Result<(), String> {
@@ -195,6 +206,7 @@ impl ProcessRun<'_> {
             Event::SessionEnded(session) => {
                 let session = SessionId(session);
                 lock(&supervisor.snapshots).forget_session(self.lease, session);
+                self.keeper.end_session(session);
             }
             Event::RequestTurn(_) => {
                 return Err("it requested a device that it does not have".into());

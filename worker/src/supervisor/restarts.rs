@@ -10,10 +10,14 @@ const MAX_DEATHS_WITHOUT_PROGRESS: u32 = 5;
 /// A lease ends when this number of its processes has died within [`DEATH_WINDOW`].
 const MAX_DEATHS: usize = 20;
 
+/// An epoch counts the deaths of processes in its lower half, and in its upper half the moves of
+/// the lease from one worker to another.
+const MOVE_SHIFT: u32 = 32;
+
 /// The deaths of a lease's processes.
 #[derive(Debug, Default)]
 pub(super) struct Restarts {
-    /// Number of processes that have died.
+    /// Higher for each process of the lease, on whichever worker.
     epoch: u64,
     /// Number of those since the last new snapshot.
     without_progress: u32,
@@ -24,7 +28,15 @@ pub(super) struct Restarts {
 }
 
 impl Restarts {
-    /// Returns the number of processes that have died.
+    /// Creates the record of a lease that has moved to this worker as the last of `moves`.
+    pub(super) fn after_moves(moves: u64) -> Self {
+        Self {
+            epoch: moves << MOVE_SHIFT,
+            ..Self::default()
+        }
+    }
+
+    /// Returns a number that is higher than that of all earlier processes of the lease.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -82,6 +94,7 @@ mod tests {
         let error = restarts.died(now, &op(6)).unwrap_err();
         assert_eq!(error, "two processes have died in op 6 (Matmul)");
         assert_eq!(restarts.epoch(), 3);
+        assert!(Restarts::after_moves(1).epoch() > restarts.epoch());
     }
 
     #[test]

@@ -4,10 +4,12 @@
 use std::{os::fd::AsFd, sync::Arc, time::Instant};
 
 use tensord_proto::ids::LeaseId;
+use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
 use super::{
     Supervisor,
+    keeper_link::{KeeperLink, KeeperQueues},
     lease_cgroups::LeaseCgroup,
     lease_queues::{LeaseQueues, QueuedTask},
     process::Process,
@@ -23,8 +25,15 @@ use crate::{
 impl Supervisor {
     /// Runs a lease until it has ended, in one process after the other.
     pub(super) async fn run_lease(self: Arc<Self>, lease: LeaseId, mut queues: LeaseQueues) {
-        let mut restarts = Restarts::default();
-        while self.run_process(lease, &mut queues, &mut restarts).await {
+        let mut restarts = Restarts::after_moves(queues.granted.epoch);
+        let (link, mut keeper) = KeeperLink::new(self.clone(), lease, queues.keeper.clone());
+        // Aborted when this task ends.
+        let mut sending = JoinSet::new();
+        sending.spawn(link.run());
+        while self
+            .run_process(lease, &mut queues, &mut restarts, &mut keeper)
+            .await
+        {
             // All tasks but `End` were for the process that died: `run_process` sends the new one
             // the scheduler's latest key and time, the snapshots and the uploads.
             let mut ends = Vec::new();
@@ -44,6 +53,7 @@ impl Supervisor {
         lease: LeaseId,
         queues: &mut LeaseQueues,
         restarts: &mut Restarts,
+        keeper: &mut KeeperQueues,
     ) -> bool {
         let prepared = match self.prepare(queues, restarts).await {
             Ok(prepared) => prepared,
@@ -56,7 +66,7 @@ impl Supervisor {
                 return false;
             }
         };
-        let ended = self.serve_process(prepared, queues, restarts).await;
+        let ended = self.serve_process(prepared, queues, restarts, keeper).await;
         let ProcessEnd { how, ops, has_died } = ended;
         self.update_turns(|turns, now| turns.remove(now, lease));
         let worker = &self.settings.worker_name;
@@ -98,6 +108,7 @@ impl Supervisor {
         prepared: Prepared,
         queues: &mut LeaseQueues,
         restarts: &mut Restarts,
+        keeper: &mut KeeperQueues,
     ) -> ProcessEnd {
         let Prepared {
             mut process,
@@ -120,6 +131,7 @@ impl Supervisor {
             failure: None,
             takes_snapshots: start.settings.snapshot_bytes > 0,
             restarts,
+            keeper,
         };
         let cgroup = self.bound_memory(lease, &process, &start);
         let started = process.send(Task::Start(start), Some(records.file().as_fd()));

@@ -12,7 +12,10 @@ use std::{
 };
 
 use rustix::fs::fcntl_get_seals;
-use tensord_proto::ids::{LeaseId, SessionId};
+use tensord_proto::{
+    ids::{LeaseId, SessionId},
+    v1::SnapshotId,
+};
 
 use crate::{blobs::shared::SEALS, process_message::SnapshotInfo};
 
@@ -32,10 +35,21 @@ const PAGE_BYTES: u64 = 64 << 10;
 /// A snapshot of a session.
 #[derive(Debug, Clone)]
 pub(crate) struct KeptSnapshot {
-    /// Number of the lease's processes that had died before the one that sent it.
+    /// The epoch of the process that sent it.
     epoch: u64,
     pub(crate) info: SnapshotInfo,
     pub(crate) file: Arc<File>,
+}
+
+impl KeptSnapshot {
+    /// Returns what identifies the snapshot among those of its lease.
+    pub(crate) fn id(&self) -> SnapshotId {
+        SnapshotId {
+            session_id: self.info.session_id,
+            mark: self.info.mark,
+            epoch: self.epoch,
+        }
+    }
 }
 
 /// The snapshots of all leases.
@@ -71,8 +85,8 @@ impl Snapshots {
         }
     }
 
-    /// Adds a snapshot that the process of a lease has sent, before which `epoch` processes of the
-    /// lease had died. Drops those of the session that are not needed any more.
+    /// Adds a snapshot that the lease's process of this epoch has sent. Drops those of the session
+    /// that are not needed any more.
     ///
     /// A session that was restored at an earlier mark comes to later marks again: the snapshots of
     /// earlier processes there are replaced.
@@ -133,6 +147,27 @@ impl Snapshots {
         Ok(())
     }
 
+    /// Adds the snapshots of a lease that has moved to this worker, whatever their size.
+    pub(crate) fn adopt(&mut self, lease: LeaseId, kept: Vec<KeptSnapshot>) {
+        let adopted = self.leases.entry(lease).or_default();
+        adopted.used_bytes += sum(&kept);
+        for snapshot in kept {
+            let session = SessionId(snapshot.info.session_id);
+            adopted.sessions.entry(session).or_default().push(snapshot);
+        }
+    }
+
+    /// Returns the bytes of all snapshots.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.leases.values().map(|lease| lease.used_bytes).sum()
+    }
+
+    /// Returns the latest snapshot of a session.
+    pub(crate) fn latest(&self, lease: LeaseId, session: SessionId) -> Option<KeptSnapshot> {
+        let kept = self.leases.get(&lease)?.sessions.get(&session)?;
+        kept.last().cloned()
+    }
+
     /// Returns whether a lease has snapshots.
     pub(crate) fn has(&self, lease: LeaseId) -> bool {
         let snapshots = self.leases.get(&lease);
@@ -151,6 +186,18 @@ impl Snapshots {
         if let Some(snapshots) = self.leases.get_mut(&lease) {
             let kept = snapshots.sessions.remove(&session);
             snapshots.used_bytes -= sum(&kept.unwrap_or_default());
+        }
+    }
+
+    /// Drops the snapshots of a session at marks before `mark`.
+    pub(crate) fn forget_before(&mut self, lease: LeaseId, session: SessionId, mark: u64) {
+        let Some(snapshots) = self.leases.get_mut(&lease) else {
+            return;
+        };
+        if let Some(kept) = snapshots.sessions.get_mut(&session) {
+            let is_earlier = |snapshot: &mut KeptSnapshot| snapshot.info.mark < mark;
+            let dropped: Vec<_> = kept.extract_if(.., is_earlier).collect();
+            snapshots.used_bytes -= sum(&dropped);
         }
     }
 

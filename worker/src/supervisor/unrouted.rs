@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Instant};
 
 use tensord_proto::{
     ids::LeaseId,
-    v1::{DeviceGrant, Error, ErrorCode, LeaseClaims, LeaseGranted, Rejected, frame::Body},
+    v1::{DeviceGrant, Error, ErrorCode, LeaseClaims, LeaseGranted, Open, Rejected, frame::Body},
     version,
 };
 use tensord_transport::{Link, channel::duplex};
 use tracing::{debug, warn};
 
-use super::{Supervisor, table::Route};
+use super::{Supervisor, keeper, table::Route};
 use crate::{
     admission::Claim,
     connection::{FirstFrame, first_frame},
@@ -26,10 +26,21 @@ pub(super) async fn serve(supervisor: Arc<Supervisor>, link: Link) {
         mut receiver,
         carrier,
         peer,
-        ..
+        certificate,
     } = link;
     let checked = match first_frame(&mut receiver).await {
-        Ok(first) => supervisor.check(&first),
+        Ok(FirstFrame::OfferSnapshots(offer)) => {
+            let link = Link {
+                sender,
+                receiver,
+                carrier,
+                peer,
+                certificate,
+            };
+            return keeper::connection::serve(supervisor, offer, link).await;
+        }
+        Ok(FirstFrame::Open(open)) => supervisor.check_open(&open),
+        Ok(FirstFrame::Join(join)) => supervisor.check(&join.lease_token),
         Err(e) => Err(e),
     };
     match checked {
@@ -45,17 +56,15 @@ pub(super) async fn serve(supervisor: Arc<Supervisor>, link: Link) {
 }
 
 impl Supervisor {
-    /// Checks the first frame of a connection. Returns `Ok` if a process runs the connection's
+    fn check_open(&self, open: &Open) -> Result<(), Error> {
+        let theirs = open.hello.clone().unwrap_or_default();
+        version::negotiate(&version::hello(), &theirs)?;
+        self.check(&open.lease_token)
+    }
+
+    /// Checks the lease token of a connection. Returns `Ok` if a process runs the connection's
     /// lease, which is started if need be.
-    fn check(&self, first: &FirstFrame) -> Result<(), Error> {
-        let lease_token = match first {
-            FirstFrame::Open(open) => {
-                let theirs = open.hello.clone().unwrap_or_default();
-                version::negotiate(&version::hello(), &theirs)?;
-                &open.lease_token
-            }
-            FirstFrame::Join(join) => &join.lease_token,
-        };
+    fn check(&self, lease_token: &[u8]) -> Result<(), Error> {
         let claims = self.lease_tokens.verify(lease_token)?;
         let lease = LeaseId(claims.lease_id);
         // The table must not stay locked, as a new lease changes it.
@@ -90,6 +99,7 @@ impl Supervisor {
             lease_id: claims.lease_id,
             grants: here.iter().map(grant).collect(),
             tenant: claims.tenant.clone(),
+            epoch: claims.epoch,
         });
         Ok(())
     }

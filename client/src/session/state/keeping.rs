@@ -49,16 +49,14 @@ impl State {
         }
     }
 
-    /// Returns the number of the lease's processes that have died before the one that the session
-    /// is in, and the marks from which the session can go on in another one.
+    /// Returns the epoch of the process that the session is in, and the marks from which the session can go on in another one.
     pub(in super::super) fn restore_points(&self) -> (u64, Vec<RestorePoint>) {
         let first_pending = self.requests.first_pending();
         let points = self.journal.restore_points(first_pending);
         (self.journal.epoch(), points)
     }
 
-    /// Returns the number of the lease's processes that have died before the one that the session
-    /// is in.
+    /// Returns the epoch of the process that the session is in.
     pub(in super::super) fn epoch(&self) -> u64 {
         self.journal.epoch()
     }
@@ -107,7 +105,7 @@ impl State {
         }
     }
 
-    /// Goes on from `mark` in another process, before which `epoch` processes have died.
+    /// Goes on from `mark` in another process, of this epoch.
     pub(super) fn restore(&mut self, epoch: u64, mark: u64) -> Result<(), ResumeError> {
         if let Some(commit) = self.journal.restored(epoch, mark) {
             self.commit(&commit);

@@ -210,9 +210,28 @@ impl Driver {
         self.audit
             .record(granted.lease(lease).devices(devices.len()));
         let tenant = self.holders.tenant(client)?;
-        self.announce_lease(lease, &devices, tenant);
+        self.announce_lease(lease, &devices, tenant, 0);
         let token = self.sign(client, lease, &devices)?;
         self.send(client, convert::granted(request, lease, devices, token))
+    }
+
+    /// Sends the client of a lease the lease's devices at another worker, which starts it.
+    pub(super) fn send_moved(
+        &mut self,
+        client: ClientId,
+        lease: LeaseId,
+        epoch: u64,
+        devices: Vec<LeasedDevice>,
+    ) -> Option<Event> {
+        let worker = devices.first().map_or("", |device| &device.worker.name);
+        info!(%client, %lease, epoch, "lease goes on at worker {worker}");
+        let moved = self.client_entry(audit::EntryKind::Granted, client);
+        let moved = moved.lease(lease).devices(devices.len());
+        self.audit.record(moved.reason("its worker was lost"));
+        let tenant = self.holders.tenant(client)?;
+        self.announce_lease(lease, &devices, tenant, epoch);
+        let token = self.sign(client, lease, &devices)?;
+        self.send(client, convert::moved(lease, devices, token))
     }
 
     pub(super) fn send_refused(

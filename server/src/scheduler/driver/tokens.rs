@@ -20,6 +20,7 @@ impl Driver {
         devices: &[LeasedDevice],
     ) -> Option<Vec<u8>> {
         let credential = self.holders.credential(client)?;
+        let terms = self.engine.lease(lease)?;
         let now = UnixMillis::now();
         let claims = LeaseClaims {
             lease_id: lease.0,
@@ -29,6 +30,8 @@ impl Driver {
             credential_hash: credential.to_bytes(),
             issued_at_ms: now.0,
             expires_at_ms: now.after(self.lease_token_life).0,
+            durable: terms.is_durable,
+            epoch: terms.epoch,
         };
         self.renewals.schedule(lease, self.now());
         Some(self.signer.sign(&claims))
@@ -51,7 +54,7 @@ impl Driver {
     /// Sends a new token to the lease's client if the client is attached and may open new
     /// sessions. If a worker of the lease has yet to join, schedules another attempt.
     fn renew(&mut self, lease: LeaseId) {
-        let Some(LeaseSnapshot { owner, devices }) = self.engine.lease(lease) else {
+        let Some(LeaseSnapshot { owner, devices, .. }) = self.engine.lease(lease) else {
             return;
         };
         let Some(client) = owner.filter(|client| self.may_renew(*client)) else {

@@ -17,6 +17,7 @@ use crate::{
         convert,
         enrolment::{self, Admitted},
         stream::{self, AcceptedStream, OpenStream},
+        worker_commands,
     },
 };
 
@@ -179,7 +180,7 @@ impl Driver {
         let message = match message.body {
             Some(Body::Heartbeat(heartbeat)) => {
                 member.usage = heartbeat.usage;
-                if let Err(error) = member.open.send(convert::time(UnixMillis::now())) {
+                if let Err(error) = member.open.send(worker_commands::time(UnixMillis::now())) {
                     return self.on_worker_disconnected(worker, id, Some(&error));
                 }
                 let devices = convert::outages(heartbeat.out_of_service);
@@ -297,11 +298,17 @@ impl Driver {
 
     /// Announces a new lease to its workers, so that they admit no session by an earlier
     /// grant and can prepare. A worker that does not read is cut off at the next command.
-    pub(super) fn announce_lease(&self, lease: LeaseId, devices: &[LeasedDevice], tenant: &str) {
+    pub(super) fn announce_lease(
+        &self,
+        lease: LeaseId,
+        devices: &[LeasedDevice],
+        tenant: &str,
+        epoch: u64,
+    ) {
         // Devices of one worker are next to each other.
         for devices in devices.chunk_by(|a, b| a.device_ref.worker == b.device_ref.worker) {
             if let Some(member) = self.workers.get(&devices[0].device_ref.worker) {
-                let announced = convert::lease_granted(lease, devices, tenant);
+                let announced = worker_commands::lease_granted(lease, devices, tenant, epoch);
                 let _ = member.open.send(announced);
             }
         }
@@ -318,7 +325,37 @@ impl Driver {
         let JoinedWorker { open, name, .. } = self.workers.get(&worker)?;
         let ended = Entry::new(audit::EntryKind::Ended).worker(worker, name);
         self.audit.record(ended.address(open.peer).lease(lease));
-        let (id, sent) = (open.id, open.send(convert::end_lease(lease, grants)));
+        self.send_to_worker(worker, worker_commands::end_lease(lease, grants))
+    }
+
+    /// Commands the worker of a lease to send its snapshots to the keeper, and the keeper to keep
+    /// them.
+    pub(super) fn send_keeper(
+        &mut self,
+        lease: LeaseId,
+        source: tensord_scheduler::Peer,
+        keeper: tensord_scheduler::Peer,
+    ) -> Option<Event> {
+        debug!(%lease, "worker {} keeps the snapshots that worker {} takes", keeper.endpoint.name, source.endpoint.name);
+        let (to_source, to_keeper) = (source.worker, keeper.worker);
+        // The keeper first, so that it knows the source when that connects. If it is cut off, the
+        // engine issues the command again when it is back.
+        let keep = worker_commands::keep_snapshots(lease, source);
+        let gone = self.send_to_worker(to_keeper, keep);
+        gone.or_else(|| {
+            self.send_to_worker(to_source, worker_commands::send_snapshots(lease, keeper))
+        })
+    }
+
+    /// Queues a command for a worker. If its queue is full or closed, cuts the worker off and
+    /// returns the event that reports this to the engine.
+    pub(super) fn send_to_worker(
+        &mut self,
+        worker: WorkerId,
+        command: WorkerCommand,
+    ) -> Option<Event> {
+        let open = &self.workers.get(&worker)?.open;
+        let (id, sent) = (open.id, open.send(command));
         self.cut_off_worker(worker, id, Some(&sent.err()?))
     }
 }

@@ -32,6 +32,7 @@ async fn grant_numbers_rise_across_leases_and_restarts() {
             lease_id: lease.lease_id,
             grants: vec![announced],
             tenant: claims(&lease.token).tenant,
+            epoch: 0,
         });
         assert_eq!(worker.recv_any().await.unwrap(), granted);
         client.release(&lease).await;

@@ -212,6 +212,7 @@ fn request_of_kind(kind: String) -> client_message::Body {
         devices: 1,
         kind,
         memory_bytes: 0,
+        durable: false,
     })
 }
 

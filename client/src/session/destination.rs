@@ -1,0 +1,107 @@
+//! Where a session is to be, as the pool reports it, and the report that it cannot get there.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tensord_proto::{ids::LeaseId, v1};
+use tensord_transport::{
+    Dialer,
+    tls::{Fingerprint, Trust},
+};
+use tokio::sync::Notify;
+
+use super::SessionAccess;
+
+/// What a session connects to.
+#[derive(Clone)]
+pub(crate) struct SessionTarget {
+    pub(crate) dialer: Dialer,
+    pub(crate) worker: String,
+    pub(crate) address: String,
+    pub(crate) trust: Trust,
+    pub(crate) access: SessionAccess,
+}
+
+impl SessionTarget {
+    /// Returns the target for a leased device. `dialer` must dial for the lease, and `seed` is
+    /// that of the session's random ops.
+    ///
+    /// # Errors
+    ///
+    /// When the pool sent no fingerprint of the worker's certificate.
+    pub(crate) fn new(
+        dialer: Dialer,
+        leased: &v1::LeasedDevice,
+        lease_token: Bytes,
+        seed: u64,
+    ) -> Result<Self, String> {
+        let worker = leased.worker.clone().unwrap_or_default();
+        let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
+            .map_err(|_| "the pool sent no fingerprint of the worker's certificate")?;
+        Ok(Self {
+            dialer,
+            worker: worker.name,
+            address: worker.address,
+            trust: Trust::Pin(Fingerprint(pin)),
+            access: SessionAccess {
+                lease_token,
+                device_index: leased.index,
+                seed,
+            },
+        })
+    }
+}
+
+/// How long a session waits for the pool's report of where it goes on: longer than the pool lets a
+/// lease wait.
+const MAX_INTERRUPTION: Duration = Duration::from_secs(660);
+
+/// Where a session is to be, as the pool reports it.
+#[derive(Clone)]
+pub(crate) struct Destination {
+    pub(crate) target: Arc<SessionTarget>,
+    /// When the pool reported that the worker was lost, and that it will report where the session
+    /// goes on, or that the lease has ended.
+    pub(crate) interrupted_at: Option<Instant>,
+    pub(crate) lease: LeaseId,
+    /// Where the session reports that it cannot reach the worker.
+    pub(crate) unreachable: Arc<UnreachableLeases>,
+}
+
+impl Destination {
+    /// Returns whether the pool will report where the session goes on.
+    pub(super) fn is_interrupted(&self) -> bool {
+        let interrupted_at = self.interrupted_at;
+        interrupted_at.is_some_and(|at| at.elapsed() < MAX_INTERRUPTION)
+    }
+}
+
+/// The leases whose workers their sessions cannot reach, until the control task reports them to the
+/// pool.
+#[derive(Default)]
+pub(crate) struct UnreachableLeases {
+    leases: Mutex<BTreeSet<LeaseId>>,
+    added: Notify,
+}
+
+impl UnreachableLeases {
+    pub(crate) fn add(&self, lease: LeaseId) {
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.insert(lease);
+        self.added.notify_one();
+    }
+
+    /// Waits until a lease was added since the last wait.
+    pub(crate) async fn added(&self) {
+        self.added.notified().await;
+    }
+
+    pub(crate) fn take(&self) -> BTreeSet<LeaseId> {
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut leases)
+    }
+}

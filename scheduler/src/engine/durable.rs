@@ -1,0 +1,139 @@
+//! The keepers of durable leases: which worker keeps the snapshots of a lease's sessions.
+//!
+//! A lease of one exact device is durable if its client asked for that. Its *keeper* is another
+//! worker that has a device of the same fingerprint, on which the sessions would give the same
+//! bits.
+
+use std::collections::BTreeMap;
+
+use tensord_proto::ids::{LeaseId, WorkerId};
+
+use super::Engine;
+use crate::command::{Command, Peer};
+use crate::device::Requirement;
+use crate::event::DeviceRef;
+
+impl Engine {
+    /// Ends the leases that waited to move to a worker that is lost now, and lets others find
+    /// another keeper.
+    pub(super) fn on_keeper_lost(&mut self, worker: WorkerId) {
+        let mut over = Vec::new();
+        for (id, lease) in self.leases.iter_mut() {
+            if lease.keeper == Some(worker) {
+                lease.keeper = None;
+                over.extend(lease.lost.clone().map(|lost| (id, lost)));
+            }
+        }
+        for (id, lost) in over {
+            self.end_lease(id, Some(lost));
+        }
+    }
+
+    /// Has the keepers of leases announced again that use `worker`, which has a new stream.
+    pub(super) fn forget_announced(&mut self, worker: WorkerId) {
+        for (_, lease) in self.leases.iter_mut() {
+            if lease.keeper == Some(worker) || lease.workers().contains(&worker) {
+                lease.is_keeper_announced = false;
+            }
+        }
+    }
+
+    /// Gives every durable lease a keeper if there is one, and announces it to both workers.
+    pub(super) fn assign_keepers(&mut self) {
+        let mut kept = BTreeMap::<WorkerId, usize>::new();
+        for (_, lease) in self.leases.iter() {
+            if let Some(keeper) = lease.keeper {
+                *kept.entry(keeper).or_default() += 1;
+            }
+        }
+        let durable = self.leases.iter();
+        let durable = durable.filter(|(_, lease)| lease.is_durable && lease.lost.is_none());
+        for id in durable.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.assign_keeper(id, &mut kept);
+        }
+    }
+
+    fn assign_keeper(&mut self, id: LeaseId, kept: &mut BTreeMap<WorkerId, usize>) {
+        let Some((source, chosen)) = self.keeper_of(id, kept) else {
+            return;
+        };
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        let before = lease.keeper;
+        if before != chosen {
+            (lease.keeper, lease.is_keeper_announced) = (chosen, false);
+            if let Some(before) = before {
+                self.drop_snapshots(before, id);
+            }
+            if let Some(chosen) = chosen {
+                *kept.entry(chosen).or_default() += 1;
+            }
+        }
+        self.announce_keeper(id, source);
+    }
+
+    /// Returns the worker of a lease, and the worker that is to keep its snapshots: its present
+    /// keeper if that can go on, or else a connected one: with a free device first, and then with
+    /// the fewest leases whose snapshots it keeps.
+    fn keeper_of(
+        &mut self,
+        id: LeaseId,
+        kept: &BTreeMap<WorkerId, usize>,
+    ) -> Option<(DeviceRef, Option<WorkerId>)> {
+        let lease = self.leases.get(id)?;
+        let device_ref = lease.only_device()?;
+        let requirement = Requirement::of(self.pool.device(device_ref)?)?;
+        let can_keep = |worker: &WorkerId| {
+            *worker != device_ref.worker
+                && self.pool.can_keep(*worker, &requirement)
+                // It could not start the lease before it has released it.
+                && !self.pool.is_ending(*worker, id)
+        };
+        let keeper = match lease.keeper.filter(can_keep) {
+            Some(keeper) => Some(keeper),
+            None => {
+                let candidates = self.pool.ids().filter(can_keep);
+                let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
+                candidates.min_by_key(|worker| {
+                    let has_free = self.pool.free_equal(*worker, &requirement).is_some();
+                    (!has_free, kept.get(worker).copied().unwrap_or_default())
+                })
+            }
+        };
+        if let Some(lease) = self.leases.get_mut(id) {
+            lease.requirement = Some(requirement);
+        }
+        Some((device_ref, keeper))
+    }
+
+    /// Announces a lease's keeper, unless that is done or one of the two workers has no stream.
+    fn announce_keeper(&mut self, id: LeaseId, source: DeviceRef) {
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        let Some(keeper) = lease.keeper.filter(|_| !lease.is_keeper_announced) else {
+            return;
+        };
+        let peer = |worker: WorkerId| {
+            let joined = self.pool.get(worker)?;
+            let endpoint = joined.endpoint().clone();
+            let is_connected = self.pool.is_connected(worker);
+            is_connected.then_some(Peer { worker, endpoint })
+        };
+        if let (Some(source), Some(keeper)) = (peer(source.worker), peer(keeper)) {
+            lease.is_keeper_announced = true;
+            self.commands.push(Command::KeepSnapshots {
+                lease: id,
+                source,
+                keeper,
+            });
+        }
+    }
+
+    pub(super) fn drop_snapshots(&mut self, keeper: WorkerId, lease: LeaseId) {
+        if self.pool.is_connected(keeper) {
+            self.commands.push(Command::DropSnapshots { keeper, lease });
+        }
+    }
+}

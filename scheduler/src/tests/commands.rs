@@ -1,0 +1,90 @@
+//! The commands that the tables expect.
+
+use super::*;
+
+pub(super) fn queued(client: u64, request: u64, position: u32) -> Command {
+    Command::Queued {
+        client: ClientId(client),
+        request: RequestId(request),
+        position,
+    }
+}
+
+/// A grant; `devices` are worker, index and description.
+pub(super) fn granted(client: u64, request: u64, devices: &[(u64, u32, DeviceSpec)]) -> Command {
+    let devices = devices.iter().map(|(worker, index, device)| LeasedDevice {
+        device_ref: device_ref(*worker, *index),
+        grant: GrantNumber::ZERO,
+        device: device.clone(),
+        worker: endpoint(*worker),
+    });
+    Command::Granted {
+        client: ClientId(client),
+        request: RequestId(request),
+        lease: LeaseId(request * 10),
+        devices: devices.collect(),
+    }
+}
+
+pub(super) fn refused(client: u64, request: u64, reason: RefuseReason) -> Command {
+    Command::Refused {
+        client: ClientId(client),
+        request: RequestId(request),
+        reason,
+    }
+}
+
+/// A refusal because the pool has too few devices of any kind. `workers` lists the devices
+/// that each worker offers; none for a worker that is leaving.
+pub(super) fn unsatisfiable(
+    client: u64,
+    request: u64,
+    devices: u32,
+    workers: &[&[DeviceSpec]],
+) -> Command {
+    let demand = Demand {
+        devices,
+        kind: None,
+        memory_bytes: 0,
+        is_durable: false,
+    };
+    let mut pool = crate::Inventory::default();
+    for devices in workers {
+        pool.add(devices.iter());
+    }
+    refused(
+        client,
+        request,
+        RefuseReason::Unsatisfiable { demand, pool },
+    )
+}
+
+pub(super) fn ended(client: u64, lease: u64, reason: EndReason) -> Command {
+    Command::LeaseEnded {
+        client: ClientId(client),
+        lease: LeaseId(lease),
+        reason,
+    }
+}
+
+pub(super) fn end_lease(worker: u64, lease: u64) -> Command {
+    Command::EndLease {
+        worker: WorkerId(worker),
+        lease: LeaseId(lease),
+        grants: Vec::new(),
+    }
+}
+
+pub(super) fn lost(worker: u64) -> EndReason {
+    EndReason::WorkerLost {
+        worker: WorkerId(worker),
+        name: format!("w{worker}"),
+    }
+}
+
+pub(super) fn left(worker: u64) -> EndReason {
+    EndReason::WorkerLeft {
+        worker: WorkerId(worker),
+        name: format!("w{worker}"),
+    }
+}

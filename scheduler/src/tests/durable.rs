@@ -1,0 +1,329 @@
+//! Durable leases: who keeps their snapshots, and how they move when their worker is lost.
+
+use super::*;
+
+/// Requests an exact device for a durable lease, whose id is ten times that of the request.
+fn request_durable(id: u64, request: u64) -> Event {
+    request_for(
+        id,
+        request,
+        Demand {
+            devices: 1,
+            kind: Some("flex".into()),
+            memory_bytes: 0,
+            is_durable: true,
+        },
+    )
+}
+
+fn granted_exact(client: u64, request: u64, worker: u64, index: u32) -> Command {
+    granted(client, request, &[(worker, index, exact(16))])
+}
+
+fn moved(client: u64, lease: u64, epoch: u64, worker: u64, index: u32) -> Command {
+    Command::Moved {
+        client: ClientId(client),
+        lease: LeaseId(lease),
+        epoch,
+        devices: vec![LeasedDevice {
+            device_ref: device_ref(worker, index),
+            grant: GrantNumber::ZERO,
+            device: exact(16),
+            worker: endpoint(worker),
+        }],
+    }
+}
+
+fn keep(lease: u64, source: u64, keeper: u64) -> Command {
+    let peer = |worker| Peer {
+        worker: WorkerId(worker),
+        endpoint: endpoint(worker),
+    };
+    Command::KeepSnapshots {
+        lease: LeaseId(lease),
+        source: peer(source),
+        keeper: peer(keeper),
+    }
+}
+
+fn drop_snapshots(keeper: u64, lease: u64) -> Command {
+    Command::DropSnapshots {
+        keeper: WorkerId(keeper),
+        lease: LeaseId(lease),
+    }
+}
+
+fn interrupted(client: u64, lease: u64, worker: u64, keeper: u64) -> Command {
+    Command::Interrupted {
+        client: ClientId(client),
+        lease: LeaseId(lease),
+        reason: not_replaced(worker, keeper),
+    }
+}
+
+fn not_replaced(worker: u64, keeper: u64) -> EndReason {
+    EndReason::NotReplaced {
+        worker: WorkerId(worker),
+        name: format!("w{worker}"),
+        keeper: format!("w{keeper}"),
+    }
+}
+
+/// Worker 1 runs lease 10 of client 1, and worker 2 has joined after that and keeps its
+/// snapshots.
+fn kept_by_worker_2() -> Vec<Step> {
+    vec![
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
+        (2, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+    ]
+}
+
+/// As before, and client 2 has the device of worker 2 when worker 1 is lost.
+fn lost_while_worker_2_is_busy() -> Vec<Step> {
+    let mut steps = kept_by_worker_2();
+    steps.extend([
+        (3, attach(2), vec![]),
+        (3, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (4, request(2, 3, 1), vec![queued(2, 3, 1)]),
+        (5, worker_disconnected(1), vec![]),
+        (5_000, tick(), vec![interrupted(1, 10, 1, 2)]),
+    ]);
+    steps
+}
+
+#[test]
+fn keeper_is_another_worker_with_an_equal_device() {
+    check([
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, join(2, &[flex(16), cuda(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
+        (2, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+        (3, join(4, &[exact(16)]), vec![]),
+        (4, worker_disconnected(3), vec![]),
+        // The keeper is back on a new stream.
+        (5, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+        (6, leaving(3), vec![drop_snapshots(3, 10), keep(10, 1, 4)]),
+        (
+            7,
+            release(1, 10),
+            vec![end_lease(1, 10), drop_snapshots(4, 10)],
+        ),
+    ]);
+}
+
+#[test]
+fn workers_share_the_snapshots() {
+    check([
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, join(2, &[exact(16)]), vec![]),
+        (0, out_of_service(2, &[0]), vec![]),
+        (0, join(3, &[exact(16)]), vec![]),
+        (0, out_of_service(3, &[0]), vec![]),
+        (0, attach(1), vec![]),
+        (
+            1,
+            request_durable(1, 1),
+            vec![granted_exact(1, 1, 1, 0), keep(10, 1, 2)],
+        ),
+        (
+            2,
+            request_durable(1, 2),
+            vec![granted_exact(1, 2, 1, 1), keep(20, 1, 3)],
+        ),
+    ]);
+}
+
+#[test]
+fn lease_moves_to_its_keeper_when_its_worker_is_lost() {
+    let lost = [
+        (3, worker_disconnected(1), vec![]),
+        (5_000, tick(), vec![moved(1, 10, 1, 2, 0)]),
+        // The worker is back, and still runs the lease.
+        (
+            6_000,
+            join_holding(1, &[exact(16)], &[(10, 0)]),
+            vec![end_lease(1, 10)],
+        ),
+        (6_100, released(1, 10), vec![keep(10, 2, 1)]),
+        (
+            7_000,
+            release(1, 10),
+            vec![end_lease(2, 10), drop_snapshots(1, 10)],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(lost));
+}
+
+fn unreachable(id: u64, lease: u64) -> Event {
+    let lease = LeaseId(lease);
+    client(id, ClientEvent::Unreachable { lease })
+}
+
+#[test]
+fn lease_moves_at_once_if_client_and_scheduler_miss_its_worker() {
+    let lost = [
+        // The scheduler has a stream from the worker.
+        (3, unreachable(1, 10), vec![]),
+        (4, worker_disconnected(1), vec![]),
+        // Not the client's lease.
+        (5, attach(2), vec![]),
+        (6, unreachable(2, 10), vec![]),
+        (7, unreachable(1, 10), vec![moved(1, 10, 1, 2, 0)]),
+        (8, unreachable(1, 10), vec![]),
+    ];
+    let back = [(
+        9,
+        join_holding(1, &[exact(16)], &[(10, 0)]),
+        vec![end_lease(1, 10)],
+    )];
+    check(kept_by_worker_2().into_iter().chain(lost).chain(back));
+}
+
+#[test]
+fn lease_waits_for_a_device_of_its_keeper() {
+    let free = [
+        (5_500, release(2, 20), vec![end_lease(2, 20)]),
+        // It comes before the queue.
+        (5_600, released(2, 20), vec![moved(1, 10, 1, 2, 0)]),
+    ];
+    check(lost_while_worker_2_is_busy().into_iter().chain(free));
+}
+
+#[test]
+fn client_that_was_away_learns_that_its_lease_waits() {
+    let away = [
+        (5_500, client_disconnected(1), vec![]),
+        (
+            6_000,
+            attach_claiming(1, &[(10, &[(1, 0)])]),
+            vec![interrupted(1, 10, 1, 2)],
+        ),
+    ];
+    check(lost_while_worker_2_is_busy().into_iter().chain(away));
+}
+
+#[test]
+fn lease_goes_on_where_it_was_if_its_worker_is_back_first() {
+    let back = [(
+        6_000,
+        join_holding(1, &[exact(16)], &[(10, 0)]),
+        vec![moved(1, 10, 0, 1, 0), keep(10, 1, 2)],
+    )];
+    check(lost_while_worker_2_is_busy().into_iter().chain(back));
+}
+
+#[test]
+fn lease_ends_when_its_keeper_is_lost_too() {
+    let lost = [
+        (5_001, beat(2), vec![]),
+        (6_000, worker_disconnected(2), vec![]),
+        (
+            10_001,
+            tick(),
+            vec![
+                ended(2, 20, lost(2)),
+                ended(1, 10, not_replaced(1, 2)),
+                unsatisfiable(2, 3, 1, &[]),
+            ],
+        ),
+    ];
+    check(lost_while_worker_2_is_busy().into_iter().chain(lost));
+}
+
+#[test]
+fn lease_ends_when_no_device_becomes_free_for_long() {
+    let over = ended(1, 10, not_replaced(1, 2));
+    let too_late = [(605_000, tick(), vec![drop_snapshots(2, 10), over])];
+    check(lost_while_worker_2_is_busy().into_iter().chain(too_late));
+}
+
+#[test]
+fn worker_that_leaves_ends_its_leases() {
+    let left = [
+        (3, leaving(1), vec![]),
+        (
+            4,
+            worker_left(1),
+            vec![drop_snapshots(2, 10), ended(1, 10, left(1))],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(left));
+}
+
+#[test]
+fn client_that_was_away_learns_where_its_lease_is() {
+    let away = [
+        (3, worker_disconnected(1), vec![]),
+        (4, client_disconnected(1), vec![]),
+        // Nobody could open its sessions.
+        (5_000, tick(), vec![]),
+        (
+            6_000,
+            attach_claiming(1, &[(10, &[(1, 0)])]),
+            vec![moved(1, 10, 1, 2, 0)],
+        ),
+        // The message was lost with the stream.
+        (7_000, client_disconnected(1), vec![]),
+        (
+            8_000,
+            attach_claiming(1, &[(10, &[(1, 0)])]),
+            vec![moved(1, 10, 1, 2, 0)],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(away));
+}
+
+#[test]
+fn other_leases_have_no_keeper() {
+    let durable = |request: u64, devices, kind: &str| {
+        let kind = Some(kind.into());
+        let demand = Demand {
+            devices,
+            kind,
+            memory_bytes: 0,
+            is_durable: true,
+        };
+        request_for(1, request, demand)
+    };
+    let several = granted(1, 1, &[(1, 0, exact(16)), (1, 1, exact(16))]);
+    check([
+        (0, join(1, &[exact(16), exact(16), cuda(8)]), vec![]),
+        (0, join(2, &[exact(16), cuda(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, durable(1, 2, "flex"), vec![several]),
+        (
+            2,
+            durable(2, 1, "cuda"),
+            vec![granted(1, 2, &[(1, 2, cuda(8))])],
+        ),
+        (3, request(1, 3, 1), vec![granted_exact(1, 3, 2, 0)]),
+    ]);
+}
+
+#[test]
+fn lease_does_not_move_to_a_device_with_less_memory() {
+    check([
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
+        (2, join(2, &[exact(8)]), vec![]),
+        (3, join(3, &[exact(32)]), vec![keep(10, 1, 3)]),
+    ]);
+}
+
+#[test]
+fn restarted_scheduler_ends_a_lease_where_it_was_before_it_moved() {
+    let back = join_holding(2, &[exact(16)], &[(10, 0)]);
+    check([
+        (0, join_holding(1, &[exact(16)], &[(10, 0)]), vec![]),
+        (1, back, vec![]),
+        (
+            2,
+            attach_claiming(1, &[(10, &[(2, 0)])]),
+            vec![end_lease(1, 10)],
+        ),
+    ]);
+}

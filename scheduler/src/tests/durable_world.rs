@@ -1,0 +1,137 @@
+//! Durable leases in the simulated world: what their commands do, and what must hold of them.
+
+use super::world::{SimWorker, World};
+use super::*;
+
+impl World {
+    /// A lease whose worker was lost goes on at its keeper.
+    pub(super) fn move_lease(
+        &mut self,
+        client: ClientId,
+        lease: LeaseId,
+        epoch: u64,
+        devices: &[LeasedDevice],
+    ) {
+        let [leased] = devices else {
+            panic!("{lease} has moved with {} devices", devices.len());
+        };
+        assert_eq!(leased.device.fingerprint, exact(1).fingerprint);
+        let client = self.attached_client(client);
+        let token = &self.clients[client].tokens[&lease];
+        assert!(token.is_durable && leased.device.memory_bytes >= token.memory_bytes);
+        if token.lease_devices == [leased.device_ref] {
+            // The worker is back.
+            return assert_eq!(epoch, token.epoch);
+        }
+        assert!(epoch > token.epoch);
+        self.take_device(lease, leased);
+        if let Some(leases) = &mut self.leases {
+            let moved = leases.get_mut(&lease).unwrap();
+            let old = &self.workers[moved.lease_devices[0].worker.0 as usize];
+            let is_up = old.known.as_ref().is_some_and(|known| known.connected);
+            assert!(!is_up, "{lease} moves, and its worker is there");
+            moved.lost_until = None;
+            assert_eq!(moved.keeper, Some(leased.device_ref.worker));
+            moved.lease_devices = vec![leased.device_ref];
+        }
+        let token = self.clients[client].tokens.get_mut(&lease).unwrap();
+        (token.lease_devices, token.epoch) = (vec![leased.device_ref], epoch);
+    }
+
+    /// The client of a lease learns that the lease waits only after its worker was lost.
+    pub(super) fn check_interrupted(&self, client: ClientId, lease: LeaseId) {
+        let client = self.attached_client(client);
+        assert!(self.clients[client].leases.contains(&lease));
+        if let Some(leases) = &self.leases {
+            assert!(leases[&lease].lost_until.is_some(), "{lease} was not lost");
+        }
+    }
+
+    /// The keeper of a lease's snapshots is another worker, with an equal device.
+    pub(super) fn check_keeper(&self, lease: LeaseId, source: &Peer, keeper: &Peer) {
+        assert_ne!(source.worker, keeper.worker);
+        let known = self.engine.leases().get(lease).unwrap();
+        assert_eq!(known.only_device().unwrap().worker, source.worker);
+        for peer in [source, keeper] {
+            let i = self.connected_worker(peer.worker);
+            assert_eq!(peer.endpoint, endpoint(peer.worker.0));
+            let devices = &self.workers[i].known.as_ref().unwrap().devices;
+            assert!(devices.contains(&exact(16)) || devices.contains(&exact(8)));
+        }
+    }
+
+    /// Every durable lease of one exact device has a keeper, if another worker has such a
+    /// device and stays. A lease that is lost can move, or its keeper has no free device, or its
+    /// client is away.
+    pub(super) fn check_keepers(&self) {
+        let is_exact = |device_ref: &DeviceRef| {
+            *self.device(*device_ref) == exact(16) || *self.device(*device_ref) == exact(8)
+        };
+        let free = self.free();
+        for (id, lease) in self.engine.leases().iter() {
+            let Some(device_ref) = lease.only_device().filter(|_| lease.is_durable) else {
+                assert_eq!((lease.keeper, &lease.lost), (None, &None), "{id}");
+                continue;
+            };
+            let requirement = lease.requirement;
+            let least = self
+                .known_device(device_ref)
+                .map(|device| device.memory_bytes);
+            let memory_bytes = least.unwrap_or_default();
+            let can_keep = |worker: &SimWorker| {
+                let known = worker.known.as_ref().filter(|known| !known.leaving);
+                let mut devices = known.into_iter().flat_map(|known| &known.devices);
+                worker.id != device_ref.worker.0
+                    && !worker.unanswered.contains(&id)
+                    && devices.any(|d| d.fingerprint.is_some() && d.memory_bytes >= memory_bytes)
+            };
+            let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
+            if let Some(keeper) = lease.keeper {
+                assert!(
+                    lease.lost.is_some() || keepers.iter().any(|w| w.id == keeper.0),
+                    "{id} has keeper {keeper}"
+                );
+            }
+            if lease.lost.is_none() {
+                let is_here = self
+                    .engine
+                    .snapshot()
+                    .workers
+                    .iter()
+                    .any(|w| w.worker == device_ref.worker);
+                let is_possible = is_here && is_exact(&device_ref);
+                let is_connected =
+                    |worker: &&SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
+                let is_expected = is_possible && keepers.into_iter().any(|it| is_connected(&it));
+                assert!(lease.keeper.is_some() || !is_expected, "{id} has no keeper");
+                assert!(lease.keeper.is_none() || is_possible, "{id} has a keeper");
+            } else {
+                let attached =
+                    |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
+                let fits = |free: &DeviceRef| {
+                    let accepts = requirement.is_some_and(|it| it.accepts(self.device(*free)));
+                    Some(free.worker) == lease.keeper && is_exact(free) && accepts
+                };
+                assert!(
+                    !lease.owner.is_some_and(attached) || !free.iter().any(fits),
+                    "{id} could move"
+                );
+            }
+        }
+    }
+
+    /// Returns whether a client knows already that a lease has these devices.
+    pub(super) fn has_devices(&self, lease: LeaseId, devices: &[LeasedDevice]) -> bool {
+        let mut tokens = self.clients.iter().filter_map(|it| it.tokens.get(&lease));
+        let devices = devices.iter().map(|leased| leased.device_ref);
+        let devices: Vec<_> = devices.collect();
+        tokens.any(|token| token.lease_devices == devices)
+    }
+
+    fn known_device(&self, device_ref: DeviceRef) -> Option<&DeviceSpec> {
+        let worker = self.workers.iter();
+        let worker = worker.filter(|worker| worker.id == device_ref.worker.0);
+        let known = worker.filter_map(|worker| worker.known.as_ref()).next()?;
+        known.devices.get(device_ref.index as usize)
+    }
+}

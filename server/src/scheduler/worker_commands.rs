@@ -1,0 +1,82 @@
+//! Builds the scheduler's commands for workers.
+
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{self, WorkerCommand, worker_command},
+};
+use tensord_scheduler::{DeviceGrant, Endpoint, LeasedDevice, Peer};
+
+use super::access::UnixMillis;
+
+/// Builds the command for a worker to end a lease's sessions.
+pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand {
+    let grant = |grant: &DeviceGrant| v1::DeviceGrant {
+        device_index: grant.index,
+        grant: Some(grant.grant.into()),
+    };
+    worker_command(worker_command::Body::EndLease(v1::EndLease {
+        lease_id: lease.0,
+        grants: grants.iter().map(grant).collect(),
+    }))
+}
+
+/// Builds the command that announces a new lease to a worker. `devices` are those of the
+/// lease's devices that the worker has.
+pub(super) fn lease_granted(
+    lease: LeaseId,
+    devices: &[LeasedDevice],
+    tenant: &str,
+    epoch: u64,
+) -> WorkerCommand {
+    let grant = |device: &LeasedDevice| v1::DeviceGrant {
+        device_index: device.device_ref.index,
+        grant: Some(device.grant.into()),
+    };
+    worker_command(worker_command::Body::Granted(v1::LeaseGranted {
+        lease_id: lease.0,
+        grants: devices.iter().map(grant).collect(),
+        tenant: tenant.into(),
+        epoch,
+    }))
+}
+
+/// Builds the command to send the snapshots of a lease to `keeper`.
+pub(super) fn send_snapshots(lease: LeaseId, keeper: Peer) -> WorkerCommand {
+    let Endpoint {
+        name,
+        address,
+        certificate_sha256,
+    } = keeper.endpoint;
+    worker_command(worker_command::Body::SendSnapshots(v1::SendSnapshots {
+        lease_id: lease.0,
+        keeper: name,
+        address,
+        certificate_sha256: certificate_sha256.to_vec().into(),
+    }))
+}
+
+/// Builds the command to keep the snapshots of a lease that `source` sends.
+pub(super) fn keep_snapshots(lease: LeaseId, source: Peer) -> WorkerCommand {
+    let source = source.endpoint;
+    worker_command(worker_command::Body::KeepSnapshots(v1::KeepSnapshots {
+        lease_id: lease.0,
+        source: source.name,
+        source_certificate_sha256: source.certificate_sha256.to_vec().into(),
+    }))
+}
+
+/// Builds the command to drop the snapshots that a worker keeps of a lease.
+pub(super) fn drop_snapshots(lease: LeaseId) -> WorkerCommand {
+    worker_command(worker_command::Body::DropSnapshots(v1::DropSnapshots {
+        lease_id: lease.0,
+    }))
+}
+
+/// Builds the command that carries the scheduler's time.
+pub(super) fn time(now: UnixMillis) -> WorkerCommand {
+    worker_command(worker_command::Body::Time(v1::Time { time_ms: now.0 }))
+}
+
+fn worker_command(body: worker_command::Body) -> WorkerCommand {
+    WorkerCommand { body: Some(body) }
+}

@@ -1,0 +1,289 @@
+//! Workers that send other workers snapshots that nobody took.
+
+use tensord_client::LeaseRequest;
+use tensord_proto::{
+    v1::{
+        DeviceFingerprint, ErrorCode, Granted, LeaseRequest as RawLeaseRequest, OfferSnapshots,
+        Open, RestorePoint, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored, frame::Body,
+        pool_message,
+    },
+    version,
+};
+use tensord_testkit::{
+    cluster::Cluster,
+    raw::{
+        self, ANSWER_DEADLINE, ClientStream, RawSession, RawWorker, SessionError, Target,
+        WorkerStream,
+    },
+};
+use tensord_transport::{Dialer, Link, TransportChoice, channel::duplex, tls::Trust};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+/// A connection to the worker that keeps snapshots.
+struct KeeperConnection(Link);
+
+impl KeeperConnection {
+    /// Dials the keeper and offers the snapshots of a lease. Returns what the keeper replies.
+    async fn open(dialer: Dialer, keeper: &(String, Trust), lease_id: u64) -> (Self, Body) {
+        let (address, trust) = keeper;
+        let link = dialer.dial(address, trust, ANSWER_DEADLINE).await;
+        let mut connection = Self(link.expect("the keeper is there"));
+        let hello = Some(version::hello());
+        let offer = OfferSnapshots { hello, lease_id };
+        assert!(connection.send(Body::OfferSnapshots(offer)).await);
+        let reply = connection.next().await.expect("the keeper answers");
+        (connection, reply)
+    }
+
+    /// Sends a frame. Returns `false` if the keeper has closed the connection.
+    async fn send(&mut self, body: Body) -> bool {
+        self.0.sender.send(&[duplex::encode(body)]).await.is_ok()
+    }
+
+    /// Returns the next frame, or `None` if the keeper has closed the connection.
+    async fn next(&mut self) -> Option<Body> {
+        let next = timeout(ANSWER_DEADLINE, self.0.receiver.recv()).await;
+        let next = next.expect("the keeper answers or closes");
+        duplex::decode(next.ok()??).expect("a frame of ours").body
+    }
+
+    /// Sends frames, and expects that the keeper closes the connection.
+    async fn expect_closed(mut self, frames: impl IntoIterator<Item = Body>) {
+        for frame in frames {
+            self.send(frame).await;
+        }
+        while let Some(body) = self.next().await {
+            assert!(matches!(body, Body::SnapshotStored(_)), "{body:?}");
+        }
+    }
+
+    async fn stored(&mut self) -> SnapshotStored {
+        match self.next().await {
+            Some(Body::SnapshotStored(stored)) => stored,
+            other => panic!("not a reply to a snapshot: {other:?}"),
+        }
+    }
+}
+
+fn id(session_id: u64, mark: u64) -> SnapshotId {
+    let epoch = 0;
+    SnapshotId {
+        session_id,
+        mark,
+        epoch,
+    }
+}
+
+fn begin(id: SnapshotId, size_bytes: u64) -> Body {
+    Body::SnapshotBegin(SnapshotBegin {
+        id: Some(id),
+        committed: 0,
+        size_bytes,
+    })
+}
+
+fn part(bytes: usize) -> Body {
+    let data = vec![7; bytes].into();
+    Body::SnapshotPart(SnapshotPart { data })
+}
+
+/// A worker that runs a lease, whose snapshots the only honest worker is to keep.
+struct Rogue {
+    worker: RawWorker,
+    /// The client that has the lease.
+    attached: ClientStream,
+    granted: Granted,
+    keeper: (String, Trust),
+    /// Its stream to the scheduler, on which it sends heartbeats, until it is lost.
+    registered: Option<(WorkerStream, JoinSet<()>)>,
+}
+
+impl Rogue {
+    async fn start(cluster: &Cluster, fingerprint: DeviceFingerprint) -> Self {
+        let mut worker = RawWorker::new("rogue", 1);
+        worker.register.devices[0].fingerprint = Some(fingerprint);
+        let registered = worker.join(cluster.worker_url()).await.unwrap();
+        let heartbeats = registered.send_heartbeats();
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
+        let durable = RawLeaseRequest {
+            devices: 1,
+            durable: true,
+            ..RawLeaseRequest::default()
+        };
+        // The smallest device that fits is that of the rogue.
+        let granted = attached.request(durable).await.unwrap();
+        let target = Target::all(&granted).remove(0);
+        assert_eq!(target.worker_id, worker.register.worker_id);
+        let status = cluster.pool().status().unwrap();
+        let mut workers = status.workers.iter();
+        let honest = workers.find(|worker| worker.name == "worker-0").unwrap();
+        let rogue = Self {
+            worker,
+            attached,
+            granted,
+            keeper: (honest.address.clone(), cluster.worker_trust(0)),
+            registered: Some((registered, heartbeats)),
+        };
+        // The keeper learns of the lease a moment after the client.
+        let until = Instant::now() + ANSWER_DEADLINE;
+        while !matches!(rogue.connect().await.1, Body::SnapshotsOffered(_)) {
+            assert!(Instant::now() < until, "the keeper does not know the lease");
+        }
+        rogue
+    }
+
+    fn dialer(&self) -> Dialer {
+        Dialer::new(TransportChoice::Tcp).with_identity(self.worker.identity.clone())
+    }
+
+    /// Connects to the keeper. Returns its reply, too.
+    async fn connect(&self) -> (KeeperConnection, Body) {
+        KeeperConnection::open(self.dialer(), &self.keeper, self.granted.lease_id).await
+    }
+
+    /// Leaves the pool without a word, and waits until the lease has moved to the keeper.
+    async fn moved(&mut self) -> Target {
+        self.registered = None;
+        let moved = loop {
+            match self
+                .attached
+                .next()
+                .await
+                .unwrap()
+                .expect("the stream is up")
+            {
+                pool_message::Body::Moved(moved) => break moved,
+                pool_message::Body::Ended(ended) => panic!("{ended:?}"),
+                _ => {}
+            }
+        };
+        let moved = Granted {
+            lease_id: moved.lease_id,
+            token: moved.token,
+            devices: moved.devices,
+            ..self.granted.clone()
+        };
+        let moved = Target::all(&moved).remove(0);
+        assert_ne!(moved.worker_id, self.worker.register.worker_id);
+        moved
+    }
+}
+
+/// Returns the fingerprint of the devices of the only worker.
+fn fingerprint(cluster: &Cluster) -> DeviceFingerprint {
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let fingerprint = lease.descriptions()[0].fingerprint.expect("a fingerprint");
+    DeviceFingerprint {
+        hash: fingerprint.hash.to_vec().into(),
+        is_exact: fingerprint.is_exact,
+    }
+}
+
+fn expect_refused(reply: Body) {
+    match reply {
+        Body::Rejected(rejected) => {
+            let error = rejected.error.unwrap();
+            assert_eq!(error.code(), ErrorCode::Lease);
+            assert!(error.message.contains("has not allowed"), "{error}");
+        }
+        other => panic!("not a refusal: {other:?}"),
+    }
+}
+
+#[test]
+fn only_the_worker_of_a_lease_may_send_its_snapshots() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let fingerprint = fingerprint(&cluster);
+    raw::block(async {
+        let rogue = Rogue::start(&cluster, fingerprint).await;
+        let lease = rogue.granted.lease_id;
+        let stranger = RawWorker::new("stranger", 1).identity;
+        let tcp = || Dialer::new(TransportChoice::Tcp);
+        let strangers = [
+            (tcp().with_identity(stranger), lease),
+            (tcp(), lease),
+            (rogue.dialer(), lease + 1),
+        ];
+        for (dialer, lease) in strangers {
+            let opened = KeeperConnection::open(dialer, &rogue.keeper, lease);
+            expect_refused(opened.await.1);
+        }
+    });
+}
+
+#[test]
+fn connection_of_a_worker_that_breaks_a_rule_is_closed() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let fingerprint = fingerprint(&cluster);
+    raw::block(async {
+        let rogue = Rogue::start(&cluster, fingerprint).await;
+        let broken = [
+            vec![part(1)],
+            vec![begin(id(1, 1), 8), begin(id(1, 2), 8)],
+            vec![begin(id(1, 1), 8), part(9)],
+            vec![begin(id(1, 1), 8), part(0)],
+            // The same mark twice.
+            vec![begin(id(2, 1), 8), part(8), begin(id(2, 1), 8), part(8)],
+            // Mark 0 is none.
+            vec![begin(id(3, 0), 8), part(8)],
+            vec![Body::OfferSnapshots(OfferSnapshots::default())],
+        ];
+        for frames in broken {
+            let (connection, reply) = rogue.connect().await;
+            assert!(matches!(reply, Body::SnapshotsOffered(_)), "{reply:?}");
+            connection.expect_closed(frames).await;
+        }
+        let (mut connection, _) = rogue.connect().await;
+        // Its parts are dropped.
+        connection.send(begin(id(4, 1), u64::MAX)).await;
+        let refused = connection.stored().await;
+        assert!(refused.error.contains("in use"), "{}", refused.error);
+        connection.send(part(100)).await;
+        let kept = cluster.workers[0].snapshots_bytes();
+        assert_eq!(kept, [8], "of session 2");
+    });
+}
+
+/// The lease moves to the keeper, and its session cannot be restored. The lease itself is as good
+/// as new.
+#[test]
+fn false_snapshot_restores_nothing() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let fingerprint = fingerprint(&cluster);
+    raw::block(async {
+        let mut rogue = Rogue::start(&cluster, fingerprint).await;
+        let (mut connection, _) = rogue.connect().await;
+        connection.send(begin(id(5, 1), 8)).await;
+        connection.send(part(8)).await;
+        assert_eq!(connection.stored().await.error, "");
+        let moved = rogue.moved().await;
+        let open = Open {
+            session_id: 5,
+            resume: true,
+            restore: vec![RestorePoint {
+                mark: 1,
+                ..RestorePoint::default()
+            }],
+            ..moved.open()
+        };
+        let refused = loop {
+            match RawSession::open_with(&moved, open.clone()).await {
+                Ok(_) => panic!("a session was made of nothing"),
+                // The worker has not started the lease.
+                Err(SessionError::Lost(_)) => {}
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(refused.contains("the snapshot"), "{refused}");
+        assert!(!refused.contains("no snapshot"), "{refused}");
+        let mut session = RawSession::open(&moved).await.unwrap();
+        let tensor = session.upload(&[1.0, 2.0]);
+        let read = session.fetch(&tensor).await.unwrap().unwrap();
+        assert_eq!(raw::floats(&read), [1.0, 2.0]);
+        // The rogue may send no more.
+        expect_refused(rogue.connect().await.1);
+    });
+}

@@ -1,0 +1,154 @@
+//! The snapshots that this worker keeps for leases that other workers run.
+//!
+//! The scheduler allows another worker to send the snapshots of a lease, and names the worker's
+//! certificate. If that worker is lost, the scheduler grants a device of this one to the lease,
+//! and the lease's process starts with these snapshots.
+
+pub(super) mod connection;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use tensord_proto::ids::{LeaseId, SessionId};
+use tensord_transport::tls::Fingerprint;
+
+use super::snapshots::{KeptSnapshot, Snapshots};
+
+/// How long the snapshots of a lease are kept after the connection from its worker has ended: longer
+/// than the scheduler lets a lost lease wait (its recovery timeout).
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// Maximum number of leases of other workers.
+const MAX_SOURCES: usize = 1 << 16;
+
+/// The snapshots that this worker keeps for other workers.
+#[derive(Debug)]
+pub(super) struct KeptForOthers {
+    /// Maximum bytes of all snapshots, with those that are being received.
+    max_bytes: u64,
+    receiving_bytes: u64,
+    snapshots: Snapshots,
+    sources: HashMap<LeaseId, Source>,
+    /// Number of sources so far.
+    allowed: u64,
+}
+
+/// A worker that may send snapshots of a lease.
+#[derive(Debug)]
+struct Source {
+    /// Different for each source, so that a connection of an earlier one counts for no other.
+    number: u64,
+    name: String,
+    certificate: Fingerprint,
+    /// Number of its connections for the lease.
+    connections: usize,
+    /// When it was allowed, or its last connection ended.
+    last_seen: Instant,
+}
+
+impl KeptForOthers {
+    pub(super) fn new(max_bytes: u64) -> Self {
+        Self {
+            max_bytes,
+            receiving_bytes: 0,
+            snapshots: Snapshots::new(max_bytes),
+            sources: HashMap::new(),
+            allowed: 0,
+        }
+    }
+
+    /// Allows the worker with this certificate to send the snapshots of a lease. No other may send
+    /// any.
+    pub(super) fn allow(
+        &mut self,
+        now: Instant,
+        lease: LeaseId,
+        name: String,
+        certificate: Fingerprint,
+    ) {
+        let known = self.sources.get(&lease);
+        if known.is_some_and(|source| source.certificate == certificate) {
+            return;
+        }
+        self.forget(lease);
+        if self.sources.len() >= MAX_SOURCES {
+            return;
+        }
+        self.allowed += 1;
+        let source = Source {
+            number: self.allowed,
+            name,
+            certificate,
+            connections: 0,
+            last_seen: now,
+        };
+        self.sources.insert(lease, source);
+    }
+
+    /// Drops all that is kept of a lease. Its worker may send no more.
+    pub(super) fn forget(&mut self, lease: LeaseId) {
+        self.sources.remove(&lease);
+        self.snapshots.forget_lease(lease);
+    }
+
+    /// Removes and returns the snapshots of a lease that starts here. Its old worker may send no
+    /// more.
+    pub(super) fn take(&mut self, lease: LeaseId) -> Vec<KeptSnapshot> {
+        let kept = self.snapshots.of(lease);
+        self.forget(lease);
+        kept
+    }
+
+    /// Drops the snapshots of leases whose worker has had no connection for long. The worker may
+    /// still send others.
+    pub(super) fn expire(&mut self, now: Instant) {
+        let is_orphan = |source: &Source| {
+            source.connections == 0 && now.duration_since(source.last_seen) >= ORPHAN_TIMEOUT
+        };
+        let orphans = self.sources.iter().filter(|(_, source)| is_orphan(source));
+        for lease in orphans.map(|(lease, _)| *lease).collect::<Vec<_>>() {
+            self.snapshots.forget_lease(lease);
+        }
+    }
+
+    /// Returns the worker that may send snapshots of a lease, if it has this certificate.
+    fn source(&mut self, lease: LeaseId, certificate: Option<Fingerprint>) -> Option<&mut Source> {
+        let source = self.sources.get_mut(&lease)?;
+        (Some(source.certificate) == certificate).then_some(source)
+    }
+
+    /// Returns the worker with this number, if it may still send snapshots of a lease.
+    fn numbered_source(&mut self, lease: LeaseId, number: u64) -> Option<&mut Source> {
+        let source = self.sources.get_mut(&lease)?;
+        (source.number == number).then_some(source)
+    }
+
+    /// Takes memory for a snapshot that is to be received, and drops those of its session that are
+    /// not needed any more, as its client has committed a later mark.
+    fn reserve(
+        &mut self,
+        lease: LeaseId,
+        session: SessionId,
+        committed: u64,
+        size_bytes: u64,
+    ) -> Result<(), String> {
+        self.snapshots.forget_before(lease, session, committed);
+        let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
+        if used_bytes.saturating_add(size_bytes) > self.max_bytes {
+            return Err(format!(
+                "the snapshot has {size_bytes} bytes, and {used_bytes} of {} bytes for snapshots of other workers' leases are in use",
+                self.max_bytes
+            ));
+        }
+        self.receiving_bytes += size_bytes;
+        Ok(())
+    }
+
+    fn release(&mut self, size_bytes: u64) {
+        self.receiving_bytes -= size_bytes;
+    }
+}

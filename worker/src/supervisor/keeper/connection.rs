@@ -1,0 +1,293 @@
+//! A connection on which another worker sends the snapshots of a lease.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::fs::fcntl_add_seals;
+use tensord_proto::{
+    ids::{LeaseId, SessionId},
+    v1::{
+        Error, ErrorCode, Frame, OfferSnapshots, Rejected, SnapshotBegin, SnapshotId,
+        SnapshotStored, SnapshotsOffered, frame::Body,
+    },
+    version,
+};
+use tensord_transport::{Link, LinkSender, channel::duplex, tls::Fingerprint};
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use crate::{
+    blobs::shared::{SEALS, unnamed_memory},
+    locks::lock,
+    process_message::SnapshotInfo,
+    supervisor::{
+        Supervisor,
+        snapshots::{KeptSnapshot, Refused},
+    },
+};
+
+/// A connection on which nothing is received for this long is closed. The other worker sends a ping
+/// every [`PING_INTERVAL`](crate::supervisor::keeper_link::PING_INTERVAL).
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Why a snapshot of a source that is none any more is not kept.
+const MOVED: &str = "the lease has moved or ended";
+
+/// Serves a connection of a worker that sends the snapshots of a lease.
+pub(in crate::supervisor) async fn serve(
+    supervisor: Arc<Supervisor>,
+    offer: OfferSnapshots,
+    mut link: Link,
+) {
+    if let Err(error) = try_serve(supervisor, offer, &mut link).await {
+        warn!(peer = %link.peer, "refused the snapshots of another worker: {error}");
+        let rejected = Body::Rejected(Rejected { error: Some(error) });
+        if link.sender.send(&[duplex::encode(rejected)]).await.is_ok() {
+            link.sender.finish().await;
+        }
+    }
+}
+
+async fn try_serve(
+    supervisor: Arc<Supervisor>,
+    offer: OfferSnapshots,
+    link: &mut Link,
+) -> Result<(), Error> {
+    let lease = LeaseId(offer.lease_id);
+    let ours = version::hello();
+    let protocol = version::negotiate(&ours, &offer.hello.unwrap_or_default())?;
+    let certificate = link.certificate.as_ref().map(|shown| shown.fingerprint);
+    let Some(connection) = SourceConnection::new(&supervisor, lease, certificate) else {
+        return Err(Error::new(
+            ErrorCode::Lease,
+            "the scheduler has not allowed this worker to send snapshots of the lease",
+        ));
+    };
+    link.receiver
+        .admit()
+        .map_err(|e| Error::new(ErrorCode::Limit, e.to_string()))?;
+    let kept = lock(&supervisor.kept_for_others).snapshots.of(lease);
+    let offered = SnapshotsOffered {
+        hello: Some(ours),
+        protocol,
+        kept: kept.iter().map(KeptSnapshot::id).collect(),
+    };
+    let offered = [duplex::encode(Body::SnapshotsOffered(offered))];
+    if link.sender.send(&offered).await.is_ok() {
+        info!(%lease, "keeps the snapshots that worker {} takes", connection.name);
+        let ended = connection.receive(link).await;
+        debug!(%lease, "the connection from worker {} ended: {ended}", connection.name);
+    }
+    Ok(())
+}
+
+/// A connection of a worker that may send snapshots of a lease.
+struct SourceConnection {
+    supervisor: Arc<Supervisor>,
+    lease: LeaseId,
+    /// Number and name of the source.
+    number: u64,
+    name: String,
+}
+
+impl Drop for SourceConnection {
+    fn drop(&mut self) {
+        let mut kept = lock(&self.supervisor.kept_for_others);
+        if let Some(source) = kept.numbered_source(self.lease, self.number) {
+            source.connections = source.connections.saturating_sub(1);
+            source.last_seen = Instant::now();
+        }
+    }
+}
+
+/// A snapshot of which not all parts are received.
+struct Receiving<'a> {
+    supervisor: &'a Supervisor,
+    begin: SnapshotBegin,
+    received_bytes: u64,
+    /// `None` if the snapshot is not kept, for the reason that was sent.
+    file: Option<File>,
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            lock(&self.supervisor.kept_for_others).release(self.begin.size_bytes);
+        }
+    }
+}
+
+impl SourceConnection {
+    fn new(
+        supervisor: &Arc<Supervisor>,
+        lease: LeaseId,
+        certificate: Option<Fingerprint>,
+    ) -> Option<Self> {
+        let mut kept = lock(&supervisor.kept_for_others);
+        let source = kept.source(lease, certificate)?;
+        source.connections += 1;
+        let (number, name) = (source.number, source.name.clone());
+        drop(kept);
+        Some(Self {
+            supervisor: supervisor.clone(),
+            lease,
+            number,
+            name,
+        })
+    }
+
+    /// Receives snapshots until the connection ends or breaks a rule. Returns the reason.
+    async fn receive(&self, link: &mut Link) -> String {
+        let mut receiving: Option<Receiving<'_>> = None;
+        loop {
+            let frame = match timeout(SILENCE, link.receiver.recv()).await {
+                Ok(Ok(Some(frame))) => frame,
+                Ok(Ok(None)) => return "closed".into(),
+                Ok(Err(e)) => return e.to_string(),
+                Err(_) => return format!("nothing was received for {SILENCE:?}"),
+            };
+            let body = match duplex::decode(frame) {
+                Ok(Frame {
+                    body: Some(body), ..
+                }) => body,
+                Ok(_) => return self.broken("an empty or unknown frame"),
+                Err(e) => return self.broken(&e.to_string()),
+            };
+            match (body, receiving.take()) {
+                (Body::Ping(_), pending) => receiving = pending,
+                (Body::SnapshotsEnded(ended), None) => {
+                    let session = SessionId(ended.session_id);
+                    let mut kept = lock(&self.supervisor.kept_for_others);
+                    if kept.numbered_source(self.lease, self.number).is_some() {
+                        kept.snapshots.forget_session(self.lease, session);
+                    }
+                }
+                (Body::SnapshotBegin(begin), None) => {
+                    let begun = self.begin(begin);
+                    if let Err(reason) = &begun.1
+                        && !reply(&mut link.sender, begun.0.begin.id, reason).await
+                    {
+                        return "cannot reply".into();
+                    }
+                    receiving = Some(begun.0);
+                }
+                (Body::SnapshotPart(part), Some(mut pending)) => match pending.append(&part.data) {
+                    Ok(false) => receiving = Some(pending),
+                    Ok(true) => match self.store(pending) {
+                        Ok(None) => {}
+                        Ok(Some((id, error))) => {
+                            if !reply(&mut link.sender, Some(id), &error).await {
+                                return "cannot reply".into();
+                            }
+                        }
+                        Err(rule) => return self.broken(&rule),
+                    },
+                    Err(rule) => return self.broken(&rule),
+                },
+                _ => return self.broken("a frame out of place"),
+            }
+        }
+    }
+
+    fn broken(&self, rule: &str) -> String {
+        let (lease, name) = (self.lease, &self.name);
+        warn!(%lease, "worker {name} broke the protocol while it sent snapshots: {rule}");
+        format!("it broke the protocol: {rule}")
+    }
+
+    /// Begins to receive a snapshot. An error is the reason why it is not kept; its parts follow
+    /// all the same.
+    fn begin(&self, begin: SnapshotBegin) -> (Receiving<'_>, Result<(), String>) {
+        let mut receiving = Receiving {
+            supervisor: &self.supervisor,
+            begin,
+            received_bytes: 0,
+            file: None,
+        };
+        let session = SessionId(begin.id.unwrap_or_default().session_id);
+        let mut kept = lock(&self.supervisor.kept_for_others);
+        // Another worker's connection must not drop snapshots.
+        let reserved = match kept.numbered_source(self.lease, self.number) {
+            Some(_) => kept.reserve(self.lease, session, begin.committed, begin.size_bytes),
+            None => Err(MOVED.into()),
+        };
+        drop(kept);
+        if let Err(reason) = reserved {
+            return (receiving, Err(reason));
+        }
+        match unnamed_memory("tensord-snapshot") {
+            Ok(file) => {
+                receiving.file = Some(file);
+                (receiving, Ok(()))
+            }
+            Err(e) => {
+                lock(&self.supervisor.kept_for_others).release(begin.size_bytes);
+                (receiving, Err(format!("no memory for the snapshot: {e}")))
+            }
+        }
+    }
+
+    /// Keeps a snapshot of which all parts are received. Returns the reply, if none was sent.
+    ///
+    /// # Errors
+    ///
+    /// The rule that the worker broke.
+    fn store(&self, mut receiving: Receiving<'_>) -> Result<Option<(SnapshotId, String)>, String> {
+        let begin = receiving.begin;
+        let Some(file) = receiving.file.take() else {
+            return Ok(None);
+        };
+        let id = begin.id.unwrap_or_default();
+        let info = SnapshotInfo {
+            session_id: id.session_id,
+            mark: id.mark,
+            committed: begin.committed,
+            size_bytes: begin.size_bytes,
+        };
+        let sealed = fcntl_add_seals(&file, SEALS);
+        let mut kept = lock(&self.supervisor.kept_for_others);
+        kept.release(begin.size_bytes);
+        if let Err(e) = sealed {
+            return Ok(Some((id, format!("the snapshot cannot be sealed: {e}"))));
+        }
+        if kept.numbered_source(self.lease, self.number).is_none() {
+            return Ok(Some((id, MOVED.into())));
+        }
+        let file = OwnedFd::from(file);
+        match kept.snapshots.add(self.lease, id.epoch, info, file) {
+            Ok(()) => Ok(Some((id, String::new()))),
+            Err(Refused::Full(reason)) => Ok(Some((id, reason))),
+            Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),
+        }
+    }
+}
+
+impl Receiving<'_> {
+    /// Appends a part. Returns whether the snapshot is complete.
+    ///
+    /// # Errors
+    ///
+    /// The rule that the worker broke, or that there is no memory.
+    fn append(&mut self, part: &[u8]) -> Result<bool, String> {
+        self.received_bytes += part.len() as u64;
+        if part.is_empty() || self.received_bytes > self.begin.size_bytes {
+            return Err("a part is empty, or beyond the size of its snapshot".into());
+        }
+        let write = |file: &mut File| file.write_all(part);
+        let written = self.file.as_mut().map_or(Ok(()), write);
+        written.map_err(|e: io::Error| format!("cannot keep a part of a snapshot: {e}"))?;
+        Ok(self.received_bytes == self.begin.size_bytes)
+    }
+}
+
+/// Replies to a snapshot. Returns whether that succeeded.
+async fn reply(sender: &mut LinkSender, id: Option<SnapshotId>, error: &str) -> bool {
+    let error = error.to_owned();
+    let stored = Body::SnapshotStored(SnapshotStored { id, error });
+    sender.send(&[duplex::encode(stored)]).await.is_ok()
+}

@@ -1,0 +1,442 @@
+//! Sends the snapshots of a lease to its keeper, another worker that goes on with the lease if
+//! this one is lost.
+//!
+//! A snapshot counts as kept when the keeper has it, or when it is clear that the keeper will not
+//! have it soon: the lease then survives the death of its process, but not that of this worker.
+
+use std::{
+    collections::HashMap, fs::File, os::unix::fs::FileExt, pin::pin, sync::Arc, time::Duration,
+};
+
+use bytes::Bytes;
+use tensord_proto::{
+    ids::{LeaseId, SessionId},
+    text::{MESSAGE_CHARS, sanitize},
+    v1::{
+        OfferSnapshots, Ping, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored,
+        SnapshotsEnded, frame::Body,
+    },
+    version,
+};
+use tensord_transport::{
+    Dialer, Identity, Link, LinkError, TransportChoice,
+    channel::duplex,
+    tls::{Fingerprint, Trust},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{Supervisor, snapshots::KeptSnapshot};
+use crate::{locks::lock, process_message::SnapshotKept};
+
+/// Interval of pings to the keeper.
+pub(super) const PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// Limit for an attempt to connect, and for the keeper's first reply.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Pause between attempts to connect.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// How long a snapshot may take to be stored by the keeper, and how long the keeper may read
+/// nothing. The client keeps its journal meanwhile, which has a bound.
+const STORE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Bytes of a snapshot in one frame.
+const PART_BYTES: usize = 1 << 20;
+
+/// Number of messages that wait to be sent.
+const QUEUE: usize = 32;
+
+/// The worker that keeps the snapshots of a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Keeper {
+    pub(super) name: String,
+    pub(super) address: String,
+    pub(super) certificate: Fingerprint,
+}
+
+/// A message for the keeper.
+enum Outgoing {
+    /// A session has a new snapshot, of this mark. The link sends the latest one.
+    Snapshot {
+        session: SessionId,
+        mark: u64,
+        queued_at: Instant,
+    },
+    SessionEnded(SessionId),
+}
+
+/// The queues between the run of a lease and its link to the keeper.
+pub(super) struct KeeperQueues {
+    outgoing: mpsc::Sender<Outgoing>,
+    /// Yields the snapshots that count as kept.
+    pub(super) stored: mpsc::Receiver<SnapshotKept>,
+    keeper: watch::Receiver<Option<Keeper>>,
+}
+
+impl KeeperQueues {
+    /// Has a session's new snapshot sent to the keeper. Returns `false` if there is no keeper, or
+    /// it does not keep up: the snapshot counts as kept.
+    pub(super) fn send(&self, session: SessionId, mark: u64) -> bool {
+        let message = Outgoing::Snapshot {
+            session,
+            mark,
+            queued_at: Instant::now(),
+        };
+        let has_keeper = self.keeper.borrow().is_some();
+        has_keeper && self.outgoing.try_send(message).is_ok()
+    }
+
+    /// Has the keeper drop the snapshots of a session. If the queue is full, they are dropped with
+    /// the lease.
+    pub(super) fn end_session(&self, session: SessionId) {
+        let _ = self.outgoing.try_send(Outgoing::SessionEnded(session));
+    }
+}
+
+/// The link of a lease to its keeper.
+pub(super) struct KeeperLink {
+    supervisor: Arc<Supervisor>,
+    lease: LeaseId,
+    keeper: watch::Receiver<Option<Keeper>>,
+    outgoing: mpsc::Receiver<Outgoing>,
+    stored: mpsc::Sender<SnapshotKept>,
+    /// The marks that count as kept when the keeper has their snapshots, by session, and until when
+    /// it must have them.
+    pending: HashMap<SessionId, (u64, Instant)>,
+    has_warned: bool,
+}
+
+impl KeeperLink {
+    pub(super) fn new(
+        supervisor: Arc<Supervisor>,
+        lease: LeaseId,
+        keeper: watch::Receiver<Option<Keeper>>,
+    ) -> (Self, KeeperQueues) {
+        let (outgoing, queued) = mpsc::channel(QUEUE);
+        let (stored, stored_receiver) = mpsc::channel(QUEUE);
+        let queues = KeeperQueues {
+            outgoing,
+            stored: stored_receiver,
+            keeper: keeper.clone(),
+        };
+        let link = Self {
+            supervisor,
+            lease,
+            keeper,
+            outgoing: queued,
+            stored,
+            pending: HashMap::new(),
+            has_warned: false,
+        };
+        (link, queues)
+    }
+
+    /// Sends snapshots until the lease has ended.
+    pub(super) async fn run(mut self) {
+        loop {
+            let keeper = self.keeper.borrow_and_update().clone();
+            let Some(keeper) = keeper else {
+                match self.wait(None).await {
+                    true => continue,
+                    false => return,
+                }
+            };
+            let ended = self.connect_and_serve(&keeper).await;
+            self.give_up_pending(None).await;
+            let Some(reason) = ended else {
+                return;
+            };
+            if self.keeper.borrow().as_ref() != Some(&keeper) {
+                continue;
+            }
+            if !std::mem::replace(&mut self.has_warned, true) {
+                warn!(lease = %self.lease, "worker {} does not keep the snapshots of the lease, which ends if this worker is lost: {reason}", keeper.name);
+            } else {
+                debug!(lease = %self.lease, "the link to worker {} ended: {reason}", keeper.name);
+            }
+            if !self.wait(Some(RETRY_DELAY)).await {
+                return;
+            }
+        }
+    }
+
+    /// Waits for `delay`, or until there is another keeper; snapshots count as kept meanwhile.
+    /// Returns `false` if the lease has ended.
+    async fn wait(&mut self, delay: Option<Duration>) -> bool {
+        let mut pause = pin!(sleep(delay.unwrap_or_default()));
+        loop {
+            tokio::select! {
+                () = &mut pause, if delay.is_some() => return true,
+                changed = self.keeper.changed() => return changed.is_ok(),
+                message = self.outgoing.recv() => match message {
+                    Some(Outgoing::Snapshot { session, mark, .. }) => {
+                        self.count_as_kept(session, mark).await;
+                    }
+                    Some(Outgoing::SessionEnded(_)) => {}
+                    None => return false,
+                },
+            }
+        }
+    }
+
+    async fn count_as_kept(&self, session: SessionId, mark: u64) {
+        let kept = SnapshotKept {
+            session_id: session.0,
+            mark,
+            error: String::new(),
+        };
+        // An error means that the lease has ended.
+        let _ = self.stored.send(kept).await;
+    }
+
+    /// Counts pending snapshots as kept whose time was over at `now`, or all.
+    async fn give_up_pending(&mut self, now: Option<Instant>) {
+        let is_over = |until: Instant| now.is_none_or(|now| until <= now);
+        let over = self.pending.extract_if(|_, (_, until)| is_over(*until));
+        for (session, (mark, _)) in over.collect::<Vec<_>>() {
+            self.count_as_kept(session, mark).await;
+        }
+    }
+
+    /// Connects to the keeper, and sends it snapshots until the connection ends. Returns the
+    /// reason, or `None` if the lease has ended.
+    async fn connect_and_serve(&mut self, keeper: &Keeper) -> Option<String> {
+        let identity = self.supervisor.settings.identity.clone();
+        let connecting = connect(identity, self.lease, keeper);
+        let (mut link, kept) = match timeout(CONNECT_DEADLINE, connecting).await {
+            Ok(Ok(connected)) => connected,
+            Ok(Err(reason)) => return Some(reason),
+            Err(_) => return Some("it did not answer".into()),
+        };
+        info!(lease = %self.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
+        let mut sent = SentSnapshots::default();
+        for id in kept {
+            sent.record(id);
+            sent.stored(id);
+        }
+        let present = lock(&self.supervisor.snapshots).of(self.lease);
+        for snapshot in present {
+            if sent.is_new(snapshot.id()) {
+                sent.record(snapshot.id());
+                if let Err(reason) = self.send_snapshot(&mut link, &snapshot).await {
+                    return Some(reason);
+                }
+            }
+        }
+        self.has_warned = false;
+        self.serve(&mut link, keeper, sent).await
+    }
+
+    async fn serve(
+        &mut self,
+        link: &mut Link,
+        keeper: &Keeper,
+        mut sent: SentSnapshots,
+    ) -> Option<String> {
+        let mut pings = interval(PING_INTERVAL);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while self.keeper.borrow().as_ref() == Some(keeper) {
+            let deadlines = self.pending.values().map(|(_, until)| *until);
+            let deadline = deadlines.min().unwrap_or_else(Instant::now);
+            let done = tokio::select! {
+                message = self.outgoing.recv() => match message {
+                    Some(message) => self.send_message(link, message, &mut sent).await,
+                    None => return None,
+                },
+                frame = link.receiver.recv() => match stored(frame) {
+                    Ok(stored) => {
+                        self.on_stored(stored, &mut sent).await;
+                        Ok(())
+                    }
+                    Err(reason) => Err(reason),
+                },
+                _ = pings.tick() => send(link, Body::Ping(Ping::default())).await,
+                () = sleep_until(deadline), if !self.pending.is_empty() => {
+                    self.give_up_pending(Some(Instant::now())).await;
+                    Ok(())
+                }
+                changed = self.keeper.changed() => match changed {
+                    Ok(()) => Ok(()),
+                    Err(_) => return None,
+                },
+            };
+            if let Err(reason) = done {
+                return Some(reason);
+            }
+        }
+        Some("another worker is the keeper".into())
+    }
+
+    async fn send_message(
+        &mut self,
+        link: &mut Link,
+        message: Outgoing,
+        sent: &mut SentSnapshots,
+    ) -> Result<(), String> {
+        let (session, mark, queued_at) = match message {
+            Outgoing::Snapshot {
+                session,
+                mark,
+                queued_at,
+            } => (session, mark, queued_at),
+            Outgoing::SessionEnded(session) => {
+                sent.forget(session);
+                let session_id = session.0;
+                return send(link, Body::SnapshotsEnded(SnapshotsEnded { session_id })).await;
+            }
+        };
+        let latest = lock(&self.supervisor.snapshots).latest(self.lease, session);
+        // A later snapshot than the queued one has a message of its own, or none is left.
+        let latest = latest.filter(|latest| latest.info.mark == mark);
+        let Some(latest) = latest.filter(|latest| !sent.is_stored(latest.id())) else {
+            self.count_as_kept(session, mark).await;
+            return Ok(());
+        };
+        let until = queued_at + STORE_DEADLINE;
+        self.pending.insert(session, (mark, until));
+        if !sent.is_new(latest.id()) {
+            return Ok(());
+        }
+        sent.record(latest.id());
+        self.send_snapshot(link, &latest).await
+    }
+
+    /// Sends a snapshot in parts, and gives up pending ones in between whose time is over.
+    async fn send_snapshot(
+        &mut self,
+        link: &mut Link,
+        snapshot: &KeptSnapshot,
+    ) -> Result<(), String> {
+        let size_bytes = snapshot.info.size_bytes;
+        let begin = SnapshotBegin {
+            id: Some(snapshot.id()),
+            committed: snapshot.info.committed,
+            size_bytes,
+        };
+        send(link, Body::SnapshotBegin(begin)).await?;
+        let mut at = 0;
+        while at < size_bytes {
+            let length = (size_bytes - at).min(PART_BYTES as u64) as usize;
+            let data = read_part(&snapshot.file, at, length).map_err(|e| e.to_string())?;
+            send(link, Body::SnapshotPart(SnapshotPart { data: data.into() })).await?;
+            at += length as u64;
+            self.give_up_pending(Some(Instant::now())).await;
+        }
+        Ok(())
+    }
+
+    async fn on_stored(&mut self, stored: SnapshotStored, sent: &mut SentSnapshots) {
+        let id = stored.id.unwrap_or_default();
+        if stored.error.is_empty() {
+            sent.stored(id);
+        } else if !std::mem::replace(&mut self.has_warned, true) {
+            let reason = sanitize(&stored.error, MESSAGE_CHARS);
+            warn!(lease = %self.lease, "the keeper has not kept a snapshot of the lease: {reason}");
+        }
+        let session = SessionId(id.session_id);
+        let pending = self.pending.get(&session);
+        if pending.is_some_and(|(mark, _)| *mark == id.mark) {
+            self.pending.remove(&session);
+            self.count_as_kept(session, id.mark).await;
+        }
+    }
+}
+
+/// The latest snapshot of each session that was sent on a connection, or that the keeper had
+/// before.
+#[derive(Default)]
+struct SentSnapshots(HashMap<SessionId, (SnapshotId, bool)>);
+
+impl SentSnapshots {
+    fn order(id: SnapshotId) -> (u64, u64) {
+        (id.epoch, id.mark)
+    }
+
+    /// Returns whether a snapshot is later than all that were sent of its session.
+    fn is_new(&self, id: SnapshotId) -> bool {
+        let sent = self.0.get(&SessionId(id.session_id));
+        sent.is_none_or(|(latest, _)| Self::order(*latest) < Self::order(id))
+    }
+
+    /// Records that a snapshot is sent.
+    fn record(&mut self, id: SnapshotId) {
+        if self.is_new(id) {
+            self.0.insert(SessionId(id.session_id), (id, false));
+        }
+    }
+
+    /// Records that the keeper has a snapshot.
+    fn stored(&mut self, id: SnapshotId) {
+        if let Some((latest, is_stored)) = self.0.get_mut(&SessionId(id.session_id)) {
+            *is_stored |= *latest == id;
+        }
+    }
+
+    fn is_stored(&self, id: SnapshotId) -> bool {
+        self.0.get(&SessionId(id.session_id)) == Some(&(id, true))
+    }
+
+    fn forget(&mut self, session: SessionId) {
+        self.0.remove(&session);
+    }
+}
+
+/// Returns the keeper's reply in a frame that was received.
+///
+/// # Errors
+///
+/// Why the connection must end.
+fn stored(frame: Result<Option<Bytes>, LinkError>) -> Result<SnapshotStored, String> {
+    let frame = frame.map_err(|e| e.to_string())?;
+    let frame = frame.ok_or("it closed the connection")?;
+    match duplex::decode(frame).map_err(|e| e.to_string())?.body {
+        Some(Body::SnapshotStored(stored)) => Ok(stored),
+        _ => Err("it sent a frame out of place".into()),
+    }
+}
+
+/// Connects to a keeper, and returns the snapshots that it has.
+async fn connect(
+    identity: Arc<Identity>,
+    lease: LeaseId,
+    keeper: &Keeper,
+) -> Result<(Link, Vec<SnapshotId>), String> {
+    let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
+    let trust = Trust::Pin(keeper.certificate);
+    let link = dialer
+        .dial_bulk(&keeper.address, &trust, CONNECT_DEADLINE)
+        .await;
+    let mut link = link.map_err(|e| e.to_string())?;
+    let offer = OfferSnapshots {
+        hello: Some(version::hello()),
+        lease_id: lease.0,
+    };
+    send(&mut link, Body::OfferSnapshots(offer)).await?;
+    let answer = link.receiver.recv().await.map_err(|e| e.to_string())?;
+    let answer = answer.ok_or("it closed the connection before it answered")?;
+    match duplex::decode(answer).map_err(|e| e.to_string())?.body {
+        Some(Body::SnapshotsOffered(offered)) => Ok((link, offered.kept)),
+        Some(Body::Rejected(rejected)) => Err(rejected.error.unwrap_or_default().to_string()),
+        _ => Err("it did not answer the offer of snapshots".into()),
+    }
+}
+
+fn read_part(file: &File, at: u64, length: usize) -> std::io::Result<Vec<u8>> {
+    let mut data = vec![0; length];
+    file.read_exact_at(&mut data, at)?;
+    Ok(data)
+}
+
+/// Sends a frame. A keeper that does not read it for long is given up.
+async fn send(link: &mut Link, body: Body) -> Result<(), String> {
+    let frame = [duplex::encode(body)];
+    match timeout(STORE_DEADLINE, link.sender.send(&frame)).await {
+        Ok(sent) => sent.map_err(|e| e.to_string()),
+        Err(_) => Err(format!("it read nothing for {STORE_DEADLINE:?}")),
+    }
+}
