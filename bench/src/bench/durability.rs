@@ -3,7 +3,8 @@
 //! The same training runs with and without snapshots, in turns, beside tensors of a given size
 //! that it keeps. Then its process is killed while it trains, and the time until its next loss is
 //! measured: the worker notices, starts another process and restores the snapshot, and the client
-//! sends the ops since then again.
+//! sends the ops since then again. The same is measured when the worker is killed, and another
+//! worker has the snapshot.
 
 use std::{
     thread::sleep,
@@ -15,7 +16,10 @@ use burn::tensor::{Device, Distribution, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tensord_client::{Durability, Lease, LeaseRequest, Pool, PoolUrl};
-use tensord_testkit::resource_usage::{processes_of_leases, signal_process};
+use tensord_testkit::{
+    cluster::{Cluster, Process},
+    resource_usage::{is_running, processes_of_leases, signal_process},
+};
 use tensord_transport::TransportChoice;
 
 use crate::{
@@ -37,12 +41,21 @@ const STATES_MIB: [u64; 3] = [16, 256, 1024];
 /// Elements of a tensor of 16 MiB.
 const STATE_ELEMENTS: usize = 4 << 20;
 
+/// A worker keeps half of this for other workers' leases: two snapshots of the largest state.
+const SNAPSHOT_MEMORY: &str = "5GiB";
+
 /// How long a training is timed: several intervals between marks.
 const TIMED: Duration = Duration::from_secs(12);
 
 /// How long a training runs before its process is killed: long enough for a snapshot of the
 /// largest state.
 const BEFORE_KILL: Duration = Duration::from_secs(6);
+
+/// How long the process of a lease may take to end after its worker.
+const EXIT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What is measured when a worker is killed.
+const WORKER_LABEL: &str = "from kill of the worker to next loss";
 
 /// Steps between two losses that are read.
 const STEPS_PER_READ: usize = 10;
@@ -61,8 +74,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         &["median", "quartiles", "× without snapshots"],
     );
     let mut json = Vec::new();
-    let states = context.full_or_quick(&STATES_MIB[..], &STATES_MIB[..1]);
-    for &state_mib in states {
+    for &state_mib in context.full_or_quick(&STATES_MIB[..], &STATES_MIB[..1]) {
         let train = |is_durable| {
             wait_until_idle(&[pool.process_id()]);
             let (url, state_mib) = (url(), state_mib);
@@ -81,10 +93,23 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             };
             context.turn::<f64>(Bench::Durability, &turn)
         };
+        let kill_worker = || {
+            // Each time another pool, as a worker is gone afterwards.
+            let cluster = two_workers();
+            let turn = DurabilityTurn::KillWorker {
+                url: cluster.client_url().to_owned(),
+                state_mib,
+                workers: cluster.workers.iter().map(Process::id).collect(),
+            };
+            context.turn::<f64>(Bench::Durability, &turn)
+        };
         let contenders = vec![
             Contender::new("off_ms", "a step, without snapshots", |_| train(false)),
             Contender::new("durable_ms", "a step, with snapshots", |_| train(true)),
             Contender::new("first_new_answer_ms", "from kill to next loss", |_| kill()),
+            Contender::new("worker_first_new_answer_ms", WORKER_LABEL, |_| {
+                kill_worker()
+            }),
         ];
         let found = context.race(&format!("durability {state_mib} MiB"), contenders)?;
         let ratio = found.ratio("durable_ms", "off_ms");
@@ -100,14 +125,24 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         }
         let mut figures: Map<_, _> = found.to_json();
         figures.insert("state_mib".into(), json!(state_mib));
-        let overhead = ratio.map(|ratio| round(ratio - 1.0));
-        figures.insert("overhead".into(), json!(overhead));
+        let overhead = json!(ratio.map(|ratio| round(ratio - 1.0)));
+        figures.insert("overhead".into(), overhead);
         json.push(Value::from(figures));
     }
     Ok(Report {
         json: json.into(),
         table: rows.to_string(),
     })
+}
+
+/// Starts a pool of two workers, each with memory for the other's snapshots.
+fn two_workers() -> Cluster {
+    let mut cluster = Cluster::start(&[]);
+    for _ in 0..2 {
+        cluster.add_worker_with("flex", &["--snapshot-memory", SNAPSHOT_MEMORY]);
+    }
+    cluster.wait_for_workers(2);
+    cluster
 }
 
 /// The work of a process.
@@ -124,6 +159,12 @@ pub(super) enum DurabilityTurn {
         url: String,
         state_mib: u64,
         pool_process: u32,
+    },
+    /// Trains, and kills the one of these worker processes that runs its lease.
+    KillWorker {
+        url: String,
+        state_mib: u64,
+        workers: Vec<u32>,
     },
 }
 
@@ -159,18 +200,60 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
             state_mib,
             pool_process,
         } => {
-            let mut training = Training::start(url, *state_mib, Durability::Auto)?;
-            let begun = Instant::now();
-            let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
-            while begun.elapsed() < before {
-                training.run(STEPS_PER_READ)?;
-            }
-            let killed = Instant::now();
-            kill_process(*pool_process)?;
-            training.run(1)?;
-            Ok(killed.elapsed().as_secs_f64() * 1000.0)
+            let kill = || kill_process(*pool_process);
+            first_new_answer_ms(context, url, *state_mib, kill)
+        }
+        DurabilityTurn::KillWorker {
+            url,
+            state_mib,
+            workers,
+        } => {
+            let kill = || kill_worker(workers);
+            first_new_answer_ms(context, url, *state_mib, kill)
         }
     }
+}
+
+/// Trains, calls `kill`, and returns the time until the next loss, in ms.
+fn first_new_answer_ms(
+    context: &Context,
+    url: &str,
+    state_mib: u64,
+    kill: impl FnOnce() -> Result<()>,
+) -> Result<f64> {
+    let mut training = Training::start(url, state_mib, Durability::Auto)?;
+    let begun = Instant::now();
+    let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
+    while begun.elapsed() < before {
+        training.run(STEPS_PER_READ)?;
+    }
+    let killed = Instant::now();
+    kill()?;
+    training.run(1)?;
+    Ok(killed.elapsed().as_secs_f64() * 1000.0)
+}
+
+/// Kills the worker that runs the pool's only lease, and waits until the lease's process is gone,
+/// which may still answer a moment later.
+fn kill_worker(workers: &[u32]) -> Result<()> {
+    let found = workers.iter().find_map(|worker| {
+        let processes = processes_of_leases(*worker);
+        (!processes.is_empty()).then_some((*worker, processes))
+    });
+    let Some((worker, processes)) = found else {
+        bail!("none of the workers {workers:?} runs a lease");
+    };
+    if !signal_process(worker, "KILL") {
+        bail!("worker {worker} is gone");
+    }
+    let until = Instant::now() + EXIT_DEADLINE;
+    while processes.iter().any(|process| is_running(*process)) {
+        if Instant::now() > until {
+            bail!("the processes {processes:?} of worker {worker} have not ended");
+        }
+        sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Kills the process of the pool's only lease.
