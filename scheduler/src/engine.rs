@@ -86,7 +86,7 @@ impl Engine {
                 event,
             } => self.client_event(client, stream, event),
         }
-        self.move_lost_leases();
+        self.move_leases();
         self.process_queue();
         self.assign_keepers();
         mem::take(&mut self.commands)

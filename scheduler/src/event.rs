@@ -77,6 +77,11 @@ pub enum WorkerEvent {
     },
     /// A heartbeat.
     Heartbeat,
+    /// Which leases of the worker have their snapshots at their keepers.
+    SnapshotsKept {
+        /// The leases, each with its keeper. All others of the worker have not.
+        kept: Vec<(LeaseId, WorkerId)>,
+    },
     /// The worker has ended a lease and released its devices, except for the busy ones.
     /// Sent in reply to every [`EndLease`](crate::Command::EndLease), and again when the
     /// list of busy devices becomes shorter.

@@ -38,6 +38,11 @@ pub(crate) struct Lease {
     /// Whether the lease's worker and the keeper know each other, by commands on their current
     /// streams.
     pub(crate) is_keeper_announced: bool,
+    /// Whether the keeper has the snapshots from which the lease would go on, as its worker has
+    /// reported.
+    pub(crate) is_kept: bool,
+    /// Since when the client has reported that it cannot reach the worker.
+    pub(crate) unreachable: Option<Unreachable>,
     /// What another device must be for the lease to go on there, if it may move.
     pub(crate) requirement: Option<Requirement>,
     /// How often the lease has moved to another worker.
@@ -46,6 +51,27 @@ pub(crate) struct Lease {
     pub(crate) lost: Option<EndReason>,
     /// Whether the client knows that, on its current stream.
     pub(crate) is_loss_reported: bool,
+}
+
+/// The reports of a client that it cannot reach the worker of its lease.
+#[derive(Clone, Copy)]
+pub(crate) struct Unreachable {
+    /// The first report.
+    pub(crate) since: Timestamp,
+    latest: Timestamp,
+}
+
+impl Unreachable {
+    /// Time without a report after which the client has reached the worker again. It reports
+    /// several times a second.
+    const MAX_INTERVAL: Duration = Duration::from_secs(2);
+
+    /// Adds a report to the earlier ones.
+    pub(crate) fn extend(earlier: Option<Self>, now: Timestamp) -> Self {
+        let is_recent = |it: &Self| now.saturating_since(it.latest) <= Self::MAX_INTERVAL;
+        let since = earlier.filter(is_recent).map_or(now, |it| it.since);
+        Self { since, latest: now }
+    }
 }
 
 impl Lease {

@@ -25,6 +25,13 @@ pub struct Options {
     /// the worker itself to come back after its network was repaired.
     pub recovery_timeout: Duration,
 
+    /// How long a client must have reported that it cannot reach the worker of a durable lease,
+    /// while the scheduler can, until the lease moves to its keeper.
+    ///
+    /// 10 s: longer than most interruptions of a network, and shorter than a session goes on
+    /// trying to reach its worker (60 s).
+    pub unreachable_timeout: Duration,
+
     /// How long after its start the engine adopts leases that it does not know, reported by
     /// a worker that still runs them or by a client that holds their token. After that, an
     /// unknown lease counts as ended.
@@ -53,6 +60,7 @@ impl Default for Options {
             worker_timeout: Duration::from_secs(5),
             lease_expiry: Duration::from_secs(30),
             recovery_timeout: Duration::from_secs(600),
+            unreachable_timeout: Duration::from_secs(10),
             adoption_window: Duration::from_secs(60),
             max_waiting: 4096,
             max_waiting_per_client: 64,

@@ -53,16 +53,14 @@ pub enum EndReason {
         /// The worker's name.
         name: String,
     },
-    /// The worker of a durable lease was lost, and the lease could not go on at the worker that
-    /// has its snapshots.
+    /// The worker of a durable lease was lost or has left, and the lease could not go on at the
+    /// worker that has its snapshots.
     #[error(
-        "worker {name} ({worker}) was lost, and no device became free for the lease at worker {keeper}, which has its snapshots"
+        "{gone}, and no device became free for the lease at worker {keeper}, which has its snapshots"
     )]
     NotReplaced {
-        /// The worker's id.
-        worker: WorkerId,
-        /// The worker's name.
-        name: String,
+        /// What happened to the worker of the lease.
+        gone: Box<EndReason>,
         /// The name of the worker that has the snapshots.
         keeper: String,
     },

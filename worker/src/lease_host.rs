@@ -5,8 +5,8 @@ use std::pin::Pin;
 use tensord_proto::{
     ids::LeaseId,
     v1::{
-        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, LeaseGranted, OutOfService,
-        SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, KeptLease, LeaseGranted,
+        OutOfService, SendSnapshots,
     },
 };
 
@@ -37,6 +37,11 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
 
     /// Drops the snapshots that are kept of another worker's lease.
     fn drop_snapshots(&self, _lease: LeaseId) {}
+
+    /// Returns the leases that could go on at their keepers now.
+    fn kept_leases(&self) -> Vec<KeptLease> {
+        Vec::new()
+    }
 
     /// Ends a lease, and invalidates all tokens with these or earlier grants of the devices.
     /// [`unreleased_devices`](Self::unreleased_devices) returns the devices that are not

@@ -253,6 +253,7 @@ impl Registration {
         Heartbeat {
             usage: self.host.usage(),
             out_of_service: self.host.out_of_service(),
+            kept: self.host.kept_leases(),
         }
     }
 

@@ -32,11 +32,13 @@ pub(super) fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
 }
 
 /// Returns the end of a connection whose session the worker closed with `error`. A session that
-/// `can_be_restored` may go on elsewhere if the worker has it no more because of its lease: the pool
-/// reports that, or that the lease has ended.
+/// `can_be_restored` may go on elsewhere if the worker has it no more because of its lease, or because the worker
+/// stops: the pool reports that, or that the lease has ended.
 pub(super) fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
     match error.code() {
-        ErrorCode::Lease if can_be_restored => ConnectionEnd::Lost(error.to_string()),
+        ErrorCode::Lease | ErrorCode::Draining if can_be_restored => {
+            ConnectionEnd::Lost(error.to_string())
+        }
         ErrorCode::Unspecified => ConnectionEnd::Over("closed".into()),
         _ => ConnectionEnd::Over(format!("the worker ended the session: {error}")),
     }

@@ -30,6 +30,10 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 /// the last frame received, so the error comes within 10 s of the cause.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// The same for a session that can go on in another process or at another worker: the pool has this
+/// time to move the lease, or to restart first. The worker keeps the session as long.
+const RESTORABLE_WORKER_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A worker that was not reached for this long is reported to the pool, and then at intervals of
 /// this length.
 const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
@@ -95,10 +99,11 @@ async fn keep_connected(
             (target, last_received) = (current.target.clone(), Instant::now());
         }
         let is_interrupted = current.is_interrupted();
+        let worker_timeout = worker_timeout(session);
         let connected = tokio::select! {
             connected = connect(session, &target, track, resume) => connected,
             // A try must not outlast the time in which a worker is given up.
-            () = sleep_until(last_received + WORKER_TIMEOUT), if !is_interrupted => {
+            () = sleep_until(last_received + worker_timeout), if !is_interrupted => {
                 Err(ConnectionEnd::Lost("the worker did not answer".into()))
             }
             never = report_unreachable(&current, last_received), if !is_interrupted => match never {},
@@ -125,7 +130,7 @@ async fn keep_connected(
             }
             Err(ended) => ended,
         };
-        let is_given_up = !is_interrupted && last_received.elapsed() >= WORKER_TIMEOUT;
+        let is_given_up = !is_interrupted && last_received.elapsed() >= worker_timeout;
         let reason = match ended {
             ConnectionEnd::Lost(reason) if !is_given_up && !session.is_over() => {
                 debug!(session = %session.id, ?track, worker = target.worker, "cannot connect to the worker: {reason}");
@@ -142,6 +147,14 @@ async fn keep_connected(
             let _ = opened.send(Err(reason));
         }
         return;
+    }
+}
+
+/// Returns how long nothing may be received from the session's worker.
+fn worker_timeout(session: &Session) -> Duration {
+    match session.can_be_restored() {
+        true => RESTORABLE_WORKER_TIMEOUT,
+        false => WORKER_TIMEOUT,
     }
 }
 

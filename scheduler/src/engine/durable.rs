@@ -12,6 +12,7 @@ use super::Engine;
 use crate::command::{Command, Peer};
 use crate::device::Requirement;
 use crate::event::DeviceRef;
+use crate::pool::Worker;
 
 impl Engine {
     /// Ends the leases that waited to move to a worker that is lost now, and lets others find
@@ -20,7 +21,7 @@ impl Engine {
         let mut over = Vec::new();
         for (id, lease) in self.leases.iter_mut() {
             if lease.keeper == Some(worker) {
-                lease.keeper = None;
+                (lease.keeper, lease.is_kept) = (None, false);
                 over.extend(lease.lost.clone().map(|lost| (id, lost)));
             }
         }
@@ -62,7 +63,7 @@ impl Engine {
         };
         let before = lease.keeper;
         if before != chosen {
-            (lease.keeper, lease.is_keeper_announced) = (chosen, false);
+            (lease.keeper, lease.is_keeper_announced, lease.is_kept) = (chosen, false, false);
             if let Some(before) = before {
                 self.drop_snapshots(before, id);
             }
@@ -75,7 +76,8 @@ impl Engine {
 
     /// Returns the worker of a lease, and the worker that is to keep its snapshots: its present
     /// keeper if that can go on, or else a connected one: with a free device first, and then with
-    /// the fewest leases whose snapshots it keeps.
+    /// the fewest leases whose snapshots it keeps. If the lease must move soon, a worker with a free
+    /// device is preferred to the present keeper without one.
     fn keeper_of(
         &mut self,
         id: LeaseId,
@@ -90,17 +92,22 @@ impl Engine {
                 // It could not start the lease before it has released it.
                 && !self.pool.is_ending(*worker, id)
         };
-        let keeper = match lease.keeper.filter(can_keep) {
-            Some(keeper) => Some(keeper),
-            None => {
-                let candidates = self.pool.ids().filter(can_keep);
-                let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
-                candidates.min_by_key(|worker| {
-                    let has_free = self.pool.free_equal(*worker, &requirement).is_some();
-                    (!has_free, kept.get(worker).copied().unwrap_or_default())
-                })
-            }
+        let has_free = |worker: &WorkerId| self.pool.free_equal(*worker, &requirement).is_some();
+        let candidates = self.pool.ids().filter(can_keep);
+        let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
+        let is_leaving = self
+            .pool
+            .get(device_ref.worker)
+            .is_some_and(Worker::is_leaving);
+        let present = lease.keeper.filter(can_keep);
+        let keeper = match present.filter(|present| !is_leaving || has_free(present)) {
+            Some(present) => Some(present),
+            None => candidates.min_by_key(|worker| {
+                let count = kept.get(worker).copied().unwrap_or_default();
+                (!has_free(worker), Some(*worker) != present, count)
+            }),
         };
+        let keeper = keeper.or(present);
         if let Some(lease) = self.leases.get_mut(id) {
             lease.requirement = Some(requirement);
         }

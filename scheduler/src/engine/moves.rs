@@ -1,23 +1,22 @@
 //! The moves of durable leases to their keepers.
 //!
 //! While the worker of a durable lease is lost, the lease waits for a device of its keeper, or for
-//! its worker to come back, until a deadline. It moves only while its client is attached, as nobody
-//! else could open its sessions again.
+//! its worker to come back, until a deadline. A lease also moves if its worker is about to stop,
+//! or if its client cannot reach the worker, once the keeper has its snapshots. It moves only while
+//! its client is attached, as nobody else could open its sessions again.
 
-use tensord_proto::ids::{ClientId, LeaseId};
+use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use super::Engine;
 use crate::command::Command;
 use crate::event::GrantedDevice;
+use crate::lease::{Lease, Unreachable};
 use crate::reason::EndReason;
 
 impl Engine {
-    /// Returns whether a lease goes on although its worker was lost, for `reason`. It then has
+    /// Returns whether a lease goes on although its worker is gone, for `reason`. It then has
     /// until the recovery timeout to move to its keeper.
     pub(super) fn outlives_worker(&mut self, id: LeaseId, reason: &EndReason) -> bool {
-        let EndReason::WorkerLost { worker, name } = reason else {
-            return false;
-        };
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
@@ -26,8 +25,7 @@ impl Engine {
             return false;
         };
         let lost = EndReason::NotReplaced {
-            worker: *worker,
-            name: name.clone(),
+            gone: Box::new(reason.clone()),
             keeper: keeper.name().to_owned(),
         };
         let rejoin_by = self.now + self.options.recovery_timeout;
@@ -38,32 +36,62 @@ impl Engine {
         true
     }
 
-    /// Moves a lease whose client cannot reach its worker, if the worker's stream is down, too, and
-    /// its keeper has a free device. So a lease need not wait until the worker is considered lost.
-    /// Neither sign alone is enough: a client may have lost its network, and a worker its way to
-    /// the scheduler.
+    /// Moves a lease whose client cannot reach its worker. Neither the client's report alone nor a
+    /// broken stream alone is enough to move a lease at once: a client may have lost its network,
+    /// and a worker its way to the scheduler. With both, the lease need not wait until the worker is
+    /// considered lost. If only the client misses the worker, and does so for long, it is the
+    /// network between the two.
     pub(super) fn on_unreachable(&mut self, client: ClientId, id: LeaseId) {
-        let lease = self.leases.get(id);
+        let now = self.now;
+        let lease = self.leases.get_mut(id);
         let Some(lease) = lease.filter(|lease| lease.owner == Some(client)) else {
             return;
         };
         let Some(device_ref) = lease.only_device() else {
             return;
         };
+        let unreachable = Unreachable::extend(lease.unreachable, now);
+        lease.unreachable = Some(unreachable);
+        let for_long = now.saturating_since(unreachable.since) >= self.options.unreachable_timeout;
         let is_down = !self.pool.is_connected(device_ref.worker);
-        if is_down && lease.keeper.is_some() {
+        if lease.keeper.is_some() && (is_down || for_long && lease.is_kept) {
             self.try_move(id);
         }
     }
 
-    /// Moves the leases whose worker was lost to their keepers, as far as these have devices.
-    pub(super) fn move_lost_leases(&mut self) {
+    /// Records which of the leases of `worker` could move now, as their keepers have their
+    /// snapshots.
+    pub(super) fn set_kept(&mut self, worker: WorkerId, kept: &[(LeaseId, WorkerId)]) {
+        let leases = self.pool.get(worker).map(|worker| worker.leases());
+        for id in leases.into_iter().flatten() {
+            if let Some(lease) = self.leases.get_mut(id) {
+                let keeper = lease.keeper;
+                lease.is_kept = keeper.is_some_and(|keeper| kept.contains(&(id, keeper)));
+            }
+        }
+    }
+
+    /// Moves the leases whose worker was lost, or is about to stop, to their keepers, as far as
+    /// these have devices.
+    pub(super) fn move_leases(&mut self) {
         let lost = self.leases.iter().filter(|(_, lease)| lease.lost.is_some());
         for id in lost.map(|(id, _)| id).collect::<Vec<_>>() {
             if !self.try_move(id) {
                 self.report_interrupted(id);
             }
         }
+        let must_move = |lease: &Lease| lease.is_kept && self.is_leaving(lease);
+        let leaving = self.leases.iter().filter(|(_, lease)| must_move(lease));
+        for id in leaving.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.try_move(id);
+        }
+    }
+
+    /// Returns whether a worker of a lease is about to stop.
+    fn is_leaving(&self, lease: &Lease) -> bool {
+        let workers = lease.workers();
+        let mut workers = workers.iter().filter_map(|worker| self.pool.get(*worker));
+        workers.any(|worker| worker.is_leaving())
     }
 
     /// Reports to the client of a lost lease that the lease waits, if the client does not know.
@@ -98,10 +126,14 @@ impl Engine {
         let Some(device_ref) = self.pool.free_equal(keeper, &requirement) else {
             return false;
         };
-        // The worker may still be considered present; it learns of this when it is back.
-        for worker in lease.workers() {
-            let grants = lease.grants_on(worker);
+        let old_grants = lease.workers().into_iter();
+        let old_grants = old_grants.map(|worker| (worker, lease.grants_on(worker)));
+        for (worker, grants) in old_grants.collect::<Vec<_>>() {
             self.pool.end(worker, id, &grants);
+            // A worker without a stream learns of this when it is back.
+            if self.pool.is_connected(worker) {
+                self.send_end(worker, id, grants);
+            }
         }
         let lease_devices = self.assign_grant_numbers(vec![device_ref]);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
@@ -112,7 +144,8 @@ impl Engine {
             lease.lease_devices.clear();
             lease.add(&lease_devices);
             lease.epoch += 1;
-            (lease.lost, lease.rejoin_by, lease.keeper) = (None, None, None);
+            (lease.lost, lease.rejoin_by, lease.unreachable) = (None, None, None);
+            (lease.keeper, lease.is_kept) = (None, false);
         }
         self.report_moved(id);
         true

@@ -35,6 +35,7 @@ impl Engine {
             // An event from a stream that was replaced.
             _ if !self.pool.is_current_stream(worker, stream) => {}
             WorkerEvent::Heartbeat => self.pool.beat(worker, self.now),
+            WorkerEvent::SnapshotsKept { kept } => self.set_kept(worker, &kept),
             WorkerEvent::Released { lease, busy } => self.pool.release(worker, lease, &busy),
             WorkerEvent::OutOfService { devices } => {
                 self.pool.set_out_of_service(worker, devices);

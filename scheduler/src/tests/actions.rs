@@ -13,7 +13,6 @@ impl World {
         let known = known_before
             .clone()
             .filter(|known| known.devices == devices);
-        let was_leaving = known_before.is_some_and(|known| known.leaving);
         let (is_new, leaving) = (known.is_none(), known.is_some_and(|known| known.leaving));
         let devices_known = devices.clone();
         let known = KnownWorker {
@@ -44,7 +43,7 @@ impl World {
         worker.unanswered.clear();
         let out_of_service = worker.outages();
         if is_new {
-            self.lose_leases_of(i, was_leaving);
+            self.lose_leases_of(i);
         }
         self.resume_lost_leases_of(i);
         let join = WorkerEvent::Join {
@@ -68,6 +67,15 @@ impl World {
         self.send_worker(i, WorkerEvent::Heartbeat);
     }
 
+    /// A worker reports that the keepers of its leases have the snapshots of all leases, or of
+    /// none.
+    pub(super) fn snapshots_kept(&mut self, i: usize, all: bool) {
+        let leases = self.engine.leases().iter();
+        let kept = leases.filter_map(|(id, lease)| Some((id, lease.keeper?)));
+        let kept = kept.filter(|_| all).collect();
+        self.send_worker(i, WorkerEvent::SnapshotsKept { kept });
+    }
+
     pub(super) fn leaving(&mut self, i: usize) {
         if let Some(known) = self.workers[i]
             .known
@@ -82,8 +90,8 @@ impl World {
     pub(super) fn worker_left(&mut self, i: usize) {
         let known = &mut self.workers[i].known;
         if known.as_ref().is_some_and(|known| known.connected) {
-            let leaving = known.take().is_some_and(|known| known.leaving);
-            self.lose_leases_of(i, leaving);
+            *known = None;
+            self.lose_leases_of(i);
         }
         self.send_worker(i, WorkerEvent::Left);
     }
@@ -254,6 +262,12 @@ impl World {
         let lease = all
             .get(nth % all.len().max(1))
             .map_or(LeaseId(0), |lease| **lease);
+        let now = self.now;
+        let (since, latest) = self.reports.entry((i, lease)).or_insert((now, now));
+        if now - *latest > 2_000 {
+            *since = now;
+        }
+        *latest = now;
         self.send_client(i, ClientEvent::Unreachable { lease });
     }
 
@@ -324,8 +338,8 @@ impl World {
             let lost_at = self.workers[i].lost_at();
             let known = &mut self.workers[i].known;
             if lost_at.is_some_and(|at| at <= self.now) {
-                let leaving = known.take().is_some_and(|known| known.leaving);
-                self.lose_leases_of(i, leaving);
+                *known = None;
+                self.lose_leases_of(i);
             }
         }
         let now = self.now;
@@ -359,9 +373,9 @@ impl World {
         }
     }
 
-    /// A worker is lost, or has left after it was `leaving`: its leases end, except for those
-    /// whose snapshots another worker keeps, and so do leases that waited for it.
-    fn lose_leases_of(&mut self, i: usize, leaving: bool) {
+    /// A worker is lost or has left: its leases end, except for those whose snapshots another worker
+    /// keeps, and so do leases that waited for it.
+    fn lose_leases_of(&mut self, i: usize) {
         let id = WorkerId(self.workers[i].id);
         let lost_until = self.now + 600_000;
         let Some(leases) = &mut self.leases else {
@@ -376,7 +390,7 @@ impl World {
             }
             if is_its && lease.lost_until.is_none() {
                 lease.lost_until = Some(lost_until);
-                return lease.keeper.is_some() && !leaving;
+                return lease.keeper.is_some();
             }
             true
         });

@@ -62,11 +62,22 @@ fn interrupted(client: u64, lease: u64, worker: u64, keeper: u64) -> Command {
 }
 
 fn not_replaced(worker: u64, keeper: u64) -> EndReason {
+    not_replaced_after(lost(worker), keeper)
+}
+
+fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
     EndReason::NotReplaced {
-        worker: WorkerId(worker),
-        name: format!("w{worker}"),
+        gone: Box::new(gone),
         keeper: format!("w{keeper}"),
     }
+}
+
+/// A worker reports that the keepers of these leases have their snapshots.
+fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
+    let kept = leases.iter();
+    let kept = kept.map(|&(lease, keeper)| (LeaseId(lease), WorkerId(keeper)));
+    let kept = kept.collect();
+    worker(worker_id, WorkerEvent::SnapshotsKept { kept })
 }
 
 /// Worker 1 runs lease 10 of client 1, and worker 2 has joined after that and keeps its
@@ -241,16 +252,96 @@ fn lease_ends_when_no_device_becomes_free_for_long() {
 }
 
 #[test]
-fn worker_that_leaves_ends_its_leases() {
-    let left = [
+fn leases_of_a_worker_that_is_about_to_stop_move() {
+    let moved = || vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)];
+    let stops = [
         (3, leaving(1), vec![]),
+        // Of another keeper.
+        (4, kept(1, &[(10, 3)]), vec![]),
+        (5, kept(1, &[(10, 2)]), moved()),
+        (6, kept(1, &[]), vec![]),
+        (7, released(1, 10), vec![]),
+        (8, worker_left(1), vec![]),
+    ];
+    check(kept_by_worker_2().into_iter().chain(stops));
+    let stops_later = [
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (4, kept(1, &[]), vec![]),
+        (5, leaving(1), vec![]),
+        (6, kept(1, &[(10, 2)]), moved()),
+    ];
+    check(kept_by_worker_2().into_iter().chain(stops_later));
+}
+
+#[test]
+fn lease_moves_to_another_worker_if_its_keeper_has_no_free_device() {
+    let stops = [
+        (3, attach(2), vec![]),
+        (3, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (4, kept(1, &[(10, 2)]), vec![]),
+        (5, leaving(1), vec![]),
         (
-            4,
-            worker_left(1),
-            vec![drop_snapshots(2, 10), ended(1, 10, left(1))],
+            6,
+            join(3, &[exact(16)]),
+            vec![drop_snapshots(2, 10), keep(10, 1, 3)],
+        ),
+        // The report is from before.
+        (7, kept(1, &[(10, 2)]), vec![]),
+        (
+            8,
+            kept(1, &[(10, 3)]),
+            vec![end_lease(1, 10), moved(1, 10, 1, 3, 0), keep(10, 3, 2)],
         ),
     ];
-    check(kept_by_worker_2().into_iter().chain(left));
+    check(kept_by_worker_2().into_iter().chain(stops));
+}
+
+#[test]
+fn lease_waits_if_its_worker_leaves_before_it_could_move() {
+    let gone = not_replaced_after(left(1), 2);
+    let reason = gone.clone();
+    let interrupted = Command::Interrupted {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        reason,
+    };
+    let stops = [
+        (3, attach(2), vec![]),
+        (3, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (4, kept(1, &[(10, 2)]), vec![]),
+        (5, leaving(1), vec![]),
+        (6, worker_left(1), vec![interrupted]),
+    ];
+    let frees = [
+        (7, release(2, 20), vec![end_lease(2, 20)]),
+        (8, released(2, 20), vec![moved(1, 10, 1, 2, 0)]),
+    ];
+    let waits = || kept_by_worker_2().into_iter().chain(stops.clone());
+    check(waits().chain(frees));
+    let over = (
+        600_006,
+        tick(),
+        vec![drop_snapshots(2, 10), ended(1, 10, gone)],
+    );
+    check(waits().chain([over]));
+}
+
+#[test]
+fn lease_moves_if_its_client_alone_misses_its_worker_for_long() {
+    let reports = |from: u64, to: u64| {
+        let times = (from..to).step_by(1_000);
+        times.map(|at| (at, unreachable(1, 10), vec![]))
+    };
+    let moves = || vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)];
+    let known = [(3, kept(1, &[(10, 2)]), vec![])];
+    let steps = kept_by_worker_2().into_iter().chain(known.clone());
+    let long = reports(1_000, 11_000).chain([(11_000, unreachable(1, 10), moves())]);
+    check(steps.clone().chain(long));
+    // The client reached the worker in between.
+    let twice = reports(1_000, 9_000).chain(reports(12_000, 22_000));
+    check(steps.chain(twice));
+    // The keeper has no snapshots.
+    check(kept_by_worker_2().into_iter().chain(reports(1_000, 20_000)));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Durable leases in the simulated world: what their commands do, and what must hold of them.
 
-use super::world::{SimWorker, World};
+use super::world::{KnownWorker, SimWorker, World};
 use super::*;
 
 impl World {
@@ -25,17 +25,28 @@ impl World {
         }
         assert!(epoch > token.epoch);
         self.take_device(lease, leased);
+        let is_cut_off = self.is_cut_off(client, lease);
         if let Some(leases) = &mut self.leases {
             let moved = leases.get_mut(&lease).unwrap();
             let old = &self.workers[moved.lease_devices[0].worker.0 as usize];
-            let is_up = old.known.as_ref().is_some_and(|known| known.connected);
-            assert!(!is_up, "{lease} moves, and its worker is there");
+            let stays = |known: &KnownWorker| known.connected && !known.leaving;
+            let stays = old.known.as_ref().is_some_and(stays);
+            assert!(
+                !stays || is_cut_off,
+                "{lease} moves, and its worker is there"
+            );
             moved.lost_until = None;
             assert_eq!(moved.keeper, Some(leased.device_ref.worker));
             moved.lease_devices = vec![leased.device_ref];
         }
         let token = self.clients[client].tokens.get_mut(&lease).unwrap();
         (token.lease_devices, token.epoch) = (vec![leased.device_ref], epoch);
+    }
+
+    /// Returns whether a client has said for long that it cannot reach the worker of a lease.
+    fn is_cut_off(&self, client: usize, lease: LeaseId) -> bool {
+        let reports = self.reports.get(&(client, lease));
+        reports.is_some_and(|(since, latest)| *latest == self.now && self.now - since >= 10_000)
     }
 
     /// The client of a lease learns that the lease waits only after its worker was lost.
@@ -105,18 +116,19 @@ impl World {
                 let is_expected = is_possible && keepers.into_iter().any(|it| is_connected(&it));
                 assert!(lease.keeper.is_some() || !is_expected, "{id} has no keeper");
                 assert!(lease.keeper.is_none() || is_possible, "{id} has a keeper");
-            } else {
-                let attached =
-                    |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
-                let fits = |free: &DeviceRef| {
-                    let accepts = requirement.is_some_and(|it| it.accepts(self.device(*free)));
-                    Some(free.worker) == lease.keeper && is_exact(free) && accepts
-                };
-                assert!(
-                    !lease.owner.is_some_and(attached) || !free.iter().any(fits),
-                    "{id} could move"
-                );
             }
+            let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
+            let fits = |free: &DeviceRef| {
+                let accepts = requirement.is_some_and(|it| it.accepts(self.device(*free)));
+                Some(free.worker) == lease.keeper && is_exact(free) && accepts
+            };
+            let can_move = lease.owner.is_some_and(attached) && free.iter().any(fits);
+            let is_leaving = self.workers.iter().any(|worker| {
+                let known = worker.known.as_ref();
+                worker.id == device_ref.worker.0 && known.is_some_and(|known| known.leaving)
+            });
+            let must_move = lease.lost.is_some() || lease.is_kept && is_leaving;
+            assert!(!must_move || !can_move, "{id} could move");
         }
     }
 

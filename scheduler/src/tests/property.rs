@@ -26,6 +26,10 @@ enum Op {
     WorkerLeft {
         worker: usize,
     },
+    SnapshotsKept {
+        worker: usize,
+        all: bool,
+    },
     WorkerDisconnected {
         worker: usize,
     },
@@ -137,6 +141,7 @@ fn worker_op() -> impl Strategy<Value = Op> {
         3 => worker().prop_map(|worker| Op::Beat { worker }),
         1 => worker().prop_map(|worker| Op::Leaving { worker }),
         1 => worker().prop_map(|worker| Op::WorkerLeft { worker }),
+        3 => (worker(), prop::bool::ANY).prop_map(|(worker, all)| Op::SnapshotsKept { worker, all }),
         3 => worker().prop_map(|worker| Op::WorkerDisconnected { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
         8 => (worker(), prop_oneof![3 => Just(u32::MAX), 1 => 0..8_u32])
@@ -176,6 +181,7 @@ fn apply(world: &mut World, op: Op) {
         Op::Beat { worker } => world.beat(worker),
         Op::Leaving { worker } => world.leaving(worker),
         Op::WorkerLeft { worker } => world.worker_left(worker),
+        Op::SnapshotsKept { worker, all } => world.snapshots_kept(worker, all),
         Op::WorkerDisconnected { worker } => world.worker_disconnected(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),
         Op::Finish { worker, devices } => world.finish(worker, |index| devices >> index & 1 == 1),

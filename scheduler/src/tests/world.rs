@@ -27,6 +27,9 @@ pub(super) struct World {
     pub(super) grants: BTreeMap<(LeaseId, DeviceRef), GrantNumber>,
     /// The latest grant of each device.
     latest: BTreeMap<DeviceRef, GrantNumber>,
+    /// The first and the latest of the reports by which a client has said without a pause that it
+    /// cannot reach the worker of a lease.
+    pub(super) reports: BTreeMap<(usize, LeaseId), (u64, u64)>,
 }
 
 /// A worker process, and what the engine should know about it.
@@ -150,6 +153,7 @@ impl World {
             term: 1,
             grants: BTreeMap::new(),
             latest: BTreeMap::new(),
+            reports: BTreeMap::new(),
         }
     }
 

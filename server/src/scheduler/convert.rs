@@ -158,6 +158,15 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
 }
 
 /// Converts a worker's report of released devices.
+/// The leases that could go on at their keepers, by a worker's heartbeat.
+pub(super) fn kept(leases: &[v1::KeptLease]) -> WorkerEvent {
+    let kept = leases.iter();
+    let kept = kept.map(|kept| (LeaseId(kept.lease_id), WorkerId(kept.keeper_id)));
+    WorkerEvent::SnapshotsKept {
+        kept: kept.collect(),
+    }
+}
+
 pub(super) fn released(released: v1::Released) -> WorkerEvent {
     WorkerEvent::Released {
         lease: LeaseId(released.lease_id),

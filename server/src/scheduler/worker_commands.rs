@@ -52,6 +52,7 @@ pub(super) fn send_snapshots(lease: LeaseId, keeper: Peer) -> WorkerCommand {
         keeper: name,
         address,
         certificate_sha256: certificate_sha256.to_vec().into(),
+        keeper_id: keeper.worker.0,
     }))
 }
 

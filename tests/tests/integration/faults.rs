@@ -99,13 +99,16 @@ fn killed_worker_is_named_within_ten_seconds_and_replaced() {
 
 /// Creates a lease whose links are controlled by a fault switch.
 fn lease_with_fault_switch() -> (Cluster, FaultSwitch, Lease) {
-    let cluster = Cluster::start(&["flex"]);
+    lease_in(Cluster::start(&["flex"]), LeaseRequest::devices(1))
+}
+
+fn lease_in(cluster: Cluster, request: LeaseRequest) -> (Cluster, FaultSwitch, Lease) {
     let switch = FaultSwitch::default();
     let options = Options {
         faults: Some(switch.clone()),
     };
     let pool = cluster.pool_with("transport=auto", options);
-    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let lease = pool.lease(request).unwrap();
     (cluster, switch, lease)
 }
 
@@ -126,7 +129,8 @@ fn silent_connection_is_replaced() {
 
 #[test]
 fn unreachable_worker_is_named_within_ten_seconds() {
-    let (_cluster, switch, lease) = lease_with_fault_switch();
+    let request = LeaseRequest::devices(1).durable(Durability::Off);
+    let (_cluster, switch, lease) = lease_in(Cluster::start(&["flex"]), request);
     let tensor = ones(&lease.devices()[0]);
     assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
     switch.half_open();
@@ -138,6 +142,23 @@ fn unreachable_worker_is_named_within_ten_seconds() {
         begun.elapsed()
     );
     assert!(error.contains("worker-0"), "{error}");
+}
+
+#[test]
+fn lease_moves_when_its_program_alone_cannot_reach_its_worker() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let (cluster, switch, lease) = lease_in(cluster, LeaseRequest::devices(1));
+    let tensor = ones(&lease.devices()[0]);
+    assert_eq!(values(tensor.clone()).unwrap(), [1.0; 4]);
+    switch.half_open();
+    let reading = std::thread::spawn(move || values(tensor * 2.0));
+    let scheduler = cluster.scheduler.as_ref().unwrap();
+    cluster.wait("the lease to move", || {
+        scheduler.log().contains("lease goes on at worker")
+    });
+    switch.heal();
+    assert_eq!(reading.join().unwrap().unwrap(), [2.0; 4]);
+    assert_eq!(lease.ended(), None);
 }
 
 #[test]

@@ -17,6 +17,9 @@ use tensord_testkit::{
 /// of which the pool reports nothing.
 const RELEASE_AFTER: Duration = Duration::from_secs(12);
 
+/// How long a worker that is stopped may take to exit after its lease has moved.
+const EXIT_DEADLINE: Duration = Duration::from_secs(60);
+
 /// Returns the worker that runs the only lease.
 fn worker_of_lease(cluster: &Cluster) -> usize {
     let runs = |at: &usize| !cluster.workers[*at].processes_of_leases().is_empty();
@@ -72,6 +75,29 @@ fn cnn_trains_on_when_its_worker_is_killed() {
 #[test]
 fn transformer_trains_on_when_its_worker_is_killed() {
     check::<Transformer>(&[5], 12);
+}
+
+#[test]
+fn rolling_restart_disturbs_no_training() {
+    // Longer than the test waits for a worker to exit.
+    let drain = ["--drain-seconds", "300"];
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex", &drain);
+    cluster.add_worker_with("flex", &drain);
+    cluster.wait_for_workers(2);
+    let undisturbed = losses::<Mlp>(&Device::flex(), 30, |_| {}).unwrap();
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let ours = losses::<Mlp>(&lease.devices()[0], 30, |step| {
+        if [4, 8, 20].contains(&step) {
+            let source = worker_of_lease(&cluster);
+            cluster.add_worker_with("flex", &drain);
+            cluster.workers[source].signal("TERM");
+            let code = cluster.workers[source].exit_code(EXIT_DEADLINE);
+            assert_eq!(code, Some(0), "{}", logs(&cluster));
+        }
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", logs(&cluster));
+    assert_eq!(lease.ended(), None);
 }
 
 #[test]

@@ -4,11 +4,11 @@ use std::{pin::Pin, time::Instant};
 
 use tensord_proto::{
     grant::number,
-    ids::LeaseId,
+    ids::{LeaseId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, LeaseGranted, OutOfService,
-        SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, KeptLease, LeaseGranted,
+        OutOfService, SendSnapshots,
     },
 };
 use tensord_transport::tls::Fingerprint;
@@ -59,6 +59,7 @@ impl LeaseHost for Supervisor {
             return;
         };
         let keeper = Keeper {
+            id: WorkerId(command.keeper_id),
             name: sanitize(&command.keeper, MESSAGE_CHARS).to_string(),
             address: command.address.clone(),
             certificate: Fingerprint(pin),
@@ -84,6 +85,19 @@ impl LeaseHost for Supervisor {
 
     fn drop_snapshots(&self, lease: LeaseId) {
         lock(&self.kept_for_others).forget(lease);
+    }
+
+    fn kept_leases(&self) -> Vec<KeptLease> {
+        let leases = lock(&self.leases);
+        let kept = leases.iter().filter_map(|(lease, running)| {
+            let live_sessions = lock(&running.report).live_sessions as usize;
+            let keeper = lock(&running.progress).keeper_of_all(live_sessions)?;
+            Some(KeptLease {
+                lease_id: lease.0,
+                keeper_id: keeper.0,
+            })
+        });
+        kept.collect()
     }
 
     fn end_all(&self, error: &Error) {

@@ -5,12 +5,17 @@
 //! have it soon: the lease then survives the death of its process, but not that of this worker.
 
 use std::{
-    collections::HashMap, fs::File, os::unix::fs::FileExt, pin::pin, sync::Arc, time::Duration,
+    collections::HashMap,
+    fs::File,
+    os::unix::fs::FileExt,
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use tensord_proto::{
-    ids::{LeaseId, SessionId},
+    ids::{LeaseId, SessionId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         OfferSnapshots, Ping, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored,
@@ -29,7 +34,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Supervisor, snapshots::KeptSnapshot};
+use super::{Supervisor, keeper_progress::KeeperProgress, snapshots::KeptSnapshot};
 use crate::{locks::lock, process_message::SnapshotKept};
 
 /// Interval of pings to the keeper.
@@ -54,6 +59,7 @@ const QUEUE: usize = 32;
 /// The worker that keeps the snapshots of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Keeper {
+    pub(super) id: WorkerId,
     pub(super) name: String,
     pub(super) address: String,
     pub(super) certificate: Fingerprint,
@@ -76,6 +82,7 @@ pub(super) struct KeeperQueues {
     /// Yields the snapshots that count as kept.
     pub(super) stored: mpsc::Receiver<SnapshotKept>,
     keeper: watch::Receiver<Option<Keeper>>,
+    progress: Arc<Mutex<KeeperProgress>>,
 }
 
 impl KeeperQueues {
@@ -88,12 +95,17 @@ impl KeeperQueues {
             queued_at: Instant::now(),
         };
         let has_keeper = self.keeper.borrow().is_some();
-        has_keeper && self.outgoing.try_send(message).is_ok()
+        let is_queued = has_keeper && self.outgoing.try_send(message).is_ok();
+        if !is_queued {
+            lock(&self.progress).counted(session, mark);
+        }
+        is_queued
     }
 
     /// Has the keeper drop the snapshots of a session. If the queue is full, they are dropped with
     /// the lease.
     pub(super) fn end_session(&self, session: SessionId) {
+        lock(&self.progress).end_session(session);
         let _ = self.outgoing.try_send(Outgoing::SessionEnded(session));
     }
 }
@@ -108,6 +120,7 @@ pub(super) struct KeeperLink {
     /// The marks that count as kept when the keeper has their snapshots, by session, and until when
     /// it must have them.
     pending: HashMap<SessionId, (u64, Instant)>,
+    progress: Arc<Mutex<KeeperProgress>>,
     has_warned: bool,
 }
 
@@ -116,6 +129,7 @@ impl KeeperLink {
         supervisor: Arc<Supervisor>,
         lease: LeaseId,
         keeper: watch::Receiver<Option<Keeper>>,
+        progress: Arc<Mutex<KeeperProgress>>,
     ) -> (Self, KeeperQueues) {
         let (outgoing, queued) = mpsc::channel(QUEUE);
         let (stored, stored_receiver) = mpsc::channel(QUEUE);
@@ -123,6 +137,7 @@ impl KeeperLink {
             outgoing,
             stored: stored_receiver,
             keeper: keeper.clone(),
+            progress: progress.clone(),
         };
         let link = Self {
             supervisor,
@@ -131,6 +146,7 @@ impl KeeperLink {
             outgoing: queued,
             stored,
             pending: HashMap::new(),
+            progress,
             has_warned: false,
         };
         (link, queues)
@@ -147,6 +163,7 @@ impl KeeperLink {
                 }
             };
             let ended = self.connect_and_serve(&keeper).await;
+            lock(&self.progress).disconnected();
             self.give_up_pending(None).await;
             let Some(reason) = ended else {
                 return;
@@ -185,6 +202,7 @@ impl KeeperLink {
     }
 
     async fn count_as_kept(&self, session: SessionId, mark: u64) {
+        lock(&self.progress).counted(session, mark);
         let kept = SnapshotKept {
             session_id: session.0,
             mark,
@@ -215,7 +233,9 @@ impl KeeperLink {
         };
         info!(lease = %self.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
         let mut sent = SentSnapshots::default();
+        lock(&self.progress).connected(keeper.id);
         for id in kept {
+            lock(&self.progress).stored(SessionId(id.session_id), id.mark);
             sent.record(id);
             sent.stored(id);
         }
@@ -334,6 +354,7 @@ impl KeeperLink {
         let id = stored.id.unwrap_or_default();
         if stored.error.is_empty() {
             sent.stored(id);
+            lock(&self.progress).stored(SessionId(id.session_id), id.mark);
         } else if !std::mem::replace(&mut self.has_warned, true) {
             let reason = sanitize(&stored.error, MESSAGE_CHARS);
             warn!(lease = %self.lease, "the keeper has not kept a snapshot of the lease: {reason}");

@@ -10,8 +10,8 @@ use tensord_transport::handoff::Passed;
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    CONNECTION_QUEUE, TASK_QUEUE, keeper_link::Keeper, kept_uploads::KeptSegment,
-    snapshots::KeptSnapshot,
+    CONNECTION_QUEUE, TASK_QUEUE, keeper_link::Keeper, keeper_progress::KeeperProgress,
+    kept_uploads::KeptSegment, snapshots::KeptSnapshot,
 };
 use crate::{
     blobs::shared::Segment,
@@ -27,6 +27,7 @@ pub(super) struct RunningLease {
     pub(super) kill: watch::Sender<bool>,
     /// The worker that keeps the lease's snapshots.
     pub(super) keeper: watch::Sender<Option<Keeper>>,
+    pub(super) progress: Arc<Mutex<KeeperProgress>>,
     /// The process's latest report, as far as it is plausible.
     pub(super) report: Arc<Mutex<Report>>,
     /// The other ends, until the process is started.
@@ -67,6 +68,7 @@ pub(super) struct LeaseQueues {
     pub(super) connections: mpsc::Receiver<Passed>,
     pub(super) kill: watch::Receiver<bool>,
     pub(super) keeper: watch::Receiver<Option<Keeper>>,
+    pub(super) progress: Arc<Mutex<KeeperProgress>>,
     pub(super) report: Arc<Mutex<Report>>,
     /// Tasks left from the previous process, sent before those in `tasks`.
     pub(super) first: Vec<QueuedTask>,
@@ -84,6 +86,7 @@ impl RunningLease {
             ..Report::default()
         };
         let report = Arc::new(Mutex::new(report));
+        let progress = Arc::<Mutex<KeeperProgress>>::default();
         let tenant = granted.tenant.clone();
         let queues = LeaseQueues {
             granted,
@@ -91,6 +94,7 @@ impl RunningLease {
             connections: queued_connections,
             kill: killed,
             keeper: keepers,
+            progress: progress.clone(),
             report: report.clone(),
             first: Vec::new(),
         };
@@ -100,6 +104,7 @@ impl RunningLease {
             connections,
             kill,
             keeper,
+            progress,
             report,
             queues: Some(queues),
         }

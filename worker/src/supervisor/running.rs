@@ -26,7 +26,9 @@ impl Supervisor {
     /// Runs a lease until it has ended, in one process after the other.
     pub(super) async fn run_lease(self: Arc<Self>, lease: LeaseId, mut queues: LeaseQueues) {
         let mut restarts = Restarts::after_moves(queues.granted.epoch);
-        let (link, mut keeper) = KeeperLink::new(self.clone(), lease, queues.keeper.clone());
+        let keepers = queues.keeper.clone();
+        let progress = queues.progress.clone();
+        let (link, mut keeper) = KeeperLink::new(self.clone(), lease, keepers, progress);
         // Aborted when this task ends.
         let mut sending = JoinSet::new();
         sending.spawn(link.run());

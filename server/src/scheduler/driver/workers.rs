@@ -184,7 +184,9 @@ impl Driver {
                     return self.on_worker_disconnected(worker, id, Some(&error));
                 }
                 let devices = convert::outages(heartbeat.out_of_service);
+                let kept = convert::kept(&heartbeat.kept);
                 self.apply(event(worker, id, WorkerEvent::Heartbeat));
+                self.apply(event(worker, id, kept));
                 return self.out_of_service(worker, id, devices);
             }
             Some(Body::Released(released)) => {

@@ -173,7 +173,7 @@ async fn status_shows_last_reported_usage() {
     let heartbeat = |usage| {
         worker_message::Body::Heartbeat(Heartbeat {
             usage,
-            out_of_service: Vec::new(),
+            ..Heartbeat::default()
         })
     };
     worker
@@ -205,7 +205,7 @@ async fn a_device_is_not_free_before_its_worker_has_released_it() {
     };
     let heartbeat = Heartbeat {
         usage: vec![usage, usage],
-        out_of_service: Vec::new(),
+        ..Heartbeat::default()
     };
     worker
         .send(worker_message::Body::Heartbeat(heartbeat))
@@ -236,8 +236,8 @@ async fn device_out_of_service_is_shown_and_requests_wait() {
     let worker = rig.worker(1, 1).await;
     let heartbeat = |out_of_service| {
         worker_message::Body::Heartbeat(Heartbeat {
-            usage: Vec::new(),
             out_of_service,
+            ..Heartbeat::default()
         })
     };
     let out = OutOfService {

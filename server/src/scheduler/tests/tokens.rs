@@ -187,7 +187,7 @@ async fn tenants_cannot_see_each_other() {
     };
     let usage = Heartbeat {
         usage: vec![usage; 3],
-        out_of_service: Vec::new(),
+        ..Heartbeat::default()
     };
     worker.send(worker_message::Body::Heartbeat(usage)).await;
     let has_usage = |status: &StatusReply| status.workers[0].devices[1].sessions == 2;

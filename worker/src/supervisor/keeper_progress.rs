@@ -1,0 +1,104 @@
+//! Whether a lease could go on at its keeper.
+//!
+//! A client restores a session from the last mark that counts as kept, or from a later one. A mark
+//! may count as kept although the keeper does not have its snapshot; see
+//! [`keeper_link`](super::keeper_link).
+
+use std::collections::HashMap;
+
+use tensord_proto::ids::{SessionId, WorkerId};
+
+/// What the keeper of a lease has, and what counts as kept.
+#[derive(Debug, Default)]
+pub(super) struct KeeperProgress {
+    /// The keeper to which there is a connection.
+    keeper: Option<WorkerId>,
+    /// The last mark of each session that counts as kept.
+    counted: HashMap<SessionId, u64>,
+    /// The last mark of each session whose snapshot the keeper has.
+    stored: HashMap<SessionId, u64>,
+}
+
+impl KeeperProgress {
+    /// Records a connection to `keeper`.
+    pub(super) fn connected(&mut self, keeper: WorkerId) {
+        self.keeper = Some(keeper);
+    }
+
+    /// Records that the connection to the keeper has ended.
+    pub(super) fn disconnected(&mut self) {
+        self.keeper = None;
+        self.stored.clear();
+    }
+
+    /// Records that a mark counts as kept.
+    pub(super) fn counted(&mut self, session: SessionId, mark: u64) {
+        self.counted.insert(session, mark);
+    }
+
+    /// Records that the keeper has the snapshot of a mark.
+    pub(super) fn stored(&mut self, session: SessionId, mark: u64) {
+        let latest = self.stored.entry(session).or_default();
+        *latest = mark.max(*latest);
+    }
+
+    pub(super) fn end_session(&mut self, session: SessionId) {
+        self.counted.remove(&session);
+        self.stored.remove(&session);
+    }
+
+    /// Returns the keeper if all sessions could go on there. `live_sessions` is their number.
+    pub(super) fn keeper_of_all(&self, live_sessions: usize) -> Option<WorkerId> {
+        let has = |(session, counted): (&SessionId, &u64)| {
+            self.stored
+                .get(session)
+                .is_some_and(|stored| stored >= counted)
+        };
+        let has_all = self.counted.iter().all(has) && self.stored.len() >= live_sessions;
+        self.keeper.filter(|_| has_all && live_sessions > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEEPER: WorkerId = WorkerId(7);
+
+    #[test]
+    fn keeper_has_all_once_each_session_has_a_snapshot_there() {
+        let [first, second] = [SessionId(1), SessionId(2)];
+        let mut progress = KeeperProgress::default();
+        progress.stored(first, 1);
+        assert_eq!(progress.keeper_of_all(1), None, "there is no connection");
+        progress.connected(KEEPER);
+        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
+        assert_eq!(progress.keeper_of_all(2), None);
+        progress.stored(second, 4);
+        assert_eq!(progress.keeper_of_all(2), Some(KEEPER));
+        progress.end_session(first);
+        assert_eq!(progress.keeper_of_all(2), None);
+        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
+        assert_eq!(progress.keeper_of_all(0), None, "nothing could go on");
+    }
+
+    #[test]
+    fn snapshot_before_the_last_mark_that_counts_as_kept_is_too_old() {
+        let session = SessionId(1);
+        let mut progress = KeeperProgress::default();
+        progress.connected(KEEPER);
+        progress.stored(session, 1);
+        progress.counted(session, 1);
+        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
+        // The keeper did not store it in time.
+        progress.counted(session, 2);
+        assert_eq!(progress.keeper_of_all(1), None);
+        progress.stored(session, 1);
+        assert_eq!(progress.keeper_of_all(1), None);
+        progress.stored(session, 2);
+        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
+        progress.disconnected();
+        progress.connected(KEEPER);
+        assert_eq!(progress.keeper_of_all(1), None);
+    }
+}
