@@ -178,6 +178,7 @@ Examples:
   tensord demo --devices 4           train on four devices, two on each worker
   tensord demo --kind cuda           train on a GPU, if this build and host have one
   tensord demo --url                 train on the pool in TENSORD_URL
+  tensord demo --chaos               kill workers at random, and compare the losses
   tensord demo --json | tail -1 | jq .test_accuracy")]
     Demo {
         #[command(flatten)]

@@ -12,14 +12,16 @@
 
 mod data;
 mod lockstep;
+mod losses;
 mod models;
 mod outcome;
 mod panics;
 mod progress;
 mod train;
 
+pub(crate) use losses::{Losses, first_difference};
 pub(crate) use models::Model;
-pub(crate) use outcome::{Outcome, render_table, to_json};
+pub(crate) use outcome::{Chaos, Outcome, render_table, to_json};
 pub(crate) use panics::Panics;
 pub(crate) use progress::View;
 pub(crate) use train::{BATCH_SIZE, DEVICE_COUNTS, TrainError, TrainOptions, train};

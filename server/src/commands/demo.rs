@@ -5,29 +5,25 @@
 //! two workers, TLS, leases, op streams over TCP, and, with several devices,
 //! gradients that go from worker to worker.
 
+mod chaos;
 pub(crate) mod error;
+mod own_pool;
 
 use std::{
     collections::BTreeMap,
     io,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use burn::train::Interrupter;
-use tempfile::TempDir;
-use tensord_client::{Lease, LeaseRequest, Pool, PoolUrl};
+use tensord_client::{Lease, LeaseRequest, Pool};
 use tracing::info;
 
-use self::error::DemoError;
+use self::{error::DemoError, own_pool::OwnPool};
 use crate::{
-    audit,
-    config::{DemoConfig, SchedulerConfig, StatePath},
-    demo::{self, Panics, TrainError, TrainOptions, View},
+    config::DemoConfig,
+    demo::{self, Losses, Panics, TrainError, TrainOptions, View},
     failure::Failure,
-    local::LocalPool,
-    scheduler::LEASE_TOKEN_LIFE,
     shutdown::Shutdown,
     stdout,
 };
@@ -41,21 +37,35 @@ const JOIN_DEADLINE: Duration = Duration::from_secs(30);
 /// Trains, and prints the result.
 pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
+    // The other workers warn of those that are killed.
+    let (count, log) = match config.chaos {
+        true => (chaos::WORKERS, "error"),
+        false => (WORKERS, "warn"),
+    };
     let own = match &config.pool {
         Some(_) => None,
-        None => Some(OwnPool::start(config.devices, config.kind.as_deref()).await?),
+        None => Some(OwnPool::start(count, config.devices, config.kind.as_deref(), log).await?),
     };
     let url = config
         .pool
         .clone()
         .or_else(|| own.as_ref().map(|own| own.url.clone()));
     let url = url.expect("without a given pool, the demo has started its own");
-    let workers = own.as_ref().map_or(0, |own| own.workers.len());
     let interrupter = Interrupter::new();
     let stop = interrupter.clone();
     let json = config.json;
-    let mut training =
-        tokio::task::spawn_blocking(move || train(&config, url, workers, interrupter));
+    // The scheduler of the demo's own pool stays until the end.
+    let (workers, _own) = own.map(OwnPool::split).unzip();
+    let mut training = tokio::task::spawn_blocking(move || {
+        let pool = Pool::connect_url(url).map_err(DemoError::from)?;
+        let count = workers.as_ref().map_or(0, |workers| workers.count());
+        wait_for_workers(&pool, count)?;
+        match workers {
+            Some(workers) if config.chaos => chaos::train(&config, &pool, workers, interrupter),
+            // The workers stay until the training has ended.
+            _workers => train(&config, &pool, interrupter, Losses::default()),
+        }
+    });
     let trained = tokio::select! {
         trained = &mut training => trained,
         () = shutdown.requested() => {
@@ -71,18 +81,20 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
         text.push_str(&demo::to_json(&outcome));
         text.push('\n');
     }
-    stdout::print(&text)
+    stdout::print(&text)?;
+    match outcome.chaos.and_then(|chaos| chaos.first_difference) {
+        Some(step) => Err(DemoError::Differs(step + 1).into()),
+        None => Ok(()),
+    }
 }
 
 /// Leases devices and trains on them.
 fn train(
     config: &DemoConfig,
-    url: PoolUrl,
-    workers: usize,
+    pool: &Pool,
     interrupter: Interrupter,
+    losses: Losses,
 ) -> Result<demo::Outcome, DemoError> {
-    let pool = Pool::connect_url(url)?;
-    wait_for_workers(&pool, workers)?;
     let queued =
         |position| info!("waiting for devices: the request is at position {position} of the queue");
     let mut request = LeaseRequest::devices(config.devices).on_queued(queued);
@@ -94,8 +106,10 @@ fn train(
     options.epochs = config.epochs.unwrap_or(options.epochs);
     options.artifacts.clone_from(&config.artifacts);
     options.interrupter = interrupter;
+    options.losses = losses;
     options.view = match options.view {
-        _ if config.quiet => View::Quiet,
+        // With kills, there is a line for each of them.
+        _ if config.quiet || config.chaos => View::Quiet,
         // The dashboard uses the terminal's alternate screen, so when it ends, no progress
         // remains visible above the JSON.
         _ if config.json => View::Lines,
@@ -153,78 +167,4 @@ fn wait_for_workers(pool: &Pool, count: usize) -> Result<(), DemoError> {
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
-}
-
-/// A pool for one run of the demo. Dropping it kills the workers, stops the scheduler and
-/// removes the state directory.
-struct OwnPool {
-    url: PoolUrl,
-    workers: Vec<Child>,
-    _pool: LocalPool,
-    _state: TempDir,
-}
-
-impl OwnPool {
-    /// Starts a pool with at least `devices` devices, the same number on each worker.
-    async fn start(devices: u32, kind: Option<&str>) -> Result<Self, Failure> {
-        let state = tempfile::tempdir().map_err(DemoError::Start)?;
-        let path: PathBuf = state.path().join("state");
-        let display_path = path.display().to_string();
-        let audit = audit::Settings {
-            directory: path.clone(),
-            file_bytes: 0,
-            files: 1,
-        };
-        let config = SchedulerConfig {
-            state: StatePath { path, display_path },
-            listen: ([127, 0, 0, 1], 0).into(),
-            advertise: None,
-            host_name: None,
-            // The log is turned off: only the demo connects, and the state directory is
-            // temporary.
-            audit,
-            lease_token_life: LEASE_TOKEN_LIFE,
-        };
-        let pool = LocalPool::start(&config).await?;
-        let made = "the tokens of a new pool are valid";
-        let url = pool.urls.programs.clone().expect(made);
-        let mut own = Self {
-            url,
-            workers: Vec::new(),
-            _pool: pool,
-            _state: state,
-        };
-        for number in 1..=WORKERS {
-            let kind = kind.unwrap_or("flex");
-            let devices = format!("{kind}*{}", devices.div_ceil(WORKERS));
-            let worker = start_worker(&own._pool.urls.own_worker, number, &devices);
-            own.workers.push(worker.map_err(DemoError::Start)?);
-        }
-        Ok(own)
-    }
-}
-
-impl Drop for OwnPool {
-    fn drop(&mut self) {
-        for worker in &mut self.workers {
-            // Both fail if the process has already exited.
-            let _ = worker.kill();
-            let _ = worker.wait();
-        }
-    }
-}
-
-/// Starts a worker process. Its URL goes through the environment, as every user of
-/// the host can see a process's arguments.
-fn start_worker(url: &PoolUrl, number: u32, devices: &str) -> io::Result<Child> {
-    Command::new(std::env::current_exe()?)
-        .args(["worker", "--listen", "127.0.0.1:0"])
-        .args(["--devices", devices])
-        .args(["--name", &format!("demo-{number}")])
-        .env("TENSORD_URL", url.reveal())
-        .env("TENSORD_LOG", "warn")
-        .env_remove("TENSORD_CONFIG")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
 }

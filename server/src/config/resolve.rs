@@ -2,6 +2,8 @@
 //!
 //! Pure except for one read: the file with the pool URL, if one is named.
 
+#[cfg(feature = "demo")]
+mod demo;
 mod pool_url;
 mod state_files;
 
@@ -28,8 +30,6 @@ use super::{
     },
     values::{Devices, Filter, Host, Listen, Name, Period, Seconds},
 };
-#[cfg(feature = "demo")]
-use super::{DemoConfig, settings::DemoSettings};
 use crate::{
     cli::{Cli, Command, TokenCommand, WorkerCommand},
     scheduler::{DEFAULT_TENANT, LEASE_TOKEN_LIFE},
@@ -333,32 +333,6 @@ impl Layers<'_> {
             true => self.state(state).map(AdminUrl::FromState),
             false => self.url(file).map(AdminUrl::Given),
         }
-    }
-
-    #[cfg(feature = "demo")]
-    fn demo(self, settings: DemoSettings, url: UrlSettings) -> Result<DemoConfig, ConfigError> {
-        let pool = match settings.url {
-            Some(Some(url)) => Some(pool_url(&Secret::new(url), "--url".into())?),
-            Some(None) => Some(self.url(url)?),
-            None if url.url_file.is_some() => Some(self.url(url)?),
-            None => None,
-        };
-        let kind = settings.kind.map(|Name(kind)| kind);
-        if let (None, Some(kind)) = (&pool, &kind)
-            && let Err(e) = kind.parse::<Devices>()
-        {
-            return Err(ConfigError::CommandLine(format!("--kind {kind}: {e}")));
-        }
-        Ok(DemoConfig {
-            model: settings.model,
-            devices: settings.devices.0,
-            kind,
-            pool,
-            epochs: settings.epochs.map(|epochs| epochs as usize),
-            artifacts: settings.artifacts,
-            json: settings.json,
-            quiet: settings.quiet,
-        })
     }
 
     fn state(&self, settings: StateSettings) -> Result<StatePath, ConfigError> {

@@ -163,6 +163,10 @@ pub(crate) struct DemoSettings {
     /// Directory for checkpoints and metric logs [default: none are kept]
     #[arg(long, value_name = "DIR")]
     pub(crate) artifacts: Option<PathBuf>,
+    /// Kill a random worker of the temporary pool every few seconds, and compare the losses with
+    /// those of an undisturbed training
+    #[arg(long)]
+    pub(crate) chaos: bool,
     /// Print the result as JSON on the last line
     #[arg(long)]
     pub(crate) json: bool,

@@ -30,6 +30,46 @@ pub(crate) struct Outcome {
     pub(crate) epochs: Vec<Epoch>,
     /// Whether the user stopped the training before its last epoch.
     pub(crate) interrupted: bool,
+    /// What was done to the workers, if they were killed. The caller fills this in.
+    pub(crate) chaos: Option<Chaos>,
+}
+
+/// The kills of workers during a training run, and their effect.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Chaos {
+    /// The number of workers that were killed.
+    pub(crate) kills: usize,
+    /// For each kill of the worker that trained: the time until the next loss, in milliseconds.
+    pub(crate) recovery_ms: Vec<u64>,
+    /// The number of losses, all of which were compared with those of an undisturbed run.
+    pub(crate) losses: usize,
+    /// The index of the first loss that is not the same, bit by bit; `None` if all are.
+    pub(crate) first_difference: Option<usize>,
+}
+
+impl Chaos {
+    /// Returns the rows of the table.
+    fn rows(&self) -> [(&'static str, String); 3] {
+        let mut recovery_ms = self.recovery_ms.clone();
+        recovery_ms.sort_unstable();
+        let kills = format!(
+            "{}, {} of them of the worker that trained",
+            self.kills,
+            recovery_ms.len()
+        );
+        let recovery = match (recovery_ms.get(recovery_ms.len() / 2), recovery_ms.last()) {
+            (Some(median), Some(longest)) => format!("median {median} ms, longest {longest} ms"),
+            _ => "none was needed".to_owned(),
+        };
+        let losses = match self.first_difference {
+            None => format!("all {} identical to those without kills", self.losses),
+            Some(at) => format!(
+                "different from those without kills, first at step {}",
+                at + 1
+            ),
+        };
+        [("kills", kills), ("recovery", recovery), ("losses", losses)]
+    }
 }
 
 impl Outcome {
@@ -90,8 +130,10 @@ pub(crate) fn render_table(outcome: &Outcome) -> String {
         ("sent", human_bytes(outcome.bytes_up)),
         ("received", human_bytes(outcome.bytes_down)),
     ];
-    rows.map(|(name, value)| format!("{name:<15}{value}"))
-        .join("\n")
+    let chaos = outcome.chaos.iter().flat_map(Chaos::rows);
+    let lines = rows.into_iter().chain(chaos);
+    let lines = lines.map(|(name, value)| format!("{name:<15}{value}"));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Formats the outcome as one JSON object on one line.
@@ -107,7 +149,20 @@ pub(crate) fn to_json(outcome: &Outcome) -> String {
         steps_per_s: f64,
         bytes_up: u64,
         bytes_down: u64,
+        #[serde(flatten)]
+        chaos: Option<ChaosJson<'a>>,
     }
+    #[derive(Serialize)]
+    struct ChaosJson<'a> {
+        kills: usize,
+        recovery_ms: &'a [u64],
+        identical: bool,
+    }
+    let chaos = outcome.chaos.as_ref().map(|chaos| ChaosJson {
+        kills: chaos.kills,
+        recovery_ms: &chaos.recovery_ms,
+        identical: chaos.first_difference.is_none(),
+    });
     let json = Json {
         model: outcome.model.name(),
         devices: outcome.devices,
@@ -118,6 +173,7 @@ pub(crate) fn to_json(outcome: &Outcome) -> String {
         steps_per_s: round(outcome.steps_per_s(), 1),
         bytes_up: outcome.bytes_up,
         bytes_down: outcome.bytes_down,
+        chaos,
     };
     serde_json::to_string(&json).expect("numbers and names are always valid JSON")
 }
@@ -159,7 +215,38 @@ mod tests {
             bytes_down: 980,
             epochs: Vec::new(),
             interrupted: false,
+            chaos: None,
         }
+    }
+
+    fn outcome_with_kills(first_difference: Option<usize>) -> Outcome {
+        let chaos = Chaos {
+            kills: 4,
+            recovery_ms: vec![900, 400, 650],
+            losses: 330,
+            first_difference,
+        };
+        Outcome {
+            chaos: Some(chaos),
+            ..outcome()
+        }
+    }
+
+    #[test]
+    fn kills_are_reported() {
+        let table = render_table(&outcome_with_kills(None));
+        let expected = "
+kills          4, 3 of them of the worker that trained
+recovery       median 650 ms, longest 900 ms
+losses         all 330 identical to those without kills";
+        assert!(table.ends_with(expected), "{table}");
+        let table = render_table(&outcome_with_kills(Some(9)));
+        let expected = "
+losses         different from those without kills, first at step 10";
+        assert!(table.ends_with(expected), "{table}");
+        let json = to_json(&outcome_with_kills(None));
+        let expected = r#","kills":4,"recovery_ms":[900,400,650],"identical":true}"#;
+        assert!(json.ends_with(expected), "{json}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use burn::train::renderer::{
 };
 use burn::train::{Interrupter, LearnerSummary};
 
+use super::losses::Losses;
 use super::outcome::Epoch;
 
 /// How to show a training run.
@@ -78,6 +79,7 @@ impl History {
 pub(super) struct Monitor {
     screen: Screen,
     history: History,
+    losses: Losses,
     names: HashMap<MetricId, MetricName>,
     /// The number of devices that train.
     devices: usize,
@@ -108,11 +110,12 @@ enum Screen {
 
 impl Monitor {
     /// Creates a monitor of a training run on `devices` devices that shows `view` and adds
-    /// to `history`. The dashboard stops `interrupter` when the user presses `q`.
+    /// to `history` and `losses`. The dashboard stops `interrupter` when the user presses `q`.
     pub(super) fn new(
         view: View,
         devices: usize,
         history: History,
+        losses: Losses,
         interrupter: Interrupter,
     ) -> Self {
         let screen = match view {
@@ -122,13 +125,14 @@ impl Monitor {
             View::Lines => Screen::Lines(Box::new(std::io::stdout())),
             View::Quiet => Screen::Quiet,
         };
-        Self::with_screen(screen, devices, history)
+        Self::with_screen(screen, devices, history, losses)
     }
 
-    fn with_screen(screen: Screen, devices: usize, history: History) -> Self {
+    fn with_screen(screen: Screen, devices: usize, history: History, losses: Losses) -> Self {
         Self {
             screen,
             history,
+            losses,
             names: HashMap::new(),
             devices,
             epochs: 0,
@@ -165,6 +169,18 @@ impl Monitor {
         }
     }
 
+    /// Adds the loss of a batch, if `state` is one.
+    fn store_loss(&mut self, state: &MetricState) {
+        let MetricState::Numeric(entry, Some(value)) = state else {
+            return;
+        };
+        let name = self.names.get(&entry.metric_id).map(|name| name.as_str());
+        let is_of_epoch = matches!(value, NumericEntry::Final(_));
+        if name == Some("Loss") && !is_of_epoch {
+            self.losses.push(value.current());
+        }
+    }
+
     fn end_epoch(&mut self, number: usize) {
         let mut epoch = std::mem::take(&mut self.current);
         epoch.number = number;
@@ -194,6 +210,7 @@ impl MetricsRenderer for Monitor {
 impl MetricsRendererTraining for Monitor {
     fn update_train(&mut self, state: MetricState) {
         self.reported = Split::Train;
+        self.store_loss(&state);
         self.store_epoch_value(&state, |epoch| [&mut epoch.loss, &mut epoch.accuracy]);
         self.show(|dashboard| dashboard.update_train(state));
     }
@@ -342,7 +359,8 @@ mod tests {
     fn an_epoch_becomes_a_line_and_a_record() {
         let (paper, history) = (SharedBuffer::default(), History::default());
         let screen = Screen::Lines(Box::new(paper.clone()));
-        let mut monitor = Monitor::with_screen(screen, 2, history.clone());
+        let losses = Losses::default();
+        let mut monitor = Monitor::with_screen(screen, 2, history.clone(), losses.clone());
         let (loss, accuracy) = (LossMetric::new(), AccuracyMetric::new());
         monitor.register_metric(MetricDefinition::new(MetricId::new(loss.name()), &loss));
         monitor.register_metric(MetricDefinition::new(
@@ -356,6 +374,8 @@ mod tests {
 
         let Record { epochs, steps } = history.take();
         assert_eq!(steps, 6);
+        // One for each device and step, and none for the tests and the whole epochs.
+        assert_eq!(losses.values(), [9.0; 12]);
         let numbers: Vec<_> = epochs.iter().map(|e| e.number).collect();
         assert_eq!(numbers, [1, 2, 3]);
         for epoch in &epochs {

@@ -31,6 +31,7 @@ use burn::train::{
 
 use super::data::{Digit, DigitBatcher, Digits};
 use super::lockstep::{Lockstep, LockstepLoader};
+use super::losses::Losses;
 use super::models::{Model, Network};
 use super::outcome::Outcome;
 use super::progress::{History, Monitor, Record, View};
@@ -57,6 +58,8 @@ pub(crate) struct TrainOptions {
     pub(crate) artifacts: Option<PathBuf>,
     /// How to show the progress.
     pub(crate) view: View,
+    /// Receives the losses while the training runs.
+    pub(crate) losses: Losses,
     /// Stops the training after the current step, for example on Ctrl+C. The caller keeps a
     /// clone to request the stop.
     pub(crate) interrupter: Interrupter,
@@ -73,6 +76,7 @@ impl TrainOptions {
             seed: 42,
             artifacts: None,
             view: View::detect(),
+            losses: Losses::default(),
             interrupter: Interrupter::new(),
         }
     }
@@ -148,6 +152,7 @@ pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
         bytes_down: 0,
         epochs,
         interrupted: interrupted.is_some(),
+        chaos: None,
     })
 }
 
@@ -238,6 +243,7 @@ fn training(
         options.view,
         options.devices.len(),
         history,
+        options.losses.clone(),
         options.interrupter.clone(),
     );
 

@@ -30,4 +30,12 @@ pub(crate) enum DemoError {
     /// The training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// The workers could not be killed as intended.
+    #[error("the training was not disturbed as intended: {0}")]
+    Chaos(String),
+    /// A step of a training whose workers were killed had another loss than without kills.
+    #[error(
+        "from step {0} on, the losses differ from those of the training without kills, which is a bug in tensord; please report it"
+    )]
+    Differs(usize),
 }

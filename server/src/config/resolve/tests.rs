@@ -148,6 +148,30 @@ fn invalid_setting_error_is_one_line_that_names_it() {
     assert!(resolved(&format!("{anywhere} --allow-plaintext"), "").is_ok());
 }
 
+#[cfg(feature = "demo")]
+#[test]
+fn chaos_needs_a_pool_of_its_own_and_a_lease_that_outlives_a_worker() {
+    let cases = [
+        (
+            format!("tensord demo --chaos --url {URL}"),
+            "--chaos kills workers, so it needs a pool of its own; leave out --url",
+        ),
+        (
+            "tensord demo --devices 2 --chaos".into(),
+            "--chaos --devices 2: leases of several devices do not outlive a worker; leave out --devices",
+        ),
+        (
+            "tensord demo --chaos --kind auto".into(),
+            "--chaos --kind auto: only leases of CPU devices (flex) outlive a worker; leave out --kind",
+        ),
+    ];
+    for (line, expected) in cases {
+        let error = resolved(&line, "").unwrap_err().to_string();
+        assert_eq!(error, expected);
+    }
+    assert!(resolved("tensord demo --chaos --kind flex", "").is_ok());
+}
+
 #[test]
 fn unusable_environment_error_is_one_line() {
     let error = |environment: Environment, line: &str| {

@@ -1,0 +1,241 @@
+//! `tensord demo --chaos`: kills workers while a model trains in the pool, and compares its losses
+//! with those of a training that nobody disturbs.
+
+use std::{
+    io::{IsTerminal, Write, stdout},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn::train::Interrupter;
+use rand::{Rng, RngExt, seq::IndexedRandom};
+use tensord_client::Pool;
+
+use super::{error::DemoError, own_pool::Workers};
+use crate::{
+    config::DemoConfig,
+    demo::{Chaos, Losses, Outcome, first_difference},
+};
+
+/// Number of workers: one that trains, one that keeps the snapshots, and one more.
+pub(super) const WORKERS: u32 = 3;
+
+/// Passes over the training set: enough for several kills.
+const EPOCHS: usize = 120;
+
+/// Bounds of the time between a recovery and the next kill, in milliseconds. It must be long enough
+/// for another worker to get a snapshot.
+const PAUSE_MS: [u64; 2] = [1_500, 3_000];
+
+/// Limit for the training to go on after a kill, and for a new worker to join.
+const RECOVERY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Interval at which the number of steps is shown.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Interval of the checks of the pool's status.
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
+
+/// Trains undisturbed, and then while workers are killed.
+pub(super) fn train(
+    config: &DemoConfig,
+    pool: &Pool,
+    workers: Workers,
+    interrupter: Interrupter,
+) -> Result<Outcome, DemoError> {
+    let config = &DemoConfig {
+        epochs: Some(config.epochs.unwrap_or(EPOCHS)),
+        pool: None,
+        kind: Some("flex".to_owned()),
+        artifacts: config.artifacts.clone(),
+        ..*config
+    };
+    let undisturbed = train_undisturbed(config, pool, interrupter.clone())?;
+    let killer = Killer {
+        pool,
+        losses: Losses::default(),
+        is_quiet: config.quiet,
+        is_over: &AtomicBool::new(false),
+        started: Instant::now(),
+    };
+    let (trained, kills) = thread::scope(|scope| {
+        let killing = scope.spawn(|| killer.run(workers, &mut rand::rng()));
+        let trained = super::train(config, pool, interrupter, killer.losses.clone());
+        killer.is_over.store(true, Ordering::Relaxed);
+        (trained, killing.join())
+    });
+    let mut outcome = trained?;
+    let (kills, recoveries) = kills.map_err(|_| DemoError::Chaos("it panicked".into()))??;
+    let losses = killer.losses.values();
+    // A training that the user has stopped is compared as far as it went.
+    let undisturbed = &undisturbed[..losses.len().min(undisturbed.len())];
+    outcome.chaos = Some(Chaos {
+        kills,
+        recovery_ms: recoveries,
+        losses: losses.len(),
+        first_difference: first_difference(&losses, undisturbed),
+    });
+    Ok(outcome)
+}
+
+/// Trains in the pool while nobody kills workers, and returns the losses.
+fn train_undisturbed(
+    config: &DemoConfig,
+    pool: &Pool,
+    interrupter: Interrupter,
+) -> Result<Vec<f64>, DemoError> {
+    let model = config.model.name();
+    let losses = Losses::default();
+    if !config.quiet {
+        println!("training {model} undisturbed, to have losses to compare with");
+    }
+    let is_over = AtomicBool::new(false);
+    let outcome = thread::scope(|scope| {
+        if !config.quiet && stdout().is_terminal() {
+            scope.spawn(|| show_progress(&losses, &is_over));
+        }
+        let trained = super::train(config, pool, interrupter, losses.clone());
+        is_over.store(true, Ordering::Relaxed);
+        trained
+    })?;
+    if !config.quiet {
+        let (steps, seconds) = (outcome.steps, outcome.seconds);
+        println!("  {steps} steps in {seconds:.1} s");
+        println!("training {model} again, and killing one of {WORKERS} workers every few seconds");
+    }
+    Ok(losses.values())
+}
+
+/// Shows the number of steps on the terminal until `is_over`, and then clears the line.
+fn show_progress(losses: &Losses, is_over: &AtomicBool) {
+    while !is_over.load(Ordering::Relaxed) {
+        print!("\r  {} steps", losses.count());
+        let _ = stdout().flush();
+        thread::sleep(PROGRESS_INTERVAL);
+    }
+    print!("\r\x1b[K");
+}
+
+/// Kills workers while a training runs.
+struct Killer<'a> {
+    pool: &'a Pool,
+    losses: Losses,
+    is_quiet: bool,
+    /// Whether the training is over.
+    is_over: &'a AtomicBool,
+    started: Instant,
+}
+
+impl Killer<'_> {
+    /// Kills a random worker every few seconds, and starts another one in its place. Returns the
+    /// number of kills, and for each kill of the worker that trained the time to the next loss.
+    fn run(
+        &self,
+        mut workers: Workers,
+        rng: &mut impl Rng,
+    ) -> Result<(usize, Vec<u64>), DemoError> {
+        let (mut kills, mut recovery_ms) = (0, Vec::new());
+        // The first kill comes when the training runs.
+        self.wait(|| self.losses.count() > 0)?;
+        loop {
+            self.pause(Duration::from_millis(
+                rng.random_range(PAUSE_MS[0]..=PAUSE_MS[1]),
+            ));
+            if self.is_over() {
+                return Ok((kills, recovery_ms));
+            }
+            let trains = self.worker_that_trains()?;
+            let names = workers.names();
+            let Some(name) = names.choose(rng) else {
+                return Ok((kills, recovery_ms));
+            };
+            let (step, killed) = (self.losses.count(), Instant::now());
+            workers.kill(name);
+            workers.start_next().map_err(DemoError::Start)?;
+            kills += 1;
+            let effect = match trains.as_ref() == Some(name) {
+                true => match self.recovery(name, killed)? {
+                    Some(recovery) => {
+                        recovery_ms.push(recovery.as_millis() as u64);
+                        format!(
+                            "which trained; the next loss came after {} ms",
+                            recovery.as_millis()
+                        )
+                    }
+                    None => "which trained".to_owned(),
+                },
+                false => "which did not train".to_owned(),
+            };
+            if !self.is_quiet {
+                let at = (killed - self.started).as_secs_f64();
+                println!("  {at:>5.1} s  step {step:>5}  killed {name}, {effect}");
+            }
+            let joined = || Ok(self.pool.status()?.workers.len() >= workers.count());
+            self.wait_for(joined)?;
+        }
+    }
+
+    /// Waits until the training goes on at another worker than `lost`. Returns the time from
+    /// `killed` to the first loss from there, or `None` if the training is over.
+    fn recovery(&self, lost: &str, killed: Instant) -> Result<Option<Duration>, DemoError> {
+        self.wait_for(|| {
+            let trains = self.worker_that_trains()?;
+            Ok(trains.is_some_and(|trains| trains != lost))
+        })?;
+        let count = self.losses.count();
+        let deadline = Instant::now() + RECOVERY_DEADLINE;
+        while !self
+            .losses
+            .wait_for_more(count, Instant::now() + POLL_INTERVAL)
+        {
+            if self.is_over() {
+                return Ok(None);
+            }
+            self.check(deadline)?;
+        }
+        Ok(Some(killed.elapsed()))
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps, but not for longer than the training runs.
+    fn pause(&self, duration: Duration) {
+        let until = Instant::now() + duration;
+        while Instant::now() < until && !self.is_over() {
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Waits until `holds`, or the training is over.
+    fn wait(&self, holds: impl Fn() -> bool) -> Result<(), DemoError> {
+        self.wait_for(|| Ok(holds()))
+    }
+
+    fn wait_for(&self, holds: impl Fn() -> Result<bool, DemoError>) -> Result<(), DemoError> {
+        let deadline = Instant::now() + RECOVERY_DEADLINE;
+        while !self.is_over() && !holds()? {
+            self.check(deadline)?;
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn check(&self, deadline: Instant) -> Result<(), DemoError> {
+        match Instant::now() > deadline {
+            true => Err(DemoError::Chaos(format!(
+                "the training did not go on within {RECOVERY_DEADLINE:?}"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the name of the worker whose device is leased.
+    fn worker_that_trains(&self) -> Result<Option<String>, DemoError> {
+        let workers = self.pool.status()?.workers.into_iter();
+        let mut leased = workers.filter(|worker| worker.devices.iter().any(|device| device.leased));
+        Ok(leased.next().map(|worker| worker.name))
+    }
+}

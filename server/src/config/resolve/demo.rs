@@ -1,0 +1,62 @@
+//! Settings of `tensord demo`.
+
+use tensord_transport::Secret;
+
+use super::{Layers, pool_url::pool_url};
+use crate::config::{
+    ConfigError, DemoConfig,
+    settings::{DemoSettings, UrlSettings},
+    values::{Devices, Name},
+};
+
+impl Layers<'_> {
+    pub(super) fn demo(
+        self,
+        settings: DemoSettings,
+        url: UrlSettings,
+    ) -> Result<DemoConfig, ConfigError> {
+        let pool = match settings.url {
+            Some(Some(url)) => Some(pool_url(&Secret::new(url), "--url".into())?),
+            Some(None) => Some(self.url(url)?),
+            None if url.url_file.is_some() => Some(self.url(url)?),
+            None => None,
+        };
+        let kind = settings.kind.map(|Name(kind)| kind);
+        if let (None, Some(kind)) = (&pool, &kind)
+            && let Err(e) = kind.parse::<Devices>()
+        {
+            return Err(ConfigError::CommandLine(format!("--kind {kind}: {e}")));
+        }
+        if settings.chaos {
+            check_chaos(pool.is_some(), settings.devices.0, kind.as_deref())?;
+        }
+        Ok(DemoConfig {
+            model: settings.model,
+            devices: settings.devices.0,
+            kind,
+            pool,
+            epochs: settings.epochs.map(|epochs| epochs as usize),
+            artifacts: settings.artifacts,
+            chaos: settings.chaos,
+            json: settings.json,
+            quiet: settings.quiet,
+        })
+    }
+}
+
+/// Checks that `demo --chaos` gets a pool of its own and a lease that outlives its worker.
+fn check_chaos(has_pool: bool, devices: u32, kind: Option<&str>) -> Result<(), ConfigError> {
+    let problem = match (has_pool, devices, kind) {
+        (true, ..) => {
+            "--chaos kills workers, so it needs a pool of its own; leave out --url".to_owned()
+        }
+        (_, 2.., _) => format!(
+            "--chaos --devices {devices}: leases of several devices do not outlive a worker; leave out --devices"
+        ),
+        (_, _, Some(kind)) if kind != "flex" => format!(
+            "--chaos --kind {kind}: only leases of CPU devices (flex) outlive a worker; leave out --kind"
+        ),
+        _ => return Ok(()),
+    };
+    Err(ConfigError::CommandLine(problem))
+}
