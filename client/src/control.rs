@@ -371,7 +371,7 @@ impl Control {
         };
         held_lease.token = moved.token.clone();
         match held_lease.watch.moved(moved) {
-            Ok(()) => info!("lease {lease} goes on at another worker, as its own was lost"),
+            Ok(()) => info!("lease {lease} moves to another worker"),
             Err(reason) => held_lease.watch.end(&reason),
         }
     }

@@ -137,6 +137,12 @@ pub enum LeaseError {
         /// Why the bridge could not start.
         reason: String,
     },
+    /// The thread that calls the program's callback for events could not start.
+    #[error("cannot start the thread for the lease's events: {reason}")]
+    Events {
+        /// The system's reason.
+        reason: String,
+    },
     /// The pool's client is shutting down.
     #[error("the connection to the pool is closed")]
     Closed,

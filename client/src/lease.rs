@@ -1,5 +1,7 @@
 //! A lease: devices that this program has to itself until it drops the lease.
 
+mod event;
+
 use std::{
     fmt,
     net::TcpListener,
@@ -12,12 +14,14 @@ use burn_remote::server::ServeError;
 use tensord_proto::{ids::LeaseId, v1};
 use tensord_transport::Secret;
 
+pub use self::event::LeaseEvent;
+pub(crate) use self::event::{EventCallback, LeaseEvents};
 use crate::{
     backend::{Registration, TensordDevice},
     blocking::block_on,
     bridge::{self, Bridge},
     cohort::{Cohort, LEASE_DROPPED},
-    control::handle::ControlHandle,
+    control::{handle::ControlHandle, lease_watch::LeaseWatch},
     session::Session,
 };
 
@@ -40,6 +44,7 @@ pub struct LeaseRequest {
     pub(crate) timeout: Option<Duration>,
     pub(crate) durability: Durability,
     pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
+    pub(crate) on_event: Option<EventCallback>,
 }
 
 impl LeaseRequest {
@@ -52,6 +57,7 @@ impl LeaseRequest {
             timeout: None,
             durability: Durability::Auto,
             on_queued: None,
+            on_event: None,
         }
     }
 
@@ -85,6 +91,14 @@ impl LeaseRequest {
     /// the position changes.
     pub fn on_queued(mut self, callback: impl FnMut(u32) + Send + 'static) -> Self {
         self.on_queued = Some(Box::new(callback));
+        self
+    }
+
+    /// Calls `callback` when the lease waits, moves or runs again because the process that runs it
+    /// died, or its worker was lost or is about to stop. The callback runs on a thread of its own,
+    /// and holds up nothing; if it is slow, it may miss events.
+    pub fn on_event(mut self, callback: impl FnMut(LeaseEvent) + Send + 'static) -> Self {
+        self.on_event = Some(Box::new(callback));
         self
     }
 }
@@ -223,6 +237,7 @@ pub struct Lease {
     pub(crate) lease_devices: Vec<LeaseDevice>,
     pub(crate) bridge: Option<Bridge>,
     pub(crate) cohort: Arc<Cohort>,
+    pub(crate) watch: LeaseWatch,
 }
 
 /// One device of a lease.
@@ -248,8 +263,12 @@ impl Lease {
             .collect()
     }
 
-    /// A description of each device, in the order of [`devices`](Self::devices).
+    /// A description of each device, in the order of [`devices`](Self::devices). That of a device
+    /// of a lease that has moved is the present one.
     pub fn descriptions(&self) -> Vec<LeasedDevice> {
+        if let Some(moved) = self.watch.last_move() {
+            return moved.devices.iter().map(LeasedDevice::from).collect();
+        }
         self.lease_devices
             .iter()
             .map(|lease_device| lease_device.description.clone())

@@ -49,7 +49,9 @@ pub use self::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice},
     custom::{CustomOp, CustomOutputs},
     error::{ConnectError, LeaseError, RefusalKind},
-    lease::{DeviceFingerprint, Durability, Lease, LeaseRequest, LeasedDevice, Traffic},
+    lease::{
+        DeviceFingerprint, Durability, Lease, LeaseEvent, LeaseRequest, LeasedDevice, Traffic,
+    },
     lockstep::LockstepBatcher,
     pool::{DeviceStatus, Pool, PoolStatus, WorkerStatus},
 };

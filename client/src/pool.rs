@@ -29,7 +29,7 @@ use crate::{
         lease_watch::LeaseWatch,
     },
     error::{ConnectError, LeaseError},
-    lease::{Durability, Lease, LeaseDevice, LeaseRequest},
+    lease::{Durability, Lease, LeaseDevice, LeaseEvents, LeaseRequest},
     session::{Session, SessionTarget, drive},
 };
 
@@ -175,12 +175,17 @@ impl Pool {
     /// As [`lease`](Self::lease).
     pub fn lease_async(
         &self,
-        request: LeaseRequest,
+        mut request: LeaseRequest,
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send + 'static + use<> {
         let pool = self.clone();
         async move {
             let durability = request.durability;
+            let events = LeaseEvents::start(request.on_event.take());
+            let events = events.map_err(|e| LeaseError::Events {
+                reason: e.to_string(),
+            })?;
             let (granted, watch) = request::wait_for_grant(&pool.control, request).await?;
+            watch.set_events(events);
             pool.open(&granted, watch, durability).await
         }
     }
@@ -200,6 +205,7 @@ impl Pool {
             lease_devices: Vec::new(),
             bridge: None,
             cohort: cohort.clone(),
+            watch: watch.clone(),
         };
         let mut openings = Vec::new();
         for (lease_rank, leased) in (0..).zip(&granted.devices) {

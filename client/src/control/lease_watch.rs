@@ -8,7 +8,10 @@ use std::{
 use tensord_proto::{ids::LeaseId, v1};
 use tokio::sync::watch;
 
-use crate::session::{Destination, Session, SessionTarget, UnreachableLeases};
+use crate::{
+    lease::{LeaseEvent, LeaseEvents},
+    session::{Destination, Session, SessionTarget, UnreachableLeases},
+};
 
 /// Passes on to the sessions of a lease what the pool reports about the lease. Clones share the
 /// lease.
@@ -23,8 +26,9 @@ pub(crate) struct LeaseWatch {
 struct LeaseStatus {
     ended: Option<String>,
     sessions: Vec<WatchedSession>,
-    /// The pool's last report of where the lease goes on, for sessions that are added later.
+    /// The pool's last report of where the lease goes on.
     moved: Option<v1::Moved>,
+    events: LeaseEvents,
 }
 
 struct WatchedSession {
@@ -48,17 +52,18 @@ impl LeaseWatch {
         session: &Arc<Session>,
         target: SessionTarget,
     ) -> watch::Receiver<Destination> {
+        let mut status = self.lock();
         let (destination, receiver) = watch::channel(Destination {
             target: Arc::new(target),
             interrupted_at: None,
             lease: self.lease,
             unreachable: self.unreachable.clone(),
+            events: status.events.clone(),
         });
         let watched = WatchedSession {
             session: Arc::downgrade(session),
             destination,
         };
-        let mut status = self.lock();
         if let Some(moved) = &status.moved
             && let Err(reason) = watched.moved(moved, status.sessions.len())
         {
@@ -69,6 +74,17 @@ impl LeaseWatch {
             session.fail(reason.clone());
         }
         receiver
+    }
+
+    /// Sets where the program learns what happens to the lease. Sessions must be added after that.
+    pub(crate) fn set_events(&self, events: LeaseEvents) {
+        self.lock().events = events;
+    }
+
+    /// Returns the pool's last report of where the lease goes on, or `None` if the lease is where it
+    /// was granted.
+    pub(crate) fn last_move(&self) -> Option<v1::Moved> {
+        self.lock().moved.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, LeaseStatus> {
@@ -87,7 +103,11 @@ impl LeaseWatch {
     /// pool reports where it goes on. Sessions that cannot go on in another process fail.
     pub(super) fn interrupt(&self, reason: &str) {
         let now = Instant::now();
-        for watched in &self.lock().sessions {
+        let status = self.lock();
+        status.events.send(LeaseEvent::Waiting {
+            reason: reason.to_owned(),
+        });
+        for watched in &status.sessions {
             match watched.session.upgrade() {
                 Some(session) if !session.can_be_restored() => session.fail(reason),
                 Some(_) => watched
@@ -106,6 +126,11 @@ impl LeaseWatch {
     pub(super) fn moved(&self, moved: &v1::Moved) -> Result<(), String> {
         let mut status = self.lock();
         status.moved = Some(moved.clone());
+        let leased = moved.devices.first();
+        if let Some(worker) = leased.and_then(|leased| leased.worker.clone()) {
+            let worker = worker.name;
+            status.events.send(LeaseEvent::Moving { worker });
+        }
         for (at, watched) in status.sessions.iter().enumerate() {
             watched.moved(moved, at)?;
         }

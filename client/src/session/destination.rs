@@ -15,6 +15,7 @@ use tensord_transport::{
 use tokio::sync::Notify;
 
 use super::SessionAccess;
+use crate::lease::LeaseEvents;
 
 /// What a session connects to.
 #[derive(Clone)]
@@ -70,6 +71,8 @@ pub(crate) struct Destination {
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
     pub(crate) unreachable: Arc<UnreachableLeases>,
+    /// Where the program learns that the session goes on.
+    pub(crate) events: LeaseEvents,
 }
 
 impl Destination {

@@ -22,6 +22,7 @@ use super::{
     state::Track,
     track_end::TrackEnd,
 };
+use crate::lease::LeaseEvent;
 
 /// How long one attempt to connect may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
@@ -93,12 +94,16 @@ async fn keep_connected(
     let mut last_received = Instant::now();
     let mut resume = false;
     let mut target = destination.borrow().target.clone();
+    // Whether the program waits for the session to go on elsewhere, or where it was.
+    let mut is_moving = false;
     while track == Track::Ops || !session.is_over() {
         let current = destination.borrow_and_update().clone();
         if !Arc::ptr_eq(&target, &current.target) {
             (target, last_received) = (current.target.clone(), Instant::now());
+            is_moving = true;
         }
         let is_interrupted = current.is_interrupted();
+        is_moving |= is_interrupted;
         let worker_timeout = worker_timeout(session);
         let connected = tokio::select! {
             connected = connect(session, &target, track, resume) => connected,
@@ -110,8 +115,17 @@ async fn keep_connected(
             Ok(()) = destination.changed() => continue,
         };
         let ended = match connected {
-            Ok((connection, link)) => {
+            Ok(Connected {
+                connection,
+                link,
+                is_restored,
+            }) => {
                 last_received = Instant::now();
+                let was_moving = std::mem::take(&mut is_moving);
+                if track == Track::Ops && (is_restored || was_moving) {
+                    let worker = target.worker.clone();
+                    current.events.send(LeaseEvent::Running { worker });
+                }
                 log_connected(session, track, &target, link.carrier, resume);
                 resume = true;
                 if let Some(opened) = opened.take() {
@@ -203,12 +217,20 @@ fn end_reason(ended: ConnectionEnd, target: &SessionTarget) -> String {
     }
 }
 
+/// A connection for a track of a session.
+struct Connected {
+    connection: Connection,
+    link: Link,
+    /// Whether the session goes on from a snapshot.
+    is_restored: bool,
+}
+
 async fn connect(
     session: &Session,
     target: &SessionTarget,
     track: Track,
     resume: bool,
-) -> Result<(Connection, Link), ConnectionEnd> {
+) -> Result<Connected, ConnectionEnd> {
     let lost = |e: &dyn std::fmt::Display| ConnectionEnd::Lost(e.to_string());
     let (dialer, address, trust) = (&target.dialer, &target.address, &target.trust);
     let dialled = match track {
@@ -235,12 +257,17 @@ async fn connect(
     let answer = duplex::decode(answer).map_err(|e| ConnectionEnd::BrokeRule(e.to_string()))?;
     match answer.body {
         Some(Body::Opened(opened)) => {
-            if resume && opened.epoch > epoch {
+            let is_restored = track == Track::Ops && resume && opened.epoch > epoch;
+            if is_restored {
                 let (mark, worker) = (opened.mark, &target.worker);
                 info!(session = %session.id, mark, worker, "the session goes on in another process");
             }
             match session.opened(track, &opened) {
-                Ok(connection) => Ok((connection, link)),
+                Ok(connection) => Ok(Connected {
+                    connection,
+                    link,
+                    is_restored,
+                }),
                 Err(ConnectionEnd::Over(reason)) => Err(over(&reason)),
                 Err(ended) => Err(ended),
             }

@@ -1,24 +1,33 @@
 //! A training goes on at another worker when its own is lost, and computes the same bits.
 
 use std::{
+    sync::mpsc::{Receiver, channel},
     thread::{sleep, spawn},
     time::Duration,
 };
 
 use burn::tensor::{Device, Tensor};
-use tensord_client::{Durability, LeaseRequest};
+use tensord_client::{Durability, LeaseEvent, LeaseRequest};
 use tensord_testkit::{
     cluster::Cluster,
     models::{Classifier, Cnn, Mlp, Transformer},
     training::losses,
 };
 
-/// How long another lease has the only device that is left: longer than a client waits for a worker
-/// of which the pool reports nothing.
-const RELEASE_AFTER: Duration = Duration::from_secs(12);
+/// How long another lease has the only device that is left: longer than a worker without a
+/// connection counts as present.
+const RELEASE_AFTER: Duration = Duration::from_secs(8);
 
 /// How long a worker that is stopped may take to exit after its lease has moved.
 const EXIT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Returns a request for one device, and what happens to its lease.
+fn request_with_events() -> (LeaseRequest, Receiver<LeaseEvent>) {
+    let (sender, events) = channel();
+    // An error means that the test does not look any more.
+    let callback = move |event| drop(sender.send(event));
+    (LeaseRequest::devices(1).on_event(callback), events)
+}
 
 /// Returns the worker that runs the only lease.
 fn worker_of_lease(cluster: &Cluster) -> usize {
@@ -86,10 +95,12 @@ fn rolling_restart_disturbs_no_training() {
     cluster.add_worker_with("flex", &drain);
     cluster.wait_for_workers(2);
     let undisturbed = losses::<Mlp>(&Device::flex(), 30, |_| {}).unwrap();
-    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let (request, events) = request_with_events();
+    let lease = cluster.pool().lease(request).unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 30, |step| {
         if [4, 8, 20].contains(&step) {
             let source = worker_of_lease(&cluster);
+            assert_eq!(lease.descriptions()[0].worker, format!("worker-{source}"));
             cluster.add_worker_with("flex", &drain);
             cluster.workers[source].signal("TERM");
             let code = cluster.workers[source].exit_code(EXIT_DEADLINE);
@@ -98,6 +109,19 @@ fn rolling_restart_disturbs_no_training() {
     });
     assert_eq!(ours, Ok(undisturbed), "{}", logs(&cluster));
     assert_eq!(lease.ended(), None);
+    drop(lease);
+    let events: Vec<_> = events.iter().collect();
+    assert_eq!(events.len(), 6, "{events:?}");
+    for pair in events.chunks(2) {
+        let [
+            LeaseEvent::Moving { worker: to },
+            LeaseEvent::Running { worker: at },
+        ] = pair
+        else {
+            panic!("{events:?}");
+        };
+        assert_eq!(to, at);
+    }
 }
 
 #[test]
@@ -105,7 +129,8 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
     let pool = cluster.pool();
-    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let (request, events) = request_with_events();
+    let lease = pool.lease(request).unwrap();
     let source = worker_of_lease(&cluster);
     let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
         if step == 5 {
@@ -120,6 +145,21 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
         }
     });
     assert_eq!(ours, Ok(undisturbed), "{}", logs(&cluster));
+    drop(lease);
+    let events: Vec<_> = events.iter().collect();
+    let [
+        LeaseEvent::Waiting { reason },
+        LeaseEvent::Moving { .. },
+        LeaseEvent::Running { .. },
+    ] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    let lost = format!("worker-{source}");
+    assert!(
+        reason.contains(&lost) && reason.contains("no device became free"),
+        "{reason}"
+    );
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! What happens to a lease that outlives a process or a worker, for the program's callback.
+
+use std::{
+    fmt, io,
+    sync::mpsc::{SyncSender, sync_channel},
+    thread::Builder,
+};
+
+use tracing::debug;
+
+/// Number of events that wait for the callback. One beyond that is dropped.
+const QUEUE: usize = 64;
+
+/// What happens to a lease that outlives the process that runs it, or its worker; for the callback
+/// of [`LeaseRequest::on_event`](crate::LeaseRequest::on_event).
+///
+/// Reads that wait meanwhile take longer, and return the same values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeaseEvent {
+    /// The lease's worker is gone, and the lease waits until it can go on.
+    Waiting {
+        /// What has happened, and what the lease waits for.
+        reason: String,
+    },
+    /// The lease moves to another worker, which has its snapshots.
+    Moving {
+        /// The name of that worker.
+        worker: String,
+    },
+    /// The lease runs again: at another worker, or in another process of the same worker.
+    Running {
+        /// The name of the worker.
+        worker: String,
+    },
+}
+
+impl fmt::Display for LeaseEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Waiting { reason } => write!(f, "the lease waits: {reason}"),
+            Self::Moving { worker } => write!(f, "the lease moves to worker {worker}"),
+            Self::Running { worker } => write!(f, "the lease runs again, at worker {worker}"),
+        }
+    }
+}
+
+pub(crate) type EventCallback = Box<dyn FnMut(LeaseEvent) + Send>;
+
+/// Passes the events of a lease to the program's callback, if it has one. Clones share the callback.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LeaseEvents(Option<SyncSender<LeaseEvent>>);
+
+impl LeaseEvents {
+    /// Starts a thread that calls `callback`, until all clones are dropped.
+    ///
+    /// # Errors
+    ///
+    /// When the system starts no thread.
+    pub(crate) fn start(callback: Option<EventCallback>) -> io::Result<Self> {
+        let Some(mut callback) = callback else {
+            return Ok(Self::default());
+        };
+        let (events, received) = sync_channel(QUEUE);
+        let call = move || received.into_iter().for_each(&mut callback);
+        Builder::new().name("tensord-events".into()).spawn(call)?;
+        Ok(Self(Some(events)))
+    }
+
+    /// Never blocks.
+    pub(crate) fn send(&self, event: LeaseEvent) {
+        if let Some(events) = &self.0
+            && let Err(e) = events.try_send(event)
+        {
+            debug!("an event of a lease is dropped: {e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn running(worker: &str) -> LeaseEvent {
+        let worker = worker.into();
+        LeaseEvent::Running { worker }
+    }
+
+    #[test]
+    fn callback_gets_events_in_order_and_ends_with_the_lease() {
+        let (sender, received) = mpsc::channel();
+        let callback = Box::new(move |event| sender.send(event).unwrap());
+        let events = LeaseEvents::start(Some(callback)).unwrap();
+        let clone = events.clone();
+        events.send(running("a"));
+        clone.send(running("b"));
+        drop((events, clone));
+        assert_eq!(
+            received.iter().collect::<Vec<_>>(),
+            [running("a"), running("b")]
+        );
+    }
+
+    #[test]
+    fn slow_callback_blocks_nobody() {
+        let (go_on, waits) = mpsc::channel::<()>();
+        let (sender, received) = mpsc::channel();
+        let callback = Box::new(move |event| {
+            let _ = waits.recv();
+            sender.send(event).unwrap();
+        });
+        let events = LeaseEvents::start(Some(callback)).unwrap();
+        for _ in 0..2 * QUEUE {
+            events.send(running("a"));
+        }
+        drop((go_on, events));
+        let count = received.iter().count();
+        assert!((QUEUE..=QUEUE + 1).contains(&count), "{count}");
+    }
+}
