@@ -75,6 +75,12 @@ impl Engine {
             Event::Tick => self.tick(),
             Event::Suspended { since } => self.resume_after(since),
             Event::Evict { client } => self.evict(client),
+            Event::Drain { worker, is_drained } => self.pool.set_drained(worker, is_drained),
+            Event::MoveLease { lease } => {
+                if self.check_move(lease).is_ok() {
+                    self.try_move(lease);
+                }
+            }
             Event::Worker {
                 worker,
                 stream,
@@ -128,6 +134,8 @@ impl Engine {
             devices: lease.lease_devices.iter().map(device).collect(),
             is_durable: lease.is_durable,
             epoch: lease.epoch,
+            waits: lease.lost.clone(),
+            move_to: self.check_move(id),
         })
     }
 

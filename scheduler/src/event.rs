@@ -38,6 +38,20 @@ pub enum Event {
         /// The client.
         client: ClientId,
     },
+    /// An administrator drains a worker, or no longer: while it is drained, it gets no new leases,
+    /// and durable leases move away from it. A worker that starts again is not drained.
+    Drain {
+        /// The worker.
+        worker: WorkerId,
+        /// Whether it is to be drained.
+        is_drained: bool,
+    },
+    /// An administrator moves a lease to its keeper. It moves at once, or not at all:
+    /// [`Engine::check_move`](crate::Engine::check_move) says why not.
+    MoveLease {
+        /// The lease.
+        lease: LeaseId,
+    },
     /// A worker sent a message, or its stream ended.
     Worker {
         /// The worker.

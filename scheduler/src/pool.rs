@@ -80,7 +80,7 @@ impl Pool {
         self.changed = true;
     }
 
-    /// Records a worker's new stream. Its leases stay, and so does its `leaving` flag.
+    /// Records a worker's new stream. Its leases stay, and so do its flags `leaving` and `drained`.
     pub(crate) fn reconnect(&mut self, worker: WorkerId, stream: StreamId, now: Timestamp) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.stream = Some(stream);
@@ -105,6 +105,13 @@ impl Pool {
     pub(crate) fn leave(&mut self, worker: WorkerId) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.leaving = true;
+            self.changed = true;
+        }
+    }
+
+    pub(crate) fn set_drained(&mut self, worker: WorkerId, is_drained: bool) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.drained = is_drained;
             self.changed = true;
         }
     }

@@ -94,3 +94,38 @@ pub enum EndReason {
     #[error("this client has no such lease; the lease ended, expired or never existed")]
     Unknown,
 }
+
+/// The reason why a lease cannot move to another worker now.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CannotMove {
+    /// There is no such lease.
+    #[error("there is no such lease")]
+    Unknown,
+    /// The client requested that the lease end with its worker.
+    #[error("it ends with its worker, as its program requested")]
+    NotDurable,
+    /// The lease has several devices.
+    #[error("it has several devices")]
+    SeveralDevices,
+    /// The device does not give the same bits each time, as a GPU.
+    #[error("its device is not exact")]
+    NotExact,
+    /// No other worker has such a device.
+    #[error("no other worker that stays has a device of the same fingerprint and memory")]
+    NoKeeper,
+    /// The lease's client is not attached, and nobody else could open its sessions.
+    #[error("its program is not connected")]
+    ClientAway,
+    /// The keeper lacks a snapshot, so the sessions could not go on there.
+    #[error("worker {keeper} does not have its snapshots yet")]
+    NoSnapshots {
+        /// The name of the keeper.
+        keeper: String,
+    },
+    /// All such devices of the keeper are in use.
+    #[error("worker {keeper}, which has its snapshots, has no free device")]
+    NoFreeDevice {
+        /// The name of the keeper.
+        keeper: String,
+    },
+}

@@ -6,6 +6,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
 use crate::device::DeviceSpec;
+use crate::reason::{CannotMove, EndReason};
 use crate::time::Timestamp;
 
 /// The state of the pool at one moment.
@@ -35,6 +36,10 @@ pub struct LeaseSnapshot {
     pub is_durable: bool,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
+    /// Why the lease waits for a device, if its worker is gone.
+    pub waits: Option<EndReason>,
+    /// The name of the worker to which the lease could move now, or why it cannot.
+    pub move_to: Result<String, CannotMove>,
 }
 
 /// The state of a worker at one moment.
@@ -50,8 +55,8 @@ pub struct WorkerSnapshot {
     pub last_beat: Timestamp,
     /// Whether the worker's stream is up.
     pub connected: bool,
-    /// Whether the worker is about to stop.
-    pub leaving: bool,
+    /// Whether the worker is about to stop, or is drained by an administrator.
+    pub draining: bool,
     /// The worker's devices, by index.
     pub devices: Vec<DeviceSnapshot>,
 }

@@ -177,7 +177,11 @@ fn tick() -> Event {
 fn on_stream(other: u64, event: Event) -> Event {
     let stream = StreamId(other);
     match event {
-        Event::Tick | Event::Suspended { .. } | Event::Evict { .. } => event,
+        Event::Tick
+        | Event::Suspended { .. }
+        | Event::Evict { .. }
+        | Event::Drain { .. }
+        | Event::MoveLease { .. } => event,
         Event::Worker { worker, event, .. } => Event::Worker {
             worker,
             stream,

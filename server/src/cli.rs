@@ -6,6 +6,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
+use tensord_proto::ids::LeaseId;
 
 #[cfg(feature = "demo")]
 use crate::config::settings::DemoSettings;
@@ -92,7 +93,7 @@ Examples:
         #[command(flatten)]
         state: StateSettings,
     },
-    /// Offer this host's devices to the pool in TENSORD_URL, or list and remove workers
+    /// Offer this host's devices to the pool in TENSORD_URL, or list, drain and remove workers
     #[command(args_conflicts_with_subcommands = true)]
     #[command(after_help = "\
 Examples:
@@ -105,6 +106,7 @@ A worker needs the URL's token when it first joins. The scheduler then enrols it
 key (which the worker keeps in its state directory) and the devices that it offers. After
 that, the worker needs a token only to offer more. On the scheduler's host:
   tensord worker list                show the workers that may join
+  tensord worker drain gpu-1         move leases away from the worker, which gets no new ones
   tensord worker remove gpu-1        end the worker's leases and free its name")]
     Worker {
         #[command(subcommand)]
@@ -156,6 +158,16 @@ Examples:
         json: bool,
         #[command(flatten)]
         url: UrlSettings,
+    },
+    /// List the leases of a pool, or move one to another worker
+    #[command(after_help = "\
+Examples, on the scheduler's host:
+  tensord lease list
+  tensord lease list --json | jq -r '.leases[].lease'
+  tensord lease move 9a07e170be32795f")]
+    Lease {
+        #[command(subcommand)]
+        command: LeaseCommand,
     },
     /// Create, list, rotate and revoke the tokens of a pool
     #[command(after_help = "\
@@ -254,6 +266,20 @@ pub(crate) enum WorkerCommand {
         #[command(flatten)]
         admin: AdminSettings,
     },
+    /// Let a worker get no new leases, and move leases that can move to other workers
+    Drain {
+        /// Name of the worker
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Let the worker get leases again
+        #[arg(long)]
+        undo: bool,
+        /// Wait until the worker has no lease left, for at most this time, such as 5m
+        #[arg(long, value_name = "TIME", conflicts_with = "undo")]
+        wait: Option<Period>,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
     /// Remove a worker's enrolment and end its leases; the worker can enrol again
     Remove {
         /// Name of the worker
@@ -262,6 +288,35 @@ pub(crate) enum WorkerCommand {
         #[command(flatten)]
         admin: AdminSettings,
     },
+}
+
+/// The commands on a pool's leases.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LeaseCommand {
+    /// Show every lease: who has it, where, and whether it could move
+    List {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Move a lease to the worker that keeps its snapshots; its program goes on there
+    Move {
+        /// Id of the lease, as `tensord lease list` shows it
+        #[arg(value_name = "LEASE", value_parser = lease_id)]
+        lease: LeaseId,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+}
+
+/// Parses the id of a lease: 16 hexadecimal digits.
+fn lease_id(text: &str) -> Result<LeaseId, String> {
+    let is_id = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let id = is_id.then(|| u64::from_str_radix(text, 16).ok()).flatten();
+    id.map(LeaseId)
+        .ok_or_else(|| "the id of a lease has 16 hexadecimal digits".into())
 }
 
 /// The result of parsing a command line.

@@ -8,6 +8,7 @@ pub(crate) mod admin;
 pub(crate) mod demo;
 mod devices;
 pub(crate) mod gateway;
+mod leases;
 mod scheduler;
 mod status;
 mod token;
@@ -24,6 +25,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Scheduler(config) => scheduler::run(config).await,
         Config::Worker(config) => worker::run(config).await,
         Config::Workers(config) => workers::run(config).await,
+        Config::Leases(config) => leases::run(config).await,
         Config::Gateway(config) => gateway::run(config).await,
         Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,

@@ -19,6 +19,7 @@ pub(crate) mod values;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use tensord_proto::ids::LeaseId;
 use tensord_transport::{PoolUrl, Secret};
 use tensord_worker::DeviceSelection;
 
@@ -41,6 +42,8 @@ pub(crate) enum Config {
     Worker(WorkerConfig),
     /// `tensord worker list` and `remove`.
     Workers(WorkersConfig),
+    /// List or move leases.
+    Leases(LeasesConfig),
     /// `tensord gateway`.
     Gateway(GatewayConfig),
     /// `tensord status`.
@@ -189,6 +192,30 @@ pub(crate) struct WorkersConfig {
     pub(crate) action: WorkersAction,
 }
 
+/// An administrator's call about a pool's leases.
+#[derive(Debug)]
+pub(crate) struct LeasesConfig {
+    /// The source of the pool's URL with an admin token.
+    pub(crate) admin: AdminUrl,
+    /// What to do with the leases.
+    pub(crate) action: LeasesAction,
+}
+
+/// An action on the leases of a pool.
+#[derive(Debug)]
+pub(crate) enum LeasesAction {
+    /// List every lease.
+    List {
+        /// Whether to print JSON instead of a table.
+        json: bool,
+    },
+    /// Move a lease to another worker.
+    Move {
+        /// The lease.
+        lease: LeaseId,
+    },
+}
+
 /// An action on the workers of a pool.
 #[derive(Debug)]
 pub(crate) enum WorkersAction {
@@ -196,6 +223,15 @@ pub(crate) enum WorkersAction {
     List {
         /// Whether to print JSON instead of a table.
         json: bool,
+    },
+    /// Drain a worker, or no longer.
+    Drain {
+        /// The worker's name.
+        name: String,
+        /// Whether it gets leases again.
+        undo: bool,
+        /// How long to wait until it has no lease left.
+        wait: Option<Duration>,
     },
     /// Remove a worker's enrolment and end its leases.
     Remove {

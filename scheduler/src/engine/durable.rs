@@ -95,12 +95,12 @@ impl Engine {
         let has_free = |worker: &WorkerId| self.pool.free_equal(*worker, &requirement).is_some();
         let candidates = self.pool.ids().filter(can_keep);
         let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
-        let is_leaving = self
+        let is_draining = self
             .pool
             .get(device_ref.worker)
-            .is_some_and(Worker::is_leaving);
+            .is_some_and(Worker::is_draining);
         let present = lease.keeper.filter(can_keep);
-        let keeper = match present.filter(|present| !is_leaving || has_free(present)) {
+        let keeper = match present.filter(|present| !is_draining || has_free(present)) {
             Some(present) => Some(present),
             None => candidates.min_by_key(|worker| {
                 let count = kept.get(worker).copied().unwrap_or_default();

@@ -9,9 +9,10 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use super::Engine;
 use crate::command::Command;
+use crate::device::Requirement;
 use crate::event::GrantedDevice;
 use crate::lease::{Lease, Unreachable};
-use crate::reason::EndReason;
+use crate::reason::{CannotMove, EndReason};
 
 impl Engine {
     /// Returns whether a lease goes on although its worker is gone, for `reason`. It then has
@@ -71,8 +72,8 @@ impl Engine {
         }
     }
 
-    /// Moves the leases whose worker was lost, or is about to stop, to their keepers, as far as
-    /// these have devices.
+    /// Moves the leases whose worker was lost or drains to their keepers, as far as these have
+    /// devices.
     pub(super) fn move_leases(&mut self) {
         let lost = self.leases.iter().filter(|(_, lease)| lease.lost.is_some());
         for id in lost.map(|(id, _)| id).collect::<Vec<_>>() {
@@ -80,18 +81,18 @@ impl Engine {
                 self.report_interrupted(id);
             }
         }
-        let must_move = |lease: &Lease| lease.is_kept && self.is_leaving(lease);
-        let leaving = self.leases.iter().filter(|(_, lease)| must_move(lease));
-        for id in leaving.map(|(id, _)| id).collect::<Vec<_>>() {
+        let must_move = |lease: &Lease| lease.is_kept && self.is_draining(lease);
+        let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
+        for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
             self.try_move(id);
         }
     }
 
-    /// Returns whether a worker of a lease is about to stop.
-    fn is_leaving(&self, lease: &Lease) -> bool {
+    /// Returns whether a worker of a lease is to have no leases.
+    fn is_draining(&self, lease: &Lease) -> bool {
         let workers = lease.workers();
         let mut workers = workers.iter().filter_map(|worker| self.pool.get(*worker));
-        workers.any(|worker| worker.is_leaving())
+        workers.any(|worker| worker.is_draining())
     }
 
     /// Reports to the client of a lost lease that the lease waits, if the client does not know.
@@ -111,9 +112,41 @@ impl Engine {
         }
     }
 
+    /// Returns the name of the worker to which a lease could move now while its own is there.
+    ///
+    /// # Errors
+    ///
+    /// Why the lease cannot move.
+    pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
+        let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
+        if !lease.is_durable {
+            return Err(CannotMove::NotDurable);
+        }
+        let device_ref = lease.only_device().ok_or(CannotMove::SeveralDevices)?;
+        let device = self.pool.device(device_ref);
+        if device.is_some_and(|device| Requirement::of(device).is_none()) {
+            return Err(CannotMove::NotExact);
+        }
+        let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
+        let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
+        let name = keeper.name().to_owned();
+        let attached = lease.owner.filter(|owner| self.clients.contains_key(owner));
+        let free = || self.pool.free_equal(lease.keeper?, &lease.requirement?);
+        if attached.is_none() {
+            return Err(CannotMove::ClientAway);
+        }
+        if !lease.is_kept && lease.lost.is_none() {
+            return Err(CannotMove::NoSnapshots { keeper: name });
+        }
+        match free() {
+            Some(_) => Ok(name),
+            None => Err(CannotMove::NoFreeDevice { keeper: name }),
+        }
+    }
+
     /// Moves a lease to its keeper. Returns `false` if that has no free device, or the client of
     /// the lease is away.
-    fn try_move(&mut self, id: LeaseId) -> bool {
+    pub(super) fn try_move(&mut self, id: LeaseId) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };

@@ -23,7 +23,10 @@ pub(crate) struct Worker {
     /// The worker is not lost before this time, because the scheduler did not run for a
     /// while.
     pub(super) not_lost_before: Option<Timestamp>,
+    /// Whether the worker is about to stop.
     pub(super) leaving: bool,
+    /// Whether an administrator drains the worker.
+    pub(super) drained: bool,
     /// The lease that has each device, by device index.
     pub(super) leases: Vec<Option<LeaseId>>,
     /// The known grants of each device, by device index.
@@ -51,6 +54,7 @@ impl Worker {
             last_beat: now,
             not_lost_before: None,
             leaving: false,
+            drained: false,
             leases: vec![None; registration.devices.len()],
             grants: vec![Grants::default(); registration.devices.len()],
             ending: BTreeMap::new(),
@@ -69,6 +73,12 @@ impl Worker {
 
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving
+    }
+
+    /// Returns whether the worker gets no new leases, and durable ones move away: it is about to
+    /// stop, or an administrator drains it.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.leaving || self.drained
     }
 
     /// Returns when the worker is lost unless it comes back.
@@ -177,7 +187,7 @@ impl Worker {
         // A device whose worker reports the highest possible number cannot be granted
         // again.
         devices
-            .filter(|(_, (_, grants))| !self.leaving && grants.latest.next().is_some())
+            .filter(|(_, (_, grants))| !self.is_draining() && grants.latest.next().is_some())
             .map(|(index, ((device, lease), _))| (index, device, *lease))
     }
 
@@ -217,7 +227,7 @@ impl Worker {
             address: endpoint.address.clone(),
             last_beat: self.last_beat,
             connected: self.stream.is_some(),
-            leaving: self.leaving,
+            draining: self.is_draining(),
             devices: (0..)
                 .zip(devices.iter().zip(&self.leases))
                 .map(device)

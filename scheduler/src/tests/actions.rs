@@ -10,15 +10,15 @@ impl World {
         let worker = &mut self.workers[i];
         worker.old_stream = std::mem::replace(&mut worker.stream, stream);
         let known_before = worker.known.take();
-        let known = known_before
-            .clone()
-            .filter(|known| known.devices == devices);
+        let known = known_before.filter(|known| known.devices == devices);
+        let drained = known.as_ref().is_some_and(|known| known.drained);
         let (is_new, leaving) = (known.is_none(), known.is_some_and(|known| known.leaving));
         let devices_known = devices.clone();
         let known = KnownWorker {
             devices: devices_known,
             connected: true,
             leaving,
+            drained,
             last_beat: now,
         };
         worker.known = Some(known);
@@ -85,6 +85,26 @@ impl World {
             known.leaving = true;
         }
         self.send_worker(i, WorkerEvent::Leaving);
+    }
+
+    /// An administrator drains a worker, or no longer.
+    pub(super) fn drain(&mut self, i: usize, is_drained: bool) {
+        let worker = WorkerId(self.workers[i].id);
+        if let Some(known) = &mut self.workers[i].known {
+            known.drained = is_drained;
+        }
+        self.send(Event::Drain { worker, is_drained });
+    }
+
+    /// An administrator moves a lease that was granted at some time.
+    pub(super) fn move_lease_by_command(&mut self, nth: usize) {
+        let all = self.clients.iter().flat_map(|client| client.tokens.keys());
+        let all: Vec<_> = all.copied().collect();
+        let lease = all.get(nth % all.len().max(1)).copied();
+        let lease = lease.unwrap_or(LeaseId(0));
+        self.commanded = Some(lease);
+        self.send(Event::MoveLease { lease });
+        self.commanded = None;
     }
 
     pub(super) fn worker_left(&mut self, i: usize) {

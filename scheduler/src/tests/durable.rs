@@ -1,6 +1,7 @@
 //! Durable leases: who keeps their snapshots, and how they move when their worker is lost.
 
 use super::*;
+use crate::CannotMove;
 
 /// Requests an exact device for a durable lease, whose id is ten times that of the request.
 fn request_durable(id: u64, request: u64) -> Event {
@@ -294,6 +295,88 @@ fn lease_moves_to_another_worker_if_its_keeper_has_no_free_device() {
         ),
     ];
     check(kept_by_worker_2().into_iter().chain(stops));
+}
+
+fn drain(id: u64, is_drained: bool) -> Event {
+    let worker = WorkerId(id);
+    Event::Drain { worker, is_drained }
+}
+
+#[test]
+fn leases_move_away_from_a_drained_worker() {
+    let drained = [
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (
+            4,
+            drain(1, true),
+            vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)],
+        ),
+        (5, released(1, 10), vec![]),
+        // It is drained on its next stream, too: it neither keeps snapshots nor gets leases.
+        (6, worker_disconnected(1), vec![]),
+        (7, join(1, &[exact(16)]), vec![]),
+        (8, request(1, 2, 1), vec![queued(1, 2, 1)]),
+        (
+            9,
+            drain(1, false),
+            vec![granted_exact(1, 2, 1, 0), keep(10, 2, 1)],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(drained));
+}
+
+#[test]
+fn lease_moves_at_an_administrators_command() {
+    let move_lease = |lease| Event::MoveLease {
+        lease: LeaseId(lease),
+    };
+    let moves = [
+        (3, move_lease(99), vec![]),
+        // The keeper has no snapshots.
+        (4, move_lease(10), vec![]),
+        (5, kept(1, &[(10, 2)]), vec![]),
+        (
+            6,
+            move_lease(10),
+            vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)],
+        ),
+        (7, released(1, 10), vec![keep(10, 2, 1)]),
+    ];
+    check(kept_by_worker_2().into_iter().chain(moves));
+}
+
+#[test]
+fn reason_why_a_lease_cannot_move_names_what_is_missing() {
+    let mut engine = Engine::new(Options::default(), 1, at(0));
+    let mut check = |events: Vec<Event>, lease: u64, expected: Result<&str, CannotMove>| {
+        for event in events {
+            engine.handle(event, at(1));
+        }
+        let expected = expected.map(str::to_owned);
+        assert_eq!(engine.check_move(LeaseId(lease)), expected);
+    };
+    let keeper = || "w2".to_owned();
+    check(vec![], 10, Err(CannotMove::Unknown));
+    let ready = vec![
+        join(1, &[exact(16), exact(16), flex(16), exact(16), exact(16)]),
+        attach(1),
+        request_durable(1, 1),
+    ];
+    check(ready, 10, Err(CannotMove::NoKeeper));
+    let joined = vec![join(2, &[exact(16)])];
+    check(
+        joined,
+        10,
+        Err(CannotMove::NoSnapshots { keeper: keeper() }),
+    );
+    check(vec![kept(1, &[(10, 2)])], 10, Ok("w2"));
+    check(
+        vec![client_disconnected(1)],
+        10,
+        Err(CannotMove::ClientAway),
+    );
+    let back = vec![attach(2), request(2, 2, 1)];
+    check(back, 20, Err(CannotMove::NotDurable));
 }
 
 #[test]

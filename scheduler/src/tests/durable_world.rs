@@ -29,10 +29,10 @@ impl World {
         if let Some(leases) = &mut self.leases {
             let moved = leases.get_mut(&lease).unwrap();
             let old = &self.workers[moved.lease_devices[0].worker.0 as usize];
-            let stays = |known: &KnownWorker| known.connected && !known.leaving;
+            let stays = |known: &KnownWorker| known.connected && !known.is_draining();
             let stays = old.known.as_ref().is_some_and(stays);
             assert!(
-                !stays || is_cut_off,
+                !stays || is_cut_off || self.commanded == Some(lease),
                 "{lease} moves, and its worker is there"
             );
             moved.lost_until = None;
@@ -90,7 +90,7 @@ impl World {
                 .map(|device| device.memory_bytes);
             let memory_bytes = least.unwrap_or_default();
             let can_keep = |worker: &SimWorker| {
-                let known = worker.known.as_ref().filter(|known| !known.leaving);
+                let known = worker.known.as_ref().filter(|known| !known.is_draining());
                 let mut devices = known.into_iter().flat_map(|known| &known.devices);
                 worker.id != device_ref.worker.0
                     && !worker.unanswered.contains(&id)
@@ -123,11 +123,11 @@ impl World {
                 Some(free.worker) == lease.keeper && is_exact(free) && accepts
             };
             let can_move = lease.owner.is_some_and(attached) && free.iter().any(fits);
-            let is_leaving = self.workers.iter().any(|worker| {
+            let is_draining = self.workers.iter().any(|worker| {
                 let known = worker.known.as_ref();
-                worker.id == device_ref.worker.0 && known.is_some_and(|known| known.leaving)
+                worker.id == device_ref.worker.0 && known.is_some_and(|known| known.is_draining())
             });
-            let must_move = lease.lost.is_some() || lease.is_kept && is_leaving;
+            let must_move = lease.lost.is_some() || lease.is_kept && is_draining;
             assert!(!must_move || !can_move, "{id} could move");
         }
     }

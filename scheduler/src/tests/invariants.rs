@@ -3,9 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{
-    KnownWorker, MAX_WAITING, MAX_WAITING_PER_CLIENT, SimWorker, World, meets_demand,
-};
+use super::world::{MAX_WAITING, MAX_WAITING_PER_CLIENT, SimWorker, World, meets_demand};
 use super::*;
 
 impl World {
@@ -43,22 +41,17 @@ impl World {
     /// The engine has exactly the expected workers.
     fn check_workers(&self) {
         let snapshot = self.engine.snapshot().workers.into_iter().map(|worker| {
-            let known = KnownWorker {
-                devices: worker
-                    .devices
-                    .into_iter()
-                    .map(|device| device.device)
-                    .collect(),
-                connected: worker.connected,
-                leaving: worker.leaving,
-                last_beat: worker.last_beat.as_millis(),
-            };
-            (worker.worker.0, known)
+            let devices = worker.devices.into_iter().map(|device| device.device);
+            let devices: Vec<_> = devices.collect();
+            let flags = (worker.connected, worker.draining);
+            let last_beat = worker.last_beat.as_millis();
+            (worker.worker.0, devices, flags, last_beat)
         });
-        let expected = self
-            .workers
-            .iter()
-            .filter_map(|worker| Some((worker.id, worker.known.clone()?)));
+        let expected = self.workers.iter().filter_map(|worker| {
+            let known = worker.known.as_ref()?;
+            let flags = (known.connected, known.is_draining());
+            Some((worker.id, known.devices.clone(), flags, known.last_beat))
+        });
         assert_eq!(snapshot.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
     }
 
@@ -271,7 +264,7 @@ impl World {
         let workers = self.engine.snapshot().workers;
         let workers = workers
             .into_iter()
-            .filter(|worker| worker.connected && !worker.leaving);
+            .filter(|worker| worker.connected && !worker.draining);
         workers
             .flat_map(|worker| {
                 let free = (0..).zip(worker.devices).filter(|(_, device)| {
@@ -291,7 +284,7 @@ impl World {
             .iter()
             .filter_map(|worker| worker.known.as_ref());
         let devices = known
-            .filter(|known| !known.leaving)
+            .filter(|known| !known.is_draining())
             .flat_map(|known| &known.devices);
         devices
             .filter(|device| meets_demand(device, demand))

@@ -26,6 +26,13 @@ enum Op {
     WorkerLeft {
         worker: usize,
     },
+    Drain {
+        worker: usize,
+        is_drained: bool,
+    },
+    MoveLease {
+        nth: usize,
+    },
     SnapshotsKept {
         worker: usize,
         all: bool,
@@ -141,6 +148,9 @@ fn worker_op() -> impl Strategy<Value = Op> {
         3 => worker().prop_map(|worker| Op::Beat { worker }),
         1 => worker().prop_map(|worker| Op::Leaving { worker }),
         1 => worker().prop_map(|worker| Op::WorkerLeft { worker }),
+        1 => (worker(), prop::bool::ANY)
+            .prop_map(|(worker, is_drained)| Op::Drain { worker, is_drained }),
+        1 => (0..64_usize).prop_map(|nth| Op::MoveLease { nth }),
         3 => (worker(), prop::bool::ANY).prop_map(|(worker, all)| Op::SnapshotsKept { worker, all }),
         3 => worker().prop_map(|worker| Op::WorkerDisconnected { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
@@ -181,6 +191,8 @@ fn apply(world: &mut World, op: Op) {
         Op::Beat { worker } => world.beat(worker),
         Op::Leaving { worker } => world.leaving(worker),
         Op::WorkerLeft { worker } => world.worker_left(worker),
+        Op::Drain { worker, is_drained } => world.drain(worker, is_drained),
+        Op::MoveLease { nth } => world.move_lease_by_command(nth),
         Op::SnapshotsKept { worker, all } => world.snapshots_kept(worker, all),
         Op::WorkerDisconnected { worker } => world.worker_disconnected(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),

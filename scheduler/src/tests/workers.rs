@@ -95,7 +95,7 @@ fn end_of_a_replaced_stream_is_ignored() {
         (1_003, beat(1), vec![]),
     ]);
     let snapshot = engine.snapshot();
-    assert!(snapshot.workers[0].connected && !snapshot.workers[0].leaving);
+    assert!(snapshot.workers[0].connected && !snapshot.workers[0].draining);
     assert_eq!(snapshot.workers[0].last_beat, at(1_000));
 }
 
@@ -277,7 +277,7 @@ fn a_leaving_worker_that_joins_a_new_scheduler_gets_no_lease() {
         (0, request(9, 2, 1), vec![unsatisfiable(9, 2, 1, &[&[]])]),
     ]);
     let snapshot = engine.snapshot();
-    assert!(snapshot.workers[0].leaving && snapshot.leases == 1);
+    assert!(snapshot.workers[0].draining && snapshot.leases == 1);
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub(super) struct World {
     /// The first and the latest of the reports by which a client has said without a pause that it
     /// cannot reach the worker of a lease.
     pub(super) reports: BTreeMap<(usize, LeaseId), (u64, u64)>,
+    /// The lease that an administrator moves at this moment.
+    pub(super) commanded: Option<LeaseId>,
 }
 
 /// A worker process, and what the engine should know about it.
@@ -60,7 +62,15 @@ pub(super) struct KnownWorker {
     pub(super) devices: Vec<DeviceSpec>,
     pub(super) connected: bool,
     pub(super) leaving: bool,
+    pub(super) drained: bool,
     pub(super) last_beat: u64,
+}
+
+impl KnownWorker {
+    /// Returns whether the worker is to have no leases.
+    pub(super) fn is_draining(&self) -> bool {
+        self.leaving || self.drained
+    }
 }
 
 impl SimWorker {
@@ -154,6 +164,7 @@ impl World {
             grants: BTreeMap::new(),
             latest: BTreeMap::new(),
             reports: BTreeMap::new(),
+            commanded: None,
         }
     }
 
@@ -318,7 +329,7 @@ impl World {
         self.record_grant(lease, *device_ref, *grant);
         let i = self.connected_worker(device_ref.worker);
         let known = self.workers[i].known.as_ref().unwrap();
-        assert!(!known.leaving);
+        assert!(!known.is_draining());
         let uses = self.workers[i].held.iter().chain(&self.workers[i].busy);
         let others: Vec<_> = uses
             .filter(|(_, index)| *index == device_ref.index)

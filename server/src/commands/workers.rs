@@ -1,4 +1,6 @@
-//! `tensord worker list` and `remove`: the workers that may join a running pool.
+//! `tensord worker list`, `drain` and `remove`: the workers that may join a running pool.
+
+mod drain;
 
 use std::time::{Duration, SystemTime};
 
@@ -37,6 +39,9 @@ struct Devices<'a> {
 /// Makes one call and prints its result.
 pub(super) async fn run(config: WorkersConfig) -> Result<(), Failure> {
     let url = admin::url(config.admin)?;
+    if let WorkersAction::Drain { name, undo, wait } = config.action {
+        return drain::run(&url, &name, undo, wait).await;
+    }
     let text = admin::with_deadline(&url, execute(&url, config.action)).await?;
     stdout::print(&text)
 }
@@ -53,11 +58,14 @@ async fn execute(url: &PoolUrl, action: WorkersAction) -> Result<String, AdminEr
                 false => to_table(&workers),
             })
         }
+        WorkersAction::Drain { .. } => unreachable!("`run` drains"),
         WorkersAction::Remove { name } => {
             let request = RemoveWorkerRequest { name: name.clone() };
             let removed = admin.remove_worker(with_token(request, url)?).await;
             Ok(match into_reply(url, removed)?.was_joined {
-                true => format!("worker {name} is removed, and its leases have ended\n"),
+                true => format!(
+                    "worker {name} is removed; its leases have ended, or go on at other workers\n"
+                ),
                 false => format!("worker {name} is removed; it was not in the pool\n"),
             })
         }

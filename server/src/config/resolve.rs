@@ -22,8 +22,8 @@ use self::{
 };
 use super::{
     AdminUrl, Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig,
-    GatewayToken, NodeConfig, SchedulerConfig, StatePath, StatusConfig, TokenAction, TokenConfig,
-    UpConfig, WorkerConfig, WorkersAction, WorkersConfig,
+    GatewayToken, LeasesAction, LeasesConfig, NodeConfig, SchedulerConfig, StatePath, StatusConfig,
+    TokenAction, TokenConfig, UpConfig, WorkerConfig, WorkersAction, WorkersConfig,
     settings::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
@@ -31,7 +31,7 @@ use super::{
     values::{Devices, Filter, Host, Listen, Name, Period, Seconds},
 };
 use crate::{
-    cli::{Cli, Command, TokenCommand, WorkerCommand},
+    cli::{Cli, Command, LeaseCommand, TokenCommand, WorkerCommand},
     scheduler::{DEFAULT_TENANT, LEASE_TOKEN_LIFE},
     state,
 };
@@ -105,6 +105,7 @@ pub(crate) fn resolve(
             command: Some(command),
             ..
         } => Config::Workers(layers.workers(command)?),
+        Command::Lease { command } => Config::Leases(layers.leases(command)?),
         Command::Worker {
             command: None,
             settings,
@@ -315,9 +316,27 @@ impl Layers<'_> {
         let (action, settings) = match command {
             WorkerCommand::List { json, admin } => (WorkersAction::List { json }, admin),
             WorkerCommand::Remove { name, admin } => (WorkersAction::Remove { name }, admin),
+            WorkerCommand::Drain {
+                name,
+                undo,
+                wait,
+                admin,
+            } => {
+                let wait = wait.map(|Period(wait)| wait);
+                (WorkersAction::Drain { name, undo, wait }, admin)
+            }
         };
         let admin = self.admin(settings)?;
         Ok(WorkersConfig { admin, action })
+    }
+
+    fn leases(&self, command: LeaseCommand) -> Result<LeasesConfig, ConfigError> {
+        let (action, settings) = match command {
+            LeaseCommand::List { json, admin } => (LeasesAction::List { json }, admin),
+            LeaseCommand::Move { lease, admin } => (LeasesAction::Move { lease }, admin),
+        };
+        let admin = self.admin(settings)?;
+        Ok(LeasesConfig { admin, action })
     }
 
     /// Resolves the source of the admin URL: the first that is set of `--url`,

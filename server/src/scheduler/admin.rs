@@ -1,12 +1,15 @@
-//! The admin service: it creates, lists, rotates and revokes tokens, and lists and removes
-//! workers, while the pool runs.
+//! The admin service: it creates, lists, rotates and revokes tokens, lists, drains and removes
+//! workers, and lists and moves leases, while the pool runs.
 
 use std::{sync::Arc, time::Duration};
 
+use tensord_proto::ids::LeaseId;
 use tensord_proto::v1::{
-    CreateTokenRequest, EnrolledDevices, EnrolledWorker, EnrolledWorkers, Error, ErrorCode,
-    ListTokensRequest, ListWorkersRequest, MadeToken, RemoveWorkerRequest, RemovedWorker,
-    RevokeTokenRequest, Revoked, RotateTokenRequest, TokenInfo, TokenList, admin_server::Admin,
+    CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EnrolledDevices, EnrolledWorker,
+    EnrolledWorkers, Error, ErrorCode, LeaseList, ListLeasesRequest, ListTokensRequest,
+    ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease, RemoveWorkerRequest,
+    RemovedWorker, RevokeTokenRequest, Revoked, RotateTokenRequest, TokenInfo, TokenList,
+    admin_server::Admin,
 };
 use tensord_transport::{Secret, control};
 use tokio::sync::oneshot;
@@ -106,8 +109,7 @@ impl Admin for Service {
         self.0
             .send_to_driver(Input::Revoke { token, reply })
             .await?;
-        let gone = |_| Status::unavailable("the scheduler is shutting down");
-        replied.await.map(Response::new).map_err(gone)
+        self.reply(replied).await.map(Response::new)
     }
 
     async fn list_workers(
@@ -154,9 +156,58 @@ impl Admin for Service {
         self.0.audit.record(removed.reason(by));
         let (reply, replied) = oneshot::channel();
         self.0.send_to_driver(Input::Remove { name, reply }).await?;
-        let gone = |_| Status::unavailable("the scheduler is shutting down");
-        let was_joined = replied.await.map_err(gone)?;
+        let was_joined = self.reply(replied).await?;
         Ok(Response::new(RemovedWorker { was_joined }))
+    }
+
+    async fn drain_worker(
+        &self,
+        request: Request<DrainWorkerRequest>,
+    ) -> Result<Response<DrainedWorker>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let DrainWorkerRequest { name, undo } = request.into_inner();
+        let (reply, replied) = oneshot::channel();
+        let drain = Input::DrainWorker {
+            name: name.clone(),
+            is_drained: !undo,
+            reply,
+        };
+        self.0.send_to_driver(drain).await?;
+        let drained = self.reply(replied).await?;
+        let drained = drained.ok_or_else(|| {
+            let words = format!("worker {name} is not in the pool; `tensord status` shows who is");
+            protocol_error(&words)
+        })?;
+        match undo {
+            true => info!(name, "worker is no longer drained"),
+            false => info!(name, leases = drained.leases.len(), "worker is drained"),
+        }
+        Ok(Response::new(drained))
+    }
+
+    async fn list_leases(
+        &self,
+        request: Request<ListLeasesRequest>,
+    ) -> Result<Response<LeaseList>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let (reply, replied) = oneshot::channel();
+        self.0.send_to_driver(Input::ListLeases(reply)).await?;
+        self.reply(replied).await.map(Response::new)
+    }
+
+    async fn move_lease(
+        &self,
+        request: Request<MoveLeaseRequest>,
+    ) -> Result<Response<MovedLease>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let lease = LeaseId(request.into_inner().lease_id);
+        let (reply, replied) = oneshot::channel();
+        self.0
+            .send_to_driver(Input::MoveLease(lease, reply))
+            .await?;
+        let moved = self.reply(replied).await?;
+        let worker = moved.map_err(|reason| protocol_error(&reason))?;
+        Ok(Response::new(MovedLease { worker }))
     }
 }
 
@@ -169,6 +220,12 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Service {
+    /// Waits for the driver's reply.
+    async fn reply<T>(&self, replied: oneshot::Receiver<T>) -> Result<T, Status> {
+        let gone = |_| Status::unavailable("the scheduler is shutting down");
+        replied.await.map_err(gone)
+    }
+
     /// Changes tokens on a thread that may block on the disk.
     async fn change<T: Send + 'static>(
         &self,

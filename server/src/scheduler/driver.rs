@@ -7,6 +7,7 @@
 
 mod clients;
 mod holders;
+mod leases;
 mod tokens;
 mod workers;
 
@@ -22,8 +23,8 @@ use tensord_proto::{
     credential::CredentialHash,
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
-        ClientMessage, Error, ErrorCode, PoolMessage, Revoked, StatusReply, WorkerCommand,
-        WorkerMessage,
+        ClientMessage, DrainedWorker, Error, ErrorCode, LeaseList, PoolMessage, Revoked,
+        StatusReply, WorkerCommand, WorkerMessage,
     },
 };
 use tensord_scheduler::{Command, Engine, Event, Options, StreamId, Timestamp};
@@ -94,6 +95,17 @@ pub(super) enum Input {
         name: String,
         reply: oneshot::Sender<bool>,
     },
+    /// A request for all leases.
+    ListLeases(oneshot::Sender<LeaseList>),
+    /// The worker of this name is to be drained, or no longer. The reply is `None` if it is not in
+    /// the pool.
+    DrainWorker {
+        name: String,
+        is_drained: bool,
+        reply: oneshot::Sender<Option<DrainedWorker>>,
+    },
+    /// A lease is to move. The reply is the name of its new worker, or why it cannot move.
+    MoveLease(LeaseId, oneshot::Sender<Result<String, String>>),
     /// The process is about to stop: all further requests are refused.
     StopGranting,
     /// The process stops now: every stream ends with an error that states the reason.
@@ -255,6 +267,19 @@ impl Driver {
             }
             Input::Remove { name, reply } => {
                 let _ = reply.send(self.remove_worker(&name));
+            }
+            Input::ListLeases(reply) => {
+                let _ = reply.send(self.list_leases());
+            }
+            Input::DrainWorker {
+                name,
+                is_drained,
+                reply,
+            } => {
+                let _ = reply.send(self.drain_worker(&name, is_drained));
+            }
+            Input::MoveLease(lease, reply) => {
+                let _ = reply.send(self.move_lease(lease));
             }
             Input::StopGranting => self.granting = false,
             Input::Stop => self.stopping = true,

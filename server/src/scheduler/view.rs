@@ -77,7 +77,7 @@ fn worker_status(
         devices: devices.collect(),
         name: worker.name,
         address: worker.address,
-        draining: worker.leaving,
+        draining: worker.draining,
         last_beat_ms: now.as_millis().saturating_sub(worker.last_beat.as_millis()),
     }
 }

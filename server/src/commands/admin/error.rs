@@ -1,5 +1,7 @@
 //! Why an administrator's call failed.
 
+use std::time::Duration;
+
 use tensord_transport::dial::DialError;
 use tonic::metadata::errors::InvalidMetadataValue;
 
@@ -31,6 +33,18 @@ pub(crate) enum AdminError {
     Timeout {
         /// The scheduler's address.
         address: String,
+    },
+    /// A worker that is drained still has leases when the wait is over.
+    #[error(
+        "worker {name} still has {leases} leases after {wait:?}; `tensord lease list` says why they stay, and draining goes on"
+    )]
+    NotDrained {
+        /// The worker's name.
+        name: String,
+        /// The number of its leases.
+        leases: usize,
+        /// How long the command has waited.
+        wait: Duration,
     },
     /// The token has characters that a header cannot carry.
     #[error(

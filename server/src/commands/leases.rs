@@ -1,0 +1,214 @@
+//! `tensord lease list` and `move`: the leases of a running pool.
+
+use serde::Serialize;
+use tensord_proto::{
+    ids::{ClientId, LeaseId},
+    v1::{LeaseInfo, LeasePlace, ListLeasesRequest, MoveLeaseRequest},
+};
+use tensord_transport::PoolUrl;
+
+use super::admin::{self, error::AdminError, into_reply, with_token};
+use crate::{
+    config::{LeasesAction, LeasesConfig},
+    failure::Failure,
+    stdout, table,
+};
+
+const HEADER: [&str; 6] = ["LEASE", "TENANT", "TOKEN", "DEVICES", "MOVES", "STANDING"];
+
+/// The column of the table that has numbers.
+const MOVES: usize = 4;
+
+/// The JSON for a lease. Programs depend on the field names.
+#[derive(Serialize)]
+struct Lease<'a> {
+    lease: String,
+    /// Null until a client has claimed the lease after a restart of the scheduler.
+    client: Option<String>,
+    tenant: &'a str,
+    token: &'a str,
+    places: Vec<Place<'a>>,
+    moves: u64,
+    /// Why the lease waits for a device; null if it does not.
+    waits: Option<&'a str>,
+    /// The worker to which it could move now; null if it cannot move.
+    move_to: Option<&'a str>,
+    cannot_move: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Place<'a> {
+    worker: &'a str,
+    kind: &'a str,
+    devices: &'a [u32],
+}
+
+/// Makes one call and prints its result.
+pub(super) async fn run(config: LeasesConfig) -> Result<(), Failure> {
+    let url = admin::url(config.admin)?;
+    let text = admin::with_deadline(&url, execute(&url, config.action)).await?;
+    stdout::print(&text)
+}
+
+async fn execute(url: &PoolUrl, action: LeasesAction) -> Result<String, AdminError> {
+    match action {
+        LeasesAction::List { json } => {
+            let leases = list(url).await?;
+            Ok(match json {
+                true => to_json(&leases),
+                false => to_table(&leases),
+            })
+        }
+        LeasesAction::Move { lease } => {
+            let mut admin = admin::connect(url).await?;
+            let request = MoveLeaseRequest { lease_id: lease.0 };
+            let moved = admin.move_lease(with_token(request, url)?).await;
+            let worker = into_reply(url, moved)?.worker;
+            Ok(format!("lease {lease} moves to worker {worker}\n"))
+        }
+    }
+}
+
+/// Returns all leases of the pool.
+pub(super) async fn list(url: &PoolUrl) -> Result<Vec<LeaseInfo>, AdminError> {
+    let mut admin = admin::connect(url).await?;
+    let listed = admin.list_leases(with_token(ListLeasesRequest {}, url)?);
+    Ok(into_reply(url, listed.await)?.leases)
+}
+
+/// Returns a lease's id as people write it.
+pub(super) fn lease_name(lease: &LeaseInfo) -> String {
+    LeaseId(lease.lease_id).to_string()
+}
+
+/// Formats `leases` as JSON, with a newline at the end.
+fn to_json(leases: &[LeaseInfo]) -> String {
+    let leases: Vec<_> = leases.iter().map(lease).collect();
+    stdout::json(&serde_json::json!({ "leases": leases }))
+}
+
+fn lease(lease: &LeaseInfo) -> Lease<'_> {
+    fn some(text: &str) -> Option<&str> {
+        Some(text).filter(|text| !text.is_empty())
+    }
+    let client = Some(lease.client_id).filter(|id| *id != 0);
+    Lease {
+        lease: lease_name(lease),
+        client: client.map(|id| ClientId(id).to_string()),
+        tenant: &lease.tenant,
+        token: &lease.token,
+        places: lease.places.iter().map(place_of).collect(),
+        moves: lease.moves,
+        waits: some(&lease.waits),
+        move_to: some(&lease.move_to),
+        cannot_move: some(&lease.cannot_move),
+    }
+}
+
+fn place_of(place: &LeasePlace) -> Place<'_> {
+    Place {
+        worker: &place.worker,
+        kind: &place.kind,
+        devices: &place.device_indices,
+    }
+}
+
+/// Formats `leases` as a table, with a newline at the end.
+fn to_table(leases: &[LeaseInfo]) -> String {
+    if leases.is_empty() {
+        return "the pool has no leases\n".into();
+    }
+    table::text(HEADER, &[MOVES], leases.iter().map(row))
+}
+
+fn row(lease: &LeaseInfo) -> [String; 6] {
+    let place = |place: &LeasePlace| {
+        let devices = place.device_indices.iter().map(u32::to_string);
+        let devices: Vec<_> = devices.collect();
+        format!("{} {}:{}", place.worker, place.kind, devices.join(","))
+    };
+    let places: Vec<_> = lease.places.iter().map(place).collect();
+    let standing = match (lease.waits.as_str(), lease.move_to.as_str()) {
+        ("", "") => format!("cannot move: {}", lease.cannot_move),
+        ("", worker) => format!("can move to {worker}"),
+        (reason, _) => format!("waits: {reason}"),
+    };
+    [
+        lease_name(lease),
+        lease.tenant.clone(),
+        lease.token.clone(),
+        places.join(", "),
+        lease.moves.to_string(),
+        standing,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leases() -> [LeaseInfo; 3] {
+        let place = |worker: &str, kind: &str, device_indices: &[u32]| LeasePlace {
+            worker: worker.into(),
+            kind: kind.into(),
+            device_indices: device_indices.into(),
+        };
+        let lease = |lease_id, places| LeaseInfo {
+            lease_id,
+            client_id: 7,
+            tenant: "research".into(),
+            token: "ci".into(),
+            places,
+            ..LeaseInfo::default()
+        };
+        [
+            LeaseInfo {
+                move_to: "gpu-2".into(),
+                moves: 12,
+                ..lease(0x9a, vec![place("gpu-1", "flex", &[0])])
+            },
+            LeaseInfo {
+                cannot_move: "it has several devices".into(),
+                ..lease(
+                    0x9b,
+                    vec![
+                        place("gpu-1", "cuda", &[0, 1]),
+                        place("gpu-2", "cuda", &[3]),
+                    ],
+                )
+            },
+            LeaseInfo {
+                waits: "worker gpu-3 was lost".into(),
+                cannot_move: "no device".into(),
+                client_id: 0,
+                ..lease(0x9c, Vec::new())
+            },
+        ]
+    }
+
+    #[test]
+    fn leases_are_listed_in_columns() {
+        let expected = "\
+LEASE             TENANT    TOKEN  DEVICES                         MOVES  STANDING
+000000000000009a  research  ci     gpu-1 flex:0                       12  can move to gpu-2
+000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3        0  cannot move: it has several devices
+000000000000009c  research  ci                                         0  waits: worker gpu-3 was lost
+";
+        assert_eq!(to_table(&leases()), expected);
+        assert_eq!(to_table(&[]), "the pool has no leases\n");
+    }
+
+    #[test]
+    fn json_has_null_for_what_does_not_apply() {
+        let parsed: serde_json::Value = serde_json::from_str(&to_json(&leases())).unwrap();
+        let [first, _, third] = [0, 1, 2].map(|at| &parsed["leases"][at]);
+        assert_eq!(first["lease"], "000000000000009a");
+        assert_eq!(first["places"][0]["devices"], serde_json::json!([0]));
+        assert_eq!(
+            (&first["waits"], &first["move_to"]),
+            (&serde_json::Value::Null, &"gpu-2".into())
+        );
+        assert!(third["client"].is_null() && third["move_to"].is_null());
+        assert_eq!(third["waits"], "worker gpu-3 was lost");
+    }
+}

@@ -1,0 +1,89 @@
+//! What administrators see of leases, and how they move them.
+
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{DrainedWorker, LeaseInfo, LeaseList, LeasePlace},
+};
+use tensord_scheduler::{Event, LeaseSnapshot, LeasedDevice};
+
+use super::Driver;
+
+impl Driver {
+    /// Returns all leases, in the order of their ids.
+    pub(super) fn list_leases(&self) -> LeaseList {
+        let ids = self.engine.snapshot().owners.into_keys();
+        let leases = ids.filter_map(|id| self.lease_info(id));
+        LeaseList {
+            leases: leases.collect(),
+        }
+    }
+
+    /// Drains the worker of this name, or no longer. Returns `None` if it is not in the pool.
+    pub(super) fn drain_worker(&mut self, name: &str, is_drained: bool) -> Option<DrainedWorker> {
+        let mut workers = self.engine.snapshot().workers.into_iter();
+        let worker = workers.find(|worker| worker.name == name)?;
+        let leases = worker.devices.iter().filter_map(|device| device.lease);
+        let mut leases: Vec<_> = leases.collect();
+        leases.sort_unstable();
+        leases.dedup();
+        let worker = worker.worker;
+        self.apply(Event::Drain { worker, is_drained });
+        let leases = leases.into_iter().filter_map(|id| self.lease_info(id));
+        Some(DrainedWorker {
+            leases: leases.collect(),
+        })
+    }
+
+    /// Moves a lease to the worker that keeps its snapshots, and returns that one's name.
+    ///
+    /// # Errors
+    ///
+    /// Why the lease cannot move.
+    pub(super) fn move_lease(&mut self, lease: LeaseId) -> Result<String, String> {
+        let worker = self.engine.check_move(lease);
+        let worker = worker.map_err(|reason| format!("lease {lease} cannot move: {reason}"))?;
+        self.apply(Event::MoveLease { lease });
+        Ok(worker)
+    }
+
+    fn lease_info(&self, id: LeaseId) -> Option<LeaseInfo> {
+        let lease = self.engine.lease(id)?;
+        let LeaseSnapshot {
+            owner,
+            devices,
+            epoch,
+            waits,
+            move_to,
+            ..
+        } = lease;
+        let auth = owner.and_then(|client| self.holders.auth(client));
+        let (move_to, cannot_move) = match move_to {
+            Ok(worker) => (worker, String::new()),
+            Err(reason) => (String::new(), reason.to_string()),
+        };
+        Some(LeaseInfo {
+            lease_id: id.0,
+            client_id: owner.map_or(0, |client| client.0),
+            tenant: auth.map_or_else(String::new, |auth| auth.tenant.to_string()),
+            token: auth.map_or_else(String::new, |auth| auth.token.to_string()),
+            places: places(&devices.unwrap_or_default()),
+            moves: epoch,
+            waits: waits.map_or_else(String::new, |reason| reason.to_string()),
+            move_to,
+            cannot_move,
+        })
+    }
+}
+
+/// Groups devices, of which those of one worker are next to each other, by worker and kind.
+fn places(devices: &[LeasedDevice]) -> Vec<LeasePlace> {
+    let is_same = |a: &LeasedDevice, b: &LeasedDevice| {
+        a.device_ref.worker == b.device_ref.worker && a.device.kind == b.device.kind
+    };
+    let place = |devices: &[LeasedDevice]| LeasePlace {
+        worker: devices[0].worker.name.clone(),
+        kind: devices[0].device.kind.clone(),
+        device_indices: devices.iter().map(|it| it.device_ref.index).collect(),
+    };
+    devices.chunk_by(is_same).map(place).collect()
+}
